@@ -1,0 +1,2 @@
+//! sterna-engine.
+#![forbid(unsafe_code)]

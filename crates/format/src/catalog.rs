@@ -1,0 +1,61 @@
+//! Where each tensor of a model lies.
+
+use std::collections::HashMap;
+
+use crate::DType;
+
+/// One stored tensor, under its GGUF name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// GGUF name, such as `blk.0.attn_q.weight`; a name no table knows is kept as the file has it.
+    pub name: String,
+    /// Encoding of the stored bytes.
+    pub dtype: DType,
+    /// Row-major, outermost first: a linear weight is `[n, k]`.
+    pub shape: Vec<usize>,
+    /// Index of the file in the list the catalog was made from.
+    pub file: usize,
+    /// First byte, counted from the start of that file.
+    pub offset: u64,
+    /// Bytes stored, I2_S trailer included.
+    pub len: u64,
+}
+
+/// The tensors of a model, possibly spread over several files.
+#[derive(Debug, Clone, Default)]
+pub struct TensorCatalog {
+    entries: Vec<TensorEntry>,
+    by_name: HashMap<String, usize>,
+}
+
+impl TensorCatalog {
+    /// Adds `entry`; gives it back if its name is taken.
+    pub fn insert(&mut self, entry: TensorEntry) -> Result<(), TensorEntry> {
+        if self.by_name.contains_key(&entry.name) {
+            return Err(entry);
+        }
+        self.by_name.insert(entry.name.clone(), self.entries.len());
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// The tensor called `name`.
+    pub fn get(&self, name: &str) -> Option<&TensorEntry> {
+        self.by_name.get(name).map(|&i| &self.entries[i])
+    }
+
+    /// Every tensor, in the order the files list them.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &TensorEntry> {
+        self.entries.iter()
+    }
+
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}

@@ -1,0 +1,2 @@
+//! sterna-text.
+#![forbid(unsafe_code)]
