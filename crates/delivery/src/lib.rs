@@ -1,1 +1,22 @@
-//! sterna-delivery.
+//! Where the bytes of a model come from.
+//!
+//! For opening the files of a model and handing out ranges of their bytes, so that an engine which
+//! asks for ranges can be fed without knowing their source. Not for parsing what the bytes mean
+//! (`sterna-format` does that).
+//!
+//! ```no_run
+//! # fn main() -> Result<(), sterna_delivery::LocalFileError> {
+//! let file = sterna_delivery::LocalFile::open("model.gguf")?;
+//! let magic = file.slice(0, 4)?;
+//! # let _ = magic;
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(not(target_family = "wasm"))]
+mod local;
+#[cfg(not(target_family = "wasm"))]
+mod mmap;
+
+#[cfg(not(target_family = "wasm"))]
+pub use local::{LocalFile, LocalFileError};

@@ -1,0 +1,205 @@
+//! Files on this machine.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+
+use crate::mmap;
+
+/// A regular file, mapped into memory and shared without copies.
+///
+/// Slices keep the mapping alive, so they may outlive the `LocalFile`. The file must not be
+/// changed while any of them is in use: write a new version beside it and rename it into place.
+#[derive(Debug, Clone)]
+pub struct LocalFile {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+/// Why a file, or a range of it, could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalFileError {
+    /// The system refused to open or examine the file.
+    #[error("{}: cannot open", path.display())]
+    Open {
+        /// The file asked for.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Only regular files can be mapped.
+    #[error("{}: expected a regular file, found {found}", path.display())]
+    NotAFile {
+        /// The file asked for.
+        path: PathBuf,
+        /// What is there instead.
+        found: &'static str,
+    },
+    /// The system refused to map the file.
+    #[error("{}: cannot map into memory", path.display())]
+    Map {
+        /// The file asked for.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A range reaches past the end of the file.
+    #[error("{}: wanted {len} bytes at offset {offset}, but the file has {file_len}", path.display())]
+    OutOfBounds {
+        /// The file asked for.
+        path: PathBuf,
+        /// First byte wanted, counted from the start of the file.
+        offset: u64,
+        /// Bytes wanted.
+        len: u64,
+        /// Bytes in the file.
+        file_len: u64,
+    },
+}
+
+impl LocalFile {
+    /// Opens and maps the regular file at `path`. No byte of it is read yet.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, LocalFileError> {
+        let path = path.into();
+        // Examined before it is opened, because opening a FIFO waits for its writer.
+        let kind = match fs::metadata(&path) {
+            Ok(metadata) => metadata.file_type(),
+            Err(source) => return Err(LocalFileError::Open { path, source }),
+        };
+        if !kind.is_file() {
+            let found = if kind.is_dir() {
+                "a directory"
+            } else {
+                "a pipe, socket or device"
+            };
+            return Err(LocalFileError::NotAFile { path, found });
+        }
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(source) => return Err(LocalFileError::Open { path, source }),
+        };
+        match mmap::map(&file) {
+            Ok(bytes) => Ok(Self { path, bytes }),
+            Err(source) => Err(LocalFileError::Map { path, source }),
+        }
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes in the file.
+    pub fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// True if the file has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The first `n` bytes, or the whole file if it is shorter.
+    pub fn prefix(&self, n: u64) -> Bytes {
+        let n = usize::try_from(n).map_or(self.bytes.len(), |n| n.min(self.bytes.len()));
+        self.bytes.slice(..n)
+    }
+
+    /// `len` bytes from `offset` on; fails if the file ends before.
+    pub fn slice(&self, offset: u64, len: u64) -> Result<Bytes, LocalFileError> {
+        let file_len = self.len();
+        match offset.checked_add(len) {
+            // In bounds of a mapping, so both fit an address.
+            Some(end) if end <= file_len => Ok(self.bytes.slice(offset as usize..end as usize)),
+            _ => Err(LocalFileError::OutOfBounds {
+                path: self.path.clone(),
+                offset,
+                len,
+                file_len,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file_with(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.bin");
+        fs::write(&path, bytes).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn slices_share_the_mapping_and_outlive_the_file() {
+        let (_dir, path) = file_with(b"0123456789");
+        let file = LocalFile::open(&path).unwrap();
+        assert_eq!(file.path(), path);
+        assert_eq!((file.len(), file.is_empty()), (10, false));
+        assert_eq!(file.prefix(4), "0123");
+        assert_eq!(file.prefix(u64::MAX), "0123456789");
+        let (a, b) = (file.slice(2, 3).unwrap(), file.slice(10, 0).unwrap());
+        let start = file.prefix(10).as_ptr();
+        drop(file);
+        assert_eq!((&a[..], &b[..]), (&b"234"[..], &b""[..]));
+        assert_eq!(
+            a.as_ptr() as usize - start as usize,
+            2,
+            "a slice is not a copy"
+        );
+    }
+
+    #[test]
+    fn ranges_past_the_end_are_refused() {
+        let (_dir, path) = file_with(b"0123456789");
+        let file = LocalFile::open(&path).unwrap();
+        for (offset, len) in [(0, 11), (11, 0), (9, 2), (u64::MAX, 1), (1, u64::MAX)] {
+            let message = file.slice(offset, len).unwrap_err().to_string();
+            let end = format!("wanted {len} bytes at offset {offset}, but the file has 10");
+            assert!(
+                message.contains("data.bin") && message.ends_with(&end),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_empty() {
+        let (_dir, path) = file_with(b"");
+        let file = LocalFile::open(path).unwrap();
+        assert!(file.is_empty() && file.prefix(9).is_empty());
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = LocalFile::open(dir.path().join("none")).unwrap_err();
+        assert!(matches!(missing, LocalFileError::Open { .. }), "{missing}");
+        let folder = LocalFile::open(dir.path()).unwrap_err();
+        assert!(
+            matches!(
+                folder,
+                LocalFileError::NotAFile {
+                    found: "a directory",
+                    ..
+                }
+            ),
+            "{folder}"
+        );
+        #[cfg(unix)]
+        {
+            let device = LocalFile::open("/dev/null").unwrap_err();
+            assert!(
+                matches!(device, LocalFileError::NotAFile { .. }),
+                "{device}"
+            );
+        }
+    }
+}
