@@ -7,6 +7,7 @@
 
 mod catalog;
 mod dtype;
+pub mod gguf;
 
 pub use catalog::{TensorCatalog, TensorEntry};
 pub use dtype::DType;

@@ -1,0 +1,147 @@
+//! GGUF, versions 2 and 3, little-endian; see `docs/formats/gguf.md` for the byte layout.
+//!
+//! [`Gguf::parse`] turns the first bytes of a file into a validated index, from which everything
+//! else is a view that can't fail. [`Model::from_parts`] joins the parts of a split set, or takes
+//! the one file there is. [`Writer`] is the inverse.
+
+mod error;
+mod layout;
+mod metadata;
+mod read;
+mod split;
+mod types;
+mod value;
+mod write;
+
+pub use error::GgufError;
+pub use metadata::Metadata;
+pub use split::{Model, split_names};
+pub use value::{Array, Strings, Value};
+pub use write::{Layout, Writer};
+
+use crate::TensorEntry;
+use layout::RawTensor;
+use read::{Cursor, Place};
+
+const MAGIC: [u8; 4] = *b"GGUF";
+const ALIGNMENT_KEY: &str = "general.alignment";
+const DEFAULT_ALIGNMENT: u64 = 32;
+const MAX_ALIGNMENT: u64 = 1 << 20;
+/// Several times the header of the largest vocabularies in use.
+const MAX_HEADER_BYTES: u64 = 128 << 20;
+/// The specification's limit for keys; tensor names are shorter.
+const MAX_NAME_BYTES: u64 = 65_535;
+
+/// The header of one GGUF file, checked.
+///
+/// Every tensor in it is aligned, lies in the file and shares no byte with another.
+#[derive(Debug, Clone)]
+pub struct Gguf {
+    version: u32,
+    metadata: Metadata,
+    tensors: Vec<TensorEntry>,
+    data_offset: u64,
+}
+
+impl Gguf {
+    /// Parses the header at the start of `prefix`, the first bytes of a file of `file_len` bytes.
+    ///
+    /// The prefix may be the whole file or any part of it from the start. Memory stays within a
+    /// small multiple of the prefix, whatever the file claims.
+    ///
+    /// # Errors
+    ///
+    /// [`GgufError::NeedMore`] if the header goes on behind the prefix; every other error means
+    /// that the file is bad or not supported, and says where and why.
+    pub fn parse(prefix: &[u8], file_len: u64) -> Result<Gguf, GgufError> {
+        let mut cursor = Cursor::new(prefix, file_len);
+        let version = read_version(&mut cursor)?;
+        let n_tensors = cursor.u64(Place::Start)?;
+        let n_entries = cursor.u64(Place::Start)?;
+
+        // The shortest entry: an empty key, a type and one byte.
+        let n = cursor.ensure_items(n_entries, 8 + 4 + 1, Place::Entries(n_entries))?;
+        let mut entries = Vec::with_capacity(n);
+        for i in 0..n_entries {
+            let key = cursor.name(MAX_NAME_BYTES, Place::Key(i))?;
+            let value = Value::read(&mut cursor, key)?;
+            entries.push((key.to_owned(), value));
+        }
+        let metadata = Metadata::from_entries(entries)?;
+        let alignment = alignment_of(&metadata)?;
+
+        let place = Place::Tensors(n_tensors);
+        let n = cursor.ensure_items(n_tensors, RawTensor::MIN_BYTES, place)?;
+        let mut raw = Vec::with_capacity(n);
+        for i in 0..n_tensors {
+            raw.push(RawTensor::read(&mut cursor, i)?);
+        }
+        let data_offset = cursor.pos().next_multiple_of(alignment);
+        let architecture = metadata.architecture()?;
+        let tensors = layout::place_tensors(&raw, data_offset, alignment, file_len, architecture)?;
+        Ok(Gguf {
+            version,
+            metadata,
+            tensors,
+            data_offset,
+        })
+    }
+
+    /// The version of the format, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// What the file says about the model.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The tensors in header order; `file` is 0.
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.tensors
+    }
+
+    /// Where the tensor data starts, in bytes from the start of the file. A file without tensors
+    /// may end before.
+    pub fn data_offset(&self) -> u64 {
+        self.data_offset
+    }
+}
+
+fn read_version(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
+    let magic: [u8; 4] = cursor.array(Place::Start)?;
+    if magic != MAGIC {
+        return Err(GgufError::NotGguf { found: magic });
+    }
+    match cursor.u32(Place::Start)? {
+        version @ (2 | 3) => Ok(version),
+        version if (1..=3).contains(&version.swap_bytes()) => Err(GgufError::BigEndian),
+        found => Err(GgufError::Version { found }),
+    }
+}
+
+fn alignment_of(metadata: &Metadata) -> Result<u64, GgufError> {
+    let found = metadata
+        .get_u64(ALIGNMENT_KEY)?
+        .unwrap_or(DEFAULT_ALIGNMENT);
+    if !found.is_power_of_two() || found > MAX_ALIGNMENT {
+        return Err(GgufError::Alignment {
+            found,
+            limit: MAX_ALIGNMENT,
+        });
+    }
+    Ok(found)
+}
+
+/// Indices of `items` sorted by name, and one of two items of the same name if there are any.
+fn duplicate<T>(items: &[T], name: impl Fn(&T) -> &String) -> (Vec<u32>, Option<usize>) {
+    let n = u32::try_from(items.len()).expect("a header of at most 128 MiB holds fewer");
+    let mut sorted: Vec<u32> = (0..n).collect();
+    sorted.sort_unstable_by_key(|&i| name(&items[i as usize]));
+    let twice = sorted
+        .windows(2)
+        .find(|w| name(&items[w[0] as usize]) == name(&items[w[1] as usize]))
+        .map(|w| w[0].max(w[1]) as usize);
+    (sorted, twice)
+}

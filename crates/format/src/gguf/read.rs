@@ -1,0 +1,138 @@
+//! A cursor over the first bytes of a file that knows how long the whole file is.
+
+use std::fmt;
+
+use super::{GgufError, MAX_HEADER_BYTES};
+
+/// What is being read, for messages. Rendered only when something is wrong.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    Start,
+    Entries(u64),
+    Key(u64),
+    Value(&'a str),
+    Tensors(u64),
+    TensorName(u64),
+    Tensor(&'a str),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Start => write!(f, "the first 24 bytes"),
+            Place::Entries(n) => write!(f, "the list of {n} metadata entries"),
+            Place::Key(i) => write!(f, "the name of metadata entry {i}"),
+            Place::Value(key) => write!(f, "metadata key `{key}`"),
+            Place::Tensors(n) => write!(f, "the list of {n} tensors"),
+            Place::TensorName(i) => write!(f, "the name of tensor {i}"),
+            Place::Tensor(name) => write!(f, "the description of tensor `{name}`"),
+        }
+    }
+}
+
+/// Reads little-endian values from the front of `prefix`.
+///
+/// Invariant: `pos <= prefix.len() <= file_len`.
+pub(super) struct Cursor<'a> {
+    prefix: &'a [u8],
+    file_len: u64,
+    pos: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// Bytes of `prefix` behind `file_len` are ignored.
+    pub(super) fn new(prefix: &'a [u8], file_len: u64) -> Self {
+        let len = usize::try_from(file_len).map_or(prefix.len(), |n| n.min(prefix.len()));
+        Cursor {
+            prefix: &prefix[..len],
+            file_len,
+            pos: 0,
+        }
+    }
+
+    /// Bytes read so far.
+    pub(super) fn pos(&self) -> u64 {
+        self.pos as u64
+    }
+
+    /// Checks that `need` more bytes are at hand.
+    pub(super) fn ensure(&self, need: u64, place: Place<'_>) -> Result<(), GgufError> {
+        let have = self.file_len - self.pos();
+        if need > have {
+            return Err(GgufError::Truncated {
+                place: place.to_string(),
+                need,
+                have,
+            });
+        }
+        let end = self.pos() + need;
+        if end > MAX_HEADER_BYTES {
+            return Err(GgufError::HeaderTooLarge {
+                place: place.to_string(),
+                need: end,
+                limit: MAX_HEADER_BYTES,
+            });
+        }
+        if end > self.prefix.len() as u64 {
+            return Err(GgufError::NeedMore { at_least: end });
+        }
+        Ok(())
+    }
+
+    /// Checks that `count` items of at least `min_bytes` each are at hand, so that room for `count`
+    /// may be reserved.
+    pub(super) fn ensure_items(
+        &self,
+        count: u64,
+        min_bytes: u64,
+        place: Place<'_>,
+    ) -> Result<usize, GgufError> {
+        self.ensure(count.saturating_mul(min_bytes), place)?;
+        Ok(usize::try_from(count).expect("a count of items that lie in memory"))
+    }
+
+    pub(super) fn bytes(&mut self, n: u64, place: Place<'_>) -> Result<&'a [u8], GgufError> {
+        self.ensure(n, place)?;
+        let start = self.pos;
+        self.pos += usize::try_from(n).expect("a length that lies in memory");
+        Ok(&self.prefix[start..self.pos])
+    }
+
+    pub(super) fn array<const N: usize>(&mut self, place: Place<'_>) -> Result<[u8; N], GgufError> {
+        let bytes = self.bytes(N as u64, place)?;
+        Ok(bytes.try_into().expect("as many bytes as asked for"))
+    }
+
+    pub(super) fn u32(&mut self, place: Place<'_>) -> Result<u32, GgufError> {
+        self.array(place).map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self, place: Place<'_>) -> Result<u64, GgufError> {
+        self.array(place).map(u64::from_le_bytes)
+    }
+
+    /// A length and that many bytes of UTF-8.
+    pub(super) fn str(&mut self, place: Place<'_>) -> Result<&'a str, GgufError> {
+        let len = self.u64(place)?;
+        let bytes = self.bytes(len, place)?;
+        std::str::from_utf8(bytes).map_err(|e| GgufError::NotUtf8 {
+            place: place.to_string(),
+            at: e.valid_up_to(),
+            len: bytes.len(),
+        })
+    }
+
+    /// A string of at most `limit` bytes.
+    pub(super) fn name(&mut self, limit: u64, place: Place<'_>) -> Result<&'a str, GgufError> {
+        let mut ahead = Cursor { ..*self };
+        let len = ahead.u64(place)?;
+        if len > limit {
+            return Err(GgufError::NameTooLong {
+                place: place.to_string(),
+                found: len,
+                limit,
+            });
+        }
+        self.str(place)
+    }
+}
