@@ -1,1 +1,63 @@
-//! sterna-kernels.
+//! CPU arithmetic of language models.
+//!
+//! For decoding block formats ([`quant`]), matrix products ([`gemm`]), attention, normalisation,
+//! rotary embedding and activation functions, on all cores and with the widest instructions that
+//! the machine has. Not for deciding what to compute: shapes, order and weights come from
+//! `sterna-engine`.
+//!
+//! Every function gives the same bits for any thread count and instruction set, and a row of a batch
+//! gives the same bits as the row alone.
+//!
+//! ```
+//! use sterna_kernels::{Exec, Isa, gemm::{BlockMatrix, gemm_block_f32}};
+//! use sterna_format::DType;
+//!
+//! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|w| w.to_le_bytes()).collect();
+//! let matrix = BlockMatrix::new(DType::F32, 2, 2, &weights)?;
+//! let mut out = [0.0; 2];
+//! gemm_block_f32(&Exec::new(1, Isa::detect()), matrix, &[10.0, 1.0], &mut out)?;
+//! assert_eq!(out, [12.0, 34.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+// Instruction sets and threads are used here and nowhere else.
+#![allow(unsafe_code)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod activation;
+pub mod attention;
+mod dot;
+pub mod gemm;
+mod isa;
+mod math;
+pub mod norm;
+mod pool;
+pub mod quant;
+pub mod rope;
+mod shape;
+#[cfg(test)]
+mod test_data;
+pub mod vector;
+
+pub use isa::Isa;
+pub use pool::Pool;
+pub use shape::ShapeError;
+
+/// Where and how to compute: the threads and the instruction set that every operation takes.
+#[derive(Debug)]
+pub struct Exec {
+    /// Threads that share the items of each operation.
+    pub pool: Pool,
+    /// Instructions to use.
+    pub isa: Isa,
+}
+
+impl Exec {
+    /// `n_threads` threads, counting the caller, using `isa`.
+    pub fn new(n_threads: usize, isa: Isa) -> Exec {
+        Exec {
+            pool: Pool::new(n_threads),
+            isa,
+        }
+    }
+}

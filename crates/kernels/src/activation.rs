@@ -1,0 +1,146 @@
+//! Activation functions of gated feed-forward blocks.
+
+use crate::Exec;
+use crate::isa::multiversion;
+use crate::math;
+use crate::pool::SharedSlice;
+use crate::shape::{ShapeError, expect_len};
+
+/// The non-linearity on the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · σ(x)`.
+    Silu,
+    /// `max(x, 0)²`.
+    Relu2,
+    /// `max(x, 0)`.
+    Relu,
+    /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+    GeluTanh,
+    /// `x / 2 · (1 + erf(x / √2))`.
+    GeluErf,
+}
+
+/// Elements that a thread takes at a time.
+const ELEMENTS_PER_TASK: usize = 8192;
+
+/// `gate[i] ← activation(gate[i]) · up[i]`.
+///
+/// Errors: [`ShapeError`] if the lengths differ.
+pub fn gate(
+    exec: &Exec,
+    activation: Activation,
+    gate: &mut [f32],
+    up: &[f32],
+) -> Result<(), ShapeError> {
+    expect_len("gate: up projection", gate.len(), up.len())?;
+    let shared = SharedSlice::new(gate);
+    exec.pool.for_ranges(up.len(), ELEMENTS_PER_TASK, |range| {
+        let up = &up[range.clone()];
+        // SAFETY: ranges of different tasks don't overlap.
+        let gate = unsafe { shared.range_mut(range) };
+        match activation {
+            Activation::Silu => silu(exec.isa, gate, up),
+            Activation::Relu2 => relu2(exec.isa, gate, up),
+            Activation::Relu => relu(exec.isa, gate, up),
+            Activation::GeluTanh => gelu_tanh(exec.isa, gate, up),
+            Activation::GeluErf => gelu_erf(exec.isa, gate, up),
+        }
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn silu(gate: &mut [f32], up: &[f32]) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            *g = *g / (1.0 + math::exp(-*g)) * u;
+        }
+    }
+}
+
+multiversion! {
+    fn relu2(gate: &mut [f32], up: &[f32]) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            let r = g.max(0.0);
+            *g = r * r * u;
+        }
+    }
+}
+
+multiversion! {
+    fn relu(gate: &mut [f32], up: &[f32]) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            *g = g.max(0.0) * u;
+        }
+    }
+}
+
+multiversion! {
+    fn gelu_tanh(gate: &mut [f32], up: &[f32]) {
+        // √(2/π)
+        const C: f32 = 0.797_884_6;
+        for (g, u) in gate.iter_mut().zip(up) {
+            let x = *g;
+            *g = 0.5 * x * (1.0 + math::tanh(C * (x + 0.044_715 * x * x * x))) * u;
+        }
+    }
+}
+
+multiversion! {
+    fn gelu_erf(gate: &mut [f32], up: &[f32]) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            let x = *g;
+            *g = 0.5 * x * (1.0 + math::erf(x * std::f32::consts::FRAC_1_SQRT_2)) * u;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::exec_matrix;
+
+    #[test]
+    fn matches_known_values_on_every_path() {
+        // Values at -2, -0.5, 0, 1 and 3 to six digits.
+        let cases = [
+            (
+                Activation::Silu,
+                [-0.238406, -0.188770, 0.0, 0.731059, 2.857722],
+            ),
+            (Activation::Relu2, [0.0, 0.0, 0.0, 1.0, 9.0]),
+            (Activation::Relu, [0.0, 0.0, 0.0, 1.0, 3.0]),
+            (
+                Activation::GeluTanh,
+                [-0.045402, -0.154286, 0.0, 0.841192, 2.996363],
+            ),
+            (
+                Activation::GeluErf,
+                [-0.045500, -0.154269, 0.0, 0.841345, 2.995950],
+            ),
+        ];
+        for exec in exec_matrix() {
+            for (activation, want) in cases {
+                let mut x = [-2.0, -0.5, 0.0, 1.0, 3.0];
+                gate(&exec, activation, &mut x, &[1.0; 5]).unwrap();
+                for (got, want) in x.iter().zip(want) {
+                    assert!(
+                        (got - want).abs() < 2e-6,
+                        "{activation:?}: {got}, not {want}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_inputs_stay_finite() {
+        let exec = Exec::new(1, crate::Isa::SCALAR);
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+            let mut x = [-1e4, 1e4];
+            gate(&exec, activation, &mut x, &[1.0; 2]).unwrap();
+            assert_eq!(x, [0.0, 1e4], "{activation:?}");
+        }
+        assert!(gate(&exec, Activation::Silu, &mut [0.0; 2], &[0.0; 3]).is_err());
+    }
+}

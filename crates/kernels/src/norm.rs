@@ -1,0 +1,88 @@
+//! Root-mean-square normalisation.
+
+use crate::Exec;
+use crate::dot::dot;
+use crate::isa::multiversion;
+use crate::pool::SharedSlice;
+use crate::shape::{self, ShapeError, expect_len};
+
+/// Rows of a batch that a thread takes at a time.
+const ROWS_PER_TASK: usize = 16;
+
+/// `x[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)`.
+///
+/// Shapes: `x` is `[m, weight.len()]`; with a head's width as `weight`, each head is a row.
+/// Errors: [`ShapeError`] if `x` isn't whole rows.
+pub fn rms_norm(exec: &Exec, x: &mut [f32], weight: &[f32], eps: f32) -> Result<(), ShapeError> {
+    let width = weight.len();
+    let m = shape::rows("rms norm: input", x.len(), width)?;
+    let shared = SharedSlice::new(x);
+    exec.pool.for_ranges(m, ROWS_PER_TASK, |rows| {
+        // SAFETY: each row belongs to one task.
+        let x = unsafe { shared.range_mut(rows.start * width..rows.end * width) };
+        norm_rows(exec.isa, x, weight, eps);
+    });
+    Ok(())
+}
+
+/// [`rms_norm`] of `x` into `out`, leaving `x` as it is.
+///
+/// Errors: [`ShapeError`] if the two differ in length or aren't whole rows.
+pub fn rms_norm_into(
+    exec: &Exec,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) -> Result<(), ShapeError> {
+    expect_len("rms norm: output", x.len(), out.len())?;
+    out.copy_from_slice(x);
+    rms_norm(exec, out, weight, eps)
+}
+
+multiversion! {
+    fn norm_rows(x: &mut [f32], weight: &[f32], eps: f32) {
+        for row in x.chunks_exact_mut(weight.len()) {
+            let mean = dot(row, row) / weight.len() as f32;
+            let inverse = 1.0 / (mean + eps).sqrt();
+            for (x, w) in row.iter_mut().zip(weight) {
+                *x = *x * inverse * w;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{exec_matrix, floats};
+
+    #[test]
+    fn matches_the_formula_on_every_path() {
+        for (m, width) in [(1, 1), (3, 17), (40, 64)] {
+            let (x, weight) = (floats(m * width, 1), floats(width, 2));
+            let mut first = None;
+            for exec in exec_matrix() {
+                let mut out = vec![0.0; x.len()];
+                rms_norm_into(&exec, &x, &weight, 1e-5, &mut out).unwrap();
+                for (row, out) in x.chunks(width).zip(out.chunks(width)) {
+                    let mean: f64 =
+                        row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / width as f64;
+                    for i in 0..width {
+                        let want = f64::from(row[i]) * f64::from(weight[i]) / (mean + 1e-5).sqrt();
+                        assert!((f64::from(out[i]) - want).abs() < 1e-5);
+                    }
+                }
+                assert_eq!(*first.get_or_insert(out.clone()), out);
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_shapes_are_refused() {
+        let exec = Exec::new(1, crate::Isa::SCALAR);
+        assert!(rms_norm(&exec, &mut [0.0; 3], &[1.0; 2], 1e-5).is_err());
+        assert!(rms_norm(&exec, &mut [0.0; 3], &[], 1e-5).is_err());
+        assert!(rms_norm_into(&exec, &[0.0; 4], &[1.0; 2], 1e-5, &mut [0.0; 2]).is_err());
+    }
+}

@@ -1,0 +1,109 @@
+//! What can be wrong with a request to encode, decode or repack.
+
+use sterna_format::DType;
+
+/// Why blocks could not be decoded, encoded or repacked.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// The operation does not exist for this type.
+    #[error("cannot {op} {dtype}: not a type that this operation supports")]
+    Unsupported {
+        /// `"decode"`, `"encode"`, or what else was asked for.
+        op: &'static str,
+        /// The type it was asked for.
+        dtype: DType,
+    },
+    /// The number of elements is not a whole number of blocks.
+    #[error("{dtype}: {elements} elements don't fill blocks of {block_len}")]
+    PartialBlock {
+        /// The type of the blocks.
+        dtype: DType,
+        /// Elements given.
+        elements: usize,
+        /// Elements of one block.
+        block_len: usize,
+    },
+    /// A slice has the wrong length.
+    #[error("{what}: expected {expected} bytes or elements, found {found}")]
+    Size {
+        /// The slice.
+        what: &'static str,
+        /// Its length by the shapes given.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
+    /// A shape that the layout cannot hold.
+    #[error("{layout}: a [{n}, {k}] tensor needs {rule}")]
+    Shape {
+        /// The layout.
+        layout: &'static str,
+        /// Rows.
+        n: usize,
+        /// Columns.
+        k: usize,
+        /// What the layout asks of the shape.
+        rule: &'static str,
+    },
+    /// The rows asked for are not all in the tensor.
+    #[error("rows {start}..{end} of a tensor with {n} rows")]
+    Rows {
+        /// First row asked for.
+        start: usize,
+        /// One past the last row asked for.
+        end: usize,
+        /// Rows of the tensor.
+        n: usize,
+    },
+    /// A value to encode is NaN or infinite.
+    #[error("value {index} is {value}; only finite values can be encoded")]
+    NotFinite {
+        /// Index into the values given.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+    /// A value to encode is beyond what the type can represent.
+    #[error("value {index} is {value}; {dtype} holds magnitudes up to {max}")]
+    TooLarge {
+        /// The type.
+        dtype: DType,
+        /// Index into the values given.
+        index: usize,
+        /// The value.
+        value: f32,
+        /// The largest magnitude accepted.
+        max: f32,
+    },
+    /// A two-bit code is 3, which stands for no trit.
+    #[error("row {row}, column {col}: code 3 is not a ternary value; wrong layout or damaged data")]
+    InvalidCode {
+        /// Row in the tensor.
+        row: usize,
+        /// Column in the tensor.
+        col: usize,
+    },
+    /// A value of a tensor that was said to hold −s, 0 and +s is something else.
+    #[error("row {row}, column {col}: {value} is none of 0 and ±{scale}")]
+    NotTernary {
+        /// Row in the tensor.
+        row: usize,
+        /// Column in the tensor.
+        col: usize,
+        /// The value found.
+        value: f32,
+        /// The scale.
+        scale: f32,
+    },
+    /// A scale is NaN or infinite.
+    #[error("row {row}, block {block}: the scale is {scale}")]
+    BadScale {
+        /// Row in the tensor.
+        row: usize,
+        /// Block in the row.
+        block: usize,
+        /// The scale.
+        scale: f32,
+    },
+}

@@ -1,0 +1,68 @@
+//! MXFP4: 32 four-bit floats (e2m1) with a shared power of two (e8m0). See `docs/formats/blocks.md`.
+
+use super::q4::absmax;
+
+const HALF: usize = 16;
+
+/// Twice the values of e2m1, so that they are integers. Code 8 is −0, and decodes as 0.
+const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// `x = 2^(e−127) · e2m1[code]`; block: `e: u8, codes: [u8; 16]`, packed as in Q4_0.
+///
+/// The exponent 255, which the OCP specification reserves for NaN, is read as 2^128, as GGML does.
+#[inline(always)]
+pub(super) fn decode(block: &[u8; 17], out: &mut [f32; 32]) {
+    let d = half_scale(block[0]);
+    for (j, byte) in block[1..].iter().enumerate() {
+        out[j] = d * f32::from(VALUES[usize::from(byte & 15)]);
+        out[HALF + j] = d * f32::from(VALUES[usize::from(byte >> 4)]);
+    }
+}
+
+/// The scale puts the largest magnitude between 4 and 8 steps; codes are the nearest values.
+pub(super) fn encode(values: &[f32; 32], block: &mut [u8; 17]) {
+    let max = absmax(values);
+    let e = if max > 0.0 {
+        (floor_log2(max) - 2 + 127).max(0) as u8
+    } else {
+        0
+    };
+    let d = half_scale(e);
+    let code = |x: f32| {
+        let mut best = (0, f32::INFINITY);
+        for (code, &value) in VALUES.iter().enumerate() {
+            let error = (d * f32::from(value) - x).abs();
+            // Strictly smaller, so that the first of two equally near values is taken.
+            if error < best.1 {
+                best = (code as u8, error);
+            }
+        }
+        best.0
+    };
+    block[0] = e;
+    for (j, byte) in block[1..].iter_mut().enumerate() {
+        *byte = code(values[j]) | code(values[HALF + j]) << 4;
+    }
+}
+
+/// `2^(e − 128)`: half the block's scale, to match the doubled values.
+#[inline(always)]
+fn half_scale(e: u8) -> f32 {
+    // The two smallest are subnormal.
+    f32::from_bits(if e < 2 {
+        0x0020_0000 << e
+    } else {
+        (u32::from(e) - 1) << 23
+    })
+}
+
+/// ⌊log2 x⌋ for positive finite x.
+fn floor_log2(x: f32) -> i32 {
+    let biased = (x.to_bits() >> 23) as i32;
+    if biased > 0 {
+        biased - 127
+    } else {
+        // Subnormal: the value is the mantissa times 2⁻¹⁴⁹.
+        31 - x.to_bits().leading_zeros() as i32 - 149
+    }
+}

@@ -1,0 +1,84 @@
+//! Q3_K: 256 three-bit codes, 16 sub-blocks with signed 6-bit scales. See
+//! `docs/formats/k-quants.md`.
+
+use super::float::{f16_at, f16_bytes};
+use super::k_search::fit_symmetric;
+
+/// `x = d · scale · (code − 4)`; block:
+/// `high: [u8; 32], low: [u8; 64], scales: [u8; 12], d: f16`.
+///
+/// The low two bits lie as in Q2_K. The third bit of the `i`-th run of 32 elements is bit `i` of
+/// the 32 bytes of `high`.
+#[inline(always)]
+pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
+    let d = f16_at(&[block[108], block[109]]);
+    let scales = unpack_scales(block[96..].first_chunk().expect("12 bytes from 96 of 110"));
+    for (s, xs) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let scale = d * f32::from(scales[s]);
+        let p = Position::of(s);
+        let (low, high) = (&block[p.low..p.low + 16], &block[p.high..p.high + 16]);
+        for ((x, low), high) in xs.iter_mut().zip(low).zip(high) {
+            let code = low >> p.low_shift & 3 | (high >> p.high_shift & 1) << 2;
+            *x = scale * f32::from(code as i8 - 4);
+        }
+    }
+}
+
+pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 110]) {
+    let fit = fit_symmetric(values, 4, 32);
+    block.fill(0);
+    for (s, codes) in fit.codes.as_chunks::<16>().0.iter().enumerate() {
+        let p = Position::of(s);
+        for (i, code) in codes.iter().enumerate() {
+            let code = (code + 4) as u8;
+            block[p.low + i] |= (code & 3) << p.low_shift;
+            block[p.high + i] |= (code >> 2) << p.high_shift;
+        }
+    }
+    block[96..108].copy_from_slice(&pack_scales(&fit.scales));
+    block[108..].copy_from_slice(&f16_bytes(fit.d));
+}
+
+/// Where the codes of a sub-block lie.
+struct Position {
+    low: usize,
+    low_shift: usize,
+    high: usize,
+    high_shift: usize,
+}
+
+impl Position {
+    #[inline(always)]
+    fn of(s: usize) -> Self {
+        let column = s % 2 * 16;
+        Position {
+            low: 32 + s / 8 * 32 + column,
+            low_shift: s % 8 / 2 * 2,
+            high: column,
+            high_shift: s / 2,
+        }
+    }
+}
+
+/// Scales are stored plus 32, six bits each: the low four of scales `j` and `8 + j` in byte `j`,
+/// the high two of scales `j`, `4 + j`, `8 + j` and `12 + j` in byte `8 + j`, lowest first.
+#[inline(always)]
+fn unpack_scales(packed: &[u8; 12]) -> [i8; 16] {
+    let mut scales = [0; 16];
+    for (j, scale) in scales.iter_mut().enumerate() {
+        let low = packed[j % 8] >> (j / 8 * 4) & 15;
+        let high = packed[8 + j % 4] >> (j / 4 * 2) & 3;
+        *scale = (low | high << 4) as i8 - 32;
+    }
+    scales
+}
+
+fn pack_scales(scales: &[i8; 16]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for (j, scale) in scales.iter().enumerate() {
+        let scale = (scale + 32) as u8;
+        packed[j % 8] |= (scale & 15) << (j / 8 * 4);
+        packed[8 + j % 4] |= (scale >> 4) << (j / 4 * 2);
+    }
+    packed
+}

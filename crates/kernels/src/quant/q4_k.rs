@@ -1,0 +1,98 @@
+//! Q4_K: 256 four-bit codes, 8 sub-blocks with 6-bit scales and minimums. See
+//! `docs/formats/k-quants.md`.
+
+use super::float::{f16_at, f16_bytes};
+use super::k_search::fit_affine;
+
+/// `x = d·scale·code − dmin·min`; block: `d, dmin: f16, scales: [u8; 12], codes: [u8; 128]`.
+///
+/// Each 32 bytes of codes hold 64 elements: the first 32 in the low nibbles, the rest in the high.
+#[inline(always)]
+pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
+    let header = block.first_chunk().expect("16 of 144 bytes");
+    let subs = SubScales::unpack(header);
+    let packed = block[16..].as_chunks::<32>().0;
+    for (i, (xs, bytes)) in out
+        .as_chunks_mut::<64>()
+        .0
+        .iter_mut()
+        .zip(packed)
+        .enumerate()
+    {
+        let (low, high) = xs.split_at_mut(32);
+        let (scale, min) = subs.get(2 * i);
+        for (x, byte) in low.iter_mut().zip(bytes) {
+            *x = scale * f32::from(byte & 15) - min;
+        }
+        let (scale, min) = subs.get(2 * i + 1);
+        for (x, byte) in high.iter_mut().zip(bytes) {
+            *x = scale * f32::from(byte >> 4) - min;
+        }
+    }
+}
+
+pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 144]) {
+    let fit = fit_affine::<32>(values, 15, 63);
+    let (header, codes) = block.split_at_mut(16);
+    header.copy_from_slice(&pack_header(fit.d, fit.dmin, &fit.scales, &fit.mins));
+    let pairs = fit.codes.as_chunks::<64>().0;
+    for (bytes, codes) in codes.as_chunks_mut::<32>().0.iter_mut().zip(pairs) {
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = codes[i] | codes[32 + i] << 4;
+        }
+    }
+}
+
+/// The header that Q4_K and Q5_K begin with, unpacked.
+pub(super) struct SubScales {
+    d: f32,
+    dmin: f32,
+    scales: [u8; 8],
+    mins: [u8; 8],
+}
+
+impl SubScales {
+    /// Reads `d, dmin: f16, packed: [u8; 12]`.
+    ///
+    /// Scales and minimums 0 to 3 are the low six bits of bytes 0..4 and 4..8. Of 4 to 7, the low
+    /// four bits are the nibbles of bytes 8..12 (scale low, minimum high), and the upper two are
+    /// the top bits of bytes 0..4 and 4..8.
+    #[inline(always)]
+    pub(super) fn unpack(header: &[u8; 16]) -> Self {
+        let (mut scales, mut mins) = ([0; 8], [0; 8]);
+        for j in 0..4 {
+            let (a, b, c) = (header[4 + j], header[8 + j], header[12 + j]);
+            (scales[j], mins[j]) = (a & 63, b & 63);
+            scales[4 + j] = c & 15 | a >> 6 << 4;
+            mins[4 + j] = c >> 4 | b >> 6 << 4;
+        }
+        SubScales {
+            d: f16_at(&[header[0], header[1]]),
+            dmin: f16_at(&[header[2], header[3]]),
+            scales,
+            mins,
+        }
+    }
+
+    /// Scale and minimum of sub-block `s`.
+    #[inline(always)]
+    pub(super) fn get(&self, s: usize) -> (f32, f32) {
+        (
+            self.d * f32::from(self.scales[s]),
+            self.dmin * f32::from(self.mins[s]),
+        )
+    }
+}
+
+/// The inverse of [`SubScales::unpack`]; only the first eight scales and minimums are used.
+pub(super) fn pack_header(d: f32, dmin: f32, scales: &[u8; 16], mins: &[u8; 16]) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[..2].copy_from_slice(&f16_bytes(d));
+    header[2..4].copy_from_slice(&f16_bytes(dmin));
+    for j in 0..4 {
+        header[4 + j] = scales[j] | scales[4 + j] >> 4 << 6;
+        header[8 + j] = mins[j] | mins[4 + j] >> 4 << 6;
+        header[12 + j] = scales[4 + j] & 15 | (mins[4 + j] & 15) << 4;
+    }
+    header
+}

@@ -1,0 +1,23 @@
+//! Q8_0: 32 signed bytes with an f16 scale. See `docs/formats/blocks.md`.
+
+use super::float::{f16_at, f16_bytes};
+use super::q4::{absmax, invert};
+
+/// `x = d · code`; block: `d: f16, codes: [i8; 32]`.
+#[inline(always)]
+pub(super) fn decode(block: &[u8; 34], out: &mut [f32; 32]) {
+    let d = f16_at(&[block[0], block[1]]);
+    for (x, &code) in out.iter_mut().zip(&block[2..]) {
+        *x = d * f32::from(code as i8);
+    }
+}
+
+/// The largest magnitude gets code ±127; halves round away from zero.
+pub(super) fn encode(values: &[f32; 32], block: &mut [u8; 34]) {
+    let d = absmax(values) / 127.0;
+    let inv = invert(d);
+    block[..2].copy_from_slice(&f16_bytes(d));
+    for (code, &x) in block[2..].iter_mut().zip(values) {
+        *code = (x * inv).round() as i8 as u8;
+    }
+}

@@ -1,0 +1,88 @@
+//! Rotary position embedding.
+
+use crate::shape::{ShapeError, expect_len};
+
+/// Which elements of a head are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// `i` with `i + rope_dim / 2`: Hugging Face weights, GGUF's NeoX type.
+    Halves,
+    /// `2 i` with `2 i + 1`: GGUF's `llama` weights, whose rows were permuted for it.
+    Pairs,
+}
+
+/// Rotates the first `rope_dim` elements of every head, in place.
+///
+/// Shapes: `x` is `[m, n_heads, head_dim]`; `cos` and `sin` are `[m, rope_dim / 2]`: the angles of
+/// each row's position.
+/// Errors: [`ShapeError`] if the lengths don't fit one another or `rope_dim` exceeds `head_dim`.
+pub fn rope(
+    x: &mut [f32],
+    head_dim: usize,
+    rope_dim: usize,
+    cos: &[f32],
+    sin: &[f32],
+    layout: RopeLayout,
+) -> Result<(), ShapeError> {
+    let half = rope_dim / 2;
+    if half == 0 || x.is_empty() {
+        return Ok(());
+    }
+    let m = cos.len() / half;
+    expect_len("rope: cosines", m * half, cos.len())?;
+    expect_len("rope: sines", cos.len(), sin.len())?;
+    expect_len(
+        "rope: rotated elements of a head",
+        rope_dim.min(head_dim),
+        rope_dim,
+    )?;
+    let row = x.len() / m.max(1);
+    let n_heads = row / head_dim;
+    expect_len("rope: input", m * n_heads * head_dim, x.len())?;
+    for (t, x) in x.chunks_exact_mut(row).enumerate() {
+        let cos = &cos[t * half..][..half];
+        let sin = &sin[t * half..][..half];
+        for head in x.chunks_exact_mut(head_dim) {
+            match layout {
+                RopeLayout::Halves => {
+                    let (a, b) = head[..2 * half].split_at_mut(half);
+                    for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
+                        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                    }
+                }
+                RopeLayout::Pairs => {
+                    let pairs = head[..2 * half].as_chunks_mut::<2>().0;
+                    for ([a, b], (cos, sin)) in pairs.iter_mut().zip(cos.iter().zip(sin)) {
+                        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_turn_swaps_the_partners() {
+        let (cos, sin) = ([0.0, 0.0], [1.0, 1.0]);
+        let mut x = [1.0, 2.0, 3.0, 4.0, 9.0];
+        rope(&mut x, 5, 4, &cos, &sin, RopeLayout::Halves).unwrap();
+        assert_eq!(x, [-3.0, -4.0, 1.0, 2.0, 9.0]);
+        let mut x = [1.0, 2.0, 3.0, 4.0, 9.0];
+        rope(&mut x, 5, 4, &cos, &sin, RopeLayout::Pairs).unwrap();
+        assert_eq!(x, [-2.0, 1.0, -4.0, 3.0, 9.0]);
+    }
+
+    #[test]
+    fn wrong_shapes_are_refused() {
+        let mut x = [0.0; 8];
+        let angles = [0.0; 2];
+        assert!(rope(&mut x, 3, 4, &angles, &angles, RopeLayout::Halves).is_err());
+        assert!(rope(&mut x, 4, 4, &angles, &angles[..1], RopeLayout::Halves).is_err());
+        assert!(rope(&mut x[..7], 4, 4, &angles, &angles, RopeLayout::Halves).is_err());
+    }
+}
