@@ -2,6 +2,8 @@
 
 use sterna_format::DType;
 
+use crate::ShapeError;
+
 /// Why blocks could not be decoded, encoded or repacked.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -25,18 +27,11 @@ pub enum QuantError {
         block_len: usize,
     },
     /// A slice has the wrong length.
-    #[error("{what}: expected {expected} bytes or elements, found {found}")]
-    Size {
-        /// The slice.
-        what: &'static str,
-        /// Its length by the shapes given.
-        expected: usize,
-        /// Its length.
-        found: usize,
-    },
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
     /// A shape that the layout cannot hold.
     #[error("{layout}: a [{n}, {k}] tensor needs {rule}")]
-    Shape {
+    Layout {
         /// The layout.
         layout: &'static str,
         /// Rows.

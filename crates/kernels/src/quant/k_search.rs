@@ -198,7 +198,7 @@ fn refit_affine<const S: usize>(values: &[f32; SUPER], fit: &Affine) -> (f32, f3
         (fit.d, fit.dmin)
     };
     let keep = |new: f32, old: f32| {
-        if new >= 0.0 && new <= MAX_FACTOR {
+        if (0.0..=MAX_FACTOR).contains(&new) {
             round_to_f16(new)
         } else {
             old

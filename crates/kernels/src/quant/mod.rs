@@ -42,6 +42,8 @@ mod tq2_0;
 
 use sterna_format::DType;
 
+use crate::shape::expect_len;
+
 pub use error::QuantError;
 pub use float::f16_to_f32;
 
@@ -52,7 +54,7 @@ pub use float::f16_to_f32;
 /// the caller's to apply.
 ///
 /// Errors: [`QuantError::Unsupported`] for integer and Boolean types, [`QuantError::PartialBlock`]
-/// and [`QuantError::Size`] if the lengths don't fit. Every byte pattern of the right length
+/// and [`QuantError::Shape`] if the lengths don't fit. Every byte pattern of the right length
 /// decodes.
 ///
 /// Inlined, so that a caller compiled for wider instructions gets a decoder that uses them.
@@ -165,14 +167,7 @@ fn check_sizes(dtype: DType, elements: usize, found: usize) -> Result<(), QuantE
     }
     // A product beyond the address space equals no length.
     let expected = (elements / dtype.block_len()).saturating_mul(dtype.block_bytes());
-    if found != expected {
-        return Err(QuantError::Size {
-            what: "row of blocks",
-            expected,
-            found,
-        });
-    }
-    Ok(())
+    Ok(expect_len("row of blocks: bytes", expected, found)?)
 }
 
 /// The largest magnitude that `dtype` takes.

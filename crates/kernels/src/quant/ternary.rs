@@ -26,6 +26,7 @@ use sterna_format::DType;
 
 use super::float::f16_at;
 use super::{QuantError, check_sizes, decode_row, tq1_0, tq2_0};
+use crate::shape::expect_len;
 
 /// Elements of a block; rows are padded to a multiple of it.
 pub const BLOCK: usize = 128;
@@ -101,11 +102,11 @@ pub struct Source<'a> {
 impl<'a> Source<'a> {
     /// A tensor of shape `[n, k]` in `bytes`, which holds nothing else.
     ///
-    /// Errors: [`QuantError::Shape`] if the layout can't hold the shape (I2_S needs `n·k` to be a
+    /// Errors: [`QuantError::Layout`] if the layout can't hold the shape (I2_S needs `n·k` to be a
     /// multiple of 128, its form `Rows4` also `n` of 4), [`QuantError::PartialBlock`],
-    /// [`QuantError::Size`] if `bytes` has another length, [`QuantError::Unsupported`].
+    /// [`QuantError::Shape`] if `bytes` has another length, [`QuantError::Unsupported`].
     pub fn new(layout: Layout, n: usize, k: usize, bytes: &'a [u8]) -> Result<Self, QuantError> {
-        let shape = |layout, rule| QuantError::Shape { layout, n, k, rule };
+        let shape = |layout, rule| QuantError::Layout { layout, n, k, rule };
         let elements = n
             .checked_mul(k)
             .ok_or(shape("ternary", "a product that fits the address space"))?;
@@ -117,11 +118,11 @@ impl<'a> Source<'a> {
                 if form == I2sLayout::Rows4 && !n.is_multiple_of(4) {
                     return Err(shape("I2_S rows4", "a multiple of 4 rows"));
                 }
-                check_len("I2_S codes", elements / 4, bytes.len())?;
+                expect_len("I2_S codes", elements / 4, bytes.len())?;
             }
             Layout::HuggingFace => {
                 // No overflow: at most n·k.
-                check_len("packed uint8 weights", n.div_ceil(4) * k, bytes.len())?;
+                expect_len("packed uint8 weights", n.div_ceil(4) * k, bytes.len())?;
             }
             Layout::Blocks(dtype) => {
                 if !matches!(dtype, DType::TQ1_0 | DType::TQ2_0) {
@@ -148,7 +149,7 @@ impl<'a> Source<'a> {
     /// Writes rows `rows` in the working layout.
     ///
     /// Shapes: `out` is `[rows.len() · row_bytes(k)]`.
-    /// Errors: [`QuantError::Rows`], [`QuantError::Size`]; [`QuantError::InvalidCode`] where a
+    /// Errors: [`QuantError::Rows`], [`QuantError::Shape`]; [`QuantError::InvalidCode`] where a
     /// two-bit code is 3, [`QuantError::BadScale`] for a block scale that is no finite number,
     /// [`QuantError::NotTernary`] for a value that doesn't have the scale's magnitude. `out` may
     /// have been written in part after an error.
@@ -162,7 +163,7 @@ impl<'a> Source<'a> {
             });
         }
         // No overflow: row_bytes(k) is at most max(32, k) and `out` would have to be that long.
-        check_len(
+        expect_len(
             "packed rows",
             rows.len().saturating_mul(row_bytes(k)),
             out.len(),
@@ -263,7 +264,7 @@ impl<'a> Source<'a> {
 /// `None` if blocks differ: such a tensor has no single scale and is decoded by [`decode_row`]
 /// instead. `Some(0.0)` if all are 0. Results for parts of a tensor combine: equal or zero.
 ///
-/// Errors: [`QuantError::Unsupported`] for other types, [`QuantError::Size`] for a partial block,
+/// Errors: [`QuantError::Unsupported`] for other types, [`QuantError::Shape`] for a partial block,
 /// [`QuantError::BadScale`] for a scale that is no finite number (blocks count from the start of
 /// `bytes`, as row 0).
 pub fn common_block_scale(dtype: DType, bytes: &[u8]) -> Result<Option<f32>, QuantError> {
@@ -274,7 +275,7 @@ pub fn common_block_scale(dtype: DType, bytes: &[u8]) -> Result<Option<f32>, Qua
         });
     }
     let size = dtype.block_bytes();
-    check_len("whole blocks", bytes.len() / size * size, bytes.len())?;
+    expect_len("whole blocks", bytes.len() / size * size, bytes.len())?;
     let mut common = 0.0;
     for (block, bytes) in bytes.chunks_exact(size).enumerate() {
         let scale = f16_at(
@@ -311,7 +312,7 @@ pub fn common_value_scale(dtype: DType, bytes: &[u8]) -> Result<Option<f32>, Qua
 
     decode_row(dtype, &[], &mut [])?;
     let size = dtype.block_bytes();
-    check_len("whole blocks", bytes.len() / size * size, bytes.len())?;
+    expect_len("whole blocks", bytes.len() / size * size, bytes.len())?;
     let mut values = [0.0; CHUNK];
     let mut scale = 0.0;
     for bytes in bytes.chunks(CHUNK / dtype.block_len() * size) {
@@ -367,7 +368,7 @@ pub fn abs_sums(
             n,
         });
     }
-    check_len("row sums", rows.len(), sums.len())?;
+    expect_len("row sums", rows.len(), sums.len())?;
     // Only where there are rows is k bounded by the bytes that exist.
     if rows.is_empty() {
         return Ok(());
@@ -444,9 +445,9 @@ pub fn check_codes(k: usize, first_row: usize, codes: &[u8]) -> Result<(), Quant
 /// The trits of one packed row, −1, 0 or +1; what code 3 gives is unspecified.
 ///
 /// Shapes: `out` is `[k]`, `codes` is `[row_bytes(k)]`.
-/// Errors: [`QuantError::Size`].
+/// Errors: [`QuantError::Shape`].
 pub fn unpack_row(codes: &[u8], out: &mut [i8]) -> Result<(), QuantError> {
-    check_len("packed row", row_bytes(out.len()), codes.len())?;
+    expect_len("packed row", row_bytes(out.len()), codes.len())?;
     let mut block = [0; BLOCK];
     for (out, packed) in out
         .chunks_mut(BLOCK)
@@ -545,16 +546,4 @@ fn check_rows(dtype: DType, elements: usize, k: usize, found: usize) -> Result<(
         });
     }
     check_sizes(dtype, elements, found)
-}
-
-fn check_len(what: &'static str, expected: usize, found: usize) -> Result<(), QuantError> {
-    if found == expected {
-        Ok(())
-    } else {
-        Err(QuantError::Size {
-            what,
-            expected,
-            found,
-        })
-    }
 }

@@ -34,7 +34,7 @@ pub(super) fn unpack(block: &[u8; 54]) -> ([u8; 256], f32) {
             let at = element + t * width;
             for (code, byte) in codes[at..at + width].iter_mut().zip(packed) {
                 let fraction = byte.wrapping_mul(*power);
-                *code = (u16::from(fraction) * 3 >> 8) as u8;
+                *code = ((u16::from(fraction) * 3) >> 8) as u8;
             }
         }
     }
