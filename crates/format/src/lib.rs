@@ -8,6 +8,9 @@
 mod catalog;
 mod dtype;
 pub mod gguf;
+pub mod hf;
+pub mod names;
+pub mod safetensors;
 
 pub use catalog::{TensorCatalog, TensorEntry};
 pub use dtype::DType;

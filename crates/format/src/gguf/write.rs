@@ -1,6 +1,6 @@
 //! Writing GGUF headers, version 3.
 
-use crate::{DType, TensorEntry};
+use crate::{DType, TensorCatalog, TensorEntry};
 
 use super::layout::stored_bytes;
 use super::value::write_str;
@@ -28,7 +28,7 @@ pub struct Writer {
     metadata: Metadata,
     alignment: u64,
     /// Offsets are from the start of the data section until the header's length is known.
-    tensors: Vec<TensorEntry>,
+    tensors: TensorCatalog,
     data_len: u64,
 }
 
@@ -53,7 +53,7 @@ impl Writer {
         Ok(Writer {
             alignment: alignment_of(&metadata)?,
             metadata,
-            tensors: Vec::new(),
+            tensors: TensorCatalog::default(),
             data_len: 0,
         })
     }
@@ -65,8 +65,8 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// If GGUF has no id for the type, the shape has more than 4 dimensions or doesn't fill whole
-    /// blocks, or a size overflows. That names are unique is checked by whoever reads the file.
+    /// If GGUF has no id for the type, the name is taken, the shape has more than 4 dimensions or
+    /// doesn't fill whole blocks, or a size overflows.
     pub fn tensor(
         &mut self,
         name: impl Into<String>,
@@ -100,14 +100,16 @@ impl Writer {
             .checked_add(len)
             .and_then(|end| end.checked_next_multiple_of(self.alignment))
             .ok_or_else(too_large)?;
-        self.tensors.push(TensorEntry {
-            name,
-            dtype,
-            shape: shape.to_vec(),
-            file: 0,
-            offset: self.data_len,
-            len,
-        });
+        self.tensors
+            .insert(TensorEntry {
+                name,
+                dtype,
+                shape: shape.to_vec(),
+                file: 0,
+                offset: self.data_len,
+                len,
+            })
+            .map_err(|entry| GgufError::DuplicateTensor { name: entry.name })?;
         self.data_len = end;
         Ok(())
     }
@@ -123,7 +125,7 @@ impl Writer {
             write_str(key, &mut header);
             value.write(&mut header);
         }
-        for tensor in &self.tensors {
+        for tensor in self.tensors.iter() {
             write_str(&tensor.name, &mut header);
             header.extend((tensor.shape.len() as u32).to_le_bytes());
             for &dim in tensor.shape.iter().rev() {
@@ -136,7 +138,7 @@ impl Writer {
         let alignment = usize::try_from(self.alignment).expect("at most 1 MiB");
         header.resize(header.len().next_multiple_of(alignment), 0);
         let data_offset = header.len() as u64;
-        let mut tensors = self.tensors;
+        let mut tensors: Vec<TensorEntry> = self.tensors.iter().cloned().collect();
         for tensor in &mut tensors {
             tensor.offset += data_offset;
         }

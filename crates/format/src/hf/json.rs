@@ -1,0 +1,335 @@
+//! JSON as Python writes it, read into a tree of bounded size, and typed access by path.
+//!
+//! Python's `json` writes `NaN`, `Infinity` and `-Infinity`, which JSON doesn't have. They are
+//! replaced by the form that newer Transformers write, `{"__float__": "Infinity"}`.
+
+use std::cell::Cell;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+
+use super::ConfigError;
+
+/// The largest file that is parsed. `tokenizer_config.json` with thousands of added tokens has 1 MB.
+const MAX_BYTES: usize = 16 << 20;
+/// The most values in one file; a tree of so many stays below 40 MiB.
+const MAX_NODES: usize = 250_000;
+
+/// A parsed value. Objects keep their order; of two equal keys the last counts, as in Python.
+#[derive(Debug)]
+pub(super) enum Json {
+    Null,
+    Bool(bool),
+    Int(i64),
+    /// Any other number, integers beyond i64 included.
+    Float(f64),
+    String(String),
+    Array(Vec<Json>),
+    Object(Vec<(String, Json)>),
+}
+
+impl Json {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Json, ConfigError> {
+        if bytes.len() > MAX_BYTES {
+            return Err(ConfigError::TooLarge {
+                found: bytes.len(),
+                limit: MAX_BYTES,
+            });
+        }
+        let bytes = without_bare_floats(bytes);
+        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+        let budget = Cell::new(MAX_NODES);
+        let json = Tree(&budget).deserialize(&mut deserializer);
+        json.and_then(|json| deserializer.end().map(|()| json))
+            .map_err(ConfigError::Json)
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Json::Null => "null",
+            Json::Bool(_) => "a boolean",
+            Json::Int(_) | Json::Float(_) => "a number",
+            Json::String(_) => "a string",
+            Json::Array(_) => "a list",
+            Json::Object(_) => "an object",
+        }
+    }
+
+    fn member(&self, key: &str) -> Option<&Json> {
+        match self {
+            Json::Object(members) => members.iter().rev().find(|(k, _)| k == key).map(|(_, v)| v),
+            _ => None,
+        }
+    }
+}
+
+/// Replaces `NaN`, `Infinity` and `-Infinity` outside of strings.
+fn without_bare_floats(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    let mut in_string = false;
+    while let [first, tail @ ..] = rest {
+        let bare = ["NaN", "Infinity", "-Infinity"]
+            .into_iter()
+            .find(|name| !in_string && rest.starts_with(name.as_bytes()));
+        if let Some(name) = bare {
+            out.extend(br#"{"__float__":""#);
+            out.extend(name.as_bytes());
+            out.extend(br#""}"#);
+            rest = &rest[name.len()..];
+            continue;
+        }
+        let taken = match first {
+            b'"' => {
+                in_string = !in_string;
+                1
+            }
+            b'\\' if in_string => 1 + tail.len().min(1),
+            _ => 1,
+        };
+        out.extend(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    out
+}
+
+/// Builds a [`Json`] while counting its values down to zero.
+#[derive(Clone, Copy)]
+struct Tree<'a>(&'a Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for Tree<'_> {
+    type Value = Json;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> Result<Json, D::Error> {
+        match self.0.get().checked_sub(1) {
+            Some(left) => self.0.set(left),
+            None => {
+                return Err(D::Error::custom(format_args!(
+                    "more than {MAX_NODES} values"
+                )));
+            }
+        }
+        d.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Tree<'_> {
+    type Value = Json;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+
+    fn visit_bool<E>(self, v: bool) -> Result<Json, E> {
+        Ok(Json::Bool(v))
+    }
+
+    fn visit_i64<E>(self, v: i64) -> Result<Json, E> {
+        Ok(Json::Int(v))
+    }
+
+    fn visit_u64<E>(self, v: u64) -> Result<Json, E> {
+        Ok(i64::try_from(v).map_or(Json::Float(v as f64), Json::Int))
+    }
+
+    fn visit_f64<E>(self, v: f64) -> Result<Json, E> {
+        Ok(Json::Float(v))
+    }
+
+    fn visit_str<E>(self, v: &str) -> Result<Json, E> {
+        Ok(Json::String(v.to_owned()))
+    }
+
+    fn visit_string<E>(self, v: String) -> Result<Json, E> {
+        Ok(Json::String(v))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(self)? {
+            items.push(item);
+        }
+        Ok(Json::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
+        let mut members = Vec::new();
+        while let Some(key) = map.next_key()? {
+            members.push((key, map.next_value_seed(self)?));
+        }
+        Ok(Json::Object(members))
+    }
+}
+
+/// A value and the path to it, for messages.
+#[derive(Debug, Clone)]
+pub(super) struct Node<'a> {
+    json: &'a Json,
+    path: String,
+}
+
+impl<'a> Node<'a> {
+    pub(super) fn root(json: &'a Json) -> Node<'a> {
+        Node {
+            json,
+            path: String::new(),
+        }
+    }
+
+    fn wrong<T>(&self, expected: &'static str) -> Result<T, ConfigError> {
+        self.refuse(expected, self.json.kind().to_owned())
+    }
+
+    /// The error that a member isn't there.
+    pub(super) fn missing<T>(&self, key: &'static str) -> Result<T, ConfigError> {
+        match self.json {
+            Json::Object(_) => self.refuse("an object with", format!("none called `{key}`")),
+            _ => self.wrong("an object"),
+        }
+    }
+
+    pub(super) fn refuse<T>(
+        &self,
+        expected: &'static str,
+        found: String,
+    ) -> Result<T, ConfigError> {
+        let path = match self.path.as_str() {
+            "" => "the file".to_owned(),
+            path => format!("`{path}`"),
+        };
+        Err(ConfigError::Value {
+            path,
+            expected,
+            found,
+        })
+    }
+
+    fn child(&self, key: &str, json: &'a Json) -> Node<'a> {
+        let path = match self.path.as_str() {
+            "" => key.to_owned(),
+            path => format!("{path}.{key}"),
+        };
+        Node { json, path }
+    }
+
+    pub(super) fn is_string(&self) -> bool {
+        matches!(self.json, Json::String(_))
+    }
+
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self.json, Json::Array(_))
+    }
+
+    pub(super) fn is_object(&self) -> bool {
+        matches!(self.json, Json::Object(_))
+    }
+
+    pub(super) fn is_bool(&self) -> bool {
+        matches!(self.json, Json::Bool(_))
+    }
+
+    /// The member called `key`; absent and null are the same.
+    pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
+        match self.json.member(key)? {
+            Json::Null => None,
+            json => Some(self.child(key, json)),
+        }
+    }
+
+    /// Every member that isn't null.
+    pub(super) fn members(&self) -> Result<Vec<(&'a str, Node<'a>)>, ConfigError> {
+        match self.json {
+            Json::Object(members) => Ok(members
+                .iter()
+                .filter(|(_, json)| !matches!(json, Json::Null))
+                .map(|(key, json)| (key.as_str(), self.child(key, json)))
+                .collect()),
+            _ => self.wrong("an object"),
+        }
+    }
+
+    pub(super) fn items(&self) -> Result<Vec<Node<'a>>, ConfigError> {
+        match self.json {
+            Json::Array(items) => Ok(items
+                .iter()
+                .enumerate()
+                .map(|(i, json)| Node {
+                    json,
+                    path: format!("{}[{i}]", self.path),
+                })
+                .collect()),
+            _ => self.wrong("a list"),
+        }
+    }
+
+    pub(super) fn str(&self) -> Result<String, ConfigError> {
+        match self.json {
+            Json::String(s) => Ok(s.clone()),
+            _ => self.wrong("a string"),
+        }
+    }
+
+    pub(super) fn bool(&self) -> Result<bool, ConfigError> {
+        match self.json {
+            Json::Bool(b) => Ok(*b),
+            _ => self.wrong("a boolean"),
+        }
+    }
+
+    /// A whole number from 0 to 2^31 - 1: no width or length of a model is larger.
+    pub(super) fn count(&self) -> Result<usize, ConfigError> {
+        const EXPECTED: &str = "a whole number from 0 to 2147483647";
+        let n = match *self.json {
+            Json::Int(n) => n,
+            Json::Float(x) if x.fract() == 0.0 && x.abs() < 1e15 => x as i64,
+            Json::Float(x) => return self.refuse(EXPECTED, x.to_string()),
+            _ => return self.wrong(EXPECTED),
+        };
+        match i32::try_from(n).ok().and_then(|n| usize::try_from(n).ok()) {
+            Some(n) => Ok(n),
+            None => self.refuse(EXPECTED, n.to_string()),
+        }
+    }
+
+    /// A token id. Transformers writes -1 for a token that doesn't exist.
+    pub(super) fn token_id(&self) -> Result<Option<u32>, ConfigError> {
+        match *self.json {
+            Json::Int(-1) => Ok(None),
+            _ => self.count().map(|n| u32::try_from(n).ok()),
+        }
+    }
+
+    /// A finite number.
+    pub(super) fn f64(&self) -> Result<f64, ConfigError> {
+        let x = self.any_f64()?;
+        match x.is_finite() {
+            true => Ok(x),
+            false => self.refuse("a finite number", x.to_string()),
+        }
+    }
+
+    /// A number, infinite ones included.
+    pub(super) fn any_f64(&self) -> Result<f64, ConfigError> {
+        match *self.json {
+            Json::Int(n) => Ok(n as f64),
+            Json::Float(x) => Ok(x),
+            _ => match self.json.member("__float__") {
+                Some(Json::String(s)) if s == "Infinity" => Ok(f64::INFINITY),
+                Some(Json::String(s)) if s == "-Infinity" => Ok(f64::NEG_INFINITY),
+                Some(Json::String(s)) if s == "NaN" => Ok(f64::NAN),
+                _ => self.wrong("a number"),
+            },
+        }
+    }
+
+    pub(super) fn list<T>(
+        &self,
+        item: impl Fn(&Node<'a>) -> Result<T, ConfigError>,
+    ) -> Result<Vec<T>, ConfigError> {
+        self.items()?.iter().map(item).collect()
+    }
+}

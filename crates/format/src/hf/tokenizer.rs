@@ -1,0 +1,173 @@
+//! `tokenizer_config.json`: special tokens and chat templates.
+
+use std::collections::BTreeMap;
+
+use super::ConfigError;
+use super::json::{Json, Node};
+
+/// The facts of `tokenizer_config.json`. What the file doesn't say is `None` or empty.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)]
+#[non_exhaustive]
+pub struct TokenizerConfig {
+    /// The Transformers class, such as `LlamaTokenizer`.
+    pub tokenizer_class: Option<String>,
+    pub bos_token: Option<String>,
+    pub eos_token: Option<String>,
+    pub pad_token: Option<String>,
+    pub unk_token: Option<String>,
+    pub add_bos_token: Option<bool>,
+    pub add_eos_token: Option<bool>,
+    pub add_prefix_space: Option<bool>,
+    pub clean_up_tokenization_spaces: Option<bool>,
+    /// `None` also for the huge number by which Transformers means "no limit".
+    pub model_max_length: Option<usize>,
+    pub chat_template: Option<ChatTemplate>,
+    /// Tokens added to the vocabulary, by id.
+    pub added_tokens_decoder: BTreeMap<u32, AddedToken>,
+}
+
+/// One template, or several with names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ChatTemplate {
+    /// The only one.
+    Single(String),
+    /// Name and template, in file order; one is usually called `default`, others `tool_use` or `rag`.
+    Named(Vec<(String, String)>),
+}
+
+impl ChatTemplate {
+    /// The template for plain chat: the only one, the one called `default`, or else the first.
+    pub fn default_template(&self) -> Option<&str> {
+        match self {
+            ChatTemplate::Single(template) => Some(template),
+            ChatTemplate::Named(named) => {
+                let default = named.iter().find(|(name, _)| name == "default");
+                default
+                    .or(named.first())
+                    .map(|(_, template)| template.as_str())
+            }
+        }
+    }
+
+    /// The template called `name`; the only one answers to `default`.
+    pub fn named(&self, name: &str) -> Option<&str> {
+        match self {
+            ChatTemplate::Single(template) => (name == "default").then_some(template),
+            ChatTemplate::Named(named) => {
+                let found = named.iter().find(|(n, _)| n == name);
+                found.map(|(_, template)| template.as_str())
+            }
+        }
+    }
+}
+
+/// A token outside of the trained vocabulary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+#[non_exhaustive]
+pub struct AddedToken {
+    pub content: String,
+    pub special: bool,
+    pub single_word: bool,
+    pub lstrip: bool,
+    pub rstrip: bool,
+    pub normalized: bool,
+}
+
+impl TokenizerConfig {
+    /// Parses `tokenizer_config.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if it isn't JSON or a value isn't what its key demands.
+    pub fn parse(json: &[u8]) -> Result<TokenizerConfig, ConfigError> {
+        let json = Json::parse(json)?;
+        let root = Node::root(&json);
+        root.members()?;
+        let bool = |key: &str| root.get(key).map(|n| n.bool()).transpose();
+        let token = |key: &str| token(root.get(key));
+        Ok(TokenizerConfig {
+            tokenizer_class: root.get("tokenizer_class").map(|n| n.str()).transpose()?,
+            bos_token: token("bos_token")?,
+            eos_token: token("eos_token")?,
+            pad_token: token("pad_token")?,
+            unk_token: token("unk_token")?,
+            add_bos_token: bool("add_bos_token")?,
+            add_eos_token: bool("add_eos_token")?,
+            add_prefix_space: bool("add_prefix_space")?,
+            clean_up_tokenization_spaces: bool("clean_up_tokenization_spaces")?,
+            model_max_length: max_length(root.get("model_max_length"))?,
+            chat_template: chat_template(root.get("chat_template"))?,
+            added_tokens_decoder: added_tokens(root.get("added_tokens_decoder"))?,
+        })
+    }
+}
+
+/// `"<s>"` or `{"content": "<s>", …}`. A few files say `false` for none.
+fn token(node: Option<Node<'_>>) -> Result<Option<String>, ConfigError> {
+    let Some(node) = node else { return Ok(None) };
+    if node.is_bool() && !node.bool()? {
+        return Ok(None);
+    }
+    match node.get("content") {
+        Some(content) => content.str().map(Some),
+        None => node.str().map(Some),
+    }
+}
+
+fn max_length(node: Option<Node<'_>>) -> Result<Option<usize>, ConfigError> {
+    let Some(node) = node else { return Ok(None) };
+    match node.any_f64()? {
+        unlimited if unlimited > f64::from(i32::MAX) => Ok(None),
+        _ => node.count().map(Some),
+    }
+}
+
+fn chat_template(node: Option<Node<'_>>) -> Result<Option<ChatTemplate>, ConfigError> {
+    let Some(node) = node else { return Ok(None) };
+    if node.is_string() {
+        return Ok(Some(ChatTemplate::Single(node.str()?)));
+    }
+    let named = node.list(|item| {
+        let part = |key: &'static str| match item.get(key) {
+            Some(part) => part.str(),
+            None => item.missing(key),
+        };
+        Ok((part("name")?, part("template")?))
+    })?;
+    Ok(Some(ChatTemplate::Named(named)))
+}
+
+fn added_tokens(node: Option<Node<'_>>) -> Result<BTreeMap<u32, AddedToken>, ConfigError> {
+    let Some(node) = node else {
+        return Ok(BTreeMap::new());
+    };
+    let read = |(id, token): (&str, Node<'_>)| {
+        let Ok(id) = id.parse() else {
+            return token.refuse("a token id as key", format!("`{id}`"));
+        };
+        let flag = |key: &str| {
+            Ok(token
+                .get(key)
+                .map(|n| n.bool())
+                .transpose()?
+                .unwrap_or(false))
+        };
+        let content = match token.get("content") {
+            Some(content) => content.str()?,
+            None => return token.missing("content"),
+        };
+        let token = AddedToken {
+            content,
+            special: flag("special")?,
+            single_word: flag("single_word")?,
+            lstrip: flag("lstrip")?,
+            rstrip: flag("rstrip")?,
+            normalized: flag("normalized")?,
+        };
+        Ok((id, token))
+    };
+    node.members()?.into_iter().map(read).collect()
+}

@@ -1,0 +1,367 @@
+//! Hugging Face tensor names to GGUF names: the only place that knows the former.
+
+use crate::{TensorCatalog, TensorEntry};
+
+/// What a Hugging Face tensor name means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Name {
+    /// The tensor's GGUF name.
+    Known(String),
+    /// A tensor that the language model doesn't need: derived values, or another modality.
+    Ignored,
+    /// A name no table here has.
+    Unknown,
+}
+
+/// Translates `name` as the checkpoints of family `model_type` (`model_type` in `config.json`) use it.
+///
+/// ```
+/// use sterna_format::names::{Name, translate};
+///
+/// let name = translate("llama", "model.layers.7.self_attn.q_proj.weight");
+/// assert_eq!(name, Name::Known("blk.7.attn_q.weight".into()));
+/// ```
+pub fn translate(model_type: &str, name: &str) -> Name {
+    if is_ignored(name) {
+        return Name::Ignored;
+    }
+    let name = PREFIXES
+        .iter()
+        .find_map(|prefix| name.strip_prefix(prefix))
+        .unwrap_or(name);
+    let known = match name.strip_prefix("layers.") {
+        Some(rest) => in_layer(model_type, rest),
+        None => outside_layers(name),
+    };
+    known.map_or(Name::Unknown, Name::Known)
+}
+
+/// Two tensors of a checkpoint mean the same.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("tensor `{second}` means `{name}`, which another tensor does already")]
+pub struct NameCollision {
+    /// The GGUF name.
+    pub name: String,
+    /// The second tensor's name in the file.
+    pub second: String,
+}
+
+/// A catalog with GGUF names: known tensors renamed, ignored ones left out, unknown ones kept.
+///
+/// # Errors
+///
+/// [`NameCollision`] if two tensors end up with one name.
+pub fn translate_catalog(
+    model_type: &str,
+    catalog: &TensorCatalog,
+) -> Result<TensorCatalog, NameCollision> {
+    let mut out = TensorCatalog::default();
+    for entry in catalog.iter() {
+        let name = match translate(model_type, &entry.name) {
+            Name::Known(name) => name,
+            Name::Unknown => entry.name.clone(),
+            Name::Ignored => continue,
+        };
+        let renamed = TensorEntry {
+            name,
+            ..entry.clone()
+        };
+        out.insert(renamed).map_err(|taken| NameCollision {
+            name: taken.name,
+            second: entry.name.clone(),
+        })?;
+    }
+    Ok(out)
+}
+
+/// Where the language model sits: alone, in a multimodal model, or saved without its head.
+const PREFIXES: [&str; 4] = [
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+    "model.",
+];
+
+const OTHER_MODALITIES: [&str; 8] = [
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.vision_model.",
+    "model.visual.",
+    "model.multi_modal_projector.",
+];
+
+fn is_ignored(name: &str) -> bool {
+    // Older checkpoints store the rotation frequencies, which the configuration gives as well.
+    name.ends_with("rotary_emb.inv_freq") || OTHER_MODALITIES.iter().any(|p| name.starts_with(p))
+}
+
+fn outside_layers(name: &str) -> Option<String> {
+    let (module, kind) = name.rsplit_once('.')?;
+    let module = match module {
+        "embed_tokens" => "token_embd",
+        "norm" => "output_norm",
+        "lm_head" => "output",
+        _ => return None,
+    };
+    KINDS.contains(&kind).then(|| format!("{module}.{kind}"))
+}
+
+/// `rest` is what follows `layers.`, such as `3.mlp.up_proj.weight`.
+fn in_layer(model_type: &str, rest: &str) -> Option<String> {
+    let (layer, rest) = rest.split_once('.')?;
+    let plain = layer.bytes().all(|b| b.is_ascii_digit());
+    // One spelling a number, so that no two names mean the same tensor.
+    if !plain || layer.is_empty() || layer.len() > 4 || (layer.len() > 1 && layer.starts_with('0'))
+    {
+        return None;
+    }
+    let (module, kind) = rest.rsplit_once('.')?;
+    if !KINDS.contains(&kind) {
+        return None;
+    }
+    if let Some(linear) = module.strip_suffix(".rms_norm") {
+        let gguf = find(&LINEARS, linear)?;
+        return Some(format!("blk.{layer}.{gguf}_norm_in.{kind}"));
+    }
+    let norms: &[_] = match model_type {
+        "gemma2" | "gemma3" | "gemma3_text" => &GEMMA_NORMS,
+        _ => &LLAMA_NORMS,
+    };
+    let gguf = find(&LINEARS, module)
+        .or_else(|| find(norms, module))
+        .or_else(|| find(&OTHER_NORMS, module))?;
+    Some(format!("blk.{layer}.{gguf}.{kind}"))
+}
+
+fn find(table: &[(&str, &'static str)], module: &str) -> Option<&'static str> {
+    let row = table.iter().find(|(hf, _)| *hf == module);
+    row.map(|&(_, gguf)| gguf)
+}
+
+/// What a module stores. `weight_scale` belongs to packed ternary weights.
+const KINDS: [&str; 3] = ["weight", "bias", "weight_scale"];
+
+const LINEARS: [(&str, &str); 9] = [
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    // Gate and up in one matrix, under the name that GGUF's phi3 gives it.
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+const LLAMA_NORMS: [(&str, &str); 2] = [
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+];
+
+/// Gemma 2 and 3 have norms before and after both halves of a layer.
+const GEMMA_NORMS: [(&str, &str); 4] = [
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+const OTHER_NORMS: [(&str, &str); 6] = [
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    // BitNet as Microsoft and as 1bitLLM spell it.
+    ("self_attn.attn_sub_norm", "attn_sub_norm"),
+    ("self_attn.inner_attn_ln", "attn_sub_norm"),
+    ("mlp.ffn_sub_norm", "ffn_sub_norm"),
+    ("mlp.ffn_layernorm", "ffn_sub_norm"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[test]
+    fn names_of_every_family() {
+        for (model_type, hf, gguf) in [
+            ("llama", "model.embed_tokens.weight", "token_embd.weight"),
+            ("llama", "model.norm.weight", "output_norm.weight"),
+            ("llama", "lm_head.weight", "output.weight"),
+            (
+                "llama",
+                "model.layers.0.self_attn.o_proj.weight",
+                "blk.0.attn_output.weight",
+            ),
+            (
+                "llama",
+                "model.layers.12.mlp.down_proj.bias",
+                "blk.12.ffn_down.bias",
+            ),
+            (
+                "llama",
+                "model.layers.1.post_attention_layernorm.weight",
+                "blk.1.ffn_norm.weight",
+            ),
+            (
+                "llama",
+                "model.layers.1.self_attn.q_proj.weight_scale",
+                "blk.1.attn_q.weight_scale",
+            ),
+            (
+                "qwen2",
+                "model.layers.1.self_attn.k_proj.bias",
+                "blk.1.attn_k.bias",
+            ),
+            (
+                "qwen3",
+                "model.layers.1.self_attn.q_norm.weight",
+                "blk.1.attn_q_norm.weight",
+            ),
+            (
+                "qwen3",
+                "layers.1.self_attn.q_proj.rms_norm.weight",
+                "blk.1.attn_q_norm_in.weight",
+            ),
+            (
+                "qwen3",
+                "model.layers.1.self_attn.o_proj.rms_norm.weight",
+                "blk.1.attn_output_norm_in.weight",
+            ),
+            (
+                "qwen3",
+                "model.layers.1.mlp.gate_proj.rms_norm.weight",
+                "blk.1.ffn_gate_norm_in.weight",
+            ),
+            (
+                "gemma2",
+                "model.layers.1.input_layernorm.weight",
+                "blk.1.attn_norm.weight",
+            ),
+            (
+                "gemma2",
+                "model.layers.1.post_attention_layernorm.weight",
+                "blk.1.post_attention_norm.weight",
+            ),
+            (
+                "gemma3",
+                "model.layers.1.pre_feedforward_layernorm.weight",
+                "blk.1.ffn_norm.weight",
+            ),
+            (
+                "gemma3_text",
+                "model.layers.1.post_feedforward_layernorm.weight",
+                "blk.1.post_ffw_norm.weight",
+            ),
+            (
+                "gemma3_text",
+                "language_model.model.layers.1.self_attn.k_norm.weight",
+                "blk.1.attn_k_norm.weight",
+            ),
+            (
+                "gemma3_text",
+                "model.language_model.embed_tokens.weight",
+                "token_embd.weight",
+            ),
+            (
+                "gemma3_text",
+                "language_model.lm_head.weight",
+                "output.weight",
+            ),
+            (
+                "phi3",
+                "model.layers.1.self_attn.qkv_proj.weight",
+                "blk.1.attn_qkv.weight",
+            ),
+            (
+                "phi3",
+                "model.layers.1.mlp.gate_up_proj.weight",
+                "blk.1.ffn_up.weight",
+            ),
+            (
+                "bitnet",
+                "model.layers.1.self_attn.attn_sub_norm.weight",
+                "blk.1.attn_sub_norm.weight",
+            ),
+            (
+                "bitnet",
+                "model.layers.1.mlp.ffn_sub_norm.weight",
+                "blk.1.ffn_sub_norm.weight",
+            ),
+            (
+                "llama",
+                "model.layers.1.self_attn.inner_attn_ln.weight",
+                "blk.1.attn_sub_norm.weight",
+            ),
+            (
+                "llama",
+                "model.layers.1.mlp.ffn_layernorm.weight",
+                "blk.1.ffn_sub_norm.weight",
+            ),
+        ] {
+            assert_eq!(
+                translate(model_type, hf),
+                Name::Known(gguf.into()),
+                "{model_type} {hf}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_left_out_and_names_unheard_of() {
+        for name in [
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "rotary_emb.inv_freq",
+            "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight",
+            "model.multi_modal_projector.mm_soft_emb_norm.weight",
+        ] {
+            assert_eq!(translate("gemma3", name), Name::Ignored, "{name}");
+        }
+        for name in [
+            "",
+            "weight",
+            "model.layers.weight",
+            "model.layers.01.mlp.up_proj.weight",
+            "model.layers.-1.mlp.up_proj.weight",
+            "model.layers.99999.mlp.up_proj.weight",
+            "model.layers.0.mlp.up_proj.lora_a",
+            "model.layers.0.mlp.experts.0.up_proj.weight",
+            "model.layers.0.pre_feedforward_layernorm.weight",
+            "model.layers.0.input_layernorm.rms_norm.weight",
+        ] {
+            assert_eq!(translate("llama", name), Name::Unknown, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_catalog_is_renamed_in_place() {
+        let catalog = |names: &[&str]| {
+            let mut catalog = TensorCatalog::default();
+            for (i, &name) in names.iter().enumerate() {
+                let entry = TensorEntry {
+                    name: name.into(),
+                    dtype: DType::F32,
+                    shape: vec![1],
+                    file: i,
+                    offset: 0,
+                    len: 4,
+                };
+                catalog.insert(entry).unwrap();
+            }
+            catalog
+        };
+        let hf = catalog(&["model.norm.weight", "rotary_emb.inv_freq", "extra"]);
+        let out = translate_catalog("llama", &hf).unwrap();
+        let names: Vec<_> = out.iter().map(|t| (&*t.name, t.file)).collect();
+        assert_eq!(names, [("output_norm.weight", 0), ("extra", 2)]);
+
+        let twice = catalog(&["model.norm.weight", "norm.weight"]);
+        assert_eq!(
+            translate_catalog("llama", &twice).unwrap_err().to_string(),
+            "tensor `norm.weight` means `output_norm.weight`, which another tensor does already"
+        );
+    }
+}
