@@ -1,0 +1,298 @@
+//! Strings to ids and back.
+
+mod added;
+mod bpe;
+mod bytes;
+mod charsmap;
+mod decode;
+mod error;
+mod hf;
+mod model;
+mod normalize;
+mod pattern;
+mod prefix;
+mod pretokenize;
+mod specials;
+mod stream;
+mod unigram;
+mod vocab;
+mod wordpiece;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use added::{AddedTokens, Segment};
+use decode::{Decoder, Place};
+use model::Model;
+use normalize::Normalizer;
+use pretokenize::{Piece, PreTokenizer};
+use vocab::Vocab;
+
+pub use error::TokenizerError;
+pub use specials::SpecialTokens;
+pub use stream::StreamDecoder;
+
+/// How to encode a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Encode {
+    /// Put the model's own tokens around the text, such as a beginning-of-sequence token, where the tokenizer says so.
+    pub add_special: bool,
+    /// Recognise control tokens that are written out in the text.
+    ///
+    /// Only for text from a chat template: in text from a user, this would let the user write control tokens.
+    pub parse_special: bool,
+}
+
+impl Encode {
+    /// For text that stands alone: special tokens around it, none recognised in it.
+    pub const TEXT: Self = Self {
+        add_special: true,
+        parse_special: false,
+    };
+    /// For a rendered chat template, which writes all its special tokens out.
+    pub const TEMPLATE: Self = Self {
+        add_special: false,
+        parse_special: true,
+    };
+    /// For a stretch of plain text.
+    pub const PLAIN: Self = Self {
+        add_special: false,
+        parse_special: false,
+    };
+}
+
+/// How to decode ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Decode {
+    /// Leave out control tokens.
+    pub skip_special: bool,
+}
+
+/// Turns strings into the ids of one model, and ids into strings. Cheap to clone; clones share the vocabulary.
+#[derive(Debug, Clone)]
+pub struct Tokenizer(Arc<Parts>);
+
+/// Everything a tokenizer consists of, whichever file it came from.
+#[derive(Debug)]
+struct Parts {
+    /// What the model knows; added tokens may stand outside.
+    vocab: Vocab,
+    added: AddedTokens,
+    normalizer: Option<Normalizer>,
+    pre_tokenizer: Option<PreTokenizer>,
+    model: Model,
+    /// Ids that go before and behind a text.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    decoder: Decoder,
+    specials: SpecialTokens,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    end_ids: Vec<u32>,
+    n_vocab: usize,
+}
+
+impl Tokenizer {
+    /// Completes `parts`: which ids begin and end a text, and how many ids there are.
+    fn assemble(mut parts: Parts) -> Self {
+        let id = |token: &Option<String>| {
+            parts
+                .added
+                .id(token.as_deref()?)
+                .or_else(|| parts.vocab.id(token.as_deref()?.as_bytes()))
+        };
+        let ends: Vec<u32> = specials::known_ends(&parts.added).collect();
+        let is_special = |id: &u32| parts.added.get(*id).is_some_and(|token| token.special);
+        let bos = parts
+            .bos
+            .or_else(|| id(&parts.specials.bos))
+            .or_else(|| parts.prefix.first().copied().filter(is_special))
+            .or_else(|| specials::known_bos(&parts.added));
+        let eos = parts
+            .eos
+            .or_else(|| id(&parts.specials.eos))
+            .or(match ends[..] {
+                [only] => Some(only),
+                _ => None,
+            });
+        let highest_added = parts
+            .added
+            .iter()
+            .last()
+            .map_or(0, |(id, _)| id as usize + 1);
+        (parts.bos, parts.eos) = (bos, eos);
+        parts.n_vocab = parts.vocab.len().max(highest_added);
+        parts.end_ids.extend(eos);
+        parts.end_ids.extend(ends);
+        parts.end_ids.sort_unstable();
+        parts.end_ids.dedup();
+        Self(Arc::new(parts))
+    }
+
+    /// The ids of `text`.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::Unspellable`] if the vocabulary has neither a spelling for a character nor an unknown token;
+    /// [`TokenizerError::PatternGaveUp`] and [`TokenizerError::Expansion`] for tokenizer files that ask for
+    /// unreasonable work on this text.
+    pub fn encode(&self, text: &str, options: Encode) -> Result<Vec<u32>, TokenizerError> {
+        let parts = &*self.0;
+        let mut ids = Vec::with_capacity(text.len() / 4 + parts.prefix.len() + parts.suffix.len());
+        if options.add_special {
+            ids.extend(&parts.prefix);
+        }
+        for segment in parts.added.split_raw(text, options.parse_special) {
+            match segment {
+                Segment::Token(id) => ids.push(id),
+                Segment::Text { text, at_start } => {
+                    parts.encode_raw(text, at_start, options, &mut ids)?
+                }
+            }
+        }
+        if options.add_special {
+            ids.extend(&parts.suffix);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary say nothing.
+    pub fn decode(&self, ids: &[u32], options: Decode) -> String {
+        match String::from_utf8(self.decode_bytes(ids, options)) {
+            Ok(text) => text,
+            Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+        }
+    }
+
+    /// The bytes of `ids`, which need not be UTF-8 where a text was cut inside a character.
+    pub fn decode_bytes(&self, ids: &[u32], options: Decode) -> Vec<u8> {
+        let parts = &*self.0;
+        let pieces: Vec<&str> = ids
+            .iter()
+            .filter_map(|id| parts.spelling(*id, options))
+            .collect();
+        let mut bytes = Vec::new();
+        for (index, piece) in pieces.iter().enumerate() {
+            let place = Place {
+                first: index == 0,
+                last: index + 1 == pieces.len(),
+                previous: index.checked_sub(1).map(|before| pieces[before]),
+            };
+            bytes.extend_from_slice(&parts.decoder.piece(piece, place));
+        }
+        parts.decoder.finish(bytes)
+    }
+
+    /// A decoder that takes ids one by one.
+    pub fn stream(&self, options: Decode) -> StreamDecoder {
+        StreamDecoder::new(self.clone(), options)
+    }
+
+    /// The piece of `id` as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`); `None` for ids nothing uses.
+    pub fn piece(&self, id: u32) -> Option<&str> {
+        match self.0.added.get(id) {
+            Some(token) => Some(&token.content),
+            None => self.0.vocab.piece(id),
+        }
+    }
+
+    /// The id of a piece, spelled as the vocabulary spells it; added tokens come first.
+    pub fn token_id(&self, piece: &str) -> Option<u32> {
+        self.0
+            .added
+            .id(piece)
+            .or_else(|| self.0.vocab.id(piece.as_bytes()))
+    }
+
+    /// Whether `id` is a control token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.0.added.get(id).is_some_and(|token| token.special)
+    }
+
+    /// One more than the highest id. A model's own vocabulary may be padded beyond.
+    pub fn n_vocab(&self) -> usize {
+        self.0.n_vocab
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.0.bos
+    }
+
+    /// The token that ends a text, as the model's files name it.
+    pub fn eos(&self) -> Option<u32> {
+        self.0.eos
+    }
+
+    /// Whether [`Encode::add_special`] puts [`Tokenizer::bos`] in front.
+    pub fn adds_bos(&self) -> bool {
+        self.0.bos.is_some() && self.0.prefix.first() == self.0.bos.as_ref()
+    }
+
+    /// Every id that ends a turn or a text, sorted: those that the files name, and control tokens whose names are known
+    /// to, such as `<|eot_id|>` and `<|im_end|>`.
+    pub fn end_ids(&self) -> &[u32] {
+        &self.0.end_ids
+    }
+
+    /// The special tokens by their role, as chat templates refer to them.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.0.specials
+    }
+}
+
+impl Parts {
+    /// Encodes text that holds no token that is looked for in raw text.
+    fn encode_raw(
+        &self,
+        text: &str,
+        at_start: bool,
+        options: Encode,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let text = match &self.normalizer {
+            Some(normalizer) => normalizer.normalize(text, at_start)?,
+            None => Cow::Borrowed(text),
+        };
+        for segment in self
+            .added
+            .split_normalized(&text, at_start, options.parse_special)
+        {
+            match segment {
+                Segment::Token(id) => ids.push(id),
+                Segment::Text { text, at_start } => self.encode_normalized(text, at_start, ids)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_normalized(
+        &self,
+        text: &str,
+        at_start: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let piece = Piece {
+            text: Cow::Borrowed(text),
+            at_start,
+        };
+        let mut words = Vec::new();
+        match &self.pre_tokenizer {
+            Some(pre_tokenizer) => pre_tokenizer.split(piece, &mut words)?,
+            None => words.push(piece),
+        }
+        for word in &words {
+            self.model.encode(&self.vocab, &word.text, ids)?;
+        }
+        Ok(())
+    }
+
+    /// The piece of `id` as the decoder wants it; `None` if it is left out.
+    fn spelling(&self, id: u32, options: Decode) -> Option<&str> {
+        match self.added.get(id) {
+            Some(token) if token.special && options.skip_special => None,
+            Some(token) => Some(&token.spelling),
+            None => self.vocab.piece(id),
+        }
+    }
+}
