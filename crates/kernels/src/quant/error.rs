@@ -27,8 +27,15 @@ pub enum QuantError {
         block_len: usize,
     },
     /// A slice has the wrong length.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
+    #[error("{what}: expected {expected} elements, found {found}")]
+    Size {
+        /// The slice.
+        what: &'static str,
+        /// Elements (or bytes, where `what` says so) by the shapes given.
+        expected: usize,
+        /// Elements found.
+        found: usize,
+    },
     /// A shape that the layout cannot hold.
     #[error("{layout}: a [{n}, {k}] tensor needs {rule}")]
     Layout {
@@ -101,4 +108,19 @@ pub enum QuantError {
         /// The scale.
         scale: f32,
     },
+}
+
+impl From<ShapeError> for QuantError {
+    fn from(error: ShapeError) -> QuantError {
+        let ShapeError {
+            what,
+            expected,
+            found,
+        } = error;
+        QuantError::Size {
+            what,
+            expected,
+            found,
+        }
+    }
 }

@@ -6,7 +6,7 @@
 //! factors against everything else. Sums are kept in eight lanes so that they vectorise.
 
 use super::float::round_to_f16;
-use super::q4::{absmax, min_max};
+use super::q4::{min_max, signed_absmax};
 
 /// Values of a super-block.
 pub(super) const SUPER: usize = 256;
@@ -254,12 +254,13 @@ pub(super) fn fit_symmetric(values: &[f32; SUPER], half: u8, half_scale: u8) -> 
 
 /// The real scale that fits one sub-block best; of either sign, as the codes are lopsided.
 fn fit_sub_symmetric(x: &[f32; 16], half: f32) -> f32 {
-    let extent = absmax(x);
+    let extent = signed_absmax(x).abs();
     if extent < MIN_EXTENT {
         return 0.0;
     }
-    let mut best = 0.0;
-    let mut lowest = f32::INFINITY;
+    // The value of largest magnitude at the end that reaches further: exact for constant blocks.
+    let mut best = signed_absmax(x) / -half;
+    let mut lowest = symmetric_error(x, best, half);
     for sign in [-1.0, 1.0] {
         for stretch in STRETCH {
             let mut scale = sign * extent / (half + stretch as f32 * STRETCH_UNIT);

@@ -54,7 +54,7 @@ pub use float::f16_to_f32;
 /// the caller's to apply.
 ///
 /// Errors: [`QuantError::Unsupported`] for integer and Boolean types, [`QuantError::PartialBlock`]
-/// and [`QuantError::Shape`] if the lengths don't fit. Every byte pattern of the right length
+/// and [`QuantError::Size`] if the lengths don't fit. Every byte pattern of the right length
 /// decodes.
 ///
 /// Inlined, so that a caller compiled for wider instructions gets a decoder that uses them.

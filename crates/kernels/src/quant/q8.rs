@@ -12,13 +12,13 @@ const LANES: usize = 16;
 /// Quantises one row, `q = clamp(round_half_even(x · scale), −128, 127)`, and returns `scale` and
 /// `Σ q`.
 ///
-/// The scale is `127 / max(absmax, 1e-5)`; dividing by it goes back. The sum turns a dot product
-/// with codes 0, 1, 2 into one with −1, 0, +1.
+/// The scale is `127 / max(absmax, 1e-5)`, computed as 127 times the reciprocal; dividing by it goes
+/// back. The sum turns a dot product with codes 0, 1, 2 into one with −1, 0, +1.
 ///
 /// Shapes: `x` and `q` are `[k]`; the shorter one decides if they differ, and the rest of `q` is
-/// left alone. All arithmetic is in f32, so that the result is that of
-/// `round(x * (127 / absmax.clamp(min=1e-5)))` in other f32 implementations, bit for bit. Every
-/// order of evaluation gives the same bits.
+/// left alone. All arithmetic is in f32 and gives the bits that PyTorch gives for
+/// `s = 127 / absmax.clamp(min=1e-5); (x * s).round().clamp(-128, 127)`, which divides a number by a
+/// tensor by way of the reciprocal. Every order of evaluation gives the same bits.
 ///
 /// Never panics. NaN quantises to 0 and does not count towards the maximum. An infinite value makes
 /// the scale 0 and every code 0: there is no step that could represent it.
@@ -42,7 +42,7 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> (f32, i32) {
             MIN_ABSMAX,
             |max, x| if x.abs() > max { x.abs() } else { max },
         );
-    let scale = 127.0 / absmax;
+    let scale = (1.0 / absmax) * 127.0;
 
     let (q_chunks, q_rest) = q.as_chunks_mut::<LANES>();
     let mut sums = [0i32; LANES];
@@ -77,7 +77,7 @@ mod tests {
     /// The definition, one value at a time.
     fn reference(x: &[f32]) -> (Vec<i8>, (f32, i32)) {
         let absmax = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-        let scale = 127.0 / absmax.max(1e-5);
+        let scale = (1.0 / absmax.max(1e-5)) * 127.0;
         let q: Vec<i8> = x
             .iter()
             .map(|x| (x * scale).round_ties_even().clamp(-128.0, 127.0) as i8)

@@ -104,7 +104,7 @@ impl<'a> Source<'a> {
     ///
     /// Errors: [`QuantError::Layout`] if the layout can't hold the shape (I2_S needs `n·k` to be a
     /// multiple of 128, its form `Rows4` also `n` of 4), [`QuantError::PartialBlock`],
-    /// [`QuantError::Shape`] if `bytes` has another length, [`QuantError::Unsupported`].
+    /// [`QuantError::Size`] if `bytes` has another length, [`QuantError::Unsupported`].
     pub fn new(layout: Layout, n: usize, k: usize, bytes: &'a [u8]) -> Result<Self, QuantError> {
         let shape = |layout, rule| QuantError::Layout { layout, n, k, rule };
         let elements = n
@@ -118,11 +118,15 @@ impl<'a> Source<'a> {
                 if form == I2sLayout::Rows4 && !n.is_multiple_of(4) {
                     return Err(shape("I2_S rows4", "a multiple of 4 rows"));
                 }
-                expect_len("I2_S codes", elements / 4, bytes.len())?;
+                expect_len("I2_S codes: bytes", elements / 4, bytes.len())?;
             }
             Layout::HuggingFace => {
                 // No overflow: at most n·k.
-                expect_len("packed uint8 weights", n.div_ceil(4) * k, bytes.len())?;
+                expect_len(
+                    "packed uint8 weights: bytes",
+                    n.div_ceil(4) * k,
+                    bytes.len(),
+                )?;
             }
             Layout::Blocks(dtype) => {
                 if !matches!(dtype, DType::TQ1_0 | DType::TQ2_0) {
@@ -149,7 +153,7 @@ impl<'a> Source<'a> {
     /// Writes rows `rows` in the working layout.
     ///
     /// Shapes: `out` is `[rows.len() · row_bytes(k)]`.
-    /// Errors: [`QuantError::Rows`], [`QuantError::Shape`]; [`QuantError::InvalidCode`] where a
+    /// Errors: [`QuantError::Rows`], [`QuantError::Size`]; [`QuantError::InvalidCode`] where a
     /// two-bit code is 3, [`QuantError::BadScale`] for a block scale that is no finite number,
     /// [`QuantError::NotTernary`] for a value that doesn't have the scale's magnitude. `out` may
     /// have been written in part after an error.
@@ -164,7 +168,7 @@ impl<'a> Source<'a> {
         }
         // No overflow: row_bytes(k) is at most max(32, k) and `out` would have to be that long.
         expect_len(
-            "packed rows",
+            "packed rows: bytes",
             rows.len().saturating_mul(row_bytes(k)),
             out.len(),
         )?;
@@ -264,7 +268,7 @@ impl<'a> Source<'a> {
 /// `None` if blocks differ: such a tensor has no single scale and is decoded by [`decode_row`]
 /// instead. `Some(0.0)` if all are 0. Results for parts of a tensor combine: equal or zero.
 ///
-/// Errors: [`QuantError::Unsupported`] for other types, [`QuantError::Shape`] for a partial block,
+/// Errors: [`QuantError::Unsupported`] for other types, [`QuantError::Size`] for a partial block,
 /// [`QuantError::BadScale`] for a scale that is no finite number (blocks count from the start of
 /// `bytes`, as row 0).
 pub fn common_block_scale(dtype: DType, bytes: &[u8]) -> Result<Option<f32>, QuantError> {
@@ -275,7 +279,11 @@ pub fn common_block_scale(dtype: DType, bytes: &[u8]) -> Result<Option<f32>, Qua
         });
     }
     let size = dtype.block_bytes();
-    expect_len("whole blocks", bytes.len() / size * size, bytes.len())?;
+    expect_len(
+        "whole blocks: bytes",
+        bytes.len() / size * size,
+        bytes.len(),
+    )?;
     let mut common = 0.0;
     for (block, bytes) in bytes.chunks_exact(size).enumerate() {
         let scale = f16_at(
@@ -312,7 +320,11 @@ pub fn common_value_scale(dtype: DType, bytes: &[u8]) -> Result<Option<f32>, Qua
 
     decode_row(dtype, &[], &mut [])?;
     let size = dtype.block_bytes();
-    expect_len("whole blocks", bytes.len() / size * size, bytes.len())?;
+    expect_len(
+        "whole blocks: bytes",
+        bytes.len() / size * size,
+        bytes.len(),
+    )?;
     let mut values = [0.0; CHUNK];
     let mut scale = 0.0;
     for bytes in bytes.chunks(CHUNK / dtype.block_len() * size) {
@@ -445,9 +457,9 @@ pub fn check_codes(k: usize, first_row: usize, codes: &[u8]) -> Result<(), Quant
 /// The trits of one packed row, −1, 0 or +1; what code 3 gives is unspecified.
 ///
 /// Shapes: `out` is `[k]`, `codes` is `[row_bytes(k)]`.
-/// Errors: [`QuantError::Shape`].
+/// Errors: [`QuantError::Size`].
 pub fn unpack_row(codes: &[u8], out: &mut [i8]) -> Result<(), QuantError> {
-    expect_len("packed row", row_bytes(out.len()), codes.len())?;
+    expect_len("packed row: bytes", row_bytes(out.len()), codes.len())?;
     let mut block = [0; BLOCK];
     for (out, packed) in out
         .chunks_mut(BLOCK)
