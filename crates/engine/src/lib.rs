@@ -1,6 +1,32 @@
-//! sterna-engine.
+//! Token ids to logits: the model families, their loading, and the forward pass.
+//!
+//! For planning a model from parsed headers ([`ModelPlan`]), loading it from bytes someone else
+//! fetches ([`Loader`]), running it ([`Session`]) and choosing tokens ([`Sampler`]). Not for text,
+//! files or the network: this crate never sees a string of a prompt, a path or a URL.
+//!
+//! Where a model is computed is behind the [`Backend`] trait; [`Cpu`] is the one in this crate.
 #![forbid(unsafe_code)]
 
+mod backend;
+mod config;
+mod cpu;
+mod family;
+mod forward;
+mod load;
+mod model;
+mod plan;
+mod rope;
 mod sampler;
+mod weights;
 
+pub use backend::{
+    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, WeightData,
+};
+pub use config::{LayerConfig, ModelConfig};
+pub use cpu::{Cpu, CpuBuffer, CpuCache, CpuLinear};
+pub use family::Family;
+pub use load::{LoadError, Loader};
+pub use model::{EngineError, Logits, Model, Session, SessionOptions};
+pub use plan::{ModelPlan, PlanError, PlanOptions, TensorRequest};
+pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};

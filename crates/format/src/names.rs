@@ -36,6 +36,25 @@ pub fn translate(model_type: &str, name: &str) -> Name {
     known.map_or(Name::Unknown, Name::Known)
 }
 
+/// The Hugging Face module of a linear layer with the GGUF name `name` (no `.weight`), as the
+/// exceptions of a quantisation configuration name it.
+///
+/// ```
+/// use sterna_format::names::linear_module;
+///
+/// let module = linear_module("blk.7.attn_q");
+/// assert_eq!(module.as_deref(), Some("model.layers.7.self_attn.q_proj"));
+/// assert_eq!(linear_module("output").as_deref(), Some("lm_head"));
+/// ```
+pub fn linear_module(name: &str) -> Option<String> {
+    if name == "output" {
+        return Some("lm_head".into());
+    }
+    let (layer, module) = name.strip_prefix("blk.")?.split_once('.')?;
+    let row = LINEARS.iter().find(|(_, gguf)| *gguf == module);
+    row.map(|(hf, _)| format!("model.layers.{layer}.{hf}"))
+}
+
 /// Two tensors of a checkpoint mean the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tensor `{second}` means `{name}`, which another tensor does already")]

@@ -33,6 +33,7 @@ mod math;
 pub mod norm;
 mod pool;
 pub mod quant;
+pub mod repack;
 pub mod rope;
 mod shape;
 #[cfg(test)]

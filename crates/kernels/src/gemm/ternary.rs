@@ -5,7 +5,7 @@ use crate::Exec;
 use crate::isa::{Isa, Level};
 use crate::pool::SharedSlice;
 use crate::quant::q8::quantize_row;
-use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes};
+use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes, unpack_row};
 use crate::shape::{self, ShapeError, expect_len};
 
 /// A ternary weight matrix `[n, k]` with one scale.
@@ -41,6 +41,15 @@ impl<'a> TernaryMatrix<'a> {
     /// Elements of a row.
     pub fn k(&self) -> usize {
         self.k
+    }
+
+    /// Writes row `i` as floats into `out`, `[k]`. Panics if there is no such row.
+    pub fn decode(&self, i: usize, out: &mut [f32]) {
+        let mut trits = vec![0; self.k];
+        unpack_row(self.row(i), &mut trits).expect("rows have this length");
+        for (out, trit) in out.iter_mut().zip(trits) {
+            *out = f32::from(trit) * self.scale;
+        }
     }
 
     fn row(&self, i: usize) -> &'a [u8] {

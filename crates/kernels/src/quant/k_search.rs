@@ -14,12 +14,16 @@ pub(super) const SUPER: usize = 256;
 /// Blocks with less extent than this are stored as constant: f16 scales could not hold it.
 const MIN_EXTENT: f32 = 1e-12;
 
-/// How often scales and factors are fitted against each other; more gains less than 0.1 %.
-const ROUNDS: usize = 3;
+/// How often scales and factors are fitted against each other; a third time gains less than 0.1 %.
+const ROUNDS: usize = 2;
 
-/// How far the number of steps across a sub-block is varied, in steps.
-const STRETCH: std::ops::RangeInclusive<i32> = -10..=20;
-const STRETCH_UNIT: f32 = 0.1;
+/// How much the number of steps across a sub-block is varied: −1 to +2.
+const STRETCHES: std::ops::RangeInclusive<i32> = -4..=8;
+const STRETCH_UNIT: f32 = 0.25;
+
+/// Where the first step is put relative to the smallest value, in steps. Outliers at the other end
+/// make it matter where the levels lie among the small values.
+const SHIFTS: [f32; 3] = [0.0, -0.5, 0.5];
 
 /// A super-block of `x = d·scales[s]·code − dmin·mins[s]`, `s` being the sub-block of `code`.
 pub(super) struct Affine {
@@ -99,22 +103,25 @@ fn fit_sub_affine<const S: usize>(x: &[f32; S], max_code: f32) -> (f32, f32) {
     }
     let mut best = ((hi - lo) / max_code, -lo);
     let mut lowest = affine_error(x, best.0, best.1, max_code);
-    for stretch in STRETCH {
+    for stretch in STRETCHES {
         let steps = max_code + stretch as f32 * STRETCH_UNIT;
         if steps <= 0.0 {
             continue;
         }
-        let mut fit = ((hi - lo) / steps, -lo);
-        // Alternate: codes for this scale, then the scale for these codes.
-        for _ in 0..2 {
-            let codes = affine_codes(x, fit.0, fit.1, max_code);
-            let Some(solved) = solve_affine(x, &codes) else {
-                break;
-            };
-            fit = solved;
-            let error = affine_error(x, fit.0, fit.1, max_code);
-            if error < lowest {
-                (best, lowest) = (fit, error);
+        let scale = (hi - lo) / steps;
+        for shift in SHIFTS {
+            let mut fit = (scale, (shift * scale - lo).max(0.0));
+            // Alternate: codes for this scale, then the scale for these codes.
+            for _ in 0..2 {
+                let codes = affine_codes(x, fit.0, fit.1, max_code);
+                let Some(solved) = solve_affine(x, &codes) else {
+                    break;
+                };
+                fit = solved;
+                let error = affine_error(x, fit.0, fit.1, max_code);
+                if error < lowest {
+                    (best, lowest) = (fit, error);
+                }
             }
         }
     }
@@ -262,7 +269,7 @@ fn fit_sub_symmetric(x: &[f32; 16], half: f32) -> f32 {
     let mut best = signed_absmax(x) / -half;
     let mut lowest = symmetric_error(x, best, half);
     for sign in [-1.0, 1.0] {
-        for stretch in STRETCH {
+        for stretch in STRETCHES {
             let mut scale = sign * extent / (half + stretch as f32 * STRETCH_UNIT);
             for _ in 0..2 {
                 let codes = symmetric_codes(x, scale, half);

@@ -1,0 +1,214 @@
+//! The seam between what a model computes and where it is computed.
+
+use bytes::Bytes;
+use sterna_format::DType;
+use sterna_kernels::activation::Activation;
+use sterna_kernels::attention::AttentionShape;
+use sterna_kernels::quant::QuantError;
+use sterna_kernels::{Exec, ShapeError};
+
+use crate::rope::Angles;
+
+/// A place to run models: buffers, and the operations that forward passes are made of.
+///
+/// A forward pass is written once against this trait ([`crate::Session::forward`]). Operations take
+/// effect in the order they are called; only [`Backend::read`] needs their results, so a device may
+/// record them and run them together. Buffers hold rows of f32, one for each token of the batch.
+///
+/// Errors: shapes were checked when the model was planned, so operations fail only if the place
+/// itself does (a lost device, no memory).
+pub trait Backend: Sized {
+    /// A weight matrix.
+    type Linear;
+    /// A vector of weights: a norm or a bias.
+    type Vector;
+    /// Activations, `[n_tokens, width]`. The operation that fills one sets its shape.
+    type Buffer;
+    /// Keys and values of the tokens so far, for all layers.
+    type Cache: KvCache;
+
+    /// Threads of this machine, for repacking weights before they are handed over.
+    fn host(&self) -> &Exec;
+
+    /// Takes over a weight matrix.
+    fn load_linear(&self, source: LinearSource) -> Result<Self::Linear, BackendError>;
+    /// Takes over a vector of weights.
+    fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError>;
+    /// An empty buffer.
+    fn buffer(&self) -> Self::Buffer;
+    /// An empty cache.
+    fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError>;
+
+    /// `out[t] ← scale · table[ids[t]]`.
+    fn embed(
+        &self,
+        table: &Self::Linear,
+        ids: &[u32],
+        scale: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// `out ← rms_norm(x) · weight`, over rows of the weight's length.
+    fn rms_norm(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// `x ← rms_norm(x) · weight`; a weight of a head's length normalises each head.
+    fn rms_norm_in_place(
+        &self,
+        x: &mut Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+    ) -> Result<(), BackendError>;
+
+    /// `out ← x · wᵀ` for each matrix `w` and its output; all read the same `x`.
+    fn linear(
+        &self,
+        x: &Self::Buffer,
+        outputs: &mut [(&Self::Linear, &mut Self::Buffer)],
+    ) -> Result<(), BackendError>;
+
+    /// `x[t] ← x[t] + bias`.
+    fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector) -> Result<(), BackendError>;
+
+    /// Rotates the heads of each row by its position's angles.
+    fn rope(
+        &self,
+        x: &mut Self::Buffer,
+        head_dim: usize,
+        angles: &Angles,
+    ) -> Result<(), BackendError>;
+
+    /// Appends `k` and `v` to a layer of the cache, and attends to it: `out ← attention(q, cache)`.
+    ///
+    /// Positions count from the cache's length, which stays as it is until [`KvCache::advance`].
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
+        &self,
+        cache: &mut Self::Cache,
+        layer: usize,
+        shape: &AttentionShape,
+        q: &Self::Buffer,
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// `gate ← activation(gate) · up`.
+    fn gate(
+        &self,
+        activation: Activation,
+        gate: &mut Self::Buffer,
+        up: &Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// `x ← x + y`.
+    fn add(&self, x: &mut Self::Buffer, y: &Self::Buffer) -> Result<(), BackendError>;
+
+    /// `x ← cap · tanh(x / cap)`.
+    fn softcap(&self, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
+
+    /// Drops all rows of `x` but the last.
+    fn keep_last_row(&self, x: &mut Self::Buffer) -> Result<(), BackendError>;
+
+    /// The values of `x`, row by row. Waits for every operation before it.
+    fn read(&self, x: &Self::Buffer) -> Result<Vec<f32>, BackendError>;
+}
+
+/// Keys and values of a sequence.
+pub trait KvCache: Sized {
+    /// Tokens in the cache.
+    fn len(&self) -> usize;
+    /// True if there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Counts in `n` tokens that every layer has now appended.
+    fn advance(&mut self, n: usize);
+    /// Forgets all but the first `len` tokens.
+    fn truncate(&mut self, len: usize);
+    /// A cache of the first `len` tokens, sharing their memory with this one.
+    fn fork(&self, len: usize) -> Self;
+}
+
+/// A weight matrix `[n, k]` as a backend receives it.
+#[derive(Debug, Clone)]
+pub struct LinearSource {
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+    /// The weights.
+    pub weights: WeightData,
+}
+
+/// How the weights of a [`LinearSource`] are given.
+#[derive(Debug, Clone)]
+pub enum WeightData {
+    /// Rows of whole blocks.
+    Blocks {
+        /// Type of the blocks.
+        dtype: DType,
+        /// The blocks.
+        bytes: Bytes,
+        /// Activations are rounded to int8 first, one scale a row: a BitLinear layer whose weights
+        /// don't share one scale.
+        int8_activations: bool,
+    },
+    /// Trits in the layout of [`sterna_kernels::quant::ternary`]; activations are int8.
+    Ternary {
+        /// The codes.
+        codes: Bytes,
+        /// What a code of +1 is worth.
+        scale: f32,
+    },
+}
+
+/// Number format of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheType {
+    /// As computed.
+    #[default]
+    F32,
+    /// Half precision: half the memory, about three digits.
+    F16,
+}
+
+impl CacheType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            CacheType::F32 => 4,
+            CacheType::F16 => 2,
+        }
+    }
+}
+
+/// Shape of a [`KvCache`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers.
+    pub n_layers: usize,
+    /// Key and value heads of each.
+    pub n_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Number format.
+    pub dtype: CacheType,
+}
+
+/// Why a backend could not do as asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// Buffers that don't fit one another.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// Weights that can't be used as they are.
+    #[error(transparent)]
+    Weights(#[from] QuantError),
+}

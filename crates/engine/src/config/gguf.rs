@@ -1,0 +1,287 @@
+//! Model configuration from GGUF metadata.
+
+use sterna_format::gguf::{GgufError, Metadata, Value};
+use sterna_kernels::activation::Activation;
+
+use super::{LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
+use crate::family::{Family, WindowPattern};
+use crate::plan::PlanError;
+use crate::rope::{RopeConfig, RopeScaling};
+
+/// Epsilon of norms that belong to a single projection; no key gives it.
+const INPUT_NORM_EPS: f32 = 1e-6;
+
+/// Rope scaling and windows are read here; divisors of rotary frequencies, which GGUF keeps in
+/// tensors, are filled in when those are loaded.
+impl ModelConfig {
+    /// The configuration in `metadata`, of a model with `n_vocab` embeddings.
+    pub(crate) fn from_gguf(metadata: &Metadata, n_vocab: usize) -> Result<Self, PlanError> {
+        let architecture = metadata
+            .architecture()?
+            .ok_or_else(|| PlanError::config("general.architecture", "a string", "nothing"))?;
+        let family = Family::of_gguf(architecture).ok_or_else(|| PlanError::UnknownFamily {
+            found: architecture.to_owned(),
+            expected: Family::gguf_architectures(),
+        })?;
+        let keys = Keys {
+            metadata,
+            architecture,
+        };
+        if let Some(n @ 1..) = keys.count("expert_count")? {
+            return Err(PlanError::config(
+                "experts",
+                "a model without experts",
+                format!("{n} experts"),
+            ));
+        }
+        let n_layers = keys.required("block_count")?;
+        if n_layers > MAX_LAYERS {
+            return Err(PlanError::config(
+                "layers",
+                format!("at most {MAX_LAYERS}"),
+                n_layers,
+            ));
+        }
+        let model_dim = keys.required("embedding_length")?;
+        let n_heads = keys.required("attention.head_count")?;
+        let head_dim = match keys.count("attention.key_length")? {
+            Some(head_dim) => head_dim,
+            None => model_dim.checked_div(n_heads).unwrap_or(0),
+        };
+        if let Some(value_dim) = keys.count("attention.value_length")?
+            && value_dim != head_dim
+        {
+            return Err(PlanError::config(
+                "attention.value_length",
+                format!("the key length, {head_dim}"),
+                value_dim,
+            ));
+        }
+        let max_ctx = keys.required("context_length")?;
+        let (layers, ropes) = keys.layers(family, n_layers, head_dim, max_ctx)?;
+        let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
+        ModelConfig {
+            family,
+            n_layers,
+            model_dim,
+            n_heads,
+            n_kv_heads: keys.count("attention.head_count_kv")?.unwrap_or(n_heads),
+            head_dim,
+            ffn_dim: keys.required("feed_forward_length")?,
+            n_vocab,
+            max_ctx,
+            norm_eps: keys
+                .float("attention.layer_norm_rms_epsilon")?
+                .unwrap_or(1e-5),
+            input_norm_eps: INPUT_NORM_EPS,
+            embed_scale: family.embed_scale(model_dim),
+            activation: keys.activation()?.unwrap_or(family.activation),
+            attn_scale: match keys.float("attention.scale")? {
+                Some(scale) if scale != 0.0 => scale,
+                _ => family.attn_scale(n_layers, model_dim, n_heads, head_dim),
+            },
+            attn_softcap: keys.float("attn_logit_softcapping")?.or(attn_cap),
+            logit_softcap: keys.float("final_logit_softcapping")?.or(logit_cap),
+            layers,
+            ropes,
+        }
+        .validated()
+    }
+}
+
+/// Metadata keys of one architecture, without its prefix.
+struct Keys<'a> {
+    metadata: &'a Metadata,
+    architecture: &'a str,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn count(&self, name: &str) -> Result<Option<usize>, PlanError> {
+        let key = self.key(name);
+        match self.metadata.get_u64(&key)? {
+            Some(value) if value > MAX_COUNT => Err(PlanError::config(
+                key,
+                format!("at most {MAX_COUNT}"),
+                value,
+            )),
+            value => Ok(value.map(|v| v as usize)),
+        }
+    }
+
+    fn required(&self, name: &str) -> Result<usize, PlanError> {
+        self.count(name)?
+            .ok_or_else(|| PlanError::config(self.key(name), "a count", "nothing"))
+    }
+
+    fn float(&self, name: &str) -> Result<Option<f32>, GgufError> {
+        self.metadata.get_f32(&self.key(name))
+    }
+
+    fn string(&self, name: &str) -> Result<Option<&str>, GgufError> {
+        self.metadata.get_str(&self.key(name))
+    }
+
+    fn activation(&self) -> Result<Option<Activation>, PlanError> {
+        let names = ["hidden_activation", "hidden_act"];
+        for name in names {
+            if let Some(found) = self.string(name)? {
+                return super::activation(found)
+                    .map(Some)
+                    .ok_or_else(|| super::unknown_activation(self.key(name), found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Each layer's window and rotary embedding.
+    fn layers(
+        &self,
+        family: &Family,
+        n_layers: usize,
+        head_dim: usize,
+        max_ctx: usize,
+    ) -> Result<(Vec<LayerConfig>, Vec<RopeConfig>), PlanError> {
+        let rope = RopeConfig {
+            dim: self.count("rope.dimension_count")?.unwrap_or(head_dim),
+            base: self.float("rope.freq_base")?.map_or(10_000.0, f64::from),
+            layout: family.gguf_rope,
+            scaling: self.rope_scaling(max_ctx)?,
+        };
+        let local_base = match (family.local_rope_base, self.float("rope.freq_base_swa")?) {
+            (Some(_), Some(base)) => Some(f64::from(base)),
+            (default, _) => default,
+        };
+        let mut ropes = vec![rope];
+        if let Some(base) = local_base {
+            ropes.push(RopeConfig {
+                base,
+                scaling: RopeScaling::None,
+                ..ropes[0].clone()
+            });
+        }
+        let default = family.gguf_window;
+        let window = self
+            .count("attention.sliding_window")?
+            .or(default)
+            .filter(|&w| w > 0);
+        let windowed = self.windowed_layers(family, n_layers)?;
+        let no_rope = family.no_rope_interval;
+        let layers = (0..n_layers)
+            .map(|i| {
+                let windowed = windowed[i];
+                let rotated = no_rope.is_none_or(|n| !(i + 1).is_multiple_of(n));
+                LayerConfig {
+                    window: window.filter(|_| windowed),
+                    rope: rotated.then_some(usize::from(windowed && local_base.is_some())),
+                }
+            })
+            .collect();
+        Ok((layers, ropes))
+    }
+
+    /// Which layers are windowed: listed, every n-th excepted, or as the family has it.
+    fn windowed_layers(&self, family: &Family, n_layers: usize) -> Result<Vec<bool>, PlanError> {
+        let key = self.key("attention.sliding_window_pattern");
+        let mut full_every = match family.windows {
+            WindowPattern::AllButEvery(n) => n,
+            // GGUF gives no window at all to models of these families that have none.
+            WindowPattern::All | WindowPattern::Last | WindowPattern::Unrotated => usize::MAX,
+        };
+        if let Some(Value::Array(_)) = self.metadata.get(&key) {
+            let listed = self.metadata.get_bools(&key)?.unwrap_or_default();
+            if listed.len() < n_layers {
+                return Err(PlanError::config(
+                    key,
+                    format!("{n_layers} entries"),
+                    listed.len(),
+                ));
+            }
+            return Ok(listed[..n_layers].to_vec());
+        }
+        if let Some(n @ 1..) = self.count("attention.sliding_window_pattern")? {
+            full_every = n;
+        }
+        Ok((1..=n_layers)
+            .map(|i| !i.is_multiple_of(full_every))
+            .collect())
+    }
+
+    fn rope_scaling(&self, max_ctx: usize) -> Result<RopeScaling, PlanError> {
+        let factor = match self.float("rope.scaling.factor")? {
+            Some(factor) => Some(factor),
+            None => self.float("rope.scale_linear")?,
+        }
+        .map(f64::from)
+        .filter(|&f| f != 0.0);
+        let original_ctx = self
+            .count("rope.scaling.original_context_length")?
+            .unwrap_or(max_ctx);
+        let kind = self.string("rope.scaling.type")?;
+        Ok(match (kind, factor) {
+            (Some("none") | None, None) | (Some("none"), _) => RopeScaling::None,
+            (Some("linear") | None, Some(factor)) => RopeScaling::Linear { factor },
+            (Some("yarn"), Some(factor)) => {
+                let extra = match self.float("rope.scaling.yarn_attn_factor")? {
+                    Some(factor) => factor,
+                    None => self.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                };
+                let beta = |name, default| -> Result<f64, GgufError> {
+                    Ok(self.float(name)?.map_or(default, f64::from))
+                };
+                RopeScaling::Yarn {
+                    factor,
+                    original_ctx,
+                    beta_fast: beta("rope.scaling.yarn_beta_fast", 32.0)?,
+                    beta_slow: beta("rope.scaling.yarn_beta_slow", 1.0)?,
+                    attention_factor: f64::from(extra) * yarn_magnitude(factor, 1.0),
+                    truncate: true,
+                }
+            }
+            // The divisors come as tensors; `ModelPlan` puts them in when they are loaded.
+            (Some("longrope"), _) => RopeScaling::None,
+            (Some(kind), None) => {
+                return Err(PlanError::config(
+                    self.key("rope.scaling.factor"),
+                    format!("a number, with scaling of type `{kind}`"),
+                    "nothing",
+                ));
+            }
+            (Some(kind), Some(_)) => {
+                return Err(PlanError::config(
+                    self.key("rope.scaling.type"),
+                    "none, linear, yarn or longrope",
+                    kind,
+                ));
+            }
+        })
+    }
+
+    /// Context length and magnitude of LongRoPE, whose divisors are tensors.
+    fn long_rope(&self, max_ctx: usize) -> Result<(usize, f64), PlanError> {
+        let original_ctx = self
+            .count("rope.scaling.original_context_length")?
+            .unwrap_or(max_ctx);
+        let magnitude = match self.float("rope.scaling.attn_factor")? {
+            Some(factor) => f64::from(factor),
+            None => super::long_rope_magnitude(max_ctx as f64 / original_ctx as f64, original_ctx),
+        };
+        Ok((original_ctx, magnitude))
+    }
+}
+
+/// Original context length and magnitude for a GGUF model with LongRoPE divisors.
+pub(crate) fn long_rope(
+    metadata: &Metadata,
+    config: &ModelConfig,
+) -> Result<(usize, f64), PlanError> {
+    let architecture = metadata.architecture()?.unwrap_or_default();
+    Keys {
+        metadata,
+        architecture,
+    }
+    .long_rope(config.max_ctx)
+}

@@ -1,0 +1,326 @@
+//! Model configuration from Hugging Face's `config.json`.
+
+use sterna_format::hf::{Config, RopeParameters};
+use sterna_kernels::rope::RopeLayout;
+
+use super::{LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude};
+use crate::family::{Family, WindowPattern};
+use crate::plan::PlanError;
+use crate::rope::{RopeConfig, RopeScaling};
+
+/// `query_pre_attn_scalar` where a Gemma configuration leaves it out.
+const GEMMA_ATTN_SCALAR: f64 = 256.0;
+/// First windowed layer where a Qwen configuration leaves it out.
+const QWEN_MAX_WINDOW_LAYERS: usize = 28;
+
+impl ModelConfig {
+    /// The configuration in `hf`, of a model with `n_vocab` embeddings.
+    pub(crate) fn from_hf(hf: &Config, n_vocab: usize) -> Result<Self, PlanError> {
+        let family = family(hf)?;
+        let required = |name: &'static str, value: Option<usize>| {
+            value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
+        };
+        let n_layers = required("num_hidden_layers", hf.num_hidden_layers)?;
+        if n_layers > MAX_LAYERS {
+            return Err(PlanError::config(
+                "num_hidden_layers",
+                format!("at most {MAX_LAYERS}"),
+                n_layers,
+            ));
+        }
+        let model_dim = required("hidden_size", hf.hidden_size)?;
+        let n_heads = required("num_attention_heads", hf.num_attention_heads)?;
+        let head_dim = hf
+            .head_dim
+            .or(family.hf_defaults.head_dim)
+            .unwrap_or(model_dim.checked_div(n_heads).unwrap_or(0));
+        let max_ctx = required("max_position_embeddings", hf.max_position_embeddings)?;
+        let (key, named) = if family.gemma {
+            ("hidden_activation", &hf.hidden_activation)
+        } else {
+            ("hidden_act", &hf.hidden_act)
+        };
+        let activation = match named {
+            Some(found) => {
+                super::activation(found).ok_or_else(|| super::unknown_activation(key, found))?
+            }
+            None => family.activation,
+        };
+        let attn_scale = if family.gemma {
+            let scalar = hf.query_pre_attn_scalar.unwrap_or(GEMMA_ATTN_SCALAR);
+            (1.0 / scalar.sqrt()) as f32
+        } else {
+            (1.0 / (head_dim as f64).sqrt()) as f32
+        };
+        let softcap = |value: Option<f64>| value.map(|v| v as f32);
+        let rotated = rotated_layers(hf, family, n_layers)?;
+        let windows = windows(hf, family, &rotated)?;
+        let ropes = ropes(hf, family, head_dim, max_ctx)?;
+        let layers = rotated
+            .iter()
+            .zip(&windows)
+            .map(|(&rotated, &window)| LayerConfig {
+                window,
+                rope: rotated.then_some(usize::from(ropes.len() > 1 && window.is_some())),
+            })
+            .collect();
+        ModelConfig {
+            family,
+            n_layers,
+            model_dim,
+            n_heads,
+            n_kv_heads: hf.num_key_value_heads.unwrap_or(n_heads),
+            head_dim,
+            ffn_dim: required("intermediate_size", hf.intermediate_size)?,
+            n_vocab,
+            max_ctx,
+            norm_eps: hf.rms_norm_eps.unwrap_or(family.hf_defaults.norm_eps) as f32,
+            input_norm_eps: hf
+                .quantization_config
+                .as_ref()
+                .and_then(|q| q.rms_norm_eps)
+                .unwrap_or(1e-6) as f32,
+            embed_scale: family.embed_scale(model_dim),
+            activation,
+            attn_scale,
+            attn_softcap: softcap(hf.attn_logit_softcapping)
+                .filter(|_| family.gguf_softcaps.is_some()),
+            logit_softcap: softcap(hf.final_logit_softcapping).filter(|_| family.gemma),
+            layers,
+            ropes,
+        }
+        .validated()
+    }
+}
+
+/// The family of a configuration.
+pub(crate) fn family(hf: &Config) -> Result<&'static Family, PlanError> {
+    let model_type = hf
+        .model_type
+        .as_deref()
+        .ok_or_else(|| PlanError::config("model_type", "a string", "nothing"))?;
+    Family::of_hf(model_type).ok_or_else(|| PlanError::UnknownFamily {
+        found: model_type.to_owned(),
+        expected: Family::hf_model_types(),
+    })
+}
+
+/// Which layers have rotary embedding.
+fn rotated_layers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<bool>, PlanError> {
+    let Some(default_interval) = family.no_rope_interval else {
+        return Ok(vec![true; n_layers]);
+    };
+    if let Some(list) = &hf.no_rope_layers {
+        check_per_layer("no_rope_layers", list.len(), n_layers)?;
+        // The name says the reverse: 1 marks a layer that has rotary embedding.
+        return Ok(list.iter().map(|&rotated| rotated != 0).collect());
+    }
+    let interval = hf.no_rope_layer_interval.unwrap_or(default_interval);
+    if interval == 0 {
+        return Err(PlanError::config("no_rope_layer_interval", "at least 1", 0));
+    }
+    Ok((1..=n_layers)
+        .map(|i| !i.is_multiple_of(interval))
+        .collect())
+}
+
+/// The window of each layer.
+fn windows(
+    hf: &Config,
+    family: &Family,
+    rotated: &[bool],
+) -> Result<Vec<Option<usize>>, PlanError> {
+    let n_layers = rotated.len();
+    let on = match family.windows {
+        WindowPattern::All | WindowPattern::AllButEvery(_) => true,
+        WindowPattern::Last | WindowPattern::Unrotated => hf.use_sliding_window == Some(true),
+    };
+    let Some(window) = hf.sliding_window.filter(|_| on) else {
+        return Ok(vec![None; n_layers]);
+    };
+    let windowed: Vec<bool> = match &hf.layer_types {
+        Some(types) => {
+            check_per_layer("layer_types", types.len(), n_layers)?;
+            types
+                .iter()
+                .map(|kind| match kind.as_str() {
+                    "sliding_attention" => Ok(true),
+                    "full_attention" => Ok(false),
+                    other => Err(PlanError::config(
+                        "layer_types",
+                        "full_attention or sliding_attention",
+                        format!("`{other}`"),
+                    )),
+                })
+                .collect::<Result<_, _>>()?
+        }
+        None => {
+            let covers = |i: usize| match family.windows {
+                WindowPattern::All => Ok(true),
+                WindowPattern::AllButEvery(default) => {
+                    match hf.sliding_window_pattern.unwrap_or(default) {
+                        0 => Err(PlanError::config("sliding_window_pattern", "at least 1", 0)),
+                        n => Ok(!(i + 1).is_multiple_of(n)),
+                    }
+                }
+                WindowPattern::Last => {
+                    Ok(i >= hf.max_window_layers.unwrap_or(QWEN_MAX_WINDOW_LAYERS))
+                }
+                WindowPattern::Unrotated => Ok(!rotated[i]),
+            };
+            (0..n_layers).map(covers).collect::<Result<_, _>>()?
+        }
+    };
+    Ok(windowed
+        .into_iter()
+        .map(|windowed| windowed.then_some(window))
+        .collect())
+}
+
+fn check_per_layer(what: &'static str, found: usize, n_layers: usize) -> Result<(), PlanError> {
+    if found == n_layers {
+        Ok(())
+    } else {
+        Err(PlanError::config(
+            what,
+            format!("{n_layers} entries, one a layer"),
+            found,
+        ))
+    }
+}
+
+/// The rotary embeddings: of full layers, and of windowed ones where the family tells them apart.
+fn ropes(
+    hf: &Config,
+    family: &Family,
+    head_dim: usize,
+    max_ctx: usize,
+) -> Result<Vec<RopeConfig>, PlanError> {
+    let full = hf.rope("full_attention");
+    let mut ropes = vec![rope(
+        hf,
+        &full,
+        family.hf_defaults.rope_base,
+        head_dim,
+        max_ctx,
+    )?];
+    if let Some(base) = family.local_rope_base {
+        let local = hf.rope("sliding_attention");
+        ropes.push(rope(hf, &local, base, head_dim, max_ctx)?);
+    }
+    Ok(ropes)
+}
+
+fn rope(
+    hf: &Config,
+    parameters: &RopeParameters,
+    default_base: f64,
+    head_dim: usize,
+    max_ctx: usize,
+) -> Result<RopeConfig, PlanError> {
+    let is_phi3 = hf.model_type.as_deref() == Some("phi3");
+    let kind = match parameters.rope_type.as_deref() {
+        Some("su" | "yarn") if is_phi3 => "longrope",
+        Some(kind) => kind,
+        None => "default",
+    };
+    let scaling = rope_scaling(hf, parameters, kind, max_ctx)?;
+    let dim = match parameters.partial_rotary_factor {
+        // The unscaled embedding of the other families turns whole heads, whatever the file says.
+        Some(part) if scaling != RopeScaling::None || is_phi3 => {
+            if !(part > 0.0 && part <= 1.0) {
+                return Err(PlanError::config(
+                    "partial_rotary_factor",
+                    "a number above 0, up to 1",
+                    part,
+                ));
+            }
+            (head_dim as f64 * part) as usize
+        }
+        _ => head_dim,
+    };
+    Ok(RopeConfig {
+        dim,
+        base: parameters.rope_theta.unwrap_or(default_base),
+        layout: RopeLayout::Halves,
+        scaling,
+    })
+}
+
+fn rope_scaling(
+    hf: &Config,
+    p: &RopeParameters,
+    kind: &str,
+    max_ctx: usize,
+) -> Result<RopeScaling, PlanError> {
+    let required = |name: &'static str, value: Option<f64>| {
+        value.ok_or_else(|| {
+            PlanError::config(
+                name,
+                format!("a number, with rope scaling of type `{kind}`"),
+                "nothing",
+            )
+        })
+    };
+    let original_ctx = hf
+        .original_max_position_embeddings
+        .or(p.original_max_position_embeddings)
+        .unwrap_or(max_ctx);
+    let stretch = max_ctx as f64 / original_ctx as f64;
+    Ok(match kind {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear {
+            factor: required("factor", p.factor)?,
+        },
+        "dynamic" => RopeScaling::Dynamic {
+            factor: required("factor", p.factor)?,
+            original_ctx: max_ctx,
+        },
+        "llama3" => RopeScaling::Llama3 {
+            factor: required("factor", p.factor)?,
+            low_freq_factor: required("low_freq_factor", p.low_freq_factor)?,
+            high_freq_factor: required("high_freq_factor", p.high_freq_factor)?,
+            original_ctx,
+        },
+        "yarn" => {
+            let factor = p.factor.unwrap_or(stretch);
+            let attention_factor = match (p.attention_factor, p.mscale, p.mscale_all_dim) {
+                (Some(given), _, _) => given,
+                (None, Some(scale), Some(all_dim)) if scale != 0.0 && all_dim != 0.0 => {
+                    yarn_magnitude(factor, scale) / yarn_magnitude(factor, all_dim)
+                }
+                _ => yarn_magnitude(factor, 1.0),
+            };
+            let beta = |value: Option<f64>, default| value.filter(|&v| v != 0.0).unwrap_or(default);
+            RopeScaling::Yarn {
+                factor,
+                original_ctx,
+                beta_fast: beta(p.beta_fast, 32.0),
+                beta_slow: beta(p.beta_slow, 1.0),
+                attention_factor,
+                truncate: p.truncate.unwrap_or(true),
+            }
+        }
+        "longrope" => {
+            let factors = |name: &'static str, list: &Option<Vec<f64>>| match list {
+                Some(list) => Ok(list.iter().map(|&f| f as f32).collect()),
+                None => Err(PlanError::config(name, "a list of numbers", "nothing")),
+            };
+            RopeScaling::LongRope {
+                short: factors("short_factor", &p.short_factor)?,
+                long: factors("long_factor", &p.long_factor)?,
+                original_ctx,
+                attention_factor: p.attention_factor.unwrap_or_else(|| {
+                    long_rope_magnitude(p.factor.unwrap_or(stretch), original_ctx)
+                }),
+            }
+        }
+        other => {
+            return Err(PlanError::config(
+                "rope_type",
+                "default, linear, dynamic, llama3, yarn or longrope",
+                format!("`{other}`"),
+            ));
+        }
+    })
+}

@@ -1,0 +1,281 @@
+//! What a model looks like, in one form for every file format.
+
+pub(crate) mod gguf;
+pub(crate) mod hf;
+
+use sterna_kernels::activation::Activation;
+
+use crate::family::Family;
+use crate::plan::PlanError;
+use crate::rope::{RopeConfig, RopeScaling};
+
+/// Shapes and constants of a model. Together with its weights it determines every logit.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ModelConfig {
+    /// The graph the model shares with others.
+    pub family: &'static Family,
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Width of the residual stream.
+    pub model_dim: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward block.
+    pub ffn_dim: usize,
+    /// Tokens the model knows; ids are below it. Rows of the embedding table.
+    pub n_vocab: usize,
+    /// Positions the model was made for.
+    pub max_ctx: usize,
+    /// Added to mean squares in norms.
+    pub norm_eps: f32,
+    /// The same for norms that belong to a single projection.
+    pub input_norm_eps: f32,
+    /// Factor on embeddings.
+    pub embed_scale: f32,
+    /// Non-linearity of the feed-forward gate.
+    pub activation: Activation,
+    /// Factor on query-key products.
+    pub attn_scale: f32,
+    /// Bound on attention scores.
+    pub attn_softcap: Option<f32>,
+    /// Bound on logits.
+    pub logit_softcap: Option<f32>,
+    /// Each layer's own settings, `[n_layers]`.
+    pub layers: Vec<LayerConfig>,
+    /// Rotary embeddings that layers refer to.
+    pub ropes: Vec<RopeConfig>,
+}
+
+/// What may differ from layer to layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerConfig {
+    /// How many positions a query sees, its own counted; `None` for all.
+    pub window: Option<usize>,
+    /// Index in [`ModelConfig::ropes`]; `None` for no rotary embedding.
+    pub rope: Option<usize>,
+}
+
+/// Largest value taken for a count or a width: enough for any model, and small enough that products
+/// of two stay within 64 bits.
+const MAX_COUNT: u64 = 1 << 28;
+/// Most layers taken.
+const MAX_LAYERS: usize = 4096;
+
+impl ModelConfig {
+    /// Width of the keys (or values) of one position.
+    pub fn kv_dim(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+
+    /// Width of the queries of one position.
+    pub fn q_dim(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Checks what the readers of single values can't: that the values go together.
+    pub(crate) fn validated(self) -> Result<ModelConfig, PlanError> {
+        let positive = [
+            ("layers", self.n_layers),
+            ("model width", self.model_dim),
+            ("heads", self.n_heads),
+            ("key-value heads", self.n_kv_heads),
+            ("head width", self.head_dim),
+            ("feed-forward width", self.ffn_dim),
+            ("vocabulary", self.n_vocab),
+            ("context length", self.max_ctx),
+        ];
+        for (what, value) in positive {
+            if value == 0 || value as u64 > MAX_COUNT {
+                return Err(PlanError::config(what, format!("1 to {MAX_COUNT}"), value));
+            }
+        }
+        if self.n_layers > MAX_LAYERS {
+            return Err(PlanError::config(
+                "layers",
+                format!("at most {MAX_LAYERS}"),
+                self.n_layers,
+            ));
+        }
+        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            return Err(PlanError::config(
+                "key-value heads",
+                format!("a divisor of {} heads", self.n_heads),
+                self.n_kv_heads,
+            ));
+        }
+        for (what, value) in [
+            ("norm epsilon", self.norm_eps),
+            ("embedding scale", self.embed_scale),
+            ("attention scale", self.attn_scale),
+            ("attention soft cap", self.attn_softcap.unwrap_or(1.0)),
+            ("logit soft cap", self.logit_softcap.unwrap_or(1.0)),
+        ] {
+            if !value.is_finite() || value <= 0.0 {
+                return Err(PlanError::config(what, "a positive number", value));
+            }
+        }
+        for layer in &self.layers {
+            if layer.window == Some(0) {
+                return Err(PlanError::config("attention window", "at least 1", 0));
+            }
+        }
+        for rope in &self.ropes {
+            self.check_rope(rope)?;
+        }
+        Ok(self)
+    }
+
+    fn check_rope(&self, rope: &RopeConfig) -> Result<(), PlanError> {
+        if rope.dim > self.head_dim || !rope.dim.is_multiple_of(2) || rope.dim == 0 {
+            return Err(PlanError::config(
+                "rotated elements of a head",
+                format!("an even number up to {}", self.head_dim),
+                rope.dim,
+            ));
+        }
+        let positive = |what, value: f64| {
+            if value.is_finite() && value > 0.0 {
+                Ok(())
+            } else {
+                Err(PlanError::config(what, "a positive number", value))
+            }
+        };
+        positive("rope base", rope.base)?;
+        match &rope.scaling {
+            RopeScaling::None | RopeScaling::Factors(_) => {}
+            RopeScaling::Linear { factor } => positive("rope scaling factor", *factor)?,
+            RopeScaling::Dynamic {
+                factor,
+                original_ctx,
+            } => {
+                positive("rope scaling factor", *factor)?;
+                positive("original context length", *original_ctx as f64)?;
+                if rope.dim < 4 {
+                    return Err(PlanError::config(
+                        "rotated elements of a head, with dynamic scaling",
+                        "at least 4",
+                        rope.dim,
+                    ));
+                }
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_ctx,
+            } => {
+                positive("rope scaling factor", *factor)?;
+                positive("low_freq_factor", *low_freq_factor)?;
+                positive(
+                    "high_freq_factor less low_freq_factor",
+                    high_freq_factor - low_freq_factor,
+                )?;
+                positive("original context length", *original_ctx as f64)?;
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_ctx,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate: _,
+            } => {
+                positive("rope scaling factor", *factor)?;
+                positive("beta_fast", *beta_fast)?;
+                positive("beta_slow", *beta_slow)?;
+                positive("attention_factor", *attention_factor)?;
+                positive("original context length", *original_ctx as f64)?;
+            }
+            RopeScaling::LongRope {
+                attention_factor,
+                original_ctx,
+                ..
+            } => {
+                positive("attention_factor", *attention_factor)?;
+                positive("original context length", *original_ctx as f64)?;
+            }
+        }
+        for factors in rope.scaling.factor_lists() {
+            if factors.len() != rope.dim / 2 {
+                return Err(PlanError::config(
+                    "rope factors",
+                    format!("{} of them", rope.dim / 2),
+                    factors.len(),
+                ));
+            }
+            for &factor in factors {
+                positive("rope factor", f64::from(factor))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The activation that files call `name`.
+fn activation(name: &str) -> Option<Activation> {
+    Some(match name {
+        "silu" | "swish" => Activation::Silu,
+        "relu2" | "relu_sqr" | "relu_squared" => Activation::Relu2,
+        "relu" => Activation::Relu,
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_tanh" => Activation::GeluTanh,
+        "gelu" => Activation::GeluErf,
+        _ => return None,
+    })
+}
+
+fn unknown_activation(place: impl Into<String>, found: &str) -> PlanError {
+    PlanError::config(
+        place,
+        "silu, relu2, relu, gelu or gelu_pytorch_tanh",
+        format!("`{found}`"),
+    )
+}
+
+impl Family {
+    fn embed_scale(&self, model_dim: usize) -> f32 {
+        if self.gemma {
+            (model_dim as f32).sqrt()
+        } else {
+            1.0
+        }
+    }
+
+    /// The attention scale where the file gives none.
+    fn attn_scale(
+        &self,
+        n_layers: usize,
+        model_dim: usize,
+        n_heads: usize,
+        head_dim: usize,
+    ) -> f32 {
+        let width = if self.wide_scale_layers == Some(n_layers) {
+            model_dim as f64 / n_heads as f64
+        } else {
+            head_dim as f64
+        };
+        (1.0 / width.sqrt()) as f32
+    }
+}
+
+/// The magnitude YaRN gives queries and keys for a context stretched by `factor`.
+fn yarn_magnitude(factor: f64, strength: f64) -> f64 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * strength * libm::log(factor) + 1.0
+    }
+}
+
+/// The magnitude LongRoPE gives queries and keys for a context stretched by `factor`.
+fn long_rope_magnitude(factor: f64, original_ctx: usize) -> f64 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        libm::sqrt(1.0 + libm::log(factor) / libm::log(original_ctx as f64))
+    }
+}

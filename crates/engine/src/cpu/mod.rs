@@ -1,0 +1,304 @@
+//! The CPU as a backend: `sterna-kernels` behind the seam.
+
+mod cache;
+
+use bytes::Bytes;
+use sterna_format::DType;
+use sterna_kernels::activation::{self, Activation};
+use sterna_kernels::attention::{AttentionShape, attention};
+use sterna_kernels::gemm::{
+    BlockMatrix, QuantizedRows, TernaryMatrix, gemm_block_f32, gemm_ternary_q8,
+};
+use sterna_kernels::{Exec, Isa, norm, rope, vector};
+
+pub use cache::CpuCache;
+
+use crate::backend::{Backend, BackendError, CacheShape, KvCache, LinearSource, WeightData};
+use crate::rope::Angles;
+
+/// Runs models on the processor's cores.
+///
+/// Results depend on neither the number of threads nor the instruction set.
+#[derive(Debug)]
+pub struct Cpu {
+    exec: Exec,
+}
+
+impl Cpu {
+    /// `n_threads` threads, counting the caller, using `isa`.
+    pub fn new(n_threads: usize, isa: Isa) -> Cpu {
+        Cpu {
+            exec: Exec::new(n_threads, isa),
+        }
+    }
+}
+
+/// A weight matrix in memory, usually a piece of a mapped file.
+#[derive(Debug)]
+pub struct CpuLinear {
+    n: usize,
+    k: usize,
+    weights: Weights,
+}
+
+#[derive(Debug)]
+enum Weights {
+    Blocks {
+        dtype: DType,
+        bytes: Bytes,
+        int8_activations: bool,
+    },
+    Ternary {
+        codes: Bytes,
+        scale: f32,
+    },
+}
+
+impl CpuLinear {
+    fn takes_int8(&self) -> bool {
+        match self.weights {
+            Weights::Blocks {
+                int8_activations, ..
+            } => int8_activations,
+            Weights::Ternary { .. } => true,
+        }
+    }
+}
+
+/// Rows of activations.
+#[derive(Debug, Default)]
+pub struct CpuBuffer {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl CpuBuffer {
+    /// Makes room for `n_rows` of `width`; the contents are whatever was there.
+    fn shape(&mut self, n_rows: usize, width: usize) -> &mut [f32] {
+        self.width = width;
+        self.values.resize(n_rows * width, 0.0);
+        &mut self.values
+    }
+
+    fn n_rows(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+}
+
+impl Backend for Cpu {
+    type Linear = CpuLinear;
+    type Vector = Vec<f32>;
+    type Buffer = CpuBuffer;
+    type Cache = CpuCache;
+
+    fn host(&self) -> &Exec {
+        &self.exec
+    }
+
+    fn load_linear(&self, source: LinearSource) -> Result<CpuLinear, BackendError> {
+        let LinearSource { n, k, weights } = source;
+        let weights = match weights {
+            WeightData::Blocks {
+                dtype,
+                bytes,
+                int8_activations,
+            } => {
+                BlockMatrix::new(dtype, n, k, &bytes)?;
+                Weights::Blocks {
+                    dtype,
+                    bytes,
+                    int8_activations,
+                }
+            }
+            WeightData::Ternary { codes, scale } => {
+                TernaryMatrix::new(n, k, scale, &codes)?;
+                Weights::Ternary { codes, scale }
+            }
+        };
+        Ok(CpuLinear { n, k, weights })
+    }
+
+    fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, BackendError> {
+        Ok(values)
+    }
+
+    fn buffer(&self) -> CpuBuffer {
+        CpuBuffer::default()
+    }
+
+    fn cache(&self, shape: &CacheShape) -> Result<CpuCache, BackendError> {
+        Ok(CpuCache::new(shape))
+    }
+
+    fn embed(
+        &self,
+        table: &CpuLinear,
+        ids: &[u32],
+        scale: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let out = out.shape(ids.len(), table.k);
+        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(table.k)) {
+            table.row(&self.exec, id as usize, out)?;
+        }
+        if scale != 1.0 {
+            vector::scale(&self.exec, out, scale);
+        }
+        Ok(())
+    }
+
+    fn rms_norm(
+        &self,
+        x: &CpuBuffer,
+        weight: &Vec<f32>,
+        eps: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let out = out.shape(x.n_rows(), x.width);
+        Ok(norm::rms_norm_into(
+            &self.exec, &x.values, weight, eps, out,
+        )?)
+    }
+
+    fn rms_norm_in_place(
+        &self,
+        x: &mut CpuBuffer,
+        weight: &Vec<f32>,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        Ok(norm::rms_norm(&self.exec, &mut x.values, weight, eps)?)
+    }
+
+    fn linear(
+        &self,
+        x: &CpuBuffer,
+        outputs: &mut [(&CpuLinear, &mut CpuBuffer)],
+    ) -> Result<(), BackendError> {
+        let mut rounded = QuantizedRows::default();
+        if outputs.iter().any(|(w, _)| w.takes_int8()) {
+            rounded.quantize(&self.exec, &x.values, x.width)?;
+        }
+        for (w, out) in outputs {
+            let out = out.shape(x.n_rows(), w.n);
+            match &w.weights {
+                Weights::Ternary { codes, scale } => {
+                    let matrix = TernaryMatrix::new(w.n, w.k, *scale, codes)?;
+                    gemm_ternary_q8(&self.exec, matrix, &rounded, out)?;
+                }
+                Weights::Blocks {
+                    dtype,
+                    bytes,
+                    int8_activations,
+                } => {
+                    let matrix = BlockMatrix::new(*dtype, w.n, w.k, bytes)?;
+                    if *int8_activations {
+                        let mut values = vec![0.0; x.values.len()];
+                        rounded.dequantize(&mut values)?;
+                        gemm_block_f32(&self.exec, matrix, &values, out)?;
+                    } else {
+                        gemm_block_f32(&self.exec, matrix, &x.values, out)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_bias(&self, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {
+        Ok(vector::add_bias(&self.exec, &mut x.values, bias)?)
+    }
+
+    fn rope(
+        &self,
+        x: &mut CpuBuffer,
+        head_dim: usize,
+        angles: &Angles,
+    ) -> Result<(), BackendError> {
+        let Angles {
+            cos,
+            sin,
+            dim,
+            layout,
+        } = angles;
+        Ok(rope::rope(
+            &mut x.values,
+            head_dim,
+            *dim,
+            cos,
+            sin,
+            *layout,
+        )?)
+    }
+
+    fn attention(
+        &self,
+        cache: &mut CpuCache,
+        layer: usize,
+        shape: &AttentionShape,
+        q: &CpuBuffer,
+        k: &CpuBuffer,
+        v: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let out = out.shape(q.n_rows(), q.width);
+        cache.append(layer, &k.values, &v.values);
+        let pages = cache.pages(layer);
+        Ok(attention(
+            &self.exec,
+            shape,
+            &q.values,
+            cache.len(),
+            &pages,
+            cache::PAGE_LEN,
+            out,
+        )?)
+    }
+
+    fn gate(
+        &self,
+        activation: Activation,
+        gate: &mut CpuBuffer,
+        up: &CpuBuffer,
+    ) -> Result<(), BackendError> {
+        Ok(activation::gate(
+            &self.exec,
+            activation,
+            &mut gate.values,
+            &up.values,
+        )?)
+    }
+
+    fn add(&self, x: &mut CpuBuffer, y: &CpuBuffer) -> Result<(), BackendError> {
+        Ok(vector::add(&self.exec, &mut x.values, &y.values)?)
+    }
+
+    fn softcap(&self, x: &mut CpuBuffer, cap: f32) -> Result<(), BackendError> {
+        vector::softcap(&self.exec, &mut x.values, cap);
+        Ok(())
+    }
+
+    fn keep_last_row(&self, x: &mut CpuBuffer) -> Result<(), BackendError> {
+        let before = x.values.len().saturating_sub(x.width);
+        x.values.drain(..before);
+        Ok(())
+    }
+
+    fn read(&self, x: &CpuBuffer) -> Result<Vec<f32>, BackendError> {
+        Ok(x.values.clone())
+    }
+}
+
+impl CpuLinear {
+    /// Decodes row `i` into `out`, `[k]`.
+    fn row(&self, exec: &Exec, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        match &self.weights {
+            Weights::Blocks { dtype, bytes, .. } => {
+                BlockMatrix::new(*dtype, self.n, self.k, bytes)?.decode(exec.isa, i, out);
+            }
+            Weights::Ternary { codes, scale } => {
+                TernaryMatrix::new(self.n, self.k, *scale, codes)?.decode(i, out);
+            }
+        }
+        Ok(())
+    }
+}

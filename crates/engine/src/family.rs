@@ -1,0 +1,282 @@
+//! The model families: what is particular to each, as data.
+//!
+//! Everything else is shared. Whether a model has biases, query-key norms, sub-norms or an output
+//! head of its own is told by the tensors it comes with; `docs/families.md` has the sources.
+
+use sterna_kernels::activation::Activation;
+use sterna_kernels::rope::RopeLayout;
+
+/// What distinguishes a family of models that share a graph.
+#[derive(Debug, PartialEq)]
+pub struct Family {
+    /// Name used in messages.
+    pub name: &'static str,
+    /// GGUF `general.architecture` values.
+    pub(crate) gguf: &'static [&'static str],
+    /// Hugging Face `model_type` values.
+    pub(crate) hf: &'static [&'static str],
+    /// Activation where the file names none.
+    pub(crate) activation: Activation,
+    /// Rotary layout of GGUF files; Hugging Face weights always rotate halves.
+    pub(crate) gguf_rope: RopeLayout,
+    /// Tensors that every layer must have besides the common ones.
+    pub(crate) parts: Parts,
+    /// Gemma's ways: embeddings times the square root of the width; in Hugging Face files, norm
+    /// weights less one and the attention scale in `query_pre_attn_scalar`.
+    pub(crate) gemma: bool,
+    /// Every linear layer is a BitLinear, whatever its storage.
+    pub(crate) bit_linear: bool,
+    /// Which layers look back only so far, where the file gives a window but no pattern.
+    pub(crate) windows: WindowPattern,
+    /// What a Hugging Face configuration means by leaving a value out.
+    pub(crate) hf_defaults: HfDefaults,
+    /// Bounds on attention scores and logits where a GGUF file gives none.
+    pub(crate) gguf_softcaps: Option<(f32, f32)>,
+    /// Window where a GGUF file gives none.
+    pub(crate) gguf_window: Option<usize>,
+    /// Rotary base of windowed layers, where it differs from the others'.
+    pub(crate) local_rope_base: Option<f64>,
+    /// Every n-th layer has no rotary embedding.
+    pub(crate) no_rope_interval: Option<usize>,
+    /// Layers of the one size whose attention scale follows from width over heads, not from
+    /// the head's own width.
+    pub(crate) wide_scale_layers: Option<usize>,
+}
+
+/// Tensors beyond attention and feed-forward projections and their input norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Parts {
+    /// Norms of each query and key head.
+    pub(crate) qk_norms: bool,
+    /// Norms before the output projection and the down projection.
+    pub(crate) sub_norms: bool,
+    /// Norms of what attention and feed-forward add to the residual.
+    pub(crate) post_norms: bool,
+}
+
+/// Which layers are windowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WindowPattern {
+    /// All of them.
+    All,
+    /// All but every n-th.
+    AllButEvery(usize),
+    /// Those from `max_window_layers` on, if the configuration turns windows on.
+    Last,
+    /// Those without rotary embedding, if the configuration turns windows on.
+    Unrotated,
+}
+
+/// Values that Transformers fills in.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct HfDefaults {
+    pub(crate) norm_eps: f64,
+    pub(crate) rope_base: f64,
+    /// Width over heads if `None`.
+    pub(crate) head_dim: Option<usize>,
+    /// Whether the embedding table is also the output head.
+    pub(crate) tied: bool,
+}
+
+const PLAIN: Parts = Parts {
+    qk_norms: false,
+    sub_norms: false,
+    post_norms: false,
+};
+
+const HF_DEFAULTS: HfDefaults = HfDefaults {
+    norm_eps: 1e-6,
+    rope_base: 10_000.0,
+    head_dim: None,
+    tied: false,
+};
+
+const LLAMA: Family = Family {
+    name: "llama",
+    gguf: &["llama"],
+    hf: &["llama"],
+    activation: Activation::Silu,
+    gguf_rope: RopeLayout::Pairs,
+    parts: PLAIN,
+    gemma: false,
+    bit_linear: false,
+    windows: WindowPattern::All,
+    hf_defaults: HF_DEFAULTS,
+    gguf_softcaps: None,
+    gguf_window: None,
+    local_rope_base: None,
+    no_rope_interval: None,
+    wide_scale_layers: None,
+};
+
+/// BitNet b1.58: sub-norms, every projection ternary.
+const BITNET: Family = Family {
+    name: "bitnet",
+    gguf: &["bitnet-b1.58", "bitnet-25"],
+    hf: &["bitnet"],
+    activation: Activation::Relu2,
+    gguf_rope: RopeLayout::Halves,
+    parts: Parts {
+        sub_norms: true,
+        ..PLAIN
+    },
+    bit_linear: true,
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-5,
+        rope_base: 500_000.0,
+        ..HF_DEFAULTS
+    },
+    ..LLAMA
+};
+
+const GEMMA2: Family = Family {
+    name: "gemma2",
+    gguf: &["gemma2"],
+    hf: &["gemma2"],
+    activation: Activation::GeluTanh,
+    gguf_rope: RopeLayout::Halves,
+    parts: Parts {
+        post_norms: true,
+        ..PLAIN
+    },
+    gemma: true,
+    windows: WindowPattern::AllButEvery(2),
+    hf_defaults: HfDefaults {
+        head_dim: Some(256),
+        tied: true,
+        ..HF_DEFAULTS
+    },
+    gguf_softcaps: Some((50.0, 30.0)),
+    gguf_window: Some(4096),
+    wide_scale_layers: Some(46),
+    ..LLAMA
+};
+
+static FAMILIES: [Family; 10] = [
+    LLAMA,
+    BITNET,
+    // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
+    Family {
+        name: "bitnet (SiLU)",
+        gguf: &["bitnet"],
+        hf: &[],
+        activation: Activation::Silu,
+        ..BITNET
+    },
+    Family {
+        name: "mistral",
+        gguf: &[],
+        hf: &["mistral"],
+        ..LLAMA
+    },
+    Family {
+        name: "qwen2",
+        gguf: &["qwen2"],
+        hf: &["qwen2"],
+        gguf_rope: RopeLayout::Halves,
+        windows: WindowPattern::Last,
+        ..LLAMA
+    },
+    Family {
+        name: "qwen3",
+        gguf: &["qwen3"],
+        hf: &["qwen3"],
+        gguf_rope: RopeLayout::Halves,
+        windows: WindowPattern::Last,
+        hf_defaults: HfDefaults {
+            head_dim: Some(128),
+            ..HF_DEFAULTS
+        },
+        parts: Parts {
+            qk_norms: true,
+            ..PLAIN
+        },
+        ..LLAMA
+    },
+    GEMMA2,
+    Family {
+        name: "gemma3",
+        gguf: &["gemma3"],
+        hf: &["gemma3_text", "gemma3"],
+        parts: Parts {
+            qk_norms: true,
+            post_norms: true,
+            ..PLAIN
+        },
+        windows: WindowPattern::AllButEvery(6),
+        hf_defaults: HfDefaults {
+            rope_base: 1_000_000.0,
+            ..GEMMA2.hf_defaults
+        },
+        gguf_softcaps: None,
+        gguf_window: None,
+        local_rope_base: Some(10_000.0),
+        wide_scale_layers: Some(62),
+        ..GEMMA2
+    },
+    Family {
+        name: "phi3",
+        gguf: &["phi3"],
+        hf: &["phi3"],
+        gguf_rope: RopeLayout::Halves,
+        hf_defaults: HfDefaults {
+            norm_eps: 1e-5,
+            ..HF_DEFAULTS
+        },
+        ..LLAMA
+    },
+    Family {
+        name: "smollm3",
+        gguf: &["smollm3"],
+        hf: &["smollm3"],
+        windows: WindowPattern::Unrotated,
+        hf_defaults: HfDefaults {
+            rope_base: 2_000_000.0,
+            tied: true,
+            ..HF_DEFAULTS
+        },
+        no_rope_interval: Some(4),
+        ..LLAMA
+    },
+];
+
+impl Family {
+    /// The family of a GGUF architecture.
+    pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Family> {
+        FAMILIES.iter().find(|f| f.gguf.contains(&architecture))
+    }
+
+    /// The family of a Hugging Face model type.
+    pub(crate) fn of_hf(model_type: &str) -> Option<&'static Family> {
+        FAMILIES.iter().find(|f| f.hf.contains(&model_type))
+    }
+
+    /// Every GGUF architecture that runs, for messages.
+    pub(crate) fn gguf_architectures() -> String {
+        list(FAMILIES.iter().flat_map(|f| f.gguf))
+    }
+
+    /// Every Hugging Face model type that runs, for messages.
+    pub(crate) fn hf_model_types() -> String {
+        list(FAMILIES.iter().flat_map(|f| f.hf))
+    }
+}
+
+fn list<'a>(names: impl Iterator<Item = &'a &'static str>) -> String {
+    names.copied().collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_belongs_to_one_family() {
+        let mut names: Vec<_> = FAMILIES.iter().flat_map(|f| f.gguf).collect();
+        names.sort();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+        let mut names: Vec<_> = FAMILIES.iter().flat_map(|f| f.hf).collect();
+        names.sort();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,200 @@
+//! The forward pass, for every family and every backend.
+
+use sterna_kernels::attention::AttentionShape;
+
+use crate::backend::{Backend, BackendError};
+use crate::config::LayerConfig;
+use crate::model::Model;
+use crate::rope::Angles;
+use crate::weights::{Layer, Projection};
+
+/// Buffers of a forward pass, kept from one to the next.
+pub(crate) struct Scratch<B: Backend> {
+    /// The residual stream, `[m, model_dim]`.
+    x: B::Buffer,
+    /// What a block reads or adds, `[m, model_dim]`.
+    h: B::Buffer,
+    /// `[m, n_heads · head_dim]`.
+    q: B::Buffer,
+    /// `[m, n_kv_heads · head_dim]`.
+    k: B::Buffer,
+    /// `[m, n_kv_heads · head_dim]`.
+    v: B::Buffer,
+    /// What attention gives, `[m, n_heads · head_dim]`.
+    a: B::Buffer,
+    /// `[m, ffn_dim]`.
+    gate: B::Buffer,
+    /// `[m, ffn_dim]`.
+    up: B::Buffer,
+    /// The input of one projection, behind its own norm.
+    normed: B::Buffer,
+    /// `[rows, n_vocab]`.
+    logits: B::Buffer,
+}
+
+impl<B: Backend> Scratch<B> {
+    pub(crate) fn new(backend: &B) -> Scratch<B> {
+        let buffer = || backend.buffer();
+        Scratch {
+            x: buffer(),
+            h: buffer(),
+            q: buffer(),
+            k: buffer(),
+            v: buffer(),
+            a: buffer(),
+            gate: buffer(),
+            up: buffer(),
+            normed: buffer(),
+            logits: buffer(),
+        }
+    }
+
+    pub(crate) fn logits(&self) -> &B::Buffer {
+        &self.logits
+    }
+}
+
+/// Rows of the batch whose logits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rows {
+    None,
+    Last,
+    All,
+}
+
+impl<B: Backend> Model<B> {
+    /// Runs `ids` through the model at the positions after those in the cache, and leaves the logits
+    /// of `rows` in the scratch. `angles` has the rotations of those positions.
+    pub(crate) fn forward(
+        &self,
+        s: &mut Scratch<B>,
+        cache: &mut B::Cache,
+        ids: &[u32],
+        angles: &[Angles],
+        rows: Rows,
+    ) -> Result<(), BackendError> {
+        let (be, c, w) = (&self.backend, &self.config, &self.weights);
+        be.embed(&w.token_embd, ids, c.embed_scale, &mut s.x)?;
+        for (i, (layer, settings)) in w.layers.iter().zip(&c.layers).enumerate() {
+            self.attention_block(s, cache, i, layer, settings, angles)?;
+            self.ffn_block(s, layer)?;
+        }
+        if rows == Rows::None {
+            return Ok(());
+        }
+        if rows == Rows::Last {
+            be.keep_last_row(&mut s.x)?;
+        }
+        be.rms_norm(&s.x, &w.output_norm, c.norm_eps, &mut s.h)?;
+        match &w.output {
+            Some(head) => self.project(&s.h, &mut s.normed, &mut [(head, &mut s.logits)])?,
+            None => be.linear(&s.h, &mut [(&w.token_embd, &mut s.logits)])?,
+        }
+        if let Some(cap) = c.logit_softcap {
+            be.softcap(&mut s.logits, cap)?;
+        }
+        Ok(())
+    }
+
+    /// `x ← x + W_o · attention(norm(x))`.
+    fn attention_block(
+        &self,
+        s: &mut Scratch<B>,
+        cache: &mut B::Cache,
+        i: usize,
+        layer: &Layer<B::Linear, B::Vector>,
+        settings: &LayerConfig,
+        angles: &[Angles],
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        be.rms_norm(&s.x, &layer.attn_norm, c.norm_eps, &mut s.h)?;
+        self.project(
+            &s.h,
+            &mut s.normed,
+            &mut [
+                (&layer.q, &mut s.q),
+                (&layer.k, &mut s.k),
+                (&layer.v, &mut s.v),
+            ],
+        )?;
+        if let Some(norm) = &layer.q_norm {
+            be.rms_norm_in_place(&mut s.q, norm, c.norm_eps)?;
+        }
+        if let Some(norm) = &layer.k_norm {
+            be.rms_norm_in_place(&mut s.k, norm, c.norm_eps)?;
+        }
+        if let Some(rope) = settings.rope {
+            be.rope(&mut s.q, c.head_dim, &angles[rope])?;
+            be.rope(&mut s.k, c.head_dim, &angles[rope])?;
+        }
+        let shape = AttentionShape {
+            n_heads: c.n_heads,
+            n_kv_heads: c.n_kv_heads,
+            head_dim: c.head_dim,
+            scale: c.attn_scale,
+            softcap: c.attn_softcap,
+            window: settings.window,
+        };
+        be.attention(cache, i, &shape, &s.q, &s.k, &s.v, &mut s.a)?;
+        if let Some(norm) = &layer.attn_sub_norm {
+            be.rms_norm_in_place(&mut s.a, norm, c.norm_eps)?;
+        }
+        self.project(&s.a, &mut s.normed, &mut [(&layer.o, &mut s.h)])?;
+        if let Some(norm) = &layer.post_attn_norm {
+            be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
+        }
+        be.add(&mut s.x, &s.h)
+    }
+
+    /// `x ← x + W_down · (activation(W_gate · h) ∘ W_up · h)` with `h = norm(x)`.
+    fn ffn_block(
+        &self,
+        s: &mut Scratch<B>,
+        layer: &Layer<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        be.rms_norm(&s.x, &layer.ffn_norm, c.norm_eps, &mut s.h)?;
+        self.project(
+            &s.h,
+            &mut s.normed,
+            &mut [(&layer.gate, &mut s.gate), (&layer.up, &mut s.up)],
+        )?;
+        be.gate(c.activation, &mut s.gate, &s.up)?;
+        if let Some(norm) = &layer.ffn_sub_norm {
+            be.rms_norm_in_place(&mut s.gate, norm, c.norm_eps)?;
+        }
+        self.project(&s.gate, &mut s.normed, &mut [(&layer.down, &mut s.h)])?;
+        if let Some(norm) = &layer.post_ffn_norm {
+            be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
+        }
+        be.add(&mut s.x, &s.h)
+    }
+
+    /// Runs linear layers that read the same input; together, unless they norm it each in its way.
+    fn project(
+        &self,
+        x: &B::Buffer,
+        normed: &mut B::Buffer,
+        outputs: &mut [(&Projection<B::Linear, B::Vector>, &mut B::Buffer)],
+    ) -> Result<(), BackendError> {
+        let be = &self.backend;
+        let mut plain = Vec::with_capacity(outputs.len());
+        for (projection, out) in outputs.iter_mut() {
+            match &projection.input_norm {
+                None => plain.push((&projection.weight, &mut **out)),
+                Some(norm) => {
+                    be.rms_norm(x, norm, self.config.input_norm_eps, normed)?;
+                    be.linear(normed, &mut [(&projection.weight, &mut **out)])?;
+                }
+            }
+        }
+        be.linear(x, &mut plain)?;
+        drop(plain);
+        for (projection, out) in outputs {
+            if let Some(bias) = &projection.bias {
+                be.add_bias(out, bias)?;
+            }
+        }
+        Ok(())
+    }
+}

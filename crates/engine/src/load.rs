@@ -1,0 +1,365 @@
+//! From bytes to a model: the engine says which ranges it wants next, and is fed them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sterna_format::DType;
+use sterna_kernels::quant::ternary::{I2sLayout, Layout, row_bytes};
+use sterna_kernels::quant::{QuantError, decode_row};
+use sterna_kernels::{Exec, repack};
+
+use crate::PlanError;
+use crate::backend::{Backend, BackendError, LinearSource, WeightData};
+use crate::model::Model;
+use crate::plan::{
+    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, ScaleRecipe, Stored, TensorRequest,
+    VectorId, VectorRecipe,
+};
+use crate::rope::RopeScaling;
+use crate::weights::Convert;
+
+/// Makes a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use sterna_engine::{Cpu, LoadError, Loader, Model, ModelPlan};
+/// # fn load(plan: ModelPlan, file: bytes::Bytes, cpu: Cpu) -> Result<Arc<Model<Cpu>>, LoadError> {
+/// let mut loader = Loader::new(plan, cpu);
+/// while let Some(want) = loader.wanted() {
+///     let range = want.offset as usize..(want.offset + want.len) as usize;
+///     loader.feed(file.slice(range))?;
+/// }
+/// loader.finish()
+/// # }
+/// ```
+pub struct Loader<B: Backend> {
+    plan: ModelPlan,
+    backend: B,
+    /// Parts of the next weight that have come in.
+    parts: Vec<Bytes>,
+    loaded: Vec<Option<Loaded<B>>>,
+}
+
+enum Loaded<B: Backend> {
+    Linear(B::Linear),
+    Vector(B::Vector),
+    Host(Vec<f32>),
+}
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// Bytes that weren't asked for.
+    #[error("tensor `{name}`: expected {expected} bytes, found {found}")]
+    WrongLength {
+        /// GGUF name of the tensor wanted, or `none` if loading was complete.
+        name: String,
+        /// Bytes wanted.
+        expected: u64,
+        /// Bytes fed.
+        found: u64,
+    },
+    /// Finished before every weight was fed.
+    #[error("tensor `{name}` has not been loaded")]
+    Incomplete {
+        /// GGUF name of the first tensor that is missing.
+        name: String,
+    },
+    /// Weights that can't be what they are said to be.
+    #[error("tensor `{name}`: {source}")]
+    Weights {
+        /// GGUF name of the tensor.
+        name: String,
+        /// What is wrong.
+        source: QuantError,
+    },
+    /// A scale that isn't a positive number.
+    #[error("tensor `{name}`: expected a positive scale, found {found}")]
+    BadScale {
+        /// GGUF name of the tensor.
+        name: String,
+        /// The scale.
+        found: f32,
+    },
+    /// A value of a norm, bias or list of factors that isn't a number.
+    #[error("tensor `{name}`: expected numbers, found {found} at index {index}")]
+    NotFinite {
+        /// GGUF name of the tensor.
+        name: String,
+        /// Place of the value.
+        index: usize,
+        /// The value.
+        found: f32,
+    },
+    /// A separate scale beside weights that already have scales of their own.
+    #[error("tensor `{name}`: its weights have no common scale that this one could multiply")]
+    NoCommonScale {
+        /// GGUF name of the scale.
+        name: String,
+    },
+    /// Values that make no sense together.
+    #[error(transparent)]
+    Config(#[from] PlanError),
+    /// The backend refused a weight.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl<B: Backend> Loader<B> {
+    /// Begins to load `plan` onto `backend`.
+    pub fn new(plan: ModelPlan, backend: B) -> Loader<B> {
+        Loader {
+            loaded: Vec::with_capacity(plan.specs.len()),
+            plan,
+            backend,
+            parts: Vec::new(),
+        }
+    }
+
+    /// The range to feed next; `None` once everything is there.
+    pub fn wanted(&self) -> Option<&TensorRequest> {
+        let spec = self.plan.specs.get(self.loaded.len())?;
+        Some(&spec.parts[self.parts.len()])
+    }
+
+    /// Takes the bytes of the range [`Loader::wanted`] names.
+    ///
+    /// They are kept, not copied, where their layout can be used as it is.
+    /// Errors: [`LoadError`] names the tensor at fault.
+    pub fn feed(&mut self, bytes: Bytes) -> Result<(), LoadError> {
+        let (name, expected) = match self.wanted() {
+            Some(want) => (want.name.as_str(), want.len),
+            None => ("none", 0),
+        };
+        if bytes.len() as u64 != expected || self.wanted().is_none() {
+            return Err(LoadError::WrongLength {
+                name: name.to_owned(),
+                expected,
+                found: bytes.len() as u64,
+            });
+        }
+        self.parts.push(bytes);
+        let spec = &self.plan.specs[self.loaded.len()];
+        if self.parts.len() < spec.parts.len() {
+            return Ok(());
+        }
+        let parts = std::mem::take(&mut self.parts);
+        let loaded = match &spec.recipe {
+            Recipe::Vector(recipe) => {
+                let values = vector(recipe, &spec.parts[0], &parts[0])?;
+                Loaded::Vector(self.backend.load_vector(values)?)
+            }
+            Recipe::HostVector(recipe) => Loaded::Host(vector(recipe, &spec.parts[0], &parts[0])?),
+            Recipe::Linear(recipe) => {
+                let weights = linear(self.backend.host(), recipe, &spec.parts, parts)?;
+                Loaded::Linear(self.backend.load_linear(LinearSource {
+                    n: recipe.n,
+                    k: recipe.k,
+                    weights,
+                })?)
+            }
+        };
+        self.loaded.push(Some(loaded));
+        Ok(())
+    }
+
+    /// The model, once everything it wanted has been fed.
+    ///
+    /// Errors: [`LoadError::Incomplete`] if something is missing.
+    pub fn finish(mut self) -> Result<Arc<Model<B>>, LoadError> {
+        if let Some(want) = self.wanted() {
+            return Err(LoadError::Incomplete {
+                name: want.name.clone(),
+            });
+        }
+        let mut config = self.plan.config;
+        let mut take = Take(&mut self.loaded);
+        if let Some(factors) = self.plan.rope_factors {
+            config.ropes[0].scaling = match factors {
+                RopeFactors::One(id) => RopeScaling::Factors(take.host(id)),
+                RopeFactors::ShortAndLong {
+                    short,
+                    long,
+                    original_ctx,
+                    attention_factor,
+                } => RopeScaling::LongRope {
+                    short: take.host(short),
+                    long: take.host(long),
+                    original_ctx,
+                    attention_factor,
+                },
+            };
+            config = config.validated()?;
+        }
+        let weights = self.plan.weights.convert(&mut take);
+        Ok(Arc::new(Model::new(config, weights, self.backend)))
+    }
+}
+
+/// Takes each loaded weight to its place. Every id stands for one weight, of the kind it says.
+struct Take<'a, B: Backend>(&'a mut [Option<Loaded<B>>]);
+
+impl<B: Backend> Take<'_, B> {
+    fn host(&mut self, id: VectorId) -> Vec<f32> {
+        match self.0[id.0].take() {
+            Some(Loaded::Host(values)) => values,
+            _ => unreachable!("the planner gave this id to one host vector"),
+        }
+    }
+}
+
+impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
+    type Linear = B::Linear;
+    type Vector = B::Vector;
+
+    fn linear(&mut self, id: LinearId) -> B::Linear {
+        match self.0[id.0].take() {
+            Some(Loaded::Linear(linear)) => linear,
+            _ => unreachable!("the planner gave this id to one matrix"),
+        }
+    }
+
+    fn vector(&mut self, id: VectorId) -> B::Vector {
+        match self.0[id.0].take() {
+            Some(Loaded::Vector(vector)) => vector,
+            _ => unreachable!("the planner gave this id to one vector"),
+        }
+    }
+}
+
+fn vector(
+    recipe: &VectorRecipe,
+    request: &TensorRequest,
+    bytes: &[u8],
+) -> Result<Vec<f32>, LoadError> {
+    let mut values = vec![0.0; recipe.len];
+    decode_row(recipe.dtype, bytes, &mut values).map_err(|source| LoadError::Weights {
+        name: request.name.clone(),
+        source,
+    })?;
+    for (index, value) in values.iter_mut().enumerate() {
+        *value += recipe.plus;
+        if !value.is_finite() {
+            return Err(LoadError::NotFinite {
+                name: request.name.clone(),
+                index,
+                found: *value,
+            });
+        }
+    }
+    Ok(values)
+}
+
+/// The weights of a linear layer in the form a backend takes, repacked on `host` if need be.
+fn linear(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    requests: &[TensorRequest],
+    parts: Vec<Bytes>,
+) -> Result<WeightData, LoadError> {
+    let LinearRecipe { n, k, .. } = *recipe;
+    let weights_error = |source| LoadError::Weights {
+        name: requests[0].name.clone(),
+        source,
+    };
+    let bytes = &parts[0];
+    let given_scale = match &recipe.scale {
+        Some(scale) => Some(read_scale(scale, &requests[1], &parts[1])?),
+        None => None,
+    };
+    let pack = |layout| {
+        let rows = recipe.first_row..recipe.first_row + n;
+        repack::repack(host, layout, recipe.n_stored, k, bytes, rows)
+            .map(Bytes::from)
+            .map_err(weights_error)
+    };
+    let blocks = |dtype, int8_activations| match given_scale {
+        None => Ok(WeightData::Blocks {
+            dtype,
+            bytes: bytes.clone(),
+            int8_activations,
+        }),
+        Some(_) => Err(LoadError::NoCommonScale {
+            name: requests[1].name.clone(),
+        }),
+    };
+    let masters = |dtype| {
+        let multiplier =
+            repack::absmean_multiplier(host, dtype, n, k, bytes).map_err(weights_error)?;
+        Ok(WeightData::Ternary {
+            codes: pack(Layout::Masters { dtype, multiplier })?,
+            scale: given_scale.unwrap_or(1.0) / multiplier,
+        })
+    };
+    match recipe.stored {
+        Stored::Blocks(dtype) => blocks(dtype, false),
+        Stored::Masters(dtype) => masters(dtype),
+        Stored::BitLinear(dtype) => {
+            let common = repack::common_scale(host, dtype, n, bytes).map_err(weights_error)?;
+            match common {
+                Some(scale) => Ok(WeightData::Ternary {
+                    codes: pack(ternary_layout(dtype, scale))?,
+                    scale: scale * given_scale.unwrap_or(1.0),
+                }),
+                None if is_float(dtype) => masters(dtype),
+                None => blocks(dtype, true),
+            }
+        }
+        Stored::Packed => Ok(WeightData::Ternary {
+            codes: pack(Layout::HuggingFace)?,
+            scale: given_scale.unwrap_or(1.0),
+        }),
+        Stored::I2s(layout) => {
+            let in_place = layout == I2sLayout::Block128 && row_bytes(k) * 4 == k;
+            let codes = if in_place {
+                let stride = row_bytes(k);
+                let codes = bytes.slice(recipe.first_row * stride..(recipe.first_row + n) * stride);
+                repack::check_codes(host, n, k, &codes).map_err(weights_error)?;
+                codes
+            } else {
+                pack(Layout::I2S(layout))?
+            };
+            Ok(WeightData::Ternary {
+                codes,
+                scale: given_scale.unwrap_or(1.0),
+            })
+        }
+    }
+}
+
+fn ternary_layout(dtype: DType, scale: f32) -> Layout {
+    match dtype {
+        DType::TQ1_0 | DType::TQ2_0 => Layout::Blocks(dtype),
+        _ => Layout::Values { dtype, scale },
+    }
+}
+
+fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+}
+
+fn read_scale(
+    recipe: &ScaleRecipe,
+    request: &TensorRequest,
+    bytes: &[u8],
+) -> Result<f32, LoadError> {
+    let mut value = [0.0];
+    decode_row(recipe.dtype, bytes, &mut value).map_err(|source| LoadError::Weights {
+        name: request.name.clone(),
+        source,
+    })?;
+    let scale = if recipe.divides {
+        1.0 / value[0]
+    } else {
+        value[0]
+    };
+    if scale.is_finite() && scale > 0.0 {
+        Ok(scale)
+    } else {
+        Err(LoadError::BadScale {
+            name: request.name.clone(),
+            found: value[0],
+        })
+    }
+}

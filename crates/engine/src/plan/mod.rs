@@ -1,0 +1,240 @@
+//! From files to a list of what to load: every tensor checked before any of them is read.
+
+mod error;
+mod planner;
+
+use sterna_format::gguf::Metadata;
+use sterna_format::hf::Config;
+use sterna_format::names::translate_catalog;
+use sterna_format::{DType, TensorCatalog};
+use sterna_kernels::quant::ternary::I2sLayout;
+
+pub use error::PlanError;
+
+use crate::backend::CacheType;
+use crate::config::{self, ModelConfig};
+use crate::weights::Weights;
+use planner::{BitLinears, Planner};
+
+/// Choices that files don't settle.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlanOptions {
+    /// Which of the three layouts that share the I2_S type id a GGUF file uses.
+    pub i2s_layout: I2sLayout,
+}
+
+/// A model that can be loaded: its configuration, and the bytes each weight is made from.
+#[derive(Debug)]
+pub struct ModelPlan {
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights<LinearId, VectorId>,
+    pub(crate) rope_factors: Option<RopeFactors>,
+    /// What to load, in the order a forward pass uses it.
+    pub(crate) specs: Vec<Spec>,
+}
+
+/// Index of a matrix in [`ModelPlan::specs`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinearId(pub(crate) usize);
+
+/// Index of a vector in [`ModelPlan::specs`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VectorId(pub(crate) usize);
+
+/// Divisors of rotary frequencies that a GGUF file keeps in tensors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum RopeFactors {
+    One(VectorId),
+    ShortAndLong {
+        short: VectorId,
+        long: VectorId,
+        original_ctx: usize,
+        attention_factor: f64,
+    },
+}
+
+/// One weight: the bytes it is made from, and how.
+#[derive(Debug)]
+pub(crate) struct Spec {
+    pub(crate) parts: Vec<TensorRequest>,
+    pub(crate) recipe: Recipe,
+}
+
+/// A range of bytes that a model is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorRequest {
+    /// GGUF name of the tensor.
+    pub name: String,
+    /// Index of the file, as in the catalog.
+    pub file: usize,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+/// How the bytes of a [`Spec`] become a weight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Recipe {
+    /// A vector on the backend.
+    Vector(VectorRecipe),
+    /// A vector the engine itself keeps.
+    HostVector(VectorRecipe),
+    Linear(LinearRecipe),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VectorRecipe {
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+    /// Added to every value: Gemma's norms are stored less one.
+    pub(crate) plus: f32,
+}
+
+/// Parts: the weights, then what `scale` needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinearRecipe {
+    /// Rows and columns of the weight.
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    /// First of these rows in the stored tensor, and rows of that tensor, where the part is all of
+    /// it; 0 and `n` where the part is just the rows wanted.
+    pub(crate) first_row: usize,
+    pub(crate) n_stored: usize,
+    pub(crate) stored: Stored,
+    pub(crate) scale: Option<ScaleRecipe>,
+}
+
+/// How a matrix is stored, and what it is to become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Blocks, multiplied with float activations.
+    Blocks(DType),
+    /// Blocks of a BitLinear layer: trits with one scale if that is what they hold, float masters
+    /// otherwise.
+    BitLinear(DType),
+    /// Float masters of a BitLinear layer.
+    Masters(DType),
+    /// I2_S codes; the scale is a part of its own.
+    I2s(I2sLayout),
+    /// Hugging Face's packed trits.
+    Packed,
+}
+
+/// What a scale tensor of one element does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScaleRecipe {
+    pub(crate) dtype: DType,
+    pub(crate) divides: bool,
+}
+
+impl ModelPlan {
+    /// Plans a model from the metadata and tensors of a GGUF file (or a split set, merged).
+    ///
+    /// Errors: [`PlanError`] names the key or tensor at fault.
+    pub fn from_gguf(
+        metadata: &Metadata,
+        catalog: &TensorCatalog,
+        options: &PlanOptions,
+    ) -> Result<ModelPlan, PlanError> {
+        let config = ModelConfig::from_gguf(metadata, n_vocab(catalog)?)?;
+        let bit_linears = if config.family.bit_linear {
+            BitLinears::All
+        } else {
+            BitLinears::None
+        };
+        let mut planner = Planner::new(&config, catalog, bit_linears, *options, 0.0);
+        let rope_factors = planner.rope_factors(metadata)?;
+        // Without an output head of its own, a GGUF model uses the embedding table.
+        let tied = catalog.get("output.weight").is_none();
+        let weights = planner.weights(tied)?;
+        let specs = planner.finish()?;
+        Ok(ModelPlan {
+            config,
+            weights,
+            rope_factors,
+            specs,
+        })
+    }
+
+    /// Plans a model from a Hugging Face folder's configuration and tensors.
+    ///
+    /// `catalog` has the tensors under the names of the files.
+    /// Errors: [`PlanError`] names the value or tensor at fault.
+    pub fn from_hf(
+        hf: &Config,
+        catalog: &TensorCatalog,
+        options: &PlanOptions,
+    ) -> Result<ModelPlan, PlanError> {
+        let family = config::hf::family(hf)?;
+        let model_type = hf.model_type.as_deref().unwrap_or_default();
+        let catalog = &translate_catalog(model_type, catalog)?;
+        let config = ModelConfig::from_hf(hf, n_vocab(catalog)?)?;
+        let bit_linears = BitLinears::of(hf, family)?;
+        let plus = if family.gemma { 1.0 } else { 0.0 };
+        let mut planner = Planner::new(&config, catalog, bit_linears, *options, plus);
+        let tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
+        let weights = planner.weights(tied)?;
+        let specs = planner.finish()?;
+        Ok(ModelPlan {
+            config,
+            weights,
+            rope_factors: None,
+            specs,
+        })
+    }
+
+    /// Shapes and constants of the model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Bytes of all weights, as stored.
+    pub fn weight_bytes(&self) -> u64 {
+        self.requests().map(|r| r.len).sum()
+    }
+
+    /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it
+    /// reads a row, unless the table is the output head too.
+    pub fn bytes_per_token(&self) -> u64 {
+        let table = self.specs[self.weights.token_embd.0].bytes();
+        match self.weights.output {
+            Some(_) => self.weight_bytes() - table,
+            None => self.weight_bytes(),
+        }
+    }
+
+    /// Bytes of a cache of `ctx_len` positions.
+    pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
+        let position = 2 * self.config.n_layers * self.config.kv_dim() * dtype.size();
+        position as u64 * ctx_len as u64
+    }
+
+    /// Every range of bytes the model is made from, in the order a forward pass uses it.
+    pub fn requests(&self) -> impl Iterator<Item = &TensorRequest> {
+        self.specs.iter().flat_map(|spec| &spec.parts)
+    }
+}
+
+impl Spec {
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+}
+
+/// Rows of the embedding table.
+fn n_vocab(catalog: &TensorCatalog) -> Result<usize, PlanError> {
+    let name = "token_embd.weight";
+    let entry = catalog.get(name).ok_or_else(|| PlanError::MissingTensor {
+        name: name.to_owned(),
+        expected: Vec::new(),
+    })?;
+    match entry.shape[..] {
+        [n_vocab, _] => Ok(n_vocab),
+        _ => Err(PlanError::TensorShape {
+            name: name.to_owned(),
+            expected: vec![0, 0],
+            found: entry.shape.clone(),
+        }),
+    }
+}

@@ -1,0 +1,507 @@
+//! Finding each weight's tensors, and checking that they fit.
+
+use std::collections::HashSet;
+
+use sterna_format::gguf::Metadata;
+use sterna_format::hf;
+use sterna_format::names::linear_module;
+use sterna_format::{DType, TensorCatalog, TensorEntry};
+
+use super::{
+    LinearId, LinearRecipe, PlanError, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
+    TensorRequest, VectorId, VectorRecipe,
+};
+use crate::config::{self, ModelConfig};
+use crate::family::Family;
+use crate::weights::{Layer, Projection, Weights};
+
+/// Tensors that files carry without their being weights.
+const UNREAD: [&str; 1] = ["rope_freqs.weight"];
+
+/// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
+pub(super) enum BitLinears {
+    None,
+    /// All in the blocks.
+    All,
+    /// As a Hugging Face quantization configuration says.
+    Configured {
+        /// Float weights are masters, to be ternarised.
+        online: bool,
+        /// Float weights belong to BitLinear layers all the same.
+        family: bool,
+        /// Packed weights are divided by their scale, not multiplied.
+        divides: bool,
+        /// Modules left as they are.
+        except: Vec<String>,
+    },
+}
+
+impl BitLinears {
+    /// What the configuration of a model of `family` says.
+    pub(super) fn of(hf: &hf::Config, family: &Family) -> Result<BitLinears, PlanError> {
+        let Some(quantization) = &hf.quantization_config else {
+            return Ok(match family.bit_linear {
+                true => BitLinears::All,
+                false => BitLinears::None,
+            });
+        };
+        let is = |value: &Option<String>, name| value.as_deref() == Some(name);
+        if !is(&quantization.quant_method, "bitnet") {
+            return Err(PlanError::config(
+                "quantization_config.quant_method",
+                "`bitnet`",
+                format!("{:?}", quantization.quant_method),
+            ));
+        }
+        let mut except = quantization.modules_to_not_convert.clone();
+        if except.is_empty() {
+            except.push("lm_head".into());
+        }
+        Ok(BitLinears::Configured {
+            online: is(&quantization.quantization_mode, "online"),
+            family: family.bit_linear,
+            divides: !is(&quantization.linear_class, "autobitlinear"),
+            except,
+        })
+    }
+
+    /// What float weights of the layer with the GGUF name `name` become.
+    fn float(&self, name: &str, dtype: DType) -> Stored {
+        match self {
+            BitLinears::All if name.starts_with("blk.") => Stored::BitLinear(dtype),
+            BitLinears::Configured {
+                online,
+                family,
+                except,
+                ..
+            } if !is_excepted(name, except) => {
+                if *online {
+                    Stored::Masters(dtype)
+                } else if *family && name.starts_with("blk.") {
+                    Stored::BitLinear(dtype)
+                } else {
+                    Stored::Blocks(dtype)
+                }
+            }
+            _ => Stored::Blocks(dtype),
+        }
+    }
+
+    fn divides(&self) -> bool {
+        match self {
+            BitLinears::Configured { divides, .. } => *divides,
+            BitLinears::All => false,
+            BitLinears::None => true,
+        }
+    }
+}
+
+/// Whether one of `except` names the module, a module around it, or the end of its name.
+fn is_excepted(name: &str, except: &[String]) -> bool {
+    let Some(module) = linear_module(name) else {
+        return false;
+    };
+    except.iter().any(|pattern| {
+        let start = module.strip_prefix(pattern.as_str());
+        let within = start.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        within || module.ends_with(pattern.as_str())
+    })
+}
+
+pub(super) struct Planner<'a> {
+    config: &'a ModelConfig,
+    catalog: &'a TensorCatalog,
+    bit_linears: BitLinears,
+    options: PlanOptions,
+    /// Added to norm weights.
+    norm_plus: f32,
+    used: HashSet<&'a str>,
+    specs: Vec<Spec>,
+}
+
+/// Rows of a stored matrix that make up one projection.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: usize,
+    n: usize,
+    stored: usize,
+}
+
+impl Rows {
+    fn all(n: usize) -> Rows {
+        Rows {
+            first: 0,
+            n,
+            stored: n,
+        }
+    }
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(
+        config: &'a ModelConfig,
+        catalog: &'a TensorCatalog,
+        bit_linears: BitLinears,
+        options: PlanOptions,
+        norm_plus: f32,
+    ) -> Self {
+        Planner {
+            config,
+            catalog,
+            bit_linears,
+            options,
+            norm_plus,
+            used: HashSet::new(),
+            specs: Vec::new(),
+        }
+    }
+
+    /// Every weight of the model; the output head is the embedding table if `tied`.
+    pub(super) fn weights(&mut self, tied: bool) -> Result<Weights<LinearId, VectorId>, PlanError> {
+        let (n_vocab, model_dim) = (self.config.n_vocab, self.config.model_dim);
+        let token_embd = self.matrix("token_embd", Rows::all(n_vocab), model_dim)?;
+        let layers = (0..self.config.n_layers)
+            .map(|i| self.layer(i))
+            .collect::<Result<_, _>>()?;
+        let output_norm = self.norm("output_norm", model_dim)?;
+        let output = if tied {
+            // A copy of the table that some exporters write.
+            self.find("output.weight");
+            None
+        } else {
+            Some(self.projection("output", Rows::all(n_vocab), model_dim)?)
+        };
+        Ok(Weights {
+            token_embd,
+            layers,
+            output_norm,
+            output,
+        })
+    }
+
+    /// The specs, once every tensor has found its place.
+    pub(super) fn finish(self) -> Result<Vec<Spec>, PlanError> {
+        let mut unused = self
+            .catalog
+            .iter()
+            .map(|t| t.name.as_str())
+            .filter(|name| !self.used.contains(name) && !UNREAD.contains(name));
+        match unused.next() {
+            None => Ok(self.specs),
+            Some(first) => Err(PlanError::UnusedTensors {
+                first: first.to_owned(),
+                count: 1 + unused.count(),
+            }),
+        }
+    }
+
+    /// The divisors of rotary frequencies that a GGUF file keeps in tensors.
+    pub(super) fn rope_factors(
+        &mut self,
+        metadata: &Metadata,
+    ) -> Result<Option<RopeFactors>, PlanError> {
+        let len = self.config.ropes[0].dim / 2;
+        if self.find("rope_freqs.weight").is_some() {
+            let id = self.host_vector("rope_freqs.weight", len)?;
+            return Ok(Some(RopeFactors::One(id)));
+        }
+        if self.find("rope_factors_long.weight").is_none() {
+            return Ok(None);
+        }
+        let (original_ctx, attention_factor) = config::gguf::long_rope(metadata, self.config)?;
+        Ok(Some(RopeFactors::ShortAndLong {
+            short: self.host_vector("rope_factors_short.weight", len)?,
+            long: self.host_vector("rope_factors_long.weight", len)?,
+            original_ctx,
+            attention_factor,
+        }))
+    }
+
+    fn layer(&mut self, i: usize) -> Result<Layer<LinearId, VectorId>, PlanError> {
+        let ModelConfig {
+            model_dim,
+            head_dim,
+            ffn_dim,
+            ..
+        } = *self.config;
+        let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
+        let parts = self.config.family.parts;
+        let name = |part: &str| format!("blk.{i}.{part}");
+
+        let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
+        let stored = q_dim + 2 * kv_dim;
+        let fused = self.find(&name("attn_qkv.weight")).is_some();
+        let mut qkv = |part: &str, first, n| {
+            if fused {
+                self.projection(&name("attn_qkv"), Rows { first, n, stored }, model_dim)
+            } else {
+                self.projection(&name(part), Rows::all(n), model_dim)
+            }
+        };
+        let q = qkv("attn_q", 0, q_dim)?;
+        let k = qkv("attn_k", q_dim, kv_dim)?;
+        let v = qkv("attn_v", q_dim + kv_dim, kv_dim)?;
+        let q_norm = self.optional_norm(&name("attn_q_norm"), head_dim, parts.qk_norms)?;
+        let k_norm = self.optional_norm(&name("attn_k_norm"), head_dim, parts.qk_norms)?;
+        let attn_sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
+        let o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
+        let post_attn_norm =
+            self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
+
+        let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
+        // Without a gate of its own, the up projection holds both, the gate first.
+        let (gate, up) = if self.find(&name("ffn_gate.weight")).is_some() {
+            (
+                self.projection(&name("ffn_gate"), Rows::all(ffn_dim), model_dim)?,
+                self.projection(&name("ffn_up"), Rows::all(ffn_dim), model_dim)?,
+            )
+        } else {
+            let half = |first| Rows {
+                first,
+                n: ffn_dim,
+                stored: 2 * ffn_dim,
+            };
+            (
+                self.projection(&name("ffn_up"), half(0), model_dim)?,
+                self.projection(&name("ffn_up"), half(ffn_dim), model_dim)?,
+            )
+        };
+        let ffn_sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
+        let down = self.projection(&name("ffn_down"), Rows::all(model_dim), ffn_dim)?;
+        let post_ffn_norm =
+            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
+        Ok(Layer {
+            attn_norm,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            attn_sub_norm,
+            o,
+            post_attn_norm,
+            ffn_norm,
+            gate,
+            up,
+            ffn_sub_norm,
+            down,
+            post_ffn_norm,
+        })
+    }
+
+    /// A tensor by its full name; from now on it counts as used.
+    fn find(&mut self, name: &str) -> Option<&'a TensorEntry> {
+        let entry = self.catalog.get(name)?;
+        self.used.insert(&entry.name);
+        Some(entry)
+    }
+
+    fn require(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorEntry, PlanError> {
+        let Some(entry) = self.find(name) else {
+            return Err(PlanError::MissingTensor {
+                name: name.to_owned(),
+                expected: shape.to_vec(),
+            });
+        };
+        check_shape(entry, shape)?;
+        Ok(entry)
+    }
+
+    fn push(&mut self, parts: Vec<TensorRequest>, recipe: Recipe) -> usize {
+        self.specs.push(Spec { parts, recipe });
+        self.specs.len() - 1
+    }
+
+    fn vector_recipe(
+        &mut self,
+        name: &str,
+        len: usize,
+        plus: f32,
+    ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
+        let entry = self.require(name, &[len])?;
+        if !matches!(
+            entry.dtype,
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16
+        ) {
+            return Err(PlanError::TensorType {
+                name: name.to_owned(),
+                expected: "floats are needed",
+                found: entry.dtype,
+            });
+        }
+        let recipe = VectorRecipe {
+            dtype: entry.dtype,
+            len,
+            plus,
+        };
+        Ok((vec![whole(entry)], recipe))
+    }
+
+    fn host_vector(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
+        let (parts, recipe) = self.vector_recipe(name, len, 0.0)?;
+        Ok(VectorId(self.push(parts, Recipe::HostVector(recipe))))
+    }
+
+    fn norm(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
+        let (parts, recipe) = self.vector_recipe(&format!("{name}.weight"), len, self.norm_plus)?;
+        Ok(VectorId(self.push(parts, Recipe::Vector(recipe))))
+    }
+
+    fn optional_norm(
+        &mut self,
+        name: &str,
+        len: usize,
+        required: bool,
+    ) -> Result<Option<VectorId>, PlanError> {
+        if required || self.find(&format!("{name}.weight")).is_some() {
+            self.norm(name, len).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// A linear layer with its bias and its own norm, where the file has them.
+    fn projection(
+        &mut self,
+        name: &str,
+        rows: Rows,
+        k: usize,
+    ) -> Result<Projection<LinearId, VectorId>, PlanError> {
+        let input_norm = self.optional_norm(&format!("{name}_norm_in"), k, false)?;
+        let weight = self.matrix(name, rows, k)?;
+        let bias_name = format!("{name}.bias");
+        let bias = match self.find(&bias_name) {
+            None => None,
+            Some(_) => {
+                let (mut parts, mut recipe) = self.vector_recipe(&bias_name, rows.stored, 0.0)?;
+                let size = recipe.dtype.block_bytes() as u64;
+                parts[0].offset += rows.first as u64 * size;
+                parts[0].len = rows.n as u64 * size;
+                recipe.len = rows.n;
+                Some(VectorId(self.push(parts, Recipe::Vector(recipe))))
+            }
+        };
+        Ok(Projection {
+            input_norm,
+            weight,
+            bias,
+        })
+    }
+
+    fn matrix(&mut self, name: &str, rows: Rows, k: usize) -> Result<LinearId, PlanError> {
+        let weight_name = format!("{name}.weight");
+        let shape = [rows.stored, k];
+        let Some(entry) = self.find(&weight_name) else {
+            return Err(PlanError::MissingTensor {
+                name: weight_name,
+                expected: shape.to_vec(),
+            });
+        };
+        let mut parts = vec![whole(entry)];
+        let mut recipe = LinearRecipe {
+            n: rows.n,
+            k,
+            first_row: rows.first,
+            n_stored: rows.stored,
+            stored: Stored::Packed,
+            scale: None,
+        };
+        if entry.dtype == DType::U8 {
+            check_shape(entry, &[rows.stored.div_ceil(4), k])?;
+            let (scale, dtype) = self.scale(&format!("{name}.weight_scale"))?;
+            parts.push(scale);
+            recipe.scale = Some(ScaleRecipe {
+                dtype,
+                divides: self.bit_linears.divides(),
+            });
+            return Ok(LinearId(self.push(parts, Recipe::Linear(recipe))));
+        }
+        check_shape(entry, &shape)?;
+        if entry.dtype == DType::I2_S {
+            let trailer = DType::I2_S.trailer_bytes() as u64;
+            let codes = entry.len - trailer;
+            parts[0].len = codes;
+            parts.push(TensorRequest {
+                offset: entry.offset + codes,
+                len: 4,
+                ..parts[0].clone()
+            });
+            recipe.stored = Stored::I2s(self.options.i2s_layout);
+            recipe.scale = Some(ScaleRecipe {
+                dtype: DType::F32,
+                divides: false,
+            });
+            return Ok(LinearId(self.push(parts, Recipe::Linear(recipe))));
+        }
+        if !k.is_multiple_of(entry.dtype.block_len()) {
+            return Err(PlanError::TensorShape {
+                name: weight_name,
+                expected: vec![rows.stored, k.next_multiple_of(entry.dtype.block_len())],
+                found: entry.shape.clone(),
+            });
+        }
+        let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
+        parts[0].offset += rows.first as u64 * row_bytes;
+        parts[0].len = rows.n as u64 * row_bytes;
+        recipe.first_row = 0;
+        recipe.n_stored = rows.n;
+        recipe.stored = self.bit_linears.float(name, entry.dtype);
+        // 1bitLLM's GGUF files keep the scale of a layer in a tensor of its own.
+        let scale_name = format!("{name}.scale");
+        if self.find(&scale_name).is_some() {
+            let (scale, dtype) = self.scale(&scale_name)?;
+            parts.push(scale);
+            recipe.scale = Some(ScaleRecipe {
+                dtype,
+                divides: false,
+            });
+        }
+        Ok(LinearId(self.push(parts, Recipe::Linear(recipe))))
+    }
+
+    /// A tensor of one number.
+    fn scale(&mut self, name: &str) -> Result<(TensorRequest, DType), PlanError> {
+        let Some(entry) = self.find(name) else {
+            return Err(PlanError::MissingTensor {
+                name: name.to_owned(),
+                expected: vec![1],
+            });
+        };
+        if entry.shape.iter().product::<usize>() != 1 {
+            return Err(PlanError::TensorShape {
+                name: name.to_owned(),
+                expected: vec![1],
+                found: entry.shape.clone(),
+            });
+        }
+        if !matches!(entry.dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(PlanError::TensorType {
+                name: name.to_owned(),
+                expected: "a float is needed",
+                found: entry.dtype,
+            });
+        }
+        Ok((whole(entry), entry.dtype))
+    }
+}
+
+fn whole(entry: &TensorEntry) -> TensorRequest {
+    TensorRequest {
+        name: entry.name.clone(),
+        file: entry.file,
+        offset: entry.offset,
+        len: entry.len,
+    }
+}
+
+fn check_shape(entry: &TensorEntry, expected: &[usize]) -> Result<(), PlanError> {
+    if entry.shape == expected {
+        Ok(())
+    } else {
+        Err(PlanError::TensorShape {
+            name: entry.name.clone(),
+            expected: expected.to_vec(),
+            found: entry.shape.clone(),
+        })
+    }
+}

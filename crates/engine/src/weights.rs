@@ -1,0 +1,98 @@
+//! The weights of a model, whatever stands for one: a place in a plan, or a loaded matrix.
+
+/// All weights. `L` stands for a matrix, `V` for a vector.
+#[derive(Debug)]
+pub(crate) struct Weights<L, V> {
+    /// `[n_vocab, model_dim]`.
+    pub(crate) token_embd: L,
+    pub(crate) layers: Vec<Layer<L, V>>,
+    /// `[model_dim]`.
+    pub(crate) output_norm: V,
+    /// `[n_vocab, model_dim]`; the embedding table if `None`.
+    pub(crate) output: Option<Projection<L, V>>,
+}
+
+/// One transformer block.
+#[derive(Debug)]
+pub(crate) struct Layer<L, V> {
+    pub(crate) attn_norm: V,
+    pub(crate) q: Projection<L, V>,
+    pub(crate) k: Projection<L, V>,
+    pub(crate) v: Projection<L, V>,
+    /// `[head_dim]`.
+    pub(crate) q_norm: Option<V>,
+    /// `[head_dim]`.
+    pub(crate) k_norm: Option<V>,
+    /// Before the output projection.
+    pub(crate) attn_sub_norm: Option<V>,
+    pub(crate) o: Projection<L, V>,
+    /// On what attention adds to the residual.
+    pub(crate) post_attn_norm: Option<V>,
+    pub(crate) ffn_norm: V,
+    pub(crate) gate: Projection<L, V>,
+    pub(crate) up: Projection<L, V>,
+    /// Before the down projection.
+    pub(crate) ffn_sub_norm: Option<V>,
+    pub(crate) down: Projection<L, V>,
+    /// On what the feed-forward block adds to the residual.
+    pub(crate) post_ffn_norm: Option<V>,
+}
+
+/// A linear layer: `y = norm(x) · wᵀ + bias`, the norm and the bias where there are any.
+#[derive(Debug)]
+pub(crate) struct Projection<L, V> {
+    pub(crate) input_norm: Option<V>,
+    pub(crate) weight: L,
+    pub(crate) bias: Option<V>,
+}
+
+/// Turns each weight into something else.
+pub(crate) trait Convert<L, V> {
+    type Linear;
+    type Vector;
+    fn linear(&mut self, from: L) -> Self::Linear;
+    fn vector(&mut self, from: V) -> Self::Vector;
+}
+
+impl<L, V> Weights<L, V> {
+    pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Weights<C::Linear, C::Vector> {
+        Weights {
+            token_embd: c.linear(self.token_embd),
+            layers: self.layers.into_iter().map(|l| l.convert(c)).collect(),
+            output_norm: c.vector(self.output_norm),
+            output: self.output.map(|p| p.convert(c)),
+        }
+    }
+}
+
+impl<L, V> Layer<L, V> {
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
+        Layer {
+            attn_norm: c.vector(self.attn_norm),
+            q: self.q.convert(c),
+            k: self.k.convert(c),
+            v: self.v.convert(c),
+            q_norm: self.q_norm.map(|v| c.vector(v)),
+            k_norm: self.k_norm.map(|v| c.vector(v)),
+            attn_sub_norm: self.attn_sub_norm.map(|v| c.vector(v)),
+            o: self.o.convert(c),
+            post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),
+            ffn_norm: c.vector(self.ffn_norm),
+            gate: self.gate.convert(c),
+            up: self.up.convert(c),
+            ffn_sub_norm: self.ffn_sub_norm.map(|v| c.vector(v)),
+            down: self.down.convert(c),
+            post_ffn_norm: self.post_ffn_norm.map(|v| c.vector(v)),
+        }
+    }
+}
+
+impl<L, V> Projection<L, V> {
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Projection<C::Linear, C::Vector> {
+        Projection {
+            input_norm: self.input_norm.map(|v| c.vector(v)),
+            weight: c.linear(self.weight),
+            bias: self.bias.map(|v| c.vector(v)),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Logits of tiny models of every family against those of Hugging Face Transformers.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Reference, best, load_hf, logits, max_difference, nll, testdata};
+
+/// Float models: the reference is f32 too, in another order of summation.
+const MAX_DIFFERENCE: f32 = 1e-3;
+/// Greedy ids are compared up to the first choice that close.
+const GREEDY_MARGIN: f32 = 0.01;
+/// Ternary models round activations: a difference in the last bit flips a rounding now and then,
+/// which moves logits by a few hundredths.
+const MAX_NLL_DIFFERENCE: f64 = 0.005;
+/// Best tokens of ternary models are compared where the reference is this sure.
+const TERNARY_MARGIN: f32 = 0.5;
+
+fn check_float(dir: &Path) {
+    let reference = Reference::read(&dir.join("reference.safetensors"));
+    let model = load_hf(dir);
+    for chunk in [1000, 7, 1] {
+        let got = logits(&model, &reference.ids, chunk);
+        let difference = max_difference(&got, &reference.logits);
+        assert!(
+            difference < MAX_DIFFERENCE,
+            "{}, chunks of {chunk}: {difference}",
+            dir.display()
+        );
+    }
+    check_greedy(dir, &reference);
+}
+
+fn check_greedy(dir: &Path, reference: &Reference) {
+    let n = reference
+        .greedy_margins
+        .iter()
+        .position(|&m| m < GREEDY_MARGIN)
+        .unwrap_or(reference.greedy_margins.len());
+    let mut ids = reference.ids.clone();
+    ids.extend(&reference.greedy_ids[..n]);
+    let got = logits(&load_hf(dir), &ids, 1000);
+    let n_vocab = reference.n_vocab();
+    let rows = got.chunks_exact(n_vocab).skip(reference.ids.len() - 1);
+    for (i, (row, &want)) in rows.zip(&reference.greedy_ids[..n]).enumerate() {
+        assert_eq!(best(row).0, want, "{}, step {i}", dir.display());
+    }
+}
+
+fn check_ternary(dir: &Path) {
+    let reference = Reference::read(&dir.join("reference.safetensors"));
+    let model = load_hf(dir);
+    let n_vocab = reference.n_vocab();
+    let whole = logits(&model, &reference.ids, 1000);
+    for chunk in [7, 1] {
+        assert_eq!(
+            whole,
+            logits(&model, &reference.ids, chunk),
+            "{}, chunks of {chunk}",
+            dir.display()
+        );
+    }
+    let got = nll(&whole, &reference.ids, n_vocab);
+    let want = nll(&reference.logits, &reference.ids, n_vocab);
+    assert!(
+        (got - want).abs() < MAX_NLL_DIFFERENCE,
+        "{}: mean negative log-likelihood {got}, not {want}",
+        dir.display()
+    );
+    let rows = whole.chunks_exact(n_vocab);
+    for (i, (got, want)) in rows.zip(reference.logits.chunks_exact(n_vocab)).enumerate() {
+        let (id, margin) = best(want);
+        if margin > TERNARY_MARGIN {
+            assert_eq!(best(got).0, id, "{}, position {i}", dir.display());
+        }
+    }
+}
+
+macro_rules! models {
+    ($check:ident: $($test:ident = $folder:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                $check(&testdata().join("reference-logits").join($folder));
+            }
+        )*
+    };
+}
+
+models! { check_float:
+    llama = "llama",
+    llama3_rope_scaled = "llama3-rope-scaled",
+    mistral_sliding = "mistral-sliding",
+    qwen2 = "qwen2",
+    qwen3 = "qwen3",
+    gemma2 = "gemma2",
+    gemma3 = "gemma3",
+    phi3 = "phi3",
+    smollm3 = "smollm3",
+}
+
+models! { check_ternary:
+    bitnet_packed = "bitnet-packed",
+    bitnet_bf16_online = "bitnet-bf16-online",
+    llama_bitlinear_packed = "llama-bitlinear-packed",
+}
