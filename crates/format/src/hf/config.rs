@@ -93,10 +93,10 @@ impl Config {
     pub fn parse(json: &[u8]) -> Result<Config, ConfigError> {
         let json = Json::parse(json)?;
         let outer = Node::root(&json);
-        outer.members()?;
+        outer.expect_object()?;
         let inner = outer.get("text_config");
         if let Some(inner) = &inner {
-            inner.members()?;
+            inner.expect_object()?;
         }
         let get = |key: &str| {
             let inner = inner.as_ref().and_then(|inner| inner.get(key));
@@ -197,7 +197,7 @@ impl Config {
 
 impl QuantizationConfig {
     fn read(node: &Node<'_>) -> Result<QuantizationConfig, ConfigError> {
-        node.members()?;
+        node.expect_object()?;
         let string = |key: &str| node.get(key).map(|n| n.str()).transpose();
         let modules = node.get("modules_to_not_convert");
         Ok(QuantizationConfig {
@@ -219,16 +219,224 @@ pub(super) fn token_ids(node: Option<Node<'_>>) -> Result<Vec<u32>, ConfigError>
     let Some(node) = node else {
         return Ok(Vec::new());
     };
-    let nodes = if node.is_list() {
-        node.items()?
-    } else {
-        vec![node]
+    let ids = match node.is_list() {
+        true => node.list(Node::token_id)?,
+        false => vec![node.token_id()?],
     };
-    let ids: Result<Vec<_>, _> = nodes.iter().map(Node::token_id).collect();
-    Ok(ids?.into_iter().flatten().collect())
+    Ok(ids.into_iter().flatten().collect())
 }
 
 /// The id, or the first of a list.
 pub(super) fn first_id(node: Option<Node<'_>>) -> Result<Option<u32>, ConfigError> {
     Ok(token_ids(node)?.first().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Config {
+        Config::parse(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
+    }
+
+    #[test]
+    fn ids_come_in_several_forms() {
+        for (json, bos, eos, pad) in [
+            (
+                r#"{"bos_token_id":1,"eos_token_id":2}"#,
+                Some(1),
+                vec![2],
+                None,
+            ),
+            (
+                r#"{"bos_token_id":[5],"eos_token_id":[1,106]}"#,
+                Some(5),
+                vec![1, 106],
+                None,
+            ),
+            (
+                r#"{"bos_token_id":null,"eos_token_id":null,"pad_token_id":-1}"#,
+                None,
+                vec![],
+                None,
+            ),
+            (
+                r#"{"eos_token_id":[],"pad_token_id":0}"#,
+                None,
+                vec![],
+                Some(0),
+            ),
+        ] {
+            let config = parse(json);
+            assert_eq!(config.bos_token_id, bos, "{json}");
+            assert_eq!(config.eos_token_id, eos, "{json}");
+            assert_eq!(config.pad_token_id, pad, "{json}");
+        }
+    }
+
+    #[test]
+    fn rope_in_both_spellings() {
+        let llama3 = RopeParameters {
+            rope_type: Some("llama3".into()),
+            rope_theta: Some(500_000.0),
+            factor: Some(8.0),
+            low_freq_factor: Some(1.0),
+            high_freq_factor: Some(4.0),
+            original_max_position_embeddings: Some(64),
+            ..RopeParameters::default()
+        };
+        for json in [
+            r#"{"rope_theta":500000,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,
+                "high_freq_factor":4,"original_max_position_embeddings":64}}"#,
+            r#"{"rope_theta":500000.0,"original_max_position_embeddings":64,"rope_scaling":
+                {"type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0}}"#,
+            r#"{"rope_theta":1,"rope_parameters":{"rope_theta":500000.0,"rope_type":"llama3","factor":8.0,
+                "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":64}}"#,
+        ] {
+            assert_eq!(parse(json).rope("full_attention"), llama3, "{json}");
+        }
+        let none = parse(r#"{"rope_theta":10000.0,"rope_scaling":null}"#).rope("full_attention");
+        assert_eq!((none.rope_type, none.rope_theta), (None, Some(10_000.0)));
+
+        let phi = parse(
+            r#"{"original_max_position_embeddings":4096,"partial_rotary_factor":0.75,
+                "rope_scaling":{"type":"su","short_factor":[1,1.5],"long_factor":[2.0,64]}}"#,
+        )
+        .rope("full_attention");
+        assert_eq!(phi.short_factor, Some(vec![1.0, 1.5]));
+        assert_eq!(phi.long_factor, Some(vec![2.0, 64.0]));
+        assert_eq!(phi.original_max_position_embeddings, Some(4096));
+        assert_eq!(phi.partial_rotary_factor, Some(0.75));
+    }
+
+    #[test]
+    fn gemma3_rotates_sliding_layers_by_another_base() {
+        for json in [
+            r#"{"rope_theta":1000000,"rope_local_base_freq":10000,"rope_scaling":{"rope_type":"linear","factor":8}}"#,
+            r#"{"rope_parameters":{"full_attention":{"rope_theta":1000000,"rope_type":"linear","factor":8},
+                "sliding_attention":{"rope_theta":10000}}}"#,
+        ] {
+            let config = parse(json);
+            let full = config.rope("full_attention");
+            assert_eq!(
+                (full.rope_theta, full.factor),
+                (Some(1e6), Some(8.0)),
+                "{json}"
+            );
+            let sliding = config.rope("sliding_attention");
+            assert_eq!(
+                (sliding.rope_theta, sliding.factor),
+                (Some(1e4), None),
+                "{json}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_multimodal_file_shows_its_text_part() {
+        let config = parse(
+            r#"{"architectures":["Gemma3ForConditionalGeneration"],"model_type":"gemma3","eos_token_id":[1,106],
+                "hidden_size":7,"vision_config":{"hidden_size":1152},
+                "text_config":{"model_type":"gemma3_text","hidden_size":2560,"sliding_window":1024,"head_dim":null}}"#,
+        );
+        assert_eq!(config.model_type.as_deref(), Some("gemma3_text"));
+        assert_eq!(config.architectures, ["Gemma3ForConditionalGeneration"]);
+        assert_eq!(config.hidden_size, Some(2560));
+        assert_eq!(config.head_dim, None);
+        assert_eq!(config.eos_token_id, [1, 106]);
+    }
+
+    #[test]
+    fn quantization_and_activation() {
+        let config = parse(
+            r#"{"hidden_act":"gelu","hidden_activation":"gelu_pytorch_tanh","weight_bits":1,"input_bits":8,
+                "quantization_config":{"quant_method":"bitnet","linear_class":"autobitlinear","quantization_mode":"online",
+                "use_rms_norm":true,"rms_norm_eps":1e-6,"modules_to_not_convert":["lm_head"]}}"#,
+        );
+        assert_eq!(config.activation(), Some("gelu_pytorch_tanh"));
+        assert_eq!((config.weight_bits, config.input_bits), (Some(1), Some(8)));
+        let quantization = config.quantization_config.unwrap();
+        assert_eq!(quantization.linear_class.as_deref(), Some("autobitlinear"));
+        assert_eq!(quantization.use_rms_norm, Some(true));
+        assert_eq!(quantization.modules_to_not_convert, ["lm_head"]);
+    }
+
+    #[test]
+    fn numbers_json_does_not_have() {
+        let config = parse(
+            r#"{"a":[NaN,-Infinity,"NaN \" Infinity"],"time_step_limit":[0.0,{"__float__":"Infinity"}],
+                "hidden_act":"Infinity","hidden_size":4}"#,
+        );
+        assert_eq!(config.hidden_act.as_deref(), Some("Infinity"));
+        assert_eq!(config.hidden_size, Some(4));
+    }
+
+    #[test]
+    fn errors_name_the_path() {
+        for (json, message) in [
+            ("[]", "the file: expected an object, found a list"),
+            (
+                r#"{"hidden_size":-1}"#,
+                "`hidden_size`: expected a whole number from 0 to 2147483647, found -1",
+            ),
+            (
+                r#"{"hidden_size":1e30}"#,
+                "`hidden_size`: expected a whole number from 0 to 2147483647, found 1000000000000000000000000000000",
+            ),
+            (
+                r#"{"hidden_size":0.5}"#,
+                "`hidden_size`: expected a whole number from 0 to 2147483647, found 0.5",
+            ),
+            (
+                r#"{"hidden_size":"4"}"#,
+                "`hidden_size`: expected a whole number from 0 to 2147483647, found a string",
+            ),
+            (
+                r#"{"rope_theta":Infinity}"#,
+                "`rope_theta`: expected a finite number, found inf",
+            ),
+            (
+                r#"{"eos_token_id":[1,"x"]}"#,
+                "`eos_token_id[1]`: expected a whole number from 0 to 2147483647, found a string",
+            ),
+            (
+                r#"{"text_config":{"rope_scaling":{"factor":"8"}}}"#,
+                "`text_config.rope_scaling.factor`: expected a number, found a string",
+            ),
+            (
+                r#"{"rope_parameters":{"full_attention":{"factor":[]}}}"#,
+                "`rope_parameters.full_attention.factor`: expected a number, found a list",
+            ),
+            (
+                r#"{"layer_types":["full_attention",1]}"#,
+                "`layer_types[1]`: expected a string, found a number",
+            ),
+            (
+                r#"{"tie_word_embeddings":1}"#,
+                "`tie_word_embeddings`: expected a boolean, found a number",
+            ),
+            (
+                r#"{"quantization_config":7}"#,
+                "`quantization_config`: expected an object, found a number",
+            ),
+            (
+                r#"{"text_config":7}"#,
+                "`text_config`: expected an object, found a number",
+            ),
+        ] {
+            assert_eq!(
+                Config::parse(json.as_bytes()).unwrap_err().to_string(),
+                message
+            );
+        }
+        for json in ["", "{", r#"{"a":1,}"#, "{} {}"] {
+            assert!(
+                matches!(Config::parse(json.as_bytes()), Err(ConfigError::Json(_))),
+                "{json}"
+            );
+        }
+        let many = format!("[{}0]", "0,".repeat(300_000));
+        let error = Config::parse(many.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("more than 250000 values"), "{error}");
+    }
 }

@@ -33,7 +33,7 @@ impl GenerationConfig {
     pub fn parse(json: &[u8]) -> Result<GenerationConfig, ConfigError> {
         let json = Json::parse(json)?;
         let root = Node::root(&json);
-        root.members()?;
+        root.expect_object()?;
         let count = |key: &str| root.get(key).map(|n| n.count()).transpose();
         let f64 = |key: &str| root.get(key).map(|n| n.f64()).transpose();
         Ok(GenerationConfig {

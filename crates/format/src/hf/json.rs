@@ -15,6 +15,10 @@ const MAX_BYTES: usize = 16 << 20;
 /// The most values in one file; a tree of so many stays below 40 MiB.
 const MAX_NODES: usize = 250_000;
 
+/// The most numbers that JSON doesn't have: replacing them makes the text longer. What is left
+/// behind the last one is refused as bad JSON.
+const MAX_BARE_FLOATS: usize = 4096;
+
 /// A parsed value. Objects keep their order; of two equal keys the last counts, as in Python.
 #[derive(Debug)]
 pub(super) enum Json {
@@ -63,16 +67,18 @@ impl Json {
     }
 }
 
-/// Replaces `NaN`, `Infinity` and `-Infinity` outside of strings.
+/// Replaces `NaN`, `Infinity` and `-Infinity` outside of strings, up to [`MAX_BARE_FLOATS`] times.
 fn without_bare_floats(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
+    let mut left = MAX_BARE_FLOATS;
     let mut in_string = false;
     while let [first, tail @ ..] = rest {
         let bare = ["NaN", "Infinity", "-Infinity"]
             .into_iter()
-            .find(|name| !in_string && rest.starts_with(name.as_bytes()));
+            .find(|name| !in_string && left > 0 && rest.starts_with(name.as_bytes()));
         if let Some(name) = bare {
+            left -= 1;
             out.extend(br#"{"__float__":""#);
             out.extend(name.as_bytes());
             out.extend(br#""}"#);
@@ -187,7 +193,7 @@ impl<'a> Node<'a> {
     /// The error that a member isn't there.
     pub(super) fn missing<T>(&self, key: &'static str) -> Result<T, ConfigError> {
         match self.json {
-            Json::Object(_) => self.refuse("an object with", format!("none called `{key}`")),
+            Json::Object(_) => self.refuse("an object", format!("one without `{key}`")),
             _ => self.wrong("an object"),
         }
     }
@@ -241,29 +247,34 @@ impl<'a> Node<'a> {
     }
 
     /// Every member that isn't null.
-    pub(super) fn members(&self) -> Result<Vec<(&'a str, Node<'a>)>, ConfigError> {
+    pub(super) fn members(&self) -> Result<impl Iterator<Item = (&'a str, Node<'a>)>, ConfigError> {
         match self.json {
             Json::Object(members) => Ok(members
                 .iter()
                 .filter(|(_, json)| !matches!(json, Json::Null))
-                .map(|(key, json)| (key.as_str(), self.child(key, json)))
-                .collect()),
+                .map(|(key, json)| (key.as_str(), self.child(key, json)))),
             _ => self.wrong("an object"),
         }
     }
 
-    pub(super) fn items(&self) -> Result<Vec<Node<'a>>, ConfigError> {
-        match self.json {
-            Json::Array(items) => Ok(items
-                .iter()
-                .enumerate()
-                .map(|(i, json)| Node {
-                    json,
-                    path: format!("{}[{i}]", self.path),
-                })
-                .collect()),
-            _ => self.wrong("a list"),
-        }
+    /// The error that this isn't an object, if so.
+    pub(super) fn expect_object(&self) -> Result<(), ConfigError> {
+        self.members().map(drop)
+    }
+
+    /// Reads every item of a list.
+    pub(super) fn list<T>(
+        &self,
+        item: impl Fn(&Node<'a>) -> Result<T, ConfigError>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let Json::Array(items) = self.json else {
+            return self.wrong("a list");
+        };
+        let node = |(i, json)| Node {
+            json,
+            path: format!("{}[{i}]", self.path),
+        };
+        items.iter().enumerate().map(|x| item(&node(x))).collect()
     }
 
     pub(super) fn str(&self) -> Result<String, ConfigError> {
@@ -324,12 +335,5 @@ impl<'a> Node<'a> {
                 _ => self.wrong("a number"),
             },
         }
-    }
-
-    pub(super) fn list<T>(
-        &self,
-        item: impl Fn(&Node<'a>) -> Result<T, ConfigError>,
-    ) -> Result<Vec<T>, ConfigError> {
-        self.items()?.iter().map(item).collect()
     }
 }

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use super::ConfigError;
 use super::json::Node;
 
+/// Models have two at most.
+const MAX_LAYER_TYPES: usize = 64;
+
 /// How positions are rotated, and how the context is stretched.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
@@ -83,16 +86,22 @@ pub enum RopeSet {
 
 impl RopeSet {
     pub(super) fn read(node: &Node<'_>) -> Result<RopeSet, ConfigError> {
-        let members = node.members()?;
         let nested = |n: &Node<'_>| n.is_object() && n.get("__float__").is_none();
-        if !members.iter().any(|(_, member)| nested(member)) {
+        if !node.members()?.any(|(_, member)| nested(&member)) {
             return RopeParameters::read(node).map(RopeSet::Uniform);
         }
         let read = |(name, member): (&str, Node<'_>)| {
             // Beside the layer types, values for all of them may stand; none are known to matter.
             nested(&member).then(|| Ok((name.to_owned(), RopeParameters::read(&member)?)))
         };
-        let map: Result<_, _> = members.into_iter().filter_map(read).collect();
+        let n = node.members()?.count();
+        if n > MAX_LAYER_TYPES {
+            return node.refuse(
+                "parameters of at most 64 layer types",
+                format!("{n} members"),
+            );
+        }
+        let map: Result<_, _> = node.members()?.filter_map(read).collect();
         map.map(RopeSet::PerLayerType)
     }
 

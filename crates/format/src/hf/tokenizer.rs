@@ -85,7 +85,7 @@ impl TokenizerConfig {
     pub fn parse(json: &[u8]) -> Result<TokenizerConfig, ConfigError> {
         let json = Json::parse(json)?;
         let root = Node::root(&json);
-        root.members()?;
+        root.expect_object()?;
         let bool = |key: &str| root.get(key).map(|n| n.bool()).transpose();
         let token = |key: &str| token(root.get(key));
         Ok(TokenizerConfig {
@@ -169,5 +169,78 @@ fn added_tokens(node: Option<Node<'_>>) -> Result<BTreeMap<u32, AddedToken>, Con
         };
         Ok((id, token))
     };
-    node.members()?.into_iter().map(read).collect()
+    node.members()?.map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> TokenizerConfig {
+        TokenizerConfig::parse(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
+    }
+
+    #[test]
+    fn tokens_and_lengths_in_their_forms() {
+        let config = parse(
+            r#"{"bos_token":"<s>","eos_token":{"content":"</s>","lstrip":false},"pad_token":null,"unk_token":false,
+                "model_max_length":1000000000000000019884624838656,"add_bos_token":true,
+                "added_tokens_decoder":{"2":{"content":"</s>","special":true},"10":{"content":" ","rstrip":true}}}"#,
+        );
+        assert_eq!(config.bos_token.as_deref(), Some("<s>"));
+        assert_eq!(config.eos_token.as_deref(), Some("</s>"));
+        assert_eq!((config.pad_token, config.unk_token), (None, None));
+        assert_eq!(config.model_max_length, None);
+        assert_eq!(config.add_bos_token, Some(true));
+        let ids: Vec<_> = config.added_tokens_decoder.keys().copied().collect();
+        assert_eq!(ids, [2, 10]);
+        assert!(config.added_tokens_decoder[&2].special);
+        assert!(config.added_tokens_decoder[&10].rstrip);
+        assert_eq!(
+            parse(r#"{"model_max_length":512}"#).model_max_length,
+            Some(512)
+        );
+    }
+
+    #[test]
+    fn one_template_or_several() {
+        let one = parse(r#"{"chat_template":"a"}"#).chat_template.unwrap();
+        assert_eq!(one.default_template(), Some("a"));
+        assert_eq!((one.named("default"), one.named("rag")), (Some("a"), None));
+        let several = parse(
+            r#"{"chat_template":[{"name":"rag","template":"r"},{"name":"default","template":"d"}]}"#,
+        );
+        let several = several.chat_template.unwrap();
+        assert_eq!(several.default_template(), Some("d"));
+        assert_eq!(several.named("rag"), Some("r"));
+    }
+
+    #[test]
+    fn errors_name_the_path() {
+        for (json, message) in [
+            (
+                r#"{"bos_token":7}"#,
+                "`bos_token`: expected a string, found a number",
+            ),
+            (
+                r#"{"chat_template":[{"name":"x"}]}"#,
+                "`chat_template[0]`: expected an object, found one without `template`",
+            ),
+            (
+                r#"{"added_tokens_decoder":{"x":{}}}"#,
+                "`added_tokens_decoder.x`: expected a token id as key, found `x`",
+            ),
+            (
+                r#"{"added_tokens_decoder":{"1":"x"}}"#,
+                "`added_tokens_decoder.1`: expected an object, found a string",
+            ),
+            (
+                r#"{"model_max_length":-5}"#,
+                "`model_max_length`: expected a whole number from 0 to 2147483647, found -5",
+            ),
+        ] {
+            let error = TokenizerConfig::parse(json.as_bytes()).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+    }
 }

@@ -51,7 +51,9 @@ impl<'de> Deserialize<'de> for Header {
                         if metadata.is_some() {
                             return Err(A::Error::custom("`__metadata__` stands twice"));
                         }
-                        metadata = Some(map.next_value()?);
+                        // MLX writes null.
+                        let strings: Option<BTreeMap<String, String>> = map.next_value()?;
+                        metadata = Some(strings.unwrap_or_default());
                         continue;
                     }
                     if !names.insert(name.clone()) {

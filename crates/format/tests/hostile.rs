@@ -1,0 +1,561 @@
+//! Files made to hurt: each is refused within a second and 64 MiB, with a message that says why.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fmt::{Debug, Display};
+use std::time::{Duration, Instant};
+
+use sterna_format::gguf::{Gguf, Metadata, Model, Value, Writer};
+use sterna_format::hf::{Config, TokenizerConfig};
+use sterna_format::safetensors::{Index, SafeTensors};
+use sterna_format::{DType, gguf, safetensors};
+
+const MIB: usize = 1 << 20;
+
+/// Counts the bytes that the current thread holds, and the most it held.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count(old: usize, new: usize) {
+    // Memory may be freed while a thread ends, after its counters are gone.
+    let _ = HELD.try_with(|held| {
+        held.set(held.get().saturating_sub(old) + new);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
+    });
+}
+
+// SAFETY: every call is handed on to the system allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(0, layout.size());
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        count(layout.size(), 0);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // Both blocks may exist for a moment.
+        count(0, new_size);
+        count(layout.size(), 0);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Runs `f`; the result, and the memory it took beyond what was held before.
+fn measured<T>(what: &str, f: impl FnOnce() -> T) -> T {
+    let before = HELD.get();
+    PEAK.set(before);
+    let start = Instant::now();
+    let result = f();
+    let (time, memory) = (start.elapsed(), PEAK.get() - before);
+    println!("{what}: {time:?}, {} KiB", memory / 1024);
+    assert!(time < Duration::from_secs(1), "{what}: {time:?}");
+    assert!(memory < 64 * MIB, "{what}: {memory} bytes");
+    result
+}
+
+#[track_caller]
+fn refused<T: Debug, E: Display>(result: Result<T, E>, message: &str) {
+    match result {
+        Ok(v) => panic!("accepted: {v:?}, expected: {message}"),
+        Err(e) => assert!(e.to_string().contains(message), "{e}\nexpected: {message}"),
+    }
+}
+
+#[track_caller]
+fn gguf_refused(bytes: &[u8], file_len: u64, message: &str) {
+    refused(measured(message, || Gguf::parse(bytes, file_len)), message);
+}
+
+/// Builds GGUF headers that no writer would.
+#[derive(Clone)]
+struct Raw(Vec<u8>);
+
+impl Raw {
+    fn new(n_tensors: u64, n_entries: u64) -> Raw {
+        let raw = Raw(b"GGUF\x03\0\0\0".to_vec());
+        raw.u64(n_tensors).u64(n_entries)
+    }
+
+    fn u32(mut self, v: u32) -> Raw {
+        self.0.extend(v.to_le_bytes());
+        self
+    }
+
+    fn u64(mut self, v: u64) -> Raw {
+        self.0.extend(v.to_le_bytes());
+        self
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Raw {
+        self.0.extend(bytes);
+        self
+    }
+
+    fn str(self, s: impl AsRef<[u8]>) -> Raw {
+        self.u64(s.as_ref().len() as u64).bytes(s.as_ref())
+    }
+
+    fn tensor(self, name: &str, dims: &[u64], id: u32, offset: u64) -> Raw {
+        let raw = self.str(name).u32(dims.len() as u32);
+        let raw = dims.iter().fold(raw, |raw, &d| raw.u64(d));
+        raw.u32(id).u64(offset)
+    }
+
+    /// Header, padding, and `data_len` bytes of data.
+    fn with_data(mut self, data_len: usize) -> Vec<u8> {
+        let len = self.0.len().next_multiple_of(32) + data_len;
+        self.0.resize(len, 0);
+        self.0
+    }
+
+    #[track_caller]
+    fn refused(self, message: &str) {
+        gguf_refused(&self.0, self.0.len() as u64, message);
+    }
+}
+
+const TYPE_STRING: u32 = 8;
+const TYPE_ARRAY: u32 = 9;
+
+#[test]
+fn not_the_format_or_not_the_version() {
+    gguf_refused(
+        b"",
+        0,
+        "the file ends in the first 24 bytes: 4 bytes needed, 0 left",
+    );
+    gguf_refused(b"GGUF\x03\0", 6, "the file ends in the first 24 bytes");
+    gguf_refused(
+        b"ggml\x01\0\0\0",
+        100,
+        "not a GGUF file: it starts with [67, 67, 6d, 6c]",
+    );
+    gguf_refused(b"GGUF\x01\0\0\0", 100, "GGUF version 1 isn't supported");
+    gguf_refused(b"GGUF\x04\0\0\0", 100, "GGUF version 4 isn't supported");
+    gguf_refused(
+        b"GGUF\0\0\0\x03",
+        100,
+        "big-endian GGUF files aren't supported",
+    );
+}
+
+#[test]
+fn huge_counts() {
+    for n in [1 << 30, u64::MAX / 13, u64::MAX] {
+        let entries = format!("the list of {n} metadata entries: ");
+        Raw::new(0, n).bytes(&[0; 4096]).refused(&entries);
+        let tensors = format!("the list of {n} tensors: ");
+        Raw::new(n, 0).bytes(&[0; 4096]).refused(&tensors);
+        for element in 0..13 {
+            let raw = Raw::new(0, 1).str("k").u32(TYPE_ARRAY).u32(element).u64(n);
+            raw.bytes(&[0; 4096])
+                .refused("the file ends in metadata key `k`: ");
+        }
+        let name = Raw::new(1, 0).u64(n).bytes(&[0; 4096]);
+        name.refused("the name of tensor 0: a name of");
+    }
+}
+
+#[test]
+fn claims_of_ten_gigabytes() {
+    let ten_gb = 10_u64 << 30;
+    // In a small file.
+    let string = Raw::new(0, 1).str("k").u32(TYPE_STRING).u64(ten_gb);
+    string
+        .clone()
+        .bytes(&[0; 100])
+        .refused("the file ends in metadata key `k`: 10737418240 bytes");
+    let tensor = Raw::new(1, 0).tensor("t", &[ten_gb], 24, 0);
+    let bytes = tensor.clone().with_data(1000);
+    gguf_refused(
+        &bytes,
+        bytes.len() as u64,
+        "tensor `t`: needs 10737418240 bytes at offset 64",
+    );
+    // In a file that claims the size, of which a prefix is at hand.
+    gguf_refused(
+        &string.0,
+        ten_gb * 2,
+        "metadata key `k`: the header would reach 10737418285 bytes",
+    );
+    let entries = Raw::new(0, 1 << 29);
+    gguf_refused(
+        &entries.0,
+        ten_gb,
+        "metadata entries: the header would reach 6979321880 bytes",
+    );
+    let gguf = Gguf::parse(&tensor.with_data(0), ten_gb + 64).unwrap();
+    assert_eq!(gguf.tensors()[0].len, ten_gb);
+
+    let mut header = (ten_gb).to_le_bytes().to_vec();
+    header.extend(b"{}");
+    let parse = |len| measured("safetensors", || SafeTensors::parse(&header, len));
+    refused(
+        parse(ten_gb * 2),
+        "a header of 10737418240 bytes, the limit is 100000000",
+    );
+    refused(
+        parse(10),
+        "a header of 10737418240 bytes, the limit is 100000000",
+    );
+}
+
+#[test]
+fn strings_that_are_not_utf8() {
+    let bad = b"ab\xffcd";
+    Raw::new(0, 1)
+        .str(bad)
+        .u32(0)
+        .bytes(&[1])
+        .refused("the name of metadata entry 0: the string isn't UTF-8 (first bad byte at 2 of 5)");
+    Raw::new(0, 1)
+        .str("general.name")
+        .u32(TYPE_STRING)
+        .str(bad)
+        .refused("metadata key `general.name`: the string isn't UTF-8");
+    Raw::new(0, 1)
+        .str("tokens")
+        .u32(TYPE_ARRAY)
+        .u32(TYPE_STRING)
+        .u64(2)
+        .str("ok")
+        .str(bad)
+        .refused("metadata key `tokens`: the string isn't UTF-8");
+    Raw::new(1, 0)
+        .str(bad)
+        .u32(1)
+        .bytes(&[0; 32])
+        .refused("the name of tensor 0: the string isn't UTF-8");
+}
+
+#[test]
+fn values_that_are_nothing() {
+    let entry = || Raw::new(0, 1).str("k");
+    entry()
+        .u32(13)
+        .bytes(&[0; 8])
+        .refused("metadata key `k`: value type 13 isn't one of 0 to 12");
+    entry()
+        .u32(7)
+        .bytes(&[2])
+        .refused("metadata key `k`: a boolean of 2, expected 0 or 1");
+    entry()
+        .u32(TYPE_ARRAY)
+        .u32(7)
+        .u64(2)
+        .bytes(&[1, 9])
+        .refused("metadata key `k`: a boolean of 9");
+    let deep = (0..10_000).fold(entry().u32(TYPE_ARRAY), |raw, _| raw.u32(TYPE_ARRAY).u64(1));
+    deep.refused("metadata key `k`: arrays nested deeper than 4");
+    Raw::new(0, 2)
+        .str("k")
+        .u32(0)
+        .bytes(&[1])
+        .str("k")
+        .u32(0)
+        .bytes(&[1])
+        .refused("metadata key `k` stands twice");
+    for alignment in [0_u32, 24, 1 << 30] {
+        Raw::new(0, 1)
+            .str("general.alignment")
+            .u32(4)
+            .u32(alignment)
+            .refused(&format!(
+                "`general.alignment`: {alignment} isn't a power of two"
+            ));
+    }
+}
+
+#[test]
+fn tensors_that_cannot_be() {
+    let f32 = 0;
+    for (tensors, message) in [
+        (
+            Raw::new(1, 0).str("t").u32(5).bytes(&[0; 64]),
+            "tensor `t`: 5 dimensions, the limit is 4",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[1 << 32, 1 << 32], f32, 0),
+            "tensor `t`: the size of shape [4294967296, 4294967296] overflows",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[0, 1 << 40, 1 << 40], f32, 0),
+            "tensor `t`: the size of shape [1099511627776, 1099511627776, 0] overflows",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[1 << 62], f32, 0),
+            "tensor `t`: the size of shape [4611686018427387904] overflows",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[8], f32, u64::MAX - 31),
+            "tensor `t`: needs 32 bytes at offset 18446744073709551584",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[8], f32, 8),
+            "tensor `t`: offset 8 isn't a multiple of the alignment 32",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[8], 99, 0),
+            "tensor `t`: unknown type id 99",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[48, 2], 8, 0),
+            "tensor `t`: 48 elements in a row aren't a multiple of the 32 of a Q8_0 block",
+        ),
+        (
+            Raw::new(1, 0).tensor("t", &[64], 36, 0),
+            "tensor `t`: 64 elements in the tensor aren't a multiple of the 128 of a I2_S block",
+        ),
+        (
+            Raw::new(2, 0)
+                .tensor("a", &[16], f32, 0)
+                .tensor("b", &[16], f32, 32),
+            "tensors `a` and `b` overlap: one ends at byte",
+        ),
+        (
+            Raw::new(2, 0)
+                .tensor("a", &[16], f32, 0)
+                .tensor("b", &[16], f32, 0),
+            "overlap",
+        ),
+        (
+            Raw::new(2, 0)
+                .tensor("a", &[8], f32, 0)
+                .tensor("a", &[8], f32, 32),
+            "tensor `a` stands twice",
+        ),
+    ] {
+        let bytes = tensors.with_data(256);
+        gguf_refused(&bytes, bytes.len() as u64, message);
+    }
+}
+
+/// A small valid file with a bit of everything, as a byte vector.
+fn good_file() -> Vec<u8> {
+    let mut metadata = Metadata::new();
+    let tokens = ["a", "b", "ç"].iter().collect();
+    for (key, value) in [
+        ("general.architecture", Value::String("llama".into())),
+        ("llama.block_count", Value::U32(1)),
+        ("tokens", Value::Array(gguf::Array::String(tokens))),
+    ] {
+        metadata.insert(key, value).unwrap();
+    }
+    let mut writer = Writer::new(metadata).unwrap();
+    writer.tensor("q", DType::I2_S, &[4, 128]).unwrap();
+    writer.tensor("n", DType::F32, &[4]).unwrap();
+    let layout = writer.finish();
+    let mut bytes = layout.header;
+    bytes.resize(usize::try_from(layout.file_len).unwrap(), 0);
+    bytes
+}
+
+#[test]
+fn truncated_anywhere() {
+    let bytes = good_file();
+    let last = bytes.len() - 16;
+    for n in 0..last {
+        assert!(Gguf::parse(&bytes[..n], n as u64).is_err(), "{n}");
+    }
+    // Only the padding behind the last tensor may be missing.
+    assert!(Gguf::parse(&bytes[..last], last as u64).is_ok());
+}
+
+#[test]
+fn flipped_anywhere() {
+    let good = good_file();
+    let header = 300.min(good.len());
+    measured("every bit of a header", || {
+        for bit in 0..header * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            // Either outcome is right, as long as there is one.
+            if let Ok(gguf) = Gguf::parse(&bytes, bytes.len() as u64) {
+                let _ = Model::from_parts(vec![gguf]);
+            }
+        }
+    });
+}
+
+#[test]
+fn cyclic_splits() {
+    let part = |no: u16, count: u16| {
+        let mut metadata = Metadata::new();
+        metadata.insert("split.no", Value::U16(no)).unwrap();
+        metadata.insert("split.count", Value::U16(count)).unwrap();
+        let layout = Writer::new(metadata).unwrap().finish();
+        Gguf::parse(&layout.header, layout.file_len).unwrap()
+    };
+    let merge = |parts| measured("split", || Model::from_parts(parts));
+    let again = vec![part(0, 3), part(1, 3), part(0, 3)];
+    refused(
+        merge(again),
+        "part 3 of the split set: `split.no` should be 2, found 0",
+    );
+    let swapped = vec![part(1, 2), part(0, 2)];
+    refused(
+        merge(swapped),
+        "part 1 of the split set: `split.no` should be 0, found 1",
+    );
+    let endless = vec![part(0, u16::MAX)];
+    refused(merge(endless), "`split.count` should be 1, found 65535");
+    refused(
+        gguf::split_names("x-00001-of-99999.gguf"),
+        "a set of 99999 parts",
+    );
+}
+
+#[test]
+fn large_files_of_the_smallest_pieces() {
+    let size = 4 * MIB;
+    // Every piece costs the least in the file and the most in memory.
+    let n = (size / 16) as u64;
+    let mut entries = Raw::new(0, n);
+    for i in 0..n {
+        entries = entries.str(&i.to_le_bytes()[..3]).u32(0).bytes(&[0]);
+    }
+    // Not all of these keys are UTF-8.
+    entries.refused("isn't UTF-8");
+    let mut entries = Raw::new(0, n);
+    for i in 0..n {
+        entries = entries.str(format!("{i:x}")).u32(0).bytes(&[0]);
+    }
+    let parse = || Gguf::parse(&entries.0, entries.0.len() as u64);
+    assert!(measured("entries", parse).is_ok());
+
+    let n = (size / 28) as u64;
+    let mut tensors = Raw::new(n, 0);
+    for i in 0..n {
+        tensors = tensors.tensor(&format!("{i:x}"), &[], 24, 32 * i);
+    }
+    let parse = || Gguf::parse(&tensors.0, 1 << 40);
+    assert!(measured("tensors", parse).is_ok());
+
+    for element in [TYPE_STRING, TYPE_ARRAY] {
+        let n = (size / 12) as u64;
+        let header = Raw::new(0, 1).str("k").u32(TYPE_ARRAY).u32(element).u64(n);
+        let empty: &[u8] = if element == TYPE_STRING {
+            &[0; 8]
+        } else {
+            &[0; 12]
+        };
+        let array = header.bytes(&empty.repeat(size / 12));
+        let parse = || Gguf::parse(&array.0, array.0.len() as u64);
+        assert!(measured("an array", parse).is_ok());
+    }
+
+    let n = size / 60;
+    let tensors =
+        (0..n).map(|i| format!(r#""{i:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#));
+    let json = format!("{{{}}}", tensors.collect::<Vec<_>>().join(","));
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json.as_bytes());
+    let parse = || SafeTensors::parse(&bytes, bytes.len() as u64);
+    assert!(measured("safetensors", parse).is_ok());
+
+    let map = (0..size / 12)
+        .map(|i| format!(r#""{i:x}":"x""#))
+        .collect::<Vec<_>>();
+    let json = format!(r#"{{"weight_map":{{{}}}}}"#, map.join(","));
+    let parse = || Index::parse(json.as_bytes());
+    assert!(measured("index", parse).is_ok());
+
+    for json in [
+        "[".repeat(size),
+        format!("[{}0]", "0,".repeat(size / 2)),
+        format!("[{}0]", "{},".repeat(size / 3)),
+        format!("[{}0]", r#"{"":0},"#.repeat(size / 7)),
+        format!("[{}0]", "NaN,".repeat(size / 4)),
+        format!("\"{}", "\\u0000".repeat(size / 6)),
+        "9".repeat(size),
+    ] {
+        assert!(measured("config", || Config::parse(json.as_bytes())).is_err());
+        assert!(measured("tokenizer", || TokenizerConfig::parse(json.as_bytes())).is_err());
+        assert!(measured("index", || Index::parse(json.as_bytes())).is_err());
+    }
+}
+
+#[test]
+fn configurations_of_long_lists() {
+    let n = 80_000;
+    let ids = vec!["7"; n].join(",");
+    let tokens: Vec<_> = (0..n)
+        .map(|i| format!(r#""{i}":{{"content":"x"}}"#))
+        .collect();
+    let templates = vec![r#"{"name":"","template":""}"#; n].join(",");
+    let members: Vec<_> = (0..n).map(|i| format!(r#""{i}":{{"factor":1}}"#)).collect();
+    for json in [
+        format!(r#"{{"eos_token_id":[{ids}],"no_rope_layers":[{ids}]}}"#),
+        format!(r#"{{"rope_scaling":{{{}}}}}"#, members.join(",")),
+        format!(r#"{{"added_tokens_decoder":{{{}}}}}"#, tokens.join(",")),
+        format!(r#"{{"chat_template":[{templates}]}}"#),
+    ] {
+        // Most of these say nothing wrong, only too much of it.
+        let _ = measured("config", || Config::parse(json.as_bytes()));
+        let _ = measured("tokenizer", || TokenizerConfig::parse(json.as_bytes()));
+    }
+}
+
+#[test]
+fn safetensors_that_lie() {
+    let file = |json: &str, data_len: u64| {
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json.as_bytes());
+        let file_len = bytes.len() as u64 + data_len;
+        measured("safetensors", || SafeTensors::parse(&bytes, file_len))
+    };
+    let one = |shape: &str, offsets: &str| {
+        format!(r#"{{"t":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+    };
+    refused(
+        file(&one("[4294967296,4294967296]", "[0,8]"), 8),
+        "tensor `t`: F32 of shape [4294967296, 4294967296] doesn't take 8 bytes",
+    );
+    refused(
+        file(&one("[2684354560]", "[0,10737418240]"), 8),
+        "tensor `t`: bytes 0 to 10737418240 of the data section, which has 8 bytes",
+    );
+    refused(
+        file(
+            &one("[1]", "[18446744073709551612,18446744073709551615]"),
+            8,
+        ),
+        "tensor `t`: bytes 18446744073709551612 to 18446744073709551615",
+    );
+    refused(
+        file(&one("[1]", "[0,18446744073709551616]"), 8),
+        "isn't as expected",
+    );
+    let deep = format!(r#"{{"t":{}"#, "[".repeat(100_000));
+    refused(file(&deep, 8), "isn't as expected");
+
+    let mut writer = safetensors::Writer::new([("k".to_owned(), "v".to_owned())].into());
+    writer.tensor("a", DType::BF16, &[2, 3]).unwrap();
+    writer.tensor("b", DType::F32, &[1]).unwrap();
+    let layout = writer.finish();
+    let bytes = &layout.header;
+    for n in 0..bytes.len() {
+        assert!(SafeTensors::parse(&bytes[..n], n as u64).is_err(), "{n}");
+    }
+    for bit in 0..bytes.len() * 8 {
+        let mut bytes = bytes.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        // Either outcome is right, as long as there is one.
+        let _ = SafeTensors::parse(&bytes, layout.file_len);
+    }
+}
