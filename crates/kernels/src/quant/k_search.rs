@@ -25,6 +25,10 @@ const STRETCH_UNIT: f32 = 0.25;
 /// make it matter where the levels lie among the small values.
 const SHIFTS: [f32; 3] = [0.0, -0.5, 0.5];
 
+/// A gain less than this share of the power is lost again in the f16 factors, and is no reason to
+/// leave a fit that uses the range as it is.
+const NEGLIGIBLE: f32 = 1e-9;
+
 /// A super-block of `x = d·scales[s]·code − dmin·mins[s]`, `s` being the sub-block of `code`.
 pub(super) struct Affine {
     pub(super) d: f32,
@@ -103,6 +107,7 @@ fn fit_sub_affine<const S: usize>(x: &[f32; S], max_code: f32) -> (f32, f32) {
     }
     let mut best = ((hi - lo) / max_code, -lo);
     let mut lowest = affine_error(x, best.0, best.1, max_code);
+    let negligible = NEGLIGIBLE * dot(x, x);
     for stretch in STRETCHES {
         let steps = max_code + stretch as f32 * STRETCH_UNIT;
         if steps <= 0.0 {
@@ -119,7 +124,7 @@ fn fit_sub_affine<const S: usize>(x: &[f32; S], max_code: f32) -> (f32, f32) {
                 };
                 fit = solved;
                 let error = affine_error(x, fit.0, fit.1, max_code);
-                if error < lowest {
+                if error < lowest - negligible {
                     (best, lowest) = (fit, error);
                 }
             }
@@ -197,21 +202,28 @@ fn refit_affine<const S: usize>(values: &[f32; SUPER], fit: &Affine) -> (f32, f3
         bx += min * lanes(x, |v| v);
     }
     let det = aa * bb - ab * ab;
-    let (d, dmin) = if bb == 0.0 && aa > 0.0 {
-        (ax / aa, fit.dmin)
+    let d = if bb == 0.0 && aa > 0.0 {
+        ax / aa
     } else if det > 0.0 {
-        ((ax * bb - bx * ab) / det, (ax * ab - bx * aa) / det)
+        (ax * bb - bx * ab) / det
     } else {
-        (fit.d, fit.dmin)
+        fit.d
     };
-    let keep = |new: f32, old: f32| {
+    let round = |new: f32, old: f32| {
         if (0.0..=MAX_FACTOR).contains(&new) {
             round_to_f16(new)
         } else {
             old
         }
     };
-    (keep(d, fit.d), keep(dmin, fit.dmin))
+    // Solved for the rounded d, dmin makes good part of what rounding lost.
+    let d = round(d, fit.d);
+    let dmin = if bb > 0.0 {
+        (d * ab - bx) / bb
+    } else {
+        fit.dmin
+    };
+    (d, round(dmin, fit.dmin))
 }
 
 /// Fits sub-blocks of 16 with codes `−half..half` and scales `−half_scale..half_scale`.
@@ -268,6 +280,7 @@ fn fit_sub_symmetric(x: &[f32; 16], half: f32) -> f32 {
     // The value of largest magnitude at the end that reaches further: exact for constant blocks.
     let mut best = signed_absmax(x) / -half;
     let mut lowest = symmetric_error(x, best, half);
+    let negligible = NEGLIGIBLE * dot(x, x);
     for sign in [-1.0, 1.0] {
         for stretch in STRETCHES {
             let mut scale = sign * extent / (half + stretch as f32 * STRETCH_UNIT);
@@ -279,7 +292,7 @@ fn fit_sub_symmetric(x: &[f32; 16], half: f32) -> f32 {
                 }
                 scale = dot(&codes, x) / qq;
                 let error = symmetric_error(x, scale, half);
-                if error < lowest {
+                if error < lowest - negligible {
                     (best, lowest) = (scale, error);
                 }
             }
