@@ -74,6 +74,7 @@ pub(crate) struct HfDefaults {
     pub(crate) rope_base: f64,
     /// Width over heads if `None`.
     pub(crate) head_dim: Option<usize>,
+    pub(crate) max_ctx: usize,
     /// Whether the embedding table is also the output head.
     pub(crate) tied: bool,
 }
@@ -88,6 +89,7 @@ const HF_DEFAULTS: HfDefaults = HfDefaults {
     norm_eps: 1e-6,
     rope_base: 10_000.0,
     head_dim: None,
+    max_ctx: 2048,
     tied: false,
 };
 
@@ -143,6 +145,7 @@ const GEMMA2: Family = Family {
     windows: WindowPattern::AllButEvery(2),
     hf_defaults: HfDefaults {
         head_dim: Some(256),
+        max_ctx: 8192,
         tied: true,
         ..HF_DEFAULTS
     },
@@ -167,6 +170,10 @@ static FAMILIES: [Family; 10] = [
         name: "mistral",
         gguf: &[],
         hf: &["mistral"],
+        hf_defaults: HfDefaults {
+            max_ctx: 131_072,
+            ..HF_DEFAULTS
+        },
         ..LLAMA
     },
     Family {
@@ -175,6 +182,10 @@ static FAMILIES: [Family; 10] = [
         hf: &["qwen2"],
         gguf_rope: RopeLayout::Halves,
         windows: WindowPattern::Last,
+        hf_defaults: HfDefaults {
+            max_ctx: 32_768,
+            ..HF_DEFAULTS
+        },
         ..LLAMA
     },
     Family {
@@ -185,6 +196,7 @@ static FAMILIES: [Family; 10] = [
         windows: WindowPattern::Last,
         hf_defaults: HfDefaults {
             head_dim: Some(128),
+            max_ctx: 32_768,
             ..HF_DEFAULTS
         },
         parts: Parts {
@@ -206,6 +218,7 @@ static FAMILIES: [Family; 10] = [
         windows: WindowPattern::AllButEvery(6),
         hf_defaults: HfDefaults {
             rope_base: 1_000_000.0,
+            max_ctx: 131_072,
             ..GEMMA2.hf_defaults
         },
         gguf_softcaps: None,
@@ -221,6 +234,7 @@ static FAMILIES: [Family; 10] = [
         gguf_rope: RopeLayout::Halves,
         hf_defaults: HfDefaults {
             norm_eps: 1e-5,
+            max_ctx: 4096,
             ..HF_DEFAULTS
         },
         ..LLAMA
@@ -232,6 +246,7 @@ static FAMILIES: [Family; 10] = [
         windows: WindowPattern::Unrotated,
         hf_defaults: HfDefaults {
             rope_base: 2_000_000.0,
+            max_ctx: 32_768,
             tied: true,
             ..HF_DEFAULTS
         },

@@ -7,7 +7,8 @@ use sterna_kernels::rope::RopeLayout;
 /// Rotary embedding of a set of layers, as the model's files describe it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
-    /// Elements of each head that are rotated, from the first; even.
+    /// Elements of each head that are rotated, from the first. An odd number is rounded up to whole
+    /// pairs, but frequencies are spaced by the number itself.
     pub dim: usize,
     /// The longest wavelength is about `2π · base` positions.
     pub base: f64,
@@ -15,6 +16,13 @@ pub struct RopeConfig {
     pub layout: RopeLayout,
     /// How angles are stretched.
     pub scaling: RopeScaling,
+}
+
+impl RopeConfig {
+    /// Pairs of elements of a head that are rotated.
+    pub fn pairs(&self) -> usize {
+        self.dim.div_ceil(2)
+    }
 }
 
 /// How rotation angles are adapted to contexts longer than those the model was first trained on.
@@ -66,16 +74,16 @@ pub enum RopeScaling {
     /// A divisor for each pair, one set for short and one for long contexts; which applies is fixed
     /// when a session begins.
     LongRope {
-        /// Divisors up to `original_ctx`, `[dim / 2]`.
+        /// Divisors up to `original_ctx`, `[pairs]`.
         short: Vec<f32>,
-        /// Divisors beyond it, `[dim / 2]`.
+        /// Divisors beyond it, `[pairs]`.
         long: Vec<f32>,
         /// Context length of the original training.
         original_ctx: usize,
         /// Factor on queries and keys.
         attention_factor: f64,
     },
-    /// A divisor for each pair, `[dim / 2]`, as GGUF's `rope_freqs.weight` gives them.
+    /// A divisor for each pair, `[pairs]`, as GGUF's `rope_freqs.weight` gives them.
     Factors(Vec<f32>),
 }
 
@@ -94,9 +102,8 @@ impl RopeScaling {
 /// The angles of a session: fixed frequencies from which those of any position follow.
 #[derive(Debug, Clone)]
 pub(crate) struct Rope {
-    pub(crate) dim: usize,
-    pub(crate) layout: RopeLayout,
-    /// Radians per position, `[dim / 2]`.
+    layout: RopeLayout,
+    /// Radians per position, `[pairs]`.
     frequencies: Vec<f32>,
     /// Factor on cosines and sines.
     magnitude: f32,
@@ -105,9 +112,9 @@ pub(crate) struct Rope {
 /// Cosines and sines for a run of positions.
 #[derive(Debug, Clone)]
 pub struct Angles {
-    /// `[n_positions, dim / 2]`.
+    /// `[n_positions, pairs]`.
     pub cos: Vec<f32>,
-    /// `[n_positions, dim / 2]`.
+    /// `[n_positions, pairs]`.
     pub sin: Vec<f32>,
     /// Elements of each head that are rotated.
     pub dim: usize,
@@ -120,7 +127,7 @@ impl Rope {
     pub(crate) fn new(config: &RopeConfig, ctx_len: usize) -> Rope {
         let dim = config.dim as f64;
         let with_base =
-            |base: f64| (0..config.dim / 2).map(move |i| libm::pow(base, -2.0 * i as f64 / dim));
+            |base: f64| (0..config.pairs()).map(move |i| libm::pow(base, -2.0 * i as f64 / dim));
         let plain = || with_base(config.base);
         let divided_by = |factors: &[f32]| -> Vec<f64> {
             plain()
@@ -193,7 +200,6 @@ impl Rope {
             RopeScaling::Factors(factors) => (divided_by(factors), 1.0),
         };
         Rope {
-            dim: config.dim,
             layout: config.layout,
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             magnitude: magnitude as f32,
@@ -217,7 +223,7 @@ impl Rope {
         Angles {
             cos,
             sin,
-            dim: self.dim,
+            dim: 2 * self.frequencies.len(),
             layout: self.layout,
         }
     }

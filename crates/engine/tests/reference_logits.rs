@@ -28,7 +28,10 @@ fn check_float(dir: &Path) {
             dir.display()
         );
     }
-    check_greedy(dir, &reference);
+    // Transformers changes such a model's angles as the sequence grows, but not those of cached keys.
+    if !dir.ends_with("llama-rope-dynamic-long") && !dir.ends_with("llama-rope-dynamic-long-v4") {
+        check_greedy(dir, &reference);
+    }
 }
 
 fn check_greedy(dir: &Path, reference: &Reference) {
@@ -103,4 +106,25 @@ models! { check_ternary:
     bitnet_packed = "bitnet-packed",
     bitnet_bf16_online = "bitnet-bf16-online",
     llama_bitlinear_packed = "llama-bitlinear-packed",
+}
+
+/// Other shapes and settings of the same families: every folder of `testdata/reference-variants`.
+#[test]
+fn variants() {
+    let failures: Vec<String> = std::fs::read_dir(testdata().join("reference-variants"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("config.json").exists())
+        .filter_map(|dir| {
+            let name = dir.file_name().unwrap().to_str().unwrap();
+            let ternary = name.starts_with("bitnet") || name.contains("bitlinear");
+            let check = if ternary { check_ternary } else { check_float };
+            let result = std::panic::catch_unwind(|| check(&dir));
+            result.err().map(|e| {
+                let message = e.downcast_ref::<String>().cloned().unwrap_or_default();
+                format!("{name}: {message}")
+            })
+        })
+        .collect();
+    assert!(failures.is_empty(), "{failures:#?}");
 }

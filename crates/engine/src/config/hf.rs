@@ -34,7 +34,9 @@ impl ModelConfig {
             .head_dim
             .or(family.hf_defaults.head_dim)
             .unwrap_or(model_dim.checked_div(n_heads).unwrap_or(0));
-        let max_ctx = required("max_position_embeddings", hf.max_position_embeddings)?;
+        let max_ctx = hf
+            .max_position_embeddings
+            .unwrap_or(family.hf_defaults.max_ctx);
         let (key, named) = if family.gemma {
             ("hidden_activation", &hf.hidden_activation)
         } else {

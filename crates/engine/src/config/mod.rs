@@ -131,10 +131,10 @@ impl ModelConfig {
     }
 
     fn check_rope(&self, rope: &RopeConfig) -> Result<(), PlanError> {
-        if rope.dim > self.head_dim || !rope.dim.is_multiple_of(2) || rope.dim == 0 {
+        if 2 * rope.pairs() > self.head_dim || rope.dim == 0 {
             return Err(PlanError::config(
                 "rotated elements of a head",
-                format!("an even number up to {}", self.head_dim),
+                format!("1 to {}", self.head_dim),
                 rope.dim,
             ));
         }
@@ -201,10 +201,10 @@ impl ModelConfig {
             }
         }
         for factors in rope.scaling.factor_lists() {
-            if factors.len() != rope.dim / 2 {
+            if factors.len() != rope.pairs() {
                 return Err(PlanError::config(
                     "rope factors",
-                    format!("{} of them", rope.dim / 2),
+                    format!("{} of them", rope.pairs()),
                     factors.len(),
                 ));
             }

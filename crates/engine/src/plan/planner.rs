@@ -65,24 +65,29 @@ impl BitLinears {
         })
     }
 
-    /// What float weights of the layer with the GGUF name `name` become.
-    fn float(&self, name: &str, dtype: DType) -> Stored {
+    /// What the weights of the layer with the GGUF name `name` become, if they are stored in
+    /// `dtype` and not in a form that is ternary by itself.
+    fn stored(&self, name: &str, dtype: DType) -> Stored {
+        let in_block = name.starts_with("blk.");
         match self {
-            BitLinears::All if name.starts_with("blk.") => Stored::BitLinear(dtype),
+            BitLinears::All if in_block => Stored::BitLinear(dtype),
             BitLinears::Configured {
                 online,
                 family,
                 except,
                 ..
-            } if !is_excepted(name, except) => {
-                if *online {
-                    Stored::Masters(dtype)
-                } else if *family && name.starts_with("blk.") {
-                    Stored::BitLinear(dtype)
-                } else {
-                    Stored::Blocks(dtype)
+            } => match linear_module(name) {
+                Some(module) if !is_excepted(&module, except) => {
+                    if *online {
+                        Stored::Masters(dtype)
+                    } else if *family && in_block {
+                        Stored::BitLinear(dtype)
+                    } else {
+                        Stored::Blocks(dtype)
+                    }
                 }
-            }
+                _ => Stored::Blocks(dtype),
+            },
             _ => Stored::Blocks(dtype),
         }
     }
@@ -97,10 +102,7 @@ impl BitLinears {
 }
 
 /// Whether one of `except` names the module, a module around it, or the end of its name.
-fn is_excepted(name: &str, except: &[String]) -> bool {
-    let Some(module) = linear_module(name) else {
-        return false;
-    };
+fn is_excepted(module: &str, except: &[String]) -> bool {
     except.iter().any(|pattern| {
         let start = module.strip_prefix(pattern.as_str());
         let within = start.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -200,7 +202,7 @@ impl<'a> Planner<'a> {
         &mut self,
         metadata: &Metadata,
     ) -> Result<Option<RopeFactors>, PlanError> {
-        let len = self.config.ropes[0].dim / 2;
+        let len = self.config.ropes[0].pairs();
         if self.find("rope_freqs.weight").is_some() {
             let id = self.host_vector("rope_freqs.weight", len)?;
             return Ok(Some(RopeFactors::One(id)));
@@ -445,7 +447,7 @@ impl<'a> Planner<'a> {
         parts[0].len = rows.n as u64 * row_bytes;
         recipe.first_row = 0;
         recipe.n_stored = rows.n;
-        recipe.stored = self.bit_linears.float(name, entry.dtype);
+        recipe.stored = self.bit_linears.stored(name, entry.dtype);
         // 1bitLLM's GGUF files keep the scale of a layer in a tensor of its own.
         let scale_name = format!("{name}.scale");
         if self.find(&scale_name).is_some() {
