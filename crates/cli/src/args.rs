@@ -1,0 +1,141 @@
+//! Flags that several verbs share.
+
+use std::num::NonZero;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use sterna_engine::{CacheType, Cpu, SessionOptions};
+use sterna_kernels::{Isa, quant::ternary::I2sLayout};
+
+use crate::machine;
+
+/// How to read the files of a model.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ModelFlags {
+    /// How I2_S weights are packed; the files don't say, and nearly all are block128
+    #[arg(long, value_enum, default_value_t, hide_short_help = true)]
+    i2s_layout: I2sLayoutFlag,
+}
+
+impl ModelFlags {
+    /// The layout of I2_S weights.
+    pub(crate) fn i2s_layout(&self) -> I2sLayout {
+        match self.i2s_layout {
+            I2sLayoutFlag::Block128 => I2sLayout::Block128,
+            I2sLayoutFlag::Block64 => I2sLayout::Block64,
+            I2sLayoutFlag::Rows4 => I2sLayout::Rows4,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum I2sLayoutFlag {
+    #[default]
+    Block128,
+    Block64,
+    Rows4,
+}
+
+/// How to run a model.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineFlags {
+    /// Where to compute; auto takes the best there is
+    #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
+    backend: BackendFlag,
+
+    /// Threads to compute with [default: one for each physical core available]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZero<usize>>,
+
+    /// Tokens that the context holds [default: what the model was trained for, at most 4096]
+    #[arg(long, value_name = "N")]
+    ctx: Option<NonZero<usize>>,
+
+    /// Element type of the KV cache; f16 halves its size
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = CacheFlag::F32)]
+    cache: CacheFlag,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BackendFlag {
+    Auto,
+    Cpu,
+    Gpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CacheFlag {
+    F32,
+    F16,
+}
+
+/// Longest context that is taken unasked: a cache for all that some models allow would not fit.
+const DEFAULT_CTX_LIMIT: usize = 4096;
+
+/// Environment variable that limits the instruction set, for tests and bug reports.
+const ISA_VARIABLE: &str = "STERNA_ISA";
+
+impl EngineFlags {
+    /// Threads to use.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.threads
+            .map_or_else(machine::default_threads, NonZero::get)
+    }
+
+    /// Tokens of context for a model trained for `max_ctx`.
+    pub(crate) fn ctx_len(&self, max_ctx: usize) -> usize {
+        self.ctx
+            .map_or(max_ctx.min(DEFAULT_CTX_LIMIT), NonZero::get)
+    }
+
+    /// Tokens of context for a sequence of exactly `n_tokens`; fails if `--ctx` holds fewer.
+    pub(crate) fn ctx_for(&self, n_tokens: usize) -> Result<usize> {
+        match self.ctx {
+            Some(ctx) if ctx.get() < n_tokens => {
+                bail!(
+                    "expected at most {ctx} tokens, the size of the context (--ctx), found {n_tokens}"
+                )
+            }
+            _ => Ok(n_tokens),
+        }
+    }
+
+    /// Element type of the KV cache.
+    pub(crate) fn cache(&self) -> CacheType {
+        match self.cache {
+            CacheFlag::F32 => CacheType::F32,
+            CacheFlag::F16 => CacheType::F16,
+        }
+    }
+
+    /// Settings of a session that holds `ctx_len` tokens.
+    pub(crate) fn session(&self, ctx_len: usize) -> SessionOptions {
+        SessionOptions {
+            cache: self.cache(),
+            ..SessionOptions::new(ctx_len)
+        }
+    }
+
+    /// The backend to compute with, using `n_threads` threads.
+    pub(crate) fn backend(&self, n_threads: usize) -> Result<Cpu> {
+        if self.backend == BackendFlag::Gpu {
+            bail!("--backend gpu: this version computes on the CPU only; use cpu or auto");
+        }
+        Ok(Cpu::new(n_threads, isa()?))
+    }
+}
+
+/// The instruction set to use: the widest, unless the environment asks for less.
+pub(crate) fn isa() -> Result<Isa> {
+    let Some(name) = std::env::var_os(ISA_VARIABLE) else {
+        return Ok(Isa::detect());
+    };
+    let name = name.to_string_lossy();
+    Isa::limited_to(&name).with_context(|| {
+        let names: Vec<_> = Isa::available().map(Isa::name).collect();
+        format!(
+            "{ISA_VARIABLE}: expected one of {}, found `{name}`",
+            names.join(", ")
+        )
+    })
+}

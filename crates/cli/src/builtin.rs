@@ -1,0 +1,26 @@
+//! The model inside this program; see `models/tiny-tales/README.md` for what it is.
+
+use bytes::Bytes;
+
+/// What stands for the built-in model where a verb takes a MODEL.
+pub(crate) const NAME: &str = "builtin";
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_bytes!(concat!("../models/tiny-tales/", $name)).as_slice())),*]
+    };
+}
+
+static FILES: [(&str, &[u8]); 5] = files![
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+
+/// The file called `name` in the folder of the built-in model.
+pub(crate) fn file(name: &str) -> Option<Bytes> {
+    let (_, bytes) = FILES.iter().find(|file| file.0 == name)?;
+    Some(Bytes::from_static(bytes))
+}

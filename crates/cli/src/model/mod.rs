@@ -1,0 +1,277 @@
+//! Opening a model: which files it has, what they say, and feeding the engine from them.
+
+mod source;
+mod text;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session};
+use sterna_format::TensorCatalog;
+use sterna_format::gguf::{self, Gguf, GgufError, Metadata};
+use sterna_format::hf::{Config, GenerationConfig};
+use sterna_format::safetensors::{self, Index, SafeTensors, SafeTensorsError};
+use sterna_text::Tokenizer;
+
+use crate::args::{EngineFlags, ModelFlags};
+use crate::progress::Progress;
+
+pub(crate) use source::SourceFile;
+use source::{Folder, Found};
+
+/// The files of a model, their headers parsed, no weight read.
+#[derive(Debug)]
+pub(crate) struct ModelFiles {
+    /// As the user called it.
+    name: String,
+    files: Vec<SourceFile>,
+    /// Tensors under the names that the files give them.
+    tensors: TensorCatalog,
+    header: Header,
+}
+
+/// What the files say besides tensors.
+#[derive(Debug)]
+pub(crate) enum Header {
+    Gguf {
+        version: u32,
+        metadata: Metadata,
+    },
+    SafeTensors {
+        /// Strings in the header of the first file.
+        metadata: BTreeMap<String, String>,
+        /// Where the files beside the weights are; `None` for a weight file by itself.
+        folder: Option<Folder>,
+    },
+}
+
+/// Bytes of a file first parsed as its header; more are taken if they don't hold all of it.
+const FIRST_PREFIX: u64 = 1 << 20;
+
+impl ModelFiles {
+    /// Opens what `name` stands for: a path, or the built-in model.
+    pub(crate) fn open(name: &str) -> Result<ModelFiles> {
+        match source::find(name)? {
+            Found::Gguf(files) => ModelFiles::open_gguf(name, files),
+            Found::SafeTensors(file) => ModelFiles::open_safetensors(name, vec![file], None, None),
+            Found::Folder(folder) => ModelFiles::open_folder(name, folder),
+        }
+    }
+
+    fn open_gguf(name: &str, files: Vec<SourceFile>) -> Result<ModelFiles> {
+        let parts: Vec<Gguf> = files.iter().map(parse_gguf).collect::<Result<_>>()?;
+        let version = parts.first().map_or(0, Gguf::version);
+        let model = gguf::Model::from_parts(parts).with_context(|| name.to_owned())?;
+        let (metadata, tensors) = model.into_parts();
+        let header = Header::Gguf { version, metadata };
+        Ok(ModelFiles {
+            name: name.to_owned(),
+            files,
+            tensors,
+            header,
+        })
+    }
+
+    fn open_folder(name: &str, folder: Folder) -> Result<ModelFiles> {
+        let (files, index) = match folder.file(source::INDEX)? {
+            Some(file) => {
+                let index = Index::parse(&file.bytes()).with_context(|| file.to_string())?;
+                let files = index.files().into_iter().map(|shard| folder.shard(shard));
+                (files.collect::<Result<_>>()?, Some(index))
+            }
+            None => {
+                let file = folder.file(source::SINGLE)?;
+                (file.into_iter().collect(), None)
+            }
+        };
+        ModelFiles::open_safetensors(name, files, index, Some(folder))
+    }
+
+    fn open_safetensors(
+        name: &str,
+        files: Vec<SourceFile>,
+        index: Option<Index>,
+        folder: Option<Folder>,
+    ) -> Result<ModelFiles> {
+        let parts: Vec<SafeTensors> = files.iter().map(parse_safetensors).collect::<Result<_>>()?;
+        let metadata = parts
+            .first()
+            .map(|part| part.metadata().clone())
+            .unwrap_or_default();
+        let file_names: Vec<String> = files.iter().map(SourceFile::file_name).collect();
+        let named = file_names.iter().map(String::as_str).zip(parts).collect();
+        let tensors = safetensors::merge(named, index.as_ref()).with_context(|| name.to_owned())?;
+        let header = Header::SafeTensors { metadata, folder };
+        Ok(ModelFiles {
+            name: name.to_owned(),
+            files,
+            tensors,
+            header,
+        })
+    }
+
+    /// As the user called it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The files that hold tensors; [`TensorEntry::file`](sterna_format::TensorEntry) counts them.
+    pub(crate) fn files(&self) -> &[SourceFile] {
+        &self.files
+    }
+
+    /// Every tensor, under the name its file gives it.
+    pub(crate) fn tensors(&self) -> &TensorCatalog {
+        &self.tensors
+    }
+
+    /// What the files say besides tensors.
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The file called `name` beside the weights, and what `parse` makes of it.
+    fn parsed<T, E>(
+        &self,
+        name: &'static str,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<Option<T>>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let Header::SafeTensors {
+            folder: Some(folder),
+            ..
+        } = &self.header
+        else {
+            return Ok(None);
+        };
+        let Some(file) = folder.file(name)? else {
+            return Ok(None);
+        };
+        parse(&file.bytes())
+            .map(Some)
+            .with_context(|| file.to_string())
+    }
+
+    /// `config.json`, of a model that has one.
+    pub(crate) fn config(&self) -> Result<Option<Config>> {
+        self.parsed("config.json", Config::parse)
+    }
+
+    /// `config.json` as it stands, of a model that has one.
+    pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
+        self.parsed("config.json", |json| serde_json::from_slice(json))
+    }
+
+    /// `generation_config.json`, or the empty one.
+    pub(crate) fn generation_config(&self) -> Result<GenerationConfig> {
+        Ok(self
+            .parsed("generation_config.json", GenerationConfig::parse)?
+            .unwrap_or_default())
+    }
+
+    /// What the engine makes of the files; fails if it can't run the model.
+    pub(crate) fn plan(&self, flags: &ModelFlags) -> Result<ModelPlan> {
+        let options = PlanOptions {
+            i2s_layout: flags.i2s_layout(),
+        };
+        let plan = match &self.header {
+            Header::Gguf { metadata, .. } => {
+                ModelPlan::from_gguf(metadata, &self.tensors, &options)
+                    .with_context(|| self.name.clone())?
+            }
+            Header::SafeTensors { .. } => {
+                let Some(config) = self.config()? else {
+                    bail!(
+                        "{}: expected config.json beside the weights, found none",
+                        self.name
+                    );
+                };
+                ModelPlan::from_hf(&config, &self.tensors, &options)
+                    .with_context(|| self.name.clone())?
+            }
+        };
+        Ok(plan)
+    }
+
+    /// Reads the weights that `plan` asks for.
+    pub(crate) fn load(&self, plan: ModelPlan, backend: Cpu) -> Result<Arc<Model<Cpu>>> {
+        let progress = Progress::bytes("loading", plan.weight_bytes());
+        let mut loader = Loader::new(plan, backend);
+        while let Some(want) = loader.wanted() {
+            let file = self.files.get(want.file).with_context(|| {
+                format!(
+                    "tensor `{}`: expected a file of the model, found file {}",
+                    want.name, want.file
+                )
+            })?;
+            let bytes: Bytes = file.slice(want.offset, want.len)?;
+            let len = want.len;
+            loader.feed(bytes).with_context(|| file.to_string())?;
+            progress.add(len);
+        }
+        loader.finish().with_context(|| self.name.clone())
+    }
+
+    /// Loads the model and starts a session that holds `ctx_len` tokens.
+    pub(crate) fn session(
+        &self,
+        plan: ModelPlan,
+        flags: &EngineFlags,
+        ctx_len: usize,
+    ) -> Result<Session<Cpu>> {
+        let model = self.load(plan, flags.backend(flags.n_threads())?)?;
+        Ok(Session::new(model, flags.session(ctx_len))?)
+    }
+
+    /// Every token that ends an answer.
+    pub(crate) fn stop_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let mut ids = tokenizer.end_ids().to_vec();
+        ids.extend(self.generation_config()?.eos_token_id);
+        if let Some(config) = self.config()? {
+            ids.extend(config.eos_token_id);
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+}
+
+fn parse_gguf(file: &SourceFile) -> Result<Gguf> {
+    parse_prefix(file, Gguf::parse, |error| match error {
+        GgufError::NeedMore { at_least } => Some(*at_least),
+        _ => None,
+    })
+}
+
+fn parse_safetensors(file: &SourceFile) -> Result<SafeTensors> {
+    parse_prefix(file, SafeTensors::parse, |error| match error {
+        SafeTensorsError::NeedMore { at_least } => Some(*at_least),
+        _ => None,
+    })
+}
+
+/// Parses a header from as little of `file` as holds it, so that no page behind it is read.
+fn parse_prefix<T, E>(
+    file: &SourceFile,
+    parse: impl Fn(&[u8], u64) -> Result<T, E>,
+    more: impl Fn(&E) -> Option<u64>,
+) -> Result<T>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let mut n = FIRST_PREFIX;
+    loop {
+        match parse(&file.prefix(n), file.len()) {
+            Ok(header) => return Ok(header),
+            Err(error) => match more(&error) {
+                // Past the end there is nothing more to give, and the error stands.
+                Some(at_least) if n < file.len() => n = at_least.max(n.saturating_mul(2)),
+                _ => return Err(error).with_context(|| file.to_string()),
+            },
+        }
+    }
+}

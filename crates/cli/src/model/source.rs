@@ -1,0 +1,224 @@
+//! The files a MODEL argument stands for, before anything is known about what they hold.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use sterna_delivery::LocalFile;
+use sterna_format::gguf;
+
+use crate::builtin;
+
+/// The file that says where the tensors of a sharded checkpoint are.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The file that holds all tensors of a checkpoint.
+pub(super) const SINGLE: &str = "model.safetensors";
+
+/// One file: mapped from disk, or part of this program.
+#[derive(Debug)]
+pub(crate) enum SourceFile {
+    Local(LocalFile),
+    Builtin { name: &'static str, bytes: Bytes },
+}
+
+impl SourceFile {
+    fn open(path: impl Into<PathBuf>) -> Result<SourceFile> {
+        Ok(SourceFile::Local(LocalFile::open(path)?))
+    }
+
+    /// The file's name in its folder, by which an index calls it.
+    pub(super) fn file_name(&self) -> String {
+        match self {
+            SourceFile::Local(file) => file
+                .path()
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            SourceFile::Builtin { name, .. } => (*name).to_owned(),
+        }
+    }
+
+    /// Bytes in the file.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            SourceFile::Local(file) => file.len(),
+            SourceFile::Builtin { bytes, .. } => bytes.len() as u64,
+        }
+    }
+
+    /// The first `n` bytes, or all if there are fewer.
+    pub(crate) fn prefix(&self, n: u64) -> Bytes {
+        match self {
+            SourceFile::Local(file) => file.prefix(n),
+            SourceFile::Builtin { bytes, .. } => {
+                bytes.slice(..usize::try_from(n).map_or(bytes.len(), |n| n.min(bytes.len())))
+            }
+        }
+    }
+
+    /// All bytes.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.prefix(u64::MAX)
+    }
+
+    /// `len` bytes from `offset` on.
+    pub(crate) fn slice(&self, offset: u64, len: u64) -> Result<Bytes> {
+        match self {
+            SourceFile::Local(file) => Ok(file.slice(offset, len)?),
+            SourceFile::Builtin { name, bytes } => {
+                let end = offset
+                    .checked_add(len)
+                    .filter(|&end| end <= bytes.len() as u64);
+                let end = end.with_context(|| {
+                    format!(
+                        "{name}: wanted {len} bytes at offset {offset}, but the file has {}",
+                        bytes.len()
+                    )
+                })?;
+                Ok(bytes.slice(offset as usize..end as usize))
+            }
+        }
+    }
+}
+
+impl fmt::Display for SourceFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SourceFile::Local(file) => file.path().display().fmt(f),
+            SourceFile::Builtin { name, .. } => write!(f, "{}/{name}", builtin::NAME),
+        }
+    }
+}
+
+/// Where the JSON files beside the weights are.
+#[derive(Debug, Clone)]
+pub(crate) enum Folder {
+    Local(PathBuf),
+    Builtin,
+}
+
+impl Folder {
+    /// The file called `name`, if there is one.
+    pub(crate) fn file(&self, name: &'static str) -> Result<Option<SourceFile>> {
+        match self {
+            Folder::Local(folder) => {
+                let path = folder.join(name);
+                if path.exists() {
+                    SourceFile::open(path).map(Some)
+                } else {
+                    Ok(None)
+                }
+            }
+            Folder::Builtin => {
+                Ok(builtin::file(name).map(|bytes| SourceFile::Builtin { name, bytes }))
+            }
+        }
+    }
+
+    /// The weight file called `name`, which an index lists.
+    pub(super) fn shard(&self, name: &str) -> Result<SourceFile> {
+        match self {
+            Folder::Local(folder) => SourceFile::open(folder.join(name)),
+            Folder::Builtin => bail!("{}: expected no shards, found `{name}`", builtin::NAME),
+        }
+    }
+}
+
+/// What a MODEL argument turns out to be.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// A GGUF file, or all parts of a split one.
+    Gguf(Vec<SourceFile>),
+    /// A folder with safetensors files.
+    Folder(Folder),
+    /// A safetensors file by itself.
+    SafeTensors(SourceFile),
+}
+
+/// Finds what `model` names.
+pub(super) fn find(model: &str) -> Result<Found> {
+    if model == builtin::NAME {
+        return Ok(Found::Folder(Folder::Builtin));
+    }
+    let path = Path::new(model);
+    if path.is_dir() {
+        find_in_folder(path)
+    } else {
+        find_file(path)
+    }
+}
+
+fn find_file(path: &Path) -> Result<Found> {
+    let file = SourceFile::open(path)?;
+    if &file.prefix(4)[..] == b"GGUF" {
+        return gguf_parts(path, file).map(Found::Gguf);
+    }
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "safetensors")
+    {
+        return Ok(Found::SafeTensors(file));
+    }
+    let start = file.prefix(4);
+    bail!(
+        "{file}: expected a GGUF file, which begins with `GGUF`, or a name that ends in .safetensors; \
+         found {} bytes that begin with `{}`",
+        file.len(),
+        start.escape_ascii(),
+    )
+}
+
+/// The parts of the split set that `first`, open as `file`, begins; or `file` alone.
+fn gguf_parts(first: &Path, file: SourceFile) -> Result<Vec<SourceFile>> {
+    // A name that isn't Unicode isn't one that the splitter makes.
+    let names = match first.to_str() {
+        Some(first) => gguf::split_names(first)?,
+        None => None,
+    };
+    match names {
+        Some(names) => names.into_iter().map(SourceFile::open).collect(),
+        None => Ok(vec![file]),
+    }
+}
+
+fn find_in_folder(folder: &Path) -> Result<Found> {
+    if [SINGLE, INDEX]
+        .iter()
+        .any(|name| folder.join(name).exists())
+    {
+        return Ok(Found::Folder(Folder::Local(folder.to_owned())));
+    }
+    let entries = folder
+        .read_dir()
+        .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
+        .with_context(|| format!("{}: cannot list", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).collect();
+    files.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "gguf")
+    });
+    files.sort();
+    // Later parts of a split set are found through the first.
+    let (firsts, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|path| {
+        path.to_str()
+            .is_none_or(|path| gguf::split_names(path).is_ok())
+    });
+    match &firsts[..] {
+        [path] => find_file(path),
+        [] if others.is_empty() => bail!(
+            "{}: expected {SINGLE}, {INDEX} or a .gguf file in the folder, found none of them",
+            folder.display()
+        ),
+        [] => bail!(
+            "{}: expected the first part of a split GGUF set, found only {}",
+            folder.display(),
+            others[0].display()
+        ),
+        several => bail!(
+            "{}: expected one GGUF model in the folder, found {}; name the file",
+            folder.display(),
+            several.len()
+        ),
+    }
+}

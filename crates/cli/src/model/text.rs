@@ -1,0 +1,100 @@
+//! The text side of a model: its tokenizer and chat template, from whichever files have them.
+
+use anyhow::{Context, Result};
+use sterna_format::hf::TokenizerConfig;
+use sterna_text::{ChatTemplate, SpecialTokens, Tokenizer};
+
+use super::{Header, ModelFiles};
+
+/// The metadata key of a GGUF file's template.
+const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
+
+impl ModelFiles {
+    /// The tokenizer; `None` if the model comes without one.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        match &self.header {
+            Header::Gguf { .. } => Ok(None),
+            Header::SafeTensors { .. } => {
+                let specials = special_tokens(&self.tokenizer_config()?);
+                let json = |bytes: &[u8]| Tokenizer::from_hf_json(bytes, Some(&specials));
+                self.parsed("tokenizer.json", json)
+            }
+        }
+    }
+
+    /// The tokenizer; fails if the model comes without one.
+    pub(crate) fn require_tokenizer(&self) -> Result<Tokenizer> {
+        self.tokenizer()?.with_context(|| {
+            let expected = match self.header {
+                Header::Gguf { .. } => "a tokenizer in the metadata (tokenizer.ggml.model)",
+                Header::SafeTensors { .. } => {
+                    "tokenizer.json or tokenizer.model beside the weights"
+                }
+            };
+            format!(
+                "{}: expected {expected}, found none; this needs text",
+                self.name
+            )
+        })
+    }
+
+    /// The chat template: the model's own, or one that fits its vocabulary. `None` for base models.
+    pub(crate) fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        match self.template_source()? {
+            Some(source) => ChatTemplate::new(&source, tokenizer.special_tokens())
+                .map(Some)
+                .with_context(|| self.name.clone()),
+            None => Ok(ChatTemplate::default_for(
+                self.architecture()?.as_deref(),
+                tokenizer,
+            )),
+        }
+    }
+
+    /// The template's text, where the model ships one.
+    fn template_source(&self) -> Result<Option<String>> {
+        if let Header::Gguf { metadata, .. } = &self.header {
+            let source = metadata
+                .get_str(GGUF_TEMPLATE)
+                .with_context(|| self.name.clone())?;
+            return Ok(source.map(str::to_owned));
+        }
+        let text = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned);
+        if let Some(source) = self.parsed("chat_template.jinja", text)? {
+            return Ok(Some(source));
+        }
+        // A file of its own has the template under the same key as the tokenizer's configuration.
+        let own = self
+            .parsed("chat_template.json", TokenizerConfig::parse)?
+            .unwrap_or_default();
+        let template = own.chat_template.or(self.tokenizer_config()?.chat_template);
+        Ok(template.and_then(|template| template.default_template().map(str::to_owned)))
+    }
+
+    /// The model's kind, by which default templates are chosen.
+    fn architecture(&self) -> Result<Option<String>> {
+        match &self.header {
+            Header::Gguf { metadata, .. } => {
+                let name = metadata.architecture().with_context(|| self.name.clone())?;
+                Ok(name.map(str::to_owned))
+            }
+            Header::SafeTensors { .. } => Ok(self.config()?.and_then(|config| config.model_type)),
+        }
+    }
+
+    /// `tokenizer_config.json`, or the empty one.
+    fn tokenizer_config(&self) -> Result<TokenizerConfig> {
+        Ok(self
+            .parsed("tokenizer_config.json", TokenizerConfig::parse)?
+            .unwrap_or_default())
+    }
+}
+
+fn special_tokens(config: &TokenizerConfig) -> SpecialTokens {
+    let mut tokens = SpecialTokens::default();
+    tokens.bos = config.bos_token.clone();
+    tokens.eos = config.eos_token.clone();
+    tokens.unk = config.unk_token.clone();
+    tokens.pad = config.pad_token.clone();
+    tokens
+}

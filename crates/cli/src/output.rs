@@ -1,0 +1,122 @@
+//! Writing results: text for people, JSON for programs.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// Writes `text` to stdout at once, so that a reader sees each token when it is made.
+pub(crate) fn write_now(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
+}
+
+/// Writes `text` and a line end to stdout.
+pub(crate) fn line(text: impl fmt::Display) -> Result<()> {
+    writeln!(io::stdout().lock(), "{text}").context("cannot write to standard output")
+}
+
+/// Writes `value` to stdout as indented JSON.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).context("cannot write the result as JSON")?;
+    line(text)
+}
+
+/// Lines of `name  value`, the values under each other.
+pub(crate) fn table(rows: &[(&str, String)]) -> String {
+    let width = rows
+        .iter()
+        .map(|row| row.0.chars().count())
+        .max()
+        .unwrap_or(0);
+    let lines: Vec<_> = rows
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {value}"))
+        .collect();
+    lines.join("\n")
+}
+
+/// Writes a line to stderr. What a person should know is no result, so failing to say it is no
+/// error either.
+pub(crate) fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// True if `error` is, at the bottom, a closed stdout: the reader has seen enough (`| head`).
+pub(crate) fn is_closed_stdout(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// A number of bytes, in the largest binary unit that leaves at least one: `1.5 MiB`.
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut size = self.0 as f64;
+        let mut unit = 0;
+        while size >= 1024.0 && unit + 1 < UNITS.len() {
+            size /= 1024.0;
+            unit += 1;
+        }
+        let text = match unit {
+            0 => format!("{} B", self.0),
+            _ => format!("{size:.1} {}", UNITS[unit]),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A count in thousands, millions or billions, as model sizes are given: `6.7 M`.
+pub(crate) struct Count(pub(crate) u64);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            n @ 0..1_000 => format!("{n}"),
+            n @ 1_000..1_000_000 => format!("{:.1} k", n as f64 / 1e3),
+            n @ 1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+            n => format!("{:.2} B", n as f64 / 1e9),
+        };
+        f.pad(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (2_498_192, "2.4 MiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        for (count, text) in [
+            (999, "999"),
+            (260_032, "260.0 k"),
+            (6_733_824, "6.7 M"),
+            (2_400_000_000, "2.40 B"),
+        ] {
+            assert_eq!(Count(count).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_told_from_other_errors() {
+        let pipe =
+            anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("writing");
+        assert!(is_closed_stdout(&pipe));
+        assert!(!is_closed_stdout(&anyhow::anyhow!("other")));
+    }
+}

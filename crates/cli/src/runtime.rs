@@ -1,0 +1,364 @@
+//! From a prompt to an answer, pulled piece by piece.
+//!
+//! Nothing here prints or reads: whoever pulls decides what becomes of the text, and stops by not
+//! pulling on. Tokens that the session already holds are not computed again.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use sterna_engine::{Cpu, Logits, Sampler, Session};
+use sterna_text::{Decode, StreamDecoder, Tokenizer};
+
+use crate::stop::StopStrings;
+
+/// Prompt tokens computed between two chances to stop.
+const PREFILL_CHUNK: usize = 256;
+
+/// A session with its sampler, and what is in the session's cache.
+pub(crate) struct Runtime {
+    session: Session<Cpu>,
+    sampler: Sampler,
+    /// Ids of the tokens in the cache, in order.
+    cached: Vec<u32>,
+}
+
+/// What to generate.
+#[derive(Debug, Clone)]
+pub(crate) struct Request<'a> {
+    /// The whole context, from its first token on.
+    pub(crate) prompt: Vec<u32>,
+    /// Tokens to generate at most.
+    pub(crate) max_tokens: usize,
+    /// Tokens that end the answer and are no part of it.
+    pub(crate) stop_ids: &'a [u32],
+    /// Text that ends the answer and is no part of it.
+    pub(crate) stop_strings: Vec<String>,
+    /// Leave out white space before the first word: chat templates put it before an answer
+    /// themselves when they write one back.
+    pub(crate) trim_start: bool,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StopReason {
+    /// The model said so, by one of the stop ids.
+    StopToken,
+    /// A stop string appeared.
+    StopString,
+    /// As many tokens as were asked for.
+    MaxTokens,
+    /// The context holds no more tokens.
+    ContextFull,
+}
+
+impl StopReason {
+    /// True if there might have been more to say.
+    pub(crate) const fn is_cut_off(self) -> bool {
+        matches!(self, StopReason::MaxTokens | StopReason::ContextFull)
+    }
+
+    /// In words, to follow "stopped".
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            StopReason::StopToken => "at the end of the answer",
+            StopReason::StopString => "at a stop string",
+            StopReason::MaxTokens => "at the token limit",
+            StopReason::ContextFull => "at the end of the context",
+        }
+    }
+}
+
+/// What an answer took, so far.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct Stats {
+    /// Tokens of the prompt.
+    pub(crate) n_prompt: usize,
+    /// Those among them that were in the cache already.
+    pub(crate) n_reused: usize,
+    /// Tokens generated, a stop token not counted.
+    pub(crate) n_generated: usize,
+    /// Tokens fed back one by one.
+    pub(crate) n_decoded: usize,
+    /// Time spent on the prompt.
+    #[serde(rename = "prefill_ms", serialize_with = "as_ms")]
+    pub(crate) prefill: Duration,
+    /// Time spent on the answer.
+    #[serde(rename = "decode_ms", serialize_with = "as_ms")]
+    pub(crate) decode: Duration,
+    /// Why it ended; `None` if nobody let it.
+    pub(crate) stop: Option<StopReason>,
+}
+
+fn as_ms<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64() * 1e3)
+}
+
+impl Stats {
+    /// Prompt tokens computed per second.
+    fn prefill_rate(&self) -> f64 {
+        rate(self.n_prompt - self.n_reused, self.prefill)
+    }
+
+    /// Tokens decoded per second.
+    fn decode_rate(&self) -> f64 {
+        rate(self.n_decoded, self.decode)
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        write!(f, "prompt {} tokens", self.n_prompt)?;
+        if self.n_reused > 0 {
+            write!(f, ", {} of them reused", self.n_reused)?;
+        }
+        write!(
+            f,
+            ", {:.0} ms, {:.1}/s; ",
+            ms(self.prefill),
+            self.prefill_rate()
+        )?;
+        write!(f, "answer {} tokens", self.n_generated)?;
+        write!(
+            f,
+            ", {:.0} ms, {:.1}/s",
+            ms(self.decode),
+            self.decode_rate()
+        )?;
+        match self.stop {
+            Some(reason) => write!(f, "; stopped {}", reason.describe()),
+            None => write!(f, "; interrupted"),
+        }
+    }
+}
+
+fn rate(n: usize, time: Duration) -> f64 {
+    if time.is_zero() {
+        0.0
+    } else {
+        n as f64 / time.as_secs_f64()
+    }
+}
+
+impl Runtime {
+    /// A runtime with nothing in its cache; `session` must be empty.
+    pub(crate) fn new(session: Session<Cpu>, sampler: Sampler) -> Runtime {
+        Runtime {
+            session,
+            sampler,
+            cached: Vec::new(),
+        }
+    }
+
+    /// Tokens that the context holds.
+    pub(crate) fn ctx_len(&self) -> usize {
+        self.session.ctx_len()
+    }
+
+    /// Tokens in the cache.
+    pub(crate) fn n_cached(&self) -> usize {
+        self.cached.len()
+    }
+
+    /// Forgets everything said.
+    pub(crate) fn reset(&mut self) {
+        self.sampler.clear_history();
+        self.truncate(0);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.cached.truncate(len);
+        self.session.truncate(len);
+    }
+
+    /// Computes `ids` behind what is cached; the logits that follow the last of them, `[n_vocab]`.
+    fn append(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        let logits = self.session.forward(ids, Logits::Last)?;
+        self.cached.extend_from_slice(ids);
+        Ok(logits)
+    }
+
+    /// Prepares to answer `request`, whose text `tokenizer` decodes.
+    ///
+    /// Fails if the prompt is empty or leaves no room in the context.
+    pub(crate) fn start<'a>(
+        &'a mut self,
+        request: Request<'a>,
+        tokenizer: &'a Tokenizer,
+    ) -> Result<Generation<'a>> {
+        let (n_prompt, ctx_len) = (request.prompt.len(), self.ctx_len());
+        if n_prompt == 0 {
+            bail!("the prompt has no tokens: expected at least one");
+        }
+        if n_prompt >= ctx_len {
+            bail!("the prompt has {n_prompt} tokens, but the context holds {ctx_len} (--ctx)");
+        }
+        let equal = request
+            .prompt
+            .iter()
+            .zip(&self.cached)
+            .take_while(|(a, b)| a == b)
+            .count();
+        // The last token is always computed: its logits begin the answer.
+        let n_reused = equal.min(n_prompt - 1);
+        self.truncate(n_reused);
+        self.sampler.clear_history();
+        request
+            .prompt
+            .iter()
+            .for_each(|&id| self.sampler.accept(id));
+        Ok(Generation {
+            runtime: self,
+            decoder: Some(decoder_after(tokenizer, request.prompt.last().copied())),
+            stops: StopStrings::new(request.stop_strings.clone()),
+            logits: Vec::new(),
+            ids: Vec::new(),
+            stats: Stats {
+                n_prompt,
+                n_reused,
+                ..Stats::default()
+            },
+            request,
+        })
+    }
+}
+
+/// An answer in the making: an iterator over pieces of text, none of them empty.
+pub(crate) struct Generation<'a> {
+    runtime: &'a mut Runtime,
+    request: Request<'a>,
+    /// Taken when the answer ends.
+    decoder: Option<StreamDecoder>,
+    stops: StopStrings,
+    /// What follows the last token computed; empty until the prompt is computed.
+    logits: Vec<f32>,
+    ids: Vec<u32>,
+    stats: Stats,
+}
+
+impl Generation<'_> {
+    /// Computes the next part of the prompt; returns how many of its tokens are still to come.
+    pub(crate) fn prefill(&mut self) -> Result<usize> {
+        let start = Instant::now();
+        let done = self.runtime.cached.len().min(self.request.prompt.len());
+        let rest = &self.request.prompt[done..];
+        let chunk = &rest[..rest.len().min(PREFILL_CHUNK)];
+        if !chunk.is_empty() {
+            self.logits = self.runtime.append(chunk).context("computing the prompt")?;
+            self.stats.prefill += start.elapsed();
+        }
+        Ok(rest.len() - chunk.len())
+    }
+
+    /// Tokens generated so far.
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// What it took so far.
+    pub(crate) fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Generates a token; returns the text that became certain by it.
+    fn step(&mut self) -> Result<String> {
+        if self.ids.len() == self.request.max_tokens {
+            return Ok(self.finish(StopReason::MaxTokens));
+        }
+        // The token chosen last is computed only now, so that its text is out before that.
+        if let Some(&last) = self.ids.last() {
+            if self.runtime.cached.len() == self.runtime.ctx_len() {
+                return Ok(self.finish(StopReason::ContextFull));
+            }
+            self.logits = self.runtime.append(&[last])?;
+            self.stats.n_decoded += 1;
+        }
+        let id = self.runtime.sampler.sample(&self.logits);
+        if self.request.stop_ids.contains(&id) {
+            return Ok(self.finish(StopReason::StopToken));
+        }
+        self.runtime.sampler.accept(id);
+        self.ids.push(id);
+        self.stats.n_generated += 1;
+        let text = self
+            .decoder
+            .as_mut()
+            .map(|decoder| decoder.push(id))
+            .unwrap_or_default();
+        let passed = self.stops.push(&text);
+        if passed.stopped {
+            self.stats.stop = Some(StopReason::StopString);
+        }
+        Ok(self.trimmed(passed.text))
+    }
+
+    /// Ends the answer; returns the text that was held back.
+    fn finish(&mut self, reason: StopReason) -> String {
+        let rest = self
+            .decoder
+            .take()
+            .map(StreamDecoder::finish)
+            .unwrap_or_default();
+        let passed = self.stops.push(&rest);
+        let held = if passed.stopped {
+            String::new()
+        } else {
+            self.stops.finish()
+        };
+        self.stats.stop = Some(if passed.stopped {
+            StopReason::StopString
+        } else {
+            reason
+        });
+        self.trimmed(passed.text + &held)
+    }
+
+    /// `text` without white space at its start, until the first word is out.
+    fn trimmed(&mut self, text: String) -> String {
+        if !self.request.trim_start {
+            return text;
+        }
+        let trimmed = text.trim_start();
+        self.request.trim_start = trimmed.is_empty();
+        trimmed.to_owned()
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        while self.logits.is_empty() || self.runtime.cached.len() < self.request.prompt.len() {
+            if let Err(error) = self.prefill() {
+                return Some(Err(error));
+            }
+        }
+        let start = Instant::now();
+        let mut piece = Ok(String::new());
+        while self.stats.stop.is_none() && matches!(&piece, Ok(text) if text.is_empty()) {
+            piece = self.step();
+        }
+        self.stats.decode += start.elapsed();
+        match piece {
+            Ok(text) if text.is_empty() => None,
+            piece => Some(piece),
+        }
+    }
+}
+
+/// A decoder for what follows `last`, the end of a prompt.
+fn decoder_after(tokenizer: &Tokenizer, last: Option<u32>) -> StreamDecoder {
+    let options = Decode { skip_special: true };
+    let mut decoder = tokenizer.stream(options);
+    let Some(last) = last else { return decoder };
+    // A decoder that sees the token before keeps the space between two words, which it would take
+    // off at the start of a text.
+    if decoder.push(last) == tokenizer.decode(&[last], options) {
+        return decoder;
+    }
+    // It holds the token back, to give it out as if it were part of the answer.
+    tokenizer.stream(options)
+}

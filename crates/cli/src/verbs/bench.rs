@@ -1,0 +1,431 @@
+//! `sterna bench`: how fast a model runs here, and how near that is to what the memory allows.
+
+use std::num::NonZero;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde::Serialize;
+use sterna_engine::{Cpu, Logits, Model, Session};
+
+use crate::args::{self, EngineFlags, ModelFlags};
+use crate::builtin;
+use crate::machine::{self, Machine};
+use crate::model::ModelFiles;
+use crate::output::{self, Bytes};
+use crate::progress::Progress;
+
+const EXAMPLE: &str = "Example:
+  sterna bench model.gguf
+  sterna bench builtin -p 128 -n 64 -t 1,2 -r 3 --json";
+
+/// Measure prefill and decode rates
+///
+/// Results are checked before anything is timed. Repetitions of the tests take turns, after a warm-up.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Bench {
+    /// Model to run
+    #[arg(default_value = builtin::NAME)]
+    model: String,
+
+    /// Prompt lengths to prefill, separated by commas
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "128,512"
+    )]
+    prefill: Vec<NonZero<usize>>,
+
+    /// Tokens to decode, one by one from an empty context
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "64"
+    )]
+    decode: Vec<NonZero<usize>>,
+
+    /// Thread counts to try, separated by commas [default: that of --threads]
+    #[arg(
+        short = 't',
+        value_name = "N,…",
+        value_delimiter = ',',
+        conflicts_with = "threads"
+    )]
+    thread_counts: Vec<NonZero<usize>>,
+
+    /// How often to repeat each test
+    #[arg(short = 'r', long, value_name = "N", default_value = "5")]
+    repetitions: NonZero<usize>,
+
+    #[command(flatten)]
+    engine: EngineFlags,
+
+    #[command(flatten)]
+    files: ModelFlags,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One thing to time.
+#[derive(Debug, Clone, Copy)]
+enum Test {
+    Prefill(usize),
+    Decode(usize),
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    model: ModelReport,
+    #[serde(flatten)]
+    machine: Machine,
+    backend: &'static str,
+    instruction_set: &'static str,
+    runs: Vec<Run>,
+    /// The most memory the process held, all thread counts together.
+    peak_memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelReport {
+    name: String,
+    family: String,
+    file_bytes: u64,
+    /// Weights that decoding one token reads, as stored.
+    bytes_per_token: u64,
+}
+
+/// What was measured with one number of threads.
+#[derive(Debug)]
+struct Measured {
+    threads: usize,
+    load_ms: f64,
+    /// Of each test, each repetition.
+    times: Vec<Vec<Duration>>,
+}
+
+/// What that means.
+#[derive(Debug, Serialize)]
+struct Run {
+    threads: usize,
+    /// From opened files to a model that can run.
+    load_ms: f64,
+    /// What these threads read from memory together.
+    read_bandwidth_bytes_per_s: f64,
+    results: Vec<Rate>,
+}
+
+/// Tokens per second in one test.
+#[derive(Debug, Serialize)]
+struct Rate {
+    test: String,
+    median: f64,
+    min: f64,
+    max: f64,
+    /// Half of the difference between the quartiles.
+    spread: f64,
+    /// Bytes of weights read per second, of a decode test.
+    bytes_per_s: Option<f64>,
+    /// The same as a share of the measured bandwidth; above 1 if weights stay in the cache.
+    bandwidth_share: Option<f64>,
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> Result<()> {
+        let tests: Vec<Test> = (self.prefill.iter().map(|n| Test::Prefill(n.get())))
+            .chain(self.decode.iter().map(|n| Test::Decode(n.get())))
+            .collect();
+        let longest = tests.iter().map(|test| test.n_tokens()).max().unwrap_or(0);
+        let ctx_len = self.engine.ctx_for(longest.max(CHECKED))?;
+        let mut thread_counts: Vec<usize> = self.thread_counts.iter().map(|n| n.get()).collect();
+        if thread_counts.is_empty() {
+            thread_counts.push(self.engine.n_threads());
+        }
+
+        let files = ModelFiles::open(&self.model)?;
+        let plan = files.plan(&self.files)?;
+        let model = ModelReport {
+            name: files.name().to_owned(),
+            family: plan.config().family.name.to_owned(),
+            file_bytes: files.files().iter().map(|file| file.len()).sum(),
+            bytes_per_token: plan.bytes_per_token(),
+        };
+        let mut measured = Vec::new();
+        for &threads in &thread_counts {
+            measured.push(self.measure(&files, threads, ctx_len, &tests)?);
+        }
+        // Read before the bandwidth is measured, which takes memory of its own.
+        let peak_memory_bytes = machine::peak_memory_bytes();
+        let machine = Machine::detect();
+        let runs = measured.iter().map(|measured| {
+            let bandwidth = machine::read_bandwidth(measured.threads, machine.free_memory_bytes);
+            measured.report(&tests, model.bytes_per_token, bandwidth)
+        });
+        let runs = runs.collect();
+        let report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            model,
+            machine,
+            backend: "cpu",
+            instruction_set: args::isa()?.name(),
+            runs,
+            peak_memory_bytes,
+        };
+        if self.json {
+            output::json(&report)
+        } else {
+            output::line(report.text())
+        }
+    }
+
+    /// Loads the model for `threads` threads and times `tests` in turns.
+    fn measure(
+        &self,
+        files: &ModelFiles,
+        threads: usize,
+        ctx_len: usize,
+        tests: &[Test],
+    ) -> Result<Measured> {
+        let plan = files.plan(&self.files)?;
+        let start = Instant::now();
+        let model = files.load(plan, self.engine.backend(threads)?)?;
+        let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        self.check(&model)?;
+
+        let repetitions = self.repetitions.get();
+        let progress = Progress::items("measuring", (tests.len() * (repetitions + 1)) as u64);
+        let mut times = vec![Vec::new(); tests.len()];
+        for repetition in 0..=repetitions {
+            for (test, times) in tests.iter().zip(&mut times) {
+                let time = self.time(*test, &model, ctx_len)?;
+                // The first round warms up.
+                if repetition > 0 {
+                    times.push(time);
+                }
+                progress.add(1);
+            }
+        }
+        Ok(Measured {
+            threads,
+            load_ms,
+            times,
+        })
+    }
+
+    /// Computes a few tokens at once and one by one, which must give the same.
+    fn check(&self, model: &Arc<Model<Cpu>>) -> Result<()> {
+        let n_vocab = model.config().n_vocab;
+        let ids = token_ids(CHECKED, n_vocab);
+        let mut session = Session::new(model.clone(), self.engine.session(CHECKED))?;
+        let at_once = session.forward(&ids, Logits::Last)?;
+        session.truncate(0);
+        let mut one_by_one = Vec::new();
+        for id in &ids {
+            one_by_one = session.forward(&[*id], Logits::Last)?;
+        }
+        let error = normalized_error(&at_once, &one_by_one);
+        // Also true of NaN.
+        if !(error <= MAX_ERROR) {
+            bail!(
+                "wrong result, so nothing was timed: logits of {CHECKED} tokens at once and one by one \
+                 differ by a normalised mean squared error of {error:.1e}, expected at most {MAX_ERROR:.0e}"
+            );
+        }
+        Ok(())
+    }
+
+    fn time(&self, test: Test, model: &Arc<Model<Cpu>>, ctx_len: usize) -> Result<Duration> {
+        let ids = token_ids(test.n_tokens(), model.config().n_vocab);
+        let mut session = Session::new(model.clone(), self.engine.session(ctx_len))?;
+        let chunk = match test {
+            Test::Prefill(n) => n,
+            Test::Decode(_) => 1,
+        };
+        let start = Instant::now();
+        for chunk in ids.chunks(chunk) {
+            session.forward(chunk, Logits::Last)?;
+        }
+        Ok(start.elapsed())
+    }
+}
+
+/// Tokens computed two ways before timing.
+const CHECKED: usize = 16;
+
+/// Bound on the difference of the two, as mean squared error over mean square: what float sums in
+/// another order may cost. It is 0 on backends that promise the same bits.
+const MAX_ERROR: f64 = 1e-6;
+
+fn normalized_error(a: &[f32], b: &[f32]) -> f64 {
+    let squares =
+        |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = squares(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    difference / squares(&mut a.iter().copied()).max(f64::MIN_POSITIVE)
+}
+
+/// `n` ids below `n_vocab` that look random and are the same every time.
+fn token_ids(n: usize, n_vocab: usize) -> Vec<u32> {
+    // Steps of the golden ratio spread over the vocabulary without repeating soon.
+    (1..=n as u64)
+        .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * n_vocab as u64 >> 32)
+        .map(|id| id as u32)
+        .collect()
+}
+
+impl Test {
+    const fn n_tokens(self) -> usize {
+        match self {
+            Test::Prefill(n) | Test::Decode(n) => n,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Test::Prefill(n) => format!("pp{n}"),
+            Test::Decode(n) => format!("tg{n}"),
+        }
+    }
+
+    /// `times` must not be empty.
+    fn rate(self, times: &[Duration]) -> Rate {
+        let mut rates: Vec<f64> = times
+            .iter()
+            .map(|time| self.n_tokens() as f64 / time.as_secs_f64())
+            .collect();
+        rates.sort_by(f64::total_cmp);
+        Rate {
+            test: self.name(),
+            median: quantile(&rates, 0.5),
+            min: rates[0],
+            max: rates[rates.len() - 1],
+            spread: (quantile(&rates, 0.75) - quantile(&rates, 0.25)) / 2.0,
+            bytes_per_s: None,
+            bandwidth_share: None,
+        }
+    }
+}
+
+/// The value that a share `q` of the sorted `values` lies below, between two of them if need be.
+fn quantile(values: &[f64], q: f64) -> f64 {
+    let at = q * (values.len() - 1) as f64;
+    let (low, high) = (values[at.floor() as usize], values[at.ceil() as usize]);
+    low + (high - low) * at.fract()
+}
+
+impl Measured {
+    /// Rates, and decode rates as a share of `bandwidth`, in bytes per second.
+    fn report(&self, tests: &[Test], bytes_per_token: u64, bandwidth: f64) -> Run {
+        let results = tests.iter().zip(&self.times).map(|(test, times)| {
+            let mut rate = test.rate(times);
+            if let Test::Decode(_) = test {
+                let bytes_per_s = rate.median * bytes_per_token as f64;
+                rate.bytes_per_s = Some(bytes_per_s);
+                rate.bandwidth_share = Some(bytes_per_s / bandwidth);
+            }
+            rate
+        });
+        Run {
+            threads: self.threads,
+            load_ms: self.load_ms,
+            read_bandwidth_bytes_per_s: bandwidth,
+            results: results.collect(),
+        }
+    }
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let model = &self.model;
+        let mut rows = vec![
+            (
+                "model",
+                format!(
+                    "{} ({}), {}",
+                    model.name,
+                    model.family,
+                    Bytes(model.file_bytes)
+                ),
+            ),
+            (
+                "machine",
+                format!("{}, {}", self.machine.cpu, self.machine.system),
+            ),
+            (
+                "using",
+                format!(
+                    "{}, {}, sterna {}",
+                    self.backend, self.instruction_set, self.version
+                ),
+            ),
+            ("read per token", Bytes(model.bytes_per_token).to_string()),
+        ];
+        if let Some(bytes) = self.peak_memory_bytes {
+            rows.push(("peak memory", Bytes(bytes).to_string()));
+        }
+        let mut text = output::table(&rows);
+        for run in &self.runs {
+            text += &format!(
+                "\n\n{} threads: loaded in {:.0} ms, memory reads {:.1} GB/s",
+                run.threads,
+                run.load_ms,
+                run.read_bandwidth_bytes_per_s / 1e9
+            );
+            for rate in &run.results {
+                text += &format!(
+                    "\n  {:8} {:>10.1} ± {:.1} tokens/s",
+                    rate.test, rate.median, rate.spread
+                );
+                if let (Some(bytes), Some(share)) = (rate.bytes_per_s, rate.bandwidth_share) {
+                    text += &format!(
+                        "   {:.2} GB/s, {:.0} % of the bandwidth",
+                        bytes / 1e9,
+                        share * 100.0
+                    );
+                }
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_summed_up() {
+        let times = [1.0, 0.5, 0.25].map(Duration::from_secs_f64);
+        let rate = Test::Prefill(8).rate(&times);
+        assert_eq!(
+            (rate.test.as_str(), rate.median, rate.min, rate.max),
+            ("pp8", 16.0, 8.0, 32.0)
+        );
+        assert_eq!(rate.spread, (24.0 - 12.0) / 2.0);
+        assert_eq!(quantile(&[3.0], 0.75), 3.0);
+    }
+
+    #[test]
+    fn ids_lie_in_the_vocabulary() {
+        for n_vocab in [1, 2, 512, 128_256] {
+            let ids = token_ids(300, n_vocab);
+            assert!(ids.iter().all(|&id| (id as usize) < n_vocab));
+        }
+        let distinct: std::collections::HashSet<_> = token_ids(100, 128_256).into_iter().collect();
+        assert_eq!(distinct.len(), 100);
+    }
+
+    #[test]
+    fn errors_are_relative() {
+        assert_eq!(normalized_error(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
+        assert!((normalized_error(&[2.0, 0.0], &[2.0, 1.0]) - 0.25).abs() < 1e-12);
+        assert!(normalized_error(&[f32::NAN], &[1.0]).is_nan());
+    }
+}

@@ -1,0 +1,487 @@
+//! `sterna inspect`: what the files of a model hold.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use serde_json::{Map, Value as Json, json};
+use sterna_engine::ModelPlan;
+use sterna_format::gguf::{Array, Value};
+use sterna_format::{TensorCatalog, TensorEntry};
+
+use crate::args::{EngineFlags, ModelFlags};
+use crate::model::{Header, ModelFiles};
+use crate::output::{self, Bytes, Count};
+
+const EXAMPLE: &str = "Example:
+  sterna inspect model.gguf
+  sterna inspect builtin --json";
+
+/// Show what the files of a model hold
+///
+/// Reads headers only. Works for files of any architecture, and for files without weights.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Inspect {
+    /// GGUF file, safetensors file, folder, or `builtin`
+    #[arg(value_name = "PATH")]
+    model: String,
+
+    #[command(flatten)]
+    engine: EngineFlags,
+
+    #[command(flatten)]
+    files: ModelFlags,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    path: String,
+    format: String,
+    architecture: Option<String>,
+    files: Vec<FileReport>,
+    bytes: u64,
+    n_tensors: usize,
+    /// Values that the tensors hold, packed ones unpacked.
+    n_parameters: u64,
+    types: BTreeMap<&'static str, TypeReport>,
+    /// What the engine makes of it; `None` if it can't run the model.
+    model: Option<ModelReport>,
+    /// Why the engine can't run the model.
+    not_runnable: Option<String>,
+    metadata: Map<String, Json>,
+    tensors: Vec<TensorReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct FileReport {
+    path: String,
+    bytes: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct TypeReport {
+    n_tensors: usize,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelReport {
+    family: String,
+    n_layers: usize,
+    model_dim: usize,
+    ffn_dim: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    n_vocab: usize,
+    max_ctx: usize,
+    memory: MemoryReport,
+}
+
+#[derive(Debug, Serialize)]
+struct MemoryReport {
+    weight_bytes: u64,
+    cache_bytes: u64,
+    ctx_len: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorReport {
+    name: String,
+    #[serde(rename = "type")]
+    dtype: &'static str,
+    shape: Vec<usize>,
+    file: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Inspect {
+    pub(crate) fn run(self) -> Result<()> {
+        let files = ModelFiles::open(&self.model)?;
+        let (model, not_runnable) = match files.plan(&self.files) {
+            Ok(plan) => (Some(ModelReport::new(&plan, &self.engine)), None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        let report = Report {
+            path: files.name().to_owned(),
+            format: format_name(files.header()),
+            architecture: architecture(&files),
+            files: (files.files().iter())
+                .map(|file| FileReport {
+                    path: file.to_string(),
+                    bytes: file.len(),
+                })
+                .collect(),
+            bytes: files.files().iter().map(|file| file.len()).sum(),
+            n_tensors: files.tensors().len(),
+            n_parameters: n_parameters(files.tensors()),
+            types: types(files.tensors()),
+            model,
+            not_runnable,
+            metadata: metadata(&files)?,
+            tensors: files.tensors().iter().map(TensorReport::new).collect(),
+        };
+        if self.json {
+            output::json(&report)
+        } else {
+            output::line(report.text())
+        }
+    }
+}
+
+fn format_name(header: &Header) -> String {
+    match header {
+        Header::Gguf { version, .. } => format!("GGUF v{version}"),
+        Header::SafeTensors { .. } => "safetensors".to_owned(),
+    }
+}
+
+/// What the files call the model's kind. A file that says nothing, or nonsense, has none.
+fn architecture(files: &ModelFiles) -> Option<String> {
+    match files.header() {
+        Header::Gguf { metadata, .. } => metadata.architecture().ok()?.map(str::to_owned),
+        Header::SafeTensors { .. } => {
+            let config = files.config().ok()??;
+            config
+                .architectures
+                .into_iter()
+                .next()
+                .or(config.model_type)
+        }
+    }
+}
+
+/// Values in all tensors together, as a person counts a model's size: ternary weights packed four to
+/// a byte count as four, their scales not at all.
+fn n_parameters(tensors: &TensorCatalog) -> u64 {
+    let count = |tensor: &TensorEntry| {
+        let n: u64 = tensor.shape.iter().map(|&dim| dim as u64).product();
+        let is_packed = tensors.get(&format!("{}_scale", tensor.name)).is_some();
+        match tensor.name.ends_with(".weight_scale") {
+            true => 0,
+            false if is_packed => n * 4,
+            false => n,
+        }
+    };
+    tensors.iter().map(count).sum()
+}
+
+fn types(tensors: &TensorCatalog) -> BTreeMap<&'static str, TypeReport> {
+    let mut types = BTreeMap::<_, TypeReport>::new();
+    for tensor in tensors.iter() {
+        let entry = types.entry(tensor.dtype.name()).or_default();
+        entry.n_tensors += 1;
+        entry.bytes += tensor.len;
+    }
+    types
+}
+
+/// All that the files say besides tensors, long arrays cut short.
+fn metadata(files: &ModelFiles) -> Result<Map<String, Json>> {
+    Ok(match files.header() {
+        Header::Gguf { metadata, .. } => metadata
+            .iter()
+            .map(|(key, value)| (key.to_owned(), value_to_json(value)))
+            .collect(),
+        Header::SafeTensors { metadata, .. } => {
+            let own = metadata
+                .iter()
+                .map(|(key, value)| (key.clone(), json!(value)));
+            let mut all: Map<String, Json> = own.collect();
+            if let Some(config) = files.config_json()? {
+                all.insert("config.json".to_owned(), config);
+            }
+            all
+        }
+    })
+}
+
+/// Elements of an array that are shown; the rest is counted.
+const SHOWN: usize = 6;
+
+/// `value` as JSON; a long array becomes its length, its element type and its first elements.
+fn value_to_json(value: &Value) -> Json {
+    match value {
+        Value::Bool(value) => json!(value),
+        Value::String(value) => json!(value),
+        Value::F32(value) => json!(shortest(*value)),
+        Value::F64(value) => json!(value),
+        Value::Array(array) => array_to_json(array),
+        Value::U8(value) => json!(value),
+        Value::I8(value) => json!(value),
+        Value::U16(value) => json!(value),
+        Value::I16(value) => json!(value),
+        Value::U32(value) => json!(value),
+        Value::I32(value) => json!(value),
+        Value::U64(value) => json!(value),
+        Value::I64(value) => json!(value),
+        other => json!(other.to_string()),
+    }
+}
+
+fn array_to_json(array: &Array) -> Json {
+    fn numbers<T: Copy + Serialize>(values: &[T]) -> Vec<Json> {
+        values
+            .iter()
+            .take(SHOWN)
+            .map(|&value| json!(value))
+            .collect()
+    }
+    let (kind, first) = match array {
+        Array::String(strings) => (
+            "string",
+            strings.iter().take(SHOWN).map(|s| json!(s)).collect(),
+        ),
+        Array::Bool(values) => ("bool", numbers(values)),
+        Array::F32(values) => (
+            "f32",
+            values
+                .iter()
+                .take(SHOWN)
+                .map(|&value| json!(shortest(value)))
+                .collect(),
+        ),
+        Array::F64(values) => ("f64", numbers(values)),
+        Array::U8(values) => ("u8", numbers(values)),
+        Array::I8(values) => ("i8", numbers(values)),
+        Array::U16(values) => ("u16", numbers(values)),
+        Array::I16(values) => ("i16", numbers(values)),
+        Array::U32(values) => ("u32", numbers(values)),
+        Array::I32(values) => ("i32", numbers(values)),
+        Array::U64(values) => ("u64", numbers(values)),
+        Array::I64(values) => ("i64", numbers(values)),
+        Array::Array(arrays) => (
+            "array",
+            arrays.iter().take(SHOWN).map(array_to_json).collect(),
+        ),
+        _ => ("value", Vec::new()),
+    };
+    match array.len() {
+        n if n == first.len() => Json::Array(first),
+        n => json!({ "array_of": kind, "len": n, "first": first }),
+    }
+}
+
+/// The f64 that prints like `value`: 1e-6 rather than 9.999999974752427e-7.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+impl ModelReport {
+    fn new(plan: &ModelPlan, flags: &EngineFlags) -> ModelReport {
+        let config = plan.config();
+        let ctx_len = flags.ctx_len(config.max_ctx);
+        ModelReport {
+            family: config.family.name.to_owned(),
+            n_layers: config.n_layers,
+            model_dim: config.model_dim,
+            ffn_dim: config.ffn_dim,
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            n_vocab: config.n_vocab,
+            max_ctx: config.max_ctx,
+            memory: MemoryReport {
+                weight_bytes: plan.weight_bytes(),
+                cache_bytes: plan.cache_bytes(ctx_len, flags.cache()),
+                ctx_len,
+            },
+        }
+    }
+
+    fn shape(&self) -> String {
+        format!(
+            "{}: {} layers, width {}, feed-forward {}, {} heads of {} ({} key-value), vocabulary {}, context {}",
+            self.family,
+            self.n_layers,
+            self.model_dim,
+            self.ffn_dim,
+            self.n_heads,
+            self.head_dim,
+            self.n_kv_heads,
+            self.n_vocab,
+            self.max_ctx
+        )
+    }
+}
+
+impl MemoryReport {
+    fn text(&self) -> String {
+        format!(
+            "{}: weights {}, cache {} for {} tokens",
+            Bytes(self.weight_bytes + self.cache_bytes),
+            Bytes(self.weight_bytes),
+            Bytes(self.cache_bytes),
+            self.ctx_len
+        )
+    }
+}
+
+impl TensorReport {
+    fn new(tensor: &TensorEntry) -> TensorReport {
+        TensorReport {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.name(),
+            shape: tensor.shape.clone(),
+            file: tensor.file,
+            offset: tensor.offset,
+            bytes: tensor.len,
+        }
+    }
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let n_files = self.files.len();
+        let files = if n_files == 1 {
+            String::new()
+        } else {
+            format!(" in {n_files} files")
+        };
+        let types: Vec<_> = (self.types.iter())
+            .map(|(name, t)| format!("{} {name} ({})", t.n_tensors, Bytes(t.bytes)))
+            .collect();
+        let mut rows = vec![
+            ("path", self.path.clone()),
+            (
+                "format",
+                format!("{}, {}{files}", self.format, Bytes(self.bytes)),
+            ),
+            (
+                "architecture",
+                self.architecture
+                    .clone()
+                    .unwrap_or_else(|| "not named".to_owned()),
+            ),
+            ("parameters", Count(self.n_parameters).to_string()),
+            (
+                "tensors",
+                if types.is_empty() {
+                    "none".to_owned()
+                } else {
+                    types.join(", ")
+                },
+            ),
+        ];
+        if let Some(model) = &self.model {
+            rows.push(("model", model.shape()));
+            rows.push(("memory", model.memory.text()));
+        }
+        if let Some(reason) = &self.not_runnable {
+            rows.push(("can't run", reason.clone()));
+        }
+        let mut text = output::table(&rows);
+        if !self.metadata.is_empty() {
+            let mut rows = Vec::new();
+            flatten("", &self.metadata, &mut rows);
+            let rows: Vec<_> = rows
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.clone()))
+                .collect();
+            text += &format!("\n\nmetadata\n{}", indent(&output::table(&rows)));
+        }
+        if !self.tensors.is_empty() {
+            let rows: Vec<_> = self
+                .tensors
+                .iter()
+                .map(|t| (t.name.as_str(), t.text()))
+                .collect();
+            text += &format!("\n\ntensors\n{}", indent(&output::table(&rows)));
+        }
+        text
+    }
+}
+
+impl TensorReport {
+    fn text(&self) -> String {
+        let shape: Vec<_> = self.shape.iter().map(usize::to_string).collect();
+        format!(
+            "{:5} {:>10}  [{}]",
+            self.dtype,
+            Bytes(self.bytes),
+            shape.join(", ")
+        )
+    }
+}
+
+fn indent(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("  {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// Longest text of a value that is shown.
+const MAX_VALUE_CHARS: usize = 100;
+
+/// One row for each value in `object`, nested keys joined by dots.
+fn flatten(prefix: &str, object: &Map<String, Json>, rows: &mut Vec<(String, String)>) {
+    for (key, value) in object {
+        let key = format!("{prefix}{key}");
+        match value {
+            Json::Object(nested) => match (
+                nested.get("array_of"),
+                nested.get("len"),
+                nested.get("first"),
+            ) {
+                (Some(Json::String(kind)), Some(len), Some(first)) => {
+                    let first = first.to_string();
+                    let first = first.trim_end_matches(']');
+                    rows.push((key, shorten(&format!("{len} × {kind}: {first}, …]"))));
+                }
+                _ => flatten(&format!("{key}."), nested, rows),
+            },
+            Json::String(text) => rows.push((key, shorten(&text.escape_debug().to_string()))),
+            other => rows.push((key, shorten(&other.to_string()))),
+        }
+    }
+}
+
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(MAX_VALUE_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_arrays_are_cut_short() {
+        let short = Value::Array(Array::U32(vec![1, 2]));
+        assert_eq!(value_to_json(&short), json!([1, 2]));
+        let long = Value::Array(Array::F32(vec![0.1; 100]));
+        let expected =
+            json!({ "array_of": "f32", "len": 100, "first": [0.1, 0.1, 0.1, 0.1, 0.1, 0.1] });
+        assert_eq!(value_to_json(&long), expected);
+    }
+
+    #[test]
+    fn values_become_rows() {
+        let object = json!({
+            "a": { "b": 1, "c": "two\nlines" },
+            "d": { "array_of": "u8", "len": 9, "first": [1, 2] },
+            "e": "x".repeat(200),
+        });
+        let mut rows = Vec::new();
+        flatten("", object.as_object().unwrap(), &mut rows);
+        let rows: Vec<_> = rows.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        let long = "x".repeat(100) + "…";
+        let expected = [
+            ("a.b", "1"),
+            ("a.c", "two\\nlines"),
+            ("d", "9 × u8: [1,2, …]"),
+            ("e", long.as_str()),
+        ];
+        assert_eq!(rows, expected);
+    }
+}

@@ -1,0 +1,167 @@
+//! `sterna run`: generates text.
+
+use std::io::{self, IsTerminal, Read};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Serialize;
+use sterna_engine::Sampler;
+
+use crate::args::{EngineFlags, ModelFlags};
+use crate::builtin;
+use crate::chat::{Chat, Message};
+use crate::model::ModelFiles;
+use crate::output;
+use crate::runtime::{Runtime, Stats};
+use crate::sampling::SamplingFlags;
+
+const EXAMPLE: &str = "Example:
+  sterna run -p 'Tell me a story about a fox named Ruby.'
+  sterna run model.gguf
+  echo 'What is 3 plus 4?' | sterna run builtin --temperature 0";
+
+/// Generate text, or chat
+///
+/// Without -p, a prompt is read from standard input; if that is a terminal, a chat begins. The text
+/// goes to standard output, timings to standard error.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Run {
+    /// Model to run
+    #[arg(default_value = builtin::NAME)]
+    model: String,
+
+    /// What to say to the model
+    #[arg(short, long)]
+    prompt: Option<String>,
+
+    /// Continue the prompt as it is, without the chat template; special tokens in it are recognised
+    #[arg(long)]
+    raw: bool,
+
+    /// Instructions that precede the chat
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+
+    /// Tokens to generate at most [default: what the model recommends, else as many as fit]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+
+    /// Text that ends the answer and is no part of it; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+
+    #[command(flatten)]
+    sampling: SamplingFlags,
+
+    #[command(flatten)]
+    engine: EngineFlags,
+
+    #[command(flatten)]
+    files: ModelFlags,
+
+    /// Print JSON instead of the text: text, token ids and timings
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    text: &'a str,
+    ids: &'a [u32],
+    seed: u64,
+    load_ms: f64,
+    #[serde(flatten)]
+    stats: Stats,
+}
+
+impl Run {
+    pub(crate) fn run(self) -> Result<()> {
+        let start = Instant::now();
+        let files = ModelFiles::open(&self.model)?;
+        let tokenizer = files.require_tokenizer()?;
+        let template = if self.raw {
+            None
+        } else {
+            files.chat_template(&tokenizer)?
+        };
+        if template.is_none() && !self.raw {
+            if self.system.is_some() {
+                bail!(
+                    "--system: expected a model with a chat template, {} is a base model",
+                    self.model
+                );
+            }
+            output::note("This is a base model without a chat template: it continues your text.");
+        }
+        let generation_config = files.generation_config()?;
+        let plan = files.plan(&self.files)?;
+        let (n_vocab, max_ctx) = (plan.config().n_vocab, plan.config().max_ctx);
+        let sampler = Sampler::new(self.sampling.config(&generation_config), n_vocab)?;
+        let seed = sampler.config().seed;
+        let session = files.session(plan, &self.engine, self.engine.ctx_len(max_ctx))?;
+        let mut chat = Chat {
+            runtime: Runtime::new(session, sampler),
+            template,
+            stop_ids: files.stop_ids(&tokenizer)?,
+            tokenizer,
+            stop_strings: self.stop,
+            max_tokens: self
+                .max_tokens
+                .or(generation_config.max_new_tokens)
+                .unwrap_or(usize::MAX),
+            messages: self.system.map(Message::system).into_iter().collect(),
+        };
+        let load_ms = start.elapsed().as_secs_f64() * 1e3;
+
+        let prompt = match self.prompt {
+            Some(prompt) => prompt,
+            None if io::stdin().is_terminal() => return chat.converse(),
+            None => read_prompt()?,
+        };
+        let mut answer = chat.answer(prompt)?;
+        let mut text = String::new();
+        for piece in &mut answer {
+            let piece = piece?;
+            if !self.json {
+                output::write_now(&piece)?;
+            }
+            text += &piece;
+        }
+        if self.json {
+            let (ids, stats) = (answer.ids(), answer.stats());
+            output::json(&Report {
+                text: &text,
+                ids,
+                seed,
+                load_ms,
+                stats,
+            })?;
+        } else {
+            if !text.ends_with('\n') {
+                output::write_now("\n")?;
+            }
+            output::note(format_args!(
+                "[{}; loaded in {load_ms:.0} ms, seed {seed}]",
+                answer.stats()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The whole of standard input, less the line end that `echo` adds.
+fn read_prompt() -> Result<String> {
+    let mut prompt = String::new();
+    io::stdin()
+        .read_to_string(&mut prompt)
+        .context("standard input: cannot read the prompt as UTF-8 text")?;
+    if prompt.ends_with('\n') {
+        prompt.pop();
+        if prompt.ends_with('\r') {
+            prompt.pop();
+        }
+    }
+    Ok(prompt)
+}
