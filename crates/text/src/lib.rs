@@ -4,6 +4,8 @@
 //! tensors or clocks: callers hand over bytes, and the time where a template asks for it.
 #![forbid(unsafe_code)]
 
+mod template;
 mod tokenizer;
 
+pub use template::{ChatFormat, ChatInput, ChatTemplate, DateTime, TemplateError};
 pub use tokenizer::{Decode, Encode, SpecialTokens, StreamDecoder, Tokenizer, TokenizerError};

@@ -1,0 +1,145 @@
+//! Methods of Python's strings, lists and dictionaries that the template engine's own set lacks.
+
+use minijinja::value::{Tuple, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+
+/// Calls `method` of `value`.
+pub(super) fn call(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    let own = match value.as_str() {
+        Some(text) => string_method(text, method, args)?,
+        // Values never change, so that a copy is the value itself.
+        None if method == "copy" && matches!(value.kind(), ValueKind::Map | ValueKind::Seq) => {
+            Some(value.clone())
+        }
+        None => None,
+    };
+    match own {
+        Some(result) => Ok(result),
+        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+    }
+}
+
+fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
+        "title" => {
+            let () = from_args(args)?;
+            Value::from(title(text))
+        }
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_prefix(prefix).unwrap_or(text))
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_suffix(suffix).unwrap_or(text))
+        }
+        "partition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let parts = text.split_once(not_empty(separator)?);
+            triple(parts.map_or((text, "", ""), |(before, after)| (before, separator, after)))
+        }
+        "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let parts = text.rsplit_once(not_empty(separator)?);
+            triple(parts.map_or(("", "", text), |(before, after)| (before, separator, after)))
+        }
+        "rsplit" => {
+            let (separator, max): (Option<&str>, Option<i64>) = from_args(args)?;
+            let max = max
+                .and_then(|max| usize::try_from(max).ok())
+                .unwrap_or(usize::MAX);
+            let mut parts = match separator {
+                Some(separator) => text
+                    .rsplitn(max.saturating_add(1), not_empty(separator)?)
+                    .map(Value::from)
+                    .collect(),
+                None => split_words_from_end(text, max),
+            };
+            parts.reverse();
+            Value::from(parts)
+        }
+        "index" => {
+            let (needle,): (&str,) = from_args(args)?;
+            match text.find(needle) {
+                Some(at) => Value::from(text[..at].chars().count()),
+                None => {
+                    return Err(Error::new(
+                        ErrorKind::InvalidOperation,
+                        "substring not found",
+                    ));
+                }
+            }
+        }
+        "zfill" => {
+            let (width,): (usize,) = from_args(args)?;
+            let missing = width.min(1 << 16).saturating_sub(text.chars().count());
+            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            Value::from(format!("{sign}{}{digits}", "0".repeat(missing)))
+        }
+        "swapcase" => {
+            let () = from_args(args)?;
+            let swap = |c: char| {
+                if c.is_uppercase() {
+                    c.to_lowercase().to_string()
+                } else {
+                    c.to_uppercase().to_string()
+                }
+            };
+            Value::from(text.chars().map(swap).collect::<String>())
+        }
+        "casefold" => {
+            let () = from_args(args)?;
+            Value::from(text.to_lowercase())
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn not_empty(separator: &str) -> Result<&str, Error> {
+    if separator.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidOperation, "empty separator"));
+    }
+    Ok(separator)
+}
+
+fn triple((a, b, c): (&str, &str, &str)) -> Value {
+    Value::from(Tuple::from(vec![
+        Value::from(a),
+        Value::from(b),
+        Value::from(c),
+    ]))
+}
+
+fn split_words_from_end(text: &str, max: usize) -> Vec<Value> {
+    let mut parts = Vec::new();
+    let mut rest = text.trim_end();
+    while !rest.is_empty() && parts.len() < max {
+        let word = rest.rsplit(char::is_whitespace).next().unwrap_or(rest);
+        parts.push(Value::from(word));
+        rest = rest[..rest.len() - word.len()].trim_end();
+    }
+    if !rest.is_empty() {
+        parts.push(Value::from(rest));
+    }
+    parts
+}
+
+/// Every letter that follows a letter in lower case, every other in upper case: `don't` becomes `Don'T`.
+fn title(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut in_word = false;
+    for c in text.chars() {
+        if in_word {
+            out.extend(c.to_lowercase());
+        } else {
+            out.extend(c.to_uppercase());
+        }
+        in_word = c.is_alphabetic();
+    }
+    out
+}
