@@ -75,14 +75,17 @@ pub(crate) fn plan_hf(dir: &Path) -> (ModelPlan, Vec<Bytes>) {
     (plan, files)
 }
 
-/// The plan and the files of a GGUF file.
-pub(crate) fn plan_gguf(path: &Path) -> (ModelPlan, Vec<Bytes>) {
-    let file = read(path);
-    let header = Gguf::parse(&file, file.len() as u64).unwrap();
-    let model = gguf::Model::from_parts(vec![header]).unwrap();
+/// The plan and the files of a GGUF file or of the parts of a split set.
+pub(crate) fn plan_gguf(paths: &[PathBuf]) -> (ModelPlan, Vec<Bytes>) {
+    let files: Vec<Bytes> = paths.iter().map(|path| read(path)).collect();
+    let headers = files
+        .iter()
+        .map(|file| Gguf::parse(file, file.len() as u64).unwrap())
+        .collect();
+    let model = gguf::Model::from_parts(headers).unwrap();
     let plan = ModelPlan::from_gguf(model.metadata(), model.tensors(), &PlanOptions::default())
-        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    (plan, vec![file])
+        .unwrap_or_else(|e| panic!("{paths:?}: {e}"));
+    (plan, files)
 }
 
 pub(crate) fn load_hf(dir: &Path) -> Arc<Model<Cpu>> {
@@ -91,8 +94,12 @@ pub(crate) fn load_hf(dir: &Path) -> Arc<Model<Cpu>> {
 }
 
 pub(crate) fn load_gguf(path: &Path) -> Arc<Model<Cpu>> {
-    let (plan, files) = plan_gguf(path);
-    load(plan, &files, cpu()).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    load_gguf_parts(&[path.to_owned()])
+}
+
+pub(crate) fn load_gguf_parts(paths: &[PathBuf]) -> Arc<Model<Cpu>> {
+    let (plan, files) = plan_gguf(paths);
+    load(plan, &files, cpu()).unwrap_or_else(|e| panic!("{paths:?}: {e}"))
 }
 
 /// What a model should give.
