@@ -408,6 +408,10 @@ mod tests {
                 "`rope_parameters.full_attention.factor`: expected a number, found a list",
             ),
             (
+                r#"{"rope_parameters":{"full_attention":{},"factor":8}}"#,
+                "`rope_parameters.factor`: expected an object, found a number",
+            ),
+            (
                 r#"{"layer_types":["full_attention",1]}"#,
                 "`layer_types[1]`: expected a string, found a number",
             ),

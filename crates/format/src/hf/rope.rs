@@ -48,6 +48,7 @@ pub struct RopeParameters {
 
 impl RopeParameters {
     fn read(node: &Node<'_>) -> Result<RopeParameters, ConfigError> {
+        node.expect_object()?;
         let f64 = |key: &str| node.get(key).map(|n| n.f64()).transpose();
         let f64s = |key: &str| node.get(key).map(|n| n.list(Node::f64)).transpose();
         let rope_type = node.get("rope_type").or_else(|| node.get("type"));
@@ -79,7 +80,7 @@ impl RopeParameters {
 #[non_exhaustive]
 pub enum RopeSet {
     /// The same for every layer.
-    Uniform(RopeParameters),
+    Uniform(Box<RopeParameters>),
     /// By the names that `layer_types` uses, such as `sliding_attention`.
     PerLayerType(BTreeMap<String, RopeParameters>),
 }
@@ -88,12 +89,8 @@ impl RopeSet {
     pub(super) fn read(node: &Node<'_>) -> Result<RopeSet, ConfigError> {
         let nested = |n: &Node<'_>| n.is_object() && n.get("__float__").is_none();
         if !node.members()?.any(|(_, member)| nested(&member)) {
-            return RopeParameters::read(node).map(RopeSet::Uniform);
+            return RopeParameters::read(node).map(|rope| RopeSet::Uniform(Box::new(rope)));
         }
-        let read = |(name, member): (&str, Node<'_>)| {
-            // Beside the layer types, values for all of them may stand; none are known to matter.
-            nested(&member).then(|| Ok((name.to_owned(), RopeParameters::read(&member)?)))
-        };
         let n = node.members()?.count();
         if n > MAX_LAYER_TYPES {
             return node.refuse(
@@ -101,7 +98,12 @@ impl RopeSet {
                 format!("{n} members"),
             );
         }
-        let map: Result<_, _> = node.members()?.filter_map(read).collect();
+        // A value beside the layer types would be one for all of them, which no version writes:
+        // reading it as parameters of a layer type is an error.
+        let read = |(name, member): (&str, Node<'_>)| {
+            Ok((name.to_owned(), RopeParameters::read(&member)?))
+        };
+        let map: Result<_, _> = node.members()?.map(read).collect();
         map.map(RopeSet::PerLayerType)
     }
 

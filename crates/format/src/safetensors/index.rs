@@ -8,8 +8,8 @@ use crate::TensorCatalog;
 
 use super::{SafeTensors, SafeTensorsError};
 
-/// About a million tensors; the largest checkpoints have a tenth of that.
-const MAX_INDEX_BYTES: usize = 64 << 20;
+/// About 170,000 tensors; the largest checkpoints have half of that.
+const MAX_INDEX_BYTES: usize = 16 << 20;
 
 /// Which file of a checkpoint holds which tensor.
 #[derive(Debug, Clone, Deserialize)]

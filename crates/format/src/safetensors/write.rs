@@ -97,12 +97,9 @@ impl Writer {
         let metadata = (!self.metadata.is_empty())
             .then(|| format!("{}:{}", json!("__metadata__"), json!(self.metadata)));
         let tensors = self.tensors.iter().map(|t| {
-            let described = json!({
-                "dtype": t.dtype.name(),
-                "shape": t.shape,
-                "data_offsets": [t.offset, t.offset + t.len],
-            });
-            format!("{}:{described}", json!(t.name))
+            let (name, dtype, shape) = (json!(t.name), json!(t.dtype.name()), json!(t.shape));
+            let (begin, end) = (t.offset, t.offset + t.len);
+            format!(r#"{name}:{{"dtype":{dtype},"shape":{shape},"data_offsets":[{begin},{end}]}}"#)
         });
         let entries: Vec<String> = metadata.into_iter().chain(tensors).collect();
         let mut text = format!("{{{}}}", entries.join(","));
