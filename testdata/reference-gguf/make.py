@@ -311,7 +311,9 @@ def make_ternary(name: str, config: dict, type_id: int, file_type: int, arch: st
     for key in state:
         if key.endswith("_proj.weight"):
             codes, multiplier = c.ternarise(state[key])
-            state[key] = codes * float(np.float16(multiplier))
+            if type_id == g.Q8_0:  # what 127 steps of a block's f16 scale come to
+                multiplier = 127 * float(np.float16(multiplier / 127))
+            state[key] = codes * (multiplier if type_id == g.Q8_0 else float(np.float16(multiplier)))
     ids = c.input_ids(name, config["vocab_size"])
     floats = float_model(config, state)
     if activations == "int8":
@@ -343,6 +345,27 @@ def make_ternary(name: str, config: dict, type_id: int, file_type: int, arch: st
             report(name, folder, truth, llama_cpp_logits(copy, ids, config["vocab_size"]), ids, "f32 copy")
     else:
         report(name, folder, reference["logits"], "llama.cpp has no such graph", ids, "")
+
+
+def make_masters(name: str, config: dict, arch: str) -> None:
+    """Float masters of a ternary model: they become ternary when loaded, so that is the truth; llama.cpp sees the plain float graph."""
+    state = rounded_state(name, config)
+    ids = c.input_ids(name, config["vocab_size"])
+    with tempfile.TemporaryDirectory() as tmp:
+        save_file({k: t.contiguous() for k, t in state.items()}, f"{tmp}/model.safetensors", metadata={"format": "pt"})
+        c.write_config(Path(tmp), config | {"dtype": "float32", "quantization_config": v.ONLINE})
+        reference = c.reference_of(c.load(Path(tmp)), ids)
+    plain = c.logits_of(float_model(config, state), ids)
+    reference["logits_plain_float"] = plain.contiguous()
+    values = values_for_gguf(state, config, arch)
+    meta = metadata(config, arch, 1, {})
+    folder = fresh(name)
+    g.write(folder / "model.gguf", meta, encode(values, lambda _: g.F16))
+    save_file(reference, folder / "reference.safetensors")
+    with tempfile.TemporaryDirectory() as tmp:
+        copy = Path(tmp) / "copy.gguf"
+        g.write(copy, meta | without_vocabulary(config, arch), encode(values, lambda _: g.F32))
+        report(name, folder, plain, llama_cpp_logits(copy, ids, config["vocab_size"]), ids, "f32 copy")
 
 
 def make_blocks(name: str, config: dict, type_id: int, group: int, file_type: int) -> None:
@@ -444,7 +467,7 @@ CASES = {
     "phi3-longrope-long": lambda n: make_float(n, v.one_layer("phi3", **PHI_LONG)),
     "phi3-longrope-short": lambda n: make_float(n, v.one_layer("phi3", **PHI_LONG | dict(max_position_embeddings=8192, original_max_position_embeddings=4096))),
     "smollm3": lambda n: make_float(n, v.SMOL | v.rope("default", 2e6)),
-    "bitnet-graph-float": lambda n: make_float(n, v.BITNET | dict(hidden_act="silu", tie_word_embeddings=True, num_hidden_layers=1), arch="bitnet"),
+    "bitnet-masters-f16": lambda n: make_masters(n, v.BITNET | dict(hidden_act="silu", tie_word_embeddings=True, num_hidden_layers=1), "bitnet"),
     "bitnet-b1.58-i2-s": lambda n: make_ternary(n, BIT, g.I2_S, 40, "bitnet-b1.58", "int8"),
     "bitnet-b1.58-i2-s-k128": lambda n: make_ternary(n, BIT | dict(hidden_size=128, intermediate_size=384, num_key_value_heads=1), g.I2_S, 40, "bitnet-b1.58", "int8"),
     "bitnet-25-i2-s": lambda n: make_ternary(n, BIT | dict(num_hidden_layers=1), g.I2_S, 40, "bitnet-25", "int8"),

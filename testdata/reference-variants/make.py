@@ -225,6 +225,10 @@ variant("llama-bitlinear-bias", cfg("llama", attention_bias=True, mlp_bias=True,
 variant("qwen3-bitlinear", cfg("qwen3", head_dim=24, tie_word_embeddings=True), None, quant=DIVIDE)
 variant("llama-bitlinear-skips", cfg("llama", num_hidden_layers=3), None,
         quant=DIVIDE | dict(modules_to_not_convert=["lm_head", "model.layers.0.mlp", "v_proj", r"model.layers.\d.self_attn.o_proj"]))
+variant("llama-online-skips", cfg("llama", attention_bias=True), None,
+        quant=ONLINE | dict(modules_to_not_convert=["lm_head", "model.layers.0.mlp", "v_proj", r"model.layers.\d.self_attn.o_proj"]))
+variant("llama-online-ternary-head", one_layer("llama", tie_word_embeddings=False), None, quant=ONLINE | dict(modules_to_not_convert=["v_proj"]))
+variant("llama-online-skips-nothing", one_layer("llama", tie_word_embeddings=False), None, quant=ONLINE | dict(modules_to_not_convert=[]))
 variant("llama-bitlinear-ternary-head", cfg("llama"), None, quant=DIVIDE | dict(modules_to_not_convert=["model.layers.1"]))
 
 # storage
