@@ -1,0 +1,166 @@
+//! What must never change a logit: threads, instruction sets, chunks, forks, rollbacks.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{load, load_hf, logits, plan_gguf, plan_hf, testdata};
+use sterna_engine::{CacheType, Cpu, EngineError, Logits, Model, Session, SessionOptions};
+use sterna_kernels::Isa;
+
+const N_CTX: usize = 200;
+
+fn bitllama() -> Arc<Model<Cpu>> {
+    load_hf(&testdata().join("bitllama-3M/hf-packed"))
+}
+
+fn session(model: &Arc<Model<Cpu>>) -> Session<Cpu> {
+    Session::new(Arc::clone(model), SessionOptions::new(N_CTX)).unwrap()
+}
+
+/// Ids that a model of 512 tokens knows, and that pages of the cache don't hold evenly.
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 3 + i * 37 % 500).collect()
+}
+
+#[test]
+fn threads_and_instruction_sets_change_no_bit() {
+    for dir in ["bitllama-3M/hf-packed", "stories260K/hf"] {
+        let mut first: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            for n_threads in 1..=3 {
+                let (plan, files) = plan_hf(&testdata().join(dir));
+                let model = load(plan, &files, Cpu::new(n_threads, isa)).unwrap();
+                let got = logits(&model, &ids(90), 64);
+                assert_eq!(
+                    *first.get_or_insert_with(|| got.clone()),
+                    got,
+                    "{dir}, {isa}, {n_threads} threads"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_change_no_bit() {
+    let model = bitllama();
+    let whole = logits(&model, &ids(130), 1000);
+    for chunk in [1, 7, 64] {
+        assert_eq!(whole, logits(&model, &ids(130), chunk), "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn the_last_row_is_the_last_of_all_rows() {
+    let model = bitllama();
+    let ids = ids(70);
+    let all = session(&model).forward(&ids, Logits::All).unwrap();
+    let last = session(&model).forward(&ids, Logits::Last).unwrap();
+    assert_eq!(last, all[all.len() - last.len()..]);
+}
+
+#[test]
+fn truncation_forgets_exactly_the_tail() {
+    let model = bitllama();
+    let ids = ids(130);
+    let mut once = session(&model);
+    let want = once.forward(&ids, Logits::Last).unwrap();
+    for kept in [0, 1, 63, 64, 65, 100] {
+        let mut again = session(&model);
+        again.forward(&ids, Logits::Last).unwrap();
+        again.truncate(kept);
+        assert_eq!(again.len(), kept);
+        // A detour that must leave no trace.
+        again.forward(&[5, 6, 7], Logits::Last).unwrap();
+        again.truncate(kept);
+        assert_eq!(again.forward(&ids[kept..], Logits::Last).unwrap(), want);
+    }
+}
+
+#[test]
+fn forks_share_a_prefix_and_nothing_else() {
+    let model = bitllama();
+    let ids = ids(130);
+    let mut trunk = session(&model);
+    trunk.forward(&ids[..100], Logits::Last).unwrap();
+    let mut fork = trunk.fork(90);
+    assert_eq!(fork.len(), 90);
+    fork.forward(&[9, 8, 7], Logits::Last).unwrap();
+    let other = fork.forward(&[6], Logits::Last).unwrap();
+    // The trunk doesn't see what the fork wrote into pages they shared.
+    let mut alone = session(&model);
+    assert_eq!(
+        trunk.forward(&ids[100..], Logits::Last).unwrap(),
+        alone.forward(&ids, Logits::Last).unwrap()
+    );
+    // Nor the other way about.
+    let mut straight = session(&model);
+    straight.forward(&ids[..90], Logits::Last).unwrap();
+    let want = straight.forward(&[9, 8, 7, 6], Logits::Last).unwrap();
+    assert_eq!(other, want);
+}
+
+#[test]
+fn a_half_precision_cache_stays_close() {
+    let model = load_hf(&testdata().join("stories260K/hf"));
+    let mut half = Session::new(
+        Arc::clone(&model),
+        SessionOptions {
+            cache: CacheType::F16,
+            ..SessionOptions::new(N_CTX)
+        },
+    )
+    .unwrap();
+    let ids = ids(130);
+    let half = half.forward(&ids, Logits::All).unwrap();
+    let full = session(&model).forward(&ids, Logits::All).unwrap();
+    // Keys and values lose up to 2^-11 of themselves; logits here are within ±15.
+    let difference = common::max_difference(&half, &full);
+    assert!(difference > 0.0 && difference < 0.05, "{difference}");
+}
+
+#[test]
+fn bad_input_is_named_and_leaves_the_session_as_it_was() {
+    let model = bitllama();
+    let mut session = session(&model);
+    session.forward(&ids(10), Logits::Last).unwrap();
+    assert!(matches!(
+        session.forward(&[], Logits::Last),
+        Err(EngineError::Empty)
+    ));
+    assert!(matches!(
+        session.forward(&[1, 512], Logits::Last),
+        Err(EngineError::UnknownToken {
+            id: 512,
+            index: 1,
+            n_vocab: 512
+        })
+    ));
+    assert!(matches!(
+        session.forward(&ids(191), Logits::Last),
+        Err(EngineError::ContextFull {
+            len: 10,
+            more: 191,
+            ctx_len: 200
+        })
+    ));
+    assert_eq!(session.len(), 10);
+    assert!(session.forward(&ids(190), Logits::Last).is_ok());
+}
+
+/// Every storage of one ternary model gives the same bits where the stored scales are the same.
+#[test]
+fn storage_of_the_same_trits_does_not_matter() {
+    let path = |name: &str| testdata().join("bitllama-3M").join(name);
+    let run = |path: &Path| {
+        let (plan, files) = plan_gguf(&[path.to_owned()]);
+        let model = load(plan, &files, common::cpu()).unwrap();
+        logits(&model, &ids(60), 1000)
+    };
+    assert_eq!(
+        run(&path("bitllama-3M-tq1_0.gguf")),
+        run(&path("bitllama-3M-tq2_0.gguf"))
+    );
+}
