@@ -15,8 +15,7 @@ const TERNARY_MARGIN: f32 = 0.5;
 fn check(dir: &Path) {
     let reference = Reference::read(&dir.join("reference.safetensors"));
     let name = dir.file_name().unwrap().to_str().unwrap();
-    let int8 =
-        name == "falcon-e-i2-s" || (name.starts_with("bitnet") && name != "bitnet-graph-float");
+    let int8 = name == "falcon-e-i2-s" || name.starts_with("bitnet");
     let model = load_gguf_parts(&common::files(dir, "gguf"));
     let n_vocab = reference.n_vocab();
     let whole = logits(&model, &reference.ids, 1000);
@@ -54,8 +53,7 @@ fn every_file() {
     let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join("reference-gguf"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        // This one is BitNet's graph without its arithmetic, for comparison with another engine.
-        .filter(|dir| dir.is_dir() && !dir.ends_with("bitnet-graph-float"))
+        .filter(|dir| dir.is_dir())
         .collect();
     dirs.sort();
     assert!(!dirs.is_empty());

@@ -145,9 +145,7 @@ impl ModelPlan {
         };
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, 0.0);
         let rope_factors = planner.rope_factors(metadata)?;
-        // Without an output head of its own, a GGUF model uses the embedding table.
-        let tied = catalog.get("output.weight").is_none();
-        let weights = planner.weights(tied)?;
+        let weights = planner.weights(true)?;
         let specs = planner.finish()?;
         Ok(ModelPlan {
             config,
@@ -173,8 +171,8 @@ impl ModelPlan {
         let bit_linears = BitLinears::of(hf, family)?;
         let plus = if family.gemma { 1.0 } else { 0.0 };
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, plus);
-        let tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
-        let weights = planner.weights(tied)?;
+        let may_be_tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
+        let weights = planner.weights(may_be_tied)?;
         let specs = planner.finish()?;
         Ok(ModelPlan {
             config,

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use regex_lite::Regex;
 use sterna_format::gguf::Metadata;
 use sterna_format::hf;
 use sterna_format::names::linear_module;
@@ -32,8 +33,29 @@ pub(super) enum BitLinears {
         /// Packed weights are divided by their scale, not multiplied.
         divides: bool,
         /// Modules left as they are.
-        except: Vec<String>,
+        except: Vec<Exception>,
     },
+}
+
+/// An entry of `modules_to_not_convert`.
+pub(super) struct Exception {
+    /// Matches a module that the entry names, or one within it.
+    start: Option<Regex>,
+    end: String,
+}
+
+impl Exception {
+    fn new(entry: &str) -> Exception {
+        // Entries may be regular expressions; one that is none can still be the end of a name.
+        Exception {
+            start: Regex::new(&format!(r"^(?:{entry})(?:\.|$)")).ok(),
+            end: entry.to_owned(),
+        }
+    }
+
+    fn covers(&self, module: &str) -> bool {
+        self.start.as_ref().is_some_and(|re| re.is_match(module)) || module.ends_with(&self.end)
+    }
 }
 
 impl BitLinears {
@@ -53,10 +75,10 @@ impl BitLinears {
                 format!("{:?}", quantization.quant_method),
             ));
         }
-        let mut except = quantization.modules_to_not_convert.clone();
-        if except.is_empty() {
-            except.push("lm_head".into());
-        }
+        let except = match &quantization.modules_to_not_convert {
+            Some(modules) => modules.iter().map(|m| Exception::new(m)).collect(),
+            None => vec![Exception::new("lm_head")],
+        };
         Ok(BitLinears::Configured {
             online: is(&quantization.quantization_mode, "online"),
             family: family.bit_linear,
@@ -77,7 +99,7 @@ impl BitLinears {
                 except,
                 ..
             } => match linear_module(name) {
-                Some(module) if !is_excepted(&module, except) => {
+                Some(module) if !except.iter().any(|e| e.covers(&module)) => {
                     if *online {
                         Stored::Masters(dtype)
                     } else if *family && in_block {
@@ -99,15 +121,6 @@ impl BitLinears {
             BitLinears::None => true,
         }
     }
-}
-
-/// Whether one of `except` names the module, a module around it, or the end of its name.
-fn is_excepted(module: &str, except: &[String]) -> bool {
-    except.iter().any(|pattern| {
-        let start = module.strip_prefix(pattern.as_str());
-        let within = start.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-        within || module.ends_with(pattern.as_str())
-    })
 }
 
 pub(super) struct Planner<'a> {
@@ -158,17 +171,19 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Every weight of the model; the output head is the embedding table if `tied`.
-    pub(super) fn weights(&mut self, tied: bool) -> Result<Weights<LinearId, VectorId>, PlanError> {
+    /// Every weight of the model. Where there is no output head of its own and it `may_be_tied`, it
+    /// is the embedding table.
+    pub(super) fn weights(
+        &mut self,
+        may_be_tied: bool,
+    ) -> Result<Weights<LinearId, VectorId>, PlanError> {
         let (n_vocab, model_dim) = (self.config.n_vocab, self.config.model_dim);
         let token_embd = self.matrix("token_embd", Rows::all(n_vocab), model_dim)?;
         let layers = (0..self.config.n_layers)
             .map(|i| self.layer(i))
             .collect::<Result<_, _>>()?;
         let output_norm = self.norm("output_norm", model_dim)?;
-        let output = if tied {
-            // A copy of the table that some exporters write.
-            self.find("output.weight");
+        let output = if may_be_tied && self.find("output.weight").is_none() {
             None
         } else {
             Some(self.projection("output", Rows::all(n_vocab), model_dim)?)

@@ -80,8 +80,8 @@ pub struct QuantizationConfig {
     pub use_rms_norm: Option<bool>,
     /// Epsilon of that norm.
     pub rms_norm_eps: Option<f64>,
-    /// Modules left in float.
-    pub modules_to_not_convert: Vec<String>,
+    /// Modules left in float. A list, even an empty one, replaces the usual exception of the head.
+    pub modules_to_not_convert: Option<Vec<String>>,
 }
 
 impl Config {
@@ -206,10 +206,7 @@ impl QuantizationConfig {
             quantization_mode: string("quantization_mode")?,
             use_rms_norm: node.get("use_rms_norm").map(|n| n.bool()).transpose()?,
             rms_norm_eps: node.get("rms_norm_eps").map(|n| n.f64()).transpose()?,
-            modules_to_not_convert: modules
-                .map(|n| n.list(Node::str))
-                .transpose()?
-                .unwrap_or_default(),
+            modules_to_not_convert: modules.map(|n| n.list(Node::str)).transpose()?,
         })
     }
 }
@@ -358,7 +355,8 @@ mod tests {
         let quantization = config.quantization_config.unwrap();
         assert_eq!(quantization.linear_class.as_deref(), Some("autobitlinear"));
         assert_eq!(quantization.use_rms_norm, Some(true));
-        assert_eq!(quantization.modules_to_not_convert, ["lm_head"]);
+        let modules = quantization.modules_to_not_convert.as_deref();
+        assert_eq!(modules, Some(&["lm_head".to_owned()][..]));
     }
 
     #[test]
