@@ -59,3 +59,15 @@ impl TensorCatalog {
         self.entries.is_empty()
     }
 }
+
+/// Elements of a tensor with these dimensions, in any order.
+///
+/// `None` if this machine can't count them in a `usize`. Zeros don't hide that the other dimensions
+/// are too large, so that whoever multiplies them in some other order is safe as well.
+pub(crate) fn n_elements(dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
+    let n = dims
+        .clone()
+        .try_fold(1_u64, |n, d| n.checked_mul(d.max(1)))?;
+    usize::try_from(n).ok()?;
+    Some(if dims.clone().any(|d| d == 0) { 0 } else { n })
+}

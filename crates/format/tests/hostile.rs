@@ -315,11 +315,11 @@ fn tensors_that_cannot_be() {
         ),
         (
             Raw::new(1, 0).tensor("t", &[48, 2], 8, 0),
-            "tensor `t`: 48 elements in a row aren't a multiple of the 32 of a Q8_0 block",
+            "tensor `t`: 48 elements in a row don't fill Q8_0 blocks of 32",
         ),
         (
             Raw::new(1, 0).tensor("t", &[64], 36, 0),
-            "tensor `t`: 64 elements in the tensor aren't a multiple of the 128 of a I2_S block",
+            "tensor `t`: 64 elements in the tensor don't fill I2_S blocks of 128",
         ),
         (
             Raw::new(2, 0)

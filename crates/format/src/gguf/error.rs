@@ -163,9 +163,7 @@ pub enum GgufError {
         advice: &'static str,
     },
     /// A tensor's elements don't fill whole blocks.
-    #[error(
-        "tensor `{name}`: {found} elements in {unit} aren't a multiple of the {block} of a {dtype} block"
-    )]
+    #[error("tensor `{name}`: {found} elements in {unit} don't fill {dtype} blocks of {block}")]
     PartialBlock {
         /// The tensor.
         name: String,

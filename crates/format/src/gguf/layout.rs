@@ -1,5 +1,6 @@
 //! From the tensor list of a header to entries whose bytes are known to lie in the file.
 
+use crate::catalog::n_elements;
 use crate::{DType, TensorEntry};
 
 use super::read::{Cursor, Place};
@@ -54,10 +55,7 @@ impl RawTensor {
 
     /// Elements, if they and every dimension can be counted on this machine.
     fn n_elements(&self) -> Result<u64, GgufError> {
-        let countable = self.dims.iter().all(|&d| usize::try_from(d).is_ok());
-        n_elements(&self.dims)
-            .filter(|_| countable)
-            .ok_or_else(|| self.too_large())
+        n_elements(self.dims.into_iter()).ok_or_else(|| self.too_large())
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -154,15 +152,6 @@ pub(super) fn place_tensors(
         }
     }
     Ok(entries)
-}
-
-/// The product of `dims`, if it fits without the zeros among them: those must not hide that the
-/// others overflow.
-pub(super) fn n_elements(dims: &[u64]) -> Option<u64> {
-    let product = dims
-        .iter()
-        .try_fold(1_u64, |n, &d| n.checked_mul(d.max(1)))?;
-    Some(if dims.contains(&0) { 0 } else { product })
 }
 
 /// Bytes a tensor takes; `Ok(None)` if the size overflows.

@@ -145,3 +145,81 @@ fn duplicate<T>(items: &[T], name: impl Fn(&T) -> &String) -> (Vec<u32>, Option<
         .map(|w| w[0].max(w[1]) as usize);
     (sorted, twice)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    fn sample() -> Layout {
+        let mut metadata = Metadata::new();
+        metadata.insert(ALIGNMENT_KEY, Value::U32(64)).unwrap();
+        let mut writer = Writer::new(metadata).unwrap();
+        writer.tensor("scalar", DType::F32, &[]).unwrap();
+        writer.tensor("empty", DType::F16, &[0, 3]).unwrap();
+        writer.tensor("packed", DType::I2_S, &[2, 64]).unwrap();
+        writer.finish()
+    }
+
+    #[test]
+    fn version_2_has_the_same_layout() {
+        let Layout {
+            mut header,
+            tensors,
+            file_len,
+        } = sample();
+        for version in [2, 3] {
+            header[4] = version;
+            let gguf = Gguf::parse(&header, file_len).unwrap();
+            assert_eq!(gguf.version(), u32::from(version));
+            assert_eq!(gguf.tensors(), tensors);
+        }
+    }
+
+    #[test]
+    fn tensors_stand_at_aligned_offsets_with_their_trailers() {
+        let layout = sample();
+        let data = layout.header.len() as u64;
+        let places: Vec<_> = layout
+            .tensors
+            .iter()
+            .map(|t| (t.offset - data, t.len))
+            .collect();
+        // An empty tensor takes no space, so the next one starts where it does.
+        assert_eq!(places, [(0, 4), (64, 0), (64, 128 / 4 + 32)]);
+        assert_eq!(layout.file_len, data + 128);
+    }
+
+    #[test]
+    fn the_writer_refuses_what_no_reader_takes() {
+        let mut writer = Writer::new(Metadata::new()).unwrap();
+        for (dtype, shape, message) in [
+            (
+                DType::Bool,
+                &[1][..],
+                "tensor `t`: GGUF has no type id for BOOL",
+            ),
+            (
+                DType::F32,
+                &[1; 5],
+                "tensor `t`: 5 dimensions, the limit is 4",
+            ),
+            (
+                DType::Q8_0,
+                &[33],
+                "tensor `t`: 33 elements in a row don't fill Q8_0 blocks of 32",
+            ),
+            (
+                DType::F32,
+                &[usize::MAX, 4],
+                "tensor `t`: the size of shape [18446744073709551615, 4] overflows",
+            ),
+        ] {
+            let error = writer.tensor("t", dtype, shape).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+        writer.tensor("t", DType::F32, &[1]).unwrap();
+        let error = writer.tensor("t", DType::F32, &[1]).unwrap_err();
+        assert_eq!(error.to_string(), "tensor `t` stands twice");
+    }
+}

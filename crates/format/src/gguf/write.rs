@@ -1,8 +1,9 @@
 //! Writing GGUF headers, version 3.
 
+use crate::catalog::n_elements;
 use crate::{DType, TensorCatalog, TensorEntry};
 
-use super::layout::{n_elements, stored_bytes};
+use super::layout::stored_bytes;
 use super::value::write_str;
 use super::{GgufError, Metadata, alignment_of, types};
 
@@ -90,7 +91,7 @@ impl Writer {
             name: name.clone(),
             shape: dims.clone(),
         };
-        let n_elements = n_elements(&dims).ok_or_else(too_large)?;
+        let n_elements = n_elements(dims.iter().copied()).ok_or_else(too_large)?;
         let k = dims.last().map_or(1, |&k| k);
         let len = stored_bytes(&name, dtype, k, n_elements)?.ok_or_else(too_large)?;
         let end = self

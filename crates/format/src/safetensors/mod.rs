@@ -14,6 +14,7 @@ pub use error::SafeTensorsError;
 pub use index::{Index, merge};
 pub use write::{Layout, Writer};
 
+use crate::catalog::n_elements;
 use crate::{DType, TensorEntry};
 
 /// The limit of the reference implementation.
@@ -124,7 +125,8 @@ fn place_tensor(
             have: data_len,
         });
     }
-    let expected = n_elements(&described.shape).and_then(|n| dtype.tensor_bytes(n));
+    let expected =
+        n_elements(described.shape.iter().map(|&d| d as u64)).and_then(|n| dtype.tensor_bytes(n));
     if expected != Some(end - begin) {
         return Err(SafeTensorsError::WrongSize {
             name,
@@ -141,15 +143,6 @@ fn place_tensor(
         offset: data_offset + begin,
         len: end - begin,
     })
-}
-
-/// The product of `shape`, if it fits without the zeros in it: those must not hide that the others
-/// overflow.
-fn n_elements(shape: &[usize]) -> Option<u64> {
-    let product = shape
-        .iter()
-        .try_fold(1_u64, |n, &d| n.checked_mul(d.max(1) as u64))?;
-    Some(if shape.contains(&0) { 0 } else { product })
 }
 
 /// Checks that the tensors lie end to end and fill the data section.

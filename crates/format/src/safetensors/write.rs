@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
+use crate::catalog::n_elements;
 use crate::{DType, TensorCatalog, TensorEntry};
 
-use super::{DTYPES, SafeTensorsError, n_elements};
+use super::{DTYPES, SafeTensorsError};
 
 /// Lays out a safetensors file: tensors one by one, then [`Writer::finish`].
 ///
@@ -69,7 +70,7 @@ impl Writer {
         if !DTYPES.contains(&dtype) {
             return Err(SafeTensorsError::UnwritableType { name, dtype });
         }
-        let placed = n_elements(shape)
+        let placed = n_elements(shape.iter().map(|&d| d as u64))
             .and_then(|n| dtype.tensor_bytes(n))
             .and_then(|len| Some((len, self.data_len.checked_add(len)?)));
         let Some((len, end)) = placed else {
