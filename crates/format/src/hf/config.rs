@@ -51,7 +51,7 @@ pub struct Config {
     pub max_window_layers: Option<usize>,
     /// One a layer: `full_attention` or `sliding_attention`.
     pub layer_types: Option<Vec<String>>,
-    /// Every so-manieth layer is a full one; also spelled `_sliding_window_pattern`.
+    /// One layer in this many sees everything, the others a window; also spelled `_sliding_window_pattern`.
     pub sliding_window_pattern: Option<usize>,
     /// One a layer: 1 if it rotates, 0 if not, whatever the name suggests.
     pub no_rope_layers: Option<Vec<usize>>,
