@@ -19,9 +19,9 @@ pub(crate) fn line(text: impl fmt::Display) -> Result<()> {
     writeln!(io::stdout().lock(), "{text}").context("cannot write to standard output")
 }
 
-/// Writes `value` to stdout as indented JSON.
+/// Writes `value` to stdout as one line of JSON.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).context("cannot write the result as JSON")?;
+    let text = serde_json::to_string(value).context("cannot write the result as JSON")?;
     line(text)
 }
 

@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result};
 use sterna_format::hf::TokenizerConfig;
-use sterna_text::{ChatTemplate, SpecialTokens, Tokenizer};
+use sterna_text::{ChatTemplate, Tokenizer, TokenizerError};
 
 use super::{Header, ModelFiles};
 
+/// The metadata key of the kind of a GGUF file's tokenizer.
+const GGUF_TOKENIZER: &str = "tokenizer.ggml.model";
 /// The metadata key of a GGUF file's template.
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
 
@@ -13,11 +15,24 @@ impl ModelFiles {
     /// The tokenizer; `None` if the model comes without one.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         match &self.header {
-            Header::Gguf { .. } => Ok(None),
+            Header::Gguf { metadata, .. } => {
+                match metadata
+                    .get_str(GGUF_TOKENIZER)
+                    .with_context(|| self.name.clone())?
+                {
+                    None | Some("none" | "no_vocab") => Ok(None),
+                    Some(_) => Tokenizer::from_gguf(metadata)
+                        .map(Some)
+                        .with_context(|| self.name.clone()),
+                }
+            }
             Header::SafeTensors { .. } => {
-                let specials = special_tokens(&self.tokenizer_config()?);
-                let json = |bytes: &[u8]| Tokenizer::from_hf_json(bytes, Some(&specials));
-                self.parsed("tokenizer.json", json)
+                let config = self.tokenizer_config()?;
+                let json = |bytes: &[u8]| Tokenizer::from_hf_json(bytes, Some(&config));
+                if let Some(tokenizer) = self.parsed("tokenizer.json", json)? {
+                    return Ok(Some(tokenizer));
+                }
+                self.parsed("tokenizer.model", from_tokenizer_model)
             }
         }
     }
@@ -31,10 +46,7 @@ impl ModelFiles {
                     "tokenizer.json or tokenizer.model beside the weights"
                 }
             };
-            format!(
-                "{}: expected {expected}, found none; this needs text",
-                self.name
-            )
+            format!("{}: text needs {expected}, found none", self.name)
         })
     }
 
@@ -90,11 +102,12 @@ impl ModelFiles {
     }
 }
 
-fn special_tokens(config: &TokenizerConfig) -> SpecialTokens {
-    let mut tokens = SpecialTokens::default();
-    tokens.bos = config.bos_token.clone();
-    tokens.eos = config.eos_token.clone();
-    tokens.unk = config.unk_token.clone();
-    tokens.pad = config.pad_token.clone();
-    tokens
+/// Reads a file that two kinds of tokenizer call `tokenizer.model`: SentencePiece's protocol buffer,
+/// which begins with its field 1, and tiktoken's lines of base64, as Llama 3 has it.
+fn from_tokenizer_model(file: &[u8]) -> Result<Tokenizer, TokenizerError> {
+    const FIELD_1: u8 = 0x0a;
+    match file.first() {
+        Some(&FIELD_1) => Tokenizer::from_sentencepiece(file),
+        _ => Tokenizer::from_tiktoken(file, None),
+    }
 }

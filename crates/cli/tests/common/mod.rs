@@ -1,0 +1,125 @@
+//! Running the program on the test data.
+
+// Each test file uses its own part of this module.
+#![allow(dead_code)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use sterna_format::safetensors::SafeTensors;
+
+/// A path in the test data of the workspace.
+pub(crate) fn testdata(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata")
+        .join(path)
+}
+
+/// The JSON file at `path` in the test data.
+pub(crate) fn testdata_json(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(testdata(path)).unwrap()).unwrap()
+}
+
+/// What the model makers' implementation says about the built-in model.
+pub(crate) fn tales() -> Vec<Value> {
+    serde_json::from_str(include_str!("../../models/tiny-tales/expected.json")).unwrap()
+}
+
+/// Numbers in a JSON array.
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
+}
+
+/// Ids as the command line takes them.
+pub(crate) fn join(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Runs `sterna` with `args`, given `stdin`.
+pub(crate) fn sterna_with_input(args: &[&str], stdin: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that fails early doesn't read all of it.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+/// Runs `sterna` with `args`.
+pub(crate) fn sterna(args: &[&str]) -> Output {
+    sterna_with_input(args, "")
+}
+
+/// What `sterna` prints with `args`; it must succeed.
+pub(crate) fn stdout(args: &[&str]) -> String {
+    success(args, sterna(args))
+}
+
+/// What was printed, by a run that must have succeeded.
+pub(crate) fn success(args: &[&str], output: Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "sterna {args:?} failed: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The JSON that `sterna` prints with `args`.
+pub(crate) fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(args)).unwrap()
+}
+
+/// The message with which `sterna` refuses `args`.
+pub(crate) fn refusal(args: &[&str]) -> String {
+    let output = sterna(args);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "sterna {args:?} should fail: {stderr}"
+    );
+    assert_eq!(output.stdout, b"", "sterna {args:?}");
+    stderr
+}
+
+/// The logits that `sterna logits model` writes for `ids`, one row a token.
+pub(crate) fn logits(model: &str, ids: &[u32], more: &[&str]) -> Vec<Vec<f32>> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("logits.safetensors");
+    let ids = join(ids);
+    let mut args = vec!["logits", model, "--ids", &ids, "-o", path.to_str().unwrap()];
+    args.extend(more);
+    assert_eq!(stdout(&args), "");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::parse(&bytes, bytes.len() as u64).unwrap();
+    let [tensor] = file.tensors() else {
+        panic!("one tensor, found {:?}", file.tensors())
+    };
+    assert_eq!(tensor.name, "logits");
+    let data = bytes[tensor.offset as usize..].as_chunks::<4>().0;
+    let values: Vec<f32> = data.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    let [n_rows, n_vocab] = tensor.shape[..] else {
+        panic!("two dimensions")
+    };
+    assert_eq!(values.len(), n_rows * n_vocab);
+    values.chunks_exact(n_vocab).map(<[f32]>::to_vec).collect()
+}
+
+/// The id of the largest logit.
+pub(crate) fn best(row: &[f32]) -> u32 {
+    let best = row
+        .iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(b.1))
+        .unwrap();
+    best.0 as u32
+}

@@ -1,0 +1,206 @@
+//! Files that are missing, damaged or something else: a message that says so, and no more.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{refusal, testdata};
+
+/// What `sterna inspect path` says in refusal.
+fn inspect(path: &Path) -> String {
+    refusal(&["inspect", path.to_str().unwrap()])
+}
+
+#[test]
+fn what_is_no_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("empty.gguf");
+    fs::write(&empty, "").unwrap();
+    let text = dir.path().join("model.bin");
+    fs::write(&text, "hello").unwrap();
+    for (path, messages) in [
+        (
+            Path::new("no/such/file.gguf"),
+            ["no/such/file.gguf: cannot open: ", ""],
+        ),
+        (
+            dir.path().join("none").as_path(),
+            ["none: cannot open: ", ""],
+        ),
+        (
+            &empty,
+            ["empty.gguf: expected a GGUF file", "found 0 bytes"],
+        ),
+        (
+            &text,
+            [
+                "model.bin: expected a GGUF file",
+                "found 5 bytes that begin with `hell`",
+            ],
+        ),
+        (
+            &testdata("tokenizers"),
+            [
+                "expected model.safetensors, model.safetensors.index.json or a .gguf file",
+                "",
+            ],
+        ),
+        #[cfg(unix)]
+        (
+            Path::new("/dev/null"),
+            [
+                "/dev/null: expected a regular file, found a pipe, socket or device",
+                "",
+            ],
+        ),
+    ] {
+        let found = inspect(path);
+        assert!(
+            found.starts_with("error: ") && found.lines().count() == 1,
+            "{found}"
+        );
+        for message in messages {
+            assert!(
+                found.contains(message),
+                "`{found}` does not say `{message}`"
+            );
+        }
+    }
+}
+
+#[test]
+fn truncated_files_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (file, lengths) in [
+        ("stories260K/stories260K-q8_0.gguf", [4, 20, 5_000, 300_000]),
+        (
+            "stories260K/hf/model.safetensors",
+            [4, 20, 2_000, 1_000_000],
+        ),
+    ] {
+        let bytes = fs::read(testdata(file)).unwrap();
+        let path = dir.path().join(Path::new(file).file_name().unwrap());
+        for len in lengths {
+            fs::write(&path, &bytes[..len]).unwrap();
+            let found = inspect(&path);
+            assert!(
+                found.contains(path.to_str().unwrap()),
+                "{len} bytes: {found}"
+            );
+        }
+    }
+}
+
+#[test]
+fn damaged_json_is_refused_with_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let model = dir.path().to_str().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(testdata("stories260K/hf").join(name), path(name)).unwrap();
+    }
+    let tokenize = ["tokenize", model, "--text", "x"];
+    let run = ["run", model, "--raw", "-p", "x"];
+    for (name, content, args, message) in [
+        ("tokenizer.json", "{", &tokenize[..], "tokenizer.json: "),
+        (
+            "config.json",
+            r#"{"hidden_size": "many"}"#,
+            &run,
+            "config.json: `hidden_size`: expected ",
+        ),
+        (
+            "generation_config.json",
+            "[]",
+            &run,
+            "generation_config.json: ",
+        ),
+        (
+            "model.safetensors.index.json",
+            r#"{"weight_map": {"a": "../a"}}"#,
+            &run,
+            "index.json: ",
+        ),
+    ] {
+        let before = fs::read(path(name)).ok();
+        fs::write(path(name), content).unwrap();
+        let found = refusal(args);
+        assert!(
+            found.contains(message),
+            "{name}: `{found}` does not say `{message}`"
+        );
+        match before {
+            Some(before) => fs::write(path(name), before).unwrap(),
+            None => fs::remove_file(path(name)).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn wrong_messages_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("messages.json");
+    for (content, message) in [
+        ("{", "messages.json: expected a JSON array of messages: "),
+        (
+            r#"{"role": "user"}"#,
+            "messages.json: expected a JSON array of messages: ",
+        ),
+    ] {
+        fs::write(&path, content).unwrap();
+        let found = refusal(&["template", "builtin", "--messages", path.to_str().unwrap()]);
+        assert!(
+            found.contains(message),
+            "`{found}` does not say `{message}`"
+        );
+    }
+}
+
+#[test]
+fn wrong_ids_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.safetensors");
+    let out = out.to_str().unwrap();
+    for (ids, message) in [
+        ("0,1728", "id 1: expected a token id below 1728, found 1728"),
+        ("0,-1", "--ids: id 1: expected a token id, found `-1`"),
+        ("", "--ids: expected at least one token id, found none"),
+        ("[0, x]", "--ids: id 1: expected a token id, found `x`"),
+    ] {
+        let found = refusal(&["logits", "builtin", "--ids", ids, "-o", out]);
+        assert!(
+            found.contains(message),
+            "`{found}` does not say `{message}`"
+        );
+        assert!(!Path::new(out).exists());
+    }
+    let found = refusal(&[
+        "logits", "builtin", "--ids", "0,1,2", "--ctx", "2", "-o", out,
+    ]);
+    assert!(
+        found.contains("expected at most 2 tokens, the size of the context (--ctx), found 3"),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_model_without_a_tokenizer_is_refused_only_where_text_is_needed() {
+    let model = testdata("reference-logits/llama");
+    let model = model.to_str().unwrap();
+    let file = testdata("reference-logits/llama/config.json");
+    for args in [
+        &["tokenize", model, "--text", "x"][..],
+        &["run", model, "-p", "x"],
+        &["perplexity", model, "--file", file.to_str().unwrap()],
+    ] {
+        let found = refusal(args);
+        assert!(
+            found.contains(
+                "text needs tokenizer.json or tokenizer.model beside the weights, found none"
+            ),
+            "{found}"
+        );
+    }
+    assert_eq!(common::logits(model, &[1, 2, 3], &[]).len(), 3);
+}

@@ -1,0 +1,84 @@
+//! `sterna bench` and `sterna doctor`: numbers are measured, so only their shape can be tested.
+
+mod common;
+
+use common::{json, refusal, stdout};
+
+#[test]
+fn bench_reports_every_test_for_every_thread_count() {
+    let report = json(&[
+        "bench", "-p", "8,16", "-n", "4", "-t", "1,2", "-r", "2", "--json",
+    ]);
+    for key in ["version", "cpu", "instruction_set"] {
+        assert!(report[key].is_string(), "{key}");
+    }
+    assert_eq!(report["model"]["name"], "builtin");
+    assert!(report["model"]["bytes_per_token"].as_u64().unwrap() > 1_000_000);
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(
+        runs.iter()
+            .map(|run| run["threads"].as_u64().unwrap())
+            .collect::<Vec<_>>(),
+        [1, 2]
+    );
+    for run in runs {
+        assert!(run["read_bandwidth_bytes_per_s"].as_f64().unwrap() > 0.0);
+        let results = run["results"].as_array().unwrap();
+        let tests: Vec<_> = results
+            .iter()
+            .map(|result| result["test"].as_str().unwrap())
+            .collect();
+        assert_eq!(tests, ["pp8", "pp16", "tg4"]);
+        for result in results {
+            assert!(result["min"].as_f64() <= result["median"].as_f64());
+            assert!(result["median"].as_f64() <= result["max"].as_f64());
+        }
+        assert!(results[2]["bandwidth_share"].as_f64().unwrap() > 0.0);
+        assert!(results[0]["bandwidth_share"].is_null());
+    }
+}
+
+#[test]
+fn bench_prints_a_table() {
+    let text = stdout(&[
+        "bench",
+        "builtin",
+        "-p",
+        "4",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "--threads",
+        "1",
+    ]);
+    for part in [
+        "model ",
+        "builtin",
+        "pp4",
+        "tg2",
+        "tokens/s",
+        "of the bandwidth",
+    ] {
+        assert!(text.contains(part), "`{text}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn bench_refuses_what_the_context_does_not_hold() {
+    let message = refusal(&["bench", "-p", "64", "--ctx", "32"]);
+    assert!(message.contains("expected at most 32 tokens"), "{message}");
+}
+
+#[test]
+fn doctor_says_what_will_be_used() {
+    let report = json(&["doctor", "--json"]);
+    assert_eq!(report["used"]["backend"], "cpu");
+    assert!(report["used"]["threads"].as_u64().unwrap() >= 1);
+    assert!(report["memory_bytes"].as_u64().unwrap() > 0);
+    let sets = report["instruction_sets"].as_array().unwrap();
+    assert_eq!(sets[0], "scalar");
+    assert!(sets.contains(&report["used"]["instruction_set"]));
+    let text = stdout(&["doctor"]);
+    assert!(text.contains("will use") && text.contains("GB/s"), "{text}");
+}

@@ -1,0 +1,230 @@
+//! Trained models by others, in every form they come in, against another implementation's figures.
+
+mod common;
+
+use std::fs;
+
+use common::{best, ids, json, logits, sterna, testdata, testdata_json};
+use serde_json::Value;
+
+/// The forms of a model in the test data, and how far its figures may be off in each.
+struct Form {
+    model: &'static str,
+    file: &'static str,
+    /// Bound on the mean negative log-likelihood's error, in nats.
+    nll: f64,
+    /// Least margin at which the best token must be the same.
+    margin: f64,
+}
+
+/// Float weights as they are: only the order of sums differs from the reference.
+const EXACT: f64 = 1e-4;
+/// Ternary layers round activations to int8, and a last bit can flip a rounding.
+const TERNARY: f64 = 0.005;
+
+const FORMS: [Form; 8] = [
+    Form {
+        model: "stories260K",
+        file: "hf",
+        nll: EXACT,
+        margin: 0.01,
+    },
+    Form {
+        model: "stories260K",
+        file: "stories260K-f32.gguf",
+        nll: EXACT,
+        margin: 0.01,
+    },
+    // Weights are rounded in these two, the reference's are not.
+    Form {
+        model: "stories260K",
+        file: "stories260K-f16.gguf",
+        nll: 0.001,
+        margin: 0.1,
+    },
+    Form {
+        model: "stories260K",
+        file: "stories260K-q8_0.gguf",
+        nll: 0.01,
+        margin: 0.5,
+    },
+    Form {
+        model: "bitllama-3M",
+        file: "hf-packed",
+        nll: TERNARY,
+        margin: 0.5,
+    },
+    Form {
+        model: "bitllama-3M",
+        file: "bitllama-3M-f16.gguf",
+        nll: TERNARY,
+        margin: 0.5,
+    },
+    Form {
+        model: "bitllama-3M",
+        file: "bitllama-3M-tq1_0.gguf",
+        nll: TERNARY,
+        margin: 0.5,
+    },
+    Form {
+        model: "bitllama-3M",
+        file: "bitllama-3M-tq2_0.gguf",
+        nll: TERNARY,
+        margin: 0.5,
+    },
+];
+
+impl Form {
+    fn path(&self) -> String {
+        testdata(&format!("{}/{}", self.model, self.file))
+            .to_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    fn expected(&self, file: &str) -> Value {
+        testdata_json(&format!("{}/expected/{file}", self.model))
+    }
+}
+
+/// The text of `ids`, by the tokenizer in the model's Hugging Face folder.
+fn decode(form: &Form, ids: &[u32]) -> String {
+    let folder = if form.model == "stories260K" {
+        "hf"
+    } else {
+        "hf-packed"
+    };
+    let json = fs::read(testdata(&format!("{}/{folder}/tokenizer.json", form.model))).unwrap();
+    let tokenizer = sterna_text::Tokenizer::from_hf_json(&json, None).unwrap();
+    tokenizer.decode(ids, sterna_text::Decode { skip_special: true })
+}
+
+#[test]
+fn perplexity_is_the_expected_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.txt");
+    for form in &FORMS {
+        let path = form.path();
+        let (mut sum, mut expected_sum, mut n_tokens) = (0.0, 0.0, 0);
+        for window in form.expected("perplexity.json")["windows"]
+            .as_array()
+            .unwrap()
+        {
+            let ids = ids(&window["text_ids"]);
+            fs::write(&text, decode(form, &ids[1..])).unwrap();
+            let file = text.to_str().unwrap();
+            let report = json(&["perplexity", &path, "--file", file, "--json"]);
+            assert_eq!(report["n_tokens"], window["n"], "{path}");
+            sum += report["nll"].as_f64().unwrap() * window["n"].as_f64().unwrap();
+            expected_sum += window["sum_nll"].as_f64().unwrap();
+            n_tokens += window["n"].as_u64().unwrap();
+            let perplexity = report["perplexity"].as_f64().unwrap();
+            assert!((perplexity.ln() - report["nll"].as_f64().unwrap()).abs() < 1e-9);
+        }
+        let error = (sum - expected_sum).abs() / n_tokens as f64;
+        assert!(
+            error < form.nll,
+            "{path}: mean negative log-likelihood is off by {error}"
+        );
+    }
+}
+
+#[test]
+fn best_tokens_are_the_expected_ones() {
+    for form in &FORMS {
+        for greedy in form.expected("greedy.json")["greedy"].as_array().unwrap() {
+            let (prompt, generated) = (ids(&greedy["prompt_ids"]), ids(&greedy["generated_ids"]));
+            let all = [&prompt[..], &generated[..generated.len() - 1]].concat();
+            let rows = logits(&form.path(), &all, &[]);
+            let margins = greedy["top1_minus_top2"].as_array().unwrap();
+            for (i, (&expected, margin)) in generated.iter().zip(margins).enumerate() {
+                if margin.as_f64().unwrap() > form.margin {
+                    let found = best(&rows[prompt.len() - 1 + i]);
+                    assert_eq!(
+                        found,
+                        expected,
+                        "{}: token {i} after {prompt:?}",
+                        form.path()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_have_the_expected_ids() {
+    for form in &FORMS {
+        for greedy in form.expected("greedy.json")["greedy"].as_array().unwrap() {
+            let prompt = greedy["prompt"].as_str().unwrap();
+            let report = json(&["tokenize", &form.path(), "--text", prompt, "--json"]);
+            assert_eq!(
+                ids(&report["ids"]),
+                ids(&greedy["prompt_ids"]),
+                "{}: {prompt}",
+                form.path()
+            );
+        }
+    }
+}
+
+#[test]
+fn logits_are_the_expected_ones() {
+    for form in FORMS.iter().filter(|form| form.nll == EXACT) {
+        let ids = ids(&form.expected("logits.json")["ids"]);
+        let npy = fs::read(testdata(&format!("{}/expected/logits.npy", form.model))).unwrap();
+        // The header's length stands at byte 8, the values follow the header.
+        let start = 10 + usize::from(u16::from_le_bytes([npy[8], npy[9]]));
+        let expected = npy[start..]
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&b| f32::from_le_bytes(b));
+        let found = logits(&form.path(), &ids, &["--chunk", "7"]).concat();
+        for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+            assert!(
+                (found - expected).abs() < 1e-3,
+                "{}: logit {i}: {found}, {expected}",
+                form.path()
+            );
+        }
+    }
+}
+
+#[test]
+fn an_f16_cache_changes_little() {
+    let ids = ids(&FORMS[0].expected("logits.json")["ids"]);
+    let (f32, f16) = (
+        logits(&FORMS[0].path(), &ids, &[]),
+        logits(&FORMS[0].path(), &ids, &["--cache", "f16"]),
+    );
+    assert_ne!(f32, f16);
+    for (a, b) in f32.concat().iter().zip(f16.concat()) {
+        assert!((a - b).abs() < 0.05, "{a}, {b}");
+    }
+}
+
+#[test]
+fn split_files_are_found_by_the_first() {
+    let folder = testdata("reference-gguf/llama-split");
+    let mut parts: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "gguf")
+        })
+        .collect();
+    parts.sort();
+    assert!(parts.len() > 1);
+    let ids = [1, 2, 3];
+    // The folder holds no other model, so it stands for the first part.
+    let whole = logits(folder.to_str().unwrap(), &ids, &[]);
+    assert_eq!(logits(parts[0].to_str().unwrap(), &ids, &[]), whole);
+    let output = sterna(&["inspect", parts[1].to_str().unwrap()]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        stderr.contains("part 2 of a split set, give the first one"),
+        "{stderr}"
+    );
+}

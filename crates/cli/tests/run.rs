@@ -1,0 +1,222 @@
+//! `sterna run`: what ends an answer, what comes from where, and that seeds repeat.
+
+mod common;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use common::{json, refusal, stdout, sterna, sterna_with_input, success, testdata};
+
+const STORY: &str = "Tell me a story about a fox named Ruby.";
+
+#[test]
+fn the_same_seed_tells_the_same_tale() {
+    let tell = |seed: &str, threads: &str| {
+        stdout(&[
+            "run",
+            "-p",
+            STORY,
+            "--temperature",
+            "1",
+            "--seed",
+            seed,
+            "--threads",
+            threads,
+        ])
+    };
+    assert_eq!(tell("5", "1"), tell("5", "2"));
+    assert_ne!(tell("5", "1"), tell("6", "1"));
+}
+
+#[test]
+fn answers_end_for_a_reason() {
+    let answer = |more: &[&str]| {
+        json(&[&["run", "-p", STORY, "--temperature", "0", "--json"], more].concat())
+    };
+    let whole = answer(&[]);
+    let text = whole["text"].as_str().unwrap();
+    assert_eq!(whole["stop"], "stop_token");
+    assert!(
+        text.starts_with("Once upon a time") && text.ends_with('.'),
+        "{text}"
+    );
+
+    let limited = answer(&["--max-tokens", "5"]);
+    assert_eq!(
+        (&limited["stop"], &limited["n_generated"]),
+        (&"max_tokens".into(), &5.into())
+    );
+    assert!(text.starts_with(limited["text"].as_str().unwrap()));
+
+    // Cut through the middle of words, so that the stop string spans several tokens.
+    let stop = &text[40..60];
+    let stopped = answer(&["--stop", "no such text", "--stop", stop]);
+    assert_eq!(stopped["stop"], "stop_string");
+    assert_eq!(stopped["text"], text[..40]);
+
+    let full = answer(&["--ctx", "40"]);
+    assert_eq!(full["stop"], "context_full");
+    // The last token is given out, though it doesn't fit the context itself.
+    assert_eq!(
+        full["n_prompt"].as_u64().unwrap() + full["n_generated"].as_u64().unwrap(),
+        41
+    );
+
+    let nothing = answer(&["--max-tokens", "0"]);
+    assert_eq!(
+        (&nothing["stop"], &nothing["text"]),
+        (&"max_tokens".into(), &"".into())
+    );
+}
+
+#[test]
+fn text_goes_to_stdout_and_timings_to_stderr() {
+    let output = sterna(&[
+        "run",
+        "-p",
+        "What is 3 plus 4?",
+        "--temperature",
+        "0",
+        "--seed",
+        "9",
+    ]);
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "3 plus 4 is 7.\n"
+    );
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    for part in [
+        "prompt 14 tokens",
+        "answer 9 tokens",
+        "stopped at the end of the answer",
+        "seed 9",
+    ] {
+        assert!(stderr.contains(part), "`{stderr}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn a_prompt_may_come_from_a_pipe() {
+    let args = ["run", "--temperature", "0"];
+    let text = success(&args, sterna_with_input(&args, "What is 3 plus 4?\n"));
+    assert_eq!(text, "3 plus 4 is 7.\n");
+}
+
+#[test]
+fn raw_prompts_are_continued() {
+    let prompt = "<|begin_of_text|>Once upon a time";
+    let text = stdout(&[
+        "run",
+        "--raw",
+        "-p",
+        prompt,
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "1",
+    ]);
+    assert_eq!(text, ",\n");
+}
+
+#[test]
+fn the_models_recommendations_are_defaults() {
+    // Transformers' defaults for the folder: greedy, as nothing is said about sampling.
+    let dir = tempfile::tempdir().unwrap();
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(testdata("stories260K/hf").join(name), dir.path().join(name)).unwrap();
+    }
+    let recommended = r#"{"do_sample": false, "max_new_tokens": 3}"#;
+    std::fs::write(dir.path().join("generation_config.json"), recommended).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let answer = json(&["run", model, "--raw", "-p", "Once upon a time", "--json"]);
+    assert_eq!(
+        (&answer["stop"], &answer["n_generated"]),
+        (&"max_tokens".into(), &3.into())
+    );
+    let greedy = [
+        "run",
+        model,
+        "--raw",
+        "-p",
+        "Once upon a time",
+        "--temperature",
+        "0",
+    ];
+    assert_eq!(
+        stdout(&greedy),
+        format!("{}\n", answer["text"].as_str().unwrap())
+    );
+}
+
+#[test]
+fn a_base_model_continues_text_and_says_so() {
+    let model = testdata("stories260K/hf");
+    let args = [
+        "run",
+        model.to_str().unwrap(),
+        "-p",
+        "Once upon a time",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+    ];
+    let output = sterna(&args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("base model"), "{stderr}");
+    assert_eq!(success(&args, output), ", there was a little girl\n");
+    let message = refusal(&[&args[..], &["--system", "Be brief."]].concat());
+    assert!(
+        message.contains("--system: expected a model with a chat template"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["run", "-p", STORY])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 1];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    for (flags, message) in [
+        (
+            &["--temperature", "-1"][..],
+            "expected temperature of at least 0, found -1",
+        ),
+        (
+            &["--top-p", "2"],
+            "expected top_p above 0 and at most 1, found 2",
+        ),
+        (
+            &["--backend", "gpu"],
+            "--backend gpu: this version computes on the CPU only",
+        ),
+        (
+            &["--ctx", "8"],
+            "the prompt has 16 tokens, but the context holds 8",
+        ),
+    ] {
+        let found = refusal(&[&["run", "-p", STORY], flags].concat());
+        assert!(
+            found.contains(message),
+            "`{found}` does not say `{message}`"
+        );
+    }
+}
