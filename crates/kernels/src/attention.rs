@@ -104,7 +104,9 @@ pub fn attention(
         expect_len("attention: values of a page", len, page.v.len())?;
     }
     let shared = SharedSlice::new(out);
-    exec.pool.for_ranges(m * n_kv_heads, 1, |items| {
+    let work_per_item = (2 * (pos + m) * group * head_dim).max(1);
+    let grain = WORK_PER_TASK.div_ceil(work_per_item);
+    exec.pool.for_ranges(m * n_kv_heads, grain, |items| {
         let mut scratch = Scratch::default();
         for item in items {
             let (t, kv_head) = (item / n_kv_heads, item % n_kv_heads);
@@ -127,6 +129,9 @@ pub fn attention(
     });
     Ok(())
 }
+
+/// Multiplications that a thread takes at a time.
+const WORK_PER_TASK: usize = 1 << 16;
 
 /// Buffers that a thread keeps from item to item.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use sterna_format::DType;
 
-use super::ROWS_PER_TASK;
+use super::rows_per_task;
 use crate::dot::dot_tile;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
@@ -77,6 +77,9 @@ multiversion! {
     }
 }
 
+/// Multiplications that a thread takes at a time.
+const WORK_PER_TASK: usize = 1 << 16;
+
 /// Rows that are decoded together and then multiplied with every activation row.
 const TILE: usize = 4;
 
@@ -95,7 +98,8 @@ pub fn gemm_block_f32(
     let m = shape::rows("gemm: activations", x.len(), w.k)?;
     expect_len("gemm: output", m * w.n, out.len())?;
     let shared = SharedSlice::new(out);
-    exec.pool.for_ranges(w.n, ROWS_PER_TASK, |rows| {
+    let grain = rows_per_task(w.k, m, WORK_PER_TASK);
+    exec.pool.for_ranges(w.n, grain, |rows| {
         let mut decoded = vec![0.0; TILE * w.k];
         let mut tile = vec![0.0; TILE * m];
         for first in rows.clone().step_by(TILE) {

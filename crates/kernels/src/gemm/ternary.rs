@@ -1,6 +1,6 @@
 //! Ternary weights, int8 activations, exact integer sums.
 
-use super::ROWS_PER_TASK;
+use super::rows_per_task;
 use crate::Exec;
 use crate::isa::{Isa, Level};
 use crate::pool::SharedSlice;
@@ -128,6 +128,9 @@ crate::isa::multiversion! {
     }
 }
 
+/// Multiplications that a thread takes at a time.
+const WORK_PER_TASK: usize = 1 << 18;
+
 /// Activation rows whose sums with one row of weights are taken together.
 pub(super) const TOKENS: usize = 4;
 
@@ -149,7 +152,8 @@ pub fn gemm_ternary_q8(
     let padded = w.k.next_multiple_of(BLOCK);
     let dot = kernel(exec.isa);
     let shared = SharedSlice::new(out);
-    exec.pool.for_ranges(w.n, ROWS_PER_TASK, |rows| {
+    let grain = rows_per_task(w.k, m, WORK_PER_TASK);
+    exec.pool.for_ranges(w.n, grain, |rows| {
         for first in (0..m).step_by(TOKENS) {
             let tokens = first..m.min(first + TOKENS);
             let q = &x.q[tokens.start * padded..tokens.end * padded];

@@ -341,22 +341,36 @@ fn refit_symmetric(values: &[f32; SUPER], fit: &Symmetric) -> f32 {
 /// The largest finite f16.
 const MAX_FACTOR: f32 = 65504.0;
 
-/// Adding and subtracting this rounds to an integer, halves to even, for magnitudes below 2²².
-const ROUNDER: f32 = 12_582_912.0;
+/// Rounds to an integer, halves to even; for magnitudes below 2²².
+#[inline(always)]
+fn round(v: f32) -> f32 {
+    const ROUNDER: f32 = 12_582_912.0;
+    (v + ROUNDER) - ROUNDER
+}
+
+/// As [`f32::clamp`] without its care for NaN, which costs instructions.
+#[inline(always)]
+fn clamp(v: f32, low: f32, high: f32) -> f32 {
+    let v = if v > low { v } else { low };
+    if v < high { v } else { high }
+}
 
 /// The codes nearest to `(x + min) / scale`.
+#[inline(always)]
 fn affine_codes<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f32) -> [f32; S] {
     let inv = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    x.map(|x| (((x + min) * inv).max(0.0).min(max_code) + ROUNDER) - ROUNDER)
+    x.map(|x| round(clamp((x + min) * inv, 0.0, max_code)))
 }
 
 /// The codes nearest to `x / scale`.
+#[inline(always)]
 fn symmetric_codes(x: &[f32; 16], scale: f32, half: f32) -> [f32; 16] {
     let inv = if scale != 0.0 { 1.0 / scale } else { 0.0 };
-    x.map(|x| ((x * inv).max(-half).min(half - 1.0) + ROUNDER) - ROUNDER)
+    x.map(|x| round(clamp(x * inv, -half, half - 1.0)))
 }
 
 /// Squared error of the nearest codes.
+#[inline(always)]
 fn affine_error<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f32) -> f32 {
     let codes = affine_codes(x, scale, min, max_code);
     let mut error = [0.0; S];
@@ -367,6 +381,7 @@ fn affine_error<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f3
 }
 
 /// Squared error of the nearest codes.
+#[inline(always)]
 fn symmetric_error(x: &[f32; 16], scale: f32, half: f32) -> f32 {
     let codes = symmetric_codes(x, scale, half);
     let mut error = [0.0; 16];
@@ -377,6 +392,7 @@ fn symmetric_error(x: &[f32; 16], scale: f32, half: f32) -> f32 {
 }
 
 /// Σ f(xᵢ), in eight lanes; `S` is a multiple of 8.
+#[inline(always)]
 fn lanes<const S: usize>(x: &[f32; S], f: impl Fn(f32) -> f32) -> f32 {
     let mut sums = [0.0; 8];
     for chunk in x.as_chunks::<8>().0 {
@@ -388,6 +404,7 @@ fn lanes<const S: usize>(x: &[f32; S], f: impl Fn(f32) -> f32) -> f32 {
 }
 
 /// Σ aᵢ·bᵢ, in eight lanes; `S` is a multiple of 8.
+#[inline(always)]
 fn dot<const S: usize>(a: &[f32; S], b: &[f32; S]) -> f32 {
     let mut sums = [0.0; 8];
     for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {

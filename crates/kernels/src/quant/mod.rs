@@ -20,6 +20,7 @@
 //! # Ok::<(), sterna_kernels::quant::QuantError>(())
 //! ```
 
+mod bits;
 mod error;
 mod float;
 mod i2_s;

@@ -14,7 +14,7 @@ pub(super) fn decode<const B: usize, const N: usize>(block: &[u8; B], out: &mut 
     let d = f16_at(&[block[0], block[1]]);
     for (xs, &codes) in out.as_chunks_mut::<4>().0.iter_mut().zip(&block[2..]) {
         for (i, x) in xs.iter_mut().enumerate() {
-            *x = d * f32::from((codes >> (2 * i) & 3) as i8 - 1);
+            *x = d * (i32::from(codes >> (2 * i) & 3) - 1) as f32;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Q2_K: 256 two-bit codes, 16 sub-blocks with 4-bit scales and minimums. See
 //! `docs/formats/k-quants.md`.
 
+use super::bits::crumbs;
 use super::float::{f16_at, f16_bytes};
 use super::k_search::fit_affine;
 
@@ -12,12 +13,17 @@ use super::k_search::fit_affine;
 pub(super) fn decode(block: &[u8; 84], out: &mut [f32; 256]) {
     let d = f16_at(&[block[80], block[81]]);
     let dmin = f16_at(&[block[82], block[83]]);
-    let subs = out.as_chunks_mut::<16>().0.iter_mut();
-    for (s, (xs, scale)) in subs.zip(&block[..16]).enumerate() {
-        let (scale, min) = (d * f32::from(scale & 15), dmin * f32::from(scale >> 4));
-        let (at, shift) = code_position(s);
-        for (x, byte) in xs.iter_mut().zip(&block[at..at + 16]) {
-            *x = scale * f32::from(byte >> shift & 3) - min;
+    let scales = block.as_chunks::<8>().0;
+    let packed = block[16..80].as_chunks::<32>().0;
+    for (half, xs) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let codes = crumbs(&packed[half]);
+        let codes = codes.as_flattened().as_chunks::<16>().0;
+        let subs = xs.as_chunks_mut::<16>().0.iter_mut().zip(codes);
+        for ((xs, codes), scale) in subs.zip(&scales[half]) {
+            let (scale, min) = (d * f32::from(scale & 15), dmin * f32::from(scale >> 4));
+            for (x, code) in xs.iter_mut().zip(codes) {
+                *x = scale * f32::from(*code) - min;
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Q3_K: 256 three-bit codes, 16 sub-blocks with signed 6-bit scales. See
 //! `docs/formats/k-quants.md`.
 
+use super::bits::{bit_planes, crumbs, join};
 use super::float::{f16_at, f16_bytes};
 use super::k_search::fit_symmetric;
 
@@ -13,13 +14,21 @@ use super::k_search::fit_symmetric;
 pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = f16_at(&[block[108], block[109]]);
     let scales = unpack_scales(block[96..].first_chunk().expect("12 bytes from 96 of 110"));
-    for (s, xs) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let scale = d * f32::from(scales[s]);
-        let p = Position::of(s);
-        let (low, high) = (&block[p.low..p.low + 16], &block[p.high..p.high + 16]);
-        for ((x, low), high) in xs.iter_mut().zip(low).zip(high) {
-            let code = low >> p.low_shift & 3 | (high >> p.high_shift & 1) << 2;
-            *x = scale * f32::from(code as i8 - 4);
+    let high = bit_planes(block.first_chunk::<32>().expect("32 of 110 bytes"));
+    let low = block[32..96].as_chunks::<32>().0;
+    for (half, xs) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let mut codes = crumbs(&low[half]);
+        join::<2>(
+            codes.as_flattened_mut(),
+            high[4 * half..4 * half + 4].as_flattened(),
+        );
+        let codes = codes.as_flattened().as_chunks::<16>().0;
+        let subs = xs.as_chunks_mut::<16>().0.iter_mut().zip(codes);
+        for ((xs, codes), scale) in subs.zip(&scales[8 * half..]) {
+            let scale = d * f32::from(*scale);
+            for (x, code) in xs.iter_mut().zip(codes) {
+                *x = scale * (i32::from(*code) - 4) as f32;
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Byte `j` of the codes holds element `j` in its low and element `16 + j` in its high nibble.
 //! See `docs/formats/blocks.md`.
 
+use super::bits::nibbles;
 use super::float::{f16_at, f16_bytes};
 
 const HALF: usize = 16;
@@ -12,9 +13,8 @@ const HALF: usize = 16;
 pub(super) fn decode_q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let (d, codes) = split::<2, 18>(block);
     let d = f16_at(d);
-    for j in 0..HALF {
-        out[j] = d * f32::from((codes[j] & 15) as i8 - 8);
-        out[HALF + j] = d * f32::from((codes[j] >> 4) as i8 - 8);
+    for (x, code) in out.iter_mut().zip(nibbles(codes).as_flattened()) {
+        *x = d * (i32::from(*code) - 8) as f32;
     }
 }
 
@@ -23,9 +23,8 @@ pub(super) fn decode_q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
 pub(super) fn decode_q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (dm, codes) = split::<4, 20>(block);
     let (d, m) = (f16_at(&[dm[0], dm[1]]), f16_at(&[dm[2], dm[3]]));
-    for j in 0..HALF {
-        out[j] = d * f32::from(codes[j] & 15) + m;
-        out[HALF + j] = d * f32::from(codes[j] >> 4) + m;
+    for (x, code) in out.iter_mut().zip(nibbles(codes).as_flattened()) {
+        *x = d * f32::from(*code) + m;
     }
 }
 

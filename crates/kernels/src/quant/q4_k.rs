@@ -1,6 +1,7 @@
 //! Q4_K: 256 four-bit codes, 8 sub-blocks with 6-bit scales and minimums. See
 //! `docs/formats/k-quants.md`.
 
+use super::bits::nibbles;
 use super::float::{f16_at, f16_bytes};
 use super::k_search::fit_affine;
 
@@ -9,24 +10,21 @@ use super::k_search::fit_affine;
 /// Each 32 bytes of codes hold 64 elements: the first 32 in the low nibbles, the rest in the high.
 #[inline(always)]
 pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
-    let header = block.first_chunk().expect("16 of 144 bytes");
-    let subs = SubScales::unpack(header);
+    let subs = SubScales::unpack(block.first_chunk().expect("16 of 144 bytes"));
     let packed = block[16..].as_chunks::<32>().0;
-    for (i, (xs, bytes)) in out
+    for (i, (xs, packed)) in out
         .as_chunks_mut::<64>()
         .0
         .iter_mut()
         .zip(packed)
         .enumerate()
     {
-        let (low, high) = xs.split_at_mut(32);
-        let (scale, min) = subs.get(2 * i);
-        for (x, byte) in low.iter_mut().zip(bytes) {
-            *x = scale * f32::from(byte & 15) - min;
-        }
-        let (scale, min) = subs.get(2 * i + 1);
-        for (x, byte) in high.iter_mut().zip(bytes) {
-            *x = scale * f32::from(byte >> 4) - min;
+        let halves = xs.as_chunks_mut::<32>().0.iter_mut().zip(&nibbles(packed));
+        for (half, (xs, codes)) in halves.enumerate() {
+            let (scale, min) = subs.get(2 * i + half);
+            for (x, code) in xs.iter_mut().zip(codes) {
+                *x = scale * f32::from(*code) - min;
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn decode_q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let d = f16_at(&[block[0], block[1]]);
     let codes = unpack(block.last_chunk().expect("20 of 22 bytes"));
     for (x, code) in out.iter_mut().zip(codes) {
-        *x = d * f32::from(code as i8 - 16);
+        *x = d * (i32::from(code) - 16) as f32;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Q5_K: Q4_K with a fifth bit per code. See `docs/formats/k-quants.md`.
 
+use super::bits::{bit_planes, join, nibbles};
 use super::k_search::fit_affine;
 use super::q4_k::{SubScales, pack_header};
 
@@ -11,21 +12,29 @@ use super::q4_k::{SubScales, pack_header};
 #[inline(always)]
 pub(super) fn decode(block: &[u8; 176], out: &mut [f32; 256]) {
     let subs = SubScales::unpack(block.first_chunk().expect("16 of 176 bytes"));
-    let high: &[u8; 32] = block[16..].first_chunk().expect("32 bytes from 16 of 176");
+    let high = bit_planes(
+        block[16..]
+            .first_chunk::<32>()
+            .expect("32 bytes from 16 of 176"),
+    );
     let packed = block[48..].as_chunks::<32>().0;
-    for (i, (xs, bytes)) in out
+    for (i, (xs, packed)) in out
         .as_chunks_mut::<64>()
         .0
         .iter_mut()
         .zip(packed)
         .enumerate()
     {
-        for (half, xs) in xs.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let s = 2 * i + half;
-            let (scale, min) = subs.get(s);
-            for ((x, byte), high) in xs.iter_mut().zip(bytes).zip(high) {
-                let code = byte >> (4 * half) & 15 | (high >> s & 1) << 4;
-                *x = scale * f32::from(code) - min;
+        let mut codes = nibbles(packed);
+        join::<4>(
+            codes.as_flattened_mut(),
+            high[2 * i..2 * i + 2].as_flattened(),
+        );
+        let halves = xs.as_chunks_mut::<32>().0.iter_mut().zip(&codes);
+        for (half, (xs, codes)) in halves.enumerate() {
+            let (scale, min) = subs.get(2 * i + half);
+            for (x, code) in xs.iter_mut().zip(codes) {
+                *x = scale * f32::from(*code) - min;
             }
         }
     }

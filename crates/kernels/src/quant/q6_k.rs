@@ -1,6 +1,7 @@
 //! Q6_K: 256 six-bit codes, 16 sub-blocks with signed 8-bit scales. See
 //! `docs/formats/k-quants.md`.
 
+use super::bits::{crumbs, join, nibbles};
 use super::float::{f16_at, f16_bytes};
 use super::k_search::fit_symmetric;
 
@@ -13,13 +14,19 @@ use super::k_search::fit_symmetric;
 #[inline(always)]
 pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = f16_at(&[block[208], block[209]]);
-    for (s, xs) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let scale = d * f32::from(block[192 + s] as i8);
-        let p = Position::of(s);
-        let (low, high) = (&block[p.low..p.low + 16], &block[p.high..p.high + 16]);
-        for ((x, low), high) in xs.iter_mut().zip(low).zip(high) {
-            let code = low >> p.low_shift & 15 | (high >> p.high_shift & 3) << 4;
-            *x = scale * f32::from(code as i8 - 32);
+    let low = block[..128].as_chunks::<64>().0;
+    let high = block[128..192].as_chunks::<32>().0;
+    let scales = block[192..208].as_chunks::<8>().0;
+    for (half, xs) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let mut codes = nibbles(&low[half]);
+        join::<4>(codes.as_flattened_mut(), crumbs(&high[half]).as_flattened());
+        let codes = codes.as_flattened().as_chunks::<16>().0;
+        let subs = xs.as_chunks_mut::<16>().0.iter_mut().zip(codes);
+        for ((xs, codes), scale) in subs.zip(&scales[half]) {
+            let scale = d * f32::from(*scale as i8);
+            for (x, code) in xs.iter_mut().zip(codes) {
+                *x = scale * (i32::from(*code) - 32) as f32;
+            }
         }
     }
 }

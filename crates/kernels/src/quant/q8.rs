@@ -48,26 +48,29 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> (f32, i32) {
     let mut sums = [0i32; LANES];
     for (q, x) in q_chunks.iter_mut().zip(chunks) {
         for ((q, x), sum) in q.iter_mut().zip(x).zip(&mut sums) {
-            *q = round_to_i8(x * scale);
-            *sum += i32::from(*q);
+            let rounded = round(x * scale);
+            *q = rounded as i8;
+            *sum += rounded;
         }
     }
     let mut sum = sums.iter().sum();
     for (q, x) in q_rest.iter_mut().zip(rest) {
-        *q = round_to_i8(x * scale);
-        sum += i32::from(*q);
+        let rounded = round(x * scale);
+        *q = rounded as i8;
+        sum += rounded;
     }
     (scale, sum)
 }
 
-/// Rounds half to even and clamps; NaN gives 0.
+/// Rounds half to even; NaN gives 0.
+///
+/// There is nothing to clamp: no finite value is larger than the maximum that the scale was made
+/// from, so a product is at most 127 and a few units in its last place, which rounds to 127.
 #[inline(always)]
-fn round_to_i8(v: f32) -> i8 {
+fn round(v: f32) -> i32 {
     let v = if v.is_nan() { 0.0 } else { v };
-    let v = if v > 127.0 { 127.0 } else { v };
-    let v = if v < -128.0 { -128.0 } else { v };
-    // The sum lies between 2²³ and 2²⁴, where f32 has steps of one: its low byte is the integer.
-    (v + ROUNDER).to_bits() as i8
+    // The sum lies between 2²³ and 2²⁴, where f32 has steps of one: its low bits are the integer.
+    (v + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32
 }
 
 #[cfg(test)]

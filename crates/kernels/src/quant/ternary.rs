@@ -24,6 +24,7 @@ use std::ops::Range;
 
 use sterna_format::DType;
 
+use super::bits::crumbs;
 use super::float::f16_at;
 use super::{QuantError, check_sizes, decode_row, tq1_0, tq2_0};
 use crate::shape::expect_len;
@@ -510,10 +511,14 @@ fn unpack_flat<const W: usize>(packed: &[u8], start: usize, codes: &mut [u8]) {
 /// The `4·W` codes of a block whose quarters stand at bits 7:6, 5:4, 3:2 and 1:0.
 #[inline(always)]
 fn unpack_block<const W: usize>(packed: &[u8; W], codes: &mut [u8; BLOCK]) {
-    for (quarter, codes) in codes.as_chunks_mut::<W>().0[..4].iter_mut().enumerate() {
-        for (code, byte) in codes.iter_mut().zip(packed) {
-            *code = byte >> (6 - 2 * quarter) & 3;
-        }
+    let quarters = crumbs(packed);
+    for (codes, quarter) in codes
+        .as_chunks_mut()
+        .0
+        .iter_mut()
+        .zip(quarters.iter().rev())
+    {
+        *codes = *quarter;
     }
 }
 

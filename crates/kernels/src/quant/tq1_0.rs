@@ -20,7 +20,7 @@ const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 pub(super) fn decode(block: &[u8; 54], out: &mut [f32; 256]) {
     let (codes, d) = unpack(block);
     for (x, code) in out.iter_mut().zip(codes) {
-        *x = d * f32::from(code as i8 - 1);
+        *x = d * (i32::from(code) - 1) as f32;
     }
 }
 

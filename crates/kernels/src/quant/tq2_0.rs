@@ -1,5 +1,6 @@
 //! TQ2_0: 256 two-bit trits with an f16 scale. See `docs/formats/ternary.md`.
 
+use super::bits::crumbs;
 use super::float::{f16_at, f16_bytes};
 use super::tq1_0::trits_of;
 
@@ -11,7 +12,7 @@ use super::tq1_0::trits_of;
 pub(super) fn decode(block: &[u8; 66], out: &mut [f32; 256]) {
     let (codes, d) = unpack(block);
     for (x, code) in out.iter_mut().zip(codes) {
-        *x = d * f32::from(code as i8 - 1);
+        *x = d * (i32::from(code) - 1) as f32;
     }
 }
 
@@ -20,12 +21,8 @@ pub(super) fn decode(block: &[u8; 66], out: &mut [f32; 256]) {
 pub(super) fn unpack(block: &[u8; 66]) -> ([u8; 256], f32) {
     let mut codes = [0; 256];
     let halves = block[..64].as_chunks::<32>().0;
-    for (half, packed) in codes.as_chunks_mut::<128>().0.iter_mut().zip(halves) {
-        for (shift, quarter) in half.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            for (code, byte) in quarter.iter_mut().zip(packed) {
-                *code = byte >> (2 * shift) & 3;
-            }
-        }
+    for (codes, packed) in codes.as_chunks_mut::<128>().0.iter_mut().zip(halves) {
+        codes.copy_from_slice(crumbs(packed).as_flattened());
     }
     (codes, f16_at(&[block[64], block[65]]))
 }
