@@ -1,0 +1,151 @@
+//! Damaged models end as errors, never as panics: from the header to the first logits.
+
+mod common;
+
+use bytes::Bytes;
+use common::{cpu, files, load, read, testdata};
+use sterna_engine::{Logits, ModelPlan, PlanOptions, Session, SessionOptions};
+use sterna_format::gguf::{self, Gguf};
+use sterna_format::hf;
+use sterna_format::safetensors::{self, SafeTensors};
+
+/// SplitMix64: the same damage on every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+/// Runs the model if it still loads; true if it got as far as logits.
+fn run(plan: ModelPlan, files: &[Bytes]) -> bool {
+    let Ok(model) = load(plan, files, cpu()) else {
+        return false;
+    };
+    let n_vocab = model.config().n_vocab;
+    let options = SessionOptions::new(model.config().max_ctx.min(8));
+    let Ok(mut session) = Session::new(model, options) else {
+        return false;
+    };
+    match session.forward(&[1, 2, 3], Logits::All) {
+        Ok(logits) => {
+            assert_eq!(logits.len(), 3 * n_vocab);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+fn run_gguf(file: Vec<u8>) -> bool {
+    let file = Bytes::from(file);
+    let Ok(header) = Gguf::parse(&file, file.len() as u64) else {
+        return false;
+    };
+    let Ok(model) = gguf::Model::from_parts(vec![header]) else {
+        return false;
+    };
+    let plan = ModelPlan::from_gguf(model.metadata(), model.tensors(), &PlanOptions::default());
+    plan.is_ok_and(|plan| run(plan, &[file]))
+}
+
+#[test]
+fn damaged_gguf_files() {
+    let mut random = Random(1);
+    let mut survived = 0;
+    for name in [
+        "gemma3",
+        "falcon-e-i2-s",
+        "qwen3-yarn",
+        "phi3-longrope-long",
+    ] {
+        let dir = testdata().join("reference-gguf").join(name);
+        let file = read(&files(&dir, "gguf")[0]).to_vec();
+        let header = Gguf::parse(&file, file.len() as u64).unwrap();
+        let header_len = header.data_offset() as usize;
+        for i in 0..250 {
+            let mut damaged = file.clone();
+            // The header is where a byte changes what is done; one case in five damages weights.
+            let range = if i % 5 == 0 { file.len() } else { header_len };
+            for _ in 0..1 + random.below(3) {
+                let at = random.below(range);
+                damaged[at] = match random.below(4) {
+                    0 => 0,
+                    1 => 0xff,
+                    2 => damaged[at] ^ (1 << random.below(8)),
+                    _ => random.below(256) as u8,
+                };
+            }
+            survived += usize::from(run_gguf(damaged));
+        }
+    }
+    // Damage to names of unread keys and to weights leaves a model that runs.
+    assert!(survived > 0, "no damaged file got as far as logits");
+}
+
+/// Numbers that configurations don't expect.
+const NUMBERS: [&str; 14] = [
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "7",
+    "0.5",
+    "1e-40",
+    "1e30",
+    "4294967296",
+    "null",
+    "true",
+    "\"x\"",
+    "[]",
+];
+
+#[test]
+fn damaged_configurations() {
+    let mut random = Random(2);
+    for name in [
+        "gemma3-pattern-v4",
+        "bitnet-online",
+        "phi3-longrope-long",
+        "qwen3-yarn-v4",
+        "smollm3-list-v4",
+        "llama-rope-dynamic-long",
+    ] {
+        let dir = testdata().join("reference-variants").join(name);
+        let text = String::from_utf8(read(&dir.join("config.json")).to_vec()).unwrap();
+        let weights: Vec<Bytes> = files(&dir, "safetensors")
+            .iter()
+            .filter(|path| !path.ends_with("reference.safetensors"))
+            .map(|path| read(path))
+            .collect();
+        // Where a value stands: behind a colon.
+        let values: Vec<usize> = text.match_indices(": ").map(|(at, _)| at + 2).collect();
+        for _ in 0..300 {
+            let mut damaged = text.clone();
+            let at = values[random.below(values.len())];
+            let end = text[at..].find([',', '\n', '}']).unwrap() + at;
+            damaged.replace_range(at..end, NUMBERS[random.below(NUMBERS.len())]);
+            let Ok(config) = hf::Config::parse(damaged.as_bytes()) else {
+                continue;
+            };
+            let headers = weights
+                .iter()
+                .map(|file| {
+                    (
+                        "model.safetensors",
+                        SafeTensors::parse(file, file.len() as u64).unwrap(),
+                    )
+                })
+                .collect();
+            let catalog = safetensors::merge(headers, None).unwrap();
+            if let Ok(plan) = ModelPlan::from_hf(&config, &catalog, &PlanOptions::default()) {
+                run(plan, &weights);
+            }
+        }
+    }
+}
