@@ -19,7 +19,8 @@ pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
         .zip(packed)
         .enumerate()
     {
-        let halves = xs.as_chunks_mut::<32>().0.iter_mut().zip(&nibbles(packed));
+        let codes = nibbles(packed);
+        let halves = xs.as_chunks_mut::<32>().0.iter_mut().zip(&codes);
         for (half, (xs, codes)) in halves.enumerate() {
             let (scale, min) = subs.get(2 * i + half);
             for (x, code) in xs.iter_mut().zip(codes) {
