@@ -11,6 +11,7 @@ use crate::machine;
 
 /// How to read the files of a model.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Engine")]
 pub(crate) struct ModelFlags {
     /// How I2_S weights are packed; the files don't say, and nearly all are block128
     #[arg(long, value_enum, default_value_t, hide_short_help = true)]
@@ -38,6 +39,7 @@ enum I2sLayoutFlag {
 
 /// How to run a model.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
 pub(crate) struct EngineFlags {
     /// Where to compute; auto takes the best there is
     #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]

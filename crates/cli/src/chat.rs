@@ -10,6 +10,7 @@ use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::interrupt::{self, Answering};
 use crate::output;
+use crate::progress::Progress;
 use crate::runtime::{Generation, Request, Runtime, Stats};
 
 /// One turn.
@@ -150,7 +151,7 @@ impl Chat {
         let n_messages = self.messages.len() + 1;
         let mut answer = self.answer(text)?;
         let mut said = String::new();
-        while answer.prefill()? > 0 && !answering.asked_to_stop() {}
+        prefill(&mut answer, || answering.asked_to_stop())?;
         while !answering.asked_to_stop() {
             let Some(piece) = answer.next().transpose()? else {
                 break;
@@ -193,6 +194,18 @@ impl Chat {
         let (cached, ctx_len) = (self.runtime.n_cached(), self.runtime.ctx_len());
         output::note(format_args!("context: {cached} of {ctx_len} tokens in use"));
     }
+}
+
+/// Computes the prompt of `answer` under a progress bar, unless asked to stop.
+pub(crate) fn prefill(answer: &mut Generation<'_>, stop: impl Fn() -> bool) -> Result<()> {
+    let mut left = answer.n_left();
+    let progress = Progress::items("reading the prompt", left as u64);
+    while left > 0 && !stop() {
+        let before = left;
+        left = answer.prefill()?;
+        progress.add((before - left) as u64);
+    }
+    Ok(())
 }
 
 fn render(

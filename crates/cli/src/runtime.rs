@@ -240,11 +240,18 @@ pub(crate) struct Generation<'a> {
 }
 
 impl Generation<'_> {
+    /// Tokens of the prompt that are still to be computed.
+    pub(crate) fn n_left(&self) -> usize {
+        self.request
+            .prompt
+            .len()
+            .saturating_sub(self.runtime.cached.len())
+    }
+
     /// Computes the next part of the prompt; returns how many of its tokens are still to come.
     pub(crate) fn prefill(&mut self) -> Result<usize> {
         let start = Instant::now();
-        let done = self.runtime.cached.len().min(self.request.prompt.len());
-        let rest = &self.request.prompt[done..];
+        let rest = &self.request.prompt[self.request.prompt.len() - self.n_left()..];
         let chunk = &rest[..rest.len().min(PREFILL_CHUNK)];
         if !chunk.is_empty() {
             self.logits = self.runtime.append(chunk).context("computing the prompt")?;
@@ -331,7 +338,7 @@ impl Iterator for Generation<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Result<String>> {
-        while self.logits.is_empty() || self.runtime.cached.len() < self.request.prompt.len() {
+        while self.n_left() > 0 {
             if let Err(error) = self.prefill() {
                 return Some(Err(error));
             }

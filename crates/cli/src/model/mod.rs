@@ -16,6 +16,7 @@ use sterna_format::safetensors::{self, Index, SafeTensors, SafeTensorsError};
 use sterna_text::Tokenizer;
 
 use crate::args::{EngineFlags, ModelFlags};
+use crate::output;
 use crate::progress::Progress;
 
 pub(crate) use source::SourceFile;
@@ -223,6 +224,13 @@ impl ModelFiles {
         flags: &EngineFlags,
         ctx_len: usize,
     ) -> Result<Session<Cpu>> {
+        let max_ctx = plan.config().max_ctx;
+        if ctx_len > max_ctx {
+            output::note(format_args!(
+                "warning: {}: a context of {ctx_len} tokens, but the model was made for {max_ctx}",
+                self.name
+            ));
+        }
         let model = self.load(plan, flags.backend(flags.n_threads())?)?;
         Ok(Session::new(model, flags.session(ctx_len))?)
     }

@@ -63,15 +63,15 @@ pub(crate) struct Bench {
     #[arg(short = 'r', long, value_name = "N", default_value = "5")]
     repetitions: NonZero<usize>,
 
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     engine: EngineFlags,
 
     #[command(flatten)]
     files: ModelFlags,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// One thing to time.
@@ -232,8 +232,7 @@ impl Bench {
             one_by_one = session.forward(&[*id], Logits::Last)?;
         }
         let error = normalized_error(&at_once, &one_by_one);
-        // Also true of NaN.
-        if !(error <= MAX_ERROR) {
+        if error.is_nan() || error > MAX_ERROR {
             bail!(
                 "wrong result, so nothing was timed: logits of {CHECKED} tokens at once and one by one \
                  differ by a normalised mean squared error of {error:.1e}, expected at most {MAX_ERROR:.0e}"
@@ -275,7 +274,7 @@ fn normalized_error(a: &[f32], b: &[f32]) -> f64 {
 fn token_ids(n: usize, n_vocab: usize) -> Vec<u32> {
     // Steps of the golden ratio spread over the vocabulary without repeating soon.
     (1..=n as u64)
-        .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * n_vocab as u64 >> 32)
+        .map(|i| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * n_vocab as u64) >> 32)
         .map(|id| id as u32)
         .collect()
 }

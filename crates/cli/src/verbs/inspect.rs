@@ -28,15 +28,15 @@ pub(crate) struct Inspect {
     #[arg(value_name = "PATH")]
     model: String,
 
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     engine: EngineFlags,
 
     #[command(flatten)]
     files: ModelFlags,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Serialize)]

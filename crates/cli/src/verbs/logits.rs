@@ -51,15 +51,15 @@ pub(crate) struct Logits {
     #[arg(long)]
     decode: bool,
 
+    /// Print JSON about what was written
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     engine: EngineFlags,
 
     #[command(flatten)]
     files: ModelFlags,
-
-    /// Print JSON about what was written
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Args)]

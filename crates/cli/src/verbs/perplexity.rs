@@ -36,15 +36,15 @@ pub(crate) struct Perplexity {
     #[arg(long, value_name = "N", default_value = "256")]
     window: NonZero<usize>,
 
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     engine: EngineFlags,
 
     #[command(flatten)]
     files: ModelFlags,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Serialize)]

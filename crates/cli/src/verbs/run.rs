@@ -10,7 +10,7 @@ use sterna_engine::Sampler;
 
 use crate::args::{EngineFlags, ModelFlags};
 use crate::builtin;
-use crate::chat::{Chat, Message};
+use crate::chat::{self, Chat, Message};
 use crate::model::ModelFiles;
 use crate::output;
 use crate::runtime::{Runtime, Stats};
@@ -52,6 +52,10 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
 
+    /// Print JSON instead of the text: text, token ids and timings
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     sampling: SamplingFlags,
 
@@ -60,10 +64,6 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     files: ModelFlags,
-
-    /// Print JSON instead of the text: text, token ids and timings
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -121,6 +121,7 @@ impl Run {
             None => read_prompt()?,
         };
         let mut answer = chat.answer(prompt)?;
+        chat::prefill(&mut answer, || false)?;
         let mut text = String::new();
         for piece in &mut answer {
             let piece = piece?;
