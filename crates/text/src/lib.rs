@@ -8,4 +8,6 @@ mod template;
 mod tokenizer;
 
 pub use template::{ChatFormat, ChatInput, ChatTemplate, DateTime, TemplateError};
-pub use tokenizer::{Decode, Encode, SpecialTokens, StreamDecoder, Tokenizer, TokenizerError};
+pub use tokenizer::{
+    Decode, Encode, SpecialTokens, StreamDecoder, TiktokenEncoding, Tokenizer, TokenizerError,
+};

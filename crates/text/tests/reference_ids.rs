@@ -2,6 +2,8 @@
 
 mod common;
 
+use sterna_format::gguf::Gguf;
+use sterna_format::hf::TokenizerConfig;
 use sterna_text::{Decode, Encode, Tokenizer};
 
 /// The cases of a file of kitoken's: `small` has one a line with line breaks and final spaces escaped, `utf8` is one case.
@@ -17,7 +19,7 @@ fn cases(size: &str, file: &str) -> Vec<String> {
 }
 
 /// Checks the small and the large case file of kitoken: every case, both ways.
-fn check(folder: &str, name: &str, tokenizer: &Tokenizer) {
+fn check(folder: &str, name: &str, tokenizer: &Tokenizer, options: Encode) {
     for size in ["small", "utf8"] {
         let inputs = cases(size, &format!("{size}_input.txt"));
         let expected = common::id_lists(&format!(
@@ -36,7 +38,7 @@ fn check(folder: &str, name: &str, tokenizer: &Tokenizer) {
             "{name} {size}"
         );
         for (line, (input, ids)) in inputs.iter().zip(&expected).enumerate() {
-            let found = tokenizer.encode(input, Encode::TEMPLATE).unwrap();
+            let found = tokenizer.encode(input, options).unwrap();
             assert_eq!(&found, ids, "{name} {size} line {}: {input:?}", line + 1);
             assert_eq!(
                 tokenizer.decode(ids, Decode::default()),
@@ -56,6 +58,119 @@ fn hugging_face_json() {
             "tokenizers",
             name,
             &Tokenizer::from_hf_json(&json, None).unwrap(),
+            Encode::TEMPLATE,
         );
     }
+}
+
+#[test]
+fn sentencepiece_models() {
+    for name in ["mistral01", "mistral03"] {
+        let model = common::bytes(&format!("tokenizers/kitoken/sentencepiece/{name}.model"));
+        check(
+            "sentencepiece",
+            name,
+            &Tokenizer::from_sentencepiece(&model).unwrap(),
+            Encode::PLAIN,
+        );
+    }
+}
+
+#[test]
+fn tiktoken_files() {
+    for name in ["cl100k_base", "o200k_base", "p50k_base"] {
+        let file = common::bytes(&format!("tokenizers/kitoken/tiktoken/{name}.tiktoken"));
+        check(
+            "tiktoken",
+            name,
+            &Tokenizer::from_tiktoken(&file, None).unwrap(),
+            Encode::TEMPLATE,
+        );
+    }
+}
+
+fn from_gguf(name: &str) -> Tokenizer {
+    let file = common::bytes(name);
+    Tokenizer::from_gguf(Gguf::parse(&file, file.len() as u64).unwrap().metadata()).unwrap()
+}
+
+/// llama.cpp's own vocabulary tests: inputs separated by a line, ids one list a line.
+#[test]
+fn gguf_vocabularies() {
+    for name in ["gpt-2", "falcon", "phi-3", "mpt", "bert-bge"] {
+        let tokenizer = from_gguf(&format!(
+            "tokenizers/llama.cpp-vocab/ggml-vocab-{name}.gguf"
+        ));
+        let file = format!("tokenizers/llama.cpp-vocab/ggml-vocab-{name}.gguf");
+        let inputs = common::text(&format!("{file}.inp"));
+        let inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
+        let outputs = common::text(&format!("{file}.out"));
+        let outputs: Vec<&str> = outputs.lines().collect();
+        assert!(
+            inputs.len() > 40 && outputs.len() >= inputs.len() - 1,
+            "{name}"
+        );
+        for (input, output) in inputs.iter().zip(&outputs) {
+            let ids: Vec<u32> = output
+                .split_whitespace()
+                .map(|id| id.parse().unwrap())
+                .collect();
+            assert_eq!(
+                tokenizer.encode(input, Encode::PLAIN).unwrap(),
+                ids,
+                "{name}: {input:?}"
+            );
+            if name != "bert-bge" {
+                assert_eq!(tokenizer.decode(&ids, Decode::default()), *input, "{name}");
+            }
+        }
+    }
+}
+
+/// One vocabulary in three files: SentencePiece, GGUF and `tokenizer.json`.
+#[test]
+fn forms_of_one_tokenizer_agree() {
+    let config =
+        TokenizerConfig::parse(&common::bytes("stories260K/hf/tokenizer_config.json")).unwrap();
+    let json = common::bytes("stories260K/hf/tokenizer.json");
+    let forms = [
+        Tokenizer::from_sentencepiece(&common::bytes("stories260K/tok512.model")).unwrap(),
+        from_gguf("stories260K/stories260K-f32.gguf"),
+        Tokenizer::from_hf_json(&json, Some(&config)).unwrap(),
+    ];
+    // SentencePiece itself also drops spaces at the ends and all but one between words, so the texts have no such.
+    let texts = common::text("tokenizers/kitoken/utf8_input.txt");
+    let texts = texts
+        .lines()
+        .filter(|text| text.trim() == *text && !text.contains("  "));
+    for text in texts.chain(["", "Once upon a time", "a b\n\tc", "😀é\0"]) {
+        let ids = forms[0].encode(text, Encode::TEXT).unwrap();
+        for form in &forms {
+            assert_eq!(form.encode(text, Encode::TEXT).unwrap(), ids, "{text:?}");
+            assert_eq!(form.decode(&ids, Decode { skip_special: true }), text);
+            assert_eq!(
+                (form.bos(), form.eos(), form.adds_bos()),
+                (Some(1), Some(2), true)
+            );
+        }
+    }
+}
+
+#[test]
+fn prompts_of_the_built_in_model() {
+    let json = common::bytes("../crates/cli/models/tiny-tales/tokenizer.json");
+    let config = common::bytes("../crates/cli/models/tiny-tales/tokenizer_config.json");
+    let config = TokenizerConfig::parse(&config).unwrap();
+    let tokenizer = Tokenizer::from_hf_json(&json, Some(&config)).unwrap();
+    let expected: serde_json::Value = serde_json::from_slice(&common::bytes(
+        "../crates/cli/models/tiny-tales/expected.json",
+    ))
+    .unwrap();
+    for case in expected.as_array().unwrap() {
+        let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(tokenizer.encode(text, Encode::TEMPLATE).unwrap(), ids);
+        assert_eq!(tokenizer.decode(&ids, Decode::default()), text);
+    }
+    assert_eq!(tokenizer.end_ids(), [1, 2]);
 }

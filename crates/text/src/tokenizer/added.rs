@@ -97,6 +97,18 @@ impl AddedTokens {
         })
     }
 
+    /// These tokens, where control tokens with a name that `strips` allows take the white space on their right along.
+    pub(crate) fn stripping_right(
+        self,
+        strips: impl Fn(&str) -> bool,
+    ) -> Result<Self, TokenizerError> {
+        let mut tokens = self.by_id;
+        for token in tokens.values_mut() {
+            token.rstrip |= token.special && strips(&token.content);
+        }
+        Self::new(tokens)
+    }
+
     /// The added token `id`.
     pub(crate) fn get(&self, id: u32) -> Option<&AddedToken> {
         self.by_id.get(&id)

@@ -132,8 +132,8 @@ impl Bpe {
             match (&self.unknown.bytes, id) {
                 // A table of merges may name byte tokens, so they take part in merging; by text they cannot.
                 (Some(bytes), None) if !merges_by_text => {
-                    for (offset, byte) in word.as_bytes()[start..end].iter().enumerate() {
-                        push(Some(bytes[*byte as usize]), start + offset, 1);
+                    for byte in spelling.bytes() {
+                        push(Some(bytes[byte as usize]), start, 1);
                     }
                 }
                 _ => push(id, start, len),

@@ -60,14 +60,9 @@ pub enum TokenizerError {
         limit: usize,
     },
 
-    /// The metadata holds no tokenizer, or not all of one.
-    #[error("metadata key `{key}`: {problem}")]
-    Metadata {
-        /// The key looked for.
-        key: String,
-        /// What was expected and what was found.
-        problem: String,
-    },
+    /// The metadata of a GGUF file holds no tokenizer, or a key of it has the wrong type.
+    #[error("tokenizer in GGUF metadata: {0}")]
+    Metadata(#[source] Box<sterna_format::gguf::GgufError>),
 }
 
 impl TokenizerError {

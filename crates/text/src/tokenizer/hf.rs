@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use base64::Engine as _;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use sterna_format::hf::TokenizerConfig;
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{Bpe, Merges, Unknown};
@@ -26,14 +27,14 @@ use super::{Parts, SpecialTokens, Tokenizer, TokenizerError};
 const WORD_MARK: char = '▁';
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`. `specials` are the roles that `tokenizer_config.json` gives to special tokens.
+    /// Reads `tokenizer.json`, with the roles of special tokens from `tokenizer_config.json` if there is one.
     ///
     /// # Errors
     ///
     /// If the file is not such JSON, contradicts itself, or names a component this crate does not know.
     pub fn from_hf_json(
         json: &[u8],
-        specials: Option<&SpecialTokens>,
+        config: Option<&TokenizerConfig>,
     ) -> Result<Self, TokenizerError> {
         let file: File = serde_json::from_slice(json)?;
         let mut vocab = Vocab::new(json.len());
@@ -41,7 +42,12 @@ impl Tokenizer {
             vocab.insert(piece, *id)?;
         }
         let normalizer = file.normalizer.map(normalizer).transpose()?;
-        let added = added_tokens(file.added_tokens, &vocab, normalizer.as_ref(), json.len())?;
+        let mut listed = file.added_tokens;
+        if let Some(config) = config {
+            let missing = missing_tokens(&listed, config);
+            listed.extend(missing);
+        }
+        let added = added_tokens(listed, &vocab, normalizer.as_ref(), json.len())?;
         let model = file.model.build(&vocab, &added)?;
         let pre_tokenizer = file.pre_tokenizer.map(pre_tokenizer).transpose()?;
         let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
@@ -55,7 +61,7 @@ impl Tokenizer {
                 ..Decoder::default()
             },
         };
-        Ok(Self::assemble(Parts {
+        let mut parts = Parts {
             vocab,
             added: AddedTokens::new(added)?,
             normalizer,
@@ -64,13 +70,59 @@ impl Tokenizer {
             prefix,
             suffix,
             decoder,
-            specials: specials.cloned().unwrap_or_default(),
+            specials: SpecialTokens::default(),
             bos: None,
             eos: None,
             end_ids: Vec::new(),
             n_vocab: 0,
-        }))
+        };
+        if let Some(config) = config {
+            parts.apply(config);
+        }
+        Ok(Self::assemble(parts))
     }
+}
+
+impl Parts {
+    /// Takes roles from `config`, and whether texts begin and end with special tokens where it says so outright.
+    fn apply(&mut self, config: &TokenizerConfig) {
+        self.specials.bos.clone_from(&config.bos_token);
+        self.specials.eos.clone_from(&config.eos_token);
+        self.specials.unk.clone_from(&config.unk_token);
+        self.specials.pad.clone_from(&config.pad_token);
+        let id = |token: &Option<String>| self.added.id(token.as_deref()?);
+        if let (Some(adds), Some(bos)) = (config.add_bos_token, id(&config.bos_token)) {
+            self.prefix.retain(|id| *id != bos);
+            if adds {
+                self.prefix.insert(0, bos);
+            }
+        }
+        if let (Some(adds), Some(eos)) = (config.add_eos_token, id(&config.eos_token)) {
+            self.suffix.retain(|id| *id != eos);
+            if adds {
+                self.suffix.push(eos);
+            }
+        }
+    }
+}
+
+/// The added tokens of a `tokenizer_config.json` that are not `listed` in `tokenizer.json`.
+fn missing_tokens(listed: &[AddedTokenJson], config: &TokenizerConfig) -> Vec<AddedTokenJson> {
+    let known: HashSet<&str> = listed.iter().map(|token| token.content.as_str()).collect();
+    let missing = config
+        .added_tokens_decoder
+        .iter()
+        .filter(|(_, token)| !known.contains(token.content.as_str()));
+    let as_listed = missing.map(|(&id, token)| AddedTokenJson {
+        id,
+        content: token.content.clone(),
+        single_word: token.single_word,
+        lstrip: token.lstrip,
+        rstrip: token.rstrip,
+        normalized: token.normalized,
+        special: token.special,
+    });
+    as_listed.collect()
 }
 
 #[derive(Deserialize)]
@@ -258,7 +310,7 @@ enum PatternJson {
 fn pattern(json: PatternJson) -> Result<Pattern, TokenizerError> {
     match json {
         PatternJson::String(text) => Pattern::literal(&text),
-        PatternJson::Regex(expression) => Pattern::regex(&expression),
+        PatternJson::Regex(expression) => Pattern::oniguruma(&expression),
     }
 }
 

@@ -6,14 +6,19 @@ mod bytes;
 mod charsmap;
 mod decode;
 mod error;
+mod gguf;
 mod hf;
 mod model;
 mod normalize;
 mod pattern;
+mod pieces;
 mod prefix;
 mod pretokenize;
+mod sentencepiece;
 mod specials;
+mod splits;
 mod stream;
+mod tiktoken;
 mod unigram;
 mod vocab;
 mod wordpiece;
@@ -31,6 +36,7 @@ use vocab::Vocab;
 pub use error::TokenizerError;
 pub use specials::SpecialTokens;
 pub use stream::StreamDecoder;
+pub use tiktoken::TiktokenEncoding;
 
 /// How to encode a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,6 +18,39 @@ pub(crate) enum Pattern {
     Regex(Box<Regex>),
 }
 
+/// What Oniguruma takes for a word character. The `regex` crates follow another annex of Unicode: fractions and
+/// superscripts are none there, joiners are.
+const WORD: &str = r"\p{L}\p{M}\p{N}\p{Pc}";
+
+fn with_word_class(expression: &str) -> String {
+    let mut out = String::with_capacity(expression.len());
+    let mut class_depth = 0;
+    let mut chars = expression.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some('w') if class_depth > 0 => out.push_str(WORD),
+                Some('w') => out.push_str(&format!("[{WORD}]")),
+                Some('W') => out.push_str(&format!("[^{WORD}]")),
+                escaped => {
+                    out.push('\\');
+                    out.extend(escaped);
+                }
+            },
+            '[' => {
+                class_depth += 1;
+                out.push(c);
+            }
+            ']' => {
+                class_depth = usize::saturating_sub(class_depth, 1);
+                out.push(c);
+            }
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
 impl Pattern {
     /// A pattern that matches exactly `text`, which must not be empty.
     pub(crate) fn literal(text: &str) -> Result<Self, TokenizerError> {
@@ -30,7 +63,12 @@ impl Pattern {
         Ok(Self::Literal(text.to_owned()))
     }
 
-    /// A regular expression in the syntax of Oniguruma, as far as `fancy_regex` shares it.
+    /// A regular expression in the syntax of Oniguruma, as far as `fancy_regex` shares it, with its meaning of `\w`.
+    pub(crate) fn oniguruma(expression: &str) -> Result<Self, TokenizerError> {
+        Self::regex(&with_word_class(expression))
+    }
+
+    /// A regular expression in the syntax and meaning of `fancy_regex`.
     pub(crate) fn regex(expression: &str) -> Result<Self, TokenizerError> {
         RegexBuilder::new(expression)
             .backtrack_limit(10_000_000)
@@ -93,5 +131,34 @@ impl Pattern {
         }
         out.push_str(&text[copied..]);
         Ok(Cow::Owned(out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_oniguruma() {
+        for (expression, expected) in [
+            (
+                r"\w+|[^\w\s]",
+                r"[\p{L}\p{M}\p{N}\p{Pc}]+|[^\p{L}\p{M}\p{N}\p{Pc}\s]",
+            ),
+            (r"\\w\W", r"\\w[^\p{L}\p{M}\p{N}\p{Pc}]"),
+            (r"a\", r"a\"),
+        ] {
+            assert_eq!(with_word_class(expression), expected);
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_backtracks_without_end_is_an_error() {
+        let pattern = Pattern::regex(r"(?=(a+)+$)b").unwrap();
+        let found = pattern.each_match(&"a".repeat(40), |_| Ok(()));
+        assert!(matches!(
+            found,
+            Ok(()) | Err(TokenizerError::PatternGaveUp { .. })
+        ));
     }
 }

@@ -38,7 +38,9 @@ impl Unigram {
                 format!("the score of id {id} is not a number"),
             ));
         }
-        let pieces = PrefixIndex::new(vocab, |id| (id as usize) < scores.len() && in_text(id));
+        let pieces = PrefixIndex::new(vocab, |id| {
+            (id as usize) < scores.len() && Some(id) != unknown && in_text(id)
+        });
         let worst = scores.iter().copied().fold(f64::INFINITY, f64::min);
         Ok(Self {
             scores,
