@@ -116,12 +116,6 @@ fn damaged_json_is_refused_with_its_place() {
             &run,
             "generation_config.json: ",
         ),
-        (
-            "model.safetensors.index.json",
-            r#"{"weight_map": {"a": "../a"}}"#,
-            &run,
-            "index.json: ",
-        ),
     ] {
         let before = fs::read(path(name)).ok();
         fs::write(path(name), content).unwrap();
@@ -203,4 +197,24 @@ fn a_model_without_a_tokenizer_is_refused_only_where_text_is_needed() {
         );
     }
     assert_eq!(common::logits(model, &[1, 2, 3], &[]).len(), 3);
+}
+
+#[test]
+fn an_index_that_does_not_fit_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = dir.path().join("model.safetensors.index.json");
+    let source = testdata("stories260K/hf/model.safetensors");
+    fs::copy(source, dir.path().join("a.safetensors")).unwrap();
+    for (weight_map, message) in [
+        (r#"{"x": "../a"}"#, "model.safetensors.index.json: "),
+        (r#"{"x": "b.safetensors"}"#, "b.safetensors: cannot open: "),
+        (r#"{"x": "a.safetensors"}"#, "a.safetensors"),
+    ] {
+        fs::write(&index, format!(r#"{{"weight_map": {weight_map}}}"#)).unwrap();
+        let found = inspect(dir.path());
+        assert!(
+            found.contains(message),
+            "`{found}` does not say `{message}`"
+        );
+    }
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{json, refusal, stdout};
 
 #[test]
@@ -81,4 +83,45 @@ fn doctor_says_what_will_be_used() {
     assert!(sets.contains(&report["used"]["instruction_set"]));
     let text = stdout(&["doctor"]);
     assert!(text.contains("will use") && text.contains("GB/s"), "{text}");
+}
+
+/// Runs `sterna` with `args`, limited to the instruction set `isa`.
+fn with_isa(isa: &str, args: &[&str]) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let output = command.args(args).env("STERNA_ISA", isa).output().unwrap();
+    let text = if output.status.success() {
+        output.stdout
+    } else {
+        output.stderr
+    };
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn the_instruction_set_changes_no_token() {
+    let run = [
+        "run",
+        "-p",
+        "Tell me a story.",
+        "--seed",
+        "4",
+        "--temperature",
+        "1",
+    ];
+    let expected = stdout(&run);
+    for isa in json(&["doctor", "--json"])["instruction_sets"]
+        .as_array()
+        .unwrap()
+    {
+        assert_eq!(
+            with_isa(isa.as_str().unwrap(), &run),
+            (true, expected.clone()),
+            "{isa}"
+        );
+    }
+    let (success, message) = with_isa("mmx", &run);
+    assert!(
+        !success && message.contains("STERNA_ISA: expected one of scalar"),
+        "{message}"
+    );
 }

@@ -76,18 +76,21 @@ impl ModelFiles {
     }
 
     fn open_folder(name: &str, folder: Folder) -> Result<ModelFiles> {
-        let (files, index) = match folder.file(source::INDEX)? {
-            Some(file) => {
-                let index = Index::parse(&file.bytes()).with_context(|| file.to_string())?;
-                let files = index.files().into_iter().map(|shard| folder.shard(shard));
-                (files.collect::<Result<_>>()?, Some(index))
-            }
-            None => {
-                let file = folder.file(source::SINGLE)?;
-                (file.into_iter().collect(), None)
-            }
+        // Where there are both, the whole file wins, as it does in Transformers.
+        if let Some(file) = folder.file(source::SINGLE)? {
+            return ModelFiles::open_safetensors(name, vec![file], None, Some(folder));
+        }
+        let Some(file) = folder.file(source::INDEX)? else {
+            bail!(
+                "{name}: expected {} or {}, found neither",
+                source::SINGLE,
+                source::INDEX
+            );
         };
-        ModelFiles::open_safetensors(name, files, index, Some(folder))
+        let index = Index::parse(&file.bytes()).with_context(|| file.to_string())?;
+        let shards = index.files().into_iter().map(|shard| folder.shard(shard));
+        let files = shards.collect::<Result<_>>()?;
+        ModelFiles::open_safetensors(name, files, Some(index), Some(folder))
     }
 
     fn open_safetensors(
