@@ -11,12 +11,11 @@ use super::bits::crumbs;
 /// Code 3 never occurs in a sound file and decodes as 0, as in the writer's own decoder.
 #[inline(always)]
 pub(super) fn decode(block: &[u8; 32], out: &mut [f32; 128]) {
-    let quarters = out.as_chunks_mut::<32>().0.iter_mut().rev();
-    for (xs, codes) in quarters.zip(crumbs(block)) {
-        for (x, code) in xs.iter_mut().zip(codes) {
-            // Zero for the odd codes, 1 and 3.
-            let is_even = i32::from(code & 1 ^ 1);
-            *x = ((i32::from(code) - 1) * is_even) as f32;
-        }
+    let [last, third, second, first] = crumbs(block);
+    let codes = [first, second, third, last];
+    for (x, code) in out.iter_mut().zip(codes.as_flattened()) {
+        // Zero for the odd codes, 1 and 3.
+        let is_even = i32::from(code & 1 ^ 1);
+        *x = ((i32::from(*code) - 1) * is_even) as f32;
     }
 }

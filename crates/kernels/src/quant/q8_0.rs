@@ -7,8 +7,9 @@ use super::q4::{absmax, invert};
 #[inline(always)]
 pub(super) fn decode(block: &[u8; 34], out: &mut [f32; 32]) {
     let d = f16_at(&[block[0], block[1]]);
-    for (x, &code) in out.iter_mut().zip(&block[2..]) {
-        *x = d * f32::from(code as i8);
+    let codes: &[u8; 32] = block.last_chunk().expect("32 of 34 bytes");
+    for (x, code) in out.iter_mut().zip(codes) {
+        *x = d * f32::from(*code as i8);
     }
 }
 
