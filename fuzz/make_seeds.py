@@ -4,6 +4,7 @@ Run in the repository root: python3 fuzz/make_seeds.py
 """
 
 import glob
+import json
 import os
 import struct
 
@@ -91,3 +92,24 @@ write(
     b'{"bos_token":{"content":"<s>","__type":"AddedToken"},"model_max_length":1e30,'
     b'"chat_template":[{"name":"default","template":"{{ x }}"}],"added_tokens_decoder":{"7":{"content":"<x>","special":true}}}',
 )
+
+with open("testdata/tokenizers/expected.json", encoding="utf-8") as f:
+    expected = json.load(f)
+for case in expected["made_up"] + expected["decoders"]:
+    name = case["name"].replace(" ", "-")
+    write("tokenizer_json", name, json.dumps(case["tokenizer"], ensure_ascii=False).encode())
+for path in ["testdata/stories260K/hf/tokenizer.json", "testdata/stories260K/tok512.model"]:
+    with open(path, "rb") as f:
+        write("tokenizer_json", os.path.basename(path), f.read())
+write("tokenizer_json", "tiktoken", b"IQ== 0\nIg== 1\nYWE= 2\nYQ== 3\n")
+with open("testdata/chat-templates/expected.json", encoding="utf-8") as f:
+    expected = json.load(f)
+messages = b"\0" + json.dumps(expected["conversations"]["system"]["messages"]).encode()
+for i, case in enumerate(expected["features"]):
+    write("template", f"feature-{i}", case["source"].encode())
+for path in sorted(glob.glob("crates/text/src/template/builtin/*.jinja")):
+    with open(path, "rb") as f:
+        write("template", os.path.basename(path), f.read() + messages)
+with open("testdata/chat-templates/huggingface-jinja-e2e.json", encoding="utf-8") as f:
+    for i, case in enumerate(json.load(f)):
+        write("template", f"model-{i}", case["chat_template"].encode() + messages)

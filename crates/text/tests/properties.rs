@@ -52,7 +52,7 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
 });
 
 /// Those of [`TOKENIZERS`] that keep every text as it is.
-const LOSSLESS: usize = 6;
+const LOSSLESS: usize = 5;
 
 fn texts() -> impl Strategy<Value = String> {
     prop_oneof![
@@ -112,12 +112,10 @@ proptest! {
         for tokenizer in [
             Tokenizer::from_hf_json(&damage("stories260K/hf/tokenizer.json"), None),
             Tokenizer::from_sentencepiece(&damage("stories260K/tok512.model")),
-        ] {
-            if let Ok(tokenizer) = tokenizer {
-                // Any answer will do.
-                let _ = tokenizer.encode("Once upon a time, é😀", Encode::TEXT);
-                tokenizer.decode(&[0, 1, 2, 300, u32::MAX], Decode::default());
-            }
+        ].into_iter().flatten() {
+            // Any answer will do.
+            let _ = tokenizer.encode("Once upon a time, é😀", Encode::TEXT);
+            tokenizer.decode(&[0, 1, 2, 300, u32::MAX], Decode::default());
         }
     }
 

@@ -25,7 +25,7 @@ impl Charsmap {
             )));
         };
         let trie_bytes = u32::from_le_bytes(*head) as usize;
-        if trie_bytes % 4 != 0 || trie_bytes > rest.len() {
+        if !trie_bytes.is_multiple_of(4) || trie_bytes > rest.len() {
             return Err(bad(format!(
                 "names a trie of {trie_bytes} bytes, {} remain",
                 rest.len()

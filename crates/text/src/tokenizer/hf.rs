@@ -1,5 +1,6 @@
 //! Reading `tokenizer.json`, the file of the Hugging Face `tokenizers` library.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -36,9 +37,11 @@ impl Tokenizer {
         json: &[u8],
         config: Option<&TokenizerConfig>,
     ) -> Result<Self, TokenizerError> {
-        let file: File = serde_json::from_slice(json)?;
+        let text = std::str::from_utf8(json)
+            .map_err(|source| TokenizerError::invalid("file", format!("is not UTF-8: {source}")))?;
+        let file: File<'_> = serde_json::from_str(text)?;
         let mut vocab = Vocab::new(json.len());
-        for (piece, id) in &file.model.vocab.entries {
+        for (Text(piece), id) in &file.model.vocab.entries {
             vocab.insert(piece, *id)?;
         }
         let normalizer = file.normalizer.map(normalizer).transpose()?;
@@ -126,14 +129,15 @@ fn missing_tokens(listed: &[AddedTokenJson], config: &TokenizerConfig) -> Vec<Ad
 }
 
 #[derive(Deserialize)]
-struct File {
+struct File<'a> {
     #[serde(default)]
     added_tokens: Vec<AddedTokenJson>,
     normalizer: Option<NormalizerJson>,
     pre_tokenizer: Option<PreTokenizerJson>,
     post_processor: Option<PostProcessorJson>,
     decoder: Option<DecoderJson>,
-    model: ModelJson,
+    #[serde(borrow)]
+    model: ModelJson<'a>,
 }
 
 #[derive(Deserialize)]
@@ -674,11 +678,13 @@ fn decoder(json: DecoderJson) -> Result<Decoder, TokenizerError> {
 }
 
 #[derive(Deserialize)]
-struct ModelJson {
+struct ModelJson<'a> {
     #[serde(rename = "type")]
     kind: Option<String>,
-    vocab: VocabJson,
-    merges: Option<Vec<MergeJson>>,
+    #[serde(borrow)]
+    vocab: VocabJson<'a>,
+    #[serde(borrow)]
+    merges: Option<Vec<MergeJson<'a>>>,
     unk_token: Option<String>,
     unk_id: Option<u32>,
     continuing_subword_prefix: Option<String>,
@@ -692,7 +698,7 @@ struct ModelJson {
     ignore_merges: Option<bool>,
 }
 
-impl ModelJson {
+impl ModelJson<'_> {
     fn build(
         self,
         vocab: &Vocab,
@@ -772,7 +778,7 @@ impl ModelJson {
     }
 }
 
-fn merges(list: Vec<MergeJson>, vocab: &Vocab, prefix: &str) -> Result<Merges, TokenizerError> {
+fn merges(list: Vec<MergeJson<'_>>, vocab: &Vocab, prefix: &str) -> Result<Merges, TokenizerError> {
     let mut table = HashMap::with_capacity(list.len());
     let mut merged = String::new();
     for (rank, MergeJson(left, right)) in (0..).zip(&list) {
@@ -795,23 +801,28 @@ fn merges(list: Vec<MergeJson>, vocab: &Vocab, prefix: &str) -> Result<Merges, T
 }
 
 /// A vocabulary, either `{piece: id}` or, for unigram models, `[[piece, score], …]`.
-struct VocabJson {
-    entries: Vec<(String, u32)>,
+struct VocabJson<'a> {
+    entries: Vec<(Text<'a>, u32)>,
     scores: Vec<f64>,
 }
 
-impl<'de> Deserialize<'de> for VocabJson {
+/// A string that is borrowed from the file unless it is written with escapes; serde on its own would always copy.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for VocabJson<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Read;
 
         impl<'de> Visitor<'de> for Read {
-            type Value = VocabJson;
+            type Value = VocabJson<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map from pieces to ids or a list of pieces with scores")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<VocabJson, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     entries.push(entry);
@@ -822,9 +833,9 @@ impl<'de> Deserialize<'de> for VocabJson {
                 })
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<VocabJson, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
                 let (mut entries, mut scores) = (Vec::new(), Vec::new());
-                while let Some((piece, score)) = seq.next_element::<(String, f64)>()? {
+                while let Some((piece, score)) = seq.next_element::<(Text<'de>, f64)>()? {
                     let id = u32::try_from(entries.len()).map_err(de::Error::custom)?;
                     entries.push((piece, id));
                     scores.push(score);
@@ -838,32 +849,39 @@ impl<'de> Deserialize<'de> for VocabJson {
 }
 
 /// A merge, either `"left right"` or `["left", "right"]`.
-struct MergeJson(String, String);
+struct MergeJson<'a>(Cow<'a, str>, Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for MergeJson {
+impl<'de: 'a, 'a> Deserialize<'de> for MergeJson<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Read;
 
+        fn halves<E: de::Error>(text: &str) -> Result<(&str, &str), E> {
+            match text.split_once(' ') {
+                Some((left, right)) if !right.contains(' ') => Ok((left, right)),
+                _ => Err(E::invalid_value(de::Unexpected::Str(text), &Read)),
+            }
+        }
+
         impl<'de> Visitor<'de> for Read {
-            type Value = MergeJson;
+            type Value = MergeJson<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("two pieces to merge")
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<MergeJson, E> {
-                match text.split_once(' ') {
-                    Some((left, right)) if !right.contains(' ') => {
-                        Ok(MergeJson(left.into(), right.into()))
-                    }
-                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
-                }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                halves(text).map(|(left, right)| MergeJson(left.into(), right.into()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<MergeJson, A::Error> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                halves(text)
+                    .map(|(left, right)| MergeJson(left.to_owned().into(), right.to_owned().into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
                 let missing = |found| de::Error::invalid_length(found, &"two pieces to merge");
-                let left = seq.next_element()?.ok_or_else(|| missing(0))?;
-                let right = seq.next_element()?.ok_or_else(|| missing(1))?;
+                let Text(left) = seq.next_element()?.ok_or_else(|| missing(0))?;
+                let Text(right) = seq.next_element()?.ok_or_else(|| missing(1))?;
                 match seq.next_element::<de::IgnoredAny>()? {
                     None => Ok(MergeJson(left, right)),
                     Some(_) => Err(missing(3)),
