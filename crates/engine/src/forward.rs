@@ -54,6 +54,12 @@ impl<B: Backend> Scratch<B> {
     }
 }
 
+/// A linear layer, and where its result goes.
+type Output<'a, B> = (
+    &'a Projection<<B as Backend>::Linear, <B as Backend>::Vector>,
+    &'a mut <B as Backend>::Buffer,
+);
+
 /// Rows of the batch whose logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rows {
@@ -175,7 +181,7 @@ impl<B: Backend> Model<B> {
         &self,
         x: &B::Buffer,
         normed: &mut B::Buffer,
-        outputs: &mut [(&Projection<B::Linear, B::Vector>, &mut B::Buffer)],
+        outputs: &mut [Output<'_, B>],
     ) -> Result<(), BackendError> {
         let be = &self.backend;
         let mut plain = Vec::with_capacity(outputs.len());

@@ -10,6 +10,7 @@
 mod backend;
 mod config;
 mod cpu;
+mod error;
 mod family;
 mod forward;
 mod load;
@@ -17,6 +18,7 @@ mod model;
 mod plan;
 mod rope;
 mod sampler;
+mod session;
 mod weights;
 
 pub use backend::{
@@ -24,9 +26,11 @@ pub use backend::{
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Cpu, CpuBuffer, CpuCache, CpuLinear};
+pub use error::PlanError;
 pub use family::Family;
 pub use load::{LoadError, Loader};
-pub use model::{EngineError, Logits, Model, Session, SessionOptions};
-pub use plan::{ModelPlan, PlanError, PlanOptions, TensorRequest};
+pub use model::Model;
+pub use plan::{ModelPlan, PlanOptions, TensorRequest};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
+pub use session::{EngineError, Logits, Session, SessionOptions};

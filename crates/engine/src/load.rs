@@ -38,6 +38,7 @@ pub struct Loader<B: Backend> {
     /// Parts of the next weight that have come in.
     parts: Vec<Bytes>,
     loaded: Vec<Option<Loaded<B>>>,
+    warnings: Vec<String>,
 }
 
 enum Loaded<B: Backend> {
@@ -114,6 +115,7 @@ impl<B: Backend> Loader<B> {
             plan,
             backend,
             parts: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -153,6 +155,8 @@ impl<B: Backend> Loader<B> {
             Recipe::HostVector(recipe) => Loaded::Host(vector(recipe, &spec.parts[0], &parts[0])?),
             Recipe::Linear(recipe) => {
                 let weights = linear(self.backend.host(), recipe, &spec.parts, parts)?;
+                self.warnings
+                    .extend(odd_scale(recipe, &spec.parts, &weights));
                 Loaded::Linear(self.backend.load_linear(LinearSource {
                     n: recipe.n,
                     k: recipe.k,
@@ -162,6 +166,11 @@ impl<B: Backend> Loader<B> {
         };
         self.loaded.push(Some(loaded));
         Ok(())
+    }
+
+    /// What looks wrong about the weights so far, though it could be right.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// The model, once everything it wanted has been fed.
@@ -325,6 +334,25 @@ fn linear(
                 scale: given_scale.unwrap_or(1.0),
             })
         }
+    }
+}
+
+/// Packed checkpoints disagree on whether scales multiply or divide. A weight is worth much less than
+/// one in any trained model, so a scale above it says that the configuration is wrong about that.
+fn odd_scale(
+    recipe: &LinearRecipe,
+    requests: &[TensorRequest],
+    weights: &WeightData,
+) -> Option<String> {
+    match weights {
+        WeightData::Ternary { scale, .. } if recipe.stored == Stored::Packed && *scale > 1.0 => {
+            Some(format!(
+                "tensor `{}`: weights are worth ±{scale} each; does the configuration's \
+                 linear_class say rightly whether scales multiply or divide?",
+                requests[0].name
+            ))
+        }
+        _ => None,
     }
 }
 

@@ -22,16 +22,16 @@ pub(crate) fn dot_tile<const R: usize, const T: usize>(
     for i in 0..k / LANES {
         for r in 0..R {
             for t in 0..T {
-                for lane in 0..LANES {
-                    acc[r][t][lane] += w[r].0[i][lane] * x[t].0[i][lane];
+                for (acc, (w, x)) in acc[r][t].iter_mut().zip(w[r].0[i].iter().zip(&x[t].0[i])) {
+                    *acc += w * x;
                 }
             }
         }
     }
     for r in 0..R {
         for t in 0..T {
-            for (lane, (w, x)) in w[r].1.iter().zip(x[t].1).enumerate() {
-                acc[r][t][lane] += w * x;
+            for (acc, (w, x)) in acc[r][t].iter_mut().zip(w[r].1.iter().zip(x[t].1)) {
+                *acc += w * x;
             }
         }
     }

@@ -217,6 +217,10 @@ impl ModelFiles {
             loader.feed(bytes).with_context(|| file.to_string())?;
             progress.add(len);
         }
+        // One of a kind is enough: what is odd about a checkpoint is odd about all its layers.
+        if let Some(warning) = loader.warnings().first() {
+            output::note(format_args!("warning: {}: {warning}", self.name));
+        }
         loader.finish().with_context(|| self.name.clone())
     }
 

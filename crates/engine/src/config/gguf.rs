@@ -4,8 +4,8 @@ use sterna_format::gguf::{GgufError, Metadata, Value};
 use sterna_kernels::activation::Activation;
 
 use super::{LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
+use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
-use crate::plan::PlanError;
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// Epsilon of norms that belong to a single projection; no key gives it.
@@ -16,13 +16,7 @@ const INPUT_NORM_EPS: f32 = 1e-6;
 impl ModelConfig {
     /// The configuration in `metadata`, of a model with `n_vocab` embeddings.
     pub(crate) fn from_gguf(metadata: &Metadata, n_vocab: usize) -> Result<Self, PlanError> {
-        let architecture = metadata
-            .architecture()?
-            .ok_or_else(|| PlanError::config("general.architecture", "a string", "nothing"))?;
-        let family = Family::of_gguf(architecture).ok_or_else(|| PlanError::UnknownFamily {
-            found: architecture.to_owned(),
-            expected: Family::gguf_architectures(),
-        })?;
+        let (architecture, family) = family(metadata)?;
         let keys = Keys {
             metadata,
             architecture,
@@ -87,6 +81,18 @@ impl ModelConfig {
         }
         .validated()
     }
+}
+
+/// The architecture of a model, and its family.
+pub(crate) fn family(metadata: &Metadata) -> Result<(&str, &'static Family), PlanError> {
+    let architecture = metadata
+        .architecture()?
+        .ok_or_else(|| PlanError::config("general.architecture", "a string", "nothing"))?;
+    let family = Family::of_gguf(architecture).ok_or_else(|| PlanError::UnknownFamily {
+        found: architecture.to_owned(),
+        expected: Family::gguf_architectures(),
+    })?;
+    Ok((architecture, family))
 }
 
 /// Metadata keys of one architecture, without its prefix.

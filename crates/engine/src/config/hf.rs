@@ -4,8 +4,8 @@ use sterna_format::hf::{Config, RopeParameters};
 use sterna_kernels::rope::RopeLayout;
 
 use super::{LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude};
+use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
-use crate::plan::PlanError;
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// `query_pre_attn_scalar` where a Gemma configuration leaves it out.

@@ -5,8 +5,8 @@ pub(crate) mod hf;
 
 use sterna_kernels::activation::Activation;
 
+use crate::error::PlanError;
 use crate::family::Family;
-use crate::plan::PlanError;
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// Shapes and constants of a model. Together with its weights it determines every logit.

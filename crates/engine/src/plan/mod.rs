@@ -1,6 +1,5 @@
 //! From files to a list of what to load: every tensor checked before any of them is read.
 
-mod error;
 mod planner;
 
 use sterna_format::gguf::Metadata;
@@ -9,10 +8,9 @@ use sterna_format::names::translate_catalog;
 use sterna_format::{DType, TensorCatalog};
 use sterna_kernels::quant::ternary::I2sLayout;
 
-pub use error::PlanError;
-
 use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
+use crate::error::PlanError;
 use crate::weights::Weights;
 use planner::{BitLinears, Planner};
 
@@ -137,8 +135,10 @@ impl ModelPlan {
         catalog: &TensorCatalog,
         options: &PlanOptions,
     ) -> Result<ModelPlan, PlanError> {
+        // The family first: of a model that is none of ours, tensors can't be said to be missing.
+        let (_, family) = config::gguf::family(metadata)?;
         let config = ModelConfig::from_gguf(metadata, n_vocab(catalog)?)?;
-        let bit_linears = if config.family.bit_linear {
+        let bit_linears = if family.bit_linear {
             BitLinears::All
         } else {
             BitLinears::None
@@ -223,16 +223,13 @@ impl Spec {
 /// Rows of the embedding table.
 fn n_vocab(catalog: &TensorCatalog) -> Result<usize, PlanError> {
     let name = "token_embd.weight";
-    let entry = catalog.get(name).ok_or_else(|| PlanError::MissingTensor {
-        name: name.to_owned(),
-        expected: Vec::new(),
-    })?;
+    let wrong =
+        |found| PlanError::config(format!("tensor `{name}`"), "[n_vocab, model_dim]", found);
+    let entry = catalog
+        .get(name)
+        .ok_or_else(|| wrong("nothing".to_owned()))?;
     match entry.shape[..] {
         [n_vocab, _] => Ok(n_vocab),
-        _ => Err(PlanError::TensorShape {
-            name: name.to_owned(),
-            expected: vec![0, 0],
-            found: entry.shape.clone(),
-        }),
+        _ => Err(wrong(format!("{:?}", entry.shape))),
     }
 }

@@ -9,10 +9,11 @@ use sterna_format::names::linear_module;
 use sterna_format::{DType, TensorCatalog, TensorEntry};
 
 use super::{
-    LinearId, LinearRecipe, PlanError, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
+    LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
     TensorRequest, VectorId, VectorRecipe,
 };
 use crate::config::{self, ModelConfig};
+use crate::error::PlanError;
 use crate::family::Family;
 use crate::weights::{Layer, Projection, Weights};
 

@@ -2,13 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::ternary::TOKENS;
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 
 /// Sums of codes (0 to 2) times activations; must be called only where AVX2 is.
 ///
-/// Shapes: `codes` is `[k / 4]`, `q` is `[sums.len(), k]`, `k` a multiple of 128, at most
-/// [`TOKENS`] rows.
+/// Shapes: `codes` is `[k / 4]`, `q` is `[sums.len(), k]`, `k` a multiple of 128, at most four rows.
 pub(super) fn dot(codes: &[u8], q: &[i8], sums: &mut [i32]) {
     let k = codes.len() * 4;
     assert!(codes.len().is_multiple_of(BLOCK_BYTES) && q.len() == k * sums.len());
@@ -24,7 +22,7 @@ pub(super) fn dot(codes: &[u8], q: &[i8], sums: &mut [i32]) {
                     codes,
                 );
             }
-            _ => assert!(sums.is_empty(), "at most {TOKENS} rows at a time"),
+            _ => assert!(sums.is_empty(), "at most four rows at a time"),
         }
     }
 }
