@@ -6,8 +6,8 @@ mod error;
 mod filters;
 mod json;
 mod methods;
+mod source;
 
-use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -103,6 +103,7 @@ impl ChatTemplate {
             None => minijinja::escape_formatter(output, state, value),
         });
         environment.add_filter("tojson", json::tojson);
+        environment.add_filter(source::BOUNDED, filters::bounded);
         environment.add_filter("int", filters::int);
         environment.add_filter("float", filters::float);
         environment.add_filter("wordcount", filters::wordcount);
@@ -112,12 +113,19 @@ impl ChatTemplate {
         environment.add_function("joiner", minijinja_contrib::globals::joiner);
         environment.add_function("raise_exception", raise_exception);
         environment
-            .add_template_owned(NAME, without_generation_blocks(source).into_owned())
+            .add_template_owned(NAME, source::prepare(source))
             .map_err(TemplateError::syntax)?;
         Ok(Self {
             environment: Arc::new(environment),
             specials: specials.clone(),
         })
+    }
+
+    /// The source of the template for a conversation, of those that a `tokenizer_config.json` holds: the one called
+    /// `tool_use` if there are tools, or else the default.
+    pub fn choose(templates: &sterna_format::hf::ChatTemplate, has_tools: bool) -> Option<&str> {
+        let for_tools = templates.named("tool_use").filter(|_| has_tools);
+        for_tools.or_else(|| templates.default_template())
     }
 
     /// The prompt for a conversation.
@@ -195,35 +203,6 @@ fn raise_exception(message: &str) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(raised))
 }
 
-/// Replaces the `generation` blocks of Transformers, which mark answers for training, by blocks that do nothing.
-fn without_generation_blocks(source: &str) -> Cow<'_, str> {
-    if !source.contains("generation") {
-        return Cow::Borrowed(source);
-    }
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        out.push_str(before);
-        rest = tag;
-        let Some(end) = tag.find("%}") else { break };
-        let inner = &tag[..end];
-        let word = inner
-            .trim_start_matches(['-', '+'])
-            .trim_end_matches(['-', '+'])
-            .trim();
-        let replacement = match word {
-            "generation" => "if true",
-            "endgeneration" => "endif",
-            _ => continue,
-        };
-        out.push_str(&inner.replace(word, replacement));
-        rest = &tag[end..];
-    }
-    out.push_str(rest);
-    Cow::Owned(out)
-}
-
 /// A buffer that refuses to grow beyond a limit.
 struct Limited {
     bytes: Vec<u8>,
@@ -251,14 +230,45 @@ impl io::Write for Limited {
 mod tests {
     use super::*;
 
+    fn render(source: &str) -> Result<String, TemplateError> {
+        ChatTemplate::new(source, &SpecialTokens::default())?
+            .render(&ChatInput::conversation([("user", "x")]))
+    }
+
     #[test]
-    fn generation_blocks_do_nothing() {
-        assert_eq!(
-            without_generation_blocks(
-                "a {%- generation -%} b {% endgeneration %}{% set generation = 1 %}"
-            ),
-            "a {%- if true -%} b {% endif %}{% set generation = 1 %}",
-        );
-        assert_eq!(without_generation_blocks("{% generation"), "{% generation");
+    fn hostile_templates_end_in_errors() {
+        for source in [
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+            "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+            "{% set ns = namespace(x=[1]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "{% for i in range(100000) %}{{ 'aaaaaaaaaa' * 1000000 }}{% endfor %}",
+            "{% set x = 'a' * 99999999 %}",
+        ] {
+            let start = std::time::Instant::now();
+            assert!(
+                matches!(render(source), Err(TemplateError::Render { .. })),
+                "{source}"
+            );
+            assert!(start.elapsed().as_secs() < 5, "{source}");
+        }
+    }
+
+    #[test]
+    fn what_the_template_raises_is_told_apart() {
+        let error = render("{{ raise_exception('only ' ~ messages[0].role) }}").unwrap_err();
+        assert!(matches!(error, TemplateError::Raised(message) if message == "only user"));
+    }
+
+    #[test]
+    fn every_built_in_format_compiles() {
+        use ChatFormat::{BitNet, ChatMl, Gemma, Llama2, Llama3, Mistral, Phi3, Plain, Zephyr};
+        for format in [
+            BitNet, ChatMl, Gemma, Llama2, Llama3, Mistral, Phi3, Plain, Zephyr,
+        ] {
+            ChatTemplate::of_format(format, &SpecialTokens::default());
+        }
     }
 }

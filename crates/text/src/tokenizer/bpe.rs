@@ -73,6 +73,18 @@ type Candidate = Reverse<(u32, usize, u32)>;
 type Undo = HashMap<u32, usize>;
 
 impl Bpe {
+    /// An encoder that only merges.
+    pub(crate) fn new(merges: Merges) -> Self {
+        Self {
+            merges,
+            ignore_merges: false,
+            unknown: Unknown::default(),
+            continuing_subword_prefix: String::new(),
+            end_of_word_suffix: String::new(),
+            forbidden: Vec::new(),
+        }
+    }
+
     /// Appends the ids of `word` to `out`.
     pub(crate) fn encode(&self, vocab: &Vocab, word: &str, out: &mut Vec<u32>) {
         if self.ignore_merges

@@ -82,6 +82,14 @@ pub(crate) struct Place<'a> {
 }
 
 impl Decoder {
+    /// Pieces spell bytes.
+    pub(crate) fn byte_level() -> Self {
+        Self {
+            pieces: vec![PieceStep::ByteLevel],
+            ..Self::default()
+        }
+    }
+
     /// Whether the text up to a piece is certain before the next piece is known.
     pub(crate) fn streams(&self) -> bool {
         let pieces = self

@@ -3,7 +3,7 @@
 use sterna_format::gguf::{Array, GgufError, Metadata};
 
 use super::added::AddedTokens;
-use super::bpe::{Bpe, Unknown};
+use super::bpe::Bpe;
 use super::charsmap::Charsmap;
 use super::decode::{Decoder, PieceStep};
 use super::model::Model;
@@ -177,34 +177,22 @@ fn byte_level(keys: &Keys<'_>) -> Result<(Parts, Around), TokenizerError> {
     );
     let merges = keys.0.require_strings("tokenizer.ggml.merges")?;
     let model = Model::Bpe(Bpe {
-        merges: merge_table(merges.iter(), &vocab),
         ignore_merges: split.ignore_merges,
-        unknown: Unknown::default(),
-        continuing_subword_prefix: String::new(),
-        end_of_word_suffix: String::new(),
         forbidden: added
             .iter()
             .filter(|(_, token)| token.special)
             .map(|(id, _)| *id)
             .collect(),
+        ..Bpe::new(merge_table(merges.iter(), &vocab))
     });
     let parts = Parts {
-        added: AddedTokens::new(added)?,
-        vocab,
-        normalizer: None,
         pre_tokenizer: Some(split.pre_tokenizer()?),
-        model,
-        prefix: Vec::new(),
-        suffix: Vec::new(),
-        decoder: Decoder {
-            pieces: vec![PieceStep::ByteLevel],
-            ..Decoder::default()
-        },
-        specials: SpecialTokens::default(),
-        bos: None,
-        eos: None,
-        end_ids: Vec::new(),
-        n_vocab: 0,
+        ..Parts::new(
+            vocab,
+            AddedTokens::new(added)?,
+            model,
+            Decoder::byte_level(),
+        )
     };
     Ok((
         parts,
@@ -271,9 +259,22 @@ fn word_pieces(keys: &Keys<'_>) -> Result<Parts, TokenizerError> {
     let added = added_tokens(&vocab, &keys.types()?);
     let unknown = keys.id("unknown", &vocab)?.or_else(|| vocab.id(b"[UNK]"));
     let pieces = PrefixIndex::new(&vocab, |id| !added.contains_key(&id));
+    let model = Model::WordPiece(WordPiece {
+        continuing_subword_prefix: "##".into(),
+        max_chars: 100,
+        unknown,
+        pieces,
+    });
+    let decoder = Decoder {
+        pieces: vec![
+            PieceStep::WordPiece {
+                prefix: "##".into(),
+            },
+            PieceStep::CleanUp,
+        ],
+        ..Decoder::default()
+    };
     Ok(Parts {
-        added: AddedTokens::new(added)?,
-        vocab,
         normalizer: Some(Normalizer::Bert(Bert {
             clean_text: true,
             handle_chinese_chars: true,
@@ -281,27 +282,6 @@ fn word_pieces(keys: &Keys<'_>) -> Result<Parts, TokenizerError> {
             lowercase: true,
         })),
         pre_tokenizer: Some(PreTokenizer::Bert),
-        model: Model::WordPiece(WordPiece {
-            continuing_subword_prefix: "##".into(),
-            max_chars: 100,
-            unknown,
-            pieces,
-        }),
-        prefix: Vec::new(),
-        suffix: Vec::new(),
-        decoder: Decoder {
-            pieces: vec![
-                PieceStep::WordPiece {
-                    prefix: "##".into(),
-                },
-                PieceStep::CleanUp,
-            ],
-            ..Decoder::default()
-        },
-        specials: SpecialTokens::default(),
-        bos: None,
-        eos: None,
-        end_ids: Vec::new(),
-        n_vocab: 0,
+        ..Parts::new(vocab, AddedTokens::new(added)?, model, decoder)
     })
 }

@@ -22,7 +22,7 @@ use super::pretokenize::{Behavior, PreTokenizer, Prepend};
 use super::unigram::Unigram;
 use super::vocab::Vocab;
 use super::wordpiece::{WordLevel, WordPiece};
-use super::{Parts, SpecialTokens, Tokenizer, TokenizerError};
+use super::{Parts, Tokenizer, TokenizerError};
 
 /// How the file spells the word mark of SentencePiece.
 const WORD_MARK: char = '▁';
@@ -65,19 +65,11 @@ impl Tokenizer {
             },
         };
         let mut parts = Parts {
-            vocab,
-            added: AddedTokens::new(added)?,
             normalizer,
             pre_tokenizer,
-            model,
             prefix,
             suffix,
-            decoder,
-            specials: SpecialTokens::default(),
-            bos: None,
-            eos: None,
-            end_ids: Vec::new(),
-            n_vocab: 0,
+            ..Parts::new(vocab, AddedTokens::new(added)?, model, decoder)
         };
         if let Some(config) = config {
             parts.apply(config);

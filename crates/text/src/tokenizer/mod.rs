@@ -24,6 +24,7 @@ mod vocab;
 mod wordpiece;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use added::{AddedTokens, Segment};
@@ -76,7 +77,11 @@ pub struct Decode {
 
 /// Turns strings into the ids of one model, and ids into strings. Cheap to clone; clones share the vocabulary.
 #[derive(Debug, Clone)]
-pub struct Tokenizer(Arc<Parts>);
+pub struct Tokenizer {
+    parts: Arc<Parts>,
+    /// Sorted, each once.
+    end_ids: Arc<[u32]>,
+}
 
 /// Everything a tokenizer consists of, whichever file it came from.
 #[derive(Debug)]
@@ -94,6 +99,7 @@ struct Parts {
     specials: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
+    /// Those that the file names.
     end_ids: Vec<u32>,
     n_vocab: usize,
 }
@@ -128,11 +134,20 @@ impl Tokenizer {
             .map_or(0, |(id, _)| id as usize + 1);
         (parts.bos, parts.eos) = (bos, eos);
         parts.n_vocab = parts.vocab.len().max(highest_added);
-        parts.end_ids.extend(eos);
-        parts.end_ids.extend(ends);
-        parts.end_ids.sort_unstable();
-        parts.end_ids.dedup();
-        Self(Arc::new(parts))
+        let mut end_ids = std::mem::take(&mut parts.end_ids);
+        end_ids.extend(ends.into_iter().chain(eos));
+        Self {
+            parts: Arc::new(parts),
+            end_ids: Arc::default(),
+        }
+        .with_end_ids(end_ids)
+    }
+
+    /// This tokenizer with more ids that end a turn or a text, such as those of a `generation_config.json`.
+    pub fn with_end_ids(mut self, ids: impl IntoIterator<Item = u32>) -> Self {
+        let all: BTreeSet<u32> = self.end_ids.iter().copied().chain(ids).collect();
+        self.end_ids = all.into_iter().collect();
+        self
     }
 
     /// The ids of `text`.
@@ -143,7 +158,7 @@ impl Tokenizer {
     /// [`TokenizerError::PatternGaveUp`] and [`TokenizerError::Expansion`] for tokenizer files that ask for
     /// unreasonable work on this text.
     pub fn encode(&self, text: &str, options: Encode) -> Result<Vec<u32>, TokenizerError> {
-        let parts = &*self.0;
+        let parts = &*self.parts;
         let mut ids = Vec::with_capacity(text.len() / 4 + parts.prefix.len() + parts.suffix.len());
         if options.add_special {
             ids.extend(&parts.prefix);
@@ -172,7 +187,7 @@ impl Tokenizer {
 
     /// The bytes of `ids`, which need not be UTF-8 where a text was cut inside a character.
     pub fn decode_bytes(&self, ids: &[u32], options: Decode) -> Vec<u8> {
-        let parts = &*self.0;
+        let parts = &*self.parts;
         let pieces: Vec<&str> = ids
             .iter()
             .filter_map(|id| parts.spelling(*id, options))
@@ -196,58 +211,77 @@ impl Tokenizer {
 
     /// The piece of `id` as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`); `None` for ids nothing uses.
     pub fn piece(&self, id: u32) -> Option<&str> {
-        match self.0.added.get(id) {
+        match self.parts.added.get(id) {
             Some(token) => Some(&token.content),
-            None => self.0.vocab.piece(id),
+            None => self.parts.vocab.piece(id),
         }
     }
 
     /// The id of a piece, spelled as the vocabulary spells it; added tokens come first.
     pub fn token_id(&self, piece: &str) -> Option<u32> {
-        self.0
+        self.parts
             .added
             .id(piece)
-            .or_else(|| self.0.vocab.id(piece.as_bytes()))
+            .or_else(|| self.parts.vocab.id(piece.as_bytes()))
     }
 
     /// Whether `id` is a control token.
     pub fn is_special(&self, id: u32) -> bool {
-        self.0.added.get(id).is_some_and(|token| token.special)
+        self.parts.added.get(id).is_some_and(|token| token.special)
     }
 
     /// One more than the highest id. A model's own vocabulary may be padded beyond.
     pub fn n_vocab(&self) -> usize {
-        self.0.n_vocab
+        self.parts.n_vocab
     }
 
     /// The token that begins a text.
     pub fn bos(&self) -> Option<u32> {
-        self.0.bos
+        self.parts.bos
     }
 
     /// The token that ends a text, as the model's files name it.
     pub fn eos(&self) -> Option<u32> {
-        self.0.eos
+        self.parts.eos
     }
 
     /// Whether [`Encode::add_special`] puts [`Tokenizer::bos`] in front.
     pub fn adds_bos(&self) -> bool {
-        self.0.bos.is_some() && self.0.prefix.first() == self.0.bos.as_ref()
+        self.parts.bos.is_some() && self.parts.prefix.first() == self.parts.bos.as_ref()
     }
 
     /// Every id that ends a turn or a text, sorted: those that the files name, and control tokens whose names are known
     /// to, such as `<|eot_id|>` and `<|im_end|>`.
     pub fn end_ids(&self) -> &[u32] {
-        &self.0.end_ids
+        &self.end_ids
     }
 
     /// The special tokens by their role, as chat templates refer to them.
     pub fn special_tokens(&self) -> &SpecialTokens {
-        &self.0.specials
+        &self.parts.specials
     }
 }
 
 impl Parts {
+    /// A tokenizer that takes text as it is and puts nothing around it.
+    fn new(vocab: Vocab, added: AddedTokens, model: Model, decoder: Decoder) -> Self {
+        Self {
+            vocab,
+            added,
+            normalizer: None,
+            pre_tokenizer: None,
+            model,
+            prefix: Vec::new(),
+            suffix: Vec::new(),
+            decoder,
+            specials: SpecialTokens::default(),
+            bos: None,
+            eos: None,
+            end_ids: Vec::new(),
+            n_vocab: 0,
+        }
+    }
+
     /// Encodes text that holds no token that is looked for in raw text.
     fn encode_raw(
         &self,

@@ -13,7 +13,7 @@ use super::normalize::Normalizer;
 use super::pattern::Pattern;
 use super::unigram::Unigram;
 use super::vocab::Vocab;
-use super::{Parts, SpecialTokens, TokenizerError};
+use super::{Parts, TokenizerError};
 
 /// What a piece is for; the numbers are the same in both formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,24 +113,21 @@ impl Pieces {
         };
         let model = match choice {
             Choice::Bpe => Model::Bpe(Bpe {
-                merges: Merges::ByScore {
-                    unused: types
-                        .iter()
-                        .map(|kind| *kind == PieceType::Unused)
-                        .collect(),
-                    scores,
-                },
-                ignore_merges: false,
                 unknown: Unknown {
                     bytes,
                     id: unknown,
                     fuse: true,
                 },
-                continuing_subword_prefix: String::new(),
-                end_of_word_suffix: String::new(),
                 forbidden: (0..vocab.len() as u32)
                     .filter(|id| forbidden(*id))
                     .collect(),
+                ..Bpe::new(Merges::ByScore {
+                    unused: types
+                        .iter()
+                        .map(|kind| *kind == PieceType::Unused)
+                        .collect(),
+                    scores,
+                })
             }),
             Choice::Unigram => {
                 let in_text = |id: u32| !forbidden(id) && !is(id, PieceType::Unused);
@@ -171,19 +168,8 @@ impl Pieces {
             spaced: false,
         };
         Ok(Parts {
-            added: AddedTokens::new(added)?,
-            vocab,
             normalizer: Some(Normalizer::Sequence(normal)),
-            pre_tokenizer: None,
-            model,
-            prefix: Vec::new(),
-            suffix: Vec::new(),
-            decoder,
-            specials: SpecialTokens::default(),
-            bos: None,
-            eos: None,
-            end_ids: Vec::new(),
-            n_vocab: 0,
+            ..Parts::new(vocab, AddedTokens::new(added)?, model, decoder)
         })
     }
 }

@@ -23,7 +23,7 @@ pub struct StreamDecoder {
 
 impl StreamDecoder {
     pub(super) fn new(tokenizer: Tokenizer, options: Decode) -> Self {
-        let decoder = &tokenizer.0.decoder;
+        let decoder = &tokenizer.parts.decoder;
         let held = if decoder.streams() {
             None
         } else {
@@ -46,7 +46,7 @@ impl StreamDecoder {
             held.push(id);
             return String::new();
         }
-        let parts = &*self.tokenizer.0;
+        let parts = &*self.tokenizer.parts;
         let Some(piece) = parts.spelling(id, self.options) else {
             return String::new();
         };

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 
 use super::added::{AddedToken, AddedTokens};
-use super::bpe::{Bpe, Merges, Unknown};
+use super::bpe::{Bpe, Merges};
 use super::bytes;
-use super::decode::{Decoder, PieceStep};
+use super::decode::Decoder;
 use super::model::Model;
 use super::pattern::GPT2;
 use super::splits::{self, LLAMA3, O200K, QWEN2};
 use super::vocab::Vocab;
-use super::{Parts, SpecialTokens, Tokenizer, TokenizerError};
+use super::{Parts, Tokenizer, TokenizerError};
 
 /// What a tiktoken file does not say: how text is split, and which special tokens there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,30 +147,18 @@ impl Tokenizer {
             .filter(|(_, id)| vocab.piece(*id).is_none())
             .map(|(name, id)| (id, AddedToken::plain(&name, true)))
             .collect();
+        let model = Model::Bpe(Bpe {
+            ignore_merges: true,
+            ..Bpe::new(Merges::ById)
+        });
         let mut parts = Parts {
-            added: AddedTokens::new(added)?,
-            vocab,
-            normalizer: None,
             pre_tokenizer: Some(splits::single(encoding.expression()).pre_tokenizer()?),
-            model: Model::Bpe(Bpe {
-                merges: Merges::ById,
-                ignore_merges: true,
-                unknown: Unknown::default(),
-                continuing_subword_prefix: String::new(),
-                end_of_word_suffix: String::new(),
-                forbidden: Vec::new(),
-            }),
-            prefix: Vec::new(),
-            suffix: Vec::new(),
-            decoder: Decoder {
-                pieces: vec![PieceStep::ByteLevel],
-                ..Decoder::default()
-            },
-            specials: SpecialTokens::default(),
-            bos: None,
-            eos: None,
-            end_ids: Vec::new(),
-            n_vocab: 0,
+            ..Parts::new(
+                vocab,
+                AddedTokens::new(added)?,
+                model,
+                Decoder::byte_level(),
+            )
         };
         let (bos, eos) = match encoding {
             TiktokenEncoding::Llama3 => (Some("<|begin_of_text|>"), "<|end_of_text|>"),
