@@ -16,6 +16,25 @@ pub(crate) const GPT2: &str =
 pub(crate) enum Pattern {
     Literal(String),
     Regex(Box<Regex>),
+    /// An expression that goes on with `|\s+(?!\S)|\s+`, as nearly all that split text do.
+    ///
+    /// The look-ahead is done by hand: without it an automaton can run the expression in linear time, while
+    /// backtracking through a run of a hundred thousand spaces overflows the engine's stack.
+    BeforeSpaces(Box<Regex>),
+}
+
+/// Runs of white space, less the last one if a word follows.
+const SPACES: &str = r"|\s+(?!\S)|\s+";
+
+/// Whether what an expression matches at a place may depend on what stands around.
+fn looks_around(expression: &str) -> bool {
+    let anchors = expression.replace("[^", "[");
+    [
+        "(?=", "(?!", "(?<", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G", r"\K",
+    ]
+    .iter()
+    .any(|look| expression.contains(look))
+        || anchors.contains(['^', '$'])
 }
 
 /// What Oniguruma takes for a word character. The `regex` crates follow another annex of Unicode: fractions and
@@ -70,10 +89,21 @@ impl Pattern {
 
     /// A regular expression in the syntax and meaning of `fancy_regex`.
     pub(crate) fn regex(expression: &str) -> Result<Self, TokenizerError> {
-        RegexBuilder::new(expression)
-            .backtrack_limit(10_000_000)
-            .build()
-            .map(|regex| Self::Regex(Box::new(regex)))
+        let compile = |expression: &str| {
+            RegexBuilder::new(expression)
+                .backtrack_limit(10_000_000)
+                .build()
+                .map(Box::new)
+        };
+        if let Some(head) = expression.strip_suffix(SPACES).filter(|head| !looks_around(head))
+            // A head that ends inside a group does not compile.
+            && let Ok(head) = compile(head)
+            && let Ok(false) = head.is_match("")
+        {
+            return Ok(Self::BeforeSpaces(head));
+        }
+        compile(expression)
+            .map(Self::Regex)
             .map_err(|source| TokenizerError::Pattern {
                 pattern: expression.chars().take(200).collect(),
                 source: Box::new(source),
@@ -94,11 +124,22 @@ impl Pattern {
             }
             Self::Regex(regex) => {
                 for hit in regex.find_iter(text) {
-                    let hit = hit.map_err(|source| TokenizerError::PatternGaveUp {
-                        len: text.len(),
-                        source: Box::new(source),
-                    })?;
-                    found(hit.range())?;
+                    found(hit.map_err(|source| gave_up(text, source))?.range())?;
+                }
+            }
+            Self::BeforeSpaces(head) => {
+                let mut at = 0;
+                while at < text.len() {
+                    let next = head
+                        .find_from_pos(text, at)
+                        .map_err(|source| gave_up(text, source))?;
+                    let hit = next.map_or(text.len()..text.len(), |hit| hit.range());
+                    at = spaces_before(text, at, hit.start, &mut found)?;
+                    // The spaces may have swallowed the place of the hit, which then has to be looked for again.
+                    if at == hit.start && !hit.is_empty() {
+                        at = hit.end;
+                        found(hit)?;
+                    }
                 }
             }
         }
@@ -134,8 +175,42 @@ impl Pattern {
     }
 }
 
+/// Calls `found` with what [`SPACES`] matches from `at` on, as long as a match begins before `end`; returns where the
+/// last one ends, or `end`.
+fn spaces_before(
+    text: &str,
+    mut at: usize,
+    end: usize,
+    found: &mut impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
+) -> Result<usize, TokenizerError> {
+    while at < end {
+        let run = text[at..].len() - text[at..].trim_start().len();
+        let stop = match text[at..at + run].char_indices().next_back() {
+            None => {
+                // Nothing matches at a character that is no space.
+                at += text[at..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            }
+            Some((last, _)) if last > 0 && at + run < text.len() => at + last,
+            Some(_) => at + run,
+        };
+        found(at..stop)?;
+        at = stop;
+    }
+    Ok(at)
+}
+
+fn gave_up(text: &str, source: fancy_regex::Error) -> TokenizerError {
+    TokenizerError::PatternGaveUp {
+        len: text.len(),
+        source: Box::new(source),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -160,5 +235,37 @@ mod tests {
             found,
             Ok(()) | Err(TokenizerError::PatternGaveUp { .. })
         ));
+    }
+
+    fn matches(pattern: &Pattern, text: &str) -> Vec<Range<usize>> {
+        let mut hits = Vec::new();
+        let collect = |hit| {
+            hits.push(hit);
+            Ok(())
+        };
+        pattern.each_match(text, collect).unwrap();
+        hits
+    }
+
+    #[test]
+    fn long_runs_of_spaces_are_no_trouble() {
+        let pattern = Pattern::regex(GPT2).unwrap();
+        let text = " ".repeat(300_000) + "x";
+        let hits = matches(&pattern, &text);
+        assert_eq!(hits, [0..299_999, 299_999..300_001]);
+    }
+
+    proptest! {
+        #[test]
+        fn spaces_by_hand_are_those_of_the_expression(text in "[ \\n\\t\u{3000}\u{85}ab1.'é]{0,24}") {
+            for expression in [GPT2, r"\p{L}+|\s+(?!\S)|\s+", r" ?a|\s*[\r\n]+|\s+(?!\S)|\s+", r"[^a]?b| {2}|\s+(?!\S)|\s+"] {
+                let pattern = Pattern::regex(expression).unwrap();
+                prop_assert!(matches!(pattern, Pattern::BeforeSpaces(_)));
+                let hits = matches(&pattern, &text);
+                let whole = Regex::new(expression).unwrap();
+                let expected: Vec<_> = whole.find_iter(&text).map(|hit| hit.unwrap().range()).collect();
+                prop_assert_eq!(hits, expected, "{}", expression);
+            }
+        }
     }
 }
