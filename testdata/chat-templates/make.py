@@ -117,6 +117,12 @@ FEATURES = [
     "{{ 'ab1'.isalnum() }} {{ 'ab'.isalpha() }} {{ '12'.isdigit() }} {{ ' '.isspace() }} {{ 'a\nb'.splitlines() }} {{ 'aBc'.swapcase() }} {{ 'abc'.index('c') }}",
     "{{ '{} and {name}'.format('a', name='b') }} {{ '%s-%d' | format('a', 3) }} {{ '%s' % 'x' }}",
     "{{ 'hello'[1:3] }} {{ 'hello'[-1] }} {{ 'hello'[::-1] }} {{ list[1:] }} {{ list[:-1] }} {{ list[::-1] }} {{ list[-1] }} {{ list[5:] }}",
+    "{{ ''[::-1] }}|{{ [][::-1] }}|{{ 'abc'[:0:-1] }}|{{ 'abcdef'[4:1:-2] }}|{{ 'abc'[:6:-1] }}|{{ list[-2:] }}|{{ 'abc'[-9:9] }}|{{ 'abc'[::9] }}|{{ (1, 2, 3)[1:] }}|{{ range(5)[1:3] | list }}|{{ list[1:][0] }}",
+    "{{ 'abc'[::0] }}",
+    "{{ n[1:] }}",
+    "{{ missing[1:] }}",
+    "{{ nothing[1:] }}",
+    "{{ dict[1:] }}",
     "{{ list[9] }}|{{ 'abc'[9] }}|{{ dict['zz'] }}|",
     "{{ 'a' 'b' }} {{ 'tab\\tnl\\\\ \\u00e9 \\'q\\'' }}",
     # dicts and lists

@@ -3,6 +3,8 @@
 use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::source;
+
 /// Calls `method` of `value`.
 pub(super) fn call(
     state: &mut State,
@@ -10,6 +12,9 @@ pub(super) fn call(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    if method == source::SLICE {
+        return slice(value, args);
+    }
     let own = match value.as_str() {
         Some(text) => string_method(text, method, args)?,
         // Values never change, so that a copy is the value itself.
@@ -22,6 +27,64 @@ pub(super) fn call(
         Some(result) => Ok(result),
         None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     }
+}
+
+/// `value[start:stop:step]` as Python has it.
+fn slice(value: &Value, args: &[Value]) -> Result<Value, Error> {
+    let (start, stop, step): (Option<i64>, Option<i64>, Option<i64>) = from_args(args)?;
+    match value.kind() {
+        ValueKind::String => {
+            let chars: Vec<char> = value.as_str().unwrap_or_default().chars().collect();
+            let indices = indices(start, stop, step, chars.len())?;
+            Ok(Value::from(indices.map(|at| chars[at]).collect::<String>()))
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items: Vec<Value> = value.try_iter()?.collect();
+            let indices = indices(start, stop, step, items.len())?;
+            let taken: Vec<Value> = indices.map(|at| items[at].clone()).collect();
+            Ok(if value.is_tuple() {
+                Value::from(Tuple::from(taken))
+            } else {
+                Value::from(taken)
+            })
+        }
+        kind => {
+            let problem = format!("a value of kind {kind} cannot be sliced");
+            Err(Error::new(ErrorKind::InvalidOperation, problem))
+        }
+    }
+}
+
+/// The places that a slice of `len` items takes, in order.
+fn indices(
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: Option<i64>,
+    len: usize,
+) -> Result<impl Iterator<Item = usize>, Error> {
+    let step = i128::from(step.unwrap_or(1));
+    if step == 0 {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "the step of a slice is 0",
+        ));
+    }
+    let len = len as i128;
+    // The ends lie one before the first and one behind the last place, as seen in the direction of the step.
+    let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let place = |bound: Option<i64>, default: i128| match bound.map(i128::from) {
+        None => default,
+        Some(bound) if bound < 0 => (bound + len).max(low),
+        Some(bound) => bound.min(high),
+    };
+    let (start, stop) = if step > 0 {
+        (place(start, low), place(stop, high))
+    } else {
+        (place(start, high), place(stop, low))
+    };
+    let inside = move |at: &i128| if step > 0 { *at < stop } else { *at > stop };
+    let places = std::iter::successors(Some(start), move |at| Some(at + step)).take_while(inside);
+    Ok(places.map(|at| at as usize))
 }
 
 fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {

@@ -113,7 +113,7 @@ impl ChatTemplate {
         environment.add_function("joiner", minijinja_contrib::globals::joiner);
         environment.add_function("raise_exception", raise_exception);
         environment
-            .add_template_owned(NAME, source::prepare(source))
+            .add_template_owned(NAME, source::prepare(source)?)
             .map_err(TemplateError::syntax)?;
         Ok(Self {
             environment: Arc::new(environment),

@@ -2,15 +2,24 @@
 
 use std::borrow::Cow;
 
+use super::TemplateError;
+
 /// The filter that limits what a template may keep in a variable.
 pub(super) const BOUNDED: &str = "bounded__";
+
+/// The method that slices; see [`super::methods`].
+pub(super) const SLICE: &str = "slice__";
+
+/// How deep brackets may nest; the engine itself goes to 150.
+const MAX_BRACKETS: usize = 64;
 
 /// The source as the engine gets it.
 ///
 /// The `generation` blocks of Transformers, which mark answers for training, become blocks that do nothing. What a
 /// `set` keeps goes through [`BOUNDED`]: a variable that is joined to itself in a loop doubles with every step, which
-/// no limit on steps would notice in time.
-pub(super) fn prepare(source: &str) -> String {
+/// no limit on steps would notice in time. Slices become calls of [`SLICE`], because the engine's own panic on an empty
+/// text read backwards, and read `[:0:-1]` otherwise than Python.
+pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
     let mut out = String::with_capacity(source.len() + source.len() / 8);
     let mut rest = source;
     let mut raw = false;
@@ -41,13 +50,90 @@ pub(super) fn prepare(source: &str) -> String {
                 } else {
                     rewrite(tag)
                 };
+                let tag = if raw {
+                    tag
+                } else {
+                    Cow::Owned(without_slices(&tag)?)
+                };
                 out.extend(["{%", &tag, "%}"]);
             }
+            None if !raw && part.starts_with("{{") => out.push_str(&without_slices(part)?),
             None => out.push_str(part),
         }
     }
     out.push_str(rest);
-    out
+    Ok(out)
+}
+
+/// Replaces `[a:b:c]` by a call of [`SLICE`]. No other bracket holds a colon at its own level.
+fn without_slices(code: &str) -> Result<String, TemplateError> {
+    /// An open bracket: where it stands in the output, and the colons at its level.
+    struct Open {
+        bracket: char,
+        start: usize,
+        colons: Vec<usize>,
+    }
+
+    let mut out = String::with_capacity(code.len());
+    let mut open: Vec<Open> = Vec::new();
+    let mut quote = None;
+    let mut escaped = false;
+    for c in code.chars() {
+        if quote.is_none() {
+            match c {
+                '[' | '(' | '{' => {
+                    if open.len() == MAX_BRACKETS {
+                        let problem = format!("brackets nest deeper than {MAX_BRACKETS}");
+                        return Err(TemplateError::Syntax { line: 0, problem });
+                    }
+                    open.push(Open {
+                        bracket: c,
+                        start: out.len(),
+                        colons: Vec::new(),
+                    });
+                }
+                ':' => {
+                    if let Some(open) = open.last_mut().filter(|open| open.bracket == '[') {
+                        open.colons.push(out.len());
+                    }
+                }
+                ']' | ')' | '}' => {
+                    if let Some(Open { start, colons, .. }) = open.pop()
+                        && c == ']'
+                        && let (1..=2, Some(&first)) = (colons.len(), colons.first())
+                    {
+                        let second = colons.get(1).copied();
+                        let bounds = [
+                            &out[start + 1..first],
+                            &out[first + 1..second.unwrap_or(out.len())],
+                            second.map_or("", |second| &out[second + 1..]),
+                        ];
+                        let bounds = bounds.map(|bound| {
+                            if bound.trim().is_empty() {
+                                "none"
+                            } else {
+                                bound
+                            }
+                        });
+                        let call = format!(".{SLICE}({})", bounds.join(","));
+                        out.truncate(start);
+                        out.push_str(&call);
+                        continue;
+                    }
+                }
+                '\'' | '"' => quote = Some(c),
+                _ => {}
+            }
+        } else if escaped {
+            escaped = false;
+        } else if c == '\\' {
+            escaped = true;
+        } else if quote == Some(c) {
+            quote = None;
+        }
+        out.push(c);
+    }
+    Ok(out)
 }
 
 /// A tag without the marks that trim white space.
@@ -152,7 +238,14 @@ mod tests {
             ),
         ];
         for (source, expected) in cases {
-            assert_eq!(prepare(source), expected);
+            assert_eq!(prepare(source).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn brackets_nest_only_so_deep() {
+        let nested = |depth| format!("{{{{ {}{} }}}}", "[".repeat(depth), "]".repeat(depth));
+        assert!(prepare(&nested(100_000)).is_err());
+        assert!(prepare(&nested(10)).is_ok());
     }
 }
