@@ -13,7 +13,7 @@ use crate::backend::{Backend, BackendError, LinearSource, WeightData};
 use crate::model::Model;
 use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, ScaleRecipe, Stored, TensorRequest,
-    VectorId, VectorRecipe,
+    VectorId, VectorRecipe, is_float,
 };
 use crate::rope::RopeScaling;
 use crate::weights::Convert;
@@ -361,10 +361,6 @@ fn ternary_layout(dtype: DType, scale: f32) -> Layout {
         DType::TQ1_0 | DType::TQ2_0 => Layout::Blocks(dtype),
         _ => Layout::Values { dtype, scale },
     }
-}
-
-fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
 }
 
 fn read_scale(

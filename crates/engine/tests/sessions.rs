@@ -164,3 +164,18 @@ fn storage_of_the_same_trits_does_not_matter() {
         run(&path("bitllama-3M-tq2_0.gguf"))
     );
 }
+
+/// What a plan says a model will hold is what decoding reads, whatever the file holds.
+#[test]
+fn memory_is_counted_in_the_form_that_is_computed_with() {
+    let dir = testdata().join("bitllama-3M");
+    let held = |plan: sterna_engine::ModelPlan| plan.memory_bytes();
+    let packed = held(plan_hf(&dir.join("hf-packed")).0);
+    for name in ["f16", "tq1_0", "tq2_0"] {
+        let (plan, _) = plan_gguf(&[dir.join(format!("bitllama-3M-{name}.gguf"))]);
+        assert_ne!(plan.weight_bytes(), plan.memory_bytes(), "{name}");
+        // The embedding table is f16 in these and f32 there.
+        let table = 512 * 256 * 2;
+        assert_eq!(held(plan) + table, packed, "{name}");
+    }
+}

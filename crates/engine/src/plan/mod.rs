@@ -6,7 +6,7 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::translate_catalog;
 use sterna_format::{DType, TensorCatalog};
-use sterna_kernels::quant::ternary::I2sLayout;
+use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
 use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
@@ -192,13 +192,18 @@ impl ModelPlan {
         self.requests().map(|r| r.len).sum()
     }
 
+    /// Bytes of all weights in the form they are computed with.
+    pub fn memory_bytes(&self) -> u64 {
+        self.specs.iter().map(Spec::memory_bytes).sum()
+    }
+
     /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it
     /// reads a row, unless the table is the output head too.
     pub fn bytes_per_token(&self) -> u64 {
-        let table = self.specs[self.weights.token_embd.0].bytes();
+        let table = self.specs[self.weights.token_embd.0].memory_bytes();
         match self.weights.output {
-            Some(_) => self.weight_bytes() - table,
-            None => self.weight_bytes(),
+            Some(_) => self.memory_bytes() - table,
+            None => self.memory_bytes(),
         }
     }
 
@@ -215,9 +220,36 @@ impl ModelPlan {
 }
 
 impl Spec {
-    fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.len).sum()
+    /// Bytes of the weight once it is loaded.
+    fn memory_bytes(&self) -> u64 {
+        match self.recipe {
+            Recipe::Vector(recipe) | Recipe::HostVector(recipe) => 4 * recipe.len as u64,
+            Recipe::Linear(recipe) if recipe.becomes_trits() => {
+                recipe.n as u64 * row_bytes(recipe.k) as u64
+            }
+            Recipe::Linear(_) => self.parts[0].len,
+        }
     }
+}
+
+impl LinearRecipe {
+    /// Whether the weight will be held as packed trits.
+    ///
+    /// Quantised blocks of a BitLinear layer are taken not to be, though some turn out to be.
+    fn becomes_trits(&self) -> bool {
+        match self.stored {
+            Stored::Blocks(_) => false,
+            Stored::BitLinear(dtype) => {
+                is_float(dtype) || matches!(dtype, DType::TQ1_0 | DType::TQ2_0)
+            }
+            Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => true,
+        }
+    }
+}
+
+/// Whether values of this type are stored one by one, as floats.
+pub(crate) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// Rows of the embedding table.

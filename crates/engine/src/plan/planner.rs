@@ -10,7 +10,7 @@ use sterna_format::{DType, TensorCatalog, TensorEntry};
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
-    TensorRequest, VectorId, VectorRecipe,
+    TensorRequest, VectorId, VectorRecipe, is_float,
 };
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
@@ -337,10 +337,7 @@ impl<'a> Planner<'a> {
         plus: f32,
     ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
         let entry = self.require(name, &[len])?;
-        if !matches!(
-            entry.dtype,
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16
-        ) {
+        if !is_float(entry.dtype) {
             return Err(PlanError::TensorType {
                 name: name.to_owned(),
                 expected: "floats are needed",
@@ -492,7 +489,7 @@ impl<'a> Planner<'a> {
                 found: entry.shape.clone(),
             });
         }
-        if !matches!(entry.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        if !is_float(entry.dtype) {
             return Err(PlanError::TensorType {
                 name: name.to_owned(),
                 expected: "a float is needed",
