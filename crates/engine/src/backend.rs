@@ -115,8 +115,8 @@ pub trait Backend: Sized {
     /// Drops all rows of `x` but the last.
     fn keep_last_row(&self, x: &mut Self::Buffer) -> Result<(), BackendError>;
 
-    /// The values of `x`, row by row. Waits for every operation before it.
-    fn read(&self, x: &Self::Buffer) -> Result<Vec<f32>, BackendError>;
+    /// Takes the values out of `x`, row by row. Waits for every operation before it.
+    fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
 }
 
 /// Keys and values of a sequence.

@@ -52,11 +52,15 @@ pub(crate) struct Parts {
     pub(crate) sub_norms: bool,
     /// Norms of what attention and feed-forward add to the residual.
     pub(crate) post_norms: bool,
+    /// Biases of the query, key and value projections.
+    pub(crate) qkv_biases: bool,
 }
 
 /// Which layers are windowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowPattern {
+    /// None, whatever a configuration says.
+    None,
     /// All of them.
     All,
     /// All but every n-th.
@@ -72,6 +76,10 @@ pub(crate) enum WindowPattern {
 pub(crate) struct HfDefaults {
     pub(crate) norm_eps: f64,
     pub(crate) rope_base: f64,
+    pub(crate) n_heads: Option<usize>,
+    /// As many as heads if `None`.
+    pub(crate) n_kv_heads: Option<usize>,
+    pub(crate) window: Option<usize>,
     /// Width over heads if `None`.
     pub(crate) head_dim: Option<usize>,
     pub(crate) max_ctx: usize,
@@ -83,11 +91,15 @@ const PLAIN: Parts = Parts {
     qk_norms: false,
     sub_norms: false,
     post_norms: false,
+    qkv_biases: false,
 };
 
 const HF_DEFAULTS: HfDefaults = HfDefaults {
     norm_eps: 1e-6,
     rope_base: 10_000.0,
+    n_heads: None,
+    n_kv_heads: None,
+    window: None,
     head_dim: None,
     max_ctx: 2048,
     tied: false,
@@ -102,7 +114,7 @@ const LLAMA: Family = Family {
     parts: PLAIN,
     gemma: false,
     bit_linear: false,
-    windows: WindowPattern::All,
+    windows: WindowPattern::None,
     hf_defaults: HF_DEFAULTS,
     gguf_softcaps: None,
     gguf_window: None,
@@ -145,6 +157,9 @@ const GEMMA2: Family = Family {
     windows: WindowPattern::AllButEvery(2),
     hf_defaults: HfDefaults {
         head_dim: Some(256),
+        n_heads: Some(8),
+        n_kv_heads: Some(4),
+        window: Some(4096),
         max_ctx: 8192,
         tied: true,
         ..HF_DEFAULTS
@@ -170,6 +185,7 @@ static FAMILIES: [Family; 10] = [
         name: "mistral",
         gguf: &[],
         hf: &["mistral"],
+        windows: WindowPattern::All,
         hf_defaults: HfDefaults {
             max_ctx: 131_072,
             ..HF_DEFAULTS
@@ -180,6 +196,10 @@ static FAMILIES: [Family; 10] = [
         name: "qwen2",
         gguf: &["qwen2"],
         hf: &["qwen2"],
+        parts: Parts {
+            qkv_biases: true,
+            ..PLAIN
+        },
         gguf_rope: RopeLayout::Halves,
         windows: WindowPattern::Last,
         hf_defaults: HfDefaults {
@@ -231,6 +251,7 @@ static FAMILIES: [Family; 10] = [
         name: "phi3",
         gguf: &["phi3"],
         hf: &["phi3"],
+        windows: WindowPattern::All,
         gguf_rope: RopeLayout::Halves,
         hf_defaults: HfDefaults {
             norm_eps: 1e-5,
@@ -264,6 +285,11 @@ impl Family {
     /// The family of a Hugging Face model type.
     pub(crate) fn of_hf(model_type: &str) -> Option<&'static Family> {
         FAMILIES.iter().find(|f| f.hf.contains(&model_type))
+    }
+
+    /// The community's first BitNet models.
+    pub(crate) fn first_bitnet() -> &'static Family {
+        Family::of_gguf("bitnet").expect("it is in the table")
     }
 
     /// Every GGUF architecture that runs, for messages.

@@ -49,8 +49,8 @@ impl<B: Backend> Scratch<B> {
         }
     }
 
-    pub(crate) fn logits(&self) -> &B::Buffer {
-        &self.logits
+    pub(crate) fn logits(&mut self) -> &mut B::Buffer {
+        &mut self.logits
     }
 }
 

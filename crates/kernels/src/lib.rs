@@ -41,16 +41,15 @@ mod test_data;
 pub mod vector;
 
 pub use isa::Isa;
-pub use pool::Pool;
 pub use shape::ShapeError;
+
+use pool::Pool;
 
 /// Where and how to compute: the threads and the instruction set that every operation takes.
 #[derive(Debug)]
 pub struct Exec {
-    /// Threads that share the items of each operation.
-    pub pool: Pool,
-    /// Instructions to use.
-    pub isa: Isa,
+    pub(crate) pool: Pool,
+    pub(crate) isa: Isa,
 }
 
 impl Exec {

@@ -19,7 +19,7 @@ const SPINS: u32 = 4_000;
 /// asked to run more threads than it was given. Where threads can't be started (WebAssembly without
 /// shared memory) the pool is the calling thread alone.
 #[derive(Debug)]
-pub struct Pool {
+pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     turn: Mutex<()>,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Job {
 
 impl Pool {
     /// A pool of `n_threads` threads, counting the caller; at least one.
-    pub fn new(n_threads: usize) -> Pool {
+    pub(crate) fn new(n_threads: usize) -> Pool {
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(0),
             busy: AtomicUsize::new(0),
@@ -85,16 +85,13 @@ impl Pool {
         }
     }
 
-    /// Threads that work on an operation, the caller among them.
-    pub fn n_threads(&self) -> usize {
-        self.workers.len() + 1
-    }
-
     /// Calls `f` with ranges that cover `0..n` once each, on all threads.
     ///
-    /// Ranges are `grain` long but for the last, and are handed out as threads become free. `f` must
-    /// not depend on which thread runs which range. Panics if `f` does, after all threads are done.
-    pub fn for_ranges(&self, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
+    /// Ranges are at most `grain` long and are handed out as threads become free; with one thread, or
+    /// no more than `grain` items, there is one range. `f` must not depend on which thread runs which
+    /// range, and must not use the pool itself: it would wait for its own turn for ever. Panics if
+    /// `f` does, after all threads are done.
+    pub(crate) fn for_ranges(&self, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
         let grain = grain.max(1);
         if self.workers.is_empty() || n <= grain {
             if n > 0 {

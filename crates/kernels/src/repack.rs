@@ -69,7 +69,8 @@ pub fn common_scale(
     try_rows(exec, n, |rows| {
         let bytes = &bytes[rows.start * stride..rows.end * stride];
         let found = match dtype {
-            DType::TQ1_0 | DType::TQ2_0 => ternary::common_block_scale(dtype, bytes)?,
+            DType::TQ1_0 | DType::TQ2_0 => ternary::common_block_scale(dtype, bytes)
+                .map_err(|error| in_tensor(error, rows.start, stride / dtype.block_bytes()))?,
             _ => ternary::common_value_scale(dtype, bytes)?,
         };
         let mut common = common.lock().expect("no holder of this lock panics");
@@ -81,6 +82,18 @@ pub fn common_scale(
         Ok(())
     })?;
     Ok(common.into_inner().expect("no holder of this lock panics"))
+}
+
+/// `error`, found in rows from `first_row` on, with its place in the whole tensor.
+fn in_tensor(error: QuantError, first_row: usize, blocks_per_row: usize) -> QuantError {
+    match error {
+        QuantError::BadScale { block, scale, .. } => QuantError::BadScale {
+            row: first_row + block / blocks_per_row.max(1),
+            block: block % blocks_per_row.max(1),
+            scale,
+        },
+        other => other,
+    }
 }
 
 /// What the masters of an `[n, k]` tensor are multiplied by before they are rounded to trits.

@@ -11,6 +11,9 @@ use crate::rope::{RopeConfig, RopeScaling};
 /// Epsilon of norms that belong to a single projection; no key gives it.
 const INPUT_NORM_EPS: f32 = 1e-6;
 
+/// The scaling type of models with divisors for short and long contexts.
+const LONG_ROPE: &str = "longrope";
+
 /// Rope scaling and windows are read here; divisors of rotary frequencies, which GGUF keeps in
 /// tensors, are filled in when those are loaded.
 impl ModelConfig {
@@ -195,7 +198,7 @@ impl Keys<'_> {
         let mut full_every = match family.windows {
             WindowPattern::AllButEvery(n) => n,
             // GGUF gives no window at all to models of these families that have none.
-            WindowPattern::All | WindowPattern::Last | WindowPattern::Unrotated => usize::MAX,
+            _ => usize::MAX,
         };
         if let Some(Value::Array(_)) = self.metadata.get(&key) {
             let listed = self.metadata.get_bools(&key)?.unwrap_or_default();
@@ -235,6 +238,12 @@ impl Keys<'_> {
                     Some(factor) => factor,
                     None => self.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
                 };
+                let damping = match self.float("rope.scaling.yarn_log_multiplier")? {
+                    Some(strength) if strength != 0.0 => {
+                        yarn_magnitude(factor, f64::from(strength))
+                    }
+                    _ => 1.0,
+                };
                 let beta = |name, default| -> Result<f64, GgufError> {
                     Ok(self.float(name)?.map_or(default, f64::from))
                 };
@@ -243,12 +252,12 @@ impl Keys<'_> {
                     original_ctx,
                     beta_fast: beta("rope.scaling.yarn_beta_fast", 32.0)?,
                     beta_slow: beta("rope.scaling.yarn_beta_slow", 1.0)?,
-                    attention_factor: f64::from(extra) * yarn_magnitude(factor, 1.0),
+                    attention_factor: f64::from(extra) * yarn_magnitude(factor, 1.0) / damping,
                     truncate: true,
                 }
             }
-            // The divisors come as tensors; `ModelPlan` puts them in when they are loaded.
-            (Some("longrope"), _) => RopeScaling::None,
+            // The divisors come as tensors; they are put in when they are loaded.
+            (Some(LONG_ROPE), _) => RopeScaling::None,
             (Some(kind), None) => {
                 return Err(PlanError::config(
                     self.key("rope.scaling.factor"),
@@ -277,6 +286,16 @@ impl Keys<'_> {
         };
         Ok((original_ctx, magnitude))
     }
+}
+
+/// Whether the file says that its divisors are those of LongRoPE.
+pub(crate) fn says_long_rope(metadata: &Metadata) -> Result<bool, PlanError> {
+    let architecture = metadata.architecture()?.unwrap_or_default();
+    let keys = Keys {
+        metadata,
+        architecture,
+    };
+    Ok(keys.string("rope.scaling.type")? == Some(LONG_ROPE))
 }
 
 /// Original context length and magnitude for a GGUF model with LongRoPE divisors.

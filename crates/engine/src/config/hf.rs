@@ -1,6 +1,6 @@
 //! Model configuration from Hugging Face's `config.json`.
 
-use sterna_format::hf::{Config, RopeParameters};
+use sterna_format::hf::{Config, RopeParameters, RopeSet};
 use sterna_kernels::rope::RopeLayout;
 
 use super::{LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude};
@@ -28,8 +28,16 @@ impl ModelConfig {
                 n_layers,
             ));
         }
+        if hf.use_bidirectional_attention == Some(true) {
+            return Err(PlanError::config(
+                "use_bidirectional_attention",
+                "a model whose tokens see only those before them",
+                "true",
+            ));
+        }
         let model_dim = required("hidden_size", hf.hidden_size)?;
-        let n_heads = required("num_attention_heads", hf.num_attention_heads)?;
+        let n_heads = hf.num_attention_heads.or(family.hf_defaults.n_heads);
+        let n_heads = required("num_attention_heads", n_heads)?;
         let head_dim = hf
             .head_dim
             .or(family.hf_defaults.head_dim)
@@ -71,7 +79,10 @@ impl ModelConfig {
             n_layers,
             model_dim,
             n_heads,
-            n_kv_heads: hf.num_key_value_heads.unwrap_or(n_heads),
+            n_kv_heads: hf
+                .num_key_value_heads
+                .or(family.hf_defaults.n_kv_heads)
+                .unwrap_or(n_heads),
             head_dim,
             ffn_dim: required("intermediate_size", hf.intermediate_size)?,
             n_vocab,
@@ -101,6 +112,10 @@ pub(crate) fn family(hf: &Config) -> Result<&'static Family, PlanError> {
         .model_type
         .as_deref()
         .ok_or_else(|| PlanError::config("model_type", "a string", "nothing"))?;
+    // The first BitNet models call themselves llama and say so only here.
+    if model_type == "llama" && hf.weight_bits == Some(1) {
+        return Ok(Family::first_bitnet());
+    }
     Family::of_hf(model_type).ok_or_else(|| PlanError::UnknownFamily {
         found: model_type.to_owned(),
         expected: Family::hf_model_types(),
@@ -136,8 +151,10 @@ fn windows(
     let on = match family.windows {
         WindowPattern::All | WindowPattern::AllButEvery(_) => true,
         WindowPattern::Last | WindowPattern::Unrotated => hf.use_sliding_window == Some(true),
+        WindowPattern::None => false,
     };
-    let Some(window) = hf.sliding_window.filter(|_| on) else {
+    let window = hf.sliding_window.or(family.hf_defaults.window);
+    let Some(window) = window.filter(|_| on) else {
         return Ok(vec![None; n_layers]);
     };
     let windowed: Vec<bool> = match &hf.layer_types {
@@ -169,6 +186,7 @@ fn windows(
                     Ok(i >= hf.max_window_layers.unwrap_or(QWEN_MAX_WINDOW_LAYERS))
                 }
                 WindowPattern::Unrotated => Ok(!rotated[i]),
+                WindowPattern::None => Ok(false),
             };
             (0..n_layers).map(covers).collect::<Result<_, _>>()?
         }
@@ -207,7 +225,13 @@ fn ropes(
         max_ctx,
     )?];
     if let Some(base) = family.local_rope_base {
-        let local = hf.rope("sliding_attention");
+        let listed = match &hf.rope_parameters {
+            Some(RopeSet::PerLayerType(types)) => types.get("sliding_attention").cloned(),
+            _ => None,
+        };
+        // A file that gives one set of parameters means it for full layers.
+        let local = listed.unwrap_or_default();
+        let base = hf.rope_local_base_freq.unwrap_or(base);
         ropes.push(rope(hf, &local, base, head_dim, max_ctx)?);
     }
     Ok(ropes)

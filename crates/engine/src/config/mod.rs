@@ -94,6 +94,19 @@ impl ModelConfig {
                 return Err(PlanError::config(what, format!("1 to {MAX_COUNT}"), value));
             }
         }
+        // With these in bounds, sums of two of them are too, on any machine.
+        for (what, a, b) in [
+            ("query heads times head width", self.n_heads, self.head_dim),
+            ("key heads times head width", self.n_kv_heads, self.head_dim),
+        ] {
+            if a as u64 * b as u64 > MAX_COUNT {
+                return Err(PlanError::config(
+                    what,
+                    format!("at most {MAX_COUNT}"),
+                    a as u64 * b as u64,
+                ));
+            }
+        }
         if self.n_layers > MAX_LAYERS {
             return Err(PlanError::config(
                 "layers",

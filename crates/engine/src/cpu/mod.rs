@@ -2,8 +2,6 @@
 
 mod cache;
 
-use bytes::Bytes;
-use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::attention::{AttentionShape, attention};
 use sterna_kernels::gemm::{
@@ -35,33 +33,30 @@ impl Cpu {
 
 /// A weight matrix in memory, usually a piece of a mapped file.
 #[derive(Debug)]
-pub struct CpuLinear {
-    n: usize,
-    k: usize,
-    weights: Weights,
-}
-
-#[derive(Debug)]
-enum Weights {
-    Blocks {
-        dtype: DType,
-        bytes: Bytes,
-        int8_activations: bool,
-    },
-    Ternary {
-        codes: Bytes,
-        scale: f32,
-    },
-}
+pub struct CpuLinear(LinearSource);
 
 impl CpuLinear {
     fn takes_int8(&self) -> bool {
-        match self.weights {
-            Weights::Blocks {
+        match self.0.weights {
+            WeightData::Blocks {
                 int8_activations, ..
             } => int8_activations,
-            Weights::Ternary { .. } => true,
+            WeightData::Ternary { .. } => true,
         }
+    }
+
+    /// Decodes row `i` into `out`, `[k]`.
+    fn row(&self, exec: &Exec, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        let LinearSource { n, k, weights } = &self.0;
+        match weights {
+            WeightData::Blocks { dtype, bytes, .. } => {
+                BlockMatrix::new(*dtype, *n, *k, bytes)?.decode(exec, i, out);
+            }
+            WeightData::Ternary { codes, scale } => {
+                TernaryMatrix::new(*n, *k, *scale, codes)?.decode(i, out);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -96,26 +91,16 @@ impl Backend for Cpu {
     }
 
     fn load_linear(&self, source: LinearSource) -> Result<CpuLinear, BackendError> {
-        let LinearSource { n, k, weights } = source;
-        let weights = match weights {
-            WeightData::Blocks {
-                dtype,
-                bytes,
-                int8_activations,
-            } => {
-                BlockMatrix::new(dtype, n, k, &bytes)?;
-                Weights::Blocks {
-                    dtype,
-                    bytes,
-                    int8_activations,
-                }
+        let LinearSource { n, k, weights } = &source;
+        match weights {
+            WeightData::Blocks { dtype, bytes, .. } => {
+                BlockMatrix::new(*dtype, *n, *k, bytes)?;
             }
             WeightData::Ternary { codes, scale } => {
-                TernaryMatrix::new(n, k, scale, &codes)?;
-                Weights::Ternary { codes, scale }
+                TernaryMatrix::new(*n, *k, *scale, codes)?;
             }
-        };
-        Ok(CpuLinear { n, k, weights })
+        }
+        Ok(CpuLinear(source))
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, BackendError> {
@@ -137,8 +122,9 @@ impl Backend for Cpu {
         scale: f32,
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        let out = out.shape(ids.len(), table.k);
-        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(table.k)) {
+        let width = table.0.k;
+        let out = out.shape(ids.len(), width);
+        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
             table.row(&self.exec, id as usize, out)?;
         }
         if scale != 1.0 {
@@ -178,14 +164,14 @@ impl Backend for Cpu {
         if outputs.iter().any(|(w, _)| w.takes_int8()) {
             rounded.quantize(&self.exec, &x.values, x.width)?;
         }
-        for (w, out) in outputs {
+        for (CpuLinear(w), out) in outputs {
             let out = out.shape(x.n_rows(), w.n);
             match &w.weights {
-                Weights::Ternary { codes, scale } => {
+                WeightData::Ternary { codes, scale } => {
                     let matrix = TernaryMatrix::new(w.n, w.k, *scale, codes)?;
                     gemm_ternary_q8(&self.exec, matrix, &rounded, out)?;
                 }
-                Weights::Blocks {
+                WeightData::Blocks {
                     dtype,
                     bytes,
                     int8_activations,
@@ -283,22 +269,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, x: &CpuBuffer) -> Result<Vec<f32>, BackendError> {
-        Ok(x.values.clone())
-    }
-}
-
-impl CpuLinear {
-    /// Decodes row `i` into `out`, `[k]`.
-    fn row(&self, exec: &Exec, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
-        match &self.weights {
-            Weights::Blocks { dtype, bytes, .. } => {
-                BlockMatrix::new(*dtype, self.n, self.k, bytes)?.decode(exec.isa, i, out);
-            }
-            Weights::Ternary { codes, scale } => {
-                TernaryMatrix::new(self.n, self.k, *scale, codes)?.decode(i, out);
-            }
-        }
-        Ok(())
+    fn read(&self, x: &mut CpuBuffer) -> Result<Vec<f32>, BackendError> {
+        Ok(std::mem::take(&mut x.values))
     }
 }

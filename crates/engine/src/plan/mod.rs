@@ -209,8 +209,8 @@ impl ModelPlan {
 
     /// Bytes of a cache of `ctx_len` positions.
     pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
-        let position = 2 * self.config.n_layers * self.config.kv_dim() * dtype.size();
-        position as u64 * ctx_len as u64
+        let position = 2 * self.config.n_layers as u64 * self.config.kv_dim() as u64;
+        (position * dtype.size() as u64).saturating_mul(ctx_len as u64)
     }
 
     /// Every range of bytes the model is made from, in the order a forward pass uses it.

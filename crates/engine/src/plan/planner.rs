@@ -15,10 +15,8 @@ use super::{
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
 use crate::family::Family;
+use crate::rope::RopeScaling;
 use crate::weights::{Layer, Projection, Weights};
-
-/// Tensors that files carry without their being weights.
-const UNREAD: [&str; 1] = ["rope_freqs.weight"];
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
 pub(super) enum BitLinears {
@@ -203,7 +201,7 @@ impl<'a> Planner<'a> {
             .catalog
             .iter()
             .map(|t| t.name.as_str())
-            .filter(|name| !self.used.contains(name) && !UNREAD.contains(name));
+            .filter(|name| !self.used.contains(name));
         match unused.next() {
             None => Ok(self.specs),
             Some(first) => Err(PlanError::UnusedTensors {
@@ -218,12 +216,23 @@ impl<'a> Planner<'a> {
         &mut self,
         metadata: &Metadata,
     ) -> Result<Option<RopeFactors>, PlanError> {
-        let len = self.config.ropes[0].pairs();
-        if self.find("rope_freqs.weight").is_some() {
+        let rope = &self.config.ropes[0];
+        let len = rope.pairs();
+        let one = self.find("rope_freqs.weight").is_some();
+        let long = config::gguf::says_long_rope(metadata)?
+            || self.find("rope_factors_long.weight").is_some();
+        if (one || long) && rope.scaling != RopeScaling::None {
+            return Err(PlanError::config(
+                "rope scaling",
+                "either a formula or tensors of factors",
+                "both",
+            ));
+        }
+        if one {
             let id = self.host_vector("rope_freqs.weight", len)?;
             return Ok(Some(RopeFactors::One(id)));
         }
-        if self.find("rope_factors_long.weight").is_none() {
+        if !long {
             return Ok(None);
         }
         let (original_ctx, attention_factor) = config::gguf::long_rope(metadata, self.config)?;
@@ -259,6 +268,18 @@ impl<'a> Planner<'a> {
         let q = qkv("attn_q", 0, q_dim)?;
         let k = qkv("attn_k", q_dim, kv_dim)?;
         let v = qkv("attn_v", q_dim + kv_dim, kv_dim)?;
+        for (part, projection, len) in [
+            ("attn_q", &q, q_dim),
+            ("attn_k", &k, kv_dim),
+            ("attn_v", &v, kv_dim),
+        ] {
+            if parts.qkv_biases && projection.bias.is_none() {
+                return Err(PlanError::MissingTensor {
+                    name: name(&format!("{part}.bias")),
+                    expected: vec![len],
+                });
+            }
+        }
         let q_norm = self.optional_norm(&name("attn_q_norm"), head_dim, parts.qk_norms)?;
         let k_norm = self.optional_norm(&name("attn_k_norm"), head_dim, parts.qk_norms)?;
         let attn_sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
@@ -357,9 +378,13 @@ impl<'a> Planner<'a> {
         Ok(VectorId(self.push(parts, Recipe::HostVector(recipe))))
     }
 
-    fn norm(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
-        let (parts, recipe) = self.vector_recipe(&format!("{name}.weight"), len, self.norm_plus)?;
+    fn vector(&mut self, name: &str, len: usize, plus: f32) -> Result<VectorId, PlanError> {
+        let (parts, recipe) = self.vector_recipe(name, len, plus)?;
         Ok(VectorId(self.push(parts, Recipe::Vector(recipe))))
+    }
+
+    fn norm(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
+        self.vector(&format!("{name}.weight"), len, self.norm_plus)
     }
 
     fn optional_norm(
@@ -382,7 +407,12 @@ impl<'a> Planner<'a> {
         rows: Rows,
         k: usize,
     ) -> Result<Projection<LinearId, VectorId>, PlanError> {
-        let input_norm = self.optional_norm(&format!("{name}_norm_in"), k, false)?;
+        let norm_name = format!("{name}_norm_in.weight");
+        let input_norm = match self.find(&norm_name) {
+            None => None,
+            // A plain weight in every family: the layer brings it, not the model.
+            Some(_) => Some(self.vector(&norm_name, k, 0.0)?),
+        };
         let weight = self.matrix(name, rows, k)?;
         let bias_name = format!("{name}.bias");
         let bias = match self.find(&bias_name) {
@@ -461,15 +491,19 @@ impl<'a> Planner<'a> {
         recipe.first_row = 0;
         recipe.n_stored = rows.n;
         recipe.stored = self.bit_linears.stored(name, entry.dtype);
-        // 1bitLLM's GGUF files keep the scale of a layer in a tensor of its own.
-        let scale_name = format!("{name}.scale");
-        if self.find(&scale_name).is_some() {
-            let (scale, dtype) = self.scale(&scale_name)?;
-            parts.push(scale);
-            recipe.scale = Some(ScaleRecipe {
-                dtype,
-                divides: false,
-            });
+        // Some files keep the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and
+        // Hugging Face's with codes that aren't packed.
+        for (scale_name, divides) in [
+            (format!("{name}.scale"), false),
+            (format!("{name}.weight_scale"), self.bit_linears.divides()),
+        ] {
+            if self.find(&scale_name).is_some() {
+                let (scale, dtype) = self.scale(&scale_name)?;
+                parts.push(scale);
+                recipe.stored = Stored::BitLinear(entry.dtype);
+                recipe.scale = Some(ScaleRecipe { dtype, divides });
+                break;
+            }
         }
         Ok(LinearId(self.push(parts, Recipe::Linear(recipe))))
     }

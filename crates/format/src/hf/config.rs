@@ -49,6 +49,8 @@ pub struct Config {
     pub sliding_window: Option<usize>,
     pub use_sliding_window: Option<bool>,
     pub max_window_layers: Option<usize>,
+    /// Every token sees every other, as in embedding models.
+    pub use_bidirectional_attention: Option<bool>,
     /// One a layer: `full_attention` or `sliding_attention`.
     pub layer_types: Option<Vec<String>>,
     /// One layer in this many sees everything, the others a window; also spelled `_sliding_window_pattern`.
@@ -138,6 +140,7 @@ impl Config {
             sliding_window: count("sliding_window")?,
             use_sliding_window: bool("use_sliding_window")?,
             max_window_layers: count("max_window_layers")?,
+            use_bidirectional_attention: bool("use_bidirectional_attention")?,
             layer_types: get("layer_types").map(strings).transpose()?,
             sliding_window_pattern: get("sliding_window_pattern")
                 .or_else(|| get("_sliding_window_pattern"))
@@ -167,7 +170,7 @@ impl Config {
     /// The RoPE parameters of layers of type `layer_type` (`full_attention` for models that don't
     /// distinguish), whichever way the file spells them.
     ///
-    /// `rope_parameters` comes first, `rope_scaling` next. Values that stand outside of them
+    /// `rope_scaling` replaces `rope_parameters` where a file has both. Values that stand outside of them
     /// (`rope_theta`, `partial_rotary_factor`, `original_max_position_embeddings`) fill their gaps.
     /// A file with `rope_local_base_freq` means it for sliding layers, which it doesn't stretch.
     pub fn rope(&self, layer_type: &str) -> RopeParameters {
@@ -181,7 +184,7 @@ impl Config {
                 ..RopeParameters::default()
             };
         }
-        let set = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let set = self.rope_scaling.as_ref().or(self.rope_parameters.as_ref());
         let mut rope = set
             .and_then(|set| set.get(layer_type))
             .cloned()

@@ -3,12 +3,12 @@
 use sterna_format::DType;
 
 use super::rows_per_task;
+use crate::Exec;
 use crate::dot::dot_tile;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::quant::{QuantError, decode_row};
 use crate::shape::{self, ShapeError, expect_len};
-use crate::{Exec, Isa};
 
 /// A weight matrix `[n, k]`, row-major, each row whole blocks of `dtype`.
 #[derive(Debug, Clone, Copy)]
@@ -64,10 +64,10 @@ impl<'a> BlockMatrix<'a> {
     }
 
     /// Decodes rows from `first` into `out`, `[n_rows, k]`. Panics if they aren't all there.
-    pub fn decode(&self, isa: Isa, first: usize, out: &mut [f32]) {
+    pub fn decode(&self, exec: &Exec, first: usize, out: &mut [f32]) {
         let n_rows = out.len().checked_div(self.k).unwrap_or(0);
         let bytes = &self.bytes[first * self.row_bytes..][..n_rows * self.row_bytes];
-        decode_rows(isa, self.dtype, bytes, &mut out[..n_rows * self.k]);
+        decode_rows(exec.isa, self.dtype, bytes, &mut out[..n_rows * self.k]);
     }
 }
 
@@ -105,7 +105,7 @@ pub fn gemm_block_f32(
         for first in rows.clone().step_by(TILE) {
             let n_rows = TILE.min(rows.end - first);
             let decoded = &mut decoded[..n_rows * w.k];
-            w.decode(exec.isa, first, decoded);
+            w.decode(exec, first, decoded);
             let tile = &mut tile[..n_rows * m];
             multiply(exec.isa, decoded, x, w.k, tile);
             for t in 0..m {

@@ -8,6 +8,9 @@ use crate::quant::q8::quantize_row;
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes, unpack_row};
 use crate::shape::{self, ShapeError, expect_len};
 
+/// Most columns of a matrix: sums of codes, at most `2 · 128 · k` in magnitude, stay within i32.
+const MAX_K: usize = (1 << 23) - BLOCK;
+
 /// A ternary weight matrix `[n, k]` with one scale.
 ///
 /// Codes are in the layout of [`crate::quant::ternary`], which is that of I2_S files where `k` fills
@@ -23,8 +26,12 @@ pub struct TernaryMatrix<'a> {
 impl<'a> TernaryMatrix<'a> {
     /// A view of `codes` as `n` rows of `k` elements, each worth `scale · (code - 1)`.
     ///
-    /// Errors: [`ShapeError`] (in bytes) if `codes` isn't `n` rows of whole blocks.
+    /// No code may be 3; [`crate::repack::check_codes`] tells. If one is, sums are wrong.
+    ///
+    /// Errors: [`ShapeError`] (in bytes) if `codes` isn't `n` rows of whole blocks; if `k` exceeds
+    /// 2^23 - 128.
     pub fn new(n: usize, k: usize, scale: f32, codes: &'a [u8]) -> Result<Self, ShapeError> {
+        expect_len("ternary matrix: columns", k.min(MAX_K), k)?;
         expect_len(
             "ternary matrix: bytes",
             row_bytes(k).saturating_mul(n),
@@ -139,7 +146,7 @@ pub(super) const TOKENS: usize = 4;
 /// Shapes: `w` is `[n, k]`; `x` is `[m, k]`; `out` is `[m, n]`.
 /// Errors: [`ShapeError`] if they don't fit one another.
 /// Exactness: sums are integers, so every instruction set, thread count and batch gives the same
-/// bits as the scalar kernel. `|Σ| ≤ 128 k` stays within i32 for any `k` below 2^24.
+/// bits as the scalar kernel.
 pub fn gemm_ternary_q8(
     exec: &Exec,
     w: TernaryMatrix<'_>,
@@ -159,7 +166,8 @@ pub fn gemm_ternary_q8(
             let q = &x.q[tokens.start * padded..tokens.end * padded];
             for i in rows.clone() {
                 let mut sums = [0; TOKENS];
-                dot(w.row(i), q, &mut sums[..tokens.len()]);
+                // SAFETY: `kernel` picked it by an `Isa`, which this machine has been seen to offer.
+                unsafe { dot(w.row(i), q, &mut sums[..tokens.len()]) };
                 for (t, sum) in tokens.clone().zip(sums) {
                     let at = t * w.n + i;
                     // SAFETY: no other task has row `i`, so none writes this element.
@@ -173,7 +181,10 @@ pub fn gemm_ternary_q8(
 }
 
 /// Sums of codes (0 to 2) times activations, one for each of the rows of `q`.
-type Dot = fn(codes: &[u8], q: &[i8], sums: &mut [i32]);
+///
+/// # Safety
+/// The machine has the instruction set that [`kernel`] was asked for.
+type Dot = unsafe fn(codes: &[u8], q: &[i8], sums: &mut [i32]);
 
 fn kernel(isa: Isa) -> Dot {
     match isa.level() {
@@ -264,7 +275,8 @@ mod tests {
         for (value, q) in [(-128i8, -128i32), (127, 127)] {
             for isa in Isa::available() {
                 let mut sums = [0; TOKENS];
-                kernel(isa)(&codes, &vec![value; k * TOKENS], &mut sums);
+                // SAFETY: this machine has `isa`.
+                unsafe { kernel(isa)(&codes, &vec![value; k * TOKENS], &mut sums) };
                 assert_eq!(sums, [2 * q * k as i32; TOKENS], "{isa}");
             }
         }

@@ -4,13 +4,16 @@ use std::arch::x86_64::*;
 
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 
-/// Sums of codes (0 to 2) times activations; must be called only where AVX2 is.
+/// Sums of codes (0 to 2) times activations.
 ///
 /// Shapes: `codes` is `[k / 4]`, `q` is `[sums.len(), k]`, `k` a multiple of 128, at most four rows.
-pub(super) fn dot(codes: &[u8], q: &[i8], sums: &mut [i32]) {
+///
+/// # Safety
+/// The machine has AVX2.
+pub(super) unsafe fn dot(codes: &[u8], q: &[i8], sums: &mut [i32]) {
     let k = codes.len() * 4;
     assert!(codes.len().is_multiple_of(BLOCK_BYTES) && q.len() == k * sums.len());
-    // SAFETY: the caller picked this function by an `Isa` that has AVX2. Lengths are checked above.
+    // SAFETY: AVX2 by the caller's promise; lengths are checked above.
     unsafe {
         match sums {
             [a] => [*a] = dot_rows([q], codes),
