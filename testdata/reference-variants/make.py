@@ -67,7 +67,7 @@ VARIANTS: dict[str, dict] = {}
 def variant(name: str, config: dict, off: dict | str | None, **options) -> None:
     """`off`: config values without the feature, or `zero:PART` to zero the tensors whose name has PART in it.
 
-    Options: std, embed_std, head_std; store (dtype, or a list of dtypes by turns); quant; shard (bytes); rename.
+    Options: std, embed_std, head_std; store (dtype, or a list of dtypes by turns); quant; shard (bytes); wrap, rename, relabel.
     """
     VARIANTS[name] = dict(config=config, off=off, **options)
 
@@ -180,6 +180,19 @@ variant("gemma3-multimodal-v4", GEMMA3_V4 | {"final_logit_softcapping": None}, {
 variant("gemma3-multimodal", GEMMA3 | {"num_hidden_layers": 6, "num_key_value_heads": 3}, {"sliding_window": 100}, embed_std=0.15,
         wrap=multimodal, rename=("model.", "model.language_model."))
 
+
+def multimodal_bare(text: dict) -> dict:
+    """As the larger Gemma 3 checkpoints have it: what transformers fills in is left out, the local rope base too."""
+    kept = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "rope_scaling", "sliding_window")
+    return multimodal({k: text[k] for k in kept})
+
+
+GEMMA3_BARE = dict(GEMMA3_V4) | dict(hidden_size=8, intermediate_size=8, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=256, query_pre_attn_scalar=256, sliding_window_pattern=6, rope_theta=1000000.0, rope_local_base_freq=10000.0,
+    final_logit_softcapping=None)
+variant("gemma3-multimodal-bare-v4", GEMMA3_BARE, {"rope_local_base_freq": 80000.0}, embed_std=0.3, std=0.4,
+        wrap=multimodal_bare, rename=("model.", "language_model.model."))
+
 # phi3
 LONG = dict(short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.6], long_factor=[1.0, 1.5, 2.0, 3.0, 5.0, 8.0])
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
@@ -214,6 +227,15 @@ BITNET = cfg("bitnet", hidden_size=96, intermediate_size=160, num_attention_head
 variant("bitnet-packed-odd", BITNET | dict(tie_word_embeddings=True), {"hidden_act": "silu"}, quant=QUANT)
 variant("bitnet-packed-silu-untied", BITNET | dict(hidden_act="silu", num_key_value_heads=1), {"hidden_act": "relu2"}, quant=QUANT)
 variant("bitnet-online", BITNET | dict(tie_word_embeddings=True, num_key_value_heads=6, hidden_size=48, intermediate_size=80), {"hidden_act": "silu"}, quant=ONLINE, std=0.6)
+
+
+def first_bitnet(config: dict) -> dict:
+    """As the community's first BitNet checkpoints have it: a llama by name, told apart by the bits of its weights."""
+    return config | dict(architectures=["BitnetForCausalLM"], model_type="llama", weight_bits=1, input_bits=8)
+
+
+variant("bitnet-1bitllm", BITNET | dict(hidden_act="silu", tie_word_embeddings=True, hidden_size=48, intermediate_size=80), {"hidden_act": "relu2"},
+        quant=ONLINE, std=0.6, wrap=first_bitnet, relabel={"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"})
 variant("bitnet-bitlinear-class", {k: v for k, v in BITNET.items() if k != "hidden_act"} | dict(num_hidden_layers=1), {"hidden_act": "silu"},
         quant={k: v for k, v in DIVIDE.items() if k not in ("linear_class", "quantization_mode", "modules_to_not_convert")})
 variant("llama-bitlinear-norm", cfg("llama", attention_bias=False), None, quant=DIVIDE | dict(use_rms_norm=True, rms_norm_eps=1e-3))
@@ -320,7 +342,14 @@ def make(name: str, spec: dict) -> None:
         assert effect > 0.05, f"{name}: switching the feature off changes the logits by {effect} only"
     assert reference["logits"].isfinite().all()
 
-    if "wrap" in spec:  # the text model is the truth; the files look like a multimodal checkpoint
+    if "relabel" in spec:  # the same model under the names of another exporter
+        def relabelled(key: str) -> str:
+            for old, new in spec["relabel"].items():
+                key = key.replace(old, new)
+            return key
+
+        write(spec["wrap"](config), {relabelled(k): v for k, v in tensors.items()})
+    elif "wrap" in spec:  # the text model is the truth; the files look like a multimodal checkpoint
         old, new = spec["rename"]
         text = {new + k.removeprefix(old) if k.startswith(old) else k: v for k, v in tensors.items()}
         rng = torch.Generator().manual_seed(3)
