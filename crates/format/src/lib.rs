@@ -31,6 +31,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod budget;
 mod catalog;
 mod dtype;
 pub mod gguf;

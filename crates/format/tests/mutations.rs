@@ -41,7 +41,10 @@ fn value() -> impl Strategy<Value = Value> {
         any::<f32>().prop_map(Value::F32),
         any::<f64>().prop_map(Value::F64),
         any::<bool>().prop_map(Value::Bool),
-        any::<String>().prop_map(Value::String),
+        any::<String>().prop_map(|s| {
+            // Readers drop the terminator of a C string.
+            Value::String(s.trim_end_matches('\0').to_owned())
+        }),
         array().prop_map(Value::Array),
     ]
 }
@@ -59,11 +62,11 @@ fn tensor() -> impl Strategy<Value = (DType, usize, Vec<usize>)> {
 type Tensors = BTreeMap<String, (DType, usize, Vec<usize>)>;
 
 fn tensors() -> impl Strategy<Value = Tensors> {
-    proptest::collection::btree_map(".{0,12}", tensor(), 0..8)
+    proptest::collection::btree_map(".{1,12}", tensor(), 0..8)
 }
 
 fn gguf_file() -> impl Strategy<Value = Layout> {
-    let metadata = proptest::collection::btree_map(".{0,12}", value(), 0..8);
+    let metadata = proptest::collection::btree_map(".{1,12}", value(), 0..8);
     let alignment = proptest::option::of(0..12_u32);
     (metadata, alignment, tensors()).prop_map(|(entries, alignment, tensors)| {
         let mut metadata = Metadata::new();

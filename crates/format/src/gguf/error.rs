@@ -50,6 +50,22 @@ pub enum GgufError {
         /// The most that is accepted.
         limit: u64,
     },
+    /// Reading the header would take more memory than any real one does.
+    #[error("{place}: the header would take {need} bytes of memory, the limit is {limit}")]
+    TooMuchMemory {
+        /// What was being read.
+        place: String,
+        /// Bytes of memory for everything up to there; saturated if the claim overflows.
+        need: u64,
+        /// The most that is accepted.
+        limit: u64,
+    },
+    /// A key or a tensor has an empty name.
+    #[error("{place} is empty")]
+    EmptyName {
+        /// What was being read.
+        place: String,
+    },
     /// A name is longer than names may be.
     #[error("{place}: a name of {found} bytes, the limit is {limit}")]
     NameTooLong {

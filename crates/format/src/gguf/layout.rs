@@ -5,11 +5,11 @@ use crate::{DType, TensorEntry};
 
 use super::read::{Cursor, Place};
 use super::types::{self, Site};
-use super::{GgufError, MAX_NAME_BYTES, duplicate};
+use super::{GgufError, MAX_NAME_BYTES};
 
 /// A tensor as the header describes it.
-pub(super) struct RawTensor {
-    name: String,
+pub(super) struct RawTensor<'a> {
+    pub(super) name: &'a str,
     /// Innermost first, as stored.
     dims: [u64; 4],
     n_dims: usize,
@@ -18,12 +18,18 @@ pub(super) struct RawTensor {
     offset: u64,
 }
 
-impl RawTensor {
-    /// Bytes of the shortest description: an empty name, no dimensions.
-    pub(super) const MIN_BYTES: u64 = 8 + 4 + 4 + 8;
+impl<'a> RawTensor<'a> {
+    /// Bytes of the shortest description: a name of one byte, no dimensions.
+    pub(super) const MIN_BYTES: u64 = 8 + 1 + 4 + 4 + 8;
 
-    pub(super) fn read(cursor: &mut Cursor<'_>, index: u64) -> Result<RawTensor, GgufError> {
+    /// Memory of a tensor while a header is read and files are joined, without its name: this, its
+    /// entry, room to grow into, and two tables by name.
+    pub(super) const MEMORY: u64 = 512;
+
+    pub(super) fn read(cursor: &mut Cursor<'a>, index: u64) -> Result<RawTensor<'a>, GgufError> {
         let name = cursor.name(MAX_NAME_BYTES, Place::TensorName(index))?;
+        // In the entry, and as the key of a table.
+        cursor.charge(2 * name.len() as u64, Place::TensorName(index))?;
         let place = Place::Tensor(name);
         let n_dims = cursor.u32(place)?;
         if n_dims > 4 {
@@ -42,13 +48,13 @@ impl RawTensor {
             n_dims,
             type_id: cursor.u32(place)?,
             offset: cursor.u64(place)?,
-            name: name.to_owned(),
+            name,
         })
     }
 
     fn too_large(&self) -> GgufError {
         GgufError::TensorTooLarge {
-            name: self.name.clone(),
+            name: self.name.to_owned(),
             shape: self.dims[..self.n_dims].iter().rev().copied().collect(),
         }
     }
@@ -69,22 +75,17 @@ impl RawTensor {
 ///
 /// Entries come in the order of `raw`. `data_offset` is where the data section starts.
 pub(super) fn place_tensors(
-    raw: &[RawTensor],
+    raw: &[RawTensor<'_>],
     data_offset: u64,
     alignment: u64,
     file_len: u64,
     architecture: Option<&str>,
 ) -> Result<Vec<TensorEntry>, GgufError> {
-    if let (_, Some(i)) = duplicate(raw, |t| &t.name) {
-        return Err(GgufError::DuplicateTensor {
-            name: raw[i].name.clone(),
-        });
-    }
     let mut n_elements = Vec::with_capacity(raw.len());
     for tensor in raw {
         if !tensor.offset.is_multiple_of(alignment) {
             return Err(GgufError::Misaligned {
-                name: tensor.name.clone(),
+                name: tensor.name.to_owned(),
                 offset: tensor.offset,
                 alignment,
             });
@@ -104,7 +105,7 @@ pub(super) fn place_tensors(
     }
 
     let site = |i: usize| Site {
-        name: &raw[i].name,
+        name: raw[i].name,
         id: raw[i].type_id,
         n_elements: n_elements[i],
         k: raw[i].dims[0],
@@ -115,10 +116,10 @@ pub(super) fn place_tensors(
     let mut entries = Vec::with_capacity(raw.len());
     for (i, tensor) in raw.iter().enumerate() {
         let dtype = types::resolve(&site(i), architecture, q2_0)?;
-        let len = stored_bytes(&tensor.name, dtype, tensor.dims[0], n_elements[i])?
+        let len = stored_bytes(tensor.name, dtype, tensor.dims[0], n_elements[i])?
             .ok_or_else(|| tensor.too_large())?;
         let out_of_file = |offset| GgufError::OutOfFile {
-            name: tensor.name.clone(),
+            name: tensor.name.to_owned(),
             offset,
             need: len,
             have: file_len,
@@ -130,7 +131,7 @@ pub(super) fn place_tensors(
             return Err(out_of_file(offset));
         }
         entries.push(TensorEntry {
-            name: tensor.name.clone(),
+            name: tensor.name.to_owned(),
             dtype,
             shape: tensor.shape(),
             file: 0,

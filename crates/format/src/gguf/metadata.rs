@@ -1,9 +1,12 @@
 //! The metadata of a GGUF file: typed values under string keys, in file order.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
+use super::GgufError;
+use super::read::Place;
 use super::value::{Array, Strings, Value};
-use super::{GgufError, duplicate};
 
 /// Metadata entries in file order, found by key.
 ///
@@ -13,8 +16,8 @@ use super::{GgufError, duplicate};
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
-    /// Indices into `entries`, sorted by key.
-    by_key: Vec<u32>,
+    /// Indices into `entries`.
+    by_key: HashMap<String, usize>,
 }
 
 impl Metadata {
@@ -23,13 +26,11 @@ impl Metadata {
         Metadata::default()
     }
 
-    pub(super) fn from_entries(entries: Vec<(String, Value)>) -> Result<Metadata, GgufError> {
-        let (by_key, twice) = duplicate(&entries, |(key, _)| key);
-        match twice {
-            Some(i) => Err(GgufError::DuplicateKey {
-                key: entries[i].0.clone(),
-            }),
-            None => Ok(Metadata { entries, by_key }),
+    /// No entries, and room for `n`.
+    pub(super) fn with_capacity(n: usize) -> Metadata {
+        Metadata {
+            entries: Vec::with_capacity(n),
+            by_key: HashMap::with_capacity(n),
         }
     }
 
@@ -37,20 +38,24 @@ impl Metadata {
         self.entries.into_iter()
     }
 
-    fn search(&self, key: &str) -> Result<usize, usize> {
-        self.by_key
-            .binary_search_by(|&i| self.entries[i as usize].0.as_str().cmp(key))
-    }
-
-    /// Appends an entry; [`GgufError::DuplicateKey`] if the key is taken.
+    /// Appends an entry.
+    ///
+    /// # Errors
+    ///
+    /// [`GgufError::DuplicateKey`] if the key is taken, [`GgufError::EmptyName`] if it is empty.
     pub fn insert(&mut self, key: impl Into<String>, value: Value) -> Result<(), GgufError> {
         let key = key.into();
-        match self.search(&key) {
-            Ok(_) => Err(GgufError::DuplicateKey { key }),
-            Err(at) => {
-                let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 entries");
-                self.by_key.insert(at, index);
-                self.entries.push((key, value));
+        if key.is_empty() {
+            let place = Place::Key(self.entries.len() as u64).to_string();
+            return Err(GgufError::EmptyName { place });
+        }
+        match self.by_key.entry(key) {
+            Entry::Occupied(taken) => Err(GgufError::DuplicateKey {
+                key: taken.key().clone(),
+            }),
+            Entry::Vacant(free) => {
+                self.entries.push((free.key().clone(), value));
+                free.insert(self.entries.len() - 1);
                 Ok(())
             }
         }
@@ -58,8 +63,7 @@ impl Metadata {
 
     /// The value under `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        let at = self.search(key).ok()?;
-        Some(&self.entries[self.by_key[at] as usize].1)
+        self.by_key.get(key).map(|&i| &self.entries[i].1)
     }
 
     /// Every entry, in file order.

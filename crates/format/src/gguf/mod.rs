@@ -19,6 +19,8 @@ pub use split::{Model, split_names};
 pub use value::{Array, Strings, Value};
 pub use write::{Layout, Writer};
 
+use std::collections::HashSet;
+
 use crate::TensorEntry;
 use layout::RawTensor;
 use read::{Cursor, Place};
@@ -27,8 +29,12 @@ const MAGIC: [u8; 4] = *b"GGUF";
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 20;
-/// Several times the header of the largest vocabularies in use.
-const MAX_HEADER_BYTES: u64 = 128 << 20;
+/// The largest vocabularies in use (256 thousand tokens, 515 thousand merges) take half of this.
+const MAX_HEADER_BYTES: u64 = 32 << 20;
+/// What a header may take in memory. The same vocabularies take less than two thirds.
+const MAX_HEADER_MEMORY: u64 = 24 << 20;
+/// A metadata entry in memory without its key and what its value holds: list and table, grown.
+const ENTRY_MEMORY: u64 = 384;
 /// The specification's limit for keys; tensor names are shorter.
 const MAX_NAME_BYTES: u64 = 65_535;
 
@@ -46,8 +52,8 @@ pub struct Gguf {
 impl Gguf {
     /// Parses the header at the start of `prefix`, the first bytes of a file of `file_len` bytes.
     ///
-    /// The prefix may be the whole file or any part of it from the start. Memory stays within a
-    /// small multiple of the prefix, whatever the file claims.
+    /// The prefix may be the whole file or any part of it from the start. Memory stays within
+    /// 24 MiB, whatever the file claims.
     ///
     /// # Errors
     ///
@@ -59,22 +65,30 @@ impl Gguf {
         let n_tensors = cursor.u64(Place::Start)?;
         let n_entries = cursor.u64(Place::Start)?;
 
-        // The shortest entry: an empty key, a type and one byte.
-        let n = cursor.ensure_items(n_entries, 8 + 4 + 1, Place::Entries(n_entries))?;
-        let mut entries = Vec::with_capacity(n);
+        // The shortest entry: a key of one byte, a type and one byte.
+        let place = Place::Entries(n_entries);
+        let n = cursor.ensure_items(n_entries, 8 + 1 + 4 + 1, ENTRY_MEMORY, place)?;
+        let mut metadata = Metadata::with_capacity(n);
         for i in 0..n_entries {
             let key = cursor.name(MAX_NAME_BYTES, Place::Key(i))?;
+            // In the list, and as the key of the table.
+            cursor.charge(2 * key.len() as u64, Place::Key(i))?;
             let value = Value::read(&mut cursor, key)?;
-            entries.push((key.to_owned(), value));
+            metadata.insert(key, value)?;
         }
-        let metadata = Metadata::from_entries(entries)?;
         let alignment = alignment_of(&metadata)?;
 
         let place = Place::Tensors(n_tensors);
-        let n = cursor.ensure_items(n_tensors, RawTensor::MIN_BYTES, place)?;
+        let n = cursor.ensure_items(n_tensors, RawTensor::MIN_BYTES, RawTensor::MEMORY, place)?;
         let mut raw = Vec::with_capacity(n);
+        let mut names = HashSet::with_capacity(n);
         for i in 0..n_tensors {
-            raw.push(RawTensor::read(&mut cursor, i)?);
+            let tensor = RawTensor::read(&mut cursor, i)?;
+            if !names.insert(tensor.name) {
+                let name = tensor.name.to_owned();
+                return Err(GgufError::DuplicateTensor { name });
+            }
+            raw.push(tensor);
         }
         let data_offset = cursor.pos().next_multiple_of(alignment);
         let architecture = metadata.architecture()?;
@@ -132,18 +146,6 @@ fn alignment_of(metadata: &Metadata) -> Result<u64, GgufError> {
         });
     }
     Ok(found)
-}
-
-/// Indices of `items` sorted by name, and one of two items of the same name if there are any.
-fn duplicate<T>(items: &[T], name: impl Fn(&T) -> &String) -> (Vec<u32>, Option<usize>) {
-    let n = u32::try_from(items.len()).expect("a header of at most 128 MiB holds fewer");
-    let mut sorted: Vec<u32> = (0..n).collect();
-    sorted.sort_unstable_by_key(|&i| name(&items[i as usize]));
-    let twice = sorted
-        .windows(2)
-        .find(|w| name(&items[w[0] as usize]) == name(&items[w[1] as usize]))
-        .map(|w| w[0].max(w[1]) as usize);
-    (sorted, twice)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{GgufError, MAX_HEADER_BYTES};
+use crate::budget::Budget;
+
+use super::{GgufError, MAX_HEADER_BYTES, MAX_HEADER_MEMORY};
 
 /// What is being read, for messages. Rendered only when something is wrong.
 #[derive(Clone, Copy)]
@@ -37,6 +39,7 @@ pub(super) struct Cursor<'a> {
     prefix: &'a [u8],
     file_len: u64,
     pos: usize,
+    memory: Budget,
 }
 
 impl<'a> Cursor<'a> {
@@ -47,6 +50,7 @@ impl<'a> Cursor<'a> {
             prefix: &prefix[..len],
             file_len,
             pos: 0,
+            memory: Budget::new(MAX_HEADER_MEMORY),
         }
     }
 
@@ -55,8 +59,19 @@ impl<'a> Cursor<'a> {
         self.pos as u64
     }
 
-    /// Checks that `need` more bytes are at hand.
-    pub(super) fn ensure(&self, need: u64, place: Place<'_>) -> Result<(), GgufError> {
+    /// Charges `bytes` of memory that what is read next will take.
+    pub(super) fn charge(&mut self, bytes: u64, place: Place<'_>) -> Result<(), GgufError> {
+        self.memory
+            .charge(bytes)
+            .map_err(|over| GgufError::TooMuchMemory {
+                place: place.to_string(),
+                need: over.need,
+                limit: over.limit,
+            })
+    }
+
+    /// Checks that the header may have `need` more bytes here; where they end.
+    fn check_end(&self, need: u64, place: Place<'_>) -> Result<u64, GgufError> {
         let have = self.file_len - self.pos();
         if need > have {
             return Err(GgufError::Truncated {
@@ -73,21 +88,32 @@ impl<'a> Cursor<'a> {
                 limit: MAX_HEADER_BYTES,
             });
         }
-        if end > self.prefix.len() as u64 {
-            return Err(GgufError::NeedMore { at_least: end });
-        }
-        Ok(())
+        Ok(end)
     }
 
-    /// Checks that `count` items of at least `min_bytes` each are at hand, so that room for `count`
-    /// may be reserved.
+    /// Checks that `need` more bytes are at hand.
+    fn ensure(&self, need: u64, place: Place<'_>) -> Result<(), GgufError> {
+        let end = self.check_end(need, place)?;
+        match end > self.prefix.len() as u64 {
+            true => Err(GgufError::NeedMore { at_least: end }),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that `count` items of at least `min_bytes` each are at hand and that `memory` bytes
+    /// for each fit the budget, so that room for `count` may be reserved.
     pub(super) fn ensure_items(
-        &self,
+        &mut self,
         count: u64,
         min_bytes: u64,
+        memory: u64,
         place: Place<'_>,
     ) -> Result<usize, GgufError> {
-        self.ensure(count.saturating_mul(min_bytes), place)?;
+        let need = count.saturating_mul(min_bytes);
+        self.check_end(need, place)?;
+        // Before more of the file is asked for: it may have to be fetched.
+        self.charge(count.saturating_mul(memory), place)?;
+        self.ensure(need, place)?;
         Ok(usize::try_from(count).expect("a count of items that lie in memory"))
     }
 
@@ -96,6 +122,17 @@ impl<'a> Cursor<'a> {
         let start = self.pos;
         self.pos += usize::try_from(n).expect("a length that lies in memory");
         Ok(&self.prefix[start..self.pos])
+    }
+
+    /// `n` items of `N` bytes, charged at their size.
+    pub(super) fn items<const N: usize>(
+        &mut self,
+        n: u64,
+        place: Place<'_>,
+    ) -> Result<&'a [[u8; N]], GgufError> {
+        self.ensure_items(n, N as u64, N as u64, place)?;
+        let bytes = self.bytes(n.saturating_mul(N as u64), place)?;
+        Ok(bytes.as_chunks().0)
     }
 
     pub(super) fn array<const N: usize>(&mut self, place: Place<'_>) -> Result<[u8; N], GgufError> {
@@ -122,10 +159,27 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// A string of at most `limit` bytes.
+    /// The bytes that the next `n` strings take without their lengths. Doesn't move the cursor.
+    pub(super) fn text_bytes(&self, n: usize, place: Place<'_>) -> Result<u64, GgufError> {
+        let mut ahead = Cursor { ..*self };
+        let mut text = 0;
+        for _ in 0..n {
+            let len = ahead.u64(place)?;
+            ahead.bytes(len, place)?;
+            text += len;
+        }
+        Ok(text)
+    }
+
+    /// A string of 1 to `limit` bytes.
     pub(super) fn name(&mut self, limit: u64, place: Place<'_>) -> Result<&'a str, GgufError> {
         let mut ahead = Cursor { ..*self };
         let len = ahead.u64(place)?;
+        if len == 0 {
+            return Err(GgufError::EmptyName {
+                place: place.to_string(),
+            });
+        }
         if len > limit {
             return Err(GgufError::NameTooLong {
                 place: place.to_string(),

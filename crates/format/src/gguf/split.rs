@@ -36,9 +36,11 @@ impl Model {
             let claimed = part.metadata.get_u64(TENSORS_COUNT)?;
             total = total.or(claimed.map(|n| (i, n)));
             if i == 0 {
-                let entries = part.metadata.into_entries();
-                metadata =
-                    Metadata::from_entries(entries.filter(|(k, _)| !is_split_key(k)).collect())?;
+                for (key, value) in part.metadata.into_entries() {
+                    if !is_split_key(&key) {
+                        metadata.insert(key, value)?;
+                    }
+                }
             } else {
                 for (key, value) in part.metadata.into_entries() {
                     match metadata.get(&key) {

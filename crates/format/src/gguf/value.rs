@@ -8,6 +8,9 @@ use super::read::{Cursor, Place};
 /// How deep arrays may hold arrays. No known file nests them at all.
 const MAX_NESTING: usize = 4;
 
+/// An [`Array`] in another, and what the allocator adds to its elements.
+const ARRAY_MEMORY: u64 = 64;
+
 /// One metadata value.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
@@ -217,7 +220,12 @@ impl Value {
             ValueType::Bool => {
                 Value::Bool(bool_from(u8::from_le_bytes(cursor.array(place)?), key)?)
             }
-            ValueType::String => Value::String(cursor.str(place)?.to_owned()),
+            ValueType::String => {
+                let text = cursor.str(place)?;
+                cursor.charge(text.len() as u64, place)?;
+                // Some writers count the terminator of a C string.
+                Value::String(text.trim_end_matches('\0').to_owned())
+            }
             ValueType::Array => Value::Array(Array::read(cursor, key, 1)?),
             ValueType::U64 => Value::U64(cursor.u64(place)?),
             ValueType::I64 => Value::I64(i64::from_le_bytes(cursor.array(place)?)),
@@ -341,14 +349,14 @@ impl Array {
             ValueType::I64 => Array::I64(scalars(cursor, n, key, i64::from_le_bytes)?),
             ValueType::F64 => Array::F64(scalars(cursor, n, key, f64::from_le_bytes)?),
             ValueType::Bool => {
-                let bytes = cursor.bytes(n, Place::Value(key))?;
-                let bools = bytes.iter().map(|&b| bool_from(b, key));
+                let bytes = cursor.items(n, Place::Value(key))?;
+                let bools = bytes.iter().map(|&[byte]| bool_from(byte, key));
                 Array::Bool(bools.collect::<Result<_, _>>()?)
             }
             ValueType::String => Array::String(read_strings(cursor, n, key)?),
             ValueType::Array => {
                 // An empty inner array takes 12 bytes.
-                let n = cursor.ensure_items(n, 12, Place::Value(key))?;
+                let n = cursor.ensure_items(n, 12, ARRAY_MEMORY, Place::Value(key))?;
                 let mut arrays = Vec::with_capacity(n);
                 for _ in 0..n {
                     arrays.push(Array::read(cursor, key, depth + 1)?);
@@ -385,20 +393,23 @@ fn scalars<const N: usize, T>(
     key: &str,
     from_le_bytes: fn([u8; N]) -> T,
 ) -> Result<Vec<T>, GgufError> {
-    let bytes = cursor.bytes(n.saturating_mul(N as u64), Place::Value(key))?;
-    let (chunks, _) = bytes.as_chunks::<N>();
-    Ok(chunks.iter().map(|&c| from_le_bytes(c)).collect())
+    let items = cursor.items(n, Place::Value(key))?;
+    Ok(items.iter().map(|&item| from_le_bytes(item)).collect())
 }
 
 fn read_strings(cursor: &mut Cursor<'_>, n: u64, key: &str) -> Result<Strings, GgufError> {
-    // An empty string takes 8 bytes.
-    let n = cursor.ensure_items(n, 8, Place::Value(key))?;
+    let place = Place::Value(key);
+    // An empty string takes 8 bytes in the file and 4 in `ends`.
+    let n = cursor.ensure_items(n, 8, 4, place)?;
+    let text = cursor.text_bytes(n, place)?;
+    cursor.charge(text, place)?;
+    let text = usize::try_from(text).expect("a length that lies in memory");
     let mut strings = Strings {
-        text: String::new(),
+        text: String::with_capacity(text),
         ends: Vec::with_capacity(n),
     };
     for _ in 0..n {
-        strings.push(cursor.str(Place::Value(key))?);
+        strings.push(cursor.str(place)?);
     }
     Ok(strings)
 }

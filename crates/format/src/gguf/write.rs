@@ -4,6 +4,7 @@ use crate::catalog::n_elements;
 use crate::{DType, TensorCatalog, TensorEntry};
 
 use super::layout::stored_bytes;
+use super::read::Place;
 use super::value::write_str;
 use super::{GgufError, Metadata, alignment_of, types};
 
@@ -66,7 +67,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// If GGUF has no id for the type, the name is taken, the shape has more than 4 dimensions or
+    /// If GGUF has no id for the type, the name is empty or taken, the shape has more than 4 dimensions or
     /// doesn't fill whole blocks, or a size overflows.
     pub fn tensor(
         &mut self,
@@ -75,6 +76,10 @@ impl Writer {
         shape: &[usize],
     ) -> Result<(), GgufError> {
         let name = name.into();
+        if name.is_empty() {
+            let place = Place::TensorName(self.tensors.len() as u64).to_string();
+            return Err(GgufError::EmptyName { place });
+        }
         let dtype = match dtype {
             DType::Q2_0_G128 => DType::PQ2_0,
             other => other,
