@@ -23,9 +23,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod prompt;
 mod template;
 mod tokenizer;
 
+pub use prompt::Prompt;
 pub use template::{ChatFormat, ChatInput, ChatTemplate, DateTime, TemplateError};
 pub use tokenizer::{
     Decode, Encode, SpecialTokens, StreamDecoder, TiktokenEncoding, Tokenizer, TokenizerError,

@@ -1,6 +1,7 @@
 //! Tokens that are looked for in the text itself, before any splitting: control tokens and user-defined ones.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use hashbrown::HashMap;
@@ -59,7 +60,12 @@ struct Finder {
 /// A stretch of text between added tokens, or one of them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Segment<'a> {
-    Text { text: &'a str, at_start: bool },
+    Text {
+        text: &'a str,
+        at_start: bool,
+        /// Where it begins in the text that was cut.
+        offset: usize,
+    },
     Token(u32),
 }
 
@@ -124,9 +130,34 @@ impl AddedTokens {
         self.by_content.get(content).copied()
     }
 
-    /// Cuts raw text at the tokens that are looked for before normalising.
-    pub(crate) fn split_raw<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Segment<'a>> {
-        self.split(self.raw.as_ref(), text, true, parse_special)
+    /// Cuts raw text at the tokens that are looked for before normalising; control tokens in `quoted` stay text.
+    pub(crate) fn split_raw<'a>(
+        &self,
+        text: &'a str,
+        parse_special: bool,
+        quoted: &[Range<usize>],
+    ) -> Vec<Segment<'a>> {
+        self.split(self.raw.as_ref(), text, true, parse_special, quoted)
+    }
+
+    /// Where `text` spells control tokens.
+    pub(crate) fn control_tokens(&self, text: &str) -> Vec<Range<usize>> {
+        let finders = self.raw.iter().chain(&self.normalized);
+        let mut found: Vec<_> = finders
+            .flat_map(|finder| {
+                let hits = finder.automaton.find_iter(text);
+                hits.filter(|hit| self.by_id[&finder.ids[hit.pattern().as_usize()]].special)
+                    .map(|hit| hit.start()..hit.end())
+            })
+            .collect();
+        found.sort_by_key(|range| range.start);
+        let mut end = 0;
+        found.retain(|range| {
+            let apart = range.start >= end;
+            end = end.max(range.end);
+            apart
+        });
+        found
     }
 
     /// Cuts normalised text at the tokens that are looked for after normalising.
@@ -136,7 +167,7 @@ impl AddedTokens {
         at_start: bool,
         parse_special: bool,
     ) -> Vec<Segment<'a>> {
-        self.split(self.normalized.as_ref(), text, at_start, parse_special)
+        self.split(self.normalized.as_ref(), text, at_start, parse_special, &[])
     }
 
     fn split<'a>(
@@ -145,6 +176,7 @@ impl AddedTokens {
         text: &'a str,
         at_start: bool,
         parse_special: bool,
+        quoted: &[Range<usize>],
     ) -> Vec<Segment<'a>> {
         let mut segments = Vec::new();
         let mut done = 0;
@@ -152,6 +184,7 @@ impl AddedTokens {
             (from < to).then(|| Segment::Text {
                 text: &text[from..to],
                 at_start: at_start && from == 0,
+                offset: from,
             })
         };
         let hits = finder.into_iter().flat_map(|finder| {
@@ -165,7 +198,8 @@ impl AddedTokens {
             let inside_word = token.single_word
                 && (text[..start].chars().next_back().is_some_and(is_word)
                     || text[end..].chars().next().is_some_and(is_word));
-            if token.special && !parse_special || inside_word || start < done {
+            let is_text = token.special && (!parse_special || overlaps(quoted, start..end));
+            if is_text || inside_word || start < done {
                 continue;
             }
             if token.lstrip {
@@ -183,6 +217,14 @@ impl AddedTokens {
     }
 }
 
+/// Whether `range` has a place in common with one of `ranges`, which are in order and apart.
+pub(crate) fn overlaps(ranges: &[Range<usize>], range: Range<usize>) -> bool {
+    let after = ranges.partition_point(|other| other.end <= range.start);
+    ranges
+        .get(after)
+        .is_some_and(|other| other.start < range.end)
+}
+
 /// What `\w` matches, near enough: letters, digits and the underscore.
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
@@ -195,13 +237,13 @@ mod tests {
     fn split(tokens: &[(u32, AddedToken)], text: &str, parse_special: bool) -> Vec<String> {
         let added = AddedTokens::new(tokens.iter().cloned().collect()).unwrap();
         let describe = |segment| match segment {
-            Segment::Text { text, at_start } => {
+            Segment::Text { text, at_start, .. } => {
                 format!("{text}{}", if at_start { "^" } else { "" })
             }
             Segment::Token(id) => id.to_string(),
         };
         added
-            .split_raw(text, parse_special)
+            .split_raw(text, parse_special, &[])
             .into_iter()
             .map(describe)
             .collect()

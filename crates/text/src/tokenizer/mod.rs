@@ -25,9 +25,11 @@ mod wordpiece;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
-use added::{AddedTokens, Segment};
+use crate::Prompt;
+use added::{AddedTokens, Segment, overlaps};
 use decode::{Decoder, Place};
 use model::Model;
 use normalize::Normalizer;
@@ -158,16 +160,48 @@ impl Tokenizer {
     /// [`TokenizerError::PatternGaveUp`] and [`TokenizerError::Expansion`] for tokenizer files that ask for
     /// unreasonable work on this text.
     pub fn encode(&self, text: &str, options: Encode) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_quoting(text, options, &[])
+    }
+
+    /// The ids of a prompt that a chat template made. Control tokens of the template count, those that the conversation
+    /// spells stay text.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_quoting(prompt.text(), Encode::TEMPLATE, prompt.quoted())
+    }
+
+    /// Where `text` spells control tokens.
+    pub(crate) fn control_tokens(&self, text: &str) -> Vec<Range<usize>> {
+        self.parts.added.control_tokens(text)
+    }
+
+    /// The ids of `text`, in which `quoted` are stretches whose control tokens stay text.
+    fn encode_quoting(
+        &self,
+        text: &str,
+        options: Encode,
+        quoted: &[Range<usize>],
+    ) -> Result<Vec<u32>, TokenizerError> {
         let parts = &*self.parts;
         let mut ids = Vec::with_capacity(text.len() / 4 + parts.prefix.len() + parts.suffix.len());
         if options.add_special {
             ids.extend(&parts.prefix);
         }
-        for segment in parts.added.split_raw(text, options.parse_special) {
+        for segment in parts.added.split_raw(text, options.parse_special, quoted) {
             match segment {
                 Segment::Token(id) => ids.push(id),
-                Segment::Text { text, at_start } => {
-                    parts.encode_raw(text, at_start, options, &mut ids)?
+                Segment::Text {
+                    text,
+                    at_start,
+                    offset,
+                } => {
+                    // Normalising moves places, so a stretch with a quotation is taken as text whole.
+                    let parse_special =
+                        options.parse_special && !overlaps(quoted, offset..offset + text.len());
+                    parts.encode_raw(text, at_start, parse_special, &mut ids)?;
                 }
             }
         }
@@ -287,20 +321,19 @@ impl Parts {
         &self,
         text: &str,
         at_start: bool,
-        options: Encode,
+        parse_special: bool,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         let text = match &self.normalizer {
             Some(normalizer) => normalizer.normalize(text, at_start)?,
             None => Cow::Borrowed(text),
         };
-        for segment in self
-            .added
-            .split_normalized(&text, at_start, options.parse_special)
-        {
+        for segment in self.added.split_normalized(&text, at_start, parse_special) {
             match segment {
                 Segment::Token(id) => ids.push(id),
-                Segment::Text { text, at_start } => self.encode_normalized(text, at_start, ids)?,
+                Segment::Text { text, at_start, .. } => {
+                    self.encode_normalized(text, at_start, ids)?;
+                }
             }
         }
         Ok(())
