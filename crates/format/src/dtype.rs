@@ -5,8 +5,10 @@ use std::fmt;
 /// How the values of a stored tensor are encoded.
 ///
 /// Names are the spellings that GGML and safetensors files use. A *block* is the smallest group of
-/// elements that can be decoded by itself; scalar types are blocks of one.
+/// elements that can be decoded by itself; scalar types are blocks of one. Some types are only
+/// named and measured here, so that a file which holds them can be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+// The names are the documentation: those of the formats.
 #[allow(non_camel_case_types, missing_docs)]
 #[non_exhaustive]
 pub enum DType {
@@ -20,6 +22,19 @@ pub enum DType {
     I8,
     U8,
     Bool,
+    U64,
+    U32,
+    U16,
+    /// A complex number of two f32.
+    C64,
+    F8_E4M3,
+    F8_E5M2,
+    /// A power of two, as the scale of a block.
+    F8_E8M0,
+    F6_E2M3,
+    F6_E3M2,
+    /// E2M1, two in a byte.
+    F4,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -47,7 +62,7 @@ pub enum DType {
 
 impl DType {
     /// Every type, for tests and tables.
-    pub const ALL: [DType; 28] = [
+    pub const ALL: [DType; 38] = [
         DType::F64,
         DType::F32,
         DType::F16,
@@ -58,6 +73,16 @@ impl DType {
         DType::I8,
         DType::U8,
         DType::Bool,
+        DType::U64,
+        DType::U32,
+        DType::U16,
+        DType::C64,
+        DType::F8_E4M3,
+        DType::F8_E5M2,
+        DType::F8_E8M0,
+        DType::F6_E2M3,
+        DType::F6_E3M2,
+        DType::F4,
         DType::Q4_0,
         DType::Q4_1,
         DType::Q5_0,
@@ -81,10 +106,13 @@ impl DType {
     /// Elements and bytes of one block.
     const fn block(self) -> (usize, usize) {
         match self {
-            DType::F64 | DType::I64 => (1, 8),
-            DType::F32 | DType::I32 => (1, 4),
-            DType::F16 | DType::BF16 | DType::I16 => (1, 2),
+            DType::F64 | DType::I64 | DType::U64 | DType::C64 => (1, 8),
+            DType::F32 | DType::I32 | DType::U32 => (1, 4),
+            DType::F16 | DType::BF16 | DType::I16 | DType::U16 => (1, 2),
             DType::I8 | DType::U8 | DType::Bool => (1, 1),
+            DType::F8_E4M3 | DType::F8_E5M2 | DType::F8_E8M0 => (1, 1),
+            DType::F6_E2M3 | DType::F6_E3M2 => (4, 3),
+            DType::F4 => (2, 1),
             DType::Q4_0 => (32, 18),
             DType::Q4_1 => (32, 20),
             DType::Q5_0 => (32, 22),
@@ -149,6 +177,16 @@ impl DType {
             DType::I8 => "I8",
             DType::U8 => "U8",
             DType::Bool => "BOOL",
+            DType::U64 => "U64",
+            DType::U32 => "U32",
+            DType::U16 => "U16",
+            DType::C64 => "C64",
+            DType::F8_E4M3 => "F8_E4M3",
+            DType::F8_E5M2 => "F8_E5M2",
+            DType::F8_E8M0 => "F8_E8M0",
+            DType::F6_E2M3 => "F6_E2M3",
+            DType::F6_E3M2 => "F6_E3M2",
+            DType::F4 => "F4",
             DType::Q4_0 => "Q4_0",
             DType::Q4_1 => "Q4_1",
             DType::Q5_0 => "Q5_0",
@@ -189,6 +227,11 @@ mod tests {
             (DType::Q8_0, 33, None),
             (DType::I2_S, 256, Some(64 + 32)),
             (DType::Q2_K, 0, Some(0)),
+            (DType::F8_E4M3, 5, Some(5)),
+            (DType::F6_E2M3, 8, Some(6)),
+            (DType::F4, 6, Some(3)),
+            (DType::F4, 5, None),
+            (DType::C64, 2, Some(16)),
             (DType::F64, u64::MAX, None),
         ] {
             assert_eq!(dtype.tensor_bytes(n), bytes, "{dtype} × {n}");

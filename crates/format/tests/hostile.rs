@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use sterna_format::gguf::{Gguf, Metadata, Model, Value, Writer};
-use sterna_format::hf::{Config, TokenizerConfig};
+use sterna_format::hf::{Config, TokenizerConfig, parse_json};
 use sterna_format::safetensors::{Index, SafeTensors};
 use sterna_format::{DType, gguf, safetensors};
 
@@ -207,11 +207,11 @@ fn claims_of_ten_gigabytes() {
     let parse = |len| measured("safetensors", || SafeTensors::parse(&header, len));
     refused(
         parse(ten_gb * 2),
-        "a header of 10737418240 bytes, the limit is 100000000",
+        "a header of 10737418240 bytes, the limit is 18874368",
     );
     refused(
         parse(10),
-        "a header of 10737418240 bytes, the limit is 100000000",
+        "a header of 10737418240 bytes, the limit is 18874368",
     );
 }
 
@@ -537,25 +537,110 @@ fn the_largest_vocabularies_pass() {
     assert_eq!(gguf.metadata().len(), 4);
 }
 
-#[test]
-fn large_files_of_the_smallest_pieces() {
-    let size = 4 * MIB;
-    let n = size / 60;
-    let tensors =
-        (0..n).map(|i| format!(r#""{i:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#));
-    let json = format!("{{{}}}", tensors.collect::<Vec<_>>().join(","));
+/// A safetensors file with this header and no data.
+fn safetensors_bytes(json: &str) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json.as_bytes());
+    bytes
+}
+
+fn empty_tensors(n: usize, name: impl Fn(usize) -> String) -> String {
+    let tensors = (0..n).map(|i| {
+        let name = name(i);
+        format!(r#""{name}":{{"dtype":"F8_E4M3","shape":[0,7168],"data_offsets":[0,0]}}"#)
+    });
+    format!("{{{}}}", tensors.collect::<Vec<_>>().join(","))
+}
+
+/// A hundred thousand tensors, as the largest mixtures of experts have in all their files.
+#[test]
+fn the_largest_checkpoints_pass() {
+    let name = |i| {
+        format!(
+            "model.layers.{}.mlp.experts.{i}.down_proj.weight_scale_inv",
+            i % 61
+        )
+    };
+    let bytes = safetensors_bytes(&empty_tensors(100_000, name));
     let parse = || SafeTensors::parse(&bytes, bytes.len() as u64);
-    assert!(measured("safetensors", parse).is_ok());
+    let file = measured("100,000 tensors", parse).unwrap();
+    assert_eq!(file.tensors().len(), 100_000);
 
-    let map = (0..size / 12)
-        .map(|i| format!(r#""{i:x}":"x""#))
-        .collect::<Vec<_>>();
-    let json = format!(r#"{{"weight_map":{{{}}}}}"#, map.join(","));
-    let parse = || Index::parse(json.as_bytes());
-    assert!(measured("index", parse).is_ok());
+    let map = (0..140_000).map(|i| {
+        format!(
+            r#""{}":"model-{:05}-of-00163.safetensors""#,
+            name(i),
+            i % 163
+        )
+    });
+    let json = format!(
+        r#"{{"weight_map":{{{}}}}}"#,
+        map.collect::<Vec<_>>().join(",")
+    );
+    let index = measured("an index of 140,000", || Index::parse(json.as_bytes()));
+    assert_eq!(index.unwrap().files().len(), 163);
+}
 
+#[test]
+fn safetensors_of_the_smallest_pieces() {
+    let size = 18 * MIB;
+    let refuse = |json: &str, message: &str| {
+        assert!(json.len() <= size, "{}", json.len());
+        let bytes = safetensors_bytes(json);
+        let parse = || SafeTensors::parse(&bytes, bytes.len() as u64);
+        refused(measured(message, parse), message);
+    };
+    let memory = "bytes of memory are needed, the limit is 33554432";
+    refuse(&empty_tensors(size / 70, |i| format!("{i:x}")), memory);
+    let strings = |n: usize, value: &str| {
+        let entries = (0..n).map(|i| format!(r#""{i:x}":{value}"#));
+        format!(
+            r#"{{"__metadata__":{{{}}}}}"#,
+            entries.collect::<Vec<_>>().join(",")
+        )
+    };
+    refuse(&strings(size / 13, r#""""#), memory);
+    let long = "x".repeat(size - 100);
+    refuse(&strings(1, &format!(r#""\n{long}""#)), memory);
+    let escapes = strings(1, &format!(r#""{}""#, "\\n".repeat(size / 4)));
+    let bytes = safetensors_bytes(&escapes);
+    let parse = || SafeTensors::parse(&bytes, bytes.len() as u64);
+    assert!(measured("escapes", parse).is_ok());
+    refuse(
+        &empty_tensors(1, |_| long.clone()),
+        "the name of a tensor takes",
+    );
+    refuse(
+        &empty_tensors(2, |_| "a".to_owned()),
+        "tensor `a` stands twice",
+    );
+    refuse(
+        &format!(r#"{{"a":{{"dtype":"\n{long}""#),
+        "isn't as expected",
+    );
+    let sparse = (100_000_000_u64).to_le_bytes();
+    let parse = || SafeTensors::parse(&sparse, 10 << 30);
+    refused(
+        measured("a sparse file", parse),
+        "a header of 100000000 bytes",
+    );
+
+    let size = 16 * MIB;
+    for entry in [r#"":"x""#, r#"":"{}.x""#] {
+        let map =
+            (0..size / 18).map(|i| format!(r#""{i:x}{}"#, entry.replace("{}", &format!("{i:x}"))));
+        let json = format!(
+            r#"{{"weight_map":{{{}}}}}"#,
+            map.collect::<Vec<_>>().join(",")
+        );
+        assert!(json.len() <= size);
+        refused(measured("index", || Index::parse(json.as_bytes())), memory);
+    }
+}
+
+#[test]
+fn large_configurations_of_the_smallest_pieces() {
+    let size = 8 * MIB - 1;
     for json in [
         "[".repeat(size),
         format!("[{}0]", "0,".repeat(size / 2)),
@@ -566,8 +651,26 @@ fn large_files_of_the_smallest_pieces() {
         "9".repeat(size),
     ] {
         assert!(measured("config", || Config::parse(json.as_bytes())).is_err());
+        assert!(measured("json", || parse_json(json.as_bytes())).is_err());
         assert!(measured("tokenizer", || TokenizerConfig::parse(json.as_bytes())).is_err());
         assert!(measured("index", || Index::parse(json.as_bytes())).is_err());
+    }
+}
+
+#[test]
+fn json_to_show() {
+    let value = parse_json(br#"{"b":NaN,"a":[1,-2.5,null,true,"x"]}"#).unwrap();
+    assert_eq!(
+        value.to_string().len(),
+        r#"{"b":{"__float__":"NaN"},"a":[1,-2.5,null,true,"x"]}"#.len()
+    );
+    assert_eq!(value["b"]["__float__"], "NaN");
+    assert_eq!(value["a"][1], -2.5);
+    for item in [r#"{"":0}"#, "{}", "[0]", "0"] {
+        let n = if item.len() > 2 { 24_000 } else { 49_000 };
+        let json = format!("[{}]", vec![item; n].join(","));
+        let value = measured("json", || parse_json(json.as_bytes()));
+        assert_eq!(value.unwrap().as_array().map(Vec::len), Some(n));
     }
 }
 

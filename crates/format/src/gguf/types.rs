@@ -35,7 +35,9 @@ pub(super) fn type_id(dtype: DType) -> Option<u32> {
         DType::Q1_0 => 41,
         DType::Q2_0 | DType::Q2_0_G128 => Q2_0,
         DType::PQ2_0 => 142,
-        DType::U8 | DType::Bool => return None,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool | DType::C64 => return None,
+        DType::F8_E4M3 | DType::F8_E5M2 | DType::F8_E8M0 => return None,
+        DType::F6_E2M3 | DType::F6_E3M2 | DType::F4 => return None,
     })
 }
 

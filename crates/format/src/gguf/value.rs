@@ -13,6 +13,7 @@ const ARRAY_MEMORY: u64 = 64;
 
 /// One metadata value.
 #[derive(Debug, Clone, PartialEq)]
+// Variants are named like the types of the format.
 #[allow(missing_docs)]
 #[non_exhaustive]
 pub enum Value {
@@ -33,6 +34,7 @@ pub enum Value {
 
 /// An array of values of one type.
 #[derive(Debug, Clone, PartialEq)]
+// Variants are named like the types of the format.
 #[allow(missing_docs)]
 #[non_exhaustive]
 pub enum Array {

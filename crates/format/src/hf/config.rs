@@ -10,6 +10,7 @@ use super::rope::{RopeParameters, RopeSet};
 /// A multimodal file nests the language model under `text_config`; its values are taken from there,
 /// and from the outer level where the inner one is silent.
 #[derive(Debug, Clone, Default, PartialEq)]
+// Fields without a comment are the keys of the file.
 #[allow(missing_docs)]
 #[non_exhaustive]
 pub struct Config {

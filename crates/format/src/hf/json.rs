@@ -11,9 +11,11 @@ use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use super::ConfigError;
 
 /// The largest file that is parsed. `tokenizer_config.json` with thousands of added tokens has 1 MB.
-const MAX_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 8 << 20;
 /// The most values in one file; a tree of so many stays below 40 MiB.
 const MAX_NODES: usize = 250_000;
+/// The most values that [`parse_json`] takes: its trees are larger, up to 20 MiB for so many.
+const MAX_SHOWN_NODES: usize = 50_000;
 
 /// The most numbers that JSON doesn't have: replacing them makes the text longer. What is left
 /// behind the last one is refused as bad JSON.
@@ -34,6 +36,10 @@ pub(super) enum Json {
 
 impl Json {
     pub(super) fn parse(bytes: &[u8]) -> Result<Json, ConfigError> {
+        Json::parse_nodes(bytes, MAX_NODES)
+    }
+
+    fn parse_nodes(bytes: &[u8], max_nodes: usize) -> Result<Json, ConfigError> {
         if bytes.len() > MAX_BYTES {
             return Err(ConfigError::TooLarge {
                 found: bytes.len(),
@@ -42,10 +48,29 @@ impl Json {
         }
         let bytes = without_bare_floats(bytes);
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
-        let budget = Cell::new(MAX_NODES);
-        let json = Tree(&budget).deserialize(&mut deserializer);
+        let left = Cell::new(max_nodes);
+        let tree = Tree {
+            left: &left,
+            max_nodes,
+        };
+        let json = tree.deserialize(&mut deserializer);
         json.and_then(|json| deserializer.end().map(|()| json))
             .map_err(ConfigError::Json)
+    }
+
+    fn into_value(self) -> serde_json::Value {
+        match self {
+            Json::Null => serde_json::Value::Null,
+            Json::Bool(b) => b.into(),
+            Json::Int(n) => n.into(),
+            Json::Float(x) => x.into(),
+            Json::String(s) => s.into(),
+            Json::Array(items) => items.into_iter().map(Json::into_value).collect(),
+            Json::Object(members) => {
+                let members = members.into_iter().map(|(k, v)| (k, v.into_value()));
+                serde_json::Value::Object(members.collect())
+            }
+        }
     }
 
     fn kind(&self) -> &'static str {
@@ -65,6 +90,18 @@ impl Json {
             _ => None,
         }
     }
+}
+
+/// Parses a configuration file whole, to show it; [`super::Config`] and its like are for using it.
+///
+/// `NaN` and infinities, which Python writes, become `{"__float__": "NaN"}` and so on. Of two equal
+/// keys the last counts.
+///
+/// # Errors
+///
+/// [`ConfigError`] if it isn't JSON, nests deeper than 128, or has more than 8 MiB or 50,000 values.
+pub fn parse_json(bytes: &[u8]) -> Result<serde_json::Value, ConfigError> {
+    Json::parse_nodes(bytes, MAX_SHOWN_NODES).map(Json::into_value)
 }
 
 /// Replaces `NaN`, `Infinity` and `-Infinity` outside of strings, up to [`MAX_BARE_FLOATS`] times.
@@ -101,17 +138,21 @@ fn without_bare_floats(bytes: &[u8]) -> Vec<u8> {
 
 /// Builds a [`Json`] while counting its values down to zero.
 #[derive(Clone, Copy)]
-struct Tree<'a>(&'a Cell<usize>);
+struct Tree<'a> {
+    left: &'a Cell<usize>,
+    max_nodes: usize,
+}
 
 impl<'de> DeserializeSeed<'de> for Tree<'_> {
     type Value = Json;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> Result<Json, D::Error> {
-        match self.0.get().checked_sub(1) {
-            Some(left) => self.0.set(left),
+        match self.left.get().checked_sub(1) {
+            Some(left) => self.left.set(left),
             None => {
                 return Err(D::Error::custom(format_args!(
-                    "more than {MAX_NODES} values"
+                    "more than {} values",
+                    self.max_nodes
                 )));
             }
         }

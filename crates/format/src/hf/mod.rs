@@ -12,6 +12,7 @@ mod tokenizer;
 
 pub use config::{Config, QuantizationConfig};
 pub use generation::GenerationConfig;
+pub use json::parse_json;
 pub use rope::{RopeParameters, RopeSet};
 pub use tokenizer::{AddedToken, ChatTemplate, TokenizerConfig};
 

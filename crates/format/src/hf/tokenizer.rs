@@ -7,6 +7,7 @@ use super::json::{Json, Node};
 
 /// The facts of `tokenizer_config.json`. What the file doesn't say is `None` or empty.
 #[derive(Debug, Clone, Default, PartialEq)]
+// Fields without a comment are the keys of the file.
 #[allow(missing_docs)]
 #[non_exhaustive]
 pub struct TokenizerConfig {
@@ -65,6 +66,7 @@ impl ChatTemplate {
 
 /// A token outside of the trained vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
+// Fields without a comment are the keys of the file.
 #[allow(missing_docs)]
 #[non_exhaustive]
 pub struct AddedToken {

@@ -32,6 +32,22 @@ pub enum SafeTensorsError {
         /// The most that is accepted.
         limit: u64,
     },
+    /// Reading the header or the index would take more memory than any real one does.
+    #[error("{need} bytes of memory are needed, the limit is {limit}")]
+    TooMuchMemory {
+        /// Bytes of memory for everything up to where reading ended.
+        need: u64,
+        /// The most that is accepted.
+        limit: u64,
+    },
+    /// A tensor's name is longer than names may be.
+    #[error("the name of a tensor takes {found} bytes, the limit is {limit}")]
+    NameTooLong {
+        /// Its length in bytes.
+        found: usize,
+        /// The most that is accepted.
+        limit: usize,
+    },
     /// The header isn't JSON, or not the JSON it should be.
     #[error("the header isn't as expected: {0}")]
     Header(#[source] serde_json::Error),
@@ -116,20 +132,14 @@ pub enum SafeTensorsError {
         /// The file.
         file: String,
     },
-    /// The index places a tensor in a file that doesn't have it.
-    #[error("the index places tensor `{tensor}` in `{file}`, which has no such tensor")]
-    MissingTensor {
+    /// A tensor is in another file than the index says.
+    #[error("the index places tensor `{tensor}` in `{listed}`, but it is in `{file}`")]
+    Misplaced {
         /// The tensor.
         tensor: String,
-        /// The file.
-        file: String,
-    },
-    /// A file has a tensor that the index doesn't place there.
-    #[error("`{file}` has tensor `{tensor}`, which the index doesn't place there")]
-    Unlisted {
-        /// The tensor.
-        tensor: String,
-        /// The file.
+        /// Where it should be.
+        listed: String,
+        /// Where it is.
         file: String,
     },
     /// Two files have a tensor of the same name.

@@ -1,20 +1,34 @@
 //! Checkpoints of several files: `model.safetensors.index.json`, and joining what it lists.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::Deserialize;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::TensorCatalog;
+use crate::budget::Budget;
 
 use super::{SafeTensors, SafeTensorsError};
 
-/// About 170,000 tensors; the largest checkpoints have half of that.
+/// About 170,000 tensors; the largest checkpoints have 140,000.
 const MAX_INDEX_BYTES: usize = 16 << 20;
+const MAX_MEMORY: u64 = 32 << 20;
+/// A tensor or a file, in a map that grows, without its name.
+const ENTRY_MEMORY: u64 = 96;
 
 /// Which file of a checkpoint holds which tensor.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: WeightMap,
+}
+
+#[derive(Debug, Clone, Default)]
+struct WeightMap {
+    /// Names of files, numbered as they appear.
+    files: BTreeMap<String, usize>,
+    /// Tensors, and the numbers of their files.
+    tensors: BTreeMap<String, usize>,
 }
 
 impl Index {
@@ -32,9 +46,10 @@ impl Index {
             });
         }
         let index: Index = serde_json::from_slice(json).map_err(SafeTensorsError::Index)?;
-        match index.weight_map.iter().find(|(_, file)| !is_plain(file)) {
-            Some((tensor, file)) => Err(SafeTensorsError::FileName {
-                tensor: tensor.clone(),
+        let files = &index.weight_map.files;
+        match files.iter().find(|(file, _)| !is_plain(file)) {
+            Some((file, &number)) => Err(SafeTensorsError::FileName {
+                tensor: index.tensor_in(number),
                 file: file.clone(),
             }),
             None => Ok(index),
@@ -43,13 +58,73 @@ impl Index {
 
     /// The files, each once, sorted by name.
     pub fn files(&self) -> Vec<&str> {
-        let files: BTreeSet<&str> = self.weight_map.values().map(String::as_str).collect();
-        files.into_iter().collect()
+        self.weight_map.files.keys().map(String::as_str).collect()
     }
 
     /// The file that holds `tensor`.
-    pub fn file_of(&self, tensor: &str) -> Option<&str> {
-        self.weight_map.get(tensor).map(String::as_str)
+    fn file_of(&self, tensor: &str) -> Option<&str> {
+        let number = self.weight_map.tensors.get(tensor)?;
+        let mut files = self.weight_map.files.iter();
+        files
+            .find(|(_, n)| *n == number)
+            .map(|(file, _)| file.as_str())
+    }
+
+    /// A tensor in the file of that number, for messages.
+    fn tensor_in(&self, number: usize) -> String {
+        let mut tensors = self.weight_map.tensors.iter();
+        let (tensor, _) = tensors
+            .find(|(_, n)| **n == number)
+            .expect("a file is numbered when a tensor in it appears");
+        tensor.clone()
+    }
+}
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<WeightMap, D::Error> {
+        struct WeightMapVisitor;
+
+        impl<'de> Visitor<'de> for WeightMapVisitor {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map from tensors to files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+                let mut memory = Budget::new(MAX_MEMORY);
+                let mut charge = |name: &str| {
+                    let bytes = ENTRY_MEMORY + name.len() as u64;
+                    memory.charge(bytes).map_err(|over| {
+                        A::Error::custom(format_args!(
+                            "{} bytes of memory are needed, the limit is {}",
+                            over.need, over.limit
+                        ))
+                    })
+                };
+                let mut out = WeightMap::default();
+                while let Some((tensor, file)) = map.next_entry::<String, String>()? {
+                    charge(&tensor)?;
+                    let number = match out.files.get(&file) {
+                        Some(&number) => number,
+                        None => {
+                            charge(&file)?;
+                            let number = out.files.len();
+                            out.files.insert(file, number);
+                            number
+                        }
+                    };
+                    if out.tensors.contains_key(&tensor) {
+                        let twice = format_args!("`{tensor}` stands twice");
+                        return Err(A::Error::custom(twice));
+                    }
+                    out.tensors.insert(tensor, number);
+                }
+                Ok(out)
+            }
+        }
+
+        d.deserialize_map(WeightMapVisitor)
     }
 }
 
@@ -64,20 +139,34 @@ fn is_plain(name: &str) -> bool {
 ///
 /// Tensors keep the names that the files give them; [`crate::names`] translates.
 ///
+/// Published indices have stale lines, so a listed tensor may be absent and a tensor unlisted: what
+/// a model lacks is for whoever plans it to say.
+///
 /// # Errors
 ///
-/// If a name stands twice, or `index` and files disagree about where a tensor is.
+/// If a name stands twice, a listed file isn't given, or a tensor is in another file than `index`
+/// says.
 pub fn merge(
     files: Vec<(&str, SafeTensors)>,
     index: Option<&Index>,
 ) -> Result<TensorCatalog, SafeTensorsError> {
+    for (file, &number) in index.iter().flat_map(|index| &index.weight_map.files) {
+        if files.iter().all(|(name, _)| name != file) {
+            return Err(SafeTensorsError::MissingFile {
+                tensor: index.map_or_else(String::new, |index| index.tensor_in(number)),
+                file: file.clone(),
+            });
+        }
+    }
     let mut catalog = TensorCatalog::default();
-    let mut names = Vec::with_capacity(files.len());
     for (i, (file, part)) in files.into_iter().enumerate() {
-        names.push(file);
+        let number = index.and_then(|index| index.weight_map.files.get(file));
         for mut entry in part.tensors {
-            if index.is_some_and(|index| index.file_of(&entry.name) != Some(file)) {
-                return Err(SafeTensorsError::Unlisted {
+            let listed = index.and_then(|index| index.weight_map.tensors.get(&entry.name));
+            if listed.is_some() && listed != number {
+                let listed = index.and_then(|index| index.file_of(&entry.name));
+                return Err(SafeTensorsError::Misplaced {
+                    listed: listed.unwrap_or_default().to_owned(),
                     tensor: entry.name,
                     file: file.to_owned(),
                 });
@@ -86,16 +175,6 @@ pub fn merge(
             catalog
                 .insert(entry)
                 .map_err(|entry| SafeTensorsError::DuplicateTensor { name: entry.name })?;
-        }
-    }
-    // Tensors found are where the index says, so only absent ones can still disagree.
-    for (tensor, file) in index.iter().flat_map(|index| &index.weight_map) {
-        if catalog.get(tensor).is_none() {
-            let (tensor, file) = (tensor.clone(), file.clone());
-            return Err(match names.contains(&file.as_str()) {
-                true => SafeTensorsError::MissingTensor { tensor, file },
-                false => SafeTensorsError::MissingFile { tensor, file },
-            });
         }
     }
     Ok(catalog)
@@ -131,6 +210,15 @@ mod tests {
     }
 
     #[test]
+    fn stale_lines_are_no_error() {
+        let index = index(r#"{"a":"1.st","rotary_emb.inv_freq":"2.st"}"#).unwrap();
+        let files = vec![("1.st", file(&["a", "unlisted"])), ("2.st", file(&["b"]))];
+        let catalog = merge(files, Some(&index)).unwrap();
+        let found: Vec<_> = catalog.iter().map(|t| (&*t.name, t.file)).collect();
+        assert_eq!(found, [("a", 0), ("unlisted", 0), ("b", 1)]);
+    }
+
+    #[test]
     fn disagreement_is_refused() {
         let index = index(r#"{"a":"1.st","b":"2.st"}"#).unwrap();
         for (files, message) in [
@@ -139,15 +227,23 @@ mod tests {
                 "the index places tensor `b` in `2.st`, which isn't among the files",
             ),
             (
-                vec![("1.st", file(&["a"])), ("2.st", file(&[]))],
-                "the index places tensor `b` in `2.st`, which has no such tensor",
+                vec![("1.st", file(&["a", "b"])), ("2.st", file(&[]))],
+                "the index places tensor `b` in `2.st`, but it is in `1.st`",
             ),
             (
-                vec![("1.st", file(&["a", "b"]))],
-                "`1.st` has tensor `b`, which the index doesn't place there",
+                vec![
+                    ("1.st", file(&[])),
+                    ("2.st", file(&[])),
+                    ("3.st", file(&["b"])),
+                ],
+                "the index places tensor `b` in `2.st`, but it is in `3.st`",
             ),
             (
-                vec![("1.st", file(&["a"])), ("1.st", file(&["a"]))],
+                vec![
+                    ("1.st", file(&["a"])),
+                    ("1.st", file(&["a"])),
+                    ("2.st", file(&[])),
+                ],
                 "tensor `a` stands twice",
             ),
         ] {
