@@ -8,8 +8,8 @@ const TEXT: &str = "Hello  world\n don't <s>[CLS] 123 \u{e9}\u{4e2d}\u{1f600}\u{
 pub(crate) fn check(data: &[u8]) {
     let tokenizers = [
         Tokenizer::from_hf_json(data, None),
-        Tokenizer::from_sentencepiece(data),
-        Tokenizer::from_tiktoken(data, Some(TiktokenEncoding::R50k)),
+        Tokenizer::from_sentencepiece(data, None),
+        Tokenizer::from_tiktoken(data, Some(TiktokenEncoding::R50k), None),
     ];
     for tokenizer in tokenizers.into_iter().flatten() {
         for options in [Encode::TEXT, Encode::TEMPLATE, Encode::PLAIN] {

@@ -10,8 +10,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let start = Instant::now();
         let tokenizer = match path.rsplit('.').next() {
             Some("json") => Tokenizer::from_hf_json(&file, None)?,
-            Some("model") => Tokenizer::from_sentencepiece(&file)?,
-            _ => Tokenizer::from_tiktoken(&file, None)?,
+            Some("model") => Tokenizer::from_sentencepiece(&file, None)?,
+            _ => Tokenizer::from_tiktoken(&file, None, None)?,
         };
         let loaded = start.elapsed();
         let text =

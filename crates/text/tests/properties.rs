@@ -25,6 +25,7 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
             Tokenizer::from_tiktoken(
                 &common::bytes("tokenizers/kitoken/tiktoken/p50k_base.tiktoken"),
                 None,
+                None,
             )
             .unwrap(),
         ),
@@ -42,7 +43,8 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
         ),
         (
             "tok512",
-            Tokenizer::from_sentencepiece(&common::bytes("stories260K/tok512.model")).unwrap(),
+            Tokenizer::from_sentencepiece(&common::bytes("stories260K/tok512.model"), None)
+                .unwrap(),
         ),
         (
             "bert",
@@ -111,7 +113,7 @@ proptest! {
         };
         for tokenizer in [
             Tokenizer::from_hf_json(&damage("stories260K/hf/tokenizer.json"), None),
-            Tokenizer::from_sentencepiece(&damage("stories260K/tok512.model")),
+            Tokenizer::from_sentencepiece(&damage("stories260K/tok512.model"), None),
         ].into_iter().flatten() {
             // Any answer will do.
             let _ = tokenizer.encode("Once upon a time, é😀", Encode::TEXT);

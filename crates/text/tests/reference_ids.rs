@@ -70,7 +70,7 @@ fn sentencepiece_models() {
         check(
             "sentencepiece",
             name,
-            &Tokenizer::from_sentencepiece(&model).unwrap(),
+            &Tokenizer::from_sentencepiece(&model, None).unwrap(),
             Encode::PLAIN,
         );
     }
@@ -83,7 +83,7 @@ fn tiktoken_files() {
         check(
             "tiktoken",
             name,
-            &Tokenizer::from_tiktoken(&file, None).unwrap(),
+            &Tokenizer::from_tiktoken(&file, None, None).unwrap(),
             Encode::TEMPLATE,
         );
     }
@@ -134,7 +134,7 @@ fn forms_of_one_tokenizer_agree() {
         TokenizerConfig::parse(&common::bytes("stories260K/hf/tokenizer_config.json")).unwrap();
     let json = common::bytes("stories260K/hf/tokenizer.json");
     let forms = [
-        Tokenizer::from_sentencepiece(&common::bytes("stories260K/tok512.model")).unwrap(),
+        Tokenizer::from_sentencepiece(&common::bytes("stories260K/tok512.model"), None).unwrap(),
         from_gguf("stories260K/stories260K-f32.gguf"),
         Tokenizer::from_hf_json(&json, Some(&config)).unwrap(),
     ];
@@ -173,4 +173,28 @@ fn prompts_of_the_built_in_model() {
         assert_eq!(tokenizer.decode(&ids, Decode::default()), text);
     }
     assert_eq!(tokenizer.end_ids(), [1, 2]);
+}
+
+/// A folder with `tokenizer.model` says the rest in `tokenizer_config.json`.
+#[test]
+fn a_configuration_completes_a_sentencepiece_model() {
+    let model = common::bytes("stories260K/tok512.model");
+    let config = TokenizerConfig::parse(
+        br#"{"add_bos_token": false, "eos_token": "<|user|>", "added_tokens_decoder": {
+            "512": {"content": "<|user|>", "special": true}}}"#,
+    )
+    .unwrap();
+    let plain = Tokenizer::from_sentencepiece(&model, None).unwrap();
+    let tokenizer = Tokenizer::from_sentencepiece(&model, Some(&config)).unwrap();
+    let text = "Once<|user|>";
+    assert_eq!(
+        tokenizer.encode(text, Encode::TEMPLATE).unwrap().last(),
+        Some(&512)
+    );
+    assert_eq!(
+        tokenizer.encode(text, Encode::TEXT).unwrap(),
+        plain.encode(text, Encode::PLAIN).unwrap()
+    );
+    assert_eq!(tokenizer.eos(), Some(512));
+    assert_eq!(tokenizer.bos(), plain.bos());
 }

@@ -55,8 +55,8 @@ fn real_tokenizers_on_awkward_random_and_plain_texts() {
                     parse_special: true,
                 },
             ),
-            Some("model") => (Tokenizer::from_sentencepiece(&bytes), Encode::PLAIN),
-            _ => (Tokenizer::from_tiktoken(&bytes, None), Encode::PLAIN),
+            Some("model") => (Tokenizer::from_sentencepiece(&bytes, None), Encode::PLAIN),
+            _ => (Tokenizer::from_tiktoken(&bytes, None, None), Encode::PLAIN),
         };
         let tokenizer = tokenizer.unwrap();
         for (text, ids) in expected.texts.iter().zip(ids) {

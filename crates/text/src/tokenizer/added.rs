@@ -115,6 +115,13 @@ impl AddedTokens {
         Self::new(tokens)
     }
 
+    /// These tokens and `more`, which come before tokens with the same ids.
+    pub(crate) fn extended(self, more: BTreeMap<u32, AddedToken>) -> Result<Self, TokenizerError> {
+        let mut tokens = self.by_id;
+        tokens.extend(more);
+        Self::new(tokens)
+    }
+
     /// The added token `id`.
     pub(crate) fn get(&self, id: u32) -> Option<&AddedToken> {
         self.by_id.get(&id)

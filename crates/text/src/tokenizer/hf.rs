@@ -79,20 +79,56 @@ impl Tokenizer {
 }
 
 impl Parts {
+    /// Adds what `config` knows of a tokenizer whose own file says less than a `tokenizer.json` would.
+    pub(super) fn complete(&mut self, config: &TokenizerConfig) -> Result<(), TokenizerError> {
+        let listed: BTreeMap<u32, AddedToken> = config
+            .added_tokens_decoder
+            .iter()
+            .map(|(&id, token)| {
+                let flags = AddedToken {
+                    lstrip: token.lstrip,
+                    rstrip: token.rstrip,
+                    single_word: token.single_word,
+                    ..AddedToken::plain(&token.content, token.special)
+                };
+                (id, flags)
+            })
+            .collect();
+        self.added = std::mem::take(&mut self.added).extended(listed)?;
+        self.bos = self.id(&config.bos_token).or(self.bos);
+        self.eos = self.id(&config.eos_token).or(self.eos);
+        self.apply(config);
+        Ok(())
+    }
+
+    /// The id of a token by its spelling.
+    fn id(&self, token: &Option<String>) -> Option<u32> {
+        let token = token.as_deref()?;
+        let in_vocab = || self.vocab.id(token.as_bytes());
+        self.added.id(token).or_else(in_vocab)
+    }
+
     /// Takes roles from `config`, and whether texts begin and end with special tokens where it says so outright.
     fn apply(&mut self, config: &TokenizerConfig) {
-        self.specials.bos.clone_from(&config.bos_token);
-        self.specials.eos.clone_from(&config.eos_token);
-        self.specials.unk.clone_from(&config.unk_token);
-        self.specials.pad.clone_from(&config.pad_token);
-        let id = |token: &Option<String>| self.added.id(token.as_deref()?);
-        if let (Some(adds), Some(bos)) = (config.add_bos_token, id(&config.bos_token)) {
+        for (role, named) in [
+            (&mut self.specials.bos, &config.bos_token),
+            (&mut self.specials.eos, &config.eos_token),
+            (&mut self.specials.unk, &config.unk_token),
+            (&mut self.specials.pad, &config.pad_token),
+        ] {
+            if named.is_some() {
+                role.clone_from(named);
+            }
+        }
+        let bos = self.id(&config.bos_token).or(self.bos);
+        if let (Some(adds), Some(bos)) = (config.add_bos_token, bos) {
             self.prefix.retain(|id| *id != bos);
             if adds {
                 self.prefix.insert(0, bos);
             }
         }
-        if let (Some(adds), Some(eos)) = (config.add_eos_token, id(&config.eos_token)) {
+        let eos = self.id(&config.eos_token).or(self.eos);
+        if let (Some(adds), Some(eos)) = (config.add_eos_token, eos) {
             self.suffix.retain(|id| *id != eos);
             if adds {
                 self.suffix.push(eos);

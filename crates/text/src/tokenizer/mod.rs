@@ -109,12 +109,7 @@ struct Parts {
 impl Tokenizer {
     /// Completes `parts`: which ids begin and end a text, and how many ids there are.
     fn assemble(mut parts: Parts) -> Self {
-        let id = |token: &Option<String>| {
-            parts
-                .added
-                .id(token.as_deref()?)
-                .or_else(|| parts.vocab.id(token.as_deref()?.as_bytes()))
-        };
+        let id = |token| parts.id(token);
         let ends: Vec<u32> = specials::known_ends(&parts.added).collect();
         let is_special = |id: &u32| parts.added.get(*id).is_some_and(|token| token.special);
         let bos = parts

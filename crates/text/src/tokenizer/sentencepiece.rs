@@ -1,12 +1,15 @@
 //! Reading SentencePiece's `tokenizer.model`: a protocol buffer of pieces and settings.
 
+use sterna_format::hf::TokenizerConfig;
+
 use super::charsmap::Charsmap;
 use super::pieces::{Choice, DummyPrefix, PieceType, Pieces};
 use super::vocab::Vocab;
 use super::{Tokenizer, TokenizerError};
 
 impl Tokenizer {
-    /// Reads a SentencePiece model of the BPE or unigram kind.
+    /// Reads a SentencePiece model of the BPE or unigram kind, with the tokens and roles that a
+    /// `tokenizer_config.json` adds.
     ///
     /// The file does not say whether texts begin with the beginning-of-sequence token; as in the Llama and Mistral
     /// models that ship such files, they do if the model is of the BPE kind.
@@ -14,7 +17,10 @@ impl Tokenizer {
     /// # Errors
     ///
     /// If the file is no such protocol buffer, or the model is of another kind.
-    pub fn from_sentencepiece(model: &[u8]) -> Result<Self, TokenizerError> {
+    pub fn from_sentencepiece(
+        model: &[u8],
+        config: Option<&TokenizerConfig>,
+    ) -> Result<Self, TokenizerError> {
         let proto = Proto::read(model)?;
         let choice = match proto.model_type {
             1 => Choice::Unigram,
@@ -73,6 +79,9 @@ impl Tokenizer {
         (parts.bos, parts.eos) = (bos, eos);
         if choice == Choice::Bpe {
             parts.prefix.extend(bos);
+        }
+        if let Some(config) = config {
+            parts.complete(config)?;
         }
         Ok(Self::assemble(parts))
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use base64::Engine as _;
+use sterna_format::hf::TokenizerConfig;
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{Bpe, Merges};
@@ -103,7 +104,8 @@ impl TiktokenEncoding {
 }
 
 impl Tokenizer {
-    /// Reads a tiktoken file; without an encoding, the number of tokens tells which it is.
+    /// Reads a tiktoken file; without an encoding, the number of tokens tells which it is. A
+    /// `tokenizer_config.json` may add tokens and roles.
     ///
     /// # Errors
     ///
@@ -111,6 +113,7 @@ impl Tokenizer {
     pub fn from_tiktoken(
         file: &[u8],
         encoding: Option<TiktokenEncoding>,
+        config: Option<&TokenizerConfig>,
     ) -> Result<Self, TokenizerError> {
         let mut vocab = Vocab::new(file.len());
         let mut n_tokens = 0;
@@ -169,6 +172,9 @@ impl Tokenizer {
         parts
             .prefix
             .extend(bos.and_then(|token| parts.added.id(token)));
+        if let Some(config) = config {
+            parts.complete(config)?;
+        }
         Ok(Self::assemble(parts))
     }
 }
