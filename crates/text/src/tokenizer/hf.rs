@@ -102,7 +102,7 @@ impl Parts {
     }
 
     /// The id of a token by its spelling.
-    fn id(&self, token: &Option<String>) -> Option<u32> {
+    pub(super) fn id(&self, token: &Option<String>) -> Option<u32> {
         let token = token.as_deref()?;
         let in_vocab = || self.vocab.id(token.as_bytes());
         self.added.id(token).or_else(in_vocab)
