@@ -187,7 +187,8 @@ mod tests {
         let input = ChatInput::conversation([("user", content)]);
         let prompt = template.unwrap().prompt(&input, &tokenizer).unwrap();
         assert_eq!(prompt.text(), content);
-        assert_eq!(prompt.quoted(), [4..11]);
+        assert_eq!(prompt.quoted().first(), Some(&(4..11)));
+        assert_eq!(prompt.quoted().len(), 1);
     }
 
     #[test]
