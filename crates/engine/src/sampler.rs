@@ -254,7 +254,8 @@ impl Sampler {
             // A later id must be better to displace an equal; NaN never is.
             if logit > bar {
                 self.candidates.push(Candidate {
-                    logit,
+                    // Makes −0 a 0, which it equals, but not in the total order of floats.
+                    logit: logit + 0.0,
                     id: id as u32,
                     weight: 0,
                 });
@@ -328,6 +329,7 @@ const WEIGHT_OF_BEST: u64 = 1 << 36;
 /// A token that may still be chosen.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
+    /// Neither NaN nor −0.
     logit: f32,
     id: u32,
     /// `exp((logit − best) / temperature)` in units of 2⁻³⁶.
@@ -473,7 +475,7 @@ mod tests {
             }
         }
         let mut sorted: Vec<(u32, f32)> = (0..).zip(logits).filter(|t| !t.1.is_nan()).collect();
-        sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        sorted.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
         if config.top_k > 0 {
             sorted.truncate(config.top_k);
         }
@@ -501,6 +503,7 @@ mod tests {
         let logit = prop_oneof![
             8 => (-20i32..20).prop_map(|l| l as f32 / 4.0),
             4 => -30f32..30.0,
+            2 => Just(-0.0),
             1 => Just(f32::NEG_INFINITY),
             1 => Just(f32::NAN),
         ];
@@ -615,6 +618,24 @@ mod tests {
             draw(7),
             [57, 169, 723, 431, 966, 464, 726, 333, 985, 73, 117, 169]
         );
+    }
+
+    #[test]
+    fn zeros_are_equal_whatever_their_sign() {
+        for logits in [[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0]] {
+            for (temperature, top_k) in [(0.0, 0), (1.0, 1)] {
+                let config = SamplerConfig {
+                    temperature,
+                    top_k,
+                    ..Default::default()
+                };
+                assert_eq!(
+                    sampler(config).sample(&logits),
+                    0,
+                    "{logits:?}, top_k {top_k}"
+                );
+            }
+        }
     }
 
     #[test]
