@@ -9,6 +9,20 @@ use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
 
+/// What the verbs that print a result about a model have in common.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReportFlags {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineFlags,
+
+    #[command(flatten)]
+    pub(crate) files: ModelFlags,
+}
+
 /// How to read the files of a model.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Engine")]
@@ -46,7 +60,7 @@ pub(crate) struct EngineFlags {
     backend: BackendFlag,
 
     /// Threads to compute with [default: one for each physical core available]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     threads: Option<NonZero<usize>>,
 
     /// Tokens that the context holds [default: what the model was trained for, at most 4096]
@@ -69,6 +83,17 @@ enum BackendFlag {
 enum CacheFlag {
     F32,
     F16,
+}
+
+/// More threads than any machine has use for; each takes memory of its own.
+const MAX_THREADS: usize = 1024;
+
+/// Parses a number of threads.
+pub(crate) fn thread_count(text: &str) -> Result<NonZero<usize>, String> {
+    text.parse()
+        .ok()
+        .filter(|n: &NonZero<usize>| n.get() <= MAX_THREADS)
+        .ok_or_else(|| format!("expected a number of threads from 1 to {MAX_THREADS}"))
 }
 
 /// Longest context that is taken unasked: a cache for all that some models allow would not fit.
@@ -140,4 +165,19 @@ pub(crate) fn isa() -> Result<Isa> {
             names.join(", ")
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_counts_are_bounded() {
+        assert_eq!(thread_count("1").map(NonZero::get), Ok(1));
+        assert_eq!(thread_count("1024").map(NonZero::get), Ok(1024));
+        for text in ["0", "1025", "-1", "two", "99999999999999999999999"] {
+            let expected = "expected a number of threads from 1 to 1024";
+            assert_eq!(thread_count(text), Err(expected.to_owned()), "{text}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
+use crate::display::FirstWord;
 use crate::interrupt::{self, Answering};
 use crate::output;
 use crate::progress::Progress;
@@ -95,7 +96,6 @@ impl Chat {
             max_tokens: self.max_tokens,
             stop_ids: &self.stop_ids,
             stop_strings: self.stop_strings.clone(),
-            trim_start: self.template.is_some(),
         };
         self.runtime.start(request, &self.tokenizer)
     }
@@ -105,29 +105,38 @@ impl Chat {
         interrupt::install()?;
         let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
         output::note("Say something, or /help. Ctrl-D leaves.");
+        self.converse_by(|| {
+            loop {
+                let line = match editor.readline("> ") {
+                    Ok(line) => line,
+                    // Ctrl-C while typing drops the line.
+                    Err(ReadlineError::Interrupted) => continue,
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    Err(error) => return Err(error).context("cannot read from the terminal"),
+                };
+                // Only keeps the line from being recalled; not worth ending the chat for.
+                let _ = editor.add_history_entry(&line);
+                return Ok(Some(line));
+            }
+        })
+    }
+
+    /// Talks with whoever writes the lines that `next_line` returns, until there is none.
+    fn converse_by(&mut self, mut next_line: impl FnMut() -> Result<Option<String>>) -> Result<()> {
         let mut stats = None;
-        loop {
-            let line = match editor.readline("> ") {
-                Ok(line) => line,
-                // Ctrl-C while typing drops the line.
-                Err(ReadlineError::Interrupted) => continue,
-                Err(ReadlineError::Eof) => return Ok(()),
-                Err(error) => return Err(error).context("cannot read from the terminal"),
-            };
+        while let Some(line) = next_line()? {
             if line.trim().is_empty() {
                 continue;
             }
-            // Only keeps the line from being recalled; not worth ending the chat for.
-            let _ = editor.add_history_entry(&line);
             match Command::parse(&line) {
                 Ok(Command::Say(text)) => {
-                    match self.speak(text) {
+                    let answering = Answering::begin();
+                    match self.speak(text, || answering.asked_to_stop()) {
                         Ok(new) => stats = Some(new),
                         Err(error) if output::is_closed_stdout(&error) => return Err(error),
                         Err(error) => {
                             output::note(format_args!("error: {error:#}"));
-                            // What couldn't be answered was not said.
-                            self.messages.pop_if(|message| message.role == Role::User);
+                            self.unsay();
                         }
                     }
                 }
@@ -143,24 +152,34 @@ impl Chat {
                 Err(error) => output::note(error),
             }
         }
+        Ok(())
     }
 
-    /// Answers `text` on stdout, until done or Ctrl-C.
-    fn speak(&mut self, text: String) -> Result<Stats> {
-        let answering = Answering::begin();
+    /// Forgets the newest message if it wasn't answered: it counts as not said.
+    fn unsay(&mut self) {
+        self.messages.pop_if(|message| message.role == Role::User);
+    }
+
+    /// Answers `text` on stdout, until done or asked to `stop`.
+    fn speak(&mut self, text: String, stop: impl Fn() -> bool) -> Result<Stats> {
+        let mut first_word = FirstWord::new(self.template.is_some());
         let n_messages = self.messages.len() + 1;
         let mut answer = self.answer(text)?;
         let mut said = String::new();
-        prefill(&mut answer, || answering.asked_to_stop())?;
-        while !answering.asked_to_stop() {
+        prefill(&mut answer, &stop)?;
+        while !stop() {
             let Some(piece) = answer.next().transpose()? else {
                 break;
             };
-            output::write_now(&piece)?;
+            output::write_now(&first_word.push(&piece))?;
             said += &piece;
         }
         let stats = answer.stats();
         output::write_now(if said.ends_with('\n') { "" } else { "\n" })?;
+        if stats.stop.is_none() && stats.n_generated == 0 {
+            self.unsay();
+            return Ok(stats);
+        }
         if self.template.is_some() {
             if self.messages.len() < n_messages {
                 output::note("[forgot the oldest turns: the context is full]");
@@ -216,11 +235,11 @@ fn render(
     let turns = messages
         .iter()
         .map(|message| (message.role.name(), message.content.as_str()));
-    let prompt = template.render(&ChatInput {
+    let input = ChatInput {
         now: Some(now()),
         ..ChatInput::conversation(turns)
-    })?;
-    Ok(tokenizer.encode(&prompt, Encode::TEMPLATE)?)
+    };
+    Ok(tokenizer.encode_prompt(&template.prompt(&input, tokenizer)?)?)
 }
 
 /// The time for templates that ask for it: UTC, as this machine's time zone is nobody's business.
@@ -293,7 +312,16 @@ impl Command {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use clap::Parser;
+    use sterna_engine::{Sampler, SamplerConfig};
+
     use super::*;
+    use crate::args::ReportFlags;
+    use crate::builtin;
+    use crate::model::ModelFiles;
+    use crate::runtime::StopReason;
 
     #[test]
     fn lines_are_said_unless_they_are_commands() {
@@ -310,6 +338,99 @@ mod tests {
         ] {
             assert_eq!(Command::parse(line), expected, "{line}");
         }
+    }
+
+    /// A chat with the built-in model that takes the best token each time.
+    fn chat() -> Chat {
+        let TestFlags { flags } = TestFlags::parse_from(["test", "--threads", "1"]);
+        let files = ModelFiles::open(builtin::NAME).unwrap();
+        let tokenizer = files.require_tokenizer().unwrap();
+        let plan = files.plan(&flags.files).unwrap();
+        let sampler = Sampler::new(SamplerConfig::default(), plan.config().n_vocab).unwrap();
+        let session = files.session(plan, &flags.engine, 256).unwrap();
+        Chat {
+            runtime: Runtime::new(session, sampler),
+            template: files.chat_template(&tokenizer).unwrap(),
+            stop_ids: tokenizer.end_ids().to_vec(),
+            tokenizer,
+            stop_strings: Vec::new(),
+            max_tokens: 12,
+            messages: Vec::new(),
+        }
+    }
+
+    #[derive(Parser)]
+    struct TestFlags {
+        #[command(flatten)]
+        flags: ReportFlags,
+    }
+
+    /// The roles of what was said.
+    fn roles(chat: &Chat) -> Vec<Role> {
+        chat.messages.iter().map(|message| message.role).collect()
+    }
+
+    #[test]
+    fn what_was_said_is_not_computed_again() {
+        let mut chat = chat();
+        let first = chat.speak("What is 3 plus 4?".into(), || false).unwrap();
+        assert_eq!(
+            (first.n_reused, first.stop),
+            (0, Some(StopReason::StopToken))
+        );
+        let second = chat.speak("Who are you?".into(), || false).unwrap();
+        // All that the first turn left in the cache.
+        assert_eq!(second.n_reused, first.n_prompt + first.n_decoded);
+        assert!(second.n_reused < second.n_prompt);
+        assert_eq!(
+            roles(&chat),
+            [Role::User, Role::Assistant, Role::User, Role::Assistant]
+        );
+    }
+
+    #[test]
+    fn what_is_interrupted_before_the_first_word_was_not_said() {
+        let mut chat = chat();
+        chat.speak("What is 3 plus 4?".into(), || false).unwrap();
+        let before = chat.messages.clone();
+        let stats = chat.speak("Tell me a story.".into(), || true).unwrap();
+        assert_eq!((stats.n_generated, stats.stop), (0, None));
+        assert_eq!(chat.messages, before);
+        // Asked before the prompt, and after it and each of three tokens.
+        let polls = Cell::new(0);
+        let stop = || polls.replace(polls.get() + 1) == 4;
+        let stats = chat.speak("Tell me a story.".into(), stop).unwrap();
+        assert_eq!((stats.n_generated, stats.stop), (3, None));
+        assert_eq!(roles(&chat).len(), before.len() + 2);
+        // And the chat goes on.
+        let stats = chat.speak("Who are you?".into(), || false).unwrap();
+        assert!(stats.n_generated > 0);
+    }
+
+    #[test]
+    fn commands_do_what_they_say() {
+        let mut chat = chat();
+        let say = |chat: &mut Chat, lines: &[&str]| {
+            let mut lines = lines.iter();
+            chat.converse_by(|| Ok(lines.next().map(|line| line.to_string())))
+                .unwrap();
+            lines.len()
+        };
+        say(&mut chat, &["/system Be brief.", "/help", " ", "/halp"]);
+        assert_eq!(chat.messages, [Message::system("Be brief.")]);
+        say(&mut chat, &["What is 3 plus 4?", "/stats"]);
+        assert_eq!(roles(&chat), [Role::System, Role::User, Role::Assistant]);
+        assert!(chat.runtime.n_cached() > 0);
+        say(&mut chat, &["/reset"]);
+        assert_eq!(roles(&chat), [Role::System]);
+        assert_eq!(chat.runtime.n_cached(), 0);
+        say(&mut chat, &["/system"]);
+        assert_eq!(chat.messages, []);
+        assert_eq!(say(&mut chat, &["/exit", "never said"]), 1);
+        // Too long for the context: an error, and the chat goes on without it.
+        let long = "and then ".repeat(400);
+        say(&mut chat, &[&long, "What is 3 plus 4?"]);
+        assert_eq!(roles(&chat), [Role::User, Role::Assistant]);
     }
 
     #[test]

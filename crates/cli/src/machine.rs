@@ -2,9 +2,11 @@
 
 use std::hint::black_box;
 use std::num::NonZero;
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use anyhow::{Context, Result};
 use serde::Serialize;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -91,27 +93,96 @@ pub(crate) fn peak_memory_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Bytes a second that `n_threads` threads read from memory together: the best of several passes
-/// over a buffer of a GiB, or of a quarter of the free memory if that is less.
-pub(crate) fn read_bandwidth(n_threads: usize, free_memory_bytes: u64) -> f64 {
-    const PASSES: usize = 5;
-    let n_bytes = (free_memory_bytes / 4).clamp(64 << 20, 1 << 30) as usize;
-    let chunk_len = (n_bytes / 8).div_ceil(n_threads.max(1));
-    // Written, not only allocated: untouched pages all map to the same zeros.
-    let buffer: Vec<u64> = (0..n_bytes as u64 / 8).collect();
-    let pass = || {
-        let start = Instant::now();
-        thread::scope(|scope| {
-            for chunk in buffer.chunks(chunk_len) {
-                scope.spawn(move || {
-                    black_box(chunk.iter().fold(0u64, |sum, &word| sum.wrapping_add(word)))
-                });
-            }
-        });
-        start.elapsed().as_secs_f64()
-    };
-    let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
-    (buffer.len() * 8) as f64 / best
+/// Threads that read memory, each its own part of a buffer, to measure how fast that goes.
+///
+/// They live as long as this does, so that starting them is not measured, and fill their parts
+/// themselves, so that the system puts the pages near them.
+pub(crate) struct MemoryReaders {
+    n_bytes: u64,
+    readers: Vec<Reader>,
+}
+
+/// One of the threads: it begins a pass when told to, and ends when `begin` is dropped.
+struct Reader {
+    begin: mpsc::Sender<()>,
+    /// When each pass began and ended.
+    passes: mpsc::Receiver<(Instant, Instant)>,
+}
+
+impl MemoryReaders {
+    /// Starts `n_threads` threads that share about `n_bytes` of memory, but at least 64 MiB.
+    pub(crate) fn start(n_threads: usize, n_bytes: u64) -> Result<MemoryReaders> {
+        let n_words = n_bytes.max(64 << 20).div_ceil(8 * n_threads as u64);
+        let together = Arc::new(Barrier::new(n_threads));
+        let start = |_| {
+            let together = together.clone();
+            let (begin, orders) = mpsc::channel();
+            let (results, passes) = mpsc::channel();
+            let work = move || {
+                // Written, not only allocated: untouched pages all map to the same zeros.
+                let words: Vec<u64> = (0..n_words).collect();
+                // Both ends are dropped at the same time, which ends the thread.
+                while orders.recv().is_ok() {
+                    together.wait();
+                    let start = Instant::now();
+                    black_box(words.iter().fold(0u64, |sum, &word| sum.wrapping_add(word)));
+                    if results.send((start, Instant::now())).is_err() {
+                        break;
+                    }
+                }
+            };
+            thread::Builder::new()
+                .spawn(work)
+                .context("cannot start a thread to measure memory with")?;
+            Ok(Reader { begin, passes })
+        };
+        let readers = (0..n_threads).map(start).collect::<Result<_>>()?;
+        let readers = MemoryReaders {
+            n_bytes: n_words * 8 * n_threads as u64,
+            readers,
+        };
+        // Waits until every part is filled.
+        readers.pass()?;
+        Ok(readers)
+    }
+
+    /// Bytes of memory that they hold.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    /// Reads all of it once: bytes per second, of all threads together.
+    pub(crate) fn pass(&self) -> Result<f64> {
+        let gone = "a thread that measures memory ended early";
+        for reader in &self.readers {
+            reader.begin.send(()).context(gone)?;
+        }
+        let mut times = Vec::with_capacity(self.readers.len());
+        for reader in &self.readers {
+            times.push(reader.passes.recv().context(gone)?);
+        }
+        let start = times.iter().map(|time| time.0).min();
+        let end = times.iter().map(|time| time.1).max();
+        let (start, end) = start.zip(end).context("expected at least one thread")?;
+        Ok(self.n_bytes as f64 / (end - start).as_secs_f64())
+    }
+}
+
+/// Bytes to measure `n` sets of [`MemoryReaders`] with, for each: a GiB, but all together not more
+/// than a quarter of the free memory.
+pub(crate) fn readable_bytes(n: usize, free_memory_bytes: u64) -> u64 {
+    (free_memory_bytes / 4 / n.max(1) as u64).min(1 << 30)
+}
+
+/// Bytes a second that `n_threads` threads read from memory together: the median of five passes.
+pub(crate) fn read_bandwidth(n_threads: usize, free_memory_bytes: u64) -> Result<f64> {
+    let readers = MemoryReaders::start(n_threads, readable_bytes(1, free_memory_bytes))?;
+    let mut rates = [0.0; 5];
+    for rate in &mut rates {
+        *rate = readers.pass()?;
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(rates[rates.len() / 2])
 }
 
 #[cfg(test)]
@@ -134,6 +205,11 @@ mod tests {
 
     #[test]
     fn bandwidth_is_positive() {
-        assert!(read_bandwidth(2, 0) > 0.0);
+        assert!(read_bandwidth(2, 0).unwrap() > 0.0);
+        let readers = MemoryReaders::start(3, 0).unwrap();
+        assert!(readers.n_bytes() >= 64 << 20);
+        assert!(readers.pass().unwrap() > 0.0);
+        assert_eq!(readable_bytes(2, 8 << 30), 1 << 30);
+        assert_eq!(readable_bytes(4, 8 << 30), 1 << 29);
     }
 }

@@ -8,6 +8,7 @@
 mod args;
 mod builtin;
 mod chat;
+mod display;
 mod interrupt;
 mod machine;
 mod model;

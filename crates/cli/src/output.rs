@@ -1,7 +1,11 @@
 //! Writing results: text for people, JSON for programs.
+//!
+//! Names and messages come from files that anybody may have made, so control characters, by which a
+//! terminal takes orders, are written as escapes. Generated text is exact unless it goes to a terminal.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -9,6 +13,11 @@ use serde::Serialize;
 /// Writes `text` to stdout at once, so that a reader sees each token when it is made.
 pub(crate) fn write_now(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
+    let text = if out.is_terminal() {
+        escaped(text, &['\n', '\r', '\t'])
+    } else {
+        Cow::Borrowed(text)
+    };
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .context("cannot write to standard output")
@@ -16,17 +25,56 @@ pub(crate) fn write_now(text: &str) -> Result<()> {
 
 /// Writes `text` and a line end to stdout.
 pub(crate) fn line(text: impl fmt::Display) -> Result<()> {
-    writeln!(io::stdout().lock(), "{text}").context("cannot write to standard output")
+    let text = text.to_string();
+    writeln!(io::stdout().lock(), "{}", escaped(&text, &['\n']))
+        .context("cannot write to standard output")
 }
 
 /// Writes `value` to stdout as one line of JSON.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string(value).context("cannot write the result as JSON")?;
-    line(text)
+    line(json_escaped(&text))
+}
+
+/// `text` with its control characters as escapes such as `\u{1b}`, save those in `kept`.
+fn escaped<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let is_escaped = |c: char| c.is_control() && !kept.contains(&c);
+    if !text.contains(is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_escaped(c) {
+            out.extend(c.escape_debug());
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// JSON whose strings hold no control characters: those that the format allows unescaped, U+007F to
+/// U+009F, are escaped too.
+fn json_escaped(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_control() {
+            out += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out
 }
 
 /// Lines of `name  value`, the values under each other.
+///
+/// A line break within one is escaped, so that no value can pass for a row.
 pub(crate) fn table(rows: &[(&str, String)]) -> String {
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|(name, value)| (escaped(name, &[]), escaped(value, &[])))
+        .collect();
     let width = rows
         .iter()
         .map(|row| row.0.chars().count())
@@ -42,7 +90,8 @@ pub(crate) fn table(rows: &[(&str, String)]) -> String {
 /// Writes a line to stderr. What a person should know is no result, so failing to say it is no
 /// error either.
 pub(crate) fn note(text: impl fmt::Display) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let text = text.to_string();
+    let _ = writeln!(io::stderr().lock(), "{}", escaped(&text, &['\n']));
 }
 
 /// True if `error` is, at the bottom, a closed stdout: the reader has seen enough (`| head`).
@@ -110,6 +159,17 @@ mod tests {
         ] {
             assert_eq!(Count(count).to_string(), text);
         }
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let hostile = "a\u{1b}[2Jb\u{9b}c\r\nd";
+        assert_eq!(escaped(hostile, &['\n']), "a\\u{1b}[2Jb\\u{9b}c\\r\nd");
+        assert!(matches!(escaped("für", &[]), Cow::Borrowed("für")));
+        assert_eq!(table(&[("x\ny", "\u{7}".into())]), "x\\ny  \\u{7}");
+        let text = json_escaped(&serde_json::to_string(hostile).unwrap());
+        assert!(!text.contains(char::is_control), "{text}");
+        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), hostile);
     }
 
     #[test]

@@ -35,9 +35,6 @@ pub(crate) struct Request<'a> {
     pub(crate) stop_ids: &'a [u32],
     /// Text that ends the answer and is no part of it.
     pub(crate) stop_strings: Vec<String>,
-    /// Leave out white space before the first word: chat templates put it before an answer
-    /// themselves when they write one back.
-    pub(crate) trim_start: bool,
 }
 
 /// Why an answer ended.
@@ -175,9 +172,18 @@ impl Runtime {
     }
 
     /// Computes `ids` behind what is cached; the logits that follow the last of them, `[n_vocab]`.
+    ///
+    /// Fails if none of them is finite: the sampler would take that for token 0.
     fn append(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let logits = self.session.forward(ids, Logits::Last)?;
         self.cached.extend_from_slice(ids);
+        if !logits.iter().any(|logit| logit.is_finite()) {
+            bail!(
+                "after token {}: expected logits, found none that is finite: the weights are damaged, or not \
+                 what the files say",
+                self.cached.len()
+            );
+        }
         Ok(logits)
     }
 
@@ -299,7 +305,7 @@ impl Generation<'_> {
         if passed.stopped {
             self.stats.stop = Some(StopReason::StopString);
         }
-        Ok(self.trimmed(passed.text))
+        Ok(passed.text)
     }
 
     /// Ends the answer; returns the text that was held back.
@@ -320,17 +326,7 @@ impl Generation<'_> {
         } else {
             reason
         });
-        self.trimmed(passed.text + &held)
-    }
-
-    /// `text` without white space at its start, until the first word is out.
-    fn trimmed(&mut self, text: String) -> String {
-        if !self.request.trim_start {
-            return text;
-        }
-        let trimmed = text.trim_start();
-        self.request.trim_start = trimmed.is_empty();
-        trimmed.to_owned()
+        passed.text + &held
     }
 }
 

@@ -1,4 +1,4 @@
-//! The examples in `docs/cli.md` are true.
+//! The examples in `docs/cli.md` are true, and links lead somewhere.
 #![cfg(unix)]
 
 use std::env;
@@ -54,4 +54,32 @@ fn examples_print_what_they_say() {
             _ => assert_eq!(lines, output, "{command}"),
         }
     }
+}
+
+/// Where the links of `markdown` lead, anchors cut off.
+fn links(markdown: &str) -> impl Iterator<Item = &str> {
+    let targets = markdown.split("](").skip(1);
+    let targets = targets.filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    targets.map(|target| target.split_once('#').map_or(target, |(file, _)| file))
+}
+
+#[test]
+fn relative_links_lead_to_files() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md"), root.join("ARCHITECTURE.md")];
+    for folder in ["docs", "docs/formats"] {
+        let entries = std::fs::read_dir(root.join(folder)).unwrap();
+        pages.extend(entries.map(|entry| entry.unwrap().path()));
+    }
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    let mut missing = Vec::new();
+    for page in &pages {
+        let text = std::fs::read_to_string(page).unwrap();
+        for link in links(&text).filter(|link| !link.contains("://") && !link.is_empty()) {
+            if !page.parent().unwrap().join(link).exists() {
+                missing.push(format!("{} -> {link}", page.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use common::{refusal, testdata};
+use sterna_format::safetensors::SafeTensors;
 
 /// What `sterna inspect path` says in refusal.
 fn inspect(path: &Path) -> String {
@@ -43,7 +44,7 @@ fn what_is_no_model_is_refused() {
             &testdata("tokenizers"),
             [
                 "expected model.safetensors, model.safetensors.index.json or a .gguf file",
-                "",
+                "found none of them",
             ],
         ),
         #[cfg(unix)]
@@ -208,7 +209,6 @@ fn an_index_that_does_not_fit_is_refused() {
     for (weight_map, message) in [
         (r#"{"x": "../a"}"#, "model.safetensors.index.json: "),
         (r#"{"x": "b.safetensors"}"#, "b.safetensors: cannot open: "),
-        (r#"{"x": "a.safetensors"}"#, "a.safetensors"),
     ] {
         fs::write(&index, format!(r#"{{"weight_map": {weight_map}}}"#)).unwrap();
         let found = inspect(dir.path());
@@ -217,4 +217,87 @@ fn an_index_that_does_not_fit_is_refused() {
             "`{found}` does not say `{message}`"
         );
     }
+}
+
+#[test]
+fn folders_without_a_model_of_ours_say_what_they_hold() {
+    for (files, message) in [
+        (
+            &["pytorch_model.bin", "config.json"][..],
+            "found pytorch_model.bin; PyTorch's own files can run code",
+        ),
+        (
+            &["consolidated.safetensors", "consolidated.00.pth"],
+            "found consolidated.safetensors; give the path of one of them, or if it is in the layout",
+        ),
+        (
+            &["a.gguf", "b.gguf"],
+            "expected one GGUF model in the folder, found a.gguf, b.gguf; give the path",
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        for file in files {
+            fs::write(dir.path().join(file), "").unwrap();
+        }
+        let found = inspect(dir.path());
+        assert!(
+            found.contains(message),
+            "`{found}` does not say `{message}`"
+        );
+    }
+}
+
+#[test]
+fn more_threads_than_any_machine_has_are_refused() {
+    for args in [
+        &["run", "-p", "x", "--threads", "100000"][..],
+        &["bench", "-t", "1,99999999999999"],
+    ] {
+        let output = common::sterna(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains("expected a number of threads from 1 to 1024"),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+fn results_that_are_no_numbers_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = testdata("stories260K/hf");
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(source.join(name), dir.path().join(name)).unwrap();
+    }
+    let mut weights = fs::read(source.join("model.safetensors")).unwrap();
+    let header = SafeTensors::parse(&weights, weights.len() as u64).unwrap();
+    let mut tensors = header.tensors().iter();
+    let norm = tensors
+        .find(|t| t.name == "model.embed_tokens.weight")
+        .unwrap();
+    let range = norm.offset as usize..(norm.offset + norm.len) as usize;
+    for value in weights[range].chunks_exact_mut(4) {
+        value.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    fs::write(dir.path().join("model.safetensors"), weights).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let found = refusal(&["run", model, "--raw", "-p", "Once upon a time"]);
+    assert!(
+        found.contains("expected logits, found none that is finite"),
+        "{found}"
+    );
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "Once upon a time").unwrap();
+    let found = refusal(&[
+        "perplexity",
+        model,
+        "--file",
+        text.to_str().unwrap(),
+        "--json",
+    ]);
+    assert!(
+        found.contains("text.txt: window 0: position 1: expected a finite negative log-likelihood"),
+        "{found}"
+    );
 }

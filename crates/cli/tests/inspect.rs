@@ -97,6 +97,68 @@ fn files_that_cannot_run_are_described_too() {
 }
 
 #[test]
+fn a_broken_configuration_is_described() {
+    let dir = tempfile::tempdir().unwrap();
+    let weights = dir.path().join("model.safetensors");
+    std::fs::copy(testdata("stories260K/hf/model.safetensors"), &weights).unwrap();
+    let list = format!("[{}0]", "0,".repeat(2_000_000));
+    for (config, reason) in [("{", "config.json: "), (&list, "config.json: ")] {
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let report = json(&["inspect", dir.path().to_str().unwrap(), "--json"]);
+        assert_eq!(report["n_tensors"], 47);
+        assert_eq!(report["metadata"]["config.json"], json!(null));
+        let found = report["not_runnable"].as_str().unwrap();
+        assert!(found.contains(reason), "{found}");
+    }
+    // As Python writes it, and as `run` accepts it.
+    let config = std::fs::read_to_string(testdata("stories260K/hf/config.json")).unwrap();
+    let config = config.replacen('{', r#"{"anything": Infinity,"#, 1);
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let report = json(&["inspect", dir.path().to_str().unwrap(), "--json"]);
+    assert_eq!(report["not_runnable"], json!(null));
+    assert_eq!(report["metadata"]["config.json"]["hidden_size"], 64);
+}
+
+#[test]
+fn a_weight_file_stands_for_its_folder() {
+    let folder = testdata("stories260K/hf");
+    let report = json(&[
+        "inspect",
+        folder.join("model.safetensors").to_str().unwrap(),
+        "--json",
+    ]);
+    assert_eq!(report["model"]["family"], "llama");
+    let sharded = testdata("reference-variants/llama-sharded");
+    let whole = json(&["inspect", sharded.to_str().unwrap(), "--json"]);
+    let n_files = whole["files"].as_array().unwrap().len();
+    assert!(n_files > 1);
+    for file in whole["files"].as_array().unwrap() {
+        let report = json(&["inspect", file["path"].as_str().unwrap(), "--json"]);
+        assert_eq!(report["n_tensors"], whole["n_tensors"]);
+        assert_eq!(report["model"], whole["model"]);
+    }
+}
+
+#[test]
+fn terminals_take_no_orders_from_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("odd.safetensors");
+    let header = r#"{"__metadata__":{"k\u001b[2J":"v\u009b\n"},"t\u001b[31m":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([0; 4]);
+    std::fs::write(&path, bytes).unwrap();
+    let path = path.to_str().unwrap();
+    let text = stdout(&["inspect", path]);
+    assert!(text.contains("t\\u{1b}[31m"), "{text}");
+    assert!(text.contains("k\\u{1b}[2J"), "{text}");
+    let raw = stdout(&["inspect", path, "--json"]);
+    for c in [text, raw].concat().chars() {
+        assert!(c == '\n' || !c.is_control(), "{c:?}");
+    }
+}
+
+#[test]
 fn the_text_is_the_expected_one() {
     let path = testdata("fixtures/ratchet-dummy.gguf");
     let path = path.to_str().unwrap();

@@ -15,6 +15,13 @@ fn bench_reports_every_test_for_every_thread_count() {
         assert!(report[key].is_string(), "{key}");
     }
     assert_eq!(report["model"]["name"], "builtin");
+    let hash = report["model"]["head_fnv1a64"].as_str().unwrap();
+    assert_eq!(hash.len(), 16);
+    assert!(
+        report["peak_memory_bytes"]
+            .as_u64()
+            .is_none_or(|bytes| bytes > 1_000_000)
+    );
     assert!(report["model"]["bytes_per_token"].as_u64().unwrap() > 1_000_000);
     let runs = report["runs"].as_array().unwrap();
     assert_eq!(

@@ -228,3 +228,61 @@ fn split_files_are_found_by_the_first() {
         "{stderr}"
     );
 }
+
+#[test]
+fn windows_begin_alike_in_every_form_of_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.txt");
+    fs::write(
+        &text,
+        "Once upon a time, there was a little girl. ".repeat(20),
+    )
+    .unwrap();
+    let measure = |path: &str| {
+        let file = text.to_str().unwrap();
+        json(&[
+            "perplexity",
+            path,
+            "--file",
+            file,
+            "--window",
+            "32",
+            "--json",
+        ])
+    };
+    for model in ["stories260K", "bitllama-3M"] {
+        let of_model = FORMS.iter().filter(|form| form.model == model);
+        let reports: Vec<Value> = of_model.map(|form| measure(&form.path())).collect();
+        for report in &reports {
+            assert_eq!(report["n_tokens"], reports[0]["n_tokens"], "{model}");
+            let (a, b) = (report["nll"].as_f64(), reports[0]["nll"].as_f64());
+            assert!(
+                (a.unwrap() - b.unwrap()).abs() < 0.01,
+                "{model}: {a:?}, {b:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sentencepiece_file_will_do_for_a_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = testdata("stories260K/hf");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(source.join(name), dir.path().join(name)).unwrap();
+    }
+    let tokenizer = testdata("stories260K/tok512.model");
+    fs::copy(tokenizer, dir.path().join("tokenizer.model")).unwrap();
+    for text in ["Once upon a time", "Zoë's 3 cats\n"] {
+        let tokenize = |model: &std::path::Path| {
+            json(&[
+                "tokenize",
+                model.to_str().unwrap(),
+                "--text",
+                text,
+                "--json",
+            ])
+        };
+        assert_eq!(tokenize(dir.path()), tokenize(&source), "{text}");
+    }
+}

@@ -37,7 +37,7 @@ fn answers_end_for_a_reason() {
     let text = whole["text"].as_str().unwrap();
     assert_eq!(whole["stop"], "stop_token");
     assert!(
-        text.starts_with("Once upon a time") && text.ends_with('.'),
+        text.starts_with(" Once upon a time") && text.ends_with('.'),
         "{text}"
     );
 
@@ -219,4 +219,41 @@ fn settings_out_of_range_are_refused() {
             "`{found}` does not say `{message}`"
         );
     }
+}
+
+#[test]
+fn odd_recommendations_are_ignored_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(testdata("stories260K/hf").join(name), dir.path().join(name)).unwrap();
+    }
+    let recommended = r#"{"do_sample": true, "top_p": 0.0, "max_new_tokens": 3}"#;
+    std::fs::write(dir.path().join("generation_config.json"), recommended).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let args = ["run", model, "--raw", "-p", "Once upon a time"];
+    let output = sterna(&args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        stderr.contains("generation_config.json: `top_p`: expected a number above 0"),
+        "{stderr}"
+    );
+    success(&args, output);
+    // A flag is an order.
+    let found = refusal(&[&args[..], &["--top-p", "0"]].concat());
+    assert!(found.contains("expected top_p above 0"), "{found}");
+}
+
+#[test]
+fn json_has_the_text_of_the_ids() {
+    let args = ["run", "-p", "What is 3 plus 4?", "--temperature", "0"];
+    let answer = json(&[&args[..], &["--json"]].concat());
+    assert_eq!(answer["text"], " 3 plus 4 is 7.");
+    assert_eq!(stdout(&args), "3 plus 4 is 7.\n");
+}
+
+#[test]
+fn what_might_have_become_a_stop_text_is_given_out_at_the_end() {
+    let args = ["run", "-p", "What is 3 plus 4?", "--temperature", "0"];
+    let held = [&args[..], &["--stop", "7.And so on"]].concat();
+    assert_eq!(stdout(&held), stdout(&args));
 }

@@ -1,5 +1,6 @@
 //! Opening a model: which files it has, what they say, and feeding the engine from them.
 
+mod generation;
 mod source;
 mod text;
 
@@ -11,7 +12,7 @@ use bytes::Bytes;
 use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, GgufError, Metadata};
-use sterna_format::hf::{Config, GenerationConfig};
+use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::safetensors::{self, Index, SafeTensors, SafeTensorsError};
 use sterna_text::Tokenizer;
 
@@ -43,10 +44,14 @@ pub(crate) enum Header {
     SafeTensors {
         /// Strings in the header of the first file.
         metadata: BTreeMap<String, String>,
-        /// Where the files beside the weights are; `None` for a weight file by itself.
-        folder: Option<Folder>,
+        /// Where the files beside the weights are.
+        folder: Folder,
     },
 }
+
+/// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
+/// 35 MB. What a parser refuses, it may read to the end first.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Bytes of a file first parsed as its header; more are taken if they don't hold all of it.
 const FIRST_PREFIX: u64 = 1 << 20;
@@ -56,7 +61,7 @@ impl ModelFiles {
     pub(crate) fn open(name: &str) -> Result<ModelFiles> {
         match source::find(name)? {
             Found::Gguf(files) => ModelFiles::open_gguf(name, files),
-            Found::SafeTensors(file) => ModelFiles::open_safetensors(name, vec![file], None, None),
+            Found::SafeTensors { file, folder } => ModelFiles::open_file(name, file, folder),
             Found::Folder(folder) => ModelFiles::open_folder(name, folder),
         }
     }
@@ -78,26 +83,40 @@ impl ModelFiles {
     fn open_folder(name: &str, folder: Folder) -> Result<ModelFiles> {
         // Where there are both, the whole file wins, as it does in Transformers.
         if let Some(file) = folder.file(source::SINGLE)? {
-            return ModelFiles::open_safetensors(name, vec![file], None, Some(folder));
+            return ModelFiles::open_safetensors(name, vec![file], None, folder);
         }
-        let Some(file) = folder.file(source::INDEX)? else {
+        let Some(index) = read_index(&folder)? else {
             bail!(
                 "{name}: expected {} or {}, found neither",
                 source::SINGLE,
                 source::INDEX
             );
         };
-        let index = Index::parse(&file.bytes()).with_context(|| file.to_string())?;
+        ModelFiles::open_shards(name, index, folder)
+    }
+
+    /// Opens a safetensors file in `folder`; of a shard that an index there lists, the whole set.
+    fn open_file(name: &str, file: SourceFile, folder: Folder) -> Result<ModelFiles> {
+        if file.file_name() != source::SINGLE
+            && let Some(index) = read_index(&folder)?
+            && index.files().contains(&file.file_name().as_str())
+        {
+            return ModelFiles::open_shards(name, index, folder);
+        }
+        ModelFiles::open_safetensors(name, vec![file], None, folder)
+    }
+
+    fn open_shards(name: &str, index: Index, folder: Folder) -> Result<ModelFiles> {
         let shards = index.files().into_iter().map(|shard| folder.shard(shard));
         let files = shards.collect::<Result<_>>()?;
-        ModelFiles::open_safetensors(name, files, Some(index), Some(folder))
+        ModelFiles::open_safetensors(name, files, Some(index), folder)
     }
 
     fn open_safetensors(
         name: &str,
         files: Vec<SourceFile>,
         index: Option<Index>,
-        folder: Option<Folder>,
+        folder: Folder,
     ) -> Result<ModelFiles> {
         let parts: Vec<SafeTensors> = files.iter().map(parse_safetensors).collect::<Result<_>>()?;
         let metadata = parts
@@ -145,16 +164,18 @@ impl ModelFiles {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        let Header::SafeTensors {
-            folder: Some(folder),
-            ..
-        } = &self.header
-        else {
+        let Header::SafeTensors { folder, .. } = &self.header else {
             return Ok(None);
         };
         let Some(file) = folder.file(name)? else {
             return Ok(None);
         };
+        if file.len() > MAX_FILE_BYTES {
+            bail!(
+                "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
+                file.len()
+            );
+        }
         parse(&file.bytes())
             .map(Some)
             .with_context(|| file.to_string())
@@ -167,14 +188,20 @@ impl ModelFiles {
 
     /// `config.json` as it stands, of a model that has one.
     pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
-        self.parsed("config.json", |json| serde_json::from_slice(json))
+        self.parsed("config.json", parse_json)
     }
 
-    /// `generation_config.json`, or the empty one.
+    /// `generation_config.json`, or the empty one. Warns of recommendations in it that are ignored.
     pub(crate) fn generation_config(&self) -> Result<GenerationConfig> {
-        Ok(self
-            .parsed("generation_config.json", GenerationConfig::parse)?
-            .unwrap_or_default())
+        const NAME: &str = "generation_config.json";
+        let (config, ignored) = self.parsed(NAME, generation::parse)?.unwrap_or_default();
+        for reason in ignored {
+            output::note(format_args!(
+                "warning: {}: {NAME}: {reason}; ignored",
+                self.name
+            ));
+        }
+        Ok(config)
     }
 
     /// What the engine makes of the files; fails if it can't run the model.
@@ -243,9 +270,13 @@ impl ModelFiles {
     }
 
     /// Every token that ends an answer.
-    pub(crate) fn stop_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    pub(crate) fn stop_ids(
+        &self,
+        tokenizer: &Tokenizer,
+        generation: &GenerationConfig,
+    ) -> Result<Vec<u32>> {
         let mut ids = tokenizer.end_ids().to_vec();
-        ids.extend(self.generation_config()?.eos_token_id);
+        ids.extend(&generation.eos_token_id);
         if let Some(config) = self.config()? {
             ids.extend(config.eos_token_id);
         }
@@ -253,6 +284,16 @@ impl ModelFiles {
         ids.dedup();
         Ok(ids)
     }
+}
+
+/// The index of a sharded checkpoint in `folder`, if there is one.
+fn read_index(folder: &Folder) -> Result<Option<Index>> {
+    let Some(file) = folder.file(source::INDEX)? else {
+        return Ok(None);
+    };
+    Index::parse(&file.bytes())
+        .map(Some)
+        .with_context(|| file.to_string())
 }
 
 fn parse_gguf(file: &SourceFile) -> Result<Gguf> {

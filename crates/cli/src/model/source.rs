@@ -132,8 +132,8 @@ pub(super) enum Found {
     Gguf(Vec<SourceFile>),
     /// A folder with safetensors files.
     Folder(Folder),
-    /// A safetensors file by itself.
-    SafeTensors(SourceFile),
+    /// One safetensors file, and the folder it is in.
+    SafeTensors { file: SourceFile, folder: Folder },
 }
 
 /// Finds what `model` names.
@@ -158,7 +158,9 @@ fn find_file(path: &Path) -> Result<Found> {
         .extension()
         .is_some_and(|extension| extension == "safetensors")
     {
-        return Ok(Found::SafeTensors(file));
+        // The parent of a bare file name is the empty path, which joins like the current folder.
+        let folder = Folder::Local(path.parent().unwrap_or(Path::new("")).to_owned());
+        return Ok(Found::SafeTensors { file, folder });
     }
     let start = file.prefix(4);
     bail!(
@@ -194,11 +196,18 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
         .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
         .with_context(|| format!("{}: cannot list", folder.display()))?;
     let mut files: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).collect();
-    files.retain(|path| {
+    files.sort();
+    let (files, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|path| {
         path.extension()
             .is_some_and(|extension| extension == "gguf")
     });
-    files.sort();
+    if files.is_empty() {
+        bail!(
+            "{}: expected {SINGLE}, {INDEX} or a .gguf file in the folder, found {}",
+            folder.display(),
+            describe(&others)
+        );
+    }
     // Later parts of a split set are found through the first.
     let (firsts, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|path| {
         path.to_str()
@@ -206,19 +215,54 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     });
     match &firsts[..] {
         [path] => find_file(path),
-        [] if others.is_empty() => bail!(
-            "{}: expected {SINGLE}, {INDEX} or a .gguf file in the folder, found none of them",
-            folder.display()
-        ),
         [] => bail!(
             "{}: expected the first part of a split GGUF set, found only {}",
             folder.display(),
             others[0].display()
         ),
         several => bail!(
-            "{}: expected one GGUF model in the folder, found {}; name the file",
+            "{}: expected one GGUF model in the folder, found {}; give the path of one of them",
             folder.display(),
-            several.len()
+            names(several)
         ),
+    }
+}
+
+/// What else is in a folder without a model of ours, and what to do about it.
+fn describe(files: &[PathBuf]) -> String {
+    let ending = |ending: &str| -> Vec<PathBuf> {
+        let ends = |path: &&PathBuf| path.to_string_lossy().ends_with(ending);
+        files.iter().filter(ends).cloned().collect()
+    };
+    let safetensors = ending(".safetensors");
+    if !safetensors.is_empty() {
+        return format!(
+            "{}; give the path of one of them, or if it is in the layout of its makers \
+             (consolidated.safetensors) fetch the one of Hugging Face Transformers",
+            names(&safetensors)
+        );
+    }
+    for pickle in [".bin", ".pth", ".pt"] {
+        let pickles = ending(pickle);
+        if !pickles.is_empty() {
+            return format!(
+                "{}; PyTorch's own files can run code when they are read: fetch the model's safetensors \
+                 files instead, or save it as such (save_pretrained)",
+                names(&pickles)
+            );
+        }
+    }
+    "none of them".to_owned()
+}
+
+/// The names of `files`, a few of them if there are many.
+fn names(files: &[PathBuf]) -> String {
+    const SHOWN: usize = 6;
+    let names: Vec<_> = (files.iter().take(SHOWN))
+        .map(|path| path.file_name().unwrap_or_default().to_string_lossy())
+        .collect();
+    match files.len() - names.len() {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
     }
 }

@@ -32,7 +32,8 @@ impl ModelFiles {
                 if let Some(tokenizer) = self.parsed("tokenizer.json", json)? {
                     return Ok(Some(tokenizer));
                 }
-                self.parsed("tokenizer.model", from_tokenizer_model)
+                let model = |bytes: &[u8]| from_tokenizer_model(bytes, &config);
+                self.parsed("tokenizer.model", model)
             }
         }
     }
@@ -48,6 +49,29 @@ impl ModelFiles {
             };
             format!("{}: text needs {expected}, found none", self.name)
         })
+    }
+
+    /// The token that a text by itself begins with, if the model has one: the one that its tokenizer
+    /// puts there, or else the one that its files name as BOS.
+    ///
+    /// No such token is one that the files say isn't added (`add_bos_token`), nor one that ends texts
+    /// too: GGUF files need some id, and give that of `<|endoftext|>` for models that have no BOS.
+    pub(crate) fn text_start(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+        if tokenizer.adds_bos() {
+            return Ok(tokenizer.bos());
+        }
+        let added = match &self.header {
+            Header::Gguf { metadata, .. } => metadata
+                .get_bool("tokenizer.ggml.add_bos_token")
+                .with_context(|| self.name.clone())?,
+            Header::SafeTensors { .. } => self.tokenizer_config()?.add_bos_token,
+        };
+        // Without a name in the files, a tokenizer goes by what tokens are usually called.
+        let is_named = tokenizer.special_tokens().bos.is_some();
+        let may_begin = is_named && added != Some(false);
+        Ok(tokenizer
+            .bos()
+            .filter(|bos| may_begin && !tokenizer.end_ids().contains(bos)))
     }
 
     /// The chat template: the model's own, or one that fits its vocabulary. `None` for base models.
@@ -104,10 +128,13 @@ impl ModelFiles {
 
 /// Reads a file that two kinds of tokenizer call `tokenizer.model`: SentencePiece's protocol buffer,
 /// which begins with its field 1, and tiktoken's lines of base64, as Llama 3 has it.
-fn from_tokenizer_model(file: &[u8]) -> Result<Tokenizer, TokenizerError> {
+fn from_tokenizer_model(
+    file: &[u8],
+    config: &TokenizerConfig,
+) -> Result<Tokenizer, TokenizerError> {
     const FIELD_1: u8 = 0x0a;
     match file.first() {
-        Some(&FIELD_1) => Tokenizer::from_sentencepiece(file),
-        _ => Tokenizer::from_tiktoken(file, None),
+        Some(&FIELD_1) => Tokenizer::from_sentencepiece(file, Some(config)),
+        _ => Tokenizer::from_tiktoken(file, None, Some(config)),
     }
 }

@@ -9,10 +9,10 @@ use clap::Args;
 use serde::Serialize;
 use sterna_engine::{Cpu, Logits, Model, Session};
 
-use crate::args::{self, EngineFlags, ModelFlags};
+use crate::args::{self, ReportFlags};
 use crate::builtin;
-use crate::machine::{self, Machine};
-use crate::model::ModelFiles;
+use crate::machine::{self, Machine, MemoryReaders};
+use crate::model::{ModelFiles, SourceFile};
 use crate::output::{self, Bytes};
 use crate::progress::Progress;
 
@@ -22,7 +22,8 @@ const EXAMPLE: &str = "Example:
 
 /// Measure prefill and decode rates
 ///
-/// Results are checked before anything is timed. Repetitions of the tests take turns, after a warm-up.
+/// Results are checked before anything is timed. All tests with all thread counts take turns, and so
+/// do measurements of how fast memory can be read, after a warm-up.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Bench {
@@ -55,6 +56,7 @@ pub(crate) struct Bench {
         short = 't',
         value_name = "N,…",
         value_delimiter = ',',
+        value_parser = args::thread_count,
         conflicts_with = "threads"
     )]
     thread_counts: Vec<NonZero<usize>>,
@@ -63,15 +65,8 @@ pub(crate) struct Bench {
     #[arg(short = 'r', long, value_name = "N", default_value = "5")]
     repetitions: NonZero<usize>,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    engine: EngineFlags,
-
-    #[command(flatten)]
-    files: ModelFlags,
+    flags: ReportFlags,
 }
 
 /// One thing to time.
@@ -84,13 +79,16 @@ enum Test {
 #[derive(Debug, Serialize)]
 struct Report {
     version: &'static str,
+    /// What was built, if whoever built it said so.
+    commit: Option<&'static str>,
     model: ModelReport,
     #[serde(flatten)]
     machine: Machine,
     backend: &'static str,
     instruction_set: &'static str,
     runs: Vec<Run>,
-    /// The most memory the process held, all thread counts together.
+    /// The most memory the process held, with the model loaded once for each thread count, less what
+    /// measuring the bandwidth takes.
     peak_memory_bytes: Option<u64>,
 }
 
@@ -99,17 +97,22 @@ struct ModelReport {
     name: String,
     family: String,
     file_bytes: u64,
+    /// Tells files apart, if nobody wants to deceive: FNV-1a of each file's length and first MiB.
+    head_fnv1a64: String,
     /// Weights that decoding one token reads, as stored.
     bytes_per_token: u64,
 }
 
-/// What was measured with one number of threads.
-#[derive(Debug)]
-struct Measured {
+/// A model loaded for one number of threads, and what was measured with it.
+struct Candidate {
     threads: usize,
     load_ms: f64,
+    model: Arc<Model<Cpu>>,
+    readers: MemoryReaders,
     /// Of each test, each repetition.
     times: Vec<Vec<Duration>>,
+    /// Bytes read per second, of each repetition.
+    bandwidths: Vec<f64>,
 }
 
 /// What that means.
@@ -118,7 +121,7 @@ struct Run {
     threads: usize,
     /// From opened files to a model that can run.
     load_ms: f64,
-    /// What these threads read from memory together.
+    /// What as many threads read from memory together, the median of the repetitions.
     read_bandwidth_bytes_per_s: f64,
     results: Vec<Rate>,
 }
@@ -134,7 +137,7 @@ struct Rate {
     spread: f64,
     /// Bytes of weights read per second, of a decode test.
     bytes_per_s: Option<f64>,
-    /// The same as a share of the measured bandwidth; above 1 if weights stay in the cache.
+    /// The same as a share of the measured bandwidth.
     bandwidth_share: Option<f64>,
 }
 
@@ -144,87 +147,110 @@ impl Bench {
             .chain(self.decode.iter().map(|n| Test::Decode(n.get())))
             .collect();
         let longest = tests.iter().map(|test| test.n_tokens()).max().unwrap_or(0);
-        let ctx_len = self.engine.ctx_for(longest.max(CHECKED))?;
+        let ctx_len = self.flags.engine.ctx_for(longest.max(CHECKED))?;
         let mut thread_counts: Vec<usize> = self.thread_counts.iter().map(|n| n.get()).collect();
         if thread_counts.is_empty() {
-            thread_counts.push(self.engine.n_threads());
+            thread_counts.push(self.flags.engine.n_threads());
         }
 
         let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.files)?;
+        let plan = files.plan(&self.flags.files)?;
         let model = ModelReport {
             name: files.name().to_owned(),
             family: plan.config().family.name.to_owned(),
-            file_bytes: files.files().iter().map(|file| file.len()).sum(),
+            file_bytes: files.files().iter().map(SourceFile::len).sum(),
+            head_fnv1a64: format!("{:016x}", head_hash(files.files())),
             bytes_per_token: plan.bytes_per_token(),
         };
-        let mut measured = Vec::new();
-        for &threads in &thread_counts {
-            measured.push(self.measure(&files, threads, ctx_len, &tests)?);
-        }
-        // Read before the bandwidth is measured, which takes memory of its own.
-        let peak_memory_bytes = machine::peak_memory_bytes();
         let machine = Machine::detect();
-        let runs = measured.iter().map(|measured| {
-            let bandwidth = machine::read_bandwidth(measured.threads, machine.free_memory_bytes);
-            measured.report(&tests, model.bytes_per_token, bandwidth)
-        });
-        let runs = runs.collect();
+        let mut candidates = Vec::with_capacity(thread_counts.len());
+        let n_bytes = machine::readable_bytes(thread_counts.len(), machine.free_memory_bytes);
+        let mut reader_bytes = 0;
+        let mut peak_without_readers = None;
+        for &threads in &thread_counts {
+            let (model, load_ms) = self.load(&files, threads)?;
+            if candidates.is_empty() {
+                peak_without_readers = machine::peak_memory_bytes();
+            }
+            let readers = MemoryReaders::start(threads, n_bytes)?;
+            reader_bytes += readers.n_bytes();
+            candidates.push(Candidate {
+                threads,
+                load_ms,
+                model,
+                readers,
+                times: vec![Vec::new(); tests.len()],
+                bandwidths: Vec::new(),
+            });
+        }
+        self.measure(&mut candidates, ctx_len, &tests)?;
+        // All readers held their memory at the later peak; the earlier one was before the first.
+        let peak_memory_bytes = machine::peak_memory_bytes()
+            .map(|peak| peak.saturating_sub(reader_bytes))
+            .max(peak_without_readers);
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
+            commit: option_env!("STERNA_COMMIT"),
+            runs: (candidates.iter())
+                .map(|candidate| candidate.report(&tests, model.bytes_per_token))
+                .collect(),
             model,
             machine,
             backend: "cpu",
             instruction_set: args::isa()?.name(),
-            runs,
             peak_memory_bytes,
         };
-        if self.json {
+        if self.flags.json {
             output::json(&report)
         } else {
             output::line(report.text())
         }
     }
 
-    /// Loads the model for `threads` threads and times `tests` in turns.
-    fn measure(
-        &self,
-        files: &ModelFiles,
-        threads: usize,
-        ctx_len: usize,
-        tests: &[Test],
-    ) -> Result<Measured> {
-        let plan = files.plan(&self.files)?;
+    /// Loads the model for `threads` threads, and checks it; how many milliseconds loading took.
+    fn load(&self, files: &ModelFiles, threads: usize) -> Result<(Arc<Model<Cpu>>, f64)> {
+        let plan = files.plan(&self.flags.files)?;
         let start = Instant::now();
-        let model = files.load(plan, self.engine.backend(threads)?)?;
+        let model = files.load(plan, self.flags.engine.backend(threads)?)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         self.check(&model)?;
+        Ok((model, load_ms))
+    }
 
+    /// Times `tests` with all `candidates` in turns, so that whatever else the machine does meets all
+    /// alike.
+    fn measure(&self, candidates: &mut [Candidate], ctx_len: usize, tests: &[Test]) -> Result<()> {
         let repetitions = self.repetitions.get();
-        let progress = Progress::items("measuring", (tests.len() * (repetitions + 1)) as u64);
-        let mut times = vec![Vec::new(); tests.len()];
+        let n_steps = candidates.len() * (tests.len() + 1);
+        let progress = Progress::items("measuring", (n_steps * (repetitions + 1)) as u64);
         for repetition in 0..=repetitions {
-            for (test, times) in tests.iter().zip(&mut times) {
-                let time = self.time(*test, &model, ctx_len)?;
-                // The first round warms up.
-                if repetition > 0 {
-                    times.push(time);
+            // The first round warms up.
+            let counts = repetition > 0;
+            for candidate in &mut *candidates {
+                let bandwidth = candidate.readers.pass()?;
+                if counts {
+                    candidate.bandwidths.push(bandwidth);
                 }
                 progress.add(1);
             }
+            for (i, test) in tests.iter().enumerate() {
+                for candidate in &mut *candidates {
+                    let time = self.time(*test, &candidate.model, ctx_len)?;
+                    if counts {
+                        candidate.times[i].push(time);
+                    }
+                    progress.add(1);
+                }
+            }
         }
-        Ok(Measured {
-            threads,
-            load_ms,
-            times,
-        })
+        Ok(())
     }
 
     /// Computes a few tokens at once and one by one, which must give the same.
     fn check(&self, model: &Arc<Model<Cpu>>) -> Result<()> {
         let n_vocab = model.config().n_vocab;
         let ids = token_ids(CHECKED, n_vocab);
-        let mut session = Session::new(model.clone(), self.engine.session(CHECKED))?;
+        let mut session = Session::new(model.clone(), self.flags.engine.session(CHECKED))?;
         let at_once = session.forward(&ids, Logits::Last)?;
         session.truncate(0);
         let mut one_by_one = Vec::new();
@@ -243,7 +269,7 @@ impl Bench {
 
     fn time(&self, test: Test, model: &Arc<Model<Cpu>>, ctx_len: usize) -> Result<Duration> {
         let ids = token_ids(test.n_tokens(), model.config().n_vocab);
-        let mut session = Session::new(model.clone(), self.engine.session(ctx_len))?;
+        let mut session = Session::new(model.clone(), self.flags.engine.session(ctx_len))?;
         let chunk = match test {
             Test::Prefill(n) => n,
             Test::Decode(_) => 1,
@@ -319,9 +345,12 @@ fn quantile(values: &[f64], q: f64) -> f64 {
     low + (high - low) * at.fract()
 }
 
-impl Measured {
-    /// Rates, and decode rates as a share of `bandwidth`, in bytes per second.
-    fn report(&self, tests: &[Test], bytes_per_token: u64, bandwidth: f64) -> Run {
+impl Candidate {
+    /// Rates, and decode rates as a share of the bandwidth.
+    fn report(&self, tests: &[Test], bytes_per_token: u64) -> Run {
+        let mut bandwidths = self.bandwidths.clone();
+        bandwidths.sort_by(f64::total_cmp);
+        let bandwidth = quantile(&bandwidths, 0.5);
         let results = tests.iter().zip(&self.times).map(|(test, times)| {
             let mut rate = test.rate(times);
             if let Test::Decode(_) = test {
@@ -338,6 +367,19 @@ impl Measured {
             results: results.collect(),
         }
     }
+}
+
+/// FNV-1a, 64 bits, over each file's length (8 bytes, little-endian) and first MiB.
+fn head_hash(files: &[SourceFile]) -> u64 {
+    const HEAD: u64 = 1 << 20;
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let add = |hash: u64, bytes: &[u8]| {
+        (bytes.iter()).fold(hash, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(PRIME))
+    };
+    files.iter().fold(BASIS, |hash, file| {
+        add(add(hash, &file.len().to_le_bytes()), &file.prefix(HEAD))
+    })
 }
 
 impl Report {

@@ -49,7 +49,10 @@ impl Doctor {
             version: env!("CARGO_PKG_VERSION"),
             cpu_features: machine::cpu_features(),
             instruction_sets: Isa::available().map(Isa::name).collect(),
-            read_bandwidth_bytes_per_s: machine::read_bandwidth(threads, machine.free_memory_bytes),
+            read_bandwidth_bytes_per_s: machine::read_bandwidth(
+                threads,
+                machine.free_memory_bytes,
+            )?,
             used: Used {
                 backend: "cpu",
                 threads,

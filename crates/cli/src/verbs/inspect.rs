@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
@@ -10,7 +10,7 @@ use sterna_engine::ModelPlan;
 use sterna_format::gguf::{Array, Value};
 use sterna_format::{TensorCatalog, TensorEntry};
 
-use crate::args::{EngineFlags, ModelFlags};
+use crate::args::{EngineFlags, ReportFlags};
 use crate::model::{Header, ModelFiles};
 use crate::output::{self, Bytes, Count};
 
@@ -28,15 +28,8 @@ pub(crate) struct Inspect {
     #[arg(value_name = "PATH")]
     model: String,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    engine: EngineFlags,
-
-    #[command(flatten)]
-    files: ModelFlags,
+    flags: ReportFlags,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,10 +98,12 @@ struct TensorReport {
 impl Inspect {
     pub(crate) fn run(self) -> Result<()> {
         let files = ModelFiles::open(&self.model)?;
-        let (model, not_runnable) = match files.plan(&self.files) {
-            Ok(plan) => (Some(ModelReport::new(&plan, &self.engine)), None),
+        let (model, not_runnable) = match files.plan(&self.flags.files) {
+            Ok(plan) => (Some(ModelReport::new(&plan, &self.flags.engine)), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
+        let (metadata, unreadable) = metadata(&files);
+        let not_runnable = not_runnable.or(unreadable.map(|error| format!("{error:#}")));
         let report = Report {
             path: files.name().to_owned(),
             format: format_name(files.header()),
@@ -125,10 +120,10 @@ impl Inspect {
             types: types(files.tensors()),
             model,
             not_runnable,
-            metadata: metadata(&files)?,
+            metadata,
             tensors: files.tensors().iter().map(TensorReport::new).collect(),
         };
-        if self.json {
+        if self.flags.json {
             output::json(&report)
         } else {
             output::line(report.text())
@@ -183,24 +178,29 @@ fn types(tensors: &TensorCatalog) -> BTreeMap<&'static str, TypeReport> {
     types
 }
 
-/// All that the files say besides tensors, long arrays cut short.
-fn metadata(files: &ModelFiles) -> Result<Map<String, Json>> {
-    Ok(match files.header() {
-        Header::Gguf { metadata, .. } => metadata
-            .iter()
-            .map(|(key, value)| (key.to_owned(), value_to_json(value)))
-            .collect(),
+/// All that the files say besides tensors, long arrays cut short; and why some of it is left out.
+fn metadata(files: &ModelFiles) -> (Map<String, Json>, Option<Error>) {
+    match files.header() {
+        Header::Gguf { metadata, .. } => {
+            let rows = metadata.iter();
+            let rows = rows.map(|(key, value)| (key.to_owned(), value_to_json(value)));
+            (rows.collect(), None)
+        }
         Header::SafeTensors { metadata, .. } => {
             let own = metadata
                 .iter()
                 .map(|(key, value)| (key.clone(), json!(value)));
             let mut all: Map<String, Json> = own.collect();
-            if let Some(config) = files.config_json()? {
-                all.insert("config.json".to_owned(), config);
-            }
-            all
+            let error = match files.config_json() {
+                Ok(config) => {
+                    all.extend(config.map(|config| ("config.json".to_owned(), config)));
+                    None
+                }
+                Err(error) => Some(error),
+            };
+            (all, error)
         }
-    })
+    }
 }
 
 /// Elements of an array that are shown; the rest is counted.
@@ -433,7 +433,7 @@ fn flatten(prefix: &str, object: &Map<String, Json>, rows: &mut Vec<(String, Str
             ) {
                 (Some(Json::String(kind)), Some(len), Some(first)) => {
                     let first = first.to_string();
-                    let first = first.trim_end_matches(']');
+                    let first = first.strip_suffix(']').unwrap_or(&first);
                     rows.push((key, shorten(&format!("{len} × {kind}: {first}, …]"))));
                 }
                 _ => flatten(&format!("{key}."), nested, rows),
@@ -471,6 +471,7 @@ mod tests {
             "a": { "b": 1, "c": "two\nlines" },
             "d": { "array_of": "u8", "len": 9, "first": [1, 2] },
             "e": "x".repeat(200),
+            "f": { "array_of": "array", "len": 9, "first": [[1], [2]] },
         });
         let mut rows = Vec::new();
         flatten("", object.as_object().unwrap(), &mut rows);
@@ -481,6 +482,7 @@ mod tests {
             ("a.c", "two\\nlines"),
             ("d", "9 × u8: [1,2, …]"),
             ("e", long.as_str()),
+            ("f", "9 × array: [[1],[2], …]"),
         ];
         assert_eq!(rows, expected);
     }

@@ -14,7 +14,7 @@ use sterna_engine::Logits as Rows;
 use sterna_format::DType;
 use sterna_format::safetensors::Writer;
 
-use crate::args::{EngineFlags, ModelFlags};
+use crate::args::ReportFlags;
 use crate::model::ModelFiles;
 use crate::progress::Progress;
 use crate::{output, verbs};
@@ -51,15 +51,8 @@ pub(crate) struct Logits {
     #[arg(long)]
     decode: bool,
 
-    /// Print JSON about what was written
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    engine: EngineFlags,
-
-    #[command(flatten)]
-    files: ModelFlags,
+    flags: ReportFlags,
 }
 
 #[derive(Debug, Args)]
@@ -93,11 +86,11 @@ impl Logits {
             (None, None) => unreachable!("clap demands one of them"),
         };
         let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.files)?;
+        let plan = files.plan(&self.flags.files)?;
         let n_vocab = plan.config().n_vocab;
         verbs::check_ids(&ids, n_vocab)?;
-        let ctx_len = self.engine.ctx_for(ids.len())?;
-        let mut session = files.session(plan, &self.engine, ctx_len)?;
+        let ctx_len = self.flags.engine.ctx_for(ids.len())?;
+        let mut session = files.session(plan, &self.flags.engine, ctx_len)?;
 
         let n_rows = if self.last { 1 } else { ids.len() };
         let mut file = TensorFile::create(&self.output, [n_rows, n_vocab])?;
@@ -120,7 +113,7 @@ impl Logits {
             file.write(&last)?;
         }
         file.finish()?;
-        if self.json {
+        if self.flags.json {
             output::json(&Report {
                 file: &self.output,
                 shape: [n_rows, n_vocab],

@@ -9,7 +9,7 @@ use serde::Serialize;
 use sterna_engine::{Cpu, Logits, Session};
 use sterna_text::{Encode, Tokenizer};
 
-use crate::args::{EngineFlags, ModelFlags};
+use crate::args::ReportFlags;
 use crate::model::ModelFiles;
 use crate::progress::Progress;
 use crate::{output, verbs};
@@ -36,15 +36,8 @@ pub(crate) struct Perplexity {
     #[arg(long, value_name = "N", default_value = "256")]
     window: NonZero<usize>,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    engine: EngineFlags,
-
-    #[command(flatten)]
-    files: ModelFlags,
+    flags: ReportFlags,
 }
 
 #[derive(Debug, Serialize)]
@@ -68,19 +61,20 @@ impl Perplexity {
         let files = ModelFiles::open(&self.model)?;
         let tokenizer = files.require_tokenizer()?;
         let text = verbs::read_text(&self.file)?;
-        let plan = files.plan(&self.files)?;
-        let ctx_len = self.engine.ctx_for(window).context("--window")?;
+        let plan = files.plan(&self.flags.files)?;
+        let ctx_len = self.flags.engine.ctx_for(window).context("--window")?;
         let n_vocab = plan.config().n_vocab;
-        let mut session = files.session(plan, &self.engine, ctx_len)?;
+        let mut session = files.session(plan, &self.flags.engine, ctx_len)?;
 
-        let windows = windows(&tokenizer, &text, window)?;
+        let windows = windows(&tokenizer, files.text_start(&tokenizer)?, &text, window)?;
         let progress = Progress::items("scoring", windows.iter().map(|w| w.len() as u64).sum());
         let mut sum = 0.0;
         let mut n_tokens = 0;
-        for ids in &windows {
-            verbs::check_ids(ids, n_vocab)?;
+        for (index, ids) in windows.iter().enumerate() {
+            let place = || format!("{}: window {index}", self.file.display());
+            verbs::check_ids(ids, n_vocab).with_context(place)?;
             session.truncate(0);
-            sum += negative_log_likelihood(&mut session, ids, n_vocab)?;
+            sum += negative_log_likelihood(&mut session, ids, n_vocab).with_context(place)?;
             n_tokens += ids.len() - 1;
             progress.add(ids.len() as u64);
         }
@@ -97,7 +91,7 @@ impl Perplexity {
             perplexity: nll.exp(),
             n_tokens,
         };
-        if self.json {
+        if self.flags.json {
             output::json(&report)
         } else {
             output::line(report.text())
@@ -115,10 +109,14 @@ impl Report {
     }
 }
 
-/// The ids of `text` in windows of at most `window`.
-fn windows(tokenizer: &Tokenizer, text: &str, window: usize) -> Result<Vec<Vec<u32>>> {
+/// The ids of `text` in windows of at most `window`, each begun with `bos`.
+fn windows(
+    tokenizer: &Tokenizer,
+    bos: Option<u32>,
+    text: &str,
+    window: usize,
+) -> Result<Vec<Vec<u32>>> {
     let ids = tokenizer.encode(text, Encode::PLAIN)?;
-    let bos = tokenizer.bos();
     let room = window - usize::from(bos.is_some());
     Ok(ids
         .chunks(room)
@@ -127,14 +125,24 @@ fn windows(tokenizer: &Tokenizer, text: &str, window: usize) -> Result<Vec<Vec<u
 }
 
 /// The sum over all tokens of `ids` but the first, in nats. `session` must be empty.
+///
+/// Fails at the first token whose share of it is not finite.
 fn negative_log_likelihood(session: &mut Session<Cpu>, ids: &[u32], n_vocab: usize) -> Result<f64> {
     let mut sum = 0.0;
     // What follows the last token is not asked for.
     let inputs = &ids[..ids.len() - 1];
+    let mut position = 0;
     for (chunk, targets) in inputs.chunks(CHUNK).zip(ids[1..].chunks(CHUNK)) {
         let logits = session.forward(chunk, Logits::All)?;
         for (row, &target) in logits.chunks_exact(n_vocab).zip(targets) {
-            sum += log_sum_exp(row) - f64::from(row[target as usize]);
+            position += 1;
+            let score = log_sum_exp(row) - f64::from(row[target as usize]);
+            if !score.is_finite() {
+                bail!(
+                    "position {position}: expected a finite negative log-likelihood, found {score}"
+                );
+            }
+            sum += score;
         }
     }
     Ok(sum)

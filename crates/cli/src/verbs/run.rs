@@ -11,6 +11,7 @@ use sterna_engine::Sampler;
 use crate::args::{EngineFlags, ModelFlags};
 use crate::builtin;
 use crate::chat::{self, Chat, Message};
+use crate::display::FirstWord;
 use crate::model::ModelFiles;
 use crate::output;
 use crate::runtime::{Runtime, Stats};
@@ -104,7 +105,7 @@ impl Run {
         let mut chat = Chat {
             runtime: Runtime::new(session, sampler),
             template,
-            stop_ids: files.stop_ids(&tokenizer)?,
+            stop_ids: files.stop_ids(&tokenizer, &generation_config)?,
             tokenizer,
             stop_strings: self.stop,
             max_tokens: self
@@ -120,13 +121,14 @@ impl Run {
             None if io::stdin().is_terminal() => return chat.converse(),
             None => read_prompt()?,
         };
+        let mut first_word = FirstWord::new(chat.template.is_some());
         let mut answer = chat.answer(prompt)?;
         chat::prefill(&mut answer, || false)?;
         let mut text = String::new();
         for piece in &mut answer {
             let piece = piece?;
             if !self.json {
-                output::write_now(&piece)?;
+                output::write_now(&first_word.push(&piece))?;
             }
             text += &piece;
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
-use sterna_text::{ChatInput, Encode};
+use sterna_text::ChatInput;
 
 use crate::model::ModelFiles;
 use crate::{chat, output, verbs};
@@ -58,15 +58,17 @@ impl Template {
             now: Some(chat::now()),
             ..ChatInput::default()
         };
-        let prompt = template.render(&input).with_context(|| file.to_string())?;
+        let prompt = template
+            .prompt(&input, &tokenizer)
+            .with_context(|| file.to_string())?;
         if self.json {
-            let ids = tokenizer.encode(&prompt, Encode::TEMPLATE)?;
             return output::json(&Report {
-                prompt: &prompt,
-                ids,
+                prompt: prompt.text(),
+                ids: tokenizer.encode_prompt(&prompt)?,
             });
         }
-        output::write_now(&prompt)?;
+        let prompt = prompt.text();
+        output::write_now(prompt)?;
         if io::stdout().is_terminal() && !prompt.ends_with('\n') {
             output::write_now("\n")?;
         }
