@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{refusal, testdata};
+use common::{refusal, sterna, testdata};
 use sterna_format::safetensors::SafeTensors;
 
 /// What `sterna inspect path` says in refusal.
@@ -300,4 +300,31 @@ fn results_that_are_no_numbers_are_refused() {
         found.contains("text.txt: window 0: position 1: expected a finite negative log-likelihood"),
         "{found}"
     );
+}
+
+/// What is no file must never be replaced by one.
+#[cfg(unix)]
+#[test]
+fn logits_replace_files_and_nothing_else() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+
+    let dir = tempfile::tempdir().unwrap();
+    let logits = |out: &Path| {
+        let out = out.to_str().unwrap();
+        sterna(&["logits", "builtin", "--ids", "1,2", "-o", out])
+    };
+    let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+    std::fs::write(&target, "old").unwrap();
+    symlink(&target, &link).unwrap();
+    assert!(logits(&link).status.success());
+    assert!(link.is_symlink());
+    assert_ne!(std::fs::read(&target).unwrap(), b"old");
+
+    // A socket stands for every kind of special file; it can't be written, and stays what it is.
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(!logits(&socket).status.success());
+    assert!(socket.metadata().unwrap().file_type().is_socket());
+    // Nothing is left behind.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
 }

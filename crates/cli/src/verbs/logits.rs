@@ -1,9 +1,8 @@
 //! `sterna logits`: what a model computes, for checking one implementation against another.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,7 @@ use serde::Serialize;
 use sterna_engine::Logits as Rows;
 use sterna_format::DType;
 use sterna_format::safetensors::Writer;
+use tempfile::NamedTempFile;
 
 use crate::args::ReportFlags;
 use crate::model::ModelFiles;
@@ -144,26 +144,65 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// A safetensors file of one f32 tensor, written row by row, that takes its name when it is whole.
+/// A safetensors file of one f32 tensor, written row by row.
 struct TensorFile {
     path: PathBuf,
-    partial: PathBuf,
-    out: BufWriter<File>,
+    out: BufWriter<Out>,
+}
+
+/// Where the bytes go.
+enum Out {
+    /// A file that takes its name when it is whole.
+    Whole(NamedTempFile),
+    /// Something other than a file, such as a device or a pipe, which nothing may take the place of.
+    Straight(File),
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Out::Whole(file) => file.write(bytes),
+            Out::Straight(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Out::Whole(file) => file.flush(),
+            Out::Straight(file) => file.flush(),
+        }
+    }
 }
 
 impl TensorFile {
     fn create(path: &Path, shape: [usize; 2]) -> Result<TensorFile> {
         let mut writer = Writer::new(BTreeMap::new());
         writer.tensor("logits", DType::F32, &shape)?;
-        let mut partial = OsString::from(path);
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial)
-            .with_context(|| format!("{}: cannot create", partial.display()))?;
+        let create = || -> io::Result<(PathBuf, Out)> {
+            // Behind a link, it is the file linked to that is replaced.
+            let path = match fs::canonicalize(path) {
+                Ok(path) => path,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+                Err(error) => return Err(error),
+            };
+            if path.exists() && !path.is_file() {
+                let file = OpenOptions::new().write(true).open(&path)?;
+                return Ok((path, Out::Straight(file)));
+            }
+            let folder = match path.parent() {
+                Some(folder) if folder != Path::new("") => folder,
+                _ => Path::new("."),
+            };
+            let mut builder = tempfile::Builder::new();
+            #[cfg(unix)]
+            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+            Ok((path.clone(), Out::Whole(builder.tempfile_in(folder)?)))
+        };
+        let (resolved, out) =
+            create().with_context(|| format!("{}: cannot write", path.display()))?;
         let mut file = TensorFile {
-            path: path.to_owned(),
-            partial,
-            out: BufWriter::new(file),
+            path: resolved,
+            out: BufWriter::new(out),
         };
         file.write_bytes(&writer.finish().header)?;
         Ok(file)
@@ -172,7 +211,7 @@ impl TensorFile {
     fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.out
             .write_all(bytes)
-            .with_context(|| format!("{}: cannot write", self.partial.display()))
+            .with_context(|| format!("{}: cannot write", self.path.display()))
     }
 
     fn write(&mut self, values: &[f32]) -> Result<()> {
@@ -181,11 +220,17 @@ impl TensorFile {
             .try_for_each(|value| self.write_bytes(&value.to_le_bytes()))
     }
 
-    fn finish(mut self) -> Result<()> {
+    fn finish(self) -> Result<()> {
+        let path = self.path;
+        let named = |out: Out| match out {
+            Out::Whole(file) => file.persist(&path).map(drop).map_err(io::Error::from),
+            Out::Straight(_) => Ok(()),
+        };
         self.out
-            .flush()
-            .and_then(|()| fs::rename(&self.partial, &self.path))
-            .with_context(|| format!("{}: cannot write", self.path.display()))
+            .into_inner()
+            .map_err(io::Error::from)
+            .and_then(named)
+            .with_context(|| format!("{}: cannot write", path.display()))
     }
 }
 

@@ -9,21 +9,47 @@ pub(crate) mod run;
 pub(crate) mod template;
 pub(crate) mod tokenize;
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+/// Longest text taken: hundreds of times what a context holds, and well below what fills a memory.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
+
 /// The text in `file`, which must be UTF-8.
 fn read_text(file: &Path) -> Result<String> {
-    let bytes = fs::read(file).with_context(|| format!("{}: cannot read", file.display()))?;
+    let name = file.display();
+    let bytes = File::open(file)
+        .and_then(read_bounded)
+        .with_context(|| format!("{name}: cannot read"))?;
+    utf8(&name.to_string(), bytes)
+}
+
+/// The text on standard input, which must be UTF-8.
+fn read_stdin() -> Result<String> {
+    let name = "standard input";
+    let bytes = read_bounded(io::stdin()).with_context(|| format!("{name}: cannot read"))?;
+    utf8(name, bytes)
+}
+
+fn utf8(name: &str, bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        anyhow::anyhow!(
-            "{}: expected UTF-8 text, found other bytes at offset {at}",
-            file.display()
-        )
+        anyhow::anyhow!("{name}: expected UTF-8 text, found other bytes at offset {at}")
     })
+}
+
+/// All of `source`, unless it is longer than any text.
+fn read_bounded(source: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        let message = format!("expected at most {MAX_TEXT_BYTES} bytes of text, found more");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
 }
 
 /// Checks that a model with `n_vocab` tokens knows all `ids`.

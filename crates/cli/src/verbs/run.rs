@@ -1,9 +1,9 @@
 //! `sterna run`: generates text.
 
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use sterna_engine::Sampler;
@@ -156,10 +156,7 @@ impl Run {
 
 /// The whole of standard input, less the line end that `echo` adds.
 fn read_prompt() -> Result<String> {
-    let mut prompt = String::new();
-    io::stdin()
-        .read_to_string(&mut prompt)
-        .context("standard input: cannot read the prompt as UTF-8 text")?;
+    let mut prompt = super::read_stdin()?;
     if prompt.ends_with('\n') {
         prompt.pop();
         if prompt.ends_with('\r') {
