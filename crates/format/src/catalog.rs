@@ -21,6 +21,17 @@ pub struct TensorEntry {
     pub len: u64,
 }
 
+/// A file about to be written: its header, and where the tensors go.
+#[derive(Debug, Clone)]
+pub struct FileLayout {
+    /// Everything before the data section.
+    pub header: Vec<u8>,
+    /// Where each tensor's bytes go, in the order they were added. Bytes between tensors are zero.
+    pub tensors: Vec<TensorEntry>,
+    /// Length of the whole file in bytes, padding of the last tensor included.
+    pub file_len: u64,
+}
+
 /// The tensors of a model, possibly spread over several files.
 #[derive(Debug, Clone, Default)]
 pub struct TensorCatalog {

@@ -39,5 +39,5 @@ pub mod hf;
 pub mod names;
 pub mod safetensors;
 
-pub use catalog::{TensorCatalog, TensorEntry};
+pub use catalog::{FileLayout, TensorCatalog, TensorEntry};
 pub use dtype::DType;

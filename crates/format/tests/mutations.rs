@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use sterna_format::DType;
-use sterna_format::gguf::{Array, Gguf, GgufError, Layout, Metadata, Model, Value, Writer};
+use sterna_format::gguf::{Array, Gguf, GgufError, Metadata, Model, Value, Writer};
 use sterna_format::hf::{Config, GenerationConfig, TokenizerConfig};
 use sterna_format::safetensors::{self, Index, SafeTensors, SafeTensorsError};
+use sterna_format::{DType, FileLayout};
 
 fn array() -> impl Strategy<Value = Array> {
     let leaf = prop_oneof![
@@ -65,7 +65,7 @@ fn tensors() -> impl Strategy<Value = Tensors> {
     proptest::collection::btree_map(".{1,12}", tensor(), 0..8)
 }
 
-fn gguf_file() -> impl Strategy<Value = Layout> {
+fn gguf_file() -> impl Strategy<Value = FileLayout> {
     let metadata = proptest::collection::btree_map(".{1,12}", value(), 0..8);
     let alignment = proptest::option::of(0..12_u32);
     (metadata, alignment, tensors()).prop_map(|(entries, alignment, tensors)| {
@@ -90,7 +90,7 @@ fn gguf_file() -> impl Strategy<Value = Layout> {
     })
 }
 
-fn safetensors_file() -> impl Strategy<Value = safetensors::Layout> {
+fn safetensors_file() -> impl Strategy<Value = FileLayout> {
     let metadata = proptest::collection::btree_map(".{0,12}", ".{0,12}", 0..4);
     (metadata, tensors()).prop_map(|(metadata, tensors)| {
         let mut writer = safetensors::Writer::new(metadata);

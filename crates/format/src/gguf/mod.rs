@@ -17,7 +17,7 @@ pub use error::GgufError;
 pub use metadata::Metadata;
 pub use split::{Model, split_names};
 pub use value::{Array, Strings, Value};
-pub use write::{Layout, Writer};
+pub use write::Writer;
 
 use std::collections::HashSet;
 
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::DType;
 
-    fn sample() -> Layout {
+    fn sample() -> crate::FileLayout {
         let mut metadata = Metadata::new();
         metadata.insert(ALIGNMENT_KEY, Value::U32(64)).unwrap();
         let mut writer = Writer::new(metadata).unwrap();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn version_2_has_the_same_layout() {
-        let Layout {
+        let crate::FileLayout {
             mut header,
             tensors,
             file_len,

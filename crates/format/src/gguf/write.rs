@@ -1,7 +1,7 @@
 //! Writing GGUF headers, version 3.
 
 use crate::catalog::n_elements;
-use crate::{DType, TensorCatalog, TensorEntry};
+use crate::{DType, FileLayout, TensorCatalog, TensorEntry};
 
 use super::layout::stored_bytes;
 use super::read::Place;
@@ -32,17 +32,6 @@ pub struct Writer {
     /// Offsets are from the start of the data section until the header's length is known.
     tensors: TensorCatalog,
     data_len: u64,
-}
-
-/// A file about to be written.
-#[derive(Debug, Clone)]
-pub struct Layout {
-    /// Everything before the data section, padding included.
-    pub header: Vec<u8>,
-    /// Where each tensor's bytes go; bytes between tensors are zero.
-    pub tensors: Vec<TensorEntry>,
-    /// Length of the whole file in bytes, padding of the last tensor included.
-    pub file_len: u64,
 }
 
 impl Writer {
@@ -119,7 +108,7 @@ impl Writer {
     }
 
     /// Writes the header and says where the tensors go.
-    pub fn finish(self) -> Layout {
+    pub fn finish(self) -> FileLayout {
         let mut header = Vec::new();
         header.extend(super::MAGIC);
         header.extend(3_u32.to_le_bytes());
@@ -146,7 +135,7 @@ impl Writer {
         for tensor in &mut tensors {
             tensor.offset += data_offset;
         }
-        Layout {
+        FileLayout {
             header,
             tensors,
             file_len: data_offset + self.data_len,

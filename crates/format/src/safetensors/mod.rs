@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 pub use error::SafeTensorsError;
 pub use index::{Index, merge};
-pub use write::{Layout, Writer};
+pub use write::Writer;
 
 use crate::catalog::n_elements;
 use crate::{DType, TensorEntry};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use crate::catalog::n_elements;
-use crate::{DType, TensorCatalog, TensorEntry};
+use crate::{DType, FileLayout, TensorCatalog, TensorEntry};
 
 use super::{DTYPES, SafeTensorsError};
 
@@ -30,17 +30,6 @@ pub struct Writer {
     /// Offsets are from the start of the data section until the header's length is known.
     tensors: TensorCatalog,
     data_len: u64,
-}
-
-/// A file about to be written.
-#[derive(Debug, Clone)]
-pub struct Layout {
-    /// Everything before the data section; its length is a multiple of 8.
-    pub header: Vec<u8>,
-    /// Where each tensor's bytes go, end to end in the order they were added.
-    pub tensors: Vec<TensorEntry>,
-    /// Length of the whole file in bytes.
-    pub file_len: u64,
 }
 
 impl Writer {
@@ -94,7 +83,7 @@ impl Writer {
     }
 
     /// Writes the header and says where the tensors go.
-    pub fn finish(self) -> Layout {
+    pub fn finish(self) -> FileLayout {
         let metadata = (!self.metadata.is_empty())
             .then(|| format!("{}:{}", json!("__metadata__"), json!(self.metadata)));
         let tensors = self.tensors.iter().map(|t| {
@@ -114,7 +103,7 @@ impl Writer {
         for tensor in &mut tensors {
             tensor.offset += data_offset;
         }
-        Layout {
+        FileLayout {
             header,
             tensors,
             file_len: data_offset + self.data_len,
