@@ -13,8 +13,9 @@ use sterna_text::{Decode, StreamDecoder, Tokenizer};
 
 use crate::stop::StopStrings;
 
-/// Prompt tokens computed between two chances to stop.
-const PREFILL_CHUNK: usize = 256;
+/// Prompt tokens computed between two chances to stop. Longer pieces are hardly faster, and shorter ones
+/// let an interruption be heeded sooner.
+const PREFILL_CHUNK: usize = 64;
 
 /// A session with its sampler, and what is in the session's cache.
 pub(crate) struct Runtime {
@@ -75,6 +76,8 @@ pub(crate) struct Stats {
     pub(crate) n_prompt: usize,
     /// Those among them that were in the cache already.
     pub(crate) n_reused: usize,
+    /// Tokens of the prompt computed.
+    pub(crate) n_prefilled: usize,
     /// Tokens generated, a stop token not counted.
     pub(crate) n_generated: usize,
     /// Tokens fed back one by one.
@@ -96,7 +99,7 @@ fn as_ms<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, 
 impl Stats {
     /// Prompt tokens computed per second.
     fn prefill_rate(&self) -> f64 {
-        rate(self.n_prompt - self.n_reused, self.prefill)
+        rate(self.n_prefilled, self.prefill)
     }
 
     /// Tokens decoded per second.
@@ -262,6 +265,7 @@ impl Generation<'_> {
         if !chunk.is_empty() {
             self.logits = self.runtime.append(chunk).context("computing the prompt")?;
             self.stats.prefill += start.elapsed();
+            self.stats.n_prefilled += chunk.len();
         }
         Ok(rest.len() - chunk.len())
     }
