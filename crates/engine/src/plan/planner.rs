@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use regex_lite::Regex;
+use regex_lite::{Regex, RegexBuilder};
 use sterna_format::gguf::Metadata;
 use sterna_format::hf;
 use sterna_format::names::linear_module;
@@ -36,6 +36,11 @@ pub(super) enum BitLinears {
     },
 }
 
+/// Most entries of `modules_to_not_convert` taken; naming each module of a large model takes hundreds.
+const MAX_EXCEPTIONS: usize = 2048;
+/// Memory that a compiled entry may take: each is matched with every module.
+const MAX_PATTERN_BYTES: usize = 16 << 10;
+
 /// An entry of `modules_to_not_convert`.
 pub(super) struct Exception {
     /// Matches a module that the entry names, or one within it.
@@ -47,7 +52,10 @@ impl Exception {
     fn new(entry: &str) -> Exception {
         // Entries may be regular expressions; one that is none can still be the end of a name.
         Exception {
-            start: Regex::new(&format!(r"^(?:{entry})(?:\.|$)")).ok(),
+            start: RegexBuilder::new(&format!(r"^(?:{entry})(?:\.|$)"))
+                .size_limit(MAX_PATTERN_BYTES)
+                .build()
+                .ok(),
             end: entry.to_owned(),
         }
     }
@@ -75,6 +83,13 @@ impl BitLinears {
             ));
         }
         let except = match &quantization.modules_to_not_convert {
+            Some(modules) if modules.len() > MAX_EXCEPTIONS => {
+                return Err(PlanError::config(
+                    "quantization_config.modules_to_not_convert",
+                    format!("at most {MAX_EXCEPTIONS} entries"),
+                    modules.len(),
+                ));
+            }
             Some(modules) => modules.iter().map(|m| Exception::new(m)).collect(),
             None => vec![Exception::new("lm_head")],
         };
