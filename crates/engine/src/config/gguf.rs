@@ -104,7 +104,15 @@ struct Keys<'a> {
     architecture: &'a str,
 }
 
-impl Keys<'_> {
+impl<'a> Keys<'a> {
+    fn of(metadata: &'a Metadata) -> Result<Keys<'a>, PlanError> {
+        let (architecture, _) = family(metadata)?;
+        Ok(Keys {
+            metadata,
+            architecture,
+        })
+    }
+
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.architecture)
     }
@@ -226,9 +234,7 @@ impl Keys<'_> {
         }
         .map(f64::from)
         .filter(|&f| f != 0.0);
-        let original_ctx = self
-            .count("rope.scaling.original_context_length")?
-            .unwrap_or(max_ctx);
+        let original_ctx = self.original_ctx(max_ctx)?;
         let kind = self.string("rope.scaling.type")?;
         Ok(match (kind, factor) {
             (Some("none") | None, None) | (Some("none"), _) => RopeScaling::None,
@@ -275,11 +281,15 @@ impl Keys<'_> {
         })
     }
 
+    /// Context length of the original training.
+    fn original_ctx(&self, max_ctx: usize) -> Result<usize, PlanError> {
+        let stored = self.count("rope.scaling.original_context_length")?;
+        Ok(stored.unwrap_or(max_ctx))
+    }
+
     /// Context length and magnitude of LongRoPE, whose divisors are tensors.
     fn long_rope(&self, max_ctx: usize) -> Result<(usize, f64), PlanError> {
-        let original_ctx = self
-            .count("rope.scaling.original_context_length")?
-            .unwrap_or(max_ctx);
+        let original_ctx = self.original_ctx(max_ctx)?;
         let magnitude = match self.float("rope.scaling.attn_factor")? {
             Some(factor) => f64::from(factor),
             None => super::long_rope_magnitude(max_ctx as f64 / original_ctx as f64, original_ctx),
@@ -290,12 +300,7 @@ impl Keys<'_> {
 
 /// Whether the file says that its divisors are those of LongRoPE.
 pub(crate) fn says_long_rope(metadata: &Metadata) -> Result<bool, PlanError> {
-    let architecture = metadata.architecture()?.unwrap_or_default();
-    let keys = Keys {
-        metadata,
-        architecture,
-    };
-    Ok(keys.string("rope.scaling.type")? == Some(LONG_ROPE))
+    Ok(Keys::of(metadata)?.string("rope.scaling.type")? == Some(LONG_ROPE))
 }
 
 /// Original context length and magnitude for a GGUF model with LongRoPE divisors.
@@ -303,10 +308,5 @@ pub(crate) fn long_rope(
     metadata: &Metadata,
     config: &ModelConfig,
 ) -> Result<(usize, f64), PlanError> {
-    let architecture = metadata.architecture()?.unwrap_or_default();
-    Keys {
-        metadata,
-        architecture,
-    }
-    .long_rope(config.max_ctx)
+    Keys::of(metadata)?.long_rope(config.max_ctx)
 }
