@@ -7,9 +7,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use half::f16;
 use sterna_format::DType;
 use sterna_kernels::attention::{AttentionShape, KvPage, KvRows, attention};
-use sterna_kernels::gemm::{
-    BlockMatrix, QuantizedRows, TernaryMatrix, gemm_block_f32, gemm_ternary_q8,
-};
+use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::quant::encode_row;
 use sterna_kernels::{Exec, Isa};
 
@@ -48,21 +46,8 @@ fn ternary(c: &mut Criterion) {
         })
         .collect();
     let matrix = TernaryMatrix::new(N, K, 0.5, &codes).expect("the shape is right");
-    for m in [1, 32] {
-        let x = floats(m * K);
-        let mut group = c.benchmark_group(format!("ternary-{N}x{K}-m{m}"));
-        group.throughput(Throughput::Bytes(codes.len() as u64));
-        let mut expected: Option<Vec<f32>> = None;
-        for (name, exec) in execs() {
-            let mut rows = QuantizedRows::default();
-            rows.quantize(&exec, &x, K).expect("whole rows");
-            let mut out = vec![0.0; m * N];
-            let mut run = || gemm_ternary_q8(&exec, matrix, black_box(&rows), &mut out);
-            run().expect("the shapes fit");
-            assert_eq!(*expected.get_or_insert_with(|| out.clone()), out);
-            let mut run = || gemm_ternary_q8(&exec, matrix, black_box(&rows), &mut out);
-            group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut run));
-        }
+    for m in [1, 4, 128] {
+        products(c, "ternary", Matrix::Ternary(matrix), codes.len(), m);
     }
 }
 
@@ -74,19 +59,34 @@ fn blocks(c: &mut Criterion) {
         for (i, row) in bytes.chunks_exact_mut(row_bytes).enumerate() {
             encode_row(dtype, &values[i..i + K], row).expect("finite values in whole blocks");
         }
-        let matrix = BlockMatrix::new(dtype, N, K, &bytes).expect("the shape is right");
-        let x = floats(K);
-        let mut group = c.benchmark_group(format!("{dtype}-{N}x{K}-m1"));
-        group.throughput(Throughput::Bytes(bytes.len() as u64));
-        let mut expected: Option<Vec<f32>> = None;
-        for (name, exec) in execs() {
-            let mut out = vec![0.0; N];
-            gemm_block_f32(&exec, matrix, &x, &mut out).expect("the shapes fit");
-            assert_eq!(*expected.get_or_insert_with(|| out.clone()), out);
-            group.bench_function(BenchmarkId::from_parameter(name), |b| {
-                b.iter(|| gemm_block_f32(&exec, matrix, black_box(&x), &mut out));
-            });
+        let matrix =
+            BlockMatrix::new(dtype, N, K, Rounding::Blocks, &bytes).expect("the shape is right");
+        for m in [1, 4, 128] {
+            products(c, dtype.name(), Matrix::Blocks(matrix), bytes.len(), m);
         }
+    }
+}
+
+/// Products of `m` activation rows with a matrix of `n_bytes` bytes, on every instruction set.
+fn products(c: &mut Criterion, name: &str, matrix: Matrix<'_>, n_bytes: usize, m: usize) {
+    let x = floats(m * K);
+    let mut group = c.benchmark_group(format!("{name}-{N}x{K}-m{m}"));
+    group.throughput(if m == 1 {
+        Throughput::Bytes(n_bytes as u64)
+    } else {
+        Throughput::Elements((N * K * m) as u64)
+    });
+    let mut expected: Option<Vec<f32>> = None;
+    for (name, exec) in execs() {
+        let mut out = vec![0.0; m * N];
+        let mut scratch = Scratch::default();
+        let mut run = || {
+            let outputs = &mut [(matrix, &mut out[..])];
+            linear(&exec, black_box(&x), K, &mut scratch, outputs).expect("the shapes fit");
+        };
+        run();
+        group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut run));
+        assert_eq!(*expected.get_or_insert_with(|| out.clone()), out);
     }
 }
 

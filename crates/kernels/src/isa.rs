@@ -16,19 +16,47 @@ pub(crate) enum Level {
     Baseline,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2,
+    /// AVX2 with dot products of bytes.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    AvxVnni,
+    /// AVX-512 F, BW, DQ and VL with dot products of bytes.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx512,
 }
 
 impl Level {
-    const ALL: [Level; 3] = [Level::Baseline, Level::Avx2, Level::Avx512];
+    const ALL: [Level; 4] = [Level::Baseline, Level::Avx2, Level::AvxVnni, Level::Avx512];
 
     const fn name(self) -> &'static str {
         match self {
             Level::Baseline => "scalar",
             Level::Avx2 => "avx2",
+            Level::AvxVnni => "avxvnni",
             Level::Avx512 => "avx512",
         }
+    }
+
+    /// True if this machine has the level's instructions.
+    #[cfg(target_arch = "x86_64")]
+    fn is_here(self) -> bool {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        match self {
+            Level::Baseline => true,
+            Level::Avx2 => avx2,
+            Level::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
+            Level::Avx512 => {
+                avx2 && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_here(self) -> bool {
+        self == Level::Baseline
     }
 }
 
@@ -38,29 +66,15 @@ impl Isa {
 
     /// The widest level this machine has.
     pub fn detect() -> Isa {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-                let wide = is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl");
-                return Isa(if wide { Level::Avx512 } else { Level::Avx2 });
-            }
-        }
-        Isa::SCALAR
+        Isa::available().last().unwrap_or(Isa::SCALAR)
     }
 
-    /// Every level this machine has, the portable one first.
+    /// Every level this machine has, from the portable one to the widest.
     pub fn available() -> impl Iterator<Item = Isa> {
-        let widest = Isa::detect();
-        Level::ALL
-            .into_iter()
-            .map(Isa)
-            .take_while(move |&isa| isa <= widest)
+        Level::ALL.into_iter().filter(|l| l.is_here()).map(Isa)
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avx512`), if this machine has it.
+    /// The level called `name` (`scalar`, `avx2`, `avxvnni`, `avx512`), if this machine has it.
     pub fn limited_to(name: &str) -> Option<Isa> {
         Isa::available().find(|isa| isa.name() == name)
     }
@@ -98,14 +112,16 @@ macro_rules! multiversion {
                 #[target_feature(enable = "avx2,f16c")]
                 fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
 
-                #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+                #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
                 fn avx512($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
 
                 match isa.level() {
                     $crate::isa::Level::Baseline => {}
-                    // SAFETY: this level exists only where `Isa::detect` saw AVX2 and F16C.
-                    $crate::isa::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                    // SAFETY: this level exists only where `Isa::detect` saw these features.
+                    // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
+                    $crate::isa::Level::Avx2 | $crate::isa::Level::AvxVnni => {
+                        return unsafe { avx2($($arg),*) };
+                    }
+                    // SAFETY: this level exists only where `Level::is_here` saw these features.
                     $crate::isa::Level::Avx512 => return unsafe { avx512($($arg),*) },
                 }
             }

@@ -9,13 +9,15 @@
 //! gives the same bits as the row alone.
 //!
 //! ```
-//! use sterna_kernels::{Exec, Isa, gemm::{BlockMatrix, gemm_block_f32}};
+//! use sterna_kernels::{Exec, Isa, gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear}};
 //! use sterna_format::DType;
 //!
 //! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|w| w.to_le_bytes()).collect();
-//! let matrix = BlockMatrix::new(DType::F32, 2, 2, &weights)?;
+//! let matrix = BlockMatrix::new(DType::F32, 2, 2, Rounding::None, &weights)?;
 //! let mut out = [0.0; 2];
-//! gemm_block_f32(&Exec::new(1, Isa::detect()), matrix, &[10.0, 1.0], &mut out)?;
+//! let exec = Exec::new(1, Isa::detect());
+//! let outputs = &mut [(Matrix::Blocks(matrix), &mut out[..])];
+//! linear(&exec, &[10.0, 1.0], 2, &mut Scratch::default(), outputs)?;
 //! assert_eq!(out, [12.0, 34.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

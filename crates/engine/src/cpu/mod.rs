@@ -2,11 +2,11 @@
 
 mod cache;
 
+use std::sync::{Mutex, PoisonError};
+
 use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::attention::{AttentionShape, attention};
-use sterna_kernels::gemm::{
-    BlockMatrix, QuantizedRows, TernaryMatrix, gemm_block_f32, gemm_ternary_q8,
-};
+use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix};
 use sterna_kernels::{Exec, Isa, norm, rope, vector};
 
 pub use cache::CpuCache;
@@ -20,6 +20,8 @@ use crate::rope::Angles;
 #[derive(Debug)]
 pub struct Cpu {
     exec: Exec,
+    /// Rounded activations, kept from layer to layer.
+    scratch: Mutex<gemm::Scratch>,
 }
 
 impl Cpu {
@@ -27,6 +29,7 @@ impl Cpu {
     pub fn new(n_threads: usize, isa: Isa) -> Cpu {
         Cpu {
             exec: Exec::new(n_threads, isa),
+            scratch: Mutex::default(),
         }
     }
 }
@@ -36,27 +39,25 @@ impl Cpu {
 pub struct CpuLinear(LinearSource);
 
 impl CpuLinear {
-    fn takes_int8(&self) -> bool {
-        match self.0.weights {
-            WeightData::Blocks {
-                int8_activations, ..
-            } => int8_activations,
-            WeightData::Ternary { .. } => true,
-        }
-    }
-
-    /// Decodes row `i` into `out`, `[k]`.
-    fn row(&self, exec: &Exec, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
+    fn matrix(&self) -> Result<Matrix<'_>, BackendError> {
         let LinearSource { n, k, weights } = &self.0;
-        match weights {
-            WeightData::Blocks { dtype, bytes, .. } => {
-                BlockMatrix::new(*dtype, *n, *k, bytes)?.decode(exec, i, out);
+        Ok(match weights {
+            WeightData::Blocks {
+                dtype,
+                bytes,
+                int8_activations,
+            } => {
+                let rounding = if *int8_activations {
+                    Rounding::Row
+                } else {
+                    Rounding::Blocks
+                };
+                Matrix::Blocks(BlockMatrix::new(*dtype, *n, *k, rounding, bytes)?)
             }
             WeightData::Ternary { codes, scale } => {
-                TernaryMatrix::new(*n, *k, *scale, codes)?.decode(i, out);
+                Matrix::Ternary(TernaryMatrix::new(*n, *k, *scale, codes)?)
             }
-        }
-        Ok(())
+        })
     }
 }
 
@@ -91,16 +92,9 @@ impl Backend for Cpu {
     }
 
     fn load_linear(&self, source: LinearSource) -> Result<CpuLinear, BackendError> {
-        let LinearSource { n, k, weights } = &source;
-        match weights {
-            WeightData::Blocks { dtype, bytes, .. } => {
-                BlockMatrix::new(*dtype, *n, *k, bytes)?;
-            }
-            WeightData::Ternary { codes, scale } => {
-                TernaryMatrix::new(*n, *k, *scale, codes)?;
-            }
-        }
-        Ok(CpuLinear(source))
+        let linear = CpuLinear(source);
+        linear.matrix()?;
+        Ok(linear)
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, BackendError> {
@@ -124,8 +118,9 @@ impl Backend for Cpu {
     ) -> Result<(), BackendError> {
         let width = table.0.k;
         let out = out.shape(ids.len(), width);
+        let rows = table.matrix()?;
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
-            table.row(&self.exec, id as usize, out)?;
+            rows.decode_row(&self.exec, id as usize, out);
         }
         if scale != 1.0 {
             vector::scale(&self.exec, out, scale);
@@ -160,34 +155,18 @@ impl Backend for Cpu {
         x: &CpuBuffer,
         outputs: &mut [(&CpuLinear, &mut CpuBuffer)],
     ) -> Result<(), BackendError> {
-        let mut rounded = QuantizedRows::default();
-        if outputs.iter().any(|(w, _)| w.takes_int8()) {
-            rounded.quantize(&self.exec, &x.values, x.width)?;
+        let mut matrices = Vec::with_capacity(outputs.len());
+        for (w, out) in outputs {
+            matrices.push((w.matrix()?, out.shape(x.n_rows(), w.0.n)));
         }
-        for (CpuLinear(w), out) in outputs {
-            let out = out.shape(x.n_rows(), w.n);
-            match &w.weights {
-                WeightData::Ternary { codes, scale } => {
-                    let matrix = TernaryMatrix::new(w.n, w.k, *scale, codes)?;
-                    gemm_ternary_q8(&self.exec, matrix, &rounded, out)?;
-                }
-                WeightData::Blocks {
-                    dtype,
-                    bytes,
-                    int8_activations,
-                } => {
-                    let matrix = BlockMatrix::new(*dtype, w.n, w.k, bytes)?;
-                    if *int8_activations {
-                        let mut values = vec![0.0; x.values.len()];
-                        rounded.dequantize(&mut values)?;
-                        gemm_block_f32(&self.exec, matrix, &values, out)?;
-                    } else {
-                        gemm_block_f32(&self.exec, matrix, &x.values, out)?;
-                    }
-                }
-            }
-        }
-        Ok(())
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(gemm::linear(
+            &self.exec,
+            &x.values,
+            x.width,
+            &mut scratch,
+            &mut matrices,
+        )?)
     }
 
     fn add_bias(&self, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {

@@ -1,14 +1,9 @@
-//! Weights in any block format, activations in f32.
+//! A weight matrix in any block format.
 
 use sterna_format::DType;
 
-use super::rows_per_task;
-use crate::Exec;
-use crate::dot::dot_tile;
-use crate::isa::multiversion;
-use crate::pool::SharedSlice;
+use crate::isa::{Isa, multiversion};
 use crate::quant::{QuantError, decode_row};
-use crate::shape::{self, ShapeError, expect_len};
 
 /// A weight matrix `[n, k]`, row-major, each row whole blocks of `dtype`.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +12,22 @@ pub struct BlockMatrix<'a> {
     n: usize,
     k: usize,
     row_bytes: usize,
+    rounding: Rounding,
     bytes: &'a [u8],
+}
+
+/// What happens to activations before they are multiplied with a [`BlockMatrix`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rounding {
+    /// Nothing: weights are decoded, and products are taken in f32.
+    None,
+    /// They are rounded to int8 with one scale a row: a BitLinear layer whose weights don't share one
+    /// scale.
+    Row,
+    /// They are rounded to int8 block by block, where the weights are blocks of integers; sums within
+    /// a block are then exact. Floats are multiplied as with [`Rounding::None`].
+    #[default]
+    Blocks,
 }
 
 impl<'a> BlockMatrix<'a> {
@@ -25,7 +35,13 @@ impl<'a> BlockMatrix<'a> {
     ///
     /// Errors: [`QuantError`] if the type has no decoder, the rows aren't whole blocks, or `bytes`
     /// isn't `n` rows.
-    pub fn new(dtype: DType, n: usize, k: usize, bytes: &'a [u8]) -> Result<Self, QuantError> {
+    pub fn new(
+        dtype: DType,
+        n: usize,
+        k: usize,
+        rounding: Rounding,
+        bytes: &'a [u8],
+    ) -> Result<Self, QuantError> {
         decode_row(dtype, &[], &mut [])?;
         if !k.is_multiple_of(dtype.block_len()) {
             return Err(QuantError::PartialBlock {
@@ -49,25 +65,40 @@ impl<'a> BlockMatrix<'a> {
             n,
             k,
             row_bytes,
+            rounding,
             bytes,
         })
     }
 
-    /// Rows.
-    pub fn n(&self) -> usize {
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(super) fn n(&self) -> usize {
         self.n
     }
 
-    /// Elements of a row.
-    pub fn k(&self) -> usize {
+    pub(super) fn k(&self) -> usize {
         self.k
     }
 
+    pub(super) fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    pub(super) fn rounding(&self) -> Rounding {
+        self.rounding
+    }
+
+    /// The bytes of rows from `first` on. Panics if there are not `n_rows` of them.
+    pub(super) fn rows(&self, first: usize, n_rows: usize) -> &'a [u8] {
+        &self.bytes[first * self.row_bytes..][..n_rows * self.row_bytes]
+    }
+
     /// Decodes rows from `first` into `out`, `[n_rows, k]`. Panics if they aren't all there.
-    pub fn decode(&self, exec: &Exec, first: usize, out: &mut [f32]) {
+    pub(super) fn decode(&self, isa: Isa, first: usize, out: &mut [f32]) {
         let n_rows = out.len().checked_div(self.k).unwrap_or(0);
-        let bytes = &self.bytes[first * self.row_bytes..][..n_rows * self.row_bytes];
-        decode_rows(exec.isa, self.dtype, bytes, &mut out[..n_rows * self.k]);
+        decode_rows(isa, self.dtype, self.rows(first, n_rows), out);
     }
 }
 
@@ -77,146 +108,18 @@ multiversion! {
     }
 }
 
-/// Multiplications that a thread takes at a time.
-const WORK_PER_TASK: usize = 1 << 16;
-
-/// Rows that are decoded together and then multiplied with every activation row.
-const TILE: usize = 4;
-
-/// `out[t, i] = Σ_j w[i, j] · x[t, j]`.
-///
-/// Shapes: `w` is `[n, k]`; `x` is `[m, k]`; `out` is `[m, n]`.
-/// Errors: [`ShapeError`] if a slice has the wrong length.
-/// Exactness: weights are decoded to f32 exactly; each sum is taken in one fixed order, so the bits
-/// depend on neither threads, instruction set nor the other rows of `x`.
-pub fn gemm_block_f32(
-    exec: &Exec,
-    w: BlockMatrix<'_>,
-    x: &[f32],
-    out: &mut [f32],
-) -> Result<(), ShapeError> {
-    let m = shape::rows("gemm: activations", x.len(), w.k)?;
-    expect_len("gemm: output", m * w.n, out.len())?;
-    let shared = SharedSlice::new(out);
-    let grain = rows_per_task(w.k, m, WORK_PER_TASK);
-    exec.pool.for_ranges(w.n, grain, |rows| {
-        let mut decoded = vec![0.0; TILE * w.k];
-        let mut tile = vec![0.0; TILE * m];
-        for first in rows.clone().step_by(TILE) {
-            let n_rows = TILE.min(rows.end - first);
-            let decoded = &mut decoded[..n_rows * w.k];
-            w.decode(exec, first, decoded);
-            let tile = &mut tile[..n_rows * m];
-            multiply(exec.isa, decoded, x, w.k, tile);
-            for t in 0..m {
-                let start = t * w.n + first;
-                // SAFETY: no other task has these rows, so none writes these columns.
-                let out = unsafe { shared.range_mut(start..start + n_rows) };
-                for (r, out) in out.iter_mut().enumerate() {
-                    *out = tile[r * m + t];
-                }
-            }
-        }
-    });
-    Ok(())
-}
-
-multiversion! {
-    /// `out[r, t] = Σ_j w[r, j] · x[t, j]` for whole rows of `k`; `out` is `[n_rows, m]`.
-    fn multiply(w: &[f32], x: &[f32], k: usize, out: &mut [f32]) {
-        let n_rows = w.len().checked_div(k).unwrap_or(0);
-        let m = x.len().checked_div(k).unwrap_or(0);
-        let row = |r: usize| &w[r * k..][..k];
-        let act = |t: usize| &x[t * k..][..k];
-        let mut r = 0;
-        while r < n_rows {
-            let pair = r + 1 < n_rows;
-            let mut t = 0;
-            while t < m {
-                let two = t + 1 < m;
-                // One and two activation rows, one and two weight rows: the registers of AVX2 hold
-                // no larger tile.
-                match (pair, two) {
-                    (true, true) => {
-                        let [a, b] = dot_tile([row(r), row(r + 1)], [act(t), act(t + 1)]);
-                        out[r * m + t..][..2].copy_from_slice(&a);
-                        out[(r + 1) * m + t..][..2].copy_from_slice(&b);
-                    }
-                    (true, false) => {
-                        let [[a], [b]] = dot_tile([row(r), row(r + 1)], [act(t)]);
-                        out[r * m + t] = a;
-                        out[(r + 1) * m + t] = b;
-                    }
-                    (false, true) => {
-                        let [a] = dot_tile([row(r)], [act(t), act(t + 1)]);
-                        out[r * m + t..][..2].copy_from_slice(&a);
-                    }
-                    (false, false) => out[r * m + t] = dot_tile([row(r)], [act(t)])[0][0],
-                }
-                t += 2;
-            }
-            r += 2;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{exec_matrix, floats};
-
-    #[test]
-    fn f32_matrix_matches_f64_sums_on_every_path() {
-        for (n, k, m) in [(1, 1, 1), (3, 17, 2), (33, 64, 5), (70, 100, 1), (0, 4, 2)] {
-            let w = floats(n * k, 1);
-            let x = floats(m * k, 2);
-            let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
-            let matrix = BlockMatrix::new(DType::F32, n, k, &bytes).unwrap();
-            let mut first: Option<Vec<f32>> = None;
-            for exec in exec_matrix() {
-                let mut out = vec![f32::NAN; m * n];
-                gemm_block_f32(&exec, matrix, &x, &mut out).unwrap();
-                for t in 0..m {
-                    for i in 0..n {
-                        let exact: f64 = (0..k)
-                            .map(|j| f64::from(w[i * k + j]) * f64::from(x[t * k + j]))
-                            .sum();
-                        // 17 roundings of sums of at most k products of values within ±1.
-                        assert!((f64::from(out[t * n + i]) - exact).abs() < 1e-6 * k as f64);
-                    }
-                }
-                assert_eq!(*first.get_or_insert(out.clone()), out, "{exec:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_row_does_not_depend_on_its_neighbours() {
-        let (n, k, m) = (37, 96, 7);
-        let bytes: Vec<u8> = floats(n * k, 3)
-            .iter()
-            .flat_map(|v| half::f16::from_f32(*v).to_le_bytes())
-            .collect();
-        let matrix = BlockMatrix::new(DType::F16, n, k, &bytes).unwrap();
-        let x = floats(m * k, 4);
-        let exec = Exec::new(2, crate::Isa::detect());
-        let mut all = vec![0.0; m * n];
-        gemm_block_f32(&exec, matrix, &x, &mut all).unwrap();
-        for t in 0..m {
-            let mut one = vec![0.0; n];
-            gemm_block_f32(&exec, matrix, &x[t * k..][..k], &mut one).unwrap();
-            assert_eq!(one, all[t * n..][..n]);
-        }
-    }
 
     #[test]
     fn wrong_shapes_are_refused() {
-        assert!(BlockMatrix::new(DType::Q8_0, 1, 33, &[0; 34]).is_err());
-        assert!(BlockMatrix::new(DType::F32, 2, 2, &[0; 15]).is_err());
-        assert!(BlockMatrix::new(DType::F32, usize::MAX, 2, &[0; 16]).is_err());
-        let w = BlockMatrix::new(DType::F32, 2, 2, &[0; 16]).unwrap();
-        let exec = Exec::new(1, crate::Isa::SCALAR);
-        assert!(gemm_block_f32(&exec, w, &[0.0; 3], &mut [0.0; 2]).is_err());
-        assert!(gemm_block_f32(&exec, w, &[0.0; 4], &mut [0.0; 3]).is_err());
+        let new = |dtype, n, k, bytes: &[u8]| {
+            BlockMatrix::new(dtype, n, k, Rounding::None, bytes).map(|_| ())
+        };
+        assert!(new(DType::Q8_0, 1, 33, &[0; 34]).is_err());
+        assert!(new(DType::F32, 2, 2, &[0; 15]).is_err());
+        assert!(new(DType::F32, usize::MAX, 2, &[0; 16]).is_err());
+        assert!(new(DType::F32, 2, 2, &[0; 16]).is_ok());
     }
 }

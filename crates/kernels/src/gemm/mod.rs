@@ -1,17 +1,235 @@
 //! Matrix products: weights `[n, k]` with activations `[m, k]`, giving `[m, n]`.
+//!
+//! [`linear`] is the one door. What happens behind it depends on the weights:
+//!
+//! | weights | activations | sums |
+//! |---|---|---|
+//! | ternary | int8, one scale a row | exact integers over the row ([`ternary`]) |
+//! | blocks of integers | int8, one scale a block | exact integers within a block, then floats block by block ([`integer`]) |
+//! | floats, and blocks with [`Rounding::None`] | f32 | floats in one fixed order ([`decoded`]) |
+//!
+//! Whatever the path, thread count and instruction set, and whatever the other activation rows, a
+//! result has the same bits.
 
+mod activations;
 mod block;
+mod decoded;
+mod integer;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
 mod ternary_avx2;
 
-pub use block::{BlockMatrix, gemm_block_f32};
-pub use ternary::{QuantizedRows, TernaryMatrix, gemm_ternary_q8};
+use std::ops::Range;
 
-/// Rows of weights that a thread takes at a time, when each costs `k · m` multiplications.
+pub use block::{BlockMatrix, Rounding};
+pub use ternary::TernaryMatrix;
+
+use crate::Exec;
+use crate::pool::SharedSlice;
+use crate::shape::{self, ShapeError, expect_len};
+use activations::{QuantizedRows, Scaling};
+
+/// A weight matrix `[n, k]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Matrix<'a> {
+    /// Rows of blocks or floats.
+    Blocks(BlockMatrix<'a>),
+    /// Trits with one scale.
+    Ternary(TernaryMatrix<'a>),
+}
+
+impl Matrix<'_> {
+    /// Output features.
+    pub fn n(&self) -> usize {
+        match self {
+            Matrix::Blocks(w) => w.n(),
+            Matrix::Ternary(w) => w.n(),
+        }
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        match self {
+            Matrix::Blocks(w) => w.k(),
+            Matrix::Ternary(w) => w.k(),
+        }
+    }
+
+    /// Decodes row `i` into `out`, `[k]`. Panics if there is no such row.
+    pub fn decode_row(&self, exec: &Exec, i: usize, out: &mut [f32]) {
+        match self {
+            Matrix::Blocks(w) => w.decode(exec.isa, i, out),
+            Matrix::Ternary(w) => w.decode(i, out),
+        }
+    }
+
+    /// The form of activations that the kernel of this matrix takes.
+    fn form(&self) -> Form {
+        match self {
+            Matrix::Ternary(_) => Form::Int8(Scaling::Row),
+            Matrix::Blocks(w) => match w.rounding() {
+                Rounding::None => Form::F32,
+                Rounding::Row => Form::RoundedF32,
+                Rounding::Blocks => integer::scaling(w.dtype()).map_or(Form::F32, Form::Int8),
+            },
+        }
+    }
+}
+
+/// What activations are turned into before they meet weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    F32,
+    /// Rounded to int8 with one scale a row, and back.
+    RoundedF32,
+    Int8(Scaling),
+}
+
+/// Memory for the forms of activations that [`linear`] makes, to be kept from call to call.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    row: QuantizedRows,
+    blocks256: QuantizedRows,
+    blocks32: QuantizedRows,
+    rounded: Vec<f32>,
+}
+
+impl Scratch {
+    fn int8(&mut self, scaling: Scaling) -> &mut QuantizedRows {
+        match scaling {
+            Scaling::Row => &mut self.row,
+            Scaling::Blocks256 => &mut self.blocks256,
+            Scaling::Blocks32 => &mut self.blocks32,
+        }
+    }
+
+    /// Makes each form that one of `matrices` takes, once.
+    fn prepare<'a>(
+        &mut self,
+        exec: &Exec,
+        x: &[f32],
+        k: usize,
+        matrices: impl Iterator<Item = Matrix<'a>> + Clone,
+    ) -> Result<(), ShapeError> {
+        let forms = || matrices.clone().map(|w| w.form());
+        for scaling in [Scaling::Row, Scaling::Blocks256, Scaling::Blocks32] {
+            let rounded = scaling == Scaling::Row && forms().any(|f| f == Form::RoundedF32);
+            if rounded || forms().any(|f| f == Form::Int8(scaling)) {
+                self.int8(scaling).quantize(exec, scaling, x, k)?;
+            }
+            if rounded {
+                self.row.dequantize_rows(&mut self.rounded);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Columns of a result that several threads write, each its own.
+struct Columns<'a> {
+    out: SharedSlice<'a, f32>,
+    n: usize,
+}
+
+impl Columns<'_> {
+    /// Columns `columns` of row `t`.
+    ///
+    /// # Safety
+    /// No other thread has any of these columns.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn row_mut(&self, t: usize, columns: Range<usize>) -> &mut [f32] {
+        assert!(columns.end <= self.n);
+        // SAFETY: the caller's promise; within the row by the check above.
+        unsafe {
+            self.out
+                .range_mut(t * self.n + columns.start..t * self.n + columns.end)
+        }
+    }
+}
+
+/// Rows of weights that every task but the last of a matrix has a multiple of: what the widest kernel
+/// computes at a time.
+const ROWS: usize = 16;
+
+/// Bytes of weights that make a task worth handing out when there is one activation row: reading them
+/// takes some microseconds.
+const BYTES_PER_TASK: usize = 48 << 10;
+
+/// Multiplications that make a task worth handing out.
+const WORK_PER_TASK: usize = 1 << 18;
+
+/// `out[t, i] = Σ_j w[i, j] · x[t, j]` for each of several matrices that read the same `x`.
 ///
-/// Handing out a task costs about a microsecond, more if a thread has to be woken: a task should be
-/// worth several. Small matrices then stay on one thread.
-fn rows_per_task(k: usize, m: usize, work_per_task: usize) -> usize {
-    work_per_task.div_ceil((k * m).max(1)).max(8)
+/// Shapes: `x` is `[m, k]`; each matrix is `[n, k]` with an output `[m, n]`. `k` is that of the
+/// matrices.
+/// Errors: [`ShapeError`] if a slice has the wrong length or a matrix another `k`.
+/// Exactness: see the [module](self).
+pub fn linear(
+    exec: &Exec,
+    x: &[f32],
+    k: usize,
+    scratch: &mut Scratch,
+    outputs: &mut [(Matrix<'_>, &mut [f32])],
+) -> Result<(), ShapeError> {
+    let m = shape::rows("linear: activations", x.len(), k)?;
+    for (w, out) in outputs.iter() {
+        expect_len("linear: columns of a matrix", k, w.k())?;
+        expect_len("linear: output", m * w.n(), out.len())?;
+    }
+    scratch.prepare(exec, x, k, outputs.iter().map(|(w, _)| *w))?;
+    let scratch = &*scratch;
+
+    let mut tasks = Vec::new();
+    let targets: Vec<(Matrix<'_>, Columns<'_>)> = outputs
+        .iter_mut()
+        .enumerate()
+        .map(|(i, (w, out))| {
+            let rows = rows_per_task(w, m);
+            for start in (0..w.n()).step_by(rows) {
+                tasks.push((i, start..w.n().min(start + rows)));
+            }
+            let (n, out) = (w.n(), SharedSlice::new(out));
+            (*w, Columns { out, n })
+        })
+        .collect();
+    exec.pool.for_ranges(tasks.len(), 1, |range| {
+        for (i, rows) in &tasks[range] {
+            let (w, out) = &targets[*i];
+            multiply(exec, w, rows.clone(), x, scratch, out);
+        }
+    });
+    Ok(())
+}
+
+fn rows_per_task(w: &Matrix<'_>, m: usize) -> usize {
+    let by_work = WORK_PER_TASK.div_ceil((w.k() * m).max(1));
+    let by_bytes = match w {
+        Matrix::Blocks(w) => BYTES_PER_TASK.div_ceil(w.row_bytes().max(1)),
+        Matrix::Ternary(w) => BYTES_PER_TASK.div_ceil(w.row_bytes().max(1)),
+    };
+    by_work.min(by_bytes).next_multiple_of(ROWS)
+}
+
+/// Computes the columns `rows` of a result. No other task may have them.
+fn multiply(
+    exec: &Exec,
+    w: &Matrix<'_>,
+    rows: Range<usize>,
+    x: &[f32],
+    scratch: &Scratch,
+    out: &Columns<'_>,
+) {
+    match (w, w.form()) {
+        (Matrix::Ternary(w), _) => ternary::multiply(exec.isa, w, rows, &scratch.row, out),
+        (Matrix::Blocks(w), Form::F32) => decoded::multiply(exec.isa, w, rows, x, out),
+        (Matrix::Blocks(w), Form::RoundedF32) => {
+            decoded::multiply(exec.isa, w, rows, &scratch.rounded, out);
+        }
+        (Matrix::Blocks(w), Form::Int8(Scaling::Blocks256)) => {
+            integer::multiply(exec.isa, w, rows, &scratch.blocks256, out);
+        }
+        (Matrix::Blocks(w), Form::Int8(_)) => {
+            integer::multiply(exec.isa, w, rows, &scratch.blocks32, out);
+        }
+    }
 }

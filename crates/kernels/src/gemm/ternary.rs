@@ -1,12 +1,12 @@
 //! Ternary weights, int8 activations, exact integer sums.
 
-use super::rows_per_task;
-use crate::Exec;
+use std::ops::Range;
+
+use super::Columns;
+use super::activations::QuantizedRows;
 use crate::isa::{Isa, Level};
-use crate::pool::SharedSlice;
-use crate::quant::q8::quantize_row;
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes, unpack_row};
-use crate::shape::{self, ShapeError, expect_len};
+use crate::shape::{ShapeError, expect_len};
 
 /// Most columns of a matrix: sums of codes, at most `2 · 128 · k` in magnitude, stay within i32.
 const MAX_K: usize = (1 << 23) - BLOCK;
@@ -40,18 +40,20 @@ impl<'a> TernaryMatrix<'a> {
         Ok(TernaryMatrix { n, k, scale, codes })
     }
 
-    /// Rows.
-    pub fn n(&self) -> usize {
+    pub(super) fn n(&self) -> usize {
         self.n
     }
 
-    /// Elements of a row.
-    pub fn k(&self) -> usize {
+    pub(super) fn k(&self) -> usize {
         self.k
     }
 
+    pub(super) fn row_bytes(&self) -> usize {
+        row_bytes(self.k)
+    }
+
     /// Writes row `i` as floats into `out`, `[k]`. Panics if there is no such row.
-    pub fn decode(&self, i: usize, out: &mut [f32]) {
+    pub(super) fn decode(&self, i: usize, out: &mut [f32]) {
         let mut trits = vec![0; self.k];
         unpack_row(self.row(i), &mut trits).expect("rows have this length");
         for (out, trit) in out.iter_mut().zip(trits) {
@@ -65,119 +67,33 @@ impl<'a> TernaryMatrix<'a> {
     }
 }
 
-/// Activation rows rounded to int8, as BitLinear layers take them.
-///
-/// Rows are padded with zeros to whole blocks of 128; each has its scale and the sum of its values.
-#[derive(Debug, Default, Clone)]
-pub struct QuantizedRows {
-    k: usize,
-    q: Vec<i8>,
-    scales: Vec<f32>,
-    sums: Vec<i32>,
-}
-
-impl QuantizedRows {
-    /// Rounds `x`, `[m, k]`, row by row: `q = round(x · 127 / max|x|)`, ties to even.
-    ///
-    /// Errors: [`ShapeError`] if `x` isn't whole rows.
-    pub fn quantize(&mut self, exec: &Exec, x: &[f32], k: usize) -> Result<(), ShapeError> {
-        let m = shape::rows("quantize: activations", x.len(), k)?;
-        let padded = k.next_multiple_of(BLOCK);
-        self.k = k;
-        self.q.clear();
-        self.q.resize(m * padded, 0);
-        self.scales.clear();
-        self.scales.resize(m, 0.0);
-        self.sums.clear();
-        self.sums.resize(m, 0);
-        let (q, scales, sums) = (
-            SharedSlice::new(&mut self.q),
-            SharedSlice::new(&mut self.scales),
-            SharedSlice::new(&mut self.sums),
-        );
-        exec.pool.for_ranges(m, 8, |rows| {
-            for t in rows {
-                // SAFETY: each row belongs to one task.
-                let (q, scale, sum) = unsafe {
-                    (
-                        q.range_mut(t * padded..t * padded + k),
-                        scales.range_mut(t..t + 1),
-                        sums.range_mut(t..t + 1),
-                    )
-                };
-                (scale[0], sum[0]) = quantize(exec.isa, &x[t * k..][..k], q);
-            }
-        });
-        Ok(())
-    }
-
-    /// Rows.
-    pub fn m(&self) -> usize {
-        self.scales.len()
-    }
-
-    /// The rounded values as floats, `[m, k]`: what a float kernel needs to compute the same layer.
-    pub fn dequantize(&self, out: &mut [f32]) -> Result<(), ShapeError> {
-        expect_len("dequantize: output", self.m() * self.k, out.len())?;
-        let padded = self.k.next_multiple_of(BLOCK);
-        for (t, out) in out.chunks_exact_mut(self.k.max(1)).enumerate() {
-            for (out, &q) in out.iter_mut().zip(&self.q[t * padded..]) {
-                *out = f32::from(q) / self.scales[t];
-            }
-        }
-        Ok(())
-    }
-}
-
-crate::isa::multiversion! {
-    fn quantize(x: &[f32], q: &mut [i8]) -> (f32, i32) {
-        quantize_row(x, q)
-    }
-}
-
-/// Multiplications that a thread takes at a time.
-const WORK_PER_TASK: usize = 1 << 18;
-
 /// Activation rows whose sums with one row of weights are taken together.
 pub(super) const TOKENS: usize = 4;
 
-/// `out[t, i] = (w.scale / scale[t]) · Σ_j w[i, j] · q[t, j]`.
+/// `out[t, i] = (w.scale / scale[t]) · Σ_j w[i, j] · q[t, j]` for the rows `i` of the weights.
 ///
-/// Shapes: `w` is `[n, k]`; `x` is `[m, k]`; `out` is `[m, n]`.
-/// Errors: [`ShapeError`] if they don't fit one another.
 /// Exactness: sums are integers, so every instruction set, thread count and batch gives the same
 /// bits as the scalar kernel.
-pub fn gemm_ternary_q8(
-    exec: &Exec,
-    w: TernaryMatrix<'_>,
+pub(super) fn multiply(
+    isa: Isa,
+    w: &TernaryMatrix<'_>,
+    rows: Range<usize>,
     x: &QuantizedRows,
-    out: &mut [f32],
-) -> Result<(), ShapeError> {
-    expect_len("ternary gemm: activations of a row", w.k, x.k)?;
-    let m = x.m();
-    expect_len("ternary gemm: output", m * w.n, out.len())?;
-    let padded = w.k.next_multiple_of(BLOCK);
-    let dot = kernel(exec.isa);
-    let shared = SharedSlice::new(out);
-    let grain = rows_per_task(w.k, m, WORK_PER_TASK);
-    exec.pool.for_ranges(w.n, grain, |rows| {
-        for first in (0..m).step_by(TOKENS) {
-            let tokens = first..m.min(first + TOKENS);
-            let q = &x.q[tokens.start * padded..tokens.end * padded];
-            for i in rows.clone() {
-                let mut sums = [0; TOKENS];
-                // SAFETY: `kernel` picked it by an `Isa`, which this machine has been seen to offer.
-                unsafe { dot(w.row(i), q, &mut sums[..tokens.len()]) };
-                for (t, sum) in tokens.clone().zip(sums) {
-                    let at = t * w.n + i;
-                    // SAFETY: no other task has row `i`, so none writes this element.
-                    let out = unsafe { shared.range_mut(at..at + 1) };
-                    out[0] = (sum - x.sums[t]) as f32 * (w.scale / x.scales[t]);
-                }
-            }
+    out: &Columns<'_>,
+) {
+    let dot = kernel(isa);
+    for t in 0..x.m() {
+        let act = x.row(t);
+        let q = &act.q[..w.row_bytes() * 4];
+        // SAFETY: no other task has these rows, so none writes these columns.
+        let out = unsafe { out.row_mut(t, rows.clone()) };
+        for (out, i) in out.iter_mut().zip(rows.clone()) {
+            let mut sum = [0];
+            // SAFETY: `kernel` picked it by an `Isa`, which this machine has been seen to offer.
+            unsafe { dot(w.row(i), q, &mut sum) };
+            *out = (sum[0] - act.sum) as f32 * (w.scale / act.scales[0]);
         }
-    });
-    Ok(())
+    }
 }
 
 /// Sums of codes (0 to 2) times activations, one for each of the rows of `q`.
@@ -190,9 +106,9 @@ fn kernel(isa: Isa) -> Dot {
     match isa.level() {
         Level::Baseline => dot_scalar,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Avx512 => super::ternary_avx2::dot,
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 => super::ternary_avx2::dot,
         #[cfg(not(target_arch = "x86_64"))]
-        Level::Avx2 | Level::Avx512 => dot_scalar,
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 => dot_scalar,
     }
 }
 
@@ -220,6 +136,8 @@ fn dot_scalar(codes: &[u8], q: &[i8], sums: &mut [i32]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::activations::Scaling;
+    use super::super::{Matrix, Scratch, linear};
     use super::*;
     use crate::test_data::{Random, exec_matrix, floats};
 
@@ -250,16 +168,16 @@ mod tests {
             let x = floats(m * k, 5);
             for exec in exec_matrix() {
                 let mut rows = QuantizedRows::default();
-                rows.quantize(&exec, &x, k).unwrap();
+                rows.quantize(&exec, Scaling::Row, &x, k).unwrap();
                 let mut out = vec![f32::NAN; m * n];
-                gemm_ternary_q8(&exec, w, &rows, &mut out).unwrap();
-                let padded = k.next_multiple_of(BLOCK);
+                let outputs = &mut [(Matrix::Ternary(w), &mut out[..])];
+                linear(&exec, &x, k, &mut Scratch::default(), outputs).unwrap();
                 for t in 0..m {
                     for i in 0..n {
                         let sum: i32 = (0..k)
-                            .map(|j| trits[i * k + j] * i32::from(rows.q[t * padded + j]))
+                            .map(|j| trits[i * k + j] * i32::from(rows.row(t).q[j]))
                             .sum();
-                        let want = sum as f32 * (0.37 / rows.scales[t]);
+                        let want = sum as f32 * (0.37 / rows.row(t).scales[0]);
                         assert_eq!(out[t * n + i].to_bits(), want.to_bits(), "{exec:?} {t} {i}");
                     }
                 }

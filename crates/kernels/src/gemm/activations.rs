@@ -1,0 +1,208 @@
+//! Activations rounded to int8, in the three scalings that weights are multiplied with.
+
+use crate::Exec;
+use crate::isa::multiversion;
+use crate::pool::SharedSlice;
+use crate::quant::q8;
+use crate::shape::{self, ShapeError};
+
+/// Elements that rows of rounded activations are padded to a multiple of: the longest block there is.
+pub(super) const PADDING: usize = 256;
+
+/// How many activations share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scaling {
+    /// A whole row, as BitLinear layers were trained with; rounded as PyTorch does.
+    Row,
+    /// Blocks of 256, for weights whose blocks have integer scales within (Q4_K and its kin).
+    Blocks256,
+    /// Blocks of 32, for weights of smaller blocks.
+    Blocks32,
+}
+
+/// Elements whose sums are kept: the finest grain at which any weights have an offset.
+pub(super) const SUM_LEN: usize = 16;
+
+/// Activation rows rounded to int8.
+///
+/// `x[t, j] ≈ q[t, j] · step[t, j / block]`; rows are padded with zeros to whole blocks of
+/// [`PADDING`].
+#[derive(Debug, Default, Clone)]
+pub(super) struct QuantizedRows {
+    m: usize,
+    k: usize,
+    /// `[m, stride]`.
+    q: Vec<i8>,
+    /// What one unit is worth: `[m, scales of a row]`. For [`Scaling::Row`] its inverse, as PyTorch
+    /// divides by it.
+    scales: Vec<f32>,
+    /// Sums of [`SUM_LEN`] values each, `[m, stride / SUM_LEN]`; they fit 12 bits.
+    sums: Vec<i16>,
+    /// Sums of whole rows, `[m]`.
+    row_sums: Vec<i32>,
+}
+
+/// One rounded row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QuantizedRow<'a> {
+    /// Whole blocks of [`PADDING`].
+    pub(super) q: &'a [i8],
+    /// One for the row, or one for each block.
+    pub(super) scales: &'a [f32],
+    /// One for each [`SUM_LEN`] values.
+    pub(super) sums: &'a [i16],
+    /// Of the whole row.
+    pub(super) sum: i32,
+}
+
+impl QuantizedRows {
+    /// Rounds `x`, `[m, k]`.
+    ///
+    /// Errors: [`ShapeError`] if `x` isn't whole rows.
+    pub(super) fn quantize(
+        &mut self,
+        exec: &Exec,
+        scaling: Scaling,
+        x: &[f32],
+        k: usize,
+    ) -> Result<(), ShapeError> {
+        let m = shape::rows("quantize: activations", x.len(), k)?;
+        let stride = k.next_multiple_of(PADDING);
+        let n_scales = match scaling {
+            Scaling::Row => 1,
+            Scaling::Blocks256 => stride / 256,
+            Scaling::Blocks32 => stride / 32,
+        };
+        (self.m, self.k) = (m, k);
+        self.q.clear();
+        self.q.resize(m * stride, 0);
+        self.scales.clear();
+        self.scales.resize(m * n_scales, 0.0);
+        self.sums.clear();
+        self.sums.resize(m * stride / SUM_LEN, 0);
+        self.row_sums.clear();
+        self.row_sums.resize(m, 0);
+        let q = SharedSlice::new(&mut self.q);
+        let scales = SharedSlice::new(&mut self.scales);
+        let sums = SharedSlice::new(&mut self.sums);
+        let row_sums = SharedSlice::new(&mut self.row_sums);
+        exec.pool.for_ranges(m, 8, |rows| {
+            for t in rows {
+                // SAFETY: each row belongs to one task.
+                let (q, scales, sums, sum) = unsafe {
+                    (
+                        q.range_mut(t * stride..(t + 1) * stride),
+                        scales.range_mut(t * n_scales..(t + 1) * n_scales),
+                        sums.range_mut(t * stride / SUM_LEN..(t + 1) * stride / SUM_LEN),
+                        row_sums.range_mut(t..t + 1),
+                    )
+                };
+                sum[0] = quantize(exec.isa, scaling, &x[t * k..][..k], q, scales, sums);
+            }
+        });
+        Ok(())
+    }
+
+    /// Rows.
+    pub(super) fn m(&self) -> usize {
+        self.m
+    }
+
+    /// Row `t`. Panics if there is none.
+    pub(super) fn row(&self, t: usize) -> QuantizedRow<'_> {
+        fn part<T>(all: &[T], m: usize, t: usize) -> &[T] {
+            let len = all.len() / m;
+            &all[t * len..][..len]
+        }
+        QuantizedRow {
+            q: part(&self.q, self.m, t),
+            scales: part(&self.scales, self.m, t),
+            sums: part(&self.sums, self.m, t),
+            sum: self.row_sums[t],
+        }
+    }
+
+    /// The values that [`Scaling::Row`] rounded to, as floats, `[m, k]`: what a float kernel needs to
+    /// compute the same layer.
+    pub(super) fn dequantize_rows(&self, out: &mut Vec<f32>) {
+        out.clear();
+        for t in 0..self.m {
+            let QuantizedRow { q, scales, .. } = self.row(t);
+            out.extend(q[..self.k].iter().map(|&q| f32::from(q) / scales[0]));
+        }
+    }
+}
+
+multiversion! {
+    fn quantize(scaling: Scaling, x: &[f32], q: &mut [i8], scales: &mut [f32], sums: &mut [i16]) -> i32 {
+        match scaling {
+            Scaling::Row => scales[0] = q8::quantize_row(x, q).0,
+            Scaling::Blocks256 => blocks::<256>(x, q, scales),
+            Scaling::Blocks32 => blocks::<32>(x, q, scales),
+        }
+        let mut total = 0;
+        for (sum, q) in sums.iter_mut().zip(q.as_chunks::<SUM_LEN>().0) {
+            *sum = q.iter().map(|&q| i16::from(q)).sum();
+            total += i32::from(*sum);
+        }
+        total
+    }
+}
+
+/// Rounds each block of `N`; a unit is worth `max|x| / 127`.
+#[inline(always)]
+fn blocks<const N: usize>(x: &[f32], q: &mut [i8], scales: &mut [f32]) {
+    for ((x, q), scale) in x.chunks(N).zip(q.chunks_mut(N)).zip(scales) {
+        let (inverse, _) = q8::quantize_row(x, q);
+        *scale = if inverse > 0.0 { 1.0 / inverse } else { 0.0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{exec_matrix, floats};
+
+    #[test]
+    fn every_scaling_stays_within_half_a_step() {
+        for (m, k) in [(1, 1), (3, 100), (2, 256), (5, 700)] {
+            let x = floats(m * k, 7);
+            for (scaling, len) in [
+                (Scaling::Row, usize::MAX),
+                (Scaling::Blocks256, 256),
+                (Scaling::Blocks32, 32),
+            ] {
+                let mut first: Option<QuantizedRows> = None;
+                for exec in exec_matrix() {
+                    let mut rows = QuantizedRows::default();
+                    rows.quantize(&exec, scaling, &x, k).unwrap();
+                    assert_eq!(rows.m(), m);
+                    for t in 0..m {
+                        let row = rows.row(t);
+                        for j in 0..k {
+                            let scale = row.scales[j / len];
+                            let step = if scaling == Scaling::Row {
+                                1.0 / scale
+                            } else {
+                                scale
+                            };
+                            let error = (f32::from(row.q[j]) * step - x[t * k + j]).abs();
+                            assert!(error <= step * 0.5001, "{scaling:?} {t} {j}");
+                        }
+                        let total: i32 = row.q.iter().map(|&q| i32::from(q)).sum();
+                        assert_eq!(row.sum, total);
+                        for (sum, q) in row.sums.iter().zip(row.q.chunks(SUM_LEN)) {
+                            assert_eq!(*sum, q.iter().map(|&q| i16::from(q)).sum::<i16>());
+                        }
+                    }
+                    let first = first.get_or_insert(rows.clone());
+                    assert_eq!(
+                        (&first.q, &first.scales),
+                        (&rows.q, &rows.scales),
+                        "{exec:?}"
+                    );
+                }
+            }
+        }
+    }
+}
