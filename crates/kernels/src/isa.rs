@@ -14,6 +14,7 @@ pub struct Isa(Level);
 pub(crate) enum Level {
     /// What every machine of the compile target has.
     Baseline,
+    /// AVX2, F16C and FMA, which came to market together.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2,
     /// AVX2 with dot products of bytes.
@@ -39,7 +40,9 @@ impl Level {
     /// True if this machine has the level's instructions.
     #[cfg(target_arch = "x86_64")]
     fn is_here(self) -> bool {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma");
         match self {
             Level::Baseline => true,
             Level::Avx2 => avx2,
