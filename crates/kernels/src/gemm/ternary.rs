@@ -5,39 +5,118 @@ use std::ops::Range;
 use super::Columns;
 use super::activations::QuantizedRows;
 use crate::isa::{Isa, Level};
-use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes, unpack_row};
+use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes};
 use crate::shape::{ShapeError, expect_len};
 
 /// Most columns of a matrix: sums of codes, at most `2 · 128 · k` in magnitude, stay within i32.
 const MAX_K: usize = (1 << 23) - BLOCK;
 
 /// A ternary weight matrix `[n, k]` with one scale.
-///
-/// Codes are in the layout of [`crate::quant::ternary`], which is that of I2_S files where `k` fills
-/// blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct TernaryMatrix<'a> {
     n: usize,
     k: usize,
     scale: f32,
+    packing: Packing,
     codes: &'a [u8],
 }
 
+/// How the codes of a row are packed.
+///
+/// In all of them 32 bytes hold 128 codes, byte `p` those of elements `p`, `32 + p`, `64 + p` and
+/// `96 + p`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// Nothing but codes, the first in the highest bits: [`crate::quant::ternary`]'s layout, which is
+    /// that of I2_S files where `k` fills blocks.
+    I2s,
+    /// The first code in the lowest bits, and the scale behind every 256: blocks of TQ2_0.
+    Tq20,
+}
+
+impl Packing {
+    const fn row_bytes(self, k: usize) -> usize {
+        match self {
+            Packing::I2s => row_bytes(k),
+            Packing::Tq20 => k / PAIR * Tq20::PAIR_STRIDE,
+        }
+    }
+}
+
+/// Elements of two blocks: what a wide register holds the codes of.
+pub(super) const PAIR: usize = 2 * BLOCK;
+
+/// A [`Packing`] known when a kernel is compiled.
+pub(super) trait Packed {
+    /// Bytes from one pair of blocks to the next; the codes are the first 64 of them.
+    const PAIR_STRIDE: usize;
+    /// True if the first of the four codes of a byte is in the lowest bits, not the highest.
+    const LOWEST_FIRST: bool;
+
+    /// The blocks of a row: pairs, and one alone if that is all there is at the end.
+    fn blocks(row: &[u8]) -> impl Iterator<Item = &[u8; BLOCK_BYTES]> {
+        row.chunks(Self::PAIR_STRIDE)
+            .flat_map(|pair| pair.as_chunks().0)
+    }
+}
+
+/// [`Packing::I2s`].
+pub(super) struct I2s;
+
+impl Packed for I2s {
+    const PAIR_STRIDE: usize = 2 * BLOCK_BYTES;
+    const LOWEST_FIRST: bool = false;
+}
+
+/// [`Packing::Tq20`].
+pub(super) struct Tq20;
+
+impl Packed for Tq20 {
+    const PAIR_STRIDE: usize = 2 * BLOCK_BYTES + 2;
+    const LOWEST_FIRST: bool = true;
+}
+
 impl<'a> TernaryMatrix<'a> {
-    /// A view of `codes` as `n` rows of `k` elements, each worth `scale · (code - 1)`.
+    /// A view of `codes`, in the layout of [`crate::quant::ternary`], as `n` rows of `k` elements,
+    /// each worth `scale · (code - 1)`.
     ///
     /// No code may be 3; [`crate::repack::check_codes`] tells. If one is, sums are wrong.
     ///
     /// Errors: [`ShapeError`] (in bytes) if `codes` isn't `n` rows of whole blocks; if `k` exceeds
     /// 2^23 - 128.
     pub fn new(n: usize, k: usize, scale: f32, codes: &'a [u8]) -> Result<Self, ShapeError> {
+        Self::packed(Packing::I2s, n, k, scale, codes)
+    }
+
+    /// A view of blocks of TQ2_0 that share one scale as `n` rows of `k` elements, each worth
+    /// `scale · (code - 1)`.
+    ///
+    /// The caller has seen that every block has this `scale` and that no code is 3. If one is, sums
+    /// are wrong; the scales in the blocks are not read.
+    ///
+    /// Errors: [`ShapeError`] if `k` isn't whole blocks of 256; otherwise as [`TernaryMatrix::new`].
+    pub fn tq2_0(n: usize, k: usize, scale: f32, blocks: &'a [u8]) -> Result<Self, ShapeError> {
+        expect_len("TQ2_0 matrix: columns", k.next_multiple_of(PAIR), k)?;
+        Self::packed(Packing::Tq20, n, k, scale, blocks)
+    }
+
+    fn packed(
+        packing: Packing,
+        n: usize,
+        k: usize,
+        scale: f32,
+        codes: &'a [u8],
+    ) -> Result<Self, ShapeError> {
         expect_len("ternary matrix: columns", k.min(MAX_K), k)?;
-        expect_len(
-            "ternary matrix: bytes",
-            row_bytes(k).saturating_mul(n),
-            codes.len(),
-        )?;
-        Ok(TernaryMatrix { n, k, scale, codes })
+        let expected = packing.row_bytes(k).saturating_mul(n);
+        expect_len("ternary matrix: bytes", expected, codes.len())?;
+        Ok(TernaryMatrix {
+            n,
+            k,
+            scale,
+            packing,
+            codes,
+        })
     }
 
     pub(super) fn n(&self) -> usize {
@@ -49,26 +128,45 @@ impl<'a> TernaryMatrix<'a> {
     }
 
     pub(super) fn row_bytes(&self) -> usize {
-        row_bytes(self.k)
+        self.packing.row_bytes(self.k)
     }
 
     /// Writes row `i` as floats into `out`, `[k]`. Panics if there is no such row.
     pub(super) fn decode(&self, i: usize, out: &mut [f32]) {
-        let mut trits = vec![0; self.k];
-        unpack_row(self.row(i), &mut trits).expect("rows have this length");
-        for (out, trit) in out.iter_mut().zip(trits) {
-            *out = f32::from(trit) * self.scale;
+        match self.packing {
+            Packing::I2s => self.decode_packed::<I2s>(i, out),
+            Packing::Tq20 => self.decode_packed::<Tq20>(i, out),
+        }
+    }
+
+    fn decode_packed<P: Packed>(&self, i: usize, out: &mut [f32]) {
+        for (out, block) in out.chunks_mut(BLOCK).zip(P::blocks(self.row(i))) {
+            for (out, code) in out.iter_mut().zip(unpack::<P>(block).as_flattened()) {
+                *out = (f32::from(*code) - 1.0) * self.scale;
+            }
         }
     }
 
     fn row(&self, i: usize) -> &'a [u8] {
-        let len = row_bytes(self.k);
+        let len = self.row_bytes();
         &self.codes[i * len..][..len]
     }
 }
 
-/// Activation rows whose sums with one row of weights are taken together.
-pub(super) const TOKENS: usize = 4;
+/// The codes of a block, in order.
+#[inline(always)]
+fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]; 4] {
+    let mut groups = [
+        block.map(|byte| byte >> 6),
+        block.map(|byte| byte >> 4 & 3),
+        block.map(|byte| byte >> 2 & 3),
+        block.map(|byte| byte & 3),
+    ];
+    if P::LOWEST_FIRST {
+        groups.reverse();
+    }
+    groups
+}
 
 /// `out[t, i] = (w.scale / scale[t]) · Σ_j w[i, j] · q[t, j]` for the rows `i` of the weights.
 ///
@@ -81,10 +179,10 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let dot = kernel(isa);
+    let dot = kernel(isa, w.packing);
     for t in 0..x.m() {
         let act = x.row(t);
-        let q = &act.q[..w.row_bytes() * 4];
+        let q = &act.q[..w.k.next_multiple_of(BLOCK)];
         // SAFETY: no other task has these rows, so none writes these columns.
         let out = unsafe { out.row_mut(t, rows.clone()) };
         for (out, i) in out.iter_mut().zip(rows.clone()) {
@@ -102,33 +200,28 @@ pub(super) fn multiply(
 /// The machine has the instruction set that [`kernel`] was asked for.
 type Dot = unsafe fn(codes: &[u8], q: &[i8], sums: &mut [i32]);
 
-fn kernel(isa: Isa) -> Dot {
-    match isa.level() {
-        Level::Baseline => dot_scalar,
+fn kernel(isa: Isa, packing: Packing) -> Dot {
+    match (isa.level(), packing) {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::AvxVnni | Level::Avx512 => super::ternary_avx2::dot,
-        #[cfg(not(target_arch = "x86_64"))]
-        Level::Avx2 | Level::AvxVnni | Level::Avx512 => dot_scalar,
+        (Level::Avx2 | Level::AvxVnni | Level::Avx512, Packing::I2s) => super::ternary_avx2::dot,
+        (_, Packing::I2s) => dot_scalar::<I2s>,
+        (_, Packing::Tq20) => dot_scalar::<Tq20>,
     }
 }
 
-/// The reference. Shapes: `codes` is `[k / 4]`, `q` is `[sums.len(), k]`, `k` a multiple of 128.
-fn dot_scalar(codes: &[u8], q: &[i8], sums: &mut [i32]) {
-    let k = codes.len() * 4;
+/// The reference. Shapes: `codes` is a packed row of `k`, `q` is `[sums.len(), k]`.
+fn dot_scalar<P: Packed>(codes: &[u8], q: &[i8], sums: &mut [i32]) {
+    let k = q.len().checked_div(sums.len()).unwrap_or(0);
     for (t, sum) in sums.iter_mut().enumerate() {
-        let blocks = codes.as_chunks::<BLOCK_BYTES>().0;
         let acts = q[t * k..][..k].as_chunks::<BLOCK>().0;
-        *sum = blocks
-            .iter()
+        *sum = P::blocks(codes)
             .zip(acts)
-            .map(|(codes, acts)| {
-                let mut sum = 0;
-                for (group, acts) in acts.as_chunks::<BLOCK_BYTES>().0.iter().enumerate() {
-                    for (code, &act) in codes.iter().zip(acts) {
-                        sum += i32::from((code >> (6 - 2 * group)) & 3) * i32::from(act);
-                    }
-                }
-                sum
+            .map(|(block, acts)| {
+                let codes = unpack::<P>(block);
+                let products = codes.as_flattened().iter().zip(acts);
+                products
+                    .map(|(&code, &act)| i32::from(code) * i32::from(act))
+                    .sum::<i32>()
             })
             .sum();
     }
@@ -141,20 +234,24 @@ mod tests {
     use super::*;
     use crate::test_data::{Random, exec_matrix, floats};
 
-    fn random_codes(n: usize, k: usize) -> (Vec<u8>, Vec<i32>) {
+    /// Packed rows of random trits, and the trits.
+    fn random_codes(packing: Packing, n: usize, k: usize) -> (Vec<u8>, Vec<i32>) {
         let mut random = Random::new(9);
-        let padded = k.next_multiple_of(BLOCK);
-        let mut codes = vec![0u8; n * padded / 4];
+        let row_bytes = packing.row_bytes(k);
+        let mut codes = vec![0u8; n * row_bytes];
         let mut trits = Vec::new();
         for i in 0..n {
-            for j in 0..padded {
+            for j in 0..k.next_multiple_of(BLOCK) {
                 let code = if j < k { random.below(3) as u8 } else { 1 };
                 if j < k {
                     trits.push(i32::from(code) - 1);
                 }
                 let (block, within) = (j / BLOCK, j % BLOCK);
-                codes[i * padded / 4 + block * BLOCK_BYTES + within % 32] |=
-                    code << (6 - 2 * (within / 32));
+                let (gaps, shift) = match packing {
+                    Packing::I2s => (0, 6 - 2 * (within / 32)),
+                    Packing::Tq20 => (2 * (j / 256), 2 * (within / 32)),
+                };
+                codes[i * row_bytes + block * BLOCK_BYTES + gaps + within % 32] |= code << shift;
             }
         }
         (codes, trits)
@@ -162,9 +259,24 @@ mod tests {
 
     #[test]
     fn every_path_matches_the_definition_bit_for_bit() {
-        for (n, k, m) in [(1, 128, 1), (5, 100, 3), (40, 384, 6), (33, 4224, 9)] {
-            let (codes, trits) = random_codes(n, k);
-            let w = TernaryMatrix::new(n, k, 0.37, &codes).unwrap();
+        let mut cases = Vec::new();
+        for m in [1, 2, 3, 7, 9, 33] {
+            for k in [1, 100, 128, 129, 256, 384, 4224] {
+                cases.push((Packing::I2s, 37, k, m));
+            }
+            for k in [256, 512, 768, 4096] {
+                cases.push((Packing::Tq20, 37, k, m));
+            }
+        }
+        for n in [0, 1, 2, 3, 4, 5, 15, 16, 17, 64] {
+            for m in [0, 1, 5] {
+                cases.push((Packing::I2s, n, 640, m));
+                cases.push((Packing::Tq20, n, 768, m));
+            }
+        }
+        for (packing, n, k, m) in cases {
+            let (codes, trits) = random_codes(packing, n, k);
+            let w = TernaryMatrix::packed(packing, n, k, 0.37, &codes).unwrap();
             let x = floats(m * k, 5);
             for exec in exec_matrix() {
                 let mut rows = QuantizedRows::default();
@@ -178,7 +290,11 @@ mod tests {
                             .map(|j| trits[i * k + j] * i32::from(rows.row(t).q[j]))
                             .sum();
                         let want = sum as f32 * (0.37 / rows.row(t).scales[0]);
-                        assert_eq!(out[t * n + i].to_bits(), want.to_bits(), "{exec:?} {t} {i}");
+                        assert_eq!(
+                            out[t * n + i].to_bits(),
+                            want.to_bits(),
+                            "{exec:?} {packing:?} {n}x{k} {t} {i}"
+                        );
                     }
                 }
             }
@@ -186,17 +302,25 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_sums_do_not_overflow() {
-        // All codes 2 against all -128 is the worst case for kernels with 16-bit partial sums.
-        let k = 128 * 64;
-        let codes = vec![0b1010_1010; k / 4];
-        for (value, q) in [(-128i8, -128i32), (127, 127)] {
-            for isa in Isa::available() {
-                let mut sums = [0; TOKENS];
-                // SAFETY: this machine has `isa`.
-                unsafe { kernel(isa)(&codes, &vec![value; k * TOKENS], &mut sums) };
-                assert_eq!(sums, [2 * q * k as i32; TOKENS], "{isa}");
-            }
+    fn rows_are_decoded() {
+        for (packing, k) in [(Packing::I2s, 200), (Packing::Tq20, 512)] {
+            let (codes, trits) = random_codes(packing, 3, k);
+            let w = TernaryMatrix::packed(packing, 3, k, 0.5, &codes).unwrap();
+            let mut row = vec![f32::NAN; k];
+            w.decode(2, &mut row);
+            let want: Vec<f32> = trits[2 * k..].iter().map(|&t| t as f32 * 0.5).collect();
+            assert_eq!(row, want);
         }
+    }
+
+    #[test]
+    fn wrong_shapes_are_refused() {
+        assert!(TernaryMatrix::new(2, 129, 1.0, &[0; 128]).is_ok());
+        assert!(TernaryMatrix::new(2, 129, 1.0, &[0; 127]).is_err());
+        assert!(TernaryMatrix::new(usize::MAX, 128, 1.0, &[0; 32]).is_err());
+        assert!(TernaryMatrix::new(0, MAX_K + 1, 1.0, &[]).is_err());
+        assert!(TernaryMatrix::tq2_0(2, 256, 1.0, &[0; 132]).is_ok());
+        assert!(TernaryMatrix::tq2_0(2, 256, 1.0, &[0; 128]).is_err());
+        assert!(TernaryMatrix::tq2_0(2, 128, 1.0, &[0; 66]).is_err());
     }
 }
