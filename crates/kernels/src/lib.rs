@@ -33,9 +33,11 @@ pub mod gemm;
 mod isa;
 mod math;
 pub mod norm;
+pub mod peak;
 mod pool;
 pub mod quant;
 pub mod repack;
+mod requantize;
 pub mod rope;
 mod shape;
 #[cfg(test)]
@@ -43,6 +45,7 @@ mod test_data;
 pub mod vector;
 
 pub use isa::Isa;
+pub use requantize::requantize;
 pub use shape::ShapeError;
 
 use pool::Pool;
