@@ -37,7 +37,6 @@ pub mod peak;
 mod pool;
 pub mod quant;
 pub mod repack;
-mod requantize;
 pub mod rope;
 mod shape;
 #[cfg(test)]
@@ -45,7 +44,6 @@ mod test_data;
 pub mod vector;
 
 pub use isa::Isa;
-pub use requantize::requantize;
 pub use shape::ShapeError;
 
 use pool::Pool;
