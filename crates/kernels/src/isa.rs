@@ -10,30 +10,77 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Level);
 
+/// The levels of the compile target's architecture, each with all that the one before it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Level {
-    /// What every machine of the compile target has.
+    /// Portable code, as wide as the compiler makes it with what every machine of the target has.
     Baseline,
     /// AVX2, F16C and FMA, which came to market together.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX2 with dot products of bytes.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg(target_arch = "x86_64")]
     AvxVnni,
     /// AVX-512 F, BW, DQ and VL with dot products of bytes.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// What every 64-bit Arm has.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// Dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    /// Products of byte matrices, and dot products of unsigned with signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
+    /// WebAssembly can't ask what it runs on: a build has this level or hasn't.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Simd128,
+    /// Dot products of bytes, used only where all engines agree on them.
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    Relaxed,
 }
 
 impl Level {
-    const ALL: [Level; 4] = [Level::Baseline, Level::Avx2, Level::AvxVnni, Level::Avx512];
+    const ALL: &[Level] = &[
+        Level::Baseline,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Level::AvxVnni,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon,
+        #[cfg(target_arch = "aarch64")]
+        Level::NeonDot,
+        #[cfg(target_arch = "aarch64")]
+        Level::I8mm,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Level::Simd128,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Level::Relaxed,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Level::Baseline => "scalar",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
             Level::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot => "neondot",
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm => "i8mm",
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Level::Simd128 => "simd128",
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Level::Relaxed => "relaxed",
         }
     }
 
@@ -57,9 +104,24 @@ impl Level {
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    /// True if this machine has the level's instructions.
+    #[cfg(target_arch = "aarch64")]
     fn is_here(self) -> bool {
-        self == Level::Baseline
+        use std::arch::is_aarch64_feature_detected;
+        let neon = is_aarch64_feature_detected!("neon");
+        let dot = neon && is_aarch64_feature_detected!("dotprod");
+        match self {
+            Level::Baseline => true,
+            Level::Neon => neon,
+            Level::NeonDot => dot,
+            Level::I8mm => dot && is_aarch64_feature_detected!("i8mm"),
+        }
+    }
+
+    /// What a level needs is fixed when compiling, and then the level exists only with it.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fn is_here(self) -> bool {
+        true
     }
 }
 
@@ -74,10 +136,11 @@ impl Isa {
 
     /// Every level this machine has, from the portable one to the widest.
     pub fn available() -> impl Iterator<Item = Isa> {
-        Level::ALL.into_iter().filter(|l| l.is_here()).map(Isa)
+        Level::ALL.iter().copied().filter(|l| l.is_here()).map(Isa)
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avxvnni`, `avx512`), if this machine has it.
+    /// The level called `name`, if this machine has it: `scalar`; `avx2`, `avxvnni`, `avx512`; `neon`,
+    /// `neondot`, `i8mm`; `simd128`, `relaxed`.
     pub fn limited_to(name: &str) -> Option<Isa> {
         Isa::available().find(|isa| isa.name() == name)
     }
