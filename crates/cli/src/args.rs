@@ -4,7 +4,7 @@ use std::num::NonZero;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use sterna_engine::{CacheType, Cpu, SessionOptions};
+use sterna_engine::{Activations, CacheType, Cpu, SessionOptions};
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
@@ -70,6 +70,11 @@ pub(crate) struct EngineFlags {
     /// Element type of the KV cache; f16 halves its size
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = CacheFlag::F32)]
     cache: CacheFlag,
+
+    /// What weights stored as blocks of integers (Q4_K, Q8_0, ...) are multiplied with; f32 is for
+    /// comparisons
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = ActivationsFlag::Int8, hide_short_help = true)]
+    activations: ActivationsFlag,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -83,6 +88,12 @@ enum BackendFlag {
 enum CacheFlag {
     F32,
     F16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ActivationsFlag {
+    Int8,
+    F32,
 }
 
 /// More threads than any machine has use for; each takes memory of its own.
@@ -148,7 +159,11 @@ impl EngineFlags {
         if self.backend == BackendFlag::Gpu {
             bail!("--backend gpu: this version computes on the CPU only; use cpu or auto");
         }
-        Ok(Cpu::new(n_threads, isa()?))
+        let activations = match self.activations {
+            ActivationsFlag::Int8 => Activations::Int8,
+            ActivationsFlag::F32 => Activations::F32,
+        };
+        Ok(Cpu::new(n_threads, isa()?).with_activations(activations))
     }
 }
 

@@ -25,7 +25,7 @@ pub use backend::{
     Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, WeightData,
 };
 pub use config::{LayerConfig, ModelConfig};
-pub use cpu::{Cpu, CpuBuffer, CpuCache, CpuLinear};
+pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
 pub use family::Family;
 pub use load::{LoadError, Loader};

@@ -98,8 +98,12 @@ pub(crate) fn load_gguf(path: &Path) -> Arc<Model<Cpu>> {
 }
 
 pub(crate) fn load_gguf_parts(paths: &[PathBuf]) -> Arc<Model<Cpu>> {
+    load_gguf_parts_on(paths, cpu())
+}
+
+pub(crate) fn load_gguf_parts_on(paths: &[PathBuf], cpu: Cpu) -> Arc<Model<Cpu>> {
     let (plan, files) = plan_gguf(paths);
-    load(plan, &files, cpu()).unwrap_or_else(|e| panic!("{paths:?}: {e}"))
+    load(plan, &files, cpu).unwrap_or_else(|e| panic!("{paths:?}: {e}"))
 }
 
 /// What a model should give.

@@ -53,6 +53,14 @@ pub(super) fn join<const SHIFT: u32>(low: &mut [u8], high: &[u8]) {
     }
 }
 
+/// `codes[i] = fields[i] − bias`. No field may exceed 127.
+#[inline(always)]
+pub(super) fn signed(fields: &[u8], bias: i8, codes: &mut [i8]) {
+    for (code, &field) in codes.iter_mut().zip(fields) {
+        *code = (field as i8).wrapping_sub(bias);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

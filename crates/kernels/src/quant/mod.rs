@@ -24,6 +24,7 @@ mod bits;
 mod error;
 mod float;
 mod i2_s;
+pub(crate) mod integers;
 mod k_search;
 mod mxfp4;
 mod q1_0;
@@ -67,22 +68,24 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
         DType::F32 => decode_blocks(bytes, out, float::decode_f32),
         DType::F16 => decode_blocks(bytes, out, float::decode_f16),
         DType::BF16 => decode_blocks(bytes, out, float::decode_bf16),
-        DType::Q4_0 => decode_blocks(bytes, out, q4::decode_q4_0),
+        DType::Q4_0 => decode_blocks(bytes, out, |b, x| q4::integers_q4_0(b).decode(x)),
         DType::Q4_1 => decode_blocks(bytes, out, q4::decode_q4_1),
-        DType::Q5_0 => decode_blocks(bytes, out, q5::decode_q5_0),
+        DType::Q5_0 => decode_blocks(bytes, out, |b, x| q5::integers_q5_0(b).decode(x)),
         DType::Q5_1 => decode_blocks(bytes, out, q5::decode_q5_1),
-        DType::Q8_0 => decode_blocks(bytes, out, q8_0::decode),
-        DType::Q2_K => decode_blocks(bytes, out, q2_k::decode),
-        DType::Q3_K => decode_blocks(bytes, out, q3_k::decode),
-        DType::Q4_K => decode_blocks(bytes, out, q4_k::decode),
-        DType::Q5_K => decode_blocks(bytes, out, q5_k::decode),
-        DType::Q6_K => decode_blocks(bytes, out, q6_k::decode),
+        DType::Q8_0 => decode_blocks(bytes, out, |b, x| q8_0::integers(b).decode(x)),
+        DType::Q2_K => decode_blocks(bytes, out, |b, x| q2_k::integers(b).decode(x)),
+        DType::Q3_K => decode_blocks(bytes, out, |b, x| q3_k::integers(b).decode(x)),
+        DType::Q4_K => decode_blocks(bytes, out, |b, x| q4_k::integers(b).decode(x)),
+        DType::Q5_K => decode_blocks(bytes, out, |b, x| q5_k::integers(b).decode(x)),
+        DType::Q6_K => decode_blocks(bytes, out, |b, x| q6_k::integers(b).decode(x)),
         DType::TQ1_0 => decode_blocks(bytes, out, tq1_0::decode),
         DType::TQ2_0 => decode_blocks(bytes, out, tq2_0::decode),
         DType::I2_S => decode_blocks(bytes, out, i2_s::decode),
-        DType::Q1_0 => decode_blocks(bytes, out, q1_0::decode),
-        DType::Q2_0 => decode_blocks(bytes, out, q2_0::decode::<18, 64>),
-        DType::Q2_0_G128 | DType::PQ2_0 => decode_blocks(bytes, out, q2_0::decode::<34, 128>),
+        DType::Q1_0 => decode_blocks(bytes, out, |b, x| q1_0::integers(b).decode(x)),
+        DType::Q2_0 => decode_blocks(bytes, out, |b, x| q2_0::integers::<18, 64>(b).decode(x)),
+        DType::Q2_0_G128 | DType::PQ2_0 => {
+            decode_blocks(bytes, out, |b, x| q2_0::integers::<34, 128>(b).decode(x));
+        }
         DType::MXFP4 => decode_blocks(bytes, out, mxfp4::decode),
         _ => {
             return Err(QuantError::Unsupported {

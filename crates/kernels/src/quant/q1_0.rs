@@ -1,16 +1,20 @@
 //! Q1_0: one sign bit an element, groups of 128. See `docs/formats/ternary.md`.
 
 use super::float::{f16_at, f16_bytes};
+use super::integers::SmallBlock;
 
 /// `x = d` where the bit is 1, `−d` where it is 0; block: `d: f16, bits: [u8; 16]`, LSB first.
 #[inline(always)]
-pub(super) fn decode(block: &[u8; 18], out: &mut [f32; 128]) {
-    let d = f16_at(&[block[0], block[1]]).to_bits();
-    for (xs, &bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(&block[2..]) {
-        for (i, x) in xs.iter_mut().enumerate() {
-            // A clear bit flips the sign of d.
-            *x = f32::from_bits(d ^ (u32::from(!bits) >> i & 1) << 31);
+pub(super) fn integers(block: &[u8; 18]) -> SmallBlock<128> {
+    let mut codes = [0; 128];
+    for (codes, &bits) in codes.as_chunks_mut::<8>().0.iter_mut().zip(&block[2..]) {
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code = (bits >> i & 1) as i8 * 2 - 1;
         }
+    }
+    SmallBlock {
+        d: f16_at(&[block[0], block[1]]),
+        codes,
     }
 }
 

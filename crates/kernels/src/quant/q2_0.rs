@@ -4,18 +4,23 @@
 //! 34 and 128 in the files of the fork it came from. See `docs/formats/ternary.md`.
 
 use super::float::{f16_at, f16_bytes};
+use super::integers::SmallBlock;
 use super::q4::{absmax, invert};
 
 /// `x = d · (code − 1)`; block: `d: f16, codes`, element `4j + i` at bits `2i` of byte `j`.
 ///
 /// Code 3 is legal here and stands for `2d`.
 #[inline(always)]
-pub(super) fn decode<const B: usize, const N: usize>(block: &[u8; B], out: &mut [f32; N]) {
-    let d = f16_at(&[block[0], block[1]]);
-    for (xs, &codes) in out.as_chunks_mut::<4>().0.iter_mut().zip(&block[2..]) {
-        for (i, x) in xs.iter_mut().enumerate() {
-            *x = d * (i32::from(codes >> (2 * i) & 3) - 1) as f32;
+pub(super) fn integers<const B: usize, const N: usize>(block: &[u8; B]) -> SmallBlock<N> {
+    let mut codes = [0; N];
+    for (codes, &packed) in codes.as_chunks_mut::<4>().0.iter_mut().zip(&block[2..]) {
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code = (packed >> (2 * i) & 3) as i8 - 1;
         }
+    }
+    SmallBlock {
+        d: f16_at(&[block[0], block[1]]),
+        codes,
     }
 }
 

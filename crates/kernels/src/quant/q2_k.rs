@@ -1,8 +1,9 @@
 //! Q2_K: 256 two-bit codes, 16 sub-blocks with 4-bit scales and minimums. See
 //! `docs/formats/k-quants.md`.
 
-use super::bits::crumbs;
+use super::bits::{crumbs, signed};
 use super::float::{f16_at, f16_bytes};
+use super::integers::SuperBlock;
 use super::k_search::fit_affine;
 
 /// `x = d·scale·code − dmin·min`; block:
@@ -10,21 +11,19 @@ use super::k_search::fit_affine;
 ///
 /// Each 32 bytes of codes hold 128 elements, the first 32 in bits 1:0, the next in 3:2, and so on.
 #[inline(always)]
-pub(super) fn decode(block: &[u8; 84], out: &mut [f32; 256]) {
-    let d = f16_at(&[block[80], block[81]]);
-    let dmin = f16_at(&[block[82], block[83]]);
-    let scales = block.as_chunks::<8>().0;
+pub(super) fn integers(block: &[u8; 84]) -> SuperBlock {
     let packed = block[16..80].as_chunks::<32>().0;
-    for (half, xs) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let codes = crumbs(&packed[half]);
-        let codes = codes.as_flattened().as_chunks::<16>().0;
-        let subs = xs.as_chunks_mut::<16>().0.iter_mut().zip(codes);
-        for ((xs, codes), scale) in subs.zip(&scales[half]) {
-            let (scale, min) = (d * f32::from(scale & 15), dmin * f32::from(scale >> 4));
-            for (x, code) in xs.iter_mut().zip(codes) {
-                *x = scale * f32::from(*code) - min;
-            }
-        }
+    let mut codes = [0; 256];
+    for (codes, packed) in codes.as_chunks_mut::<128>().0.iter_mut().zip(packed) {
+        signed(crumbs(packed).as_flattened(), 0, codes);
+    }
+    let scales: &[u8; 16] = block.first_chunk().expect("16 of 84 bytes");
+    SuperBlock {
+        d: f16_at(&[block[80], block[81]]),
+        dmin: f16_at(&[block[82], block[83]]),
+        scales: scales.map(|scale| (scale & 15) as i8),
+        mins: scales.map(|scale| scale >> 4),
+        codes,
     }
 }
 

@@ -1,8 +1,9 @@
 //! Q3_K: 256 three-bit codes, 16 sub-blocks with signed 6-bit scales. See
 //! `docs/formats/k-quants.md`.
 
-use super::bits::{bit_planes, crumbs, join};
+use super::bits::{bit_planes, crumbs, join, signed};
 use super::float::{f16_at, f16_bytes};
+use super::integers::SuperBlock;
 use super::k_search::fit_symmetric;
 
 /// `x = d · scale · (code − 4)`; block:
@@ -11,25 +12,22 @@ use super::k_search::fit_symmetric;
 /// The low two bits lie as in Q2_K. The third bit of the `i`-th run of 32 elements is bit `i` of
 /// the 32 bytes of `high`.
 #[inline(always)]
-pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
-    let d = f16_at(&[block[108], block[109]]);
-    let scales = unpack_scales(block[96..].first_chunk().expect("12 bytes from 96 of 110"));
+pub(super) fn integers(block: &[u8; 110]) -> SuperBlock {
     let high = bit_planes(block.first_chunk::<32>().expect("32 of 110 bytes"));
+    let high = high.as_chunks::<4>().0;
     let low = block[32..96].as_chunks::<32>().0;
-    for (half, xs) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let mut codes = crumbs(&low[half]);
-        join::<2>(
-            codes.as_flattened_mut(),
-            high[4 * half..4 * half + 4].as_flattened(),
-        );
-        let codes = codes.as_flattened().as_chunks::<16>().0;
-        let subs = xs.as_chunks_mut::<16>().0.iter_mut().zip(codes);
-        for ((xs, codes), scale) in subs.zip(&scales[8 * half..]) {
-            let scale = d * f32::from(*scale);
-            for (x, code) in xs.iter_mut().zip(codes) {
-                *x = scale * (i32::from(*code) - 4) as f32;
-            }
-        }
+    let mut codes = [0; 256];
+    for ((codes, low), high) in codes.as_chunks_mut::<128>().0.iter_mut().zip(low).zip(high) {
+        let mut joined = crumbs(low);
+        join::<2>(joined.as_flattened_mut(), high.as_flattened());
+        signed(joined.as_flattened(), 4, codes);
+    }
+    SuperBlock {
+        d: f16_at(&[block[108], block[109]]),
+        dmin: 0.0,
+        scales: unpack_scales(block[96..].first_chunk().expect("12 bytes from 96 of 110")),
+        mins: [0; 16],
+        codes,
     }
 }
 

@@ -3,18 +3,21 @@
 //! Byte `j` of the codes holds element `j` in its low and element `16 + j` in its high nibble.
 //! See `docs/formats/blocks.md`.
 
-use super::bits::nibbles;
+use super::bits::{nibbles, signed};
 use super::float::{f16_at, f16_bytes};
+use super::integers::SmallBlock;
 
 const HALF: usize = 16;
 
 /// `x = d · (code − 8)`; block: `d: f16, codes: [u8; 16]`.
 #[inline(always)]
-pub(super) fn decode_q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
-    let (d, codes) = split::<2, 18>(block);
-    let d = f16_at(d);
-    for (x, code) in out.iter_mut().zip(nibbles(codes).as_flattened()) {
-        *x = d * (i32::from(*code) - 8) as f32;
+pub(super) fn integers_q4_0(block: &[u8; 18]) -> SmallBlock<32> {
+    let (d, packed) = split::<2, 18>(block);
+    let mut codes = [0; 32];
+    signed(nibbles(packed).as_flattened(), 8, &mut codes);
+    SmallBlock {
+        d: f16_at(d),
+        codes,
     }
 }
 

@@ -1,33 +1,22 @@
 //! Q4_K: 256 four-bit codes, 8 sub-blocks with 6-bit scales and minimums. See
 //! `docs/formats/k-quants.md`.
 
-use super::bits::nibbles;
+use super::bits::{nibbles, signed};
 use super::float::{f16_at, f16_bytes};
+use super::integers::SuperBlock;
 use super::k_search::fit_affine;
 
 /// `x = d·scale·code − dmin·min`; block: `d, dmin: f16, scales: [u8; 12], codes: [u8; 128]`.
 ///
 /// Each 32 bytes of codes hold 64 elements: the first 32 in the low nibbles, the rest in the high.
 #[inline(always)]
-pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
-    let subs = SubScales::unpack(block.first_chunk().expect("16 of 144 bytes"));
+pub(super) fn integers(block: &[u8; 144]) -> SuperBlock {
+    let mut codes = [0; 256];
     let packed = block[16..].as_chunks::<32>().0;
-    for (i, (xs, packed)) in out
-        .as_chunks_mut::<64>()
-        .0
-        .iter_mut()
-        .zip(packed)
-        .enumerate()
-    {
-        let codes = nibbles(packed);
-        let halves = xs.as_chunks_mut::<32>().0.iter_mut().zip(&codes);
-        for (half, (xs, codes)) in halves.enumerate() {
-            let (scale, min) = subs.get(2 * i + half);
-            for (x, code) in xs.iter_mut().zip(codes) {
-                *x = scale * f32::from(*code) - min;
-            }
-        }
+    for (codes, packed) in codes.as_chunks_mut::<64>().0.iter_mut().zip(packed) {
+        signed(nibbles(packed).as_flattened(), 0, codes);
     }
+    with_header(block.first_chunk().expect("16 of 144 bytes"), codes)
 }
 
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 144]) {
@@ -42,48 +31,33 @@ pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 144]) {
     }
 }
 
-/// The header that Q4_K and Q5_K begin with, unpacked.
-pub(super) struct SubScales {
-    d: f32,
-    dmin: f32,
-    scales: [u8; 8],
-    mins: [u8; 8],
-}
-
-impl SubScales {
-    /// Reads `d, dmin: f16, packed: [u8; 12]`.
-    ///
-    /// Scales and minimums 0 to 3 are the low six bits of bytes 0..4 and 4..8. Of 4 to 7, the low
-    /// four bits are the nibbles of bytes 8..12 (scale low, minimum high), and the upper two are
-    /// the top bits of bytes 0..4 and 4..8.
-    #[inline(always)]
-    pub(super) fn unpack(header: &[u8; 16]) -> Self {
-        let (mut scales, mut mins) = ([0; 8], [0; 8]);
-        for j in 0..4 {
-            let (a, b, c) = (header[4 + j], header[8 + j], header[12 + j]);
-            (scales[j], mins[j]) = (a & 63, b & 63);
-            scales[4 + j] = c & 15 | a >> 6 << 4;
-            mins[4 + j] = c >> 4 | b >> 6 << 4;
-        }
-        SubScales {
-            d: f16_at(&[header[0], header[1]]),
-            dmin: f16_at(&[header[2], header[3]]),
-            scales,
-            mins,
-        }
+/// A block of the codes and of the header that Q4_K and Q5_K begin with:
+/// `d, dmin: f16, packed: [u8; 12]`.
+///
+/// Scales and minimums 0 to 3 are the low six bits of bytes 0..4 and 4..8. Of 4 to 7, the low four
+/// bits are the nibbles of bytes 8..12 (scale low, minimum high), and the upper two are the top bits
+/// of bytes 0..4 and 4..8.
+#[inline(always)]
+pub(super) fn with_header(header: &[u8; 16], codes: [i8; 256]) -> SuperBlock {
+    let (mut scales, mut mins) = ([0; 16], [0; 16]);
+    for j in 0..4 {
+        let (a, b, c) = (header[4 + j], header[8 + j], header[12 + j]);
+        // Twice each, as sub-blocks are 32 long.
+        scales[2 * j..][..2].fill((a & 63) as i8);
+        mins[2 * j..][..2].fill(b & 63);
+        scales[8 + 2 * j..][..2].fill((c & 15 | a >> 6 << 4) as i8);
+        mins[8 + 2 * j..][..2].fill(c >> 4 | b >> 6 << 4);
     }
-
-    /// Scale and minimum of sub-block `s`.
-    #[inline(always)]
-    pub(super) fn get(&self, s: usize) -> (f32, f32) {
-        (
-            self.d * f32::from(self.scales[s]),
-            self.dmin * f32::from(self.mins[s]),
-        )
+    SuperBlock {
+        d: f16_at(&[header[0], header[1]]),
+        dmin: f16_at(&[header[2], header[3]]),
+        scales,
+        mins,
+        codes,
     }
 }
 
-/// The inverse of [`SubScales::unpack`]; only the first eight scales and minimums are used.
+/// The header that [`with_header`] reads; only the first eight scales and minimums are used.
 pub(super) fn pack_header(d: f32, dmin: f32, scales: &[u8; 16], mins: &[u8; 16]) -> [u8; 16] {
     let mut header = [0; 16];
     header[..2].copy_from_slice(&f16_bytes(d));

@@ -3,18 +3,25 @@
 //! Bit `i` of the little-endian mask is bit 4 of the code of element `i`; the low four bits are
 //! packed as in Q4_0. See `docs/formats/blocks.md`.
 
+use super::bits::signed;
 use super::float::{f16_at, f16_bytes};
+use super::integers::SmallBlock;
 use super::q4::{invert, min_max, signed_absmax};
 
 const HALF: usize = 16;
 
 /// `x = d · (code − 16)`; block: `d: f16, high: u32, codes: [u8; 16]`.
 #[inline(always)]
-pub(super) fn decode_q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
-    let d = f16_at(&[block[0], block[1]]);
-    let codes = unpack(block.last_chunk().expect("20 of 22 bytes"));
-    for (x, code) in out.iter_mut().zip(codes) {
-        *x = d * (i32::from(code) - 16) as f32;
+pub(super) fn integers_q5_0(block: &[u8; 22]) -> SmallBlock<32> {
+    let mut codes = [0; 32];
+    signed(
+        &unpack(block.last_chunk().expect("20 of 22 bytes")),
+        16,
+        &mut codes,
+    );
+    SmallBlock {
+        d: f16_at(&[block[0], block[1]]),
+        codes,
     }
 }
 

@@ -1,8 +1,9 @@
 //! Q6_K: 256 six-bit codes, 16 sub-blocks with signed 8-bit scales. See
 //! `docs/formats/k-quants.md`.
 
-use super::bits::{crumbs, join, nibbles};
+use super::bits::{crumbs, join, nibbles, signed};
 use super::float::{f16_at, f16_bytes};
+use super::integers::SuperBlock;
 use super::k_search::fit_symmetric;
 
 /// `x = d · scale · (code − 32)`; block:
@@ -12,22 +13,27 @@ use super::k_search::fit_symmetric;
 /// to 63 have the low nibbles, 64 to 127 the high; the upper two bits of each run of 32 elements
 /// are bits 1:0, 3:2, 5:4 and 7:6 of the high bytes.
 #[inline(always)]
-pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
-    let d = f16_at(&[block[208], block[209]]);
+pub(super) fn integers(block: &[u8; 210]) -> SuperBlock {
     let low = block[..128].as_chunks::<64>().0;
     let high = block[128..192].as_chunks::<32>().0;
-    let scales = block[192..208].as_chunks::<8>().0;
-    for (half, xs) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let mut codes = nibbles(&low[half]);
-        join::<4>(codes.as_flattened_mut(), crumbs(&high[half]).as_flattened());
-        let codes = codes.as_flattened().as_chunks::<16>().0;
-        let subs = xs.as_chunks_mut::<16>().0.iter_mut().zip(codes);
-        for ((xs, codes), scale) in subs.zip(&scales[half]) {
-            let scale = d * f32::from(*scale as i8);
-            for (x, code) in xs.iter_mut().zip(codes) {
-                *x = scale * (i32::from(*code) - 32) as f32;
-            }
-        }
+    let mut codes = [0; 256];
+    for (half, codes) in codes.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let mut joined = nibbles(&low[half]);
+        join::<4>(
+            joined.as_flattened_mut(),
+            crumbs(&high[half]).as_flattened(),
+        );
+        signed(joined.as_flattened(), 32, codes);
+    }
+    let scales: &[u8; 16] = block[192..]
+        .first_chunk()
+        .expect("16 bytes from 192 of 210");
+    SuperBlock {
+        d: f16_at(&[block[208], block[209]]),
+        dmin: 0.0,
+        scales: scales.map(|scale| scale as i8),
+        mins: [0; 16],
+        codes,
     }
 }
 

@@ -1,15 +1,16 @@
 //! Q8_0: 32 signed bytes with an f16 scale. See `docs/formats/blocks.md`.
 
 use super::float::{f16_at, f16_bytes};
+use super::integers::SmallBlock;
 use super::q4::{absmax, invert};
 
 /// `x = d · code`; block: `d: f16, codes: [i8; 32]`.
 #[inline(always)]
-pub(super) fn decode(block: &[u8; 34], out: &mut [f32; 32]) {
-    let d = f16_at(&[block[0], block[1]]);
+pub(super) fn integers(block: &[u8; 34]) -> SmallBlock<32> {
     let codes: &[u8; 32] = block.last_chunk().expect("32 of 34 bytes");
-    for (x, code) in out.iter_mut().zip(codes) {
-        *x = d * f32::from(*code as i8);
+    SmallBlock {
+        d: f16_at(&[block[0], block[1]]),
+        codes: codes.map(|code| code as i8),
     }
 }
 
