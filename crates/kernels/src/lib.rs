@@ -38,6 +38,7 @@ mod pool;
 pub mod quant;
 pub mod repack;
 pub mod rope;
+mod requantize;
 mod shape;
 #[cfg(test)]
 mod test_data;
@@ -45,6 +46,7 @@ pub mod vector;
 
 pub use isa::Isa;
 pub use shape::ShapeError;
+pub use requantize::requantize;
 
 use pool::Pool;
 

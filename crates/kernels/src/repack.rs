@@ -144,7 +144,7 @@ pub fn check_codes(exec: &Exec, n: usize, k: usize, codes: &[u8]) -> Result<(), 
 }
 
 /// Runs `f` on ranges that cover `0..n`; of several errors, returns that of the first range.
-fn try_rows(
+pub(crate) fn try_rows(
     exec: &Exec,
     n: usize,
     f: impl Fn(Range<usize>) -> Result<(), QuantError> + Sync,

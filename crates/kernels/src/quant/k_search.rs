@@ -12,7 +12,7 @@ use super::q4::{min_max, signed_absmax};
 pub(super) const SUPER: usize = 256;
 
 /// Blocks with less extent than this are stored as constant: f16 scales could not hold it.
-const MIN_EXTENT: f32 = 1e-12;
+pub(super) const MIN_EXTENT: f32 = 1e-12;
 
 /// How often scales and factors are fitted against each other; a third time gains less than 0.1 %.
 const ROUNDS: usize = 2;
@@ -134,7 +134,8 @@ fn fit_sub_affine<const S: usize>(x: &[f32; S], max_code: f32) -> (f32, f32) {
 }
 
 /// Least squares for `x ≈ scale·code − min` with `min ≥ 0`; `None` if no positive scale does.
-fn solve_affine<const S: usize>(x: &[f32; S], codes: &[f32; S]) -> Option<(f32, f32)> {
+#[inline(always)]
+pub(super) fn solve_affine<const S: usize>(x: &[f32; S], codes: &[f32; S]) -> Option<(f32, f32)> {
     let (sum_x, sum_q) = (lanes(x, |v| v), lanes(codes, |q| q));
     let (sum_qq, sum_qx) = (dot(codes, codes), dot(codes, x));
     let n = S as f32;
@@ -357,14 +358,14 @@ fn clamp(v: f32, low: f32, high: f32) -> f32 {
 
 /// The codes nearest to `(x + min) / scale`.
 #[inline(always)]
-fn affine_codes<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f32) -> [f32; S] {
+pub(super) fn affine_codes<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f32) -> [f32; S] {
     let inv = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     x.map(|x| round(clamp((x + min) * inv, 0.0, max_code)))
 }
 
 /// The codes nearest to `x / scale`.
 #[inline(always)]
-fn symmetric_codes(x: &[f32; 16], scale: f32, half: f32) -> [f32; 16] {
+pub(super) fn symmetric_codes(x: &[f32; 16], scale: f32, half: f32) -> [f32; 16] {
     let inv = if scale != 0.0 { 1.0 / scale } else { 0.0 };
     x.map(|x| round(clamp(x * inv, -half, half - 1.0)))
 }
@@ -405,7 +406,7 @@ fn lanes<const S: usize>(x: &[f32; S], f: impl Fn(f32) -> f32) -> f32 {
 
 /// Σ aᵢ·bᵢ, in eight lanes; `S` is a multiple of 8.
 #[inline(always)]
-fn dot<const S: usize>(a: &[f32; S], b: &[f32; S]) -> f32 {
+pub(super) fn dot<const S: usize>(a: &[f32; S], b: &[f32; S]) -> f32 {
     let mut sums = [0.0; 8];
     for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
         for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {

@@ -25,6 +25,7 @@ mod error;
 mod float;
 mod i2_s;
 pub(crate) mod integers;
+mod k_quick;
 mod k_search;
 mod mxfp4;
 mod q1_0;
@@ -138,6 +139,31 @@ pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Qu
     Ok(())
 }
 
+/// As [`encode_row`], but K types are fitted in one pass instead of by a search: for encoding while
+/// somebody waits.
+///
+/// Errors: as [`encode_row`].
+///
+/// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
+#[inline(always)]
+pub(crate) fn encode_row_quick(
+    dtype: DType,
+    values: &[f32],
+    out: &mut [u8],
+) -> Result<(), QuantError> {
+    if !matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) {
+        return encode_row(dtype, values, out);
+    }
+    check_sizes(dtype, values.len(), out.len())?;
+    check_magnitudes(dtype, values)?;
+    match dtype {
+        DType::Q4_K => encode_blocks(values, out, q4_k::encode_quick),
+        DType::Q5_K => encode_blocks(values, out, q5_k::encode_quick),
+        _ => encode_blocks(values, out, q6_k::encode_quick),
+    }
+    Ok(())
+}
+
 /// Applies `decode` to each block; the lengths were checked against each other before.
 #[inline(always)]
 fn decode_blocks<const B: usize, const N: usize>(
@@ -151,6 +177,7 @@ fn decode_blocks<const B: usize, const N: usize>(
 }
 
 /// Applies `encode` to each block; the lengths were checked against each other before.
+#[inline(always)]
 fn encode_blocks<const N: usize, const B: usize>(
     values: &[f32],
     out: &mut [u8],

@@ -4,7 +4,8 @@
 use super::bits::{nibbles, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
-use super::k_search::fit_affine;
+use super::k_quick;
+use super::k_search::{Affine, fit_affine};
 
 /// `x = d·scale·code − dmin·min`; block: `d, dmin: f16, scales: [u8; 12], codes: [u8; 128]`.
 ///
@@ -20,7 +21,18 @@ pub(super) fn integers(block: &[u8; 144]) -> SuperBlock {
 }
 
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 144]) {
-    let fit = fit_affine::<32>(values, 15, 63);
+    pack(&fit_affine::<32>(values, 15, 63), block);
+}
+
+/// As [`encode`], without a search.
+#[inline(always)]
+pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 144]) {
+    pack(&k_quick::affine::<32>(values, 15, 63), block);
+}
+
+/// A fit as a block.
+#[inline(always)]
+fn pack(fit: &Affine, block: &mut [u8; 144]) {
     let (header, codes) = block.split_at_mut(16);
     header.copy_from_slice(&pack_header(fit.d, fit.dmin, &fit.scales, &fit.mins));
     let pairs = fit.codes.as_chunks::<64>().0;

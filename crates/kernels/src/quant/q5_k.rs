@@ -2,7 +2,8 @@
 
 use super::bits::{bit_planes, join, nibbles, signed};
 use super::integers::SuperBlock;
-use super::k_search::fit_affine;
+use super::k_quick;
+use super::k_search::{Affine, fit_affine};
 use super::q4_k::{pack_header, with_header};
 
 /// `x = d·scale·code − dmin·min`; block:
@@ -35,7 +36,18 @@ pub(super) fn integers(block: &[u8; 176]) -> SuperBlock {
 }
 
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 176]) {
-    let fit = fit_affine::<32>(values, 31, 63);
+    pack(&fit_affine::<32>(values, 31, 63), block);
+}
+
+/// As [`encode`], without a search.
+#[inline(always)]
+pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 176]) {
+    pack(&k_quick::affine::<32>(values, 31, 63), block);
+}
+
+/// A fit as a block.
+#[inline(always)]
+fn pack(fit: &Affine, block: &mut [u8; 176]) {
     block.fill(0);
     block[..16].copy_from_slice(&pack_header(fit.d, fit.dmin, &fit.scales, &fit.mins));
     let (_, codes) = block.split_at_mut(16);

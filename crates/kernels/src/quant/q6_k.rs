@@ -4,7 +4,8 @@
 use super::bits::{crumbs, join, nibbles, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
-use super::k_search::fit_symmetric;
+use super::k_quick;
+use super::k_search::{Symmetric, fit_symmetric};
 
 /// `x = d · scale · (code − 32)`; block:
 /// `low: [u8; 128], high: [u8; 64], scales: [i8; 16], d: f16`.
@@ -38,7 +39,18 @@ pub(super) fn integers(block: &[u8; 210]) -> SuperBlock {
 }
 
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 210]) {
-    let fit = fit_symmetric(values, 32, 128);
+    pack(&fit_symmetric(values, 32, 128), block);
+}
+
+/// As [`encode`], without a search.
+#[inline(always)]
+pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 210]) {
+    pack(&k_quick::symmetric(values, 32, 128), block);
+}
+
+/// A fit as a block.
+#[inline(always)]
+fn pack(fit: &Symmetric, block: &mut [u8; 210]) {
     block.fill(0);
     for (s, codes) in fit.codes.as_chunks::<16>().0.iter().enumerate() {
         let p = Position::of(s);

@@ -1,0 +1,140 @@
+//! K-quant fits in one pass, for encoding while a model is loaded.
+//!
+//! The search of [`k_search`](super::k_search) tries dozens of scales for each sub-block; here each
+//! begins with the scale that spans its values and is then solved for twice by least squares. The
+//! squared error is some percent larger, the time a thirtieth.
+
+use super::float::round_to_f16;
+use super::k_search::{
+    Affine, MIN_EXTENT, SUPER, Symmetric, affine_codes, dot, solve_affine, symmetric_codes,
+};
+
+/// How often codes and scale are fitted to each other.
+const ROUNDS: usize = 2;
+
+/// As [`fit_affine`](super::k_search::fit_affine).
+#[inline(always)]
+pub(super) fn affine<const S: usize>(values: &[f32; SUPER], max_code: u8, max_scale: u8) -> Affine {
+    let subs = values.as_chunks::<S>().0;
+    let (max_code, max_scale) = (f32::from(max_code), f32::from(max_scale));
+
+    let mut fits = [(0.0f32, 0.0f32); 16];
+    let (mut top_scale, mut top_min) = (0.0f32, 0.0f32);
+    for (fit, x) in fits.iter_mut().zip(subs) {
+        *fit = sub_affine(x, max_code);
+        top_scale = top_scale.max(fit.0);
+        top_min = top_min.max(fit.1);
+    }
+    let d = round_to_f16(top_scale / max_scale);
+    let dmin = round_to_f16(top_min / max_scale);
+    let mut this = Affine {
+        d,
+        dmin,
+        scales: [0; 16],
+        mins: [0; 16],
+        codes: [0; SUPER],
+    };
+    for (s, x) in subs.iter().enumerate() {
+        let scale = nearest(fits[s].0, d, 0.0, max_scale);
+        let min = nearest(fits[s].1, dmin, 0.0, max_scale);
+        (this.scales[s], this.mins[s]) = (scale as u8, min as u8);
+        let codes = affine_codes(x, d * scale, dmin * min, max_code);
+        for (code, q) in this.codes[s * S..][..S].iter_mut().zip(codes) {
+            *code = q as i32 as u8;
+        }
+    }
+    this
+}
+
+/// The real scale and minimum of one sub-block.
+#[inline(always)]
+fn sub_affine<const S: usize>(x: &[f32; S], max_code: f32) -> (f32, f32) {
+    let (lo, hi) = extent(x);
+    // The minimum is subtracted and cannot be negative, so the codes start at or below zero.
+    let lo = lo.min(0.0);
+    if hi - lo < MIN_EXTENT {
+        return (0.0, -lo);
+    }
+    let mut fit = ((hi - lo) / max_code, -lo);
+    for _ in 0..ROUNDS {
+        let codes = affine_codes(x, fit.0, fit.1, max_code);
+        fit = solve_affine(x, &codes).unwrap_or(fit);
+    }
+    fit
+}
+
+/// As [`fit_symmetric`](super::k_search::fit_symmetric).
+#[inline(always)]
+pub(super) fn symmetric(values: &[f32; SUPER], half: u8, half_scale: u8) -> Symmetric {
+    let subs = values.as_chunks::<16>().0;
+    let (half, half_scale) = (f32::from(half), f32::from(half_scale));
+
+    let mut fits = [0.0f32; 16];
+    let mut top = 0.0f32;
+    for (fit, x) in fits.iter_mut().zip(subs) {
+        *fit = sub_symmetric(x, half);
+        top = if fit.abs() > top.abs() { *fit } else { top };
+    }
+    // The negative end reaches one step further, so the widest sub-block is put there.
+    let d = round_to_f16(top / -half_scale);
+    let mut this = Symmetric {
+        d,
+        scales: [0; 16],
+        codes: [0; SUPER],
+    };
+    for (s, x) in subs.iter().enumerate() {
+        let scale = nearest(fits[s], d, -half_scale, half_scale - 1.0);
+        this.scales[s] = scale as i8;
+        let codes = symmetric_codes(x, d * scale, half);
+        for (code, q) in this.codes[s * 16..][..16].iter_mut().zip(codes) {
+            *code = q as i32 as i8;
+        }
+    }
+    this
+}
+
+/// The real scale of one sub-block.
+#[inline(always)]
+fn sub_symmetric(x: &[f32; 16], half: f32) -> f32 {
+    let (lo, hi) = extent(x);
+    let top = if hi > -lo { hi } else { lo };
+    if top.abs() < MIN_EXTENT {
+        return 0.0;
+    }
+    let mut scale = top / -half;
+    for _ in 0..ROUNDS {
+        let codes = symmetric_codes(x, scale, half);
+        let qq = dot(&codes, &codes);
+        if qq > 0.0 {
+            scale = dot(&codes, x) / qq;
+        }
+    }
+    scale
+}
+
+/// The integer next to `real / factor` within the limits.
+#[inline(always)]
+fn nearest(real: f32, factor: f32, low: f32, high: f32) -> f32 {
+    if factor == 0.0 {
+        return 0.0;
+    }
+    (real / factor).round().clamp(low, high)
+}
+
+/// The smallest and the largest value, in eight lanes; `S` is a multiple of 8.
+#[inline(always)]
+fn extent<const S: usize>(x: &[f32; S]) -> (f32, f32) {
+    let (mut lo, mut hi) = ([f32::MAX; 8], [f32::MIN; 8]);
+    for chunk in x.as_chunks::<8>().0 {
+        for ((lo, hi), &x) in lo.iter_mut().zip(&mut hi).zip(chunk) {
+            *lo = if x < *lo { x } else { *lo };
+            *hi = if x > *hi { x } else { *hi };
+        }
+    }
+    let smaller = |a: f32, b: f32| if b < a { b } else { a };
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    (
+        lo.into_iter().fold(f32::MAX, smaller),
+        hi.into_iter().fold(f32::MIN, larger),
+    )
+}
