@@ -6,18 +6,19 @@
 //! |---|---|---|
 //! | ternary | int8, one scale a row | exact integers over the row ([`ternary`]) |
 //! | blocks of integers | int8, one scale a block | exact integers within a block, then floats block by block ([`integer`]) |
-//! | floats, and blocks with [`Rounding::None`] | f32 | floats in one fixed order ([`decoded`]) |
+//! | F16 and BF16 | f32, rounded so that products are exact | floats in one fixed order ([`float`]) |
+//! | F32, other types, and all with [`Rounding::None`] | f32 | floats in one fixed order ([`float`]) |
 //!
 //! Whatever the path, thread count and instruction set, and whatever the other activation rows, a
 //! result has the same bits.
 
 mod activations;
 mod block;
-mod decoded;
+mod float;
 mod integer;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
-mod ternary_avx2;
+mod ternary_x86;
 
 use std::ops::Range;
 
@@ -28,6 +29,7 @@ use crate::Exec;
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 use activations::{QuantizedRows, Scaling};
+use float::rounding::{FloatRows, Precision};
 
 /// A weight matrix `[n, k]`.
 #[derive(Debug, Clone, Copy)]
@@ -68,9 +70,10 @@ impl Matrix<'_> {
         match self {
             Matrix::Ternary(_) => Form::Int8(Scaling::Row),
             Matrix::Blocks(w) => match w.rounding() {
-                Rounding::None => Form::F32,
+                Rounding::None => Form::Float(Precision::Full),
                 Rounding::Row => Form::RoundedF32,
-                Rounding::Blocks => integer::scaling(w.dtype()).map_or(Form::F32, Form::Int8),
+                Rounding::Blocks => integer::scaling(w.dtype())
+                    .map_or(Form::Float(float::precision(w.dtype())), Form::Int8),
             },
         }
     }
@@ -79,7 +82,7 @@ impl Matrix<'_> {
 /// What activations are turned into before they meet weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    F32,
+    Float(Precision),
     /// Rounded to int8 with one scale a row, and back.
     RoundedF32,
     Int8(Scaling),
@@ -91,7 +94,11 @@ pub struct Scratch {
     row: QuantizedRows,
     blocks256: QuantizedRows,
     blocks32: QuantizedRows,
-    rounded: Vec<f32>,
+    float: FloatRows,
+    float16: FloatRows,
+    float13: FloatRows,
+    /// `row` in f32.
+    rounded: FloatRows,
 }
 
 impl Scratch {
@@ -100,6 +107,14 @@ impl Scratch {
             Scaling::Row => &mut self.row,
             Scaling::Blocks256 => &mut self.blocks256,
             Scaling::Blocks32 => &mut self.blocks32,
+        }
+    }
+
+    fn float(&mut self, precision: Precision) -> &mut FloatRows {
+        match precision {
+            Precision::Full => &mut self.float,
+            Precision::Bits16 => &mut self.float16,
+            Precision::Bits13 => &mut self.float13,
         }
     }
 
@@ -118,7 +133,13 @@ impl Scratch {
                 self.int8(scaling).quantize(exec, scaling, x, k)?;
             }
             if rounded {
-                self.row.dequantize_rows(&mut self.rounded);
+                let rounded = self.row.dequantize_rows();
+                self.rounded.round(exec, Precision::Full, &rounded, k)?;
+            }
+        }
+        for precision in [Precision::Full, Precision::Bits16, Precision::Bits13] {
+            if forms().any(|f| f == Form::Float(precision)) {
+                self.float(precision).round(exec, precision, x, k)?;
             }
         }
         Ok(())
@@ -195,7 +216,7 @@ pub fn linear(
     exec.pool.for_ranges(tasks.len(), 1, |range| {
         for (i, rows) in &tasks[range] {
             let (w, out) = &targets[*i];
-            multiply(exec, w, rows.clone(), x, scratch, out);
+            multiply(exec, w, rows.clone(), scratch, out);
         }
     });
     Ok(())
@@ -215,15 +236,21 @@ fn multiply(
     exec: &Exec,
     w: &Matrix<'_>,
     rows: Range<usize>,
-    x: &[f32],
     scratch: &Scratch,
     out: &Columns<'_>,
 ) {
     match (w, w.form()) {
         (Matrix::Ternary(w), _) => ternary::multiply(exec.isa, w, rows, &scratch.row, out),
-        (Matrix::Blocks(w), Form::F32) => decoded::multiply(exec.isa, w, rows, x, out),
+        (Matrix::Blocks(w), Form::Float(precision)) => {
+            let x = match precision {
+                Precision::Full => &scratch.float,
+                Precision::Bits16 => &scratch.float16,
+                Precision::Bits13 => &scratch.float13,
+            };
+            float::multiply(exec.isa, w, rows, precision, x, out);
+        }
         (Matrix::Blocks(w), Form::RoundedF32) => {
-            decoded::multiply(exec.isa, w, rows, &scratch.rounded, out);
+            float::multiply(exec.isa, w, rows, Precision::Full, &scratch.rounded, out);
         }
         (Matrix::Blocks(w), Form::Int8(Scaling::Blocks256)) => {
             integer::multiply(exec.isa, w, rows, &scratch.blocks256, out);

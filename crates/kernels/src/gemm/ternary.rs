@@ -168,6 +168,9 @@ fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]; 4] {
     groups
 }
 
+/// Rows of weights, and at most of activations, that a kernel takes at a time.
+pub(super) const TILE: usize = 4;
+
 /// `out[t, i] = (w.scale / scale[t]) · Σ_j w[i, j] · q[t, j]` for the rows `i` of the weights.
 ///
 /// Exactness: sums are integers, so every instruction set, thread count and batch gives the same
@@ -179,51 +182,72 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let dot = kernel(isa, w.packing);
-    for t in 0..x.m() {
-        let act = x.row(t);
-        let q = &act.q[..w.k.next_multiple_of(BLOCK)];
-        // SAFETY: no other task has these rows, so none writes these columns.
-        let out = unsafe { out.row_mut(t, rows.clone()) };
-        for (out, i) in out.iter_mut().zip(rows.clone()) {
-            let mut sum = [0];
+    let dots = kernel(isa, w.packing);
+    let k = w.k.next_multiple_of(BLOCK);
+    for first in rows.clone().step_by(TILE) {
+        // Past the end the last row is computed again; that costs less than a kernel for each rest.
+        let tile = std::array::from_fn(|r| w.row((first + r).min(rows.end - 1)));
+        let columns = first..rows.end.min(first + TILE);
+        for t in (0..x.m()).step_by(TILE) {
+            let n_acts = TILE.min(x.m() - t);
+            let acts: [_; TILE] = std::array::from_fn(|i| x.row(t + i.min(n_acts - 1)));
+            let q = acts.map(|act| &act.q[..k]);
+            let mut sums = [[0; TILE]; TILE];
             // SAFETY: `kernel` picked it by an `Isa`, which this machine has been seen to offer.
-            unsafe { dot(w.row(i), q, &mut sum) };
-            *out = (sum[0] - act.sum) as f32 * (w.scale / act.scales[0]);
+            unsafe { dots(&tile, &q[..n_acts], &mut sums) };
+            for (i, act) in acts[..n_acts].iter().enumerate() {
+                let scale = w.scale / act.scales[0];
+                // SAFETY: no other task has these rows, so none writes these columns.
+                let out = unsafe { out.row_mut(t + i, columns.clone()) };
+                for (out, sum) in out.iter_mut().zip(sums[i]) {
+                    *out = (sum - act.sum) as f32 * scale;
+                }
+            }
         }
     }
 }
 
-/// Sums of codes (0 to 2) times activations, one for each of the rows of `q`.
+/// `sums[t][r] = Σ_j code[r][j] · q[t][j]`, with codes from 0 to 2.
+///
+/// Shapes: packed rows of `k` elements, `k` whole blocks; one to four rows of `k` activations.
 ///
 /// # Safety
 /// The machine has the instruction set that [`kernel`] was asked for.
-type Dot = unsafe fn(codes: &[u8], q: &[i8], sums: &mut [i32]);
+type Dots = unsafe fn(rows: &[&[u8]; TILE], q: &[&[i8]], sums: &mut [[i32; TILE]; TILE]);
 
-fn kernel(isa: Isa, packing: Packing) -> Dot {
-    match (isa.level(), packing) {
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx2 | Level::AvxVnni | Level::Avx512, Packing::I2s) => super::ternary_avx2::dot,
-        (_, Packing::I2s) => dot_scalar::<I2s>,
-        (_, Packing::Tq20) => dot_scalar::<Tq20>,
+fn kernel(isa: Isa, packing: Packing) -> Dots {
+    fn packed<P: Packed>(isa: Isa) -> Dots {
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => super::ternary_x86::dots_avx2::<P>,
+            #[cfg(target_arch = "x86_64")]
+            Level::AvxVnni => super::ternary_x86::dots_avxvnni::<P>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => super::ternary_x86::dots_avx512::<P>,
+            _ => dots_scalar::<P>,
+        }
+    }
+    match packing {
+        Packing::I2s => packed::<I2s>(isa),
+        Packing::Tq20 => packed::<Tq20>(isa),
     }
 }
 
-/// The reference. Shapes: `codes` is a packed row of `k`, `q` is `[sums.len(), k]`.
-fn dot_scalar<P: Packed>(codes: &[u8], q: &[i8], sums: &mut [i32]) {
-    let k = q.len().checked_div(sums.len()).unwrap_or(0);
-    for (t, sum) in sums.iter_mut().enumerate() {
-        let acts = q[t * k..][..k].as_chunks::<BLOCK>().0;
-        *sum = P::blocks(codes)
-            .zip(acts)
-            .map(|(block, acts)| {
-                let codes = unpack::<P>(block);
-                let products = codes.as_flattened().iter().zip(acts);
-                products
-                    .map(|(&code, &act)| i32::from(code) * i32::from(act))
-                    .sum::<i32>()
-            })
-            .sum();
+/// The reference.
+fn dots_scalar<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]], sums: &mut [[i32; TILE]; TILE]) {
+    for (sums, q) in sums.iter_mut().zip(q) {
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            let blocks = P::blocks(row).zip(q.as_chunks::<BLOCK>().0);
+            *sum = blocks
+                .map(|(block, q)| {
+                    let codes = unpack::<P>(block);
+                    let products = codes.as_flattened().iter().zip(q);
+                    products
+                        .map(|(&code, &q)| i32::from(code) * i32::from(q))
+                        .sum::<i32>()
+                })
+                .sum();
+        }
     }
 }
 
@@ -296,6 +320,24 @@ mod tests {
                             "{exec:?} {packing:?} {n}x{k} {t} {i}"
                         );
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_sums_do_not_overflow() {
+        // All codes 2 against all -128 is the worst case for kernels with 16-bit partial sums.
+        let k = 128 * 66;
+        for packing in [Packing::I2s, Packing::Tq20] {
+            let codes = vec![0b1010_1010; packing.row_bytes(k)];
+            for (value, q) in [(-128i8, -128i32), (127, 127)] {
+                let row = vec![value; k];
+                for isa in Isa::available() {
+                    let mut sums = [[0; TILE]; TILE];
+                    // SAFETY: this machine has `isa`.
+                    unsafe { kernel(isa, packing)(&[&codes[..]; TILE], &[&row[..]; TILE], &mut sums) };
+                    assert_eq!(sums, [[2 * q * k as i32; TILE]; TILE], "{isa}");
                 }
             }
         }
