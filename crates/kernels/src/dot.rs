@@ -4,7 +4,7 @@
 ///
 /// The number is part of the definition: with it, every instruction set, tile and thread count
 /// rounds the same way.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Dot products of each of `R` rows of weights with each of `T` rows of activations.
 ///
@@ -46,7 +46,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// Adds the lanes pairwise, halves upon halves.
 #[inline(always)]
-fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
+pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {

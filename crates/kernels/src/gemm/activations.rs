@@ -124,12 +124,13 @@ impl QuantizedRows {
 
     /// The values that [`Scaling::Row`] rounded to, as floats, `[m, k]`: what a float kernel needs to
     /// compute the same layer.
-    pub(super) fn dequantize_rows(&self, out: &mut Vec<f32>) {
-        out.clear();
+    pub(super) fn dequantize_rows(&self) -> Vec<f32> {
+        let mut out = Vec::with_capacity(self.m * self.k);
         for t in 0..self.m {
             let QuantizedRow { q, scales, .. } = self.row(t);
             out.extend(q[..self.k].iter().map(|&q| f32::from(q) / scales[0]));
         }
+        out
     }
 }
 
