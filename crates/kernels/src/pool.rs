@@ -1,17 +1,37 @@
 //! Persistent threads that share out the items of one operation at a time.
+//!
+//! The operations of a forward pass follow one another within microseconds, so handing one out must
+//! cost less than that, and no thread may be waited for that has nothing to do:
+//!
+//! - One atomic word says which job runs and how many of its items are left. A thread takes an item
+//!   by taking one from that word, so a thread that comes late finds nothing and touches nothing.
+//! - The caller works too, and then waits for the items that others took, not for other threads. A
+//!   worker that the system doesn't run holds up an operation only if it was stopped within an item.
+//! - When that happens the caller sleeps soon, which leaves its core to the stopped thread, and
+//!   [`Pace`] does with fewer threads for a while: a machine whose other cores are taken computes
+//!   about as fast as with one thread, instead of waiting for a turn of the scheduler in every
+//!   operation.
+//! - Workers wait with their eyes open between operations and sleep between forward passes. They
+//!   are woken by the first operation of a pass; later ones cost no system call.
 
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// How often a waiting thread looks again before it sleeps (a worker) or yields (the caller).
-///
-/// The operations of a forward pass follow one another within microseconds; sleeping between them
-/// would cost more than they take.
-const SPINS: u32 = 4_000;
+/// How long a worker looks for the next job before it sleeps. What stands between the parallel
+/// operations of a forward pass takes less.
+const WORKER_SPIN: Duration = Duration::from_micros(100);
+
+/// How long a caller looks for the last items to be done before it sleeps: longer than an item
+/// takes, so it sleeps only if a worker was stopped within one.
+const CALLER_SPIN: Duration = Duration::from_micros(50);
+
+/// Looks between two readings of the clock.
+const LOOKS: u32 = 32;
 
 /// A fixed set of threads; the calling thread is one of them.
 ///
@@ -22,66 +42,86 @@ const SPINS: u32 = 4_000;
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    turn: Mutex<()>,
+    turn: Mutex<Turn>,
+}
+
+/// What the caller whose turn it is may use.
+#[derive(Debug)]
+struct Turn {
+    epoch: u64,
+    pace: Pace,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Counts published jobs; a worker runs when it has seen fewer.
-    generation: AtomicU64,
-    /// Workers that have not finished the current job.
-    busy: AtomicUsize,
-    state: Mutex<State>,
-    wake: Condvar,
+    work: Line<Work>,
+    done: Line<AtomicUsize>,
+    /// For each worker, whether it must be unparked to see a new job.
+    asleep: Box<[AtomicBool]>,
+    stop: AtomicBool,
+    /// Held by a caller from when it marks `done` until it sleeps.
+    caller: Mutex<()>,
+    wake_caller: Condvar,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-#[derive(Debug)]
-struct State {
-    job: Option<Job>,
-    panic: Option<Box<dyn Any + Send>>,
-    stop: bool,
+/// What is written by different threads, kept out of each other's cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// The job that runs, if one does.
+#[derive(Debug, Default)]
+struct Work {
+    /// Number of the job in the upper 40 bits, its items that nobody has taken yet in the lower 24.
+    word: AtomicU64,
+    /// Lives while `word` has items left, or an item that was taken is not done.
+    job: AtomicPtr<Job<'static>>,
+    /// Workers with a lower index take part.
+    n_workers: AtomicUsize,
 }
 
-/// What each worker calls: a closure that lives on the stack of [`Pool::broadcast`].
-#[derive(Clone, Copy)]
-struct Job(*const (dyn Fn() + Sync));
+/// Items of `word`.
+const ITEMS: u64 = (1 << 24) - 1;
 
-// SAFETY: the closure behind the pointer is `Sync`, and `broadcast` keeps it alive until every
-// worker has finished with it.
-unsafe impl Send for Job {}
+/// Set in `done` by a caller that is about to sleep; the rest counts items.
+const CALLER_SLEEPS: usize = 1 << (usize::BITS - 1);
 
-impl std::fmt::Debug for Job {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Job")
-    }
+/// An operation, on the stack of the caller.
+struct Job<'a> {
+    f: &'a (dyn Fn(Range<usize>) + Sync),
+    range: Range<usize>,
+    grain: usize,
+    n_items: usize,
 }
 
 impl Pool {
     /// A pool of `n_threads` threads, counting the caller; at least one.
     pub(crate) fn new(n_threads: usize) -> Pool {
+        let n_workers = n_threads.saturating_sub(1);
         let shared = Arc::new(Shared {
-            generation: AtomicU64::new(0),
-            busy: AtomicUsize::new(0),
-            state: Mutex::new(State {
-                job: None,
-                panic: None,
-                stop: false,
-            }),
-            wake: Condvar::new(),
+            work: Line::default(),
+            done: Line::default(),
+            asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
+            stop: AtomicBool::new(false),
+            caller: Mutex::new(()),
+            wake_caller: Condvar::new(),
+            panic: Mutex::new(None),
         });
-        let workers = (1..n_threads)
+        let workers: Vec<_> = (0..n_workers)
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
-                    .name(format!("sterna-{i}"))
-                    .spawn(move || shared.work())
+                    .name(format!("sterna-{}", i + 1))
+                    .spawn(move || shared.work(i))
                     .ok()
             })
             .collect();
+        let pace = Pace::new(workers.len());
         Pool {
             shared,
             workers,
-            turn: Mutex::new(()),
+            turn: Mutex::new(Turn { epoch: 0, pace }),
         }
     }
 
@@ -89,8 +129,9 @@ impl Pool {
     ///
     /// Ranges are at most `grain` long and are handed out as threads become free; with one thread, or
     /// no more than `grain` items, there is one range. `f` must not depend on which thread runs which
-    /// range, and must not use the pool itself: it would wait for its own turn for ever. Panics if
-    /// `f` does, after all threads are done.
+    /// range, must not wait for another range, which may come later on the same thread, and must not
+    /// use the pool itself: it would wait for its own turn for ever. Panics if `f` does, after all
+    /// ranges are done.
     pub(crate) fn for_ranges(&self, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
         let grain = grain.max(1);
         if self.workers.is_empty() || n <= grain {
@@ -99,54 +140,44 @@ impl Pool {
             }
             return;
         }
-        let next = AtomicUsize::new(0);
-        self.broadcast(&|| {
-            loop {
-                let start = next.fetch_add(grain, Ordering::Relaxed);
-                if start >= n {
-                    return;
-                }
-                f(start..n.min(start + grain));
-            }
-        });
+        let most = grain.saturating_mul(ITEMS as usize);
+        for start in (0..n).step_by(most) {
+            let range = start..n.min(start.saturating_add(most));
+            self.run(&Job {
+                f: &f,
+                grain,
+                n_items: range.len().div_ceil(grain),
+                range,
+            });
+        }
     }
 
-    /// Runs `f` once on every thread and returns when all have finished.
-    fn broadcast(&self, f: &(dyn Fn() + Sync)) {
-        let turn = lock(&self.turn);
-        // SAFETY: only the lifetime changes. The pointer is dropped from `state` below, and this
-        // function does not return or unwind before `busy` is zero, that is, before the last worker
-        // has made its last use of it.
-        let job = Job(unsafe {
-            std::mem::transmute::<*const (dyn Fn() + Sync), *const (dyn Fn() + Sync + 'static)>(f)
-        });
-        self.shared
-            .busy
-            .store(self.workers.len(), Ordering::Relaxed);
-        {
-            let mut state = lock(&self.shared.state);
-            state.job = Some(job);
-            self.shared.generation.fetch_add(1, Ordering::Release);
+    /// Runs all items of `job`, which has at least one and at most [`ITEMS`].
+    fn run(&self, job: &Job<'_>) {
+        let mut turn = lock(&self.turn);
+        let started = Instant::now();
+        let n_workers = turn.pace.n_workers(started);
+        if n_workers == 0 {
+            (0..job.n_items).for_each(|item| job.run(item));
+            return;
         }
-        self.shared.wake.notify_all();
-
-        let own = catch_unwind(AssertUnwindSafe(f));
-        let mut spins = 0;
-        while self.shared.busy.load(Ordering::Acquire) > 0 {
-            if spins < SPINS {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
+        turn.epoch += 1;
+        self.shared.publish(job, turn.epoch, n_workers);
+        for (asleep, worker) in self.shared.asleep.iter().zip(&self.workers).take(n_workers) {
+            // Sequentially consistent, as in `await_work`: either the worker sees the new word
+            // before it sleeps, or it is seen here to be asleep.
+            if asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
             }
         }
-        let theirs = {
-            let mut state = lock(&self.shared.state);
-            state.job = None;
-            state.panic.take()
-        };
+        self.shared.take_items();
+        if let Some(own) = self.shared.await_done(job.n_items, started) {
+            let now = Instant::now();
+            turn.pace.finished(now, own, now - started - own);
+        }
+        let panic = lock(&self.shared.panic).take();
         drop(turn);
-        if let Some(panic) = own.err().or(theirs) {
+        if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
@@ -154,56 +185,225 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        lock(&self.shared.state).stop = true;
-        self.shared.generation.fetch_add(1, Ordering::Release);
-        self.shared.wake.notify_all();
+        self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
-            // A worker's panics are caught and passed on by `broadcast`; there is none to report.
+            worker.thread().unpark();
+            // Panics of items are caught and passed on by `run`; there is none to report.
             let _ = worker.join();
         }
     }
 }
 
+impl Job<'_> {
+    /// Calls the function with item `i` of the range.
+    fn run(&self, i: usize) {
+        let start = self.range.start + i * self.grain;
+        (self.f)(start..self.range.end.min(start.saturating_add(self.grain)));
+    }
+}
+
 impl Shared {
-    fn work(&self) {
-        let mut seen = 0;
-        while let Some(job) = self.next_job(&mut seen) {
-            // SAFETY: `broadcast` waits for `busy` to fall, which happens after this call.
-            let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)() }));
-            if let Err(panic) = result {
-                lock(&self.state).panic = Some(panic);
+    /// Offers `job`. The caller must not return before [`Shared::await_done`] has.
+    fn publish(&self, job: &Job<'_>, epoch: u64, n_workers: usize) {
+        let n_items = job.n_items as u64;
+        let job: *const Job<'_> = job;
+        let work = &self.work.0;
+        self.done.0.store(0, Ordering::Relaxed);
+        // Only the lifetime is lost; `take_items` says why the job is alive where it is used.
+        work.job.store(job.cast_mut().cast(), Ordering::Relaxed);
+        work.n_workers.store(n_workers, Ordering::Relaxed);
+        // Releases the stores above, to whoever sees this job's number.
+        work.word
+            .store(epoch << ITEMS.count_ones() | n_items, Ordering::SeqCst);
+    }
+
+    /// Takes items of the current job and runs them until none is left.
+    fn take_items(&self) {
+        let work = &self.work.0;
+        let (mut n_done, mut n_items) = (0, 0);
+        let mut word = work.word.load(Ordering::Acquire);
+        while word & ITEMS > 0 {
+            let job = work.job.load(Ordering::Relaxed);
+            let taken = word - 1;
+            if let Err(now) =
+                work.word
+                    .compare_exchange_weak(word, taken, Ordering::AcqRel, Ordering::Acquire)
+            {
+                word = now;
+                continue;
             }
-            self.busy.fetch_sub(1, Ordering::Release);
+            // SAFETY: `job` is the job that `word` numbers, and it is alive until the item just
+            // taken is done.
+            // - Not an older one: `publish` stores the pointer before it releases the number, and
+            //   `word`, read with acquire, is that release or continues it.
+            // - Not a newer one: the next `publish` happens after `await_done` saw every item done,
+            //   this one too, whose `fetch_add` below comes after the load of `job`.
+            // - The exchange succeeded, so `word` was still current. Within a job it only falls, and
+            //   numbers don't come back while a thread stands between the load and the exchange: at
+            //   a job each microsecond, 2^40 of them take twelve days.
+            // - `run` doesn't return, and so the job lives, before `await_done` does.
+            let job = unsafe { &*job };
+            n_items = job.n_items;
+            let item = n_items - (word & ITEMS) as usize;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.run(item))) {
+                lock(&self.panic).get_or_insert(panic);
+            }
+            n_done += 1;
+            word = work.word.load(Ordering::Acquire);
+        }
+        if n_done > 0 {
+            // Releases what the items wrote. From here on the job may be gone.
+            let before = self.done.0.fetch_add(n_done, Ordering::Release);
+            if before == (n_items - n_done) | CALLER_SLEEPS {
+                // The caller marked `done` under this lock and lets go of it by sleeping.
+                drop(lock(&self.caller));
+                self.wake_caller.notify_one();
+            }
         }
     }
 
-    /// Waits for a job this worker has not run: spinning for a while, then asleep.
-    fn next_job(&self, seen: &mut u64) -> Option<Job> {
-        for _ in 0..SPINS {
-            if self.generation.load(Ordering::Acquire) != *seen {
-                break;
-            }
-            std::hint::spin_loop();
+    /// Waits until `n_items` are done. Returns how long the caller was busy with its own, since
+    /// `started`, if it had to wait for others.
+    fn await_done(&self, n_items: usize, started: Instant) -> Option<Duration> {
+        // Acquires what the items wrote: every addition releases, and is in the value read here.
+        let is_done = |done: usize| done & !CALLER_SLEEPS == n_items;
+        if spin(LOOKS, || is_done(self.done.0.load(Ordering::Acquire))) {
+            return None;
         }
-        let mut state = lock(&self.state);
-        loop {
-            if state.stop {
-                return None;
+        let own = started.elapsed();
+        let give_up = Instant::now() + CALLER_SPIN;
+        while Instant::now() < give_up {
+            if spin(LOOKS, || is_done(self.done.0.load(Ordering::Acquire))) {
+                return Some(own);
             }
-            let now = self.generation.load(Ordering::Acquire);
-            if now != *seen {
-                *seen = now;
-                return state.job;
-            }
-            state = self
-                .wake
-                .wait(state)
+        }
+        let mut guard = lock(&self.caller);
+        let mut done = self.done.0.fetch_or(CALLER_SLEEPS, Ordering::AcqRel);
+        while !is_done(done) {
+            guard = self
+                .wake_caller
+                .wait(guard)
                 .unwrap_or_else(PoisonError::into_inner);
+            done = self.done.0.load(Ordering::Acquire);
+        }
+        Some(own)
+    }
+
+    /// The life of worker `me`.
+    fn work(&self, me: usize) {
+        while self.await_work(me) {
+            self.take_items();
+        }
+    }
+
+    /// Waits for a job that worker `me` can take part in: spinning for a while, then asleep. False
+    /// when the pool is dropped.
+    fn await_work(&self, me: usize) -> bool {
+        let work = &self.work.0;
+        let has_work = || {
+            work.word.load(Ordering::SeqCst) & ITEMS > 0
+                && me < work.n_workers.load(Ordering::Relaxed)
+        };
+        loop {
+            let give_up = Instant::now() + WORKER_SPIN;
+            while Instant::now() < give_up {
+                if spin(LOOKS, has_work) {
+                    return true;
+                }
+            }
+            self.asleep[me].store(true, Ordering::SeqCst);
+            // A caller that wakes this worker clears the flag.
+            while self.asleep[me].load(Ordering::SeqCst) {
+                if self.stop.load(Ordering::SeqCst) {
+                    return false;
+                }
+                if has_work() {
+                    self.asleep[me].store(false, Ordering::SeqCst);
+                    return true;
+                }
+                std::thread::park();
+            }
         }
     }
 }
 
-/// Locks; no code panics while it holds one of these locks, so poison carries no news.
+/// Looks `n` times whether something is so.
+fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
+    for _ in 0..n {
+        if is_so() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    false
+}
+
+/// How many workers it is worth waiting for.
+///
+/// A caller that waits much longer than it worked itself waits for a thread that the system has
+/// stopped: something else runs on its core. Each such stall takes one worker out for a time that
+/// doubles when its return brings the next stall, so that what stalls cost stays a few percent.
+#[derive(Debug)]
+struct Pace {
+    /// All there are.
+    most: usize,
+    /// In use.
+    n_workers: usize,
+    /// Time after which one more is tried.
+    pause: Duration,
+    /// When `n_workers` last changed.
+    changed: Option<Instant>,
+}
+
+impl Pace {
+    /// The first pause: about as long as a stall, a slice of the scheduler.
+    const SHORTEST: Duration = Duration::from_millis(2);
+    const LONGEST: Duration = Duration::from_millis(64);
+
+    /// A wait that is no stall, whatever the caller did before: a core that wakes up, or an interrupt.
+    const PATIENCE: Duration = Duration::from_micros(150);
+
+    fn new(most: usize) -> Pace {
+        Pace {
+            most,
+            n_workers: most,
+            pause: Pace::SHORTEST,
+            changed: None,
+        }
+    }
+
+    /// The workers to use in a job that starts `now`.
+    fn n_workers(&mut self, now: Instant) -> usize {
+        if self.n_workers < self.most && self.since_change(now) > Some(self.pause) {
+            self.n_workers += 1;
+            self.changed = Some(now);
+        }
+        self.n_workers
+    }
+
+    /// Takes note of a job that ended `now`, in which the caller was busy for `own` and then waited
+    /// for others for `waited`.
+    fn finished(&mut self, now: Instant, own: Duration, waited: Duration) {
+        if waited <= Pace::PATIENCE + 2 * own || self.n_workers == 0 {
+            return;
+        }
+        let soon = self.since_change(now) < Some(4 * self.pause) && self.changed.is_some();
+        self.pause = if soon {
+            Pace::LONGEST.min(2 * self.pause)
+        } else {
+            Pace::SHORTEST
+        };
+        self.n_workers -= 1;
+        self.changed = Some(now);
+    }
+
+    fn since_change(&self, now: Instant) -> Option<Duration> {
+        self.changed.map(|changed| now - changed)
+    }
+}
+
+/// Locks. What the locks of this file protect is whole whenever a panic can pass, so poison carries no
+/// news.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -289,5 +489,81 @@ mod tests {
             }
         });
         assert_eq!(sum.into_inner(), 4 * 50 * 10);
+    }
+
+    /// Jobs so short that workers come late to most of them, and find another one in their place.
+    #[test]
+    fn short_jobs_do_not_mix() {
+        let n_jobs = if cfg!(miri) { 100 } else { 20_000 };
+        for n_threads in [2, 3, 5] {
+            let pool = Pool::new(n_threads);
+            for job in 0..n_jobs {
+                let n = 2 + job % 7;
+                let mut out = vec![0; n];
+                let values: Vec<usize> = (0..n).map(|i| i * job).collect();
+                {
+                    let out = SharedSlice::new(&mut out);
+                    pool.for_ranges(n, 1, |range| {
+                        // SAFETY: ranges don't overlap.
+                        unsafe { out.range_mut(range.clone()) }.copy_from_slice(&values[range]);
+                    });
+                }
+                assert_eq!(out, values);
+            }
+        }
+    }
+
+    #[test]
+    fn sleeping_threads_wake_up() {
+        let pool = Pool::new(2);
+        let caller = std::thread::current().id();
+        for _ in 0..3 {
+            std::thread::sleep(20 * WORKER_SPIN);
+            let theirs = AtomicUsize::new(0);
+            let start = Instant::now();
+            // Until the worker has come and taken an item, which then outlasts the caller's patience.
+            while theirs.load(Ordering::Relaxed) == 0 && start.elapsed().as_secs() < 10 {
+                pool.for_ranges(100, 1, |_| {
+                    if std::thread::current().id() == caller {
+                        std::thread::sleep(WORKER_SPIN / 10);
+                    } else {
+                        theirs.fetch_add(1, Ordering::Relaxed);
+                        std::thread::sleep(20 * CALLER_SPIN);
+                    }
+                });
+            }
+            assert!(theirs.into_inner() > 0);
+        }
+    }
+
+    #[test]
+    fn stalls_take_workers_out_for_a_while() {
+        let (own, stall) = (Duration::from_millis(1), Duration::from_millis(3));
+        let mut pace = Pace::new(2);
+        let mut now = Instant::now();
+        pace.finished(now, own, 2 * own);
+        assert_eq!(pace.n_workers(now), 2, "a wait, but no stall");
+        for (n_workers, pause) in [(1, 2), (0, 4), (0, 4)] {
+            pace.finished(now, own, stall);
+            let pause = Duration::from_millis(pause);
+            assert_eq!((pace.n_workers(now), pace.pause), (n_workers, pause));
+        }
+        for n_workers in [1, 2, 2] {
+            now += 2 * pace.pause;
+            assert_eq!(pace.n_workers(now), n_workers);
+        }
+        for _ in 0..20 {
+            pace.finished(now, own, stall);
+            now += 2 * pace.pause;
+            assert_eq!(pace.n_workers(now), 2, "one is tried again");
+        }
+        assert_eq!(pace.pause, Pace::LONGEST);
+        now += 5 * Pace::LONGEST;
+        pace.finished(now, own, stall);
+        assert_eq!(
+            pace.pause,
+            Pace::SHORTEST,
+            "a stall that has not been for long"
+        );
     }
 }
