@@ -4,7 +4,8 @@ use std::num::NonZero;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use sterna_engine::{Activations, CacheType, Cpu, SessionOptions};
+use sterna_engine::{Activations, CacheType, Cpu, HeadOptions, SessionOptions};
+use sterna_format::DType;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
@@ -30,6 +31,10 @@ pub(crate) struct ModelFlags {
     /// How I2_S weights are packed; the files don't say, and nearly all are block128
     #[arg(long, value_enum, default_value_t, hide_short_help = true)]
     i2s_layout: I2sLayoutFlag,
+
+    /// Type to hold the output head as; fewer bits are faster and less exact
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    head: HeadFlag,
 }
 
 impl ModelFlags {
@@ -41,6 +46,32 @@ impl ModelFlags {
             I2sLayoutFlag::Rows4 => I2sLayout::Rows4,
         }
     }
+
+    /// What becomes of the output head.
+    pub(crate) fn head(&self) -> HeadOptions {
+        let dtype = match self.head {
+            HeadFlag::Keep => None,
+            HeadFlag::Q8_0 => Some(DType::Q8_0),
+            HeadFlag::Q6_K => Some(DType::Q6_K),
+            HeadFlag::Q4_K => Some(DType::Q4_K),
+            HeadFlag::F16 => Some(DType::F16),
+        };
+        HeadOptions { dtype }
+    }
+}
+
+/// Types are spelt as in files.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[value(rename_all = "snake_case")]
+#[allow(non_camel_case_types)]
+enum HeadFlag {
+    /// As it is stored
+    #[default]
+    Keep,
+    Q8_0,
+    Q6_K,
+    Q4_K,
+    F16,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]

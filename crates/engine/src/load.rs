@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::quant::ternary::{I2sLayout, Layout, row_bytes};
 use sterna_kernels::quant::{QuantError, decode_row};
-use sterna_kernels::{Exec, repack};
+use sterna_kernels::{Exec, repack, requantize};
 
 use crate::PlanError;
 use crate::backend::{Backend, BackendError, LinearSource, WeightData};
@@ -16,7 +16,7 @@ use crate::plan::{
     VectorId, VectorRecipe, is_float,
 };
 use crate::rope::RopeScaling;
-use crate::weights::Convert;
+use crate::weights::{Convert, Projection};
 
 /// Makes a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
 ///
@@ -38,6 +38,8 @@ pub struct Loader<B: Backend> {
     /// Parts of the next weight that have come in.
     parts: Vec<Bytes>,
     loaded: Vec<Option<Loaded<B>>>,
+    /// The output head in another type, where the table it is made from is kept too.
+    made_head: Option<B::Linear>,
     warnings: Vec<String>,
 }
 
@@ -115,6 +117,7 @@ impl<B: Backend> Loader<B> {
             plan,
             backend,
             parts: Vec::new(),
+            made_head: None,
             warnings: Vec::new(),
         }
     }
@@ -154,14 +157,33 @@ impl<B: Backend> Loader<B> {
             }
             Recipe::HostVector(recipe) => Loaded::Host(vector(recipe, &spec.parts[0], &parts[0])?),
             Recipe::Linear(recipe) => {
-                let weights = linear(self.backend.host(), recipe, &spec.parts, parts)?;
+                let mut weights = linear(self.backend.host(), recipe, &spec.parts, parts)?;
                 self.warnings
                     .extend(odd_scale(recipe, &spec.parts, &weights));
-                Loaded::Linear(self.backend.load_linear(LinearSource {
-                    n: recipe.n,
-                    k: recipe.k,
-                    weights,
-                })?)
+                let load = |weights| {
+                    self.backend.load_linear(LinearSource {
+                        n: recipe.n,
+                        k: recipe.k,
+                        weights,
+                    })
+                };
+                if let Some(dtype) = self.plan.head.dtype
+                    && self.plan.head_id().0 == self.loaded.len()
+                {
+                    let head =
+                        encode(self.backend.host(), recipe, &weights, dtype).map_err(|source| {
+                            LoadError::Weights {
+                                name: spec.parts[0].name.clone(),
+                                source,
+                            }
+                        })?;
+                    if self.plan.weights.output.is_some() {
+                        weights = head;
+                    } else {
+                        self.made_head = Some(load(head)?);
+                    }
+                }
+                Loaded::Linear(load(weights)?)
             }
         };
         self.loaded.push(Some(loaded));
@@ -201,7 +223,14 @@ impl<B: Backend> Loader<B> {
             };
             config = config.validated()?;
         }
-        let weights = self.plan.weights.convert(&mut take);
+        let mut weights = self.plan.weights.convert(&mut take);
+        if let Some(weight) = self.made_head {
+            weights.output = Some(Projection {
+                input_norm: None,
+                weight,
+                bias: None,
+            });
+        }
         Ok(Arc::new(Model::new(config, weights, self.backend)))
     }
 }
@@ -335,6 +364,24 @@ fn linear(
             })
         }
     }
+}
+
+/// Blocks of another type made of `weights`.
+fn encode(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    weights: &WeightData,
+    to: DType,
+) -> Result<WeightData, QuantError> {
+    let WeightData::Blocks { dtype, bytes, .. } = weights else {
+        unreachable!("`ModelPlan::with_head` takes heads that are blocks only");
+    };
+    let bytes = requantize(host, recipe.n, recipe.k, *dtype, bytes, to)?;
+    Ok(WeightData::Blocks {
+        dtype: to,
+        bytes: bytes.into(),
+        int8_activations: false,
+    })
 }
 
 /// Packed checkpoints disagree on whether scales multiply or divide. A weight is worth much less than

@@ -225,7 +225,8 @@ impl ModelFiles {
                     .with_context(|| self.name.clone())?
             }
         };
-        Ok(plan)
+        plan.with_head(flags.head())
+            .with_context(|| self.name.clone())
     }
 
     /// Reads the weights that `plan` asks for.

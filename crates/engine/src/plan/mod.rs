@@ -11,6 +11,7 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
+use crate::head::Head;
 use crate::weights::Weights;
 use planner::{BitLinears, Planner};
 
@@ -29,6 +30,7 @@ pub struct ModelPlan {
     pub(crate) rope_factors: Option<RopeFactors>,
     /// What to load, in the order a forward pass uses it.
     pub(crate) specs: Vec<Spec>,
+    pub(crate) head: Head,
 }
 
 /// Index of a matrix in [`ModelPlan::specs`].
@@ -152,6 +154,7 @@ impl ModelPlan {
             weights,
             rope_factors,
             specs,
+            head: Head::default(),
         })
     }
 
@@ -179,6 +182,7 @@ impl ModelPlan {
             weights,
             rope_factors: None,
             specs,
+            head: Head::default(),
         })
     }
 
@@ -194,16 +198,22 @@ impl ModelPlan {
 
     /// Bytes of all weights in the form they are computed with.
     pub fn memory_bytes(&self) -> u64 {
-        self.specs.iter().map(Spec::memory_bytes).sum()
+        let weights = self.specs.iter().map(Spec::memory_bytes).sum::<u64>();
+        let replaced = match (&self.weights.output, self.head.dtype) {
+            (Some(head), Some(_)) => self.specs[head.weight.0].memory_bytes(),
+            _ => 0,
+        };
+        weights - replaced + self.made_bytes()
     }
 
     /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it
     /// reads a row, unless the table is the output head too.
     pub fn bytes_per_token(&self) -> u64 {
         let table = self.specs[self.weights.token_embd.0].memory_bytes();
-        match self.weights.output {
-            Some(_) => self.memory_bytes() - table,
-            None => self.memory_bytes(),
+        let all = self.memory_bytes();
+        match (&self.weights.output, self.head.dtype) {
+            (None, None) => all,
+            _ => all - table,
         }
     }
 
