@@ -4,10 +4,11 @@ use std::hint::black_box;
 use std::num::NonZero;
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use sterna_kernels::{Exec, peak};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 /// What the machine offers this process.
@@ -91,6 +92,67 @@ pub(crate) fn peak_memory_bytes() -> Option<u64> {
         .find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
+}
+
+/// Measures time, by the clock on the wall and by what this thread has computed.
+pub(crate) struct Stopwatch {
+    wall: Instant,
+    cpu: Option<Duration>,
+}
+
+/// What a [`Stopwatch`] shows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Elapsed {
+    pub(crate) wall: Duration,
+    /// Time in which this thread computed: whatever else the machine did does not count. `None` where
+    /// the system doesn't tell.
+    pub(crate) cpu: Option<Duration>,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch {
+            cpu: thread_cpu_time(),
+            wall: Instant::now(),
+        }
+    }
+
+    pub(crate) fn elapsed(&self) -> Elapsed {
+        Elapsed {
+            wall: self.wall.elapsed(),
+            cpu: (self.cpu.zip(thread_cpu_time())).map(|(start, now)| now.saturating_sub(start)),
+        }
+    }
+}
+
+/// How long the calling thread has computed.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+fn thread_cpu_time() -> Option<Duration> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let nanos = u32::try_from(time.tv_nsec).ok()?;
+    Some(Duration::new(u64::try_from(time.tv_sec).ok()?, nanos))
+}
+
+/// How long the calling thread has computed.
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn thread_cpu_time() -> Option<Duration> {
+    None
+}
+
+/// Multiply-adds a second that the threads of `exec` do together in registers; see [`peak`].
+pub(crate) fn multiply_add_rate(exec: &Exec) -> f64 {
+    /// Long enough to outlast a change of the clock rate.
+    const TIME: Duration = Duration::from_millis(40);
+    const STEP: u64 = 1 << 27;
+    let start = Instant::now();
+    let mut done = 0;
+    loop {
+        done += peak::multiply_adds(exec, STEP);
+        let elapsed = start.elapsed();
+        if elapsed >= TIME {
+            return done as f64 / elapsed.as_secs_f64();
+        }
+    }
 }
 
 /// Threads that read memory, each its own part of a buffer, to measure how fast that goes.
@@ -201,6 +263,19 @@ mod tests {
     fn peak_memory_covers_what_was_used() {
         let used = black_box(vec![1u8; 64 << 20]);
         assert!(peak_memory_bytes().unwrap() >= used.len() as u64);
+    }
+
+    #[test]
+    fn rates_of_arithmetic_and_time_are_positive() {
+        let watch = Stopwatch::start();
+        assert!(multiply_add_rate(&Exec::new(2, sterna_kernels::Isa::detect())) > 1e6);
+        let elapsed = watch.elapsed();
+        assert!(elapsed.wall >= Duration::from_millis(40));
+        assert!(
+            elapsed
+                .cpu
+                .is_none_or(|cpu| cpu > Duration::ZERO && cpu <= elapsed.wall * 2)
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use common::{json, refusal, stdout};
 #[test]
 fn bench_reports_every_test_for_every_thread_count() {
     let report = json(&[
-        "bench", "-p", "8,16", "-n", "4", "-t", "1,2", "-r", "2", "--json",
+        "bench", "-p", "8,16", "-n", "4", "-d", "0,5", "-t", "1,2", "-r", "2", "--json",
     ]);
     for key in ["version", "cpu", "instruction_set"] {
         assert!(report[key].is_string(), "{key}");
@@ -32,18 +32,30 @@ fn bench_reports_every_test_for_every_thread_count() {
     );
     for run in runs {
         assert!(run["read_bandwidth_bytes_per_s"].as_f64().unwrap() > 0.0);
+        assert!(run["peak_multiply_adds_per_s"].as_f64().unwrap() > 0.0);
         let results = run["results"].as_array().unwrap();
         let tests: Vec<_> = results
             .iter()
             .map(|result| result["test"].as_str().unwrap())
             .collect();
-        assert_eq!(tests, ["pp8", "pp16", "tg4"]);
+        assert_eq!(tests, ["pp8", "pp16", "tg4", "tg4@5"]);
         for result in results {
             assert!(result["min"].as_f64() <= result["median"].as_f64());
             assert!(result["median"].as_f64() <= result["max"].as_f64());
+            // Not every system tells.
+            if let Some(rate) = result["cpu_median"].as_f64() {
+                assert!(rate > 0.0 && run["threads"] == 1, "{run}");
+            }
         }
-        assert!(results[2]["bandwidth_share"].as_f64().unwrap() > 0.0);
-        assert!(results[0]["bandwidth_share"].is_null());
+        let (prefill, decode) = results.split_at(2);
+        for result in prefill {
+            assert!(result["peak_share"].as_f64().unwrap() > 0.0);
+            assert!(result["bandwidth_share"].is_null());
+        }
+        for result in decode {
+            assert!(result["bandwidth_share"].as_f64().unwrap() > 0.0);
+            assert!(result["peak_share"].is_null());
+        }
     }
 }
 
@@ -68,6 +80,7 @@ fn bench_prints_a_table() {
         "tg2",
         "tokens/s",
         "of the bandwidth",
+        "of the peak",
     ] {
         assert!(text.contains(part), "`{text}` does not say `{part}`");
     }

@@ -66,6 +66,13 @@ impl<L, V> Weights<L, V> {
 }
 
 impl<L, V> Layer<L, V> {
+    /// Its linear layers.
+    pub(crate) fn projections(&self) -> [&Projection<L, V>; 7] {
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
+    }
+
     fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
         Layer {
             attn_norm: c.vector(self.attn_norm),

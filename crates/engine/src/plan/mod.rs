@@ -227,6 +227,19 @@ impl ModelPlan {
     pub fn requests(&self) -> impl Iterator<Item = &TensorRequest> {
         self.specs.iter().flat_map(|spec| &spec.parts)
     }
+
+    /// Multiplications of activations with weights that a prompt of `n_tokens` takes, and the head
+    /// after its last token.
+    pub fn prefill_multiply_adds(&self, n_tokens: usize) -> u64 {
+        let size = |id: LinearId| match self.specs[id.0].recipe {
+            Recipe::Linear(LinearRecipe { n, k, .. }) => n as u64 * k as u64,
+            Recipe::Vector(_) | Recipe::HostVector(_) => 0,
+        };
+        let head = self.weights.output.as_ref().map(|head| head.weight);
+        let in_blocks = (self.weights.layers.iter()).flat_map(|layer| layer.projections());
+        let per_token: u64 = in_blocks.map(|projection| size(projection.weight)).sum();
+        per_token * n_tokens as u64 + size(head.unwrap_or(self.weights.token_embd))
+    }
 }
 
 impl Spec {

@@ -1,0 +1,228 @@
+//! `sterna bench`: how fast a model runs here, and how near that is to what the machine allows.
+
+mod measure;
+mod report;
+
+use std::num::NonZero;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use sterna_engine::{Cpu, Logits, Model, Session};
+use sterna_kernels::Exec;
+
+use self::measure::{Candidate, Test, Work, token_ids};
+use self::report::{ModelReport, Report, Run};
+use crate::args::{self, ReportFlags};
+use crate::builtin;
+use crate::machine::{self, Machine, MemoryReaders};
+use crate::model::{ModelFiles, SourceFile};
+use crate::output;
+
+const EXAMPLE: &str = "Example:
+  sterna bench model.gguf
+  sterna bench builtin -p 128 -n 64 -t 1,2 -r 3 --json";
+
+/// Measure prefill and decode rates
+///
+/// Results are checked before anything is timed. All tests with all thread counts take turns, and so
+/// do measurements of how fast memory can be read and bytes can be multiplied, after a warm-up.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Bench {
+    /// Model to run
+    #[arg(default_value = builtin::NAME)]
+    model: String,
+
+    /// Prompt lengths to prefill, separated by commas
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "128,512"
+    )]
+    prefill: Vec<NonZero<usize>>,
+
+    /// Tokens to decode, one by one
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "64"
+    )]
+    decode: Vec<NonZero<usize>>,
+
+    /// Tokens in the context before those that are decoded
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    depth: Vec<usize>,
+
+    /// Thread counts to try, separated by commas [default: that of --threads]
+    #[arg(
+        short = 't',
+        value_name = "N,…",
+        value_delimiter = ',',
+        value_parser = args::thread_count,
+        conflicts_with = "threads"
+    )]
+    thread_counts: Vec<NonZero<usize>>,
+
+    /// How often to repeat each test
+    #[arg(short = 'r', long, value_name = "N", default_value = "5")]
+    repetitions: NonZero<usize>,
+
+    #[command(flatten)]
+    flags: ReportFlags,
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> Result<()> {
+        let tests = self.tests();
+        let ends = tests.iter().map(|t| t.depth().saturating_add(t.n_tokens()));
+        let ctx_len = self.flags.engine.ctx_for(ends.fold(CHECKED, usize::max))?;
+        let options = self.flags.engine.session(ctx_len);
+        let mut thread_counts: Vec<usize> = self.thread_counts.iter().map(|n| n.get()).collect();
+        if thread_counts.is_empty() {
+            thread_counts.push(self.flags.engine.n_threads());
+        }
+
+        let files = ModelFiles::open(&self.model)?;
+        let plan = files.plan(&self.flags.files)?;
+        let works: Vec<Work> = (tests.iter())
+            .map(|test| Work::of(*test, &plan, &options))
+            .collect();
+        let model = ModelReport {
+            name: files.name().to_owned(),
+            family: plan.config().family.name.to_owned(),
+            file_bytes: files.files().iter().map(SourceFile::len).sum(),
+            head_fnv1a64: format!("{:016x}", head_hash(files.files())),
+            bytes_per_token: plan.bytes_per_token(),
+        };
+        let machine = Machine::detect();
+        let mut candidates = Vec::with_capacity(thread_counts.len());
+        let n_bytes = machine::readable_bytes(thread_counts.len(), machine.free_memory_bytes);
+        let mut reader_bytes = 0;
+        let mut peak_without_readers = None;
+        for &threads in &thread_counts {
+            let (model, load_ms) = self.load(&files, threads)?;
+            if candidates.is_empty() {
+                peak_without_readers = machine::peak_memory_bytes();
+            }
+            let readers = MemoryReaders::start(threads, n_bytes)?;
+            reader_bytes += readers.n_bytes();
+            let exec = Exec::new(threads, args::isa()?);
+            candidates.push(Candidate::new(threads, load_ms, model, readers, exec));
+        }
+        measure::measure(&mut candidates, &tests, options, self.repetitions.get())?;
+        // All readers held their memory at the later peak; the earlier one was before the first.
+        let peak_memory_bytes = machine::peak_memory_bytes()
+            .map(|peak| peak.saturating_sub(reader_bytes))
+            .max(peak_without_readers);
+        let report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: option_env!("STERNA_COMMIT"),
+            runs: (candidates.iter())
+                .map(|candidate| Run::new(candidate, &tests, &works))
+                .collect(),
+            model,
+            machine,
+            backend: "cpu",
+            instruction_set: args::isa()?.name(),
+            peak_memory_bytes,
+        };
+        if self.flags.json {
+            output::json(&report)
+        } else {
+            output::line(report.text())
+        }
+    }
+
+    fn tests(&self) -> Vec<Test> {
+        let prefill = self.prefill.iter().map(|n| Test::Prefill(n.get()));
+        let decode = self.decode.iter().flat_map(|n| {
+            let n = n.get();
+            self.depth
+                .iter()
+                .map(move |&depth| Test::Decode { n, depth })
+        });
+        prefill.chain(decode).collect()
+    }
+
+    /// Loads the model for `threads` threads, and checks it; how many milliseconds loading took.
+    fn load(&self, files: &ModelFiles, threads: usize) -> Result<(Arc<Model<Cpu>>, f64)> {
+        let plan = files.plan(&self.flags.files)?;
+        let start = Instant::now();
+        let model = files.load(plan, self.flags.engine.backend(threads)?)?;
+        let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        self.check(&model)?;
+        Ok((model, load_ms))
+    }
+
+    /// Computes a few tokens at once and one by one, which must give the same.
+    fn check(&self, model: &Arc<Model<Cpu>>) -> Result<()> {
+        let n_vocab = model.config().n_vocab;
+        let ids = token_ids(CHECKED, n_vocab);
+        let mut session = Session::new(model.clone(), self.flags.engine.session(CHECKED))?;
+        let at_once = session.forward(&ids, Logits::Last)?;
+        session.truncate(0);
+        let mut one_by_one = Vec::new();
+        for id in &ids {
+            one_by_one = session.forward(&[*id], Logits::Last)?;
+        }
+        let error = normalized_error(&at_once, &one_by_one);
+        if error.is_nan() || error > MAX_ERROR {
+            bail!(
+                "wrong result, so nothing was timed: logits of {CHECKED} tokens at once and one by one \
+                 differ by a normalised mean squared error of {error:.1e}, expected at most {MAX_ERROR:.0e}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Tokens computed two ways before timing.
+const CHECKED: usize = 16;
+
+/// Bound on the difference of the two, as mean squared error over mean square: what float sums in
+/// another order may cost. It is 0 on backends that promise the same bits.
+const MAX_ERROR: f64 = 1e-6;
+
+fn normalized_error(a: &[f32], b: &[f32]) -> f64 {
+    let squares =
+        |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = squares(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    difference / squares(&mut a.iter().copied()).max(f64::MIN_POSITIVE)
+}
+
+/// FNV-1a, 64 bits, over each file's length (8 bytes, little-endian) and first MiB.
+fn head_hash(files: &[SourceFile]) -> u64 {
+    const HEAD: u64 = 1 << 20;
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let add = |hash: u64, bytes: &[u8]| {
+        (bytes.iter()).fold(hash, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(PRIME))
+    };
+    files.iter().fold(BASIS, |hash, file| {
+        add(add(hash, &file.len().to_le_bytes()), &file.prefix(HEAD))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_relative() {
+        assert_eq!(normalized_error(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
+        assert!((normalized_error(&[2.0, 0.0], &[2.0, 1.0]) - 0.25).abs() < 1e-12);
+        assert!(normalized_error(&[f32::NAN], &[1.0]).is_nan());
+    }
+}
