@@ -17,6 +17,10 @@ mod block;
 mod float;
 mod integer;
 mod ternary;
+#[cfg(target_arch = "aarch64")]
+mod ternary_neon;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod ternary_wasm;
 #[cfg(target_arch = "x86_64")]
 mod ternary_x86;
 

@@ -224,7 +224,17 @@ fn kernel(isa: Isa, packing: Packing) -> Dots {
             Level::AvxVnni => super::ternary_x86::dots_avxvnni::<P>,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => super::ternary_x86::dots_avx512::<P>,
-            _ => dots_scalar::<P>,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => super::ternary_neon::dots::<P>,
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot => super::ternary_neon::dots_dot::<P>,
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm => super::ternary_neon::dots_i8mm::<P>,
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Level::Simd128 => super::ternary_wasm::dots::<P>,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Level::Relaxed => super::ternary_wasm::dots_relaxed::<P>,
+            Level::Baseline => dots_scalar::<P>,
         }
     }
     match packing {
