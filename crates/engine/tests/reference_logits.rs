@@ -8,6 +8,10 @@ use common::{Reference, best, load_hf, logits, max_difference, nll, testdata};
 
 /// Float models: the reference is f32 too, in another order of summation.
 const MAX_DIFFERENCE: f32 = 1e-3;
+/// With f16 weights activations keep 13 significant bits, each within 2^-14 of its value. That is 512
+/// times the rounding of f32; over the products behind one another in a layer it moves logits of up to
+/// 9 by some thousandths. (Keeping 11 bits, as f16 activations would, is four times worse.)
+const MAX_DIFFERENCE_F16: f32 = 5e-3;
 /// Greedy ids are compared up to the first choice that close.
 const GREEDY_MARGIN: f32 = 0.01;
 /// Ternary models round activations: a difference in the last bit flips a rounding now and then,
@@ -22,11 +26,13 @@ const TERNARY_MARGIN: f32 = 0.5;
 fn check_float(dir: &Path) {
     let reference = Reference::read(&dir.join("reference.safetensors"));
     let model = load_hf(dir);
+    let f16 = dir.ends_with("llama-stored-f16") || dir.ends_with("llama-stored-mixed");
+    let bound = if f16 { MAX_DIFFERENCE_F16 } else { MAX_DIFFERENCE };
     for chunk in [1000, 7, 1] {
         let got = logits(&model, &reference.ids, chunk);
         let difference = max_difference(&got, &reference.logits);
         assert!(
-            difference < MAX_DIFFERENCE,
+            difference < bound,
             "{}, chunks of {chunk}: {difference}",
             dir.display()
         );
