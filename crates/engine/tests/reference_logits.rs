@@ -27,7 +27,11 @@ fn check_float(dir: &Path) {
     let reference = Reference::read(&dir.join("reference.safetensors"));
     let model = load_hf(dir);
     let f16 = dir.ends_with("llama-stored-f16") || dir.ends_with("llama-stored-mixed");
-    let bound = if f16 { MAX_DIFFERENCE_F16 } else { MAX_DIFFERENCE };
+    let bound = if f16 {
+        MAX_DIFFERENCE_F16
+    } else {
+        MAX_DIFFERENCE
+    };
     for chunk in [1000, 7, 1] {
         let got = logits(&model, &reference.ids, chunk);
         let difference = max_difference(&got, &reference.logits);
