@@ -40,6 +40,56 @@ pub(super) struct QuantizedRows {
     sums: Vec<i16>,
     /// Sums of whole rows, `[m]`.
     row_sums: Vec<i32>,
+    tiles: Tiles,
+}
+
+/// Rows in a tile.
+pub(super) const TILE: usize = 4;
+
+/// The rounded rows once more, four side by side, as kernels for several rows read them. There are
+/// none for a single row.
+///
+/// Rows are padded with zeros to whole tiles.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Tiles {
+    n_tiles: usize,
+    stride: usize,
+    n_scales: usize,
+    /// `[tile][stride / 4][row][4]`.
+    q: Vec<[[i8; 4]; TILE]>,
+    /// Sums of two times [`SUM_LEN`] values, `[tile][stride / 32][row][2]`.
+    pairs: Vec<[[i16; 2]; TILE]>,
+    /// `[tile][scales of a row][row]`.
+    scales: Vec<[f32; TILE]>,
+}
+
+impl Tiles {
+    /// Rows, those of padding counted.
+    pub(super) fn m(&self) -> usize {
+        self.n_tiles * TILE
+    }
+
+    /// Columns, those of padding counted.
+    pub(super) fn k(&self) -> usize {
+        self.stride
+    }
+
+    /// Each four columns of the four rows of a tile. Panics if there is no such tile.
+    pub(super) fn q(&self, tile: usize) -> &[[[i8; 4]; TILE]] {
+        &self.q[tile * self.stride / 4..][..self.stride / 4]
+    }
+
+    /// Sums of two times 16 columns from column `start` on, a multiple of 32. Panics if there is no
+    /// such tile or column.
+    pub(super) fn pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
+        let tile = &self.pairs[tile * self.stride / 32..][..self.stride / 32];
+        &tile[start / 32..]
+    }
+
+    /// The `i`th scale of each row of a tile. Panics if there is none.
+    pub(super) fn scales(&self, tile: usize, i: usize) -> &[f32; TILE] {
+        &self.scales[tile * self.n_scales..][..self.n_scales][i]
+    }
 }
 
 /// One rounded row.
@@ -82,13 +132,22 @@ impl QuantizedRows {
         self.sums.resize(m * stride / SUM_LEN, 0);
         self.row_sums.clear();
         self.row_sums.resize(m, 0);
+        let tiled = if m > 1 { m.div_ceil(TILE) } else { 0 };
+        self.tiles.n_tiles = tiled;
+        (self.tiles.stride, self.tiles.n_scales) = (stride, n_scales);
+        self.tiles.q.resize(tiled * stride / 4, [[0; 4]; TILE]);
+        self.tiles.pairs.resize(tiled * stride / 32, [[0; 2]; TILE]);
+        self.tiles.scales.resize(tiled * n_scales, [0.0; TILE]);
+        let tile_q = SharedSlice::new(&mut self.tiles.q);
+        let tile_pairs = SharedSlice::new(&mut self.tiles.pairs);
+        let tile_scales = SharedSlice::new(&mut self.tiles.scales);
         let q = SharedSlice::new(&mut self.q);
         let scales = SharedSlice::new(&mut self.scales);
         let sums = SharedSlice::new(&mut self.sums);
         let row_sums = SharedSlice::new(&mut self.row_sums);
-        exec.pool.for_ranges(m, 8, |rows| {
-            for t in rows {
-                // SAFETY: each row belongs to one task.
+        exec.pool.for_ranges(m.div_ceil(TILE), 2, |tiles| {
+            for t in tiles.start * TILE..m.min(tiles.end * TILE) {
+                // SAFETY: each row belongs to one tile, and that to one task.
                 let (q, scales, sums, sum) = unsafe {
                     (
                         q.range_mut(t * stride..(t + 1) * stride),
@@ -99,6 +158,27 @@ impl QuantizedRows {
                 };
                 sum[0] = quantize(exec.isa, scaling, &x[t * k..][..k], q, scales, sums);
             }
+            for tile in tiles.filter(|_| tiled > 0) {
+                let rows = tile * TILE..m.min((tile + 1) * TILE);
+                let part = |len: usize| tile * len..(tile + 1) * len;
+                let all = |len: usize| rows.start * len..rows.end * len;
+                // SAFETY: each tile belongs to one task, and so do its rows, which are done.
+                unsafe {
+                    side_by_side(q.range_mut(all(stride)), tile_q.range_mut(part(stride / 4)));
+                    side_by_side(
+                        sums.range_mut(all(stride / SUM_LEN)),
+                        tile_pairs.range_mut(part(stride / 32)),
+                    );
+                    let scales = scales.range_mut(all(n_scales));
+                    let tile = tile_scales.range_mut(part(n_scales));
+                    tile.fill([0.0; TILE]);
+                    for (r, row) in scales.chunks_exact(n_scales.max(1)).enumerate() {
+                        for (to, scale) in tile.iter_mut().zip(row) {
+                            to[r] = *scale;
+                        }
+                    }
+                }
+            }
         });
         Ok(())
     }
@@ -106,6 +186,11 @@ impl QuantizedRows {
     /// Rows.
     pub(super) fn m(&self) -> usize {
         self.m
+    }
+
+    /// The rows side by side, if they are more than one.
+    pub(super) fn tiles(&self) -> &Tiles {
+        &self.tiles
     }
 
     /// Row `t`. Panics if there is none.
@@ -131,6 +216,22 @@ impl QuantizedRows {
             out.extend(q[..self.k].iter().map(|&q| f32::from(q) / scales[0]));
         }
         out
+    }
+}
+
+/// Lays each `N` values of up to four rows side by side, zeros for rows that are missing.
+fn side_by_side<T: Copy + Default, const N: usize>(rows: &[T], tile: &mut [[[T; N]; TILE]]) {
+    let len = tile.len() * N;
+    for r in 0..TILE {
+        let row = rows.get(r * len..(r + 1) * len);
+        match row {
+            Some(row) => {
+                for (to, values) in tile.iter_mut().zip(row.as_chunks().0) {
+                    to[r] = *values;
+                }
+            }
+            None => tile.iter_mut().for_each(|to| to[r] = [T::default(); N]),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use sterna_format::DType;
 
 use super::activations::{QuantizedRows, Scaling};
-use super::{BlockMatrix, Columns};
+use super::{BlockMatrix, Columns, panel};
 use crate::isa::Isa;
 
 /// The scaling of activations that weights of `dtype` take; `None` if they aren't blocks of integers
@@ -41,6 +41,9 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
+    if x.m() > 1 && panel::serves(isa) {
+        return panel::multiply_blocks(isa, w, rows, x, out);
+    }
     for t in 0..x.m() {
         // SAFETY: no other task has these rows, so none writes these columns.
         let out = unsafe { out.row_mut(t, rows.clone()) };

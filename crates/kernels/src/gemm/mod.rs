@@ -16,6 +16,7 @@ mod activations;
 mod block;
 mod float;
 mod integer;
+mod panel;
 mod ternary;
 #[cfg(target_arch = "aarch64")]
 mod ternary_neon;

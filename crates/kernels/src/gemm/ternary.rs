@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Columns;
 use super::activations::QuantizedRows;
+use super::{Columns, panel};
 use crate::isa::{Isa, Level};
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes};
 use crate::shape::{ShapeError, expect_len};
@@ -131,6 +131,19 @@ impl<'a> TernaryMatrix<'a> {
         self.packing.row_bytes(self.k)
     }
 
+    pub(super) fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Columns of whole blocks.
+    pub(super) fn padded_k(&self) -> usize {
+        self.k.next_multiple_of(BLOCK)
+    }
+
     /// Writes row `i` as floats into `out`, `[k]`. Panics if there is no such row.
     pub(super) fn decode(&self, i: usize, out: &mut [f32]) {
         match self.packing {
@@ -147,7 +160,8 @@ impl<'a> TernaryMatrix<'a> {
         }
     }
 
-    fn row(&self, i: usize) -> &'a [u8] {
+    /// Packed row `i`. Panics if there is no such row.
+    pub(super) fn row(&self, i: usize) -> &'a [u8] {
         let len = self.row_bytes();
         &self.codes[i * len..][..len]
     }
@@ -155,7 +169,7 @@ impl<'a> TernaryMatrix<'a> {
 
 /// The codes of a block, in order.
 #[inline(always)]
-fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]; 4] {
+pub(super) fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]; 4] {
     let mut groups = [
         block.map(|byte| byte >> 6),
         block.map(|byte| byte >> 4 & 3),
@@ -167,6 +181,10 @@ fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]; 4] {
     }
     groups
 }
+
+/// Activation rows that are multiplied straight from the packed weights: below that, unpacking them
+/// into panels costs more than it saves.
+const SMALL_BATCH: usize = 8;
 
 /// Rows of weights, and at most of activations, that a kernel takes at a time.
 pub(super) const TILE: usize = 4;
@@ -182,8 +200,11 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
+    if x.m() > SMALL_BATCH && panel::serves(isa) {
+        return panel::multiply_ternary(isa, w, rows, x, out);
+    }
     let dots = kernel(isa, w.packing);
-    let k = w.k.next_multiple_of(BLOCK);
+    let k = w.padded_k();
     for first in rows.clone().step_by(TILE) {
         // Past the end the last row is computed again; that costs less than a kernel for each rest.
         let tile = std::array::from_fn(|r| w.row((first + r).min(rows.end - 1)));
@@ -346,7 +367,9 @@ mod tests {
                 for isa in Isa::available() {
                     let mut sums = [[0; TILE]; TILE];
                     // SAFETY: this machine has `isa`.
-                    unsafe { kernel(isa, packing)(&[&codes[..]; TILE], &[&row[..]; TILE], &mut sums) };
+                    unsafe {
+                        kernel(isa, packing)(&[&codes[..]; TILE], &[&row[..]; TILE], &mut sums)
+                    };
                     assert_eq!(sums, [[2 * q * k as i32; TILE]; TILE], "{isa}");
                 }
             }

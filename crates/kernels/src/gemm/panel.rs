@@ -1,0 +1,179 @@
+//! Products with several activation rows: sixteen rows of weights at a time, side by side.
+//!
+//! Weights are unpacked, a stretch of columns at a time, into a [`Panel`]: unsigned codes of a byte
+//! each, four columns of one row together, the same four columns of sixteen rows one after another.
+//! A kernel then multiplies the panel with every activation row, four bytes of which meet all sixteen
+//! rows at once: the lanes of its registers are rows of weights, so that no sum is ever taken across
+//! lanes. Several activation rows are computed together, since they share the loads of weights.
+//!
+//! The activations lie ready in the order in which kernels read them: [`Tiles`].
+
+mod kernels;
+mod lanes;
+mod portable;
+mod unpack;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::activations::Tiles;
+use super::ternary::TernaryMatrix;
+use super::{BlockMatrix, Columns};
+use crate::isa::{Isa, Level};
+use crate::quant::integers::SUPER_LEN;
+
+/// True if there are kernels for `isa`; those of other instruction sets are elsewhere.
+pub(super) fn serves(isa: Isa) -> bool {
+    match isa.level() {
+        Level::Baseline => true,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 => true,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => false,
+    }
+}
+
+/// Rows of weights in a panel.
+pub(super) const ROWS: usize = super::ROWS;
+
+/// Columns of a panel at most: 16 KiB of codes, which stay in the first-level cache.
+const COLUMNS: usize = 1024;
+
+/// Values that belong to the rows of a panel.
+type Lanes<T> = [T; ROWS];
+
+/// A stretch of columns of sixteen rows of weights.
+#[repr(C, align(64))]
+struct Panel {
+    /// `[columns / 4][row][4]`: what the integers of a block are, plus the bias of the type.
+    codes: [Lanes<[u8; 4]>; COLUMNS / 4],
+    /// The integer scale of each 16 columns of a block of 256.
+    scales: [Lanes<i32>; 16],
+    /// What the sums of each two 16 activations are multiplied with: the minimums of a block of 256
+    /// if its type has them, else its scales.
+    offsets: [Lanes<[i16; 2]>; 8],
+    /// The scale of a block of 256, or of each 32 columns.
+    d: [Lanes<f32>; 8],
+    /// The scale of the minimums of a block of 256.
+    dmin: Lanes<f32>,
+}
+
+impl Panel {
+    const EMPTY: Panel = Panel {
+        codes: [[[0; 4]; ROWS]; COLUMNS / 4],
+        scales: [[0; ROWS]; 16],
+        offsets: [[[0; 2]; ROWS]; 8],
+        d: [[0.0; ROWS]; 8],
+        dmin: [0.0; ROWS],
+    };
+}
+
+/// What a thread keeps from task to task.
+struct Scratch {
+    panel: Panel,
+    /// For each activation row the integer sums of ternary weights, or the float sums of others as
+    /// they are so far.
+    integers: Vec<Lanes<i32>>,
+    floats: Vec<Lanes<f32>>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
+        panel: Panel::EMPTY,
+        integers: Vec::new(),
+        floats: Vec::new(),
+    }));
+}
+
+/// Adds the products of the columns `columns` of a panel to the sums of every activation row.
+///
+/// # Safety
+/// The machine has the instruction set that the kernel was asked for. The sums are as many as the
+/// rows of `x`, which has these columns.
+type Kernel<T> = unsafe fn(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<T>]);
+
+/// The rows of a panel from `first` on; past `rows` the last again, whose sums nobody reads.
+fn panel_rows<'a>(
+    first: usize,
+    rows: &Range<usize>,
+    row: impl Fn(usize) -> &'a [u8],
+) -> [&'a [u8]; ROWS] {
+    std::array::from_fn(|r| row((first + r).min(rows.end - 1)))
+}
+
+/// As [`super::ternary::multiply`].
+pub(super) fn multiply_ternary(
+    isa: Isa,
+    w: &TernaryMatrix<'_>,
+    rows: Range<usize>,
+    x: &super::QuantizedRows,
+    out: &Columns<'_>,
+) {
+    let kernel = kernels::ternary(isa);
+    let unpack = unpack::ternary(isa, w.packing());
+    SCRATCH.with_borrow_mut(|scratch| {
+        let Scratch {
+            panel, integers, ..
+        } = &mut **scratch;
+        for first in rows.clone().step_by(ROWS) {
+            integers.clear();
+            integers.resize(x.tiles().m(), [0; ROWS]);
+            let codes = panel_rows(first, &rows, |i| w.row(i));
+            for start in (0..w.padded_k()).step_by(COLUMNS) {
+                let columns = start..w.padded_k().min(start + COLUMNS);
+                // SAFETY: both were picked by `isa`, which this machine has been seen to offer; rows
+                // and activations are padded alike.
+                unsafe {
+                    unpack(&codes, columns.clone(), panel);
+                    kernel(panel, x.tiles(), columns, integers);
+                }
+            }
+            let columns = first..rows.end.min(first + ROWS);
+            for (t, sums) in integers[..x.m()].iter().enumerate() {
+                let act = x.row(t);
+                let scale = w.scale() / act.scales[0];
+                // SAFETY: no other task has these rows, so none writes these columns.
+                let out = unsafe { out.row_mut(t, columns.clone()) };
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = (sum - act.sum) as f32 * scale;
+                }
+            }
+        }
+    });
+}
+
+/// As [`super::integer::multiply`], for types that have a scaling there.
+pub(super) fn multiply_blocks(
+    isa: Isa,
+    w: &BlockMatrix<'_>,
+    rows: Range<usize>,
+    x: &super::QuantizedRows,
+    out: &Columns<'_>,
+) {
+    let kernel = kernels::blocks(isa, w.dtype()).expect("every type with a scaling has a kernel");
+    SCRATCH.with_borrow_mut(|scratch| {
+        let Scratch { panel, floats, .. } = &mut **scratch;
+        for first in rows.clone().step_by(ROWS) {
+            floats.clear();
+            floats.resize(x.tiles().m(), [0.0; ROWS]);
+            let blocks = panel_rows(first, &rows, |i| w.rows(i, 1));
+            for start in (0..w.k()).step_by(SUPER_LEN) {
+                let columns = start..w.k().min(start + SUPER_LEN);
+                unpack::blocks(isa, w.dtype(), &blocks, columns.clone(), panel);
+                // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
+                // activations have the columns of the weights.
+                unsafe {
+                    kernel(panel, x.tiles(), columns, floats);
+                }
+            }
+            let columns = first..rows.end.min(first + ROWS);
+            for (t, sums) in floats[..x.m()].iter().enumerate() {
+                // SAFETY: no other task has these rows, so none writes these columns.
+                let out = unsafe { out.row_mut(t, columns.clone()) };
+                out.copy_from_slice(&sums[..out.len()]);
+            }
+        }
+    });
+}

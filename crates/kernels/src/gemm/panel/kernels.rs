@@ -1,0 +1,274 @@
+//! The products of a panel, in terms of [`Lanes`].
+
+use std::ops::Range;
+
+use sterna_format::DType;
+
+use super::lanes::{Acts, Lanes};
+use super::portable::Portable;
+use super::{Kernel, Lanes as Array, Panel, ROWS};
+use crate::gemm::activations::{TILE, Tiles};
+use crate::isa::{Isa, Level};
+use crate::quant::integers::SUPER_LEN;
+
+/// A kind of weights.
+trait Family {
+    /// What is summed up from panel to panel.
+    type Sum;
+
+    /// Adds the products of a panel and `T` activation rows, whole tiles from `tile` on.
+    ///
+    /// # Safety
+    /// As [`Kernel`]; `sums` are those of the `T` rows.
+    unsafe fn add<S: Lanes, const T: usize>(
+        panel: &Panel,
+        x: &Tiles,
+        tile: usize,
+        columns: Range<usize>,
+        sums: *mut Array<Self::Sum>,
+    );
+}
+
+/// Takes as many rows at a time as registers hold the sums of, `T`, and then the rest.
+///
+/// # Safety
+/// As [`Kernel`].
+#[inline(always)]
+unsafe fn all<F: Family, S: Lanes, const T: usize>(
+    panel: &Panel,
+    x: &Tiles,
+    columns: Range<usize>,
+    sums: &mut [Array<F::Sum>],
+) {
+    assert!(sums.len() == x.m() && columns.end <= x.k());
+    let n_tiles = x.m() / TILE;
+    let mut tile = 0;
+    while tile < n_tiles {
+        let columns = columns.clone();
+        let left = (n_tiles - tile) * TILE;
+        // SAFETY: the caller's promise; there are as many sums as rows.
+        unsafe {
+            let sums = sums.as_mut_ptr().add(tile * TILE);
+            if left >= T {
+                F::add::<S, T>(panel, x, tile, columns, sums);
+                tile += T / TILE;
+            } else if left >= 8 {
+                F::add::<S, 8>(panel, x, tile, columns, sums);
+                tile += 2;
+            } else {
+                F::add::<S, 4>(panel, x, tile, columns, sums);
+                tile += 1;
+            }
+        }
+    }
+}
+
+fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
+    #[cfg(target_arch = "x86_64")]
+    use super::x86::{Avx2, Avx512, AvxVnni};
+
+    /// # Safety
+    /// As [`Kernel`].
+    unsafe fn portable<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, Portable, 4>(p, x, c, s) }
+    }
+
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    unsafe fn avx2<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, Avx2, 4>(p, x, c, s) }
+    }
+
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,avxvnni")]
+    unsafe fn avxvnni<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, AvxVnni, 4>(p, x, c, s) }
+    }
+
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
+    unsafe fn avx512<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, Avx512, 12>(p, x, c, s) }
+    }
+
+    match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => avx2::<F>,
+        #[cfg(target_arch = "x86_64")]
+        Level::AvxVnni => avxvnni::<F>,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => avx512::<F>,
+        _ => portable::<F>,
+    }
+}
+
+/// The kernel for codes that are trits plus one.
+pub(super) fn ternary(isa: Isa) -> Kernel<i32> {
+    kernel::<Ternary>(isa)
+}
+
+/// The kernel for blocks of integers; `None` if `dtype` has none.
+pub(super) fn blocks(isa: Isa, dtype: DType) -> Option<Kernel<f32>> {
+    Some(match dtype {
+        DType::Q2_K => kernel::<Super<3, 4, 0>>(isa),
+        DType::Q3_K => kernel::<Super<7, 4, 2>>(isa),
+        DType::Q4_K => kernel::<Super<15, 8, 0>>(isa),
+        DType::Q5_K => kernel::<Super<31, 8, 0>>(isa),
+        DType::Q6_K => kernel::<Super<63, 4, 5>>(isa),
+        DType::Q4_0 => kernel::<Small<15, 8>>(isa),
+        DType::Q5_0 => kernel::<Small<31, 16>>(isa),
+        DType::Q8_0 => kernel::<Small<255, 128>>(isa),
+        DType::Q1_0 => kernel::<Small<2, 1>>(isa),
+        DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => kernel::<Small<3, 1>>(isa),
+        _ => return None,
+    })
+}
+
+/// What is added to the signed codes of a type to make them unsigned.
+pub(super) fn bias(dtype: DType) -> i8 {
+    match dtype {
+        DType::Q3_K => 4,
+        DType::Q6_K => 32,
+        DType::Q4_0 => 8,
+        DType::Q5_0 => 16,
+        // As good as 128: the bytes that wrap around are the same.
+        DType::Q8_0 => -128,
+        DType::Q1_0 | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 1,
+        _ => 0,
+    }
+}
+
+/// Exact sums over all columns.
+struct Ternary;
+
+impl Family for Ternary {
+    type Sum = i32;
+
+    #[inline(always)]
+    unsafe fn add<S: Lanes, const T: usize>(
+        panel: &Panel,
+        x: &Tiles,
+        tile: usize,
+        columns: Range<usize>,
+        out: *mut Array<i32>,
+    ) {
+        let acts = acts(x, tile, &columns);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = std::array::from_fn(|t| S::load_i(out.add(t)));
+            S::add_dots::<T, 2>(&mut sums, panel.codes.as_ptr(), acts, columns.len() / 4);
+            for (t, sum) in sums.into_iter().enumerate() {
+                S::store_i(out.add(t), sum);
+            }
+        }
+    }
+}
+
+/// One block of 256, of codes up to `MAX` whose every `QUADS` times four share an integer scale.
+///
+/// Codes have 2^`BIAS` too much, or, if that is 0, a minimum.
+struct Super<const MAX: usize, const QUADS: usize, const BIAS: u32>;
+
+impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX, QUADS, BIAS> {
+    type Sum = f32;
+
+    #[inline(always)]
+    unsafe fn add<S: Lanes, const T: usize>(
+        panel: &Panel,
+        x: &Tiles,
+        tile: usize,
+        columns: Range<usize>,
+        out: *mut Array<f32>,
+    ) {
+        let acts = acts(x, tile, &columns);
+        // SAFETY: the caller's promise; a block of 256 is 64 times four columns.
+        unsafe {
+            let mut sums = [S::zero(); T];
+            for sub in 0..SUPER_LEN / 4 / QUADS {
+                S::add_scaled_dots::<T, MAX>(
+                    &mut sums,
+                    panel.codes.as_ptr().add(sub * QUADS),
+                    acts.skip(sub * QUADS),
+                    QUADS,
+                    &panel.scales[sub * QUADS / 4],
+                );
+            }
+            let (d, dmin) = (S::load_f(&panel.d[0]), S::load_f(&panel.dmin));
+            for (t, sum) in sums.into_iter().enumerate() {
+                let pairs = x.pairs(tile + t / TILE, columns.start);
+                let mut offset = S::zero();
+                for (p, offsets) in panel.offsets.iter().enumerate() {
+                    offset = S::add_pairs(offset, offsets, pairs[p][t % TILE]);
+                }
+                let dx = S::splat(x.scales(tile + t / TILE, columns.start / SUPER_LEN)[t % TILE]);
+                let scale = S::mul(d, dx);
+                let product = if BIAS == 0 {
+                    let product = S::mul(S::to_f(sum), scale);
+                    S::sub(product, S::mul(S::to_f(offset), S::mul(dmin, dx)))
+                } else {
+                    S::mul(S::to_f(S::sub_shifted::<BIAS>(sum, offset)), scale)
+                };
+                let out = out.add(t);
+                S::store_f(out, S::add(S::load_f(out), product));
+            }
+        }
+    }
+}
+
+/// Groups of 32 codes up to `MAX`, which are `BIAS` too much, with one scale.
+struct Small<const MAX: usize, const BIAS: i16>;
+
+impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
+    type Sum = f32;
+
+    #[inline(always)]
+    unsafe fn add<S: Lanes, const T: usize>(
+        panel: &Panel,
+        x: &Tiles,
+        tile: usize,
+        columns: Range<usize>,
+        out: *mut Array<f32>,
+    ) {
+        let acts = acts(x, tile, &columns);
+        let signed = MAX == 255 && S::SIGNED_BYTES;
+        let bias = [[if signed { 0 } else { -BIAS }; 2]; ROWS];
+        for group in 0..columns.len() / 32 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let start = columns.start + group * 32;
+                let mut sums: [S::I; T] = std::array::from_fn(|t| {
+                    let pair = x.pairs(tile + t / TILE, start)[0][t % TILE];
+                    S::add_pairs(S::zero(), &bias, pair)
+                });
+                let codes = panel.codes.as_ptr().add(group * 8);
+                S::add_dots::<T, MAX>(&mut sums, codes, acts.skip(group * 8), 8);
+                let d = S::load_f(&panel.d[group]);
+                for (t, sum) in sums.into_iter().enumerate() {
+                    let dx = S::splat(x.scales(tile + t / TILE, start / 32)[t % TILE]);
+                    let product = S::mul(S::to_f(sum), S::mul(d, dx));
+                    let out = out.add(t);
+                    S::store_f(out, S::add(S::load_f(out), product));
+                }
+            }
+        }
+    }
+}
+
+/// The activations of `columns`, from a tile on.
+#[inline(always)]
+fn acts(x: &Tiles, tile: usize, columns: &Range<usize>) -> Acts {
+    Acts {
+        q: x.q(tile)[columns.start / 4..].as_ptr().cast(),
+        stride: x.k() * TILE,
+    }
+}

@@ -1,0 +1,159 @@
+//! From stored rows to panels.
+
+use std::ops::Range;
+
+use sterna_format::DType;
+
+use super::kernels::bias;
+use super::{Lanes, Panel, ROWS};
+use crate::gemm::ternary::{I2s, Packed, Packing, Tq20, unpack};
+use crate::isa::{Isa, Level, multiversion};
+use crate::quant::integers::{SUPER_LEN, groups_of_32, super_blocks};
+use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
+
+/// Writes the codes of `columns` of packed rows into a panel.
+///
+/// # Safety
+/// The machine has the instruction set that the function was asked for.
+pub(super) type UnpackTernary =
+    unsafe fn(rows: &Lanes<&[u8]>, columns: Range<usize>, panel: &mut Panel);
+
+/// The one for a packing of trits. `columns` are whole blocks; the rows have them.
+pub(super) fn ternary(isa: Isa, packing: Packing) -> UnpackTernary {
+    fn packed<P: Packed>(isa: Isa) -> UnpackTernary {
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 => ternary_avx2::<P>,
+            _ => ternary_portable::<P>,
+        }
+    }
+    match packing {
+        Packing::I2s => packed::<I2s>(isa),
+        Packing::Tq20 => packed::<Tq20>(isa),
+    }
+}
+
+/// The codes of a block in a row.
+#[inline(always)]
+fn block<P: Packed>(row: &[u8], block: usize) -> &[u8; BLOCK_BYTES] {
+    let at = block / 2 * P::PAIR_STRIDE + block % 2 * BLOCK_BYTES;
+    row[at..].first_chunk().expect("rows have the columns")
+}
+
+/// The reference.
+fn ternary_portable<P: Packed>(rows: &Lanes<&[u8]>, columns: Range<usize>, panel: &mut Panel) {
+    let blocks = columns.start / BLOCK..columns.end / BLOCK;
+    for (quads, b) in panel.codes.chunks_mut(BLOCK / 4).zip(blocks) {
+        for (r, row) in rows.iter().enumerate() {
+            let codes = unpack::<P>(block::<P>(row, b));
+            for (quad, codes) in quads.iter_mut().zip(codes.as_flattened().as_chunks().0) {
+                quad[r] = *codes;
+            }
+        }
+    }
+}
+
+/// Packed bytes are transposed, four of a row at a time, and then cut: that takes a quarter of the
+/// shuffles.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn ternary_avx2<P: Packed>(rows: &Lanes<&[u8]>, columns: Range<usize>, panel: &mut Panel) {
+    use super::x86::transpose;
+    use std::arch::x86_64::*;
+
+    let three = _mm256_set1_epi8(3);
+    let blocks = columns.start / BLOCK..columns.end / BLOCK;
+    for (quads, b) in panel
+        .codes
+        .as_chunks_mut::<{ BLOCK / 4 }>()
+        .0
+        .iter_mut()
+        .zip(blocks)
+    {
+        for half in 0..2 {
+            let packed = std::array::from_fn(|r| {
+                let codes = block::<P>(rows[half * 8 + r], b);
+                // SAFETY: 32 bytes of an array.
+                unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
+            });
+            // SAFETY: this function has AVX2.
+            for (i, packed) in unsafe { transpose(packed) }.into_iter().enumerate() {
+                let mut groups = [
+                    _mm256_srli_epi16::<6>(packed),
+                    _mm256_srli_epi16::<4>(packed),
+                    _mm256_srli_epi16::<2>(packed),
+                    packed,
+                ];
+                if P::LOWEST_FIRST {
+                    groups.reverse();
+                }
+                for (g, group) in groups.into_iter().enumerate() {
+                    let codes = &mut quads[g * 8 + i].as_chunks_mut::<8>().0[half];
+                    // SAFETY: 32 bytes of an array.
+                    unsafe {
+                        let codes = codes.as_mut_ptr().cast();
+                        _mm256_storeu_si256(codes, _mm256_and_si256(group, three));
+                    }
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Writes one block of 256, or up to eight groups of 32, of each row into a panel.
+    pub(super) fn blocks(
+        dtype: DType,
+        rows: &Lanes<&[u8]>,
+        columns: Range<usize>,
+        panel: &mut Panel,
+    ) {
+        let bytes = columns.start / dtype.block_len() * dtype.block_bytes()
+            ..columns.end / dtype.block_len() * dtype.block_bytes();
+        let bias = bias(dtype);
+        let mut codes = [[0u8; SUPER_LEN]; ROWS];
+        for (r, row) in rows.iter().enumerate() {
+            let row = &row[bytes.clone()];
+            let codes = &mut codes[r];
+            let done = super_blocks(dtype, row, |block| {
+                for (to, code) in codes.iter_mut().zip(block.codes) {
+                    *to = code.wrapping_add(bias) as u8;
+                }
+                panel.d[0][r] = block.d;
+                panel.dmin[r] = block.dmin;
+                for (to, scale) in panel.scales.iter_mut().zip(block.scales) {
+                    to[r] = i32::from(scale);
+                }
+                let offsets = if bias == 0 {
+                    block.mins.map(i16::from)
+                } else {
+                    block.scales.map(i16::from)
+                };
+                for (to, pair) in panel.offsets.iter_mut().zip(offsets.as_chunks().0) {
+                    to[r] = *pair;
+                }
+            });
+            if !done {
+                let mut group = 0;
+                groups_of_32(dtype, row, |d, from| {
+                    for (to, code) in codes[group * 32..].iter_mut().zip(from) {
+                        *to = code.wrapping_add(bias) as u8;
+                    }
+                    panel.d[group][r] = d;
+                    group += 1;
+                });
+            }
+        }
+        interleave(&codes, columns.len(), panel);
+    }
+}
+
+/// Writes rows of codes side by side.
+#[inline(always)]
+fn interleave(codes: &Lanes<[u8; SUPER_LEN]>, len: usize, panel: &mut Panel) {
+    for (r, codes) in codes.iter().enumerate() {
+        for (to, quad) in panel.codes.iter_mut().zip(codes[..len].as_chunks().0) {
+            to[r] = *quad;
+        }
+    }
+}
