@@ -460,6 +460,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "panics abort")]
     fn a_panic_reaches_the_caller_and_the_pool_survives() {
         let pool = Pool::new(3);
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -474,6 +475,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "there are no threads")]
     fn callers_on_several_threads_take_turns() {
         let pool = Pool::new(2);
         let sum = AtomicUsize::new(0);
@@ -514,6 +516,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "there are no threads")]
     fn sleeping_threads_wake_up() {
         let pool = Pool::new(2);
         let caller = std::thread::current().id();
