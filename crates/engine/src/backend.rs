@@ -4,6 +4,7 @@ use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
+pub use sterna_kernels::attention::CacheType;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
@@ -166,26 +167,6 @@ pub enum WeightData {
         /// What a code of +1 is worth.
         scale: f32,
     },
-}
-
-/// Number format of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CacheType {
-    /// As computed.
-    #[default]
-    F32,
-    /// Half precision: half the memory, about three digits.
-    F16,
-}
-
-impl CacheType {
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            CacheType::F32 => 4,
-            CacheType::F16 => 2,
-        }
-    }
 }
 
 /// Shape of a [`KvCache`].

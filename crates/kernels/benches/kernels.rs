@@ -1,12 +1,10 @@
-//! Matrix products and attention at the shapes of a 2B model. Bytes are those of the weights, or of
-//! the cached keys and values: what decoding has to read.
+//! Matrix products at the shapes of a 2B model. Bytes are those of the weights: what decoding has to
+//! read.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use half::f16;
 use sterna_format::DType;
-use sterna_kernels::attention::{AttentionShape, KvPage, KvRows, attention};
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::quant::encode_row;
 use sterna_kernels::{Exec, Isa};
@@ -90,42 +88,5 @@ fn products(c: &mut Criterion, name: &str, matrix: Matrix<'_>, n_bytes: usize, m
     }
 }
 
-fn decode_attention(c: &mut Criterion) {
-    const PAGE_LEN: usize = 64;
-    let shape = AttentionShape {
-        n_heads: 20,
-        n_kv_heads: 5,
-        head_dim: 128,
-        scale: 0.09,
-        softcap: None,
-        window: None,
-    };
-    let page = floats(shape.n_kv_heads * PAGE_LEN * shape.head_dim);
-    let half: Vec<f16> = page.iter().map(|&v| f16::from_f32(v)).collect();
-    let q = floats(shape.n_heads * shape.head_dim);
-    for (kind, rows, size) in [
-        ("f32", KvRows::F32(&page), 4),
-        ("f16", KvRows::F16(&half), 2),
-    ] {
-        for n_ctx in [128, 4096] {
-            let pages = vec![KvPage { k: rows, v: rows }; n_ctx / PAGE_LEN];
-            let mut group = c.benchmark_group(format!("attention-{kind}-ctx{n_ctx}"));
-            let bytes = 2 * n_ctx * shape.n_kv_heads * shape.head_dim * size;
-            group.throughput(Throughput::Bytes(bytes as u64));
-            let mut expected: Option<Vec<f32>> = None;
-            for (name, exec) in execs() {
-                let mut out = vec![0.0; q.len()];
-                let mut run =
-                    |q: &[f32]| attention(&exec, &shape, q, n_ctx - 1, &pages, PAGE_LEN, &mut out);
-                run(&q).expect("the shapes fit");
-                group.bench_function(BenchmarkId::from_parameter(name), |b| {
-                    b.iter(|| run(black_box(&q)));
-                });
-                assert_eq!(*expected.get_or_insert_with(|| out.clone()), out);
-            }
-        }
-    }
-}
-
-criterion_group!(benches, ternary, blocks, decode_attention);
+criterion_group!(benches, ternary, blocks);
 criterion_main!(benches);

@@ -31,6 +31,7 @@ pub mod activation;
 mod arm;
 pub mod attention;
 mod dot;
+mod exact;
 pub mod gemm;
 mod isa;
 mod math;

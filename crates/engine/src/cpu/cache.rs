@@ -2,15 +2,10 @@
 
 use std::sync::Arc;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-use sterna_kernels::attention::{KvPage, KvRows};
+use sterna_kernels::attention::{KvPage, PAGE_LEN};
+use sterna_kernels::{Exec, ShapeError};
 
-use crate::backend::{CacheShape, CacheType, KvCache};
-
-/// Positions of a page. Small enough that a short answer wastes little, large enough that the
-/// attention kernel runs over long stretches.
-pub(super) const PAGE_LEN: usize = 64;
+use crate::backend::{CacheShape, KvCache};
 
 /// Keys and values of one sequence.
 ///
@@ -21,49 +16,7 @@ pub struct CpuCache {
     shape: CacheShape,
     len: usize,
     /// Pages of each layer.
-    layers: Vec<Vec<Arc<Page>>>,
-}
-
-/// [`PAGE_LEN`] positions of one layer.
-#[derive(Debug, Clone)]
-struct Page {
-    k: Rows,
-    v: Rows,
-}
-
-/// `[n_kv_heads, PAGE_LEN, head_dim]`.
-#[derive(Debug, Clone)]
-enum Rows {
-    F32(Box<[f32]>),
-    F16(Box<[f16]>),
-}
-
-impl Rows {
-    fn zeros(shape: &CacheShape) -> Rows {
-        let len = shape.n_kv_heads * PAGE_LEN * shape.head_dim;
-        match shape.dtype {
-            CacheType::F32 => Rows::F32(vec![0.0; len].into()),
-            CacheType::F16 => Rows::F16(vec![f16::ZERO; len].into()),
-        }
-    }
-
-    /// Stores one position's heads, `[n_kv_heads, head_dim]`.
-    fn store(&mut self, position: usize, row: &[f32], head_dim: usize) {
-        for (head, values) in row.chunks_exact(head_dim).enumerate() {
-            let at = (head * PAGE_LEN + position) * head_dim;
-            match self {
-                Rows::F32(rows) => rows[at..at + head_dim].copy_from_slice(values),
-                Rows::F16(rows) => rows[at..at + head_dim].convert_from_f32_slice(values),
-            }
-        }
-    }
-
-    fn view(&self) -> KvRows<'_> {
-        match self {
-            Rows::F32(rows) => KvRows::F32(rows),
-            Rows::F16(rows) => KvRows::F16(rows),
-        }
-    }
+    layers: Vec<Vec<Arc<KvPage>>>,
 }
 
 impl CpuCache {
@@ -76,32 +29,39 @@ impl CpuCache {
     }
 
     /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at the positions from the cache's length.
-    pub(super) fn append(&mut self, layer: usize, k: &[f32], v: &[f32]) {
-        let head_dim = self.shape.head_dim;
-        let width = self.shape.n_kv_heads * head_dim;
+    pub(super) fn append(
+        &mut self,
+        exec: &Exec,
+        layer: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), ShapeError> {
+        let CacheShape {
+            n_kv_heads,
+            head_dim,
+            dtype,
+            ..
+        } = self.shape;
+        let width = n_kv_heads * head_dim;
         let pages = &mut self.layers[layer];
-        for (t, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
-            let (page, position) = ((self.len + t) / PAGE_LEN, (self.len + t) % PAGE_LEN);
+        let (mut at, end) = (self.len, self.len + k.len() / width);
+        while at < end {
+            let (page, first) = (at / PAGE_LEN, at % PAGE_LEN);
+            let n = (PAGE_LEN - first).min(end - at);
             if page == pages.len() {
-                pages.push(Arc::new(Page {
-                    k: Rows::zeros(&self.shape),
-                    v: Rows::zeros(&self.shape),
-                }));
+                pages.push(Arc::new(KvPage::new(dtype, n_kv_heads, head_dim)));
             }
+            let rows = (at - self.len) * width..(at - self.len + n) * width;
             let page = Arc::make_mut(&mut pages[page]);
-            page.k.store(position, k, head_dim);
-            page.v.store(position, v, head_dim);
+            page.store(exec, first, &k[rows.clone()], &v[rows])?;
+            at += n;
         }
+        Ok(())
     }
 
-    pub(super) fn pages(&self, layer: usize) -> Vec<KvPage<'_>> {
-        self.layers[layer]
-            .iter()
-            .map(|page| KvPage {
-                k: page.k.view(),
-                v: page.v.view(),
-            })
-            .collect()
+    /// The pages of a layer, which hold all that was appended.
+    pub(super) fn pages(&self, layer: usize) -> &[Arc<KvPage>] {
+        &self.layers[layer]
     }
 }
 
@@ -123,7 +83,7 @@ impl KvCache for CpuCache {
 
     fn fork(&self, len: usize) -> CpuCache {
         let len = len.min(self.len);
-        let shared = |pages: &Vec<Arc<Page>>| pages[..len.div_ceil(PAGE_LEN)].to_vec();
+        let shared = |pages: &Vec<Arc<KvPage>>| pages[..len.div_ceil(PAGE_LEN)].to_vec();
         CpuCache {
             shape: self.shape,
             len,

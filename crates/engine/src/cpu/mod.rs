@@ -5,7 +5,7 @@ mod cache;
 use std::sync::{Mutex, PoisonError};
 
 use sterna_kernels::activation::{self, Activation};
-use sterna_kernels::attention::{AttentionShape, attention};
+use sterna_kernels::attention::{self, AttentionShape, attention};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix};
 use sterna_kernels::{Exec, Isa, norm, rope, vector};
 
@@ -36,6 +36,8 @@ pub struct Cpu {
     activations: Activations,
     /// Rounded activations, kept from layer to layer.
     scratch: Mutex<gemm::Scratch>,
+    /// What spans of positions come to, kept likewise.
+    spans: Mutex<attention::Scratch>,
 }
 
 impl Cpu {
@@ -45,6 +47,7 @@ impl Cpu {
             exec: Exec::new(n_threads, isa),
             activations: Activations::default(),
             scratch: Mutex::default(),
+            spans: Mutex::default(),
         }
     }
 
@@ -236,15 +239,15 @@ impl Backend for Cpu {
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
         let out = out.shape(q.n_rows(), q.width);
-        cache.append(layer, &k.values, &v.values);
-        let pages = cache.pages(layer);
+        cache.append(&self.exec, layer, &k.values, &v.values)?;
+        let mut scratch = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(attention(
             &self.exec,
             shape,
             &q.values,
             cache.len(),
-            &pages,
-            cache::PAGE_LEN,
+            cache.pages(layer),
+            &mut scratch,
             out,
         )?)
     }

@@ -219,8 +219,9 @@ impl ModelPlan {
 
     /// Bytes of a cache of `ctx_len` positions.
     pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
-        let position = 2 * self.config.n_layers as u64 * self.config.kv_dim() as u64;
-        (position * dtype.size() as u64).saturating_mul(ctx_len as u64)
+        let c = &self.config;
+        let position = 2 * c.n_layers as u64 * c.n_kv_heads as u64;
+        (position * dtype.head_bytes(c.head_dim) as u64).saturating_mul(ctx_len as u64)
     }
 
     /// Every range of bytes the model is made from, in the order a forward pass uses it.

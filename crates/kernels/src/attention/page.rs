@@ -1,0 +1,288 @@
+//! How keys and values lie in memory.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use crate::Exec;
+use crate::isa::multiversion;
+use crate::shape::{self, ShapeError, expect_len};
+
+/// Positions of a page. Small enough that a short answer wastes little, large enough that the
+/// kernels run over long stretches.
+pub const PAGE_LEN: usize = 64;
+
+/// Keys that lie side by side, one to a lane.
+pub(super) const LANES: usize = 16;
+
+/// Elements that share a scale in [`CacheType::Q8_0`]; the last block of a head may be shorter.
+pub(super) const BLOCK: usize = 32;
+
+/// Number format of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheType {
+    /// As computed.
+    #[default]
+    F32,
+    /// Half precision: half the memory, about three digits.
+    F16,
+    /// Bytes with an f16 scale for each block of 32 elements of a head: a quarter of the memory,
+    /// about two digits. The last block of a head is shorter where 32 doesn't divide its length.
+    Q8_0,
+}
+
+impl CacheType {
+    /// Bytes of one key or value of `head_dim` elements.
+    pub const fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            CacheType::F32 => 4 * head_dim,
+            CacheType::F16 => 2 * head_dim,
+            CacheType::Q8_0 => head_dim.next_multiple_of(2) + 2 * head_dim.div_ceil(BLOCK),
+        }
+    }
+}
+
+/// Keys and values of [`PAGE_LEN`] consecutive positions of one layer.
+///
+/// Keys are computed with one position to a lane, values with one element to a lane:
+/// - keys are `[n_kv_heads, PAGE_LEN / 16, head_dim, 16]`, so that one element of 16 positions is
+///   one load. Q8_0 codes lie in pairs of elements, `[n_kv_heads, PAGE_LEN / 16, head_dim / 2, 16, 2]`,
+///   and their scales are `[n_kv_heads, PAGE_LEN / 16, head_dim / 32, 16]`;
+/// - values are `[n_kv_heads, PAGE_LEN, head_dim]`, the scales of Q8_0 `[n_kv_heads, head_dim / 32,
+///   PAGE_LEN]`.
+#[derive(Debug, Clone)]
+pub struct KvPage {
+    dtype: CacheType,
+    n_kv_heads: usize,
+    head_dim: usize,
+    keys: Box<[Line]>,
+    values: Box<[Line]>,
+}
+
+/// A cache line, so that loads of 16 lanes never straddle two.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Types of which every pattern of bytes is a value.
+trait Plain: Copy {}
+impl Plain for f32 {}
+impl Plain for f16 {}
+impl Plain for i8 {}
+
+fn view<T: Plain>(lines: &[Line]) -> &[T] {
+    // SAFETY: lines are initialised, aligned beyond what `T` needs, and a whole number of `T`; any
+    // bytes are a `T`.
+    unsafe {
+        std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines) / size_of::<T>())
+    }
+}
+
+fn view_mut<T: Plain>(lines: &mut [Line]) -> &mut [T] {
+    let len = size_of_val(lines) / size_of::<T>();
+    // SAFETY: as in `view`; any `T` is bytes.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), len) }
+}
+
+/// The part of `head` in `[n_heads, …]`.
+fn part<T>(all: &[T], n_heads: usize, head: usize) -> &[T] {
+    let len = all.len() / n_heads;
+    &all[head * len..][..len]
+}
+
+fn part_mut<T>(all: &mut [T], n_heads: usize, head: usize) -> &mut [T] {
+    let len = all.len() / n_heads;
+    &mut all[head * len..][..len]
+}
+
+impl KvPage {
+    /// A page of zeros.
+    pub fn new(dtype: CacheType, n_kv_heads: usize, head_dim: usize) -> KvPage {
+        let bytes = n_kv_heads * PAGE_LEN * dtype.head_bytes(head_dim);
+        // `PAGE_LEN` bytes are a whole line.
+        let zeros = vec![Line([0; 64]); bytes / size_of::<Line>()].into_boxed_slice();
+        KvPage {
+            dtype,
+            n_kv_heads,
+            head_dim,
+            keys: zeros.clone(),
+            values: zeros,
+        }
+    }
+
+    /// Number format of the keys and values.
+    pub(super) fn dtype(&self) -> CacheType {
+        self.dtype
+    }
+
+    /// Key and value heads.
+    pub(super) fn n_kv_heads(&self) -> usize {
+        self.n_kv_heads
+    }
+
+    /// Elements of a head.
+    pub(super) fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Elements of a position's keys, or values.
+    fn width(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+
+    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at the positions from `first`.
+    ///
+    /// Errors: [`ShapeError`] if `k` isn't whole positions, `v` differs in length, or they don't fit
+    /// the page.
+    pub fn store(
+        &mut self,
+        exec: &Exec,
+        first: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), ShapeError> {
+        let m = shape::rows("cache: keys", k.len(), self.width())?;
+        expect_len("cache: values", k.len(), v.len())?;
+        let fits = PAGE_LEN.saturating_sub(first).min(m);
+        expect_len("cache: positions of a page", m, fits)?;
+        let d = self.head_dim;
+        for (i, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
+            let (position, head) = (first + i / self.n_kv_heads, i % self.n_kv_heads);
+            match self.dtype {
+                CacheType::F32 => self.store_floats(head, position, k, v),
+                CacheType::F16 => self.store_halves(head, position, k, v),
+                CacheType::Q8_0 => self.store_bytes(exec, head, position, k, v),
+            }
+        }
+        Ok(())
+    }
+
+    fn store_floats(&mut self, head: usize, position: usize, k: &[f32], v: &[f32]) {
+        let keys = part_mut(view_mut(&mut self.keys), self.n_kv_heads, head);
+        store_key(keys, position, 0, k);
+        let values: &mut [f32] = part_mut(view_mut(&mut self.values), self.n_kv_heads, head);
+        values[position * v.len()..][..v.len()].copy_from_slice(v);
+    }
+
+    fn store_halves(&mut self, head: usize, position: usize, k: &[f32], v: &[f32]) {
+        let keys = part_mut(view_mut(&mut self.keys), self.n_kv_heads, head);
+        for (i, k) in k.chunks(BLOCK).enumerate() {
+            let mut halves = [f16::ZERO; BLOCK];
+            halves[..k.len()].convert_from_f32_slice(k);
+            store_key(keys, position, i * BLOCK, &halves[..k.len()]);
+        }
+        let values: &mut [f16] = part_mut(view_mut(&mut self.values), self.n_kv_heads, head);
+        values[position * v.len()..][..v.len()].convert_from_f32_slice(v);
+    }
+
+    fn store_bytes(&mut self, exec: &Exec, head: usize, position: usize, k: &[f32], v: &[f32]) {
+        let n = self.n_kv_heads;
+        let mut codes = [0; BLOCK];
+        let [tile, lane] = [position / LANES, position % LANES];
+        let (pairs, scales) = split_mut(&mut self.keys, n, self.head_dim);
+        let pairs = part_mut(part_mut(pairs, n, head), PAGE_LEN / LANES, tile);
+        let scales = part_mut(part_mut(scales, n, head), PAGE_LEN / LANES, tile);
+        for (i, k) in k.chunks(BLOCK).enumerate() {
+            scales[i * LANES + lane] = quantize(exec.isa, k, &mut codes);
+            let pairs = &mut pairs[i * BLOCK * LANES..];
+            for (pairs, codes) in pairs
+                .chunks_exact_mut(2 * LANES)
+                .zip(codes[..k.len()].chunks(2))
+            {
+                pairs[2 * lane..][..codes.len()].copy_from_slice(codes);
+            }
+        }
+        let (rows, scales) = split_mut(&mut self.values, n, self.head_dim);
+        let row = part_mut(part_mut(rows, n, head), PAGE_LEN, position);
+        let scales = part_mut(scales, n, head);
+        for (i, v) in v.chunks(BLOCK).enumerate() {
+            scales[i * PAGE_LEN + position] = quantize(exec.isa, v, &mut codes);
+            row[i * BLOCK..][..v.len()].copy_from_slice(&codes[..v.len()]);
+        }
+    }
+
+    /// Keys of a head in f32, `[PAGE_LEN / 16, head_dim, 16]`.
+    pub(super) fn float_keys(&self, head: usize) -> &[f32] {
+        part(view(&self.keys), self.n_kv_heads, head)
+    }
+
+    /// Keys of a head in f16, `[PAGE_LEN / 16, head_dim, 16]`.
+    pub(super) fn half_keys(&self, head: usize) -> &[f16] {
+        part(view(&self.keys), self.n_kv_heads, head)
+    }
+
+    /// Keys of a head in Q8_0: codes, `[PAGE_LEN / 16, ⌈head_dim / 2⌉, 16, 2]`, and scales,
+    /// `[PAGE_LEN / 16, ⌈head_dim / 32⌉, 16]`.
+    pub(super) fn byte_keys(&self, head: usize) -> (&[i8], &[f16]) {
+        split(&self.keys, self.n_kv_heads, self.head_dim, head)
+    }
+
+    /// Values of a head in f32, `[PAGE_LEN, head_dim]`.
+    pub(super) fn float_values(&self, head: usize) -> &[f32] {
+        part(view(&self.values), self.n_kv_heads, head)
+    }
+
+    /// Values of a head in f16, `[PAGE_LEN, head_dim]`.
+    pub(super) fn half_values(&self, head: usize) -> &[f16] {
+        part(view(&self.values), self.n_kv_heads, head)
+    }
+
+    /// Values of a head in Q8_0: codes, `[PAGE_LEN, head_dim]` in rows of an even length, and
+    /// scales, `[⌈head_dim / 32⌉, PAGE_LEN]`.
+    pub(super) fn byte_values(&self, head: usize) -> (&[i8], &[f16]) {
+        split(&self.values, self.n_kv_heads, self.head_dim, head)
+    }
+}
+
+/// Writes elements of a key, from `first`, to its lane of `[PAGE_LEN / 16, head_dim, 16]`.
+fn store_key<T: Copy>(keys: &mut [T], position: usize, first: usize, key: &[T]) {
+    let tile = part_mut(keys, PAGE_LEN / LANES, position / LANES);
+    for (column, &k) in tile[first * LANES..].chunks_exact_mut(LANES).zip(key) {
+        column[position % LANES] = k;
+    }
+}
+
+/// Lines of Q8_0 that hold codes; those of scales follow.
+fn code_lines(n_kv_heads: usize, head_dim: usize) -> usize {
+    n_kv_heads * PAGE_LEN * head_dim.next_multiple_of(2) / size_of::<Line>()
+}
+
+fn split(lines: &[Line], n_kv_heads: usize, head_dim: usize, head: usize) -> (&[i8], &[f16]) {
+    let (codes, scales) = lines.split_at(code_lines(n_kv_heads, head_dim));
+    (
+        part(view(codes), n_kv_heads, head),
+        part(view(scales), n_kv_heads, head),
+    )
+}
+
+fn split_mut(lines: &mut [Line], n_kv_heads: usize, head_dim: usize) -> (&mut [i8], &mut [f16]) {
+    let (codes, scales) = lines.split_at_mut(code_lines(n_kv_heads, head_dim));
+    (view_mut(codes), view_mut(scales))
+}
+
+multiversion! {
+    /// Rounds a block of at most [`BLOCK`] values to `codes` times the returned scale, which is
+    /// `max|x| / 127` in f16.
+    ///
+    /// A block with a value that isn't finite has a scale that isn't either, and codes of 0: what
+    /// reads any of it becomes NaN. Finite values beyond f16's reach are brought down to it.
+    fn quantize(x: &[f32], codes: &mut [i8; BLOCK]) -> f16 {
+        let mut block = [0.0f32; BLOCK];
+        block[..x.len()].copy_from_slice(x);
+        // Magnitudes are ordered as their bits are, NaN last.
+        let max = block.iter().fold(0, |max, x| max.max(x.to_bits() << 1)) >> 1;
+        let max = f32::from_bits(max);
+        if !max.is_finite() {
+            *codes = [0; BLOCK];
+            return f16::INFINITY;
+        }
+        let scale = f16::from_f32((max / 127.0).min(f16::MAX.to_f32()));
+        let inverse = if scale > f16::ZERO { 1.0 / scale.to_f32() } else { 0.0 };
+        for (code, x) in codes.iter_mut().zip(&block) {
+            // The f16 may be a little less than the exact scale.
+            let x = (x * inverse).clamp(-127.0, 127.0);
+            // Between 2^23 and 2^24, f32 has steps of one.
+            *code = ((x + 12_582_912.0).to_bits() as i32 - 12_582_912.0f32.to_bits() as i32) as i8;
+        }
+        scale
+    }
+}

@@ -1,0 +1,920 @@
+//! Attention of a tile of queries to one span of positions.
+//!
+//! A row is one query head of one query; the rows of a tile are the query heads that share a
+//! key-value head, query by query.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::AttentionShape;
+use super::page::{BLOCK, CacheType, KvPage, LANES, PAGE_LEN};
+use super::simd::{Portable, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::x86::{Avx2, Avx512};
+use crate::exact::round_significand;
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
+use crate::math;
+
+/// Positions whose scores share a maximum: span `i` begins at position `i · SPAN`.
+///
+/// Part of the definition of the result: weighted sums are rounded span by span.
+pub(super) const SPAN: usize = 256;
+
+const PAGES: usize = SPAN / PAGE_LEN;
+
+/// Tiles of more rows convert keys and values to f32 once for all of them.
+const CONVERT_ABOVE: usize = 8;
+
+/// Queries that follow one another, and the key-value head they look at.
+pub(super) struct Tile<'a> {
+    pub(super) shape: &'a AttentionShape,
+    /// `[n_queries, n_heads, head_dim]`.
+    pub(super) q: &'a [f32],
+    /// Position of the first query.
+    pub(super) pos: usize,
+    pub(super) kv_head: usize,
+}
+
+impl Tile<'_> {
+    /// Query heads of a key-value head.
+    fn group(&self) -> usize {
+        self.shape.n_heads / self.shape.n_kv_heads
+    }
+
+    pub(super) fn n_rows(&self) -> usize {
+        self.q.len() / (self.shape.n_kv_heads * self.shape.head_dim)
+    }
+
+    /// The query head of `row`, `[head_dim]`.
+    fn query(&self, row: usize) -> &[f32] {
+        let AttentionShape {
+            n_heads, head_dim, ..
+        } = *self.shape;
+        let (t, g) = (row / self.group(), row % self.group());
+        &self.q[(t * n_heads + self.kv_head * self.group() + g) * head_dim..][..head_dim]
+    }
+
+    /// Positions that `row` sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        visible(self.shape, self.pos + row / self.group())
+    }
+
+    /// Positions of the span that `row` sees, counted from the span's first.
+    pub(super) fn visible_in(&self, span: usize, row: usize) -> Range<usize> {
+        let Range { start, end } = self.visible(row);
+        let place = |position: usize| position.saturating_sub(span * SPAN).min(SPAN);
+        place(start)..place(end)
+    }
+
+    /// Spans of which any row sees something.
+    pub(super) fn spans(&self) -> Range<usize> {
+        let last = self.visible(self.n_rows() - 1).end;
+        self.visible(0).start / SPAN..last.div_ceil(SPAN)
+    }
+}
+
+/// Positions that the query at `pos` sees.
+fn visible(shape: &AttentionShape, pos: usize) -> Range<usize> {
+    let end = pos + 1;
+    shape.window.map_or(0, |window| end.saturating_sub(window))..end
+}
+
+/// What a row has come to: its weighted sum `[head_dim]`, the maximum of its scores, and the sum of
+/// its weights, which is 0 for a row that has seen nothing.
+pub(super) struct RowState<'a> {
+    sum: &'a mut [f32],
+    max: &'a mut f32,
+    total: &'a mut f32,
+}
+
+/// Floats of a row's state.
+pub(super) fn state_len(head_dim: usize) -> usize {
+    (head_dim + 2).next_multiple_of(LANES)
+}
+
+impl<'a> RowState<'a> {
+    /// The state in `[state_len(head_dim)]` floats.
+    #[inline(always)]
+    pub(super) fn of(floats: &'a mut [f32], head_dim: usize) -> RowState<'a> {
+        let (sum, rest) = floats.split_at_mut(head_dim);
+        let [max, total, ..] = rest else {
+            unreachable!("a state has two floats behind the sum")
+        };
+        RowState { sum, max, total }
+    }
+
+    /// A row that has seen nothing.
+    pub(super) fn clear(self) {
+        *self.total = 0.0;
+    }
+
+    /// Takes in what the row came to in a later span.
+    #[inline(always)]
+    fn merge(self, sum: &[f32], max: f32, total: f32) {
+        if *self.total == 0.0 {
+            self.sum.copy_from_slice(sum);
+            (*self.max, *self.total) = (max, total);
+            return;
+        }
+        let both = if max > *self.max { max } else { *self.max };
+        let (before, now) = (math::exp(*self.max - both), math::exp(max - both));
+        for (a, b) in self.sum.iter_mut().zip(sum) {
+            *a = *a * before + b * now;
+        }
+        *self.max = both;
+        *self.total = *self.total * before + total * now;
+    }
+
+    /// Takes in another row's state, of a later span.
+    #[inline(always)]
+    pub(super) fn merge_state(self, later: &RowState<'_>) {
+        if *later.total != 0.0 {
+            self.merge(later.sum, *later.max, *later.total);
+        }
+    }
+
+    /// The weighted mean.
+    #[inline(always)]
+    pub(super) fn finish(self, out: &mut [f32]) {
+        let inverse = 1.0 / *self.total;
+        for (out, sum) in out.iter_mut().zip(self.sum) {
+            *out = *sum * inverse;
+        }
+    }
+}
+
+/// Buffers that a thread keeps.
+#[derive(Default)]
+pub(super) struct Workspace {
+    /// Scaled queries, `[n_rows, head_dim]`; for integer keys pairs of i16, `[n_rows, head_dim / 2]`.
+    queries: Vec<f32>,
+    pairs: Vec<i32>,
+    /// What an integer of a query is worth, `[n_rows]`.
+    units: Vec<f32>,
+    /// Scores, then weights, `[n_rows, SPAN]`.
+    scores: Vec<f32>,
+    /// Weights times the scales of a block of values, `[n_rows, SPAN]`.
+    scaled: Vec<f32>,
+    /// Keys or values of some columns.
+    converted: Vec<f32>,
+    /// Weighted sums within the span, `[n_rows, head_dim]`.
+    sums: Vec<f32>,
+    /// Maximum and total of each row.
+    totals: Vec<(f32, f32)>,
+}
+
+/// Magnitudes that queries are kept within, so that products with f16 neither overflow nor lose bits
+/// below the smallest f32.
+const QUERY_LIMIT: f32 = 1.0e30;
+
+/// Weights below this are nothing beside the largest, which is 1; without them no product is so
+/// small that it loses bits.
+const MIN_WEIGHT: f32 = 1.0e-18;
+
+impl Workspace {
+    /// Makes the queries of `tile` ready for keys of `dtype`.
+    pub(super) fn prepare(&mut self, tile: &Tile<'_>, dtype: CacheType) {
+        let scale = tile.shape.scale;
+        self.queries.clear();
+        self.pairs.clear();
+        self.units.clear();
+        for row in 0..tile.n_rows() {
+            let query = tile.query(row);
+            match dtype {
+                CacheType::F32 => self.queries.extend(query.iter().map(|q| q * scale)),
+                CacheType::F16 => self
+                    .queries
+                    .extend(query.iter().map(|q| round_query(q * scale))),
+                CacheType::Q8_0 => {
+                    let max = query.iter().fold(0, |max, q| max.max(q.to_bits() << 1)) >> 1;
+                    // Infinity or NaN if any element is.
+                    let max = f32::from_bits(max) * scale.abs();
+                    let unit = max / 32_767.0;
+                    let inverse = if unit.is_normal() { scale / unit } else { 0.0 };
+                    let code = |q: f32| (q * inverse).clamp(-32_767.0, 32_767.0).round_ties_even();
+                    self.units
+                        .push(if max.is_finite() { unit } else { f32::NAN });
+                    self.pairs.extend(query.chunks(2).map(|pair| {
+                        let high = pair.get(1).map_or(0, |&q| code(q) as i32);
+                        (high << 16) | (code(pair[0]) as i32 & 0xFFFF)
+                    }));
+                }
+            }
+        }
+    }
+}
+
+/// Rounds an element of a scaled query so that products with f16 are exact.
+fn round_query(x: f32) -> f32 {
+    let x = round_significand::<13>(x.clamp(-QUERY_LIMIT, QUERY_LIMIT));
+    if x.abs() < 1.0 / QUERY_LIMIT { 0.0 } else { x }
+}
+
+/// Attends to the span `span`, whose pages are `pages`, and merges the outcome into each row's
+/// state, `[n_rows, state_len(head_dim)]`. The workspace holds the tile's queries.
+pub(super) fn attend(
+    isa: Isa,
+    tile: &Tile<'_>,
+    span: usize,
+    pages: &[&KvPage],
+    work: &mut Workspace,
+    states: &mut [f32],
+) {
+    #[cfg(target_arch = "x86_64")]
+    match isa.level() {
+        // SAFETY: these levels exist only where `Level::is_here` saw AVX2, FMA and F16C.
+        Level::Avx2 | Level::AvxVnni => {
+            return unsafe { attend_avx2(tile, span, pages, work, states) };
+        }
+        // SAFETY: this level exists only where `Level::is_here` saw these features.
+        Level::Avx512 => return unsafe { attend_avx512(tile, span, pages, work, states) },
+        _ => {}
+    }
+    let _ = isa;
+    attend_with::<Portable, 1>(Portable, tile, span, pages, work, states);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn attend_avx2(
+    tile: &Tile<'_>,
+    span: usize,
+    pages: &[&KvPage],
+    work: &mut Workspace,
+    states: &mut [f32],
+) {
+    // SAFETY: this function's features.
+    let simd = unsafe { Avx2::new() };
+    attend_with::<Avx2, 1>(simd, tile, span, pages, work, states);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn attend_avx512(
+    tile: &Tile<'_>,
+    span: usize,
+    pages: &[&KvPage],
+    work: &mut Workspace,
+    states: &mut [f32],
+) {
+    // SAFETY: this function's features.
+    let simd = unsafe { Avx512::new() };
+    attend_with::<Avx512, 2>(simd, tile, span, pages, work, states);
+}
+
+/// `P` is how many groups of lanes are computed side by side.
+#[inline(always)]
+fn attend_with<S: Simd, const P: usize>(
+    simd: S,
+    tile: &Tile<'_>,
+    span: usize,
+    pages: &[&KvPage],
+    work: &mut Workspace,
+    states: &mut [f32],
+) {
+    let (n_rows, d, head) = (tile.n_rows(), tile.shape.head_dim, tile.kv_head);
+    let dtype = pages[0].dtype();
+    let seen = tile.visible_in(span, 0).start..tile.visible_in(span, n_rows - 1).end;
+    let lanes = seen.start / LANES..seen.end.div_ceil(LANES);
+    let Workspace {
+        queries,
+        pairs,
+        units,
+        scores,
+        scaled,
+        converted,
+        sums,
+        totals,
+    } = work;
+    scores.resize(n_rows * SPAN, 0.0);
+    sums.resize(n_rows * d, 0.0);
+    totals.clear();
+    let convert = n_rows > CONVERT_ABOVE;
+    if convert {
+        converted.resize(P * LANES * d.max(SPAN), 0.0);
+    }
+
+    let mut at = lanes.start;
+    while at < lanes.end {
+        // What is left over is computed one by one.
+        let scores = &mut scores[at * LANES..];
+        if at + P <= lanes.end {
+            let keys = Keys::<P> { pages, head, d, at };
+            match dtype {
+                CacheType::F32 => {
+                    score_rows::<S, f32, false, P>(simd, queries, keys.floats(), scores);
+                }
+                CacheType::F16 if convert => {
+                    convert_keys(simd, keys.halves(), converted);
+                    let keys = columns(converted, d);
+                    score_rows::<S, f32, true, P>(simd, queries, keys, scores);
+                }
+                CacheType::F16 => {
+                    score_rows::<S, f16, true, P>(simd, queries, keys.halves(), scores);
+                }
+                CacheType::Q8_0 => score_integers::<S, P>(simd, pairs, units, keys, scores),
+            }
+            at += P;
+        } else {
+            let keys = Keys::<1> { pages, head, d, at };
+            match dtype {
+                CacheType::F32 => {
+                    score_rows::<S, f32, false, 1>(simd, queries, keys.floats(), scores);
+                }
+                CacheType::F16 => {
+                    score_rows::<S, f16, true, 1>(simd, queries, keys.halves(), scores);
+                }
+                CacheType::Q8_0 => score_integers::<S, 1>(simd, pairs, units, keys, scores),
+            }
+            at += 1;
+        }
+    }
+
+    for (row, scores) in scores.chunks_exact_mut(SPAN).enumerate().take(n_rows) {
+        let seen = tile.visible_in(span, row);
+        let cap = tile.shape.softcap;
+        let scores = &mut scores[..lanes.end * LANES];
+        totals.push(if seen.is_empty() {
+            (0.0, 0.0)
+        } else if dtype == CacheType::F16 {
+            weights::<true>(scores, lanes.start * LANES, seen, cap)
+        } else {
+            weights::<false>(scores, lanes.start * LANES, seen, cap)
+        });
+    }
+
+    let weigh = Weigh { tile, span, seen };
+    match dtype {
+        CacheType::F32 => {
+            let values = gather(pages, |page| page.float_values(head));
+            weigh.rows::<S, f32, false, P>(simd, scores, values, d, 0..d, None, sums);
+        }
+        CacheType::F16 => {
+            let values = gather(pages, |page| page.half_values(head));
+            let converted = convert.then_some(converted);
+            weigh.rows::<S, f16, true, P>(simd, scores, values, d, 0..d, converted, sums);
+        }
+        CacheType::Q8_0 => {
+            scaled.resize(n_rows * SPAN, 0.0);
+            let values = gather(pages, |page| page.byte_values(head).0);
+            let stride = d.next_multiple_of(2);
+            for (i, start) in (0..d).step_by(BLOCK).enumerate() {
+                let scales = gather(pages, |page| {
+                    &page.byte_values(head).1[i * PAGE_LEN..][..PAGE_LEN]
+                });
+                scale_weights(simd, scores, scales, lanes.clone(), scaled);
+                let columns = start..d.min(start + BLOCK);
+                let converted = convert.then_some(&mut *converted);
+                weigh
+                    .rows::<S, i8, true, P>(simd, scaled, values, stride, columns, converted, sums);
+            }
+        }
+    }
+
+    let rows = states.chunks_exact_mut(state_len(d)).zip(sums.chunks(d));
+    for ((state, sum), &(max, total)) in rows.zip(totals.iter()) {
+        if total != 0.0 {
+            RowState::of(state, d).merge(sum, max, total);
+        }
+    }
+}
+
+/// What `f` takes from each page of a span; of those missing at its end, nothing.
+#[inline(always)]
+fn gather<'a, T>(pages: &[&'a KvPage], f: impl Fn(&'a KvPage) -> &'a [T]) -> [&'a [T]; PAGES] {
+    let mut parts: [&[T]; PAGES] = [&[]; PAGES];
+    for (part, page) in parts.iter_mut().zip(pages) {
+        *part = f(page);
+    }
+    parts
+}
+
+/// Values that kernels read as floats.
+trait Element: Copy {
+    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
+    fn to_f32(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[f32; LANES]) -> S::Floats {
+        simd.load(from)
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[f16; LANES]) -> S::Floats {
+        simd.load_halves(from)
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+}
+
+impl Element for i8 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[i8; LANES]) -> S::Floats {
+        simd.load_bytes(from)
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from(self)
+    }
+}
+
+/// `sum + a · b`, rounded once or twice: the same if the product is `EXACT`.
+#[inline(always)]
+fn add_product<S: Simd, const EXACT: bool>(
+    simd: S,
+    sum: S::Floats,
+    a: S::Floats,
+    b: S::Floats,
+) -> S::Floats {
+    if EXACT {
+        simd.add_exact_product(sum, a, b)
+    } else {
+        simd.add(sum, simd.mul(a, b))
+    }
+}
+
+/// Runs a kernel for blocks of four rows and fewer at the end: `$r` names their number, a constant.
+macro_rules! for_blocks_of_rows {
+    ($n:expr, $r:ident, |$first:ident| $body:expr) => {
+        let n: usize = $n;
+        for $first in (0..n).step_by(4) {
+            match n - $first {
+                1 => {
+                    const $r: usize = 1;
+                    $body
+                }
+                2 => {
+                    const $r: usize = 2;
+                    $body
+                }
+                3 => {
+                    const $r: usize = 3;
+                    $body
+                }
+                _ => {
+                    const $r: usize = 4;
+                    $body
+                }
+            }
+        }
+    };
+}
+
+/// Keys of `P` groups of lanes of a span, from group `at`.
+#[derive(Clone, Copy)]
+struct Keys<'a, const P: usize> {
+    pages: &'a [&'a KvPage],
+    head: usize,
+    d: usize,
+    at: usize,
+}
+
+/// Groups of lanes in a page.
+const GROUPS: usize = PAGE_LEN / LANES;
+
+impl<'a, const P: usize> Keys<'a, P> {
+    #[inline(always)]
+    fn page(&self, p: usize) -> (&'a KvPage, usize) {
+        let group = self.at + p;
+        (self.pages[group / GROUPS], group % GROUPS)
+    }
+
+    #[inline(always)]
+    fn floats(&self) -> [&'a [[f32; LANES]]; P] {
+        let mut out: [&[[f32; LANES]]; P] = [&[]; P];
+        for (p, out) in out.iter_mut().enumerate() {
+            let (page, group) = self.page(p);
+            *out = &page.float_keys(self.head).as_chunks().0[group * self.d..][..self.d];
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn halves(&self) -> [&'a [[f16; LANES]]; P] {
+        let mut out: [&[[f16; LANES]]; P] = [&[]; P];
+        for (p, out) in out.iter_mut().enumerate() {
+            let (page, group) = self.page(p);
+            *out = &page.half_keys(self.head).as_chunks().0[group * self.d..][..self.d];
+        }
+        out
+    }
+
+    /// Codes in pairs, and scales.
+    #[inline(always)]
+    fn bytes(&self) -> [(&'a [[i8; 2 * LANES]], &'a [[f16; LANES]]); P] {
+        let mut out: [(&[[i8; 2 * LANES]], &[[f16; LANES]]); P] = [(&[], &[]); P];
+        let (n_pairs, n_scales) = (self.d.div_ceil(2), self.d.div_ceil(BLOCK));
+        for (p, out) in out.iter_mut().enumerate() {
+            let (page, group) = self.page(p);
+            let (codes, scales) = page.byte_keys(self.head);
+            *out = (
+                &codes.as_chunks().0[group * n_pairs..][..n_pairs],
+                &scales.as_chunks().0[group * n_scales..][..n_scales],
+            );
+        }
+        out
+    }
+}
+
+/// Writes halves as floats, group behind group.
+#[inline(always)]
+fn convert_keys<S: Simd, const P: usize>(
+    simd: S,
+    keys: [&[[f16; LANES]]; P],
+    converted: &mut [f32],
+) {
+    let mut out = converted.as_chunks_mut::<LANES>().0.iter_mut();
+    for keys in keys {
+        for (key, out) in keys.iter().zip(&mut out) {
+            simd.store(simd.load_halves(key), out);
+        }
+    }
+}
+
+/// Groups of `d` columns, one behind the other.
+#[inline(always)]
+fn columns<const P: usize>(converted: &[f32], d: usize) -> [&[[f32; LANES]]; P] {
+    let mut out: [&[[f32; LANES]]; P] = [&[]; P];
+    for (p, out) in out.iter_mut().enumerate() {
+        *out = &converted.as_chunks().0[p * d..][..d];
+    }
+    out
+}
+
+/// Scores of all rows with the keys of `P` groups of lanes: sums over elements in order.
+#[inline(always)]
+fn score_rows<S: Simd, E: Element, const EXACT: bool, const P: usize>(
+    simd: S,
+    queries: &[f32],
+    keys: [&[[E; LANES]]; P],
+    scores: &mut [f32],
+) {
+    let d = keys[0].len();
+    for_blocks_of_rows!(queries.len() / d, R, |first| {
+        let mut q: [&[f32]; R] = [&[]; R];
+        for (r, q) in q.iter_mut().enumerate() {
+            *q = &queries[(first + r) * d..][..d];
+        }
+        let block = score_block::<S, E, EXACT, R, P>(simd, q, keys);
+        store_scores(simd, block, &mut scores[first * SPAN..]);
+    });
+}
+
+#[inline(always)]
+fn score_block<S: Simd, E: Element, const EXACT: bool, const R: usize, const P: usize>(
+    simd: S,
+    q: [&[f32]; R],
+    keys: [&[[E; LANES]]; P],
+) -> [[S::Floats; P]; R] {
+    let mut sums = [[simd.splat(0.0); P]; R];
+    for e in 0..keys[0].len() {
+        let mut key = [simd.splat(0.0); P];
+        for p in 0..P {
+            key[p] = E::load(simd, &keys[p][e]);
+        }
+        for r in 0..R {
+            let q = simd.splat(q[r][e]);
+            for p in 0..P {
+                sums[r][p] = add_product::<S, EXACT>(simd, sums[r][p], key[p], q);
+            }
+        }
+    }
+    sums
+}
+
+/// Writes the scores of rows that are `SPAN` apart.
+#[inline(always)]
+fn store_scores<S: Simd, const R: usize, const P: usize>(
+    simd: S,
+    block: [[S::Floats; P]; R],
+    scores: &mut [f32],
+) {
+    for (r, row) in block.iter().enumerate() {
+        let out = scores[r * SPAN..].as_chunks_mut::<LANES>().0;
+        for (&x, out) in row.iter().zip(out) {
+            simd.store(x, out);
+        }
+    }
+}
+
+/// Scores of all rows with integer keys: blocks are summed exactly, then weighted and summed in
+/// order.
+#[inline(always)]
+fn score_integers<S: Simd, const P: usize>(
+    simd: S,
+    pairs: &[i32],
+    units: &[f32],
+    keys: Keys<'_, P>,
+    scores: &mut [f32],
+) {
+    let n_pairs = keys.d.div_ceil(2);
+    let keys = keys.bytes();
+    for_blocks_of_rows!(units.len(), R, |first| {
+        let mut q: [&[i32]; R] = [&[]; R];
+        for (r, q) in q.iter_mut().enumerate() {
+            *q = &pairs[(first + r) * n_pairs..][..n_pairs];
+        }
+        let mut block = integer_block::<S, R, P>(simd, q, keys);
+        for (row, &unit) in block.iter_mut().zip(&units[first..]) {
+            for sum in row {
+                *sum = simd.mul(*sum, simd.splat(unit));
+            }
+        }
+        store_scores(simd, block, &mut scores[first * SPAN..]);
+    });
+}
+
+#[inline(always)]
+fn integer_block<S: Simd, const R: usize, const P: usize>(
+    simd: S,
+    q: [&[i32]; R],
+    keys: [(&[[i8; 2 * LANES]], &[[f16; LANES]]); P],
+) -> [[S::Floats; P]; R] {
+    let mut sums = [[simd.splat(0.0); P]; R];
+    let n_pairs = keys[0].0.len();
+    for block in 0..keys[0].1.len() {
+        // At most 32 · 127 · 32,767 in magnitude, which fits.
+        let mut ints = [[simd.no_ints(); P]; R];
+        for e in block * BLOCK / 2..n_pairs.min((block + 1) * BLOCK / 2) {
+            for p in 0..P {
+                let codes = simd.load_pairs(&keys[p].0[e]);
+                for r in 0..R {
+                    ints[r][p] = simd.add_pairs(ints[r][p], codes, q[r][e]);
+                }
+            }
+        }
+        for p in 0..P {
+            let scale = simd.load_halves(&keys[p].1[block]);
+            for r in 0..R {
+                let product = simd.mul(simd.to_floats(ints[r][p]), scale);
+                sums[r][p] = simd.add(sums[r][p], product);
+            }
+        }
+    }
+    sums
+}
+
+/// Turns a row's scores into weights `e^(score − max)`, 0 where the row doesn't see; returns the
+/// maximum and the sum of the weights, taken lane by lane, then across the lanes.
+///
+/// With `ROUND`, weights have so few bits that products with f16 are exact.
+#[inline(always)]
+fn weights<const ROUND: bool>(
+    scores: &mut [f32],
+    first: usize,
+    seen: Range<usize>,
+    cap: Option<f32>,
+) -> (f32, f32) {
+    if let Some(cap) = cap {
+        for score in &mut scores[first..] {
+            *score = cap * math::tanh(*score / cap);
+        }
+    }
+    scores[first..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..].fill(f32::NEG_INFINITY);
+    let chunks = scores[first..].as_chunks_mut::<LANES>().0;
+    let mut maxima = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks.iter() {
+        for (max, &score) in maxima.iter_mut().zip(chunk) {
+            *max = if score > *max { score } else { *max };
+        }
+    }
+    let max = maxima
+        .iter()
+        .fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, score) in sums.iter_mut().zip(chunk) {
+            let weight = math::exp(*score - max);
+            let weight = if ROUND {
+                round_significand::<13>(weight)
+            } else {
+                weight
+            };
+            *score = if weight < MIN_WEIGHT { 0.0 } else { weight };
+            *sum += *score;
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            sums[i] += sums[i + width];
+        }
+        width /= 2;
+    }
+    (max, sums[0])
+}
+
+/// Multiplies weights by the scales of a block of values, to 16 bits, so that products with codes
+/// are exact.
+#[inline(always)]
+fn scale_weights<S: Simd>(
+    simd: S,
+    weights: &[f32],
+    scales: [&[f16]; PAGES],
+    lanes: Range<usize>,
+    scaled: &mut [f32],
+) {
+    let mut floats = [[0.0; LANES]; SPAN / LANES];
+    for i in lanes.clone() {
+        let scales = scales[i / GROUPS].as_chunks().0;
+        simd.store(simd.load_halves(&scales[i % GROUPS]), &mut floats[i]);
+    }
+    let span = lanes.start * LANES..lanes.end * LANES;
+    let floats = &floats.as_flattened()[span.clone()];
+    let rows = weights
+        .chunks_exact(SPAN)
+        .zip(scaled.chunks_exact_mut(SPAN));
+    for (weights, scaled) in rows {
+        let pairs = weights[span.clone()].iter().zip(floats);
+        for (scaled, (weight, scale)) in scaled[span.clone()].iter_mut().zip(pairs) {
+            *scaled = round_significand::<16>(weight * scale);
+        }
+    }
+}
+
+/// The weighted sums of a tile over a span.
+struct Weigh<'a> {
+    tile: &'a Tile<'a>,
+    span: usize,
+    /// What any row sees.
+    seen: Range<usize>,
+}
+
+impl Weigh<'_> {
+    /// `sums[row, e] ← Σ_j weights[row, j] · values[j, e]` for `e` in `columns`, over the positions
+    /// that the row sees, in order.
+    ///
+    /// Shapes: `weights` is `[n_rows, SPAN]`; each page of `values` is `[PAGE_LEN, stride]`; `sums`
+    /// is `[n_rows, head_dim]`. If `converted` is given, values are converted there first.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn rows<S: Simd, E: Element, const EXACT: bool, const P: usize>(
+        &self,
+        simd: S,
+        weights: &[f32],
+        values: [&[E]; PAGES],
+        stride: usize,
+        columns: Range<usize>,
+        mut converted: Option<&mut Vec<f32>>,
+        sums: &mut [f32],
+    ) {
+        let mut at = columns.start;
+        while at + P * LANES <= columns.end {
+            if let Some(converted) = &mut converted {
+                self.convert::<S, E, P>(simd, values, stride, at, converted);
+                let mut parts: [&[f32]; PAGES] = [&[]; PAGES];
+                let pages = converted.chunks_exact(PAGE_LEN * P * LANES);
+                for (part, page) in parts.iter_mut().zip(pages) {
+                    *part = page;
+                }
+                let from = (parts, P * LANES, 0);
+                self.columns::<S, f32, EXACT, P>(simd, weights, from, at, sums);
+            } else {
+                let from = (values, stride, at);
+                self.columns::<S, E, EXACT, P>(simd, weights, from, at, sums);
+            }
+            at += P * LANES;
+        }
+        while at + LANES <= columns.end {
+            let from = (values, stride, at);
+            self.columns::<S, E, EXACT, 1>(simd, weights, from, at, sums);
+            at += LANES;
+        }
+        if at < columns.end {
+            self.rest(weights, values, stride, at..columns.end, sums);
+        }
+    }
+
+    /// Converts `P · LANES` columns of what any row sees.
+    #[inline(always)]
+    fn convert<S: Simd, E: Element, const P: usize>(
+        &self,
+        simd: S,
+        values: [&[E]; PAGES],
+        stride: usize,
+        at: usize,
+        converted: &mut [f32],
+    ) {
+        let out = converted.as_chunks_mut::<LANES>().0;
+        for position in self.seen.clone() {
+            let row = &values[position / PAGE_LEN][position % PAGE_LEN * stride + at..];
+            let row = row[..P * LANES].as_chunks::<LANES>().0;
+            for (p, from) in row.iter().enumerate() {
+                simd.store(E::load(simd, from), &mut out[position * P + p]);
+            }
+        }
+    }
+
+    /// The columns from `at`, which `from` (pages, their stride, and the column in them) holds.
+    #[inline(always)]
+    fn columns<S: Simd, E: Element, const EXACT: bool, const P: usize>(
+        &self,
+        simd: S,
+        weights: &[f32],
+        from: ([&[E]; PAGES], usize, usize),
+        at: usize,
+        sums: &mut [f32],
+    ) {
+        let d = self.tile.shape.head_dim;
+        for_blocks_of_rows!(self.tile.n_rows(), R, |first| {
+            let mut w: [&[f32]; R] = [&[]; R];
+            for (r, w) in w.iter_mut().enumerate() {
+                *w = &weights[(first + r) * SPAN..][..SPAN];
+            }
+            // Later rows see no less at the end, and no more at the beginning. What not all see is
+            // summed row by row, so that a row sums the same numbers whatever it is beside.
+            let start = self.tile.visible_in(self.span, first + R - 1).start;
+            let end = self.tile.visible_in(self.span, first).end.max(start);
+            let mut acc = [[simd.splat(0.0); P]; R];
+            for r in 0..R {
+                let seen = self.tile.visible_in(self.span, first + r);
+                let before = seen.start..seen.end.min(start);
+                [acc[r]] = weigh::<S, E, EXACT, 1, P>(simd, [w[r]], before, from, [acc[r]]);
+            }
+            acc = weigh::<S, E, EXACT, R, P>(simd, w, start..end, from, acc);
+            for r in 0..R {
+                let seen = self.tile.visible_in(self.span, first + r);
+                let after = seen.start.max(end)..seen.end;
+                [acc[r]] = weigh::<S, E, EXACT, 1, P>(simd, [w[r]], after, from, [acc[r]]);
+                let out = &mut sums[(first + r) * d + at..][..P * LANES];
+                for (out, &acc) in out.as_chunks_mut().0.iter_mut().zip(&acc[r]) {
+                    simd.store(acc, out);
+                }
+            }
+        });
+    }
+
+    /// The columns that don't fill the lanes.
+    #[inline(always)]
+    fn rest<E: Element>(
+        &self,
+        weights: &[f32],
+        values: [&[E]; PAGES],
+        stride: usize,
+        columns: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        let d = self.tile.shape.head_dim;
+        for row in 0..self.tile.n_rows() {
+            let sums = &mut sums[row * d..][columns.clone()];
+            sums.fill(0.0);
+            for position in self.tile.visible_in(self.span, row) {
+                let weight = weights[row * SPAN + position];
+                let value = &values[position / PAGE_LEN][position % PAGE_LEN * stride..];
+                for (sum, value) in sums.iter_mut().zip(&value[columns.clone()]) {
+                    *sum += weight * value.to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// Adds the weighted values at `positions` to the sums of `R` rows.
+#[inline(always)]
+fn weigh<S: Simd, E: Element, const EXACT: bool, const R: usize, const P: usize>(
+    simd: S,
+    weights: [&[f32]; R],
+    positions: Range<usize>,
+    (pages, stride, column): ([&[E]; PAGES], usize, usize),
+    mut acc: [[S::Floats; P]; R],
+) -> [[S::Floats; P]; R] {
+    let mut start = positions.start;
+    while start < positions.end {
+        let end = positions.end.min((start / PAGE_LEN + 1) * PAGE_LEN);
+        let values =
+            &pages[start / PAGE_LEN][start % PAGE_LEN * stride..][..(end - start) * stride];
+        let mut w: [&[f32]; R] = [&[]; R];
+        for (r, w) in w.iter_mut().enumerate() {
+            *w = &weights[r][start..end];
+        }
+        for (i, value) in values.chunks_exact(stride).enumerate() {
+            let value = value[column..][..P * LANES].as_chunks::<LANES>().0;
+            let mut v = [simd.splat(0.0); P];
+            for p in 0..P {
+                v[p] = E::load(simd, &value[p]);
+            }
+            for r in 0..R {
+                let weight = simd.splat(w[r][i]);
+                for p in 0..P {
+                    acc[r][p] = add_product::<S, EXACT>(simd, acc[r][p], v[p], weight);
+                }
+            }
+        }
+        start = end;
+    }
+    acc
+}
