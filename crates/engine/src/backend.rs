@@ -160,13 +160,24 @@ pub enum WeightData {
         /// don't share one scale.
         int8_activations: bool,
     },
-    /// Trits in the layout of [`sterna_kernels::quant::ternary`]; activations are int8.
+    /// Trits with one scale; activations are int8.
     Ternary {
         /// The codes.
         codes: Bytes,
+        /// Where in `codes` they are.
+        packing: TernaryPacking,
         /// What a code of +1 is worth.
         scale: f32,
     },
+}
+
+/// How the codes of [`WeightData::Ternary`] are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TernaryPacking {
+    /// In the layout of [`sterna_kernels::quant::ternary`].
+    Dense,
+    /// Blocks of TQ2_0, as a file has them. Their own scales need not be read.
+    Tq20,
 }
 
 /// Shape of a [`KvCache`].

@@ -23,7 +23,7 @@ mod session;
 mod weights;
 
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, WeightData,
+    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, TernaryPacking, WeightData,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};

@@ -9,7 +9,7 @@ use sterna_kernels::quant::{QuantError, decode_row};
 use sterna_kernels::{Exec, repack, requantize};
 
 use crate::PlanError;
-use crate::backend::{Backend, BackendError, LinearSource, WeightData};
+use crate::backend::{Backend, BackendError, LinearSource, TernaryPacking, WeightData};
 use crate::model::Model;
 use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, ScaleRecipe, Stored, TensorRequest,
@@ -327,6 +327,7 @@ fn linear(
             repack::absmean_multiplier(host, dtype, n, k, bytes).map_err(weights_error)?;
         Ok(WeightData::Ternary {
             codes: pack(Layout::Masters { dtype, multiplier })?,
+            packing: TernaryPacking::Dense,
             scale: given_scale.unwrap_or(1.0) / multiplier,
         })
     };
@@ -334,10 +335,20 @@ fn linear(
         Stored::Blocks(dtype) => blocks(dtype, false),
         Stored::Masters(dtype) => masters(dtype),
         Stored::BitLinear(dtype) => {
+            if dtype == DType::TQ2_0
+                && let Some(scale) = repack::common_tq2_0_scale(host, bytes)
+            {
+                return Ok(WeightData::Ternary {
+                    codes: bytes.clone(),
+                    packing: TernaryPacking::Tq20,
+                    scale: scale * given_scale.unwrap_or(1.0),
+                });
+            }
             let common = repack::common_scale(host, dtype, n, bytes).map_err(weights_error)?;
             match common {
                 Some(scale) => Ok(WeightData::Ternary {
                     codes: pack(ternary_layout(dtype, scale))?,
+                    packing: TernaryPacking::Dense,
                     scale: scale * given_scale.unwrap_or(1.0),
                 }),
                 None if is_float(dtype) => masters(dtype),
@@ -346,6 +357,7 @@ fn linear(
         }
         Stored::Packed => Ok(WeightData::Ternary {
             codes: pack(Layout::HuggingFace)?,
+            packing: TernaryPacking::Dense,
             scale: given_scale.unwrap_or(1.0),
         }),
         Stored::I2s(layout) => {
@@ -360,6 +372,7 @@ fn linear(
             };
             Ok(WeightData::Ternary {
                 codes,
+                packing: TernaryPacking::Dense,
                 scale: given_scale.unwrap_or(1.0),
             })
         }

@@ -5,16 +5,20 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sterna_format::DType;
 
 use crate::Exec;
 use crate::pool::SharedSlice;
-use crate::quant::QuantError;
 use crate::quant::ternary::{self, Layout, Source, row_bytes};
+use crate::quant::{QuantError, f16_to_f32};
 
 /// Rows that a thread takes at a time.
 const ROWS_PER_TASK: usize = 64;
+
+/// Blocks that a thread checks at a time: enough to read ahead in.
+const BLOCKS_PER_TASK: usize = 4096;
 
 /// Rows `rows` of a ternary `[n, k]` tensor in the working layout, `[rows.len() · row_bytes(k)]`.
 ///
@@ -82,6 +86,39 @@ pub fn common_scale(
         Ok(())
     })?;
     Ok(common.into_inner().expect("no holder of this lock panics"))
+}
+
+/// The scale that all blocks of TQ2_0 in `bytes` share, where the blocks can be used as they are:
+/// every code is a trit, and a block with another scale has the scale 0 and no trits but 0.
+///
+/// `None` otherwise, also of damaged blocks; [`common_scale`] and [`repack`] then tell what to do
+/// about them. Reads each byte once.
+pub fn common_tq2_0_scale(exec: &Exec, bytes: &[u8]) -> Option<f32> {
+    let (blocks, rest) = bytes.as_chunks::<66>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let bits = |block: &[u8; 66]| u16::from_le_bytes([block[64], block[65]]);
+    let first = blocks.iter().map(bits).find(|&d| f16_to_f32(d) != 0.0);
+    let common = first.unwrap_or_default();
+    let in_place = AtomicBool::new(f16_to_f32(common).is_finite());
+    exec.pool
+        .for_ranges(blocks.len(), BLOCKS_PER_TASK, |range| {
+            let fits = |block: &[u8; 66]| {
+                let codes = block.first_chunk::<64>().expect("a block is longer");
+                // Both bits of some code are set; a fold vectorises where a search would not.
+                let any = codes
+                    .iter()
+                    .fold(0, |any, code| any | code & code >> 1 & 0x55);
+                let d = bits(block);
+                let zero = || f16_to_f32(d) == 0.0 && codes.iter().all(|&code| code == 0x55);
+                any == 0 && (d == common && d != 0 || zero())
+            };
+            if !blocks[range].iter().all(fits) {
+                in_place.store(false, Ordering::Relaxed);
+            }
+        });
+    in_place.into_inner().then(|| f16_to_f32(common))
 }
 
 /// `error`, found in rows from `first_row` on, with its place in the whole tensor.
@@ -218,5 +255,38 @@ mod tests {
             );
         }
         assert!(check_codes(&exec_matrix()[0], 200, 3, &codes[1..]).is_err());
+    }
+
+    #[test]
+    fn blocks_stay_in_place_only_if_their_codes_and_one_scale_say_all() {
+        let n = 2 * BLOCKS_PER_TASK + 3;
+        let mut block = [0x92; 66];
+        block[64..].copy_from_slice(&[0, 0x38]);
+        let blocks: Vec<u8> = block.repeat(n);
+        let mut zero = [0x55; 66];
+        zero[64..].copy_from_slice(&[0, 0x80]);
+        for exec in exec_matrix() {
+            let common = |at: usize, with: &[u8]| {
+                let mut blocks = blocks.clone();
+                blocks[66 * at..][..with.len()].copy_from_slice(with);
+                common_tq2_0_scale(&exec, &blocks)
+            };
+            for at in [0, 1, BLOCKS_PER_TASK, n - 1] {
+                assert_eq!(common(at, &[]), Some(0.5));
+                assert_eq!(common(at, &zero), Some(0.5), "zeros without a scale");
+                let with = |i: usize, byte| {
+                    let mut block = zero;
+                    block[i] = byte;
+                    block
+                };
+                assert_eq!(common(at, &with(65, 0x39)), None, "another scale");
+                assert_eq!(common(at, &with(65, 0x7c)), None, "an infinite scale");
+                assert_eq!(common(at, &with(0, 0x54)), None, "a trit, but no scale");
+                assert_eq!(common(at, &[0xd2]), None, "a code of 3");
+            }
+            assert_eq!(common_tq2_0_scale(&exec, &zero), Some(0.0));
+            assert_eq!(common_tq2_0_scale(&exec, &[]), Some(0.0));
+            assert_eq!(common_tq2_0_scale(&exec, &blocks[1..]), None);
+        }
     }
 }

@@ -11,7 +11,9 @@ use sterna_kernels::{Exec, Isa, norm, rope, vector};
 
 pub use cache::CpuCache;
 
-use crate::backend::{Backend, BackendError, CacheShape, KvCache, LinearSource, WeightData};
+use crate::backend::{
+    Backend, BackendError, CacheShape, KvCache, LinearSource, TernaryPacking, WeightData,
+};
 use crate::rope::Angles;
 
 /// What activations are when they meet weights that are blocks of integers (Q8_0, Q4_K and their
@@ -84,8 +86,16 @@ impl CpuLinear {
                 };
                 Matrix::Blocks(BlockMatrix::new(*dtype, *n, *k, rounding, bytes)?)
             }
-            WeightData::Ternary { codes, scale } => {
-                Matrix::Ternary(TernaryMatrix::new(*n, *k, *scale, codes)?)
+            WeightData::Ternary {
+                codes,
+                packing,
+                scale,
+            } => {
+                let view = match packing {
+                    TernaryPacking::Dense => TernaryMatrix::new,
+                    TernaryPacking::Tq20 => TernaryMatrix::tq2_0,
+                };
+                Matrix::Ternary(view(*n, *k, *scale, codes)?)
             }
         })
     }

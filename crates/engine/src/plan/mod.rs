@@ -248,7 +248,7 @@ impl Spec {
     fn memory_bytes(&self) -> u64 {
         match self.recipe {
             Recipe::Vector(recipe) | Recipe::HostVector(recipe) => 4 * recipe.len as u64,
-            Recipe::Linear(recipe) if recipe.becomes_trits() => {
+            Recipe::Linear(recipe) if recipe.becomes_packed_trits() => {
                 recipe.n as u64 * row_bytes(recipe.k) as u64
             }
             Recipe::Linear(_) => self.parts[0].len,
@@ -257,15 +257,13 @@ impl Spec {
 }
 
 impl LinearRecipe {
-    /// Whether the weight will be held as packed trits.
+    /// Whether the weight will be held as densely packed trits, not in as many bytes as the file has.
     ///
     /// Quantised blocks of a BitLinear layer are taken not to be, though some turn out to be.
-    fn becomes_trits(&self) -> bool {
+    fn becomes_packed_trits(&self) -> bool {
         match self.stored {
             Stored::Blocks(_) => false,
-            Stored::BitLinear(dtype) => {
-                is_float(dtype) || matches!(dtype, DType::TQ1_0 | DType::TQ2_0)
-            }
+            Stored::BitLinear(dtype) => is_float(dtype) || dtype == DType::TQ1_0,
             Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => true,
         }
     }
