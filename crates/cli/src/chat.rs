@@ -63,6 +63,8 @@ pub(crate) struct Chat {
     pub(crate) stop_strings: Vec<String>,
     /// Tokens of an answer at most.
     pub(crate) max_tokens: usize,
+    /// Tokens to draft at most.
+    pub(crate) speculate: Option<usize>,
     pub(crate) messages: Vec<Message>,
 }
 
@@ -96,6 +98,7 @@ impl Chat {
             max_tokens: self.max_tokens,
             stop_ids: &self.stop_ids,
             stop_strings: self.stop_strings.clone(),
+            speculate: self.speculate,
         };
         self.runtime.start(request, &self.tokenizer)
     }
@@ -355,6 +358,7 @@ mod tests {
             tokenizer,
             stop_strings: Vec::new(),
             max_tokens: 12,
+            speculate: None,
             messages: Vec::new(),
         }
     }

@@ -16,6 +16,7 @@ mod output;
 mod progress;
 mod runtime;
 mod sampling;
+mod speculate;
 mod stop;
 mod verbs;
 

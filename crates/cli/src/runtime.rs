@@ -11,6 +11,7 @@ use serde::Serialize;
 use sterna_engine::{Cpu, Logits, Sampler, Session};
 use sterna_text::{Decode, StreamDecoder, Tokenizer};
 
+use crate::speculate::{Ahead, Drafter};
 use crate::stop::StopStrings;
 
 /// Prompt tokens computed between two chances to stop. Longer pieces are hardly faster, and shorter ones
@@ -23,6 +24,8 @@ pub(crate) struct Runtime {
     sampler: Sampler,
     /// Ids of the tokens in the cache, in order.
     cached: Vec<u32>,
+    /// Drafts in the session's cache behind those, until they turn out to be right or are forgotten.
+    ahead: Ahead,
 }
 
 /// What to generate.
@@ -36,6 +39,8 @@ pub(crate) struct Request<'a> {
     pub(crate) stop_ids: &'a [u32],
     /// Text that ends the answer and is no part of it.
     pub(crate) stop_strings: Vec<String>,
+    /// Tokens to draft at most, and to compute together; `None` drafts none. No answer depends on it.
+    pub(crate) speculate: Option<usize>,
 }
 
 /// Why an answer ended.
@@ -80,8 +85,12 @@ pub(crate) struct Stats {
     pub(crate) n_prefilled: usize,
     /// Tokens generated, a stop token not counted.
     pub(crate) n_generated: usize,
-    /// Tokens fed back one by one.
+    /// Tokens fed back.
     pub(crate) n_decoded: usize,
+    /// Tokens drafted.
+    pub(crate) n_drafted: usize,
+    /// Those among them that were right, and so fed back before they were chosen.
+    pub(crate) n_accepted: usize,
     /// Time spent on the prompt.
     #[serde(rename = "prefill_ms", serialize_with = "as_ms")]
     pub(crate) prefill: Duration,
@@ -128,6 +137,13 @@ impl fmt::Display for Stats {
             ms(self.decode),
             self.decode_rate()
         )?;
+        if self.n_drafted > 0 {
+            write!(
+                f,
+                ", {} of {} drafts right",
+                self.n_accepted, self.n_drafted
+            )?;
+        }
         match self.stop {
             Some(reason) => write!(f, "; stopped {}", reason.describe()),
             None => write!(f, "; interrupted"),
@@ -150,6 +166,7 @@ impl Runtime {
             session,
             sampler,
             cached: Vec::new(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -171,15 +188,50 @@ impl Runtime {
 
     fn truncate(&mut self, len: usize) {
         self.cached.truncate(len);
+        self.forget_drafts();
         self.session.truncate(len);
+    }
+
+    /// Takes out of the session what was drafted and not confirmed.
+    fn forget_drafts(&mut self) {
+        if !self.ahead.is_empty() {
+            self.session.truncate(self.cached.len());
+        }
+        self.ahead = Ahead::default();
     }
 
     /// Computes `ids` behind what is cached; the logits that follow the last of them, `[n_vocab]`.
     ///
     /// Fails if none of them is finite: the sampler would take that for token 0.
     fn append(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        self.forget_drafts();
         let logits = self.session.forward(ids, Logits::Last)?;
         self.cached.extend_from_slice(ids);
+        self.checked(logits)
+    }
+
+    /// The same for one token, with `drafts` computed in the same batch.
+    fn append_with_drafts(&mut self, id: u32, drafts: &[u32]) -> Result<Vec<f32>> {
+        if drafts.is_empty() {
+            return self.append(&[id]);
+        }
+        self.forget_drafts();
+        let batch = [&[id], drafts].concat();
+        let mut logits = self.session.forward(&batch, Logits::All)?;
+        let behind = logits.split_off(logits.len() / batch.len());
+        self.cached.push(id);
+        self.ahead = Ahead::new(drafts.to_vec(), behind);
+        self.checked(logits)
+    }
+
+    /// The logits that follow `id` if it was drafted to come next: it counts as appended then.
+    fn append_draft(&mut self, id: u32) -> Option<Result<Vec<f32>>> {
+        let logits = self.ahead.take(id)?;
+        self.cached.push(id);
+        Some(self.checked(logits))
+    }
+
+    fn checked(&self, logits: Vec<f32>) -> Result<Vec<f32>> {
         if !logits.iter().any(|logit| logit.is_finite()) {
             bail!(
                 "after token {}: expected logits, found none that is finite: the weights are damaged, or not \
@@ -219,8 +271,14 @@ impl Runtime {
             .prompt
             .iter()
             .for_each(|&id| self.sampler.accept(id));
+        let drafter = request.speculate.map(|max| {
+            let mut drafter = Drafter::new(max);
+            request.prompt.iter().for_each(|&id| drafter.push(id));
+            drafter
+        });
         Ok(Generation {
             runtime: self,
+            drafter,
             decoder: Some(decoder_after(tokenizer, request.prompt.last().copied())),
             stops: StopStrings::new(request.stop_strings.clone()),
             logits: Vec::new(),
@@ -239,6 +297,8 @@ impl Runtime {
 pub(crate) struct Generation<'a> {
     runtime: &'a mut Runtime,
     request: Request<'a>,
+    /// Knows the prompt and the answer so far.
+    drafter: Option<Drafter>,
     /// Taken when the answer ends.
     decoder: Option<StreamDecoder>,
     stops: StopStrings,
@@ -290,7 +350,7 @@ impl Generation<'_> {
             if self.runtime.cached.len() == self.runtime.ctx_len() {
                 return Ok(self.finish(StopReason::ContextFull));
             }
-            self.logits = self.runtime.append(&[last])?;
+            self.logits = self.feed(last)?;
             self.stats.n_decoded += 1;
         }
         let id = self.runtime.sampler.sample(&self.logits);
@@ -299,6 +359,9 @@ impl Generation<'_> {
         }
         self.runtime.sampler.accept(id);
         self.ids.push(id);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.push(id);
+        }
         self.stats.n_generated += 1;
         let text = self
             .decoder
@@ -308,12 +371,34 @@ impl Generation<'_> {
         let passed = self.stops.push(&text);
         if passed.stopped {
             self.stats.stop = Some(StopReason::StopString);
+            self.runtime.forget_drafts();
         }
         Ok(passed.text)
     }
 
+    /// The logits that follow `last`, the newest token of the answer.
+    fn feed(&mut self, last: u32) -> Result<Vec<f32>> {
+        let Some(drafter) = &mut self.drafter else {
+            return self.runtime.append(&[last]);
+        };
+        if let Some(logits) = self.runtime.append_draft(last) {
+            drafter.confirm();
+            self.stats.n_accepted += 1;
+            return logits;
+        }
+        // Neither what the context doesn't hold nor what comes after the end is worth a draft.
+        let room = self.runtime.ctx_len() - self.runtime.cached.len() - 1;
+        let wanted = self.request.max_tokens - self.ids.len() - 1;
+        let drafts = drafter.draft(room.min(wanted));
+        let ends = |id: &u32| self.request.stop_ids.contains(id);
+        let drafts = &drafts[..drafts.iter().position(ends).unwrap_or(drafts.len())];
+        self.stats.n_drafted += drafts.len();
+        self.runtime.append_with_drafts(last, drafts)
+    }
+
     /// Ends the answer; returns the text that was held back.
     fn finish(&mut self, reason: StopReason) -> String {
+        self.runtime.forget_drafts();
         let rest = self
             .decoder
             .take()
@@ -368,4 +453,161 @@ fn decoder_after(tokenizer: &Tokenizer, last: Option<u32>) -> StreamDecoder {
     }
     // It holds the token back, to give it out as if it were part of the answer.
     tokenizer.stream(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+    use sterna_engine::SamplerConfig;
+
+    use super::*;
+    use crate::args::ReportFlags;
+    use crate::model::ModelFiles;
+
+    #[derive(Parser)]
+    struct TestFlags {
+        #[command(flatten)]
+        flags: ReportFlags,
+    }
+
+    /// Answers a series of prompts, one after the other, as a chat does.
+    struct Answering {
+        runtime: Runtime,
+        tokenizer: Tokenizer,
+        speculate: Option<usize>,
+    }
+
+    /// All that a caller sees of an answer, but for its time.
+    #[derive(Debug, PartialEq)]
+    struct Answer {
+        pieces: Vec<String>,
+        ids: Vec<u32>,
+        stop: Option<StopReason>,
+        n_reused: usize,
+        n_decoded: usize,
+        cached: Vec<u32>,
+    }
+
+    impl Answering {
+        fn new(model: &str, sampling: SamplerConfig, speculate: Option<usize>) -> Answering {
+            let TestFlags { flags } = TestFlags::parse_from(["test", "--threads", "1"]);
+            let files = ModelFiles::open(model).unwrap();
+            let tokenizer = files.require_tokenizer().unwrap();
+            let plan = files.plan(&flags.files).unwrap();
+            let sampler = Sampler::new(sampling, plan.config().n_vocab).unwrap();
+            let session = files.session(plan, &flags.engine, 128).unwrap();
+            Answering {
+                runtime: Runtime::new(session, sampler),
+                tokenizer,
+                speculate,
+            }
+        }
+
+        /// The answer to `prompt`, of which `n_pieces` are pulled at most.
+        fn answer(&mut self, prompt: &str, stop: &str, n_pieces: usize) -> (Answer, Stats) {
+            let encode = sterna_text::Encode {
+                add_special: true,
+                parse_special: true,
+            };
+            let request = Request {
+                prompt: self.tokenizer.encode(prompt, encode).unwrap(),
+                max_tokens: 70,
+                stop_ids: self.tokenizer.end_ids(),
+                stop_strings: vec![stop.to_owned()],
+                speculate: self.speculate,
+            };
+            let mut answer = self.runtime.start(request, &self.tokenizer).unwrap();
+            let pieces = answer.by_ref().take(n_pieces).map(Result::unwrap).collect();
+            let (ids, stats) = (answer.ids().to_vec(), answer.stats());
+            if stats.stop.is_some() {
+                let n_computed = self.runtime.session.len();
+                assert_eq!(n_computed, self.runtime.cached.len(), "{prompt}");
+            }
+            let answer = Answer {
+                pieces,
+                ids,
+                stop: stats.stop,
+                n_reused: stats.n_reused,
+                n_decoded: stats.n_decoded,
+                cached: self.runtime.cached.clone(),
+            };
+            (answer, stats)
+        }
+    }
+
+    fn sampled(seed: u64) -> SamplerConfig {
+        SamplerConfig {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            seed,
+            ..SamplerConfig::default()
+        }
+    }
+
+    /// 210 prompts: three models, five ways of sampling, and more or less to be found in the prompt.
+    #[test]
+    fn speculation_changes_no_answer() {
+        let path = |name| {
+            let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+            testdata.join(name).to_str().unwrap().to_owned()
+        };
+        let sampling = [
+            SamplerConfig::default(),
+            sampled(1),
+            SamplerConfig {
+                temperature: 1.5,
+                ..SamplerConfig::default()
+            },
+            SamplerConfig {
+                repeat_penalty: 1.3,
+                ..SamplerConfig::default()
+            },
+            SamplerConfig {
+                frequency_penalty: 0.2,
+                presence_penalty: 0.4,
+                repeat_last_n: 20,
+                ..sampled(2)
+            },
+        ];
+        let tale = "Once upon a time, there was a little girl named Lily. She liked to play.";
+        let prompts = [
+            ("Once upon a time", "."),
+            (tale, "no such text"),
+            ("The cat sat. The cat sat. The cat sat. The", "cat sat. The"),
+            ("He said: no no no no no no no no", "\n"),
+            ("a b c a b c a b c a b c a", "park"),
+            (&[tale, tale].concat()[..], "Tim and"),
+            ("One day, the bird", "She"),
+        ];
+        let (mut n_drafted, mut n_accepted) = (0, 0);
+        for model in [
+            "builtin".to_owned(),
+            path("stories260K/hf"),
+            path("bitllama-3M/bitllama-3M-tq2_0.gguf"),
+        ] {
+            for (i, sampling) in sampling.iter().enumerate() {
+                let mut plain = Answering::new(&model, sampling.clone(), None);
+                let mut drafting = Answering::new(&model, sampling.clone(), Some(1 + 3 * i));
+                for round in 0..2 {
+                    for (prompt, stop) in prompts {
+                        // Some are interrupted.
+                        let n_pieces = if round == 0 { usize::MAX } else { 23 };
+                        let (expected, _) = plain.answer(prompt, stop, n_pieces);
+                        let (found, stats) = drafting.answer(prompt, stop, n_pieces);
+                        assert_eq!(found, expected, "{model}, {sampling:?}, {prompt}");
+                        n_drafted += stats.n_drafted;
+                        n_accepted += stats.n_accepted;
+                    }
+                }
+            }
+        }
+        // Else this shows nothing.
+        assert!(
+            n_accepted > 100 && n_drafted > n_accepted,
+            "{n_accepted} of {n_drafted}"
+        );
+    }
 }
