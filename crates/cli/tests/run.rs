@@ -257,3 +257,26 @@ fn what_might_have_become_a_stop_text_is_given_out_at_the_end() {
     let held = [&args[..], &["--stop", "7.And so on"]].concat();
     assert_eq!(stdout(&held), stdout(&args));
 }
+
+#[test]
+fn speculation_changes_timings_only() {
+    let text = "The cat sat on the mat. The cat sat on the mat. The cat sat on the mat. The cat";
+    let args = ["run", "--raw", "-p", text, "--temperature", "0", "--json"];
+    let plain = json(&args);
+    assert_eq!(plain["n_drafted"], 0);
+    for flag in ["--speculate", "--speculate=3"] {
+        let drafting = json(&[&args[..], &[flag]].concat());
+        for key in ["ids", "text", "stop", "n_generated", "n_decoded"] {
+            assert_eq!(drafting[key], plain[key], "{flag}: {key}");
+        }
+        assert!(drafting["n_drafted"].as_u64() > Some(0));
+        assert!(drafting["n_accepted"].as_u64() <= drafting["n_drafted"].as_u64());
+    }
+    let output = sterna(&["run", "-p", text, "--speculate=65"]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("expected a number of tokens from 1 to 64"),
+        "{stderr}"
+    );
+}
