@@ -260,8 +260,7 @@ fn what_might_have_become_a_stop_text_is_given_out_at_the_end() {
 
 #[test]
 fn speculation_changes_timings_only() {
-    let text = "The cat sat on the mat. The cat sat on the mat. The cat sat on the mat. The cat";
-    let args = ["run", "--raw", "-p", text, "--temperature", "0", "--json"];
+    let args = ["run", "-p", STORY, "--temperature", "0", "--json"];
     let plain = json(&args);
     assert_eq!(plain["n_drafted"], 0);
     for flag in ["--speculate", "--speculate=3"] {
@@ -272,7 +271,7 @@ fn speculation_changes_timings_only() {
         assert!(drafting["n_drafted"].as_u64() > Some(0));
         assert!(drafting["n_accepted"].as_u64() <= drafting["n_drafted"].as_u64());
     }
-    let output = sterna(&["run", "-p", text, "--speculate=65"]);
+    let output = sterna(&["run", "-p", STORY, "--speculate=65"]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(
