@@ -13,6 +13,8 @@ mod lanes;
 mod portable;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
+mod unpack_x86;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::cell::RefCell;

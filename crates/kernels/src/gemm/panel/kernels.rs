@@ -165,7 +165,10 @@ impl Family for Ternary {
         let acts = acts(x, tile, &columns);
         // SAFETY: the caller's promise.
         unsafe {
-            let mut sums = std::array::from_fn(|t| S::load_i(out.add(t)));
+            let mut sums = [S::zero(); T];
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = S::load_i(out.add(t));
+            }
             S::add_dots::<T, 2>(&mut sums, panel.codes.as_ptr(), acts, columns.len() / 4);
             for (t, sum) in sums.into_iter().enumerate() {
                 S::store_i(out.add(t), sum);
@@ -246,10 +249,11 @@ impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
             // SAFETY: the caller's promise.
             unsafe {
                 let start = columns.start + group * 32;
-                let mut sums: [S::I; T] = std::array::from_fn(|t| {
+                let mut sums = [S::zero(); T];
+                for (t, sum) in sums.iter_mut().enumerate() {
                     let pair = x.pairs(tile + t / TILE, start)[0][t % TILE];
-                    S::add_pairs(S::zero(), &bias, pair)
-                });
+                    *sum = S::add_pairs(*sum, &bias, pair);
+                }
                 let codes = panel.codes.as_ptr().add(group * 8);
                 S::add_dots::<T, MAX>(&mut sums, codes, acts.skip(group * 8), 8);
                 let d = S::load_f(&panel.d[group]);

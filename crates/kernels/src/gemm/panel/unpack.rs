@@ -5,6 +5,8 @@ use std::ops::Range;
 use sterna_format::DType;
 
 use super::kernels::bias;
+#[cfg(target_arch = "x86_64")]
+use super::unpack_x86;
 use super::{Lanes, Panel, ROWS};
 use crate::gemm::ternary::{I2s, Packed, Packing, Tq20, unpack};
 use crate::isa::{Isa, Level, multiversion};
@@ -23,7 +25,7 @@ pub(super) fn ternary(isa: Isa, packing: Packing) -> UnpackTernary {
     fn packed<P: Packed>(isa: Isa) -> UnpackTernary {
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::AvxVnni | Level::Avx512 => ternary_avx2::<P>,
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 => unpack_x86::ternary::<P>,
             _ => ternary_portable::<P>,
         }
     }
@@ -35,7 +37,7 @@ pub(super) fn ternary(isa: Isa, packing: Packing) -> UnpackTernary {
 
 /// The codes of a block in a row.
 #[inline(always)]
-fn block<P: Packed>(row: &[u8], block: usize) -> &[u8; BLOCK_BYTES] {
+pub(super) fn block<P: Packed>(row: &[u8], block: usize) -> &[u8; BLOCK_BYTES] {
     let at = block / 2 * P::PAIR_STRIDE + block % 2 * BLOCK_BYTES;
     row[at..].first_chunk().expect("rows have the columns")
 }
@@ -53,67 +55,37 @@ fn ternary_portable<P: Packed>(rows: &Lanes<&[u8]>, columns: Range<usize>, panel
     }
 }
 
-/// Packed bytes are transposed, four of a row at a time, and then cut: that takes a quarter of the
-/// shuffles.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn ternary_avx2<P: Packed>(rows: &Lanes<&[u8]>, columns: Range<usize>, panel: &mut Panel) {
-    use super::x86::transpose;
-    use std::arch::x86_64::*;
-
-    let three = _mm256_set1_epi8(3);
-    let blocks = columns.start / BLOCK..columns.end / BLOCK;
-    for (quads, b) in panel
-        .codes
-        .as_chunks_mut::<{ BLOCK / 4 }>()
-        .0
-        .iter_mut()
-        .zip(blocks)
-    {
-        for half in 0..2 {
-            let packed = std::array::from_fn(|r| {
-                let codes = block::<P>(rows[half * 8 + r], b);
-                // SAFETY: 32 bytes of an array.
-                unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
-            });
-            // SAFETY: this function has AVX2.
-            for (i, packed) in unsafe { transpose(packed) }.into_iter().enumerate() {
-                let mut groups = [
-                    _mm256_srli_epi16::<6>(packed),
-                    _mm256_srli_epi16::<4>(packed),
-                    _mm256_srli_epi16::<2>(packed),
-                    packed,
-                ];
-                if P::LOWEST_FIRST {
-                    groups.reverse();
-                }
-                for (g, group) in groups.into_iter().enumerate() {
-                    let codes = &mut quads[g * 8 + i].as_chunks_mut::<8>().0[half];
-                    // SAFETY: 32 bytes of an array.
-                    unsafe {
-                        let codes = codes.as_mut_ptr().cast();
-                        _mm256_storeu_si256(codes, _mm256_and_si256(group, three));
-                    }
-                }
+/// Writes one block of 256, or up to eight groups of 32, of each row into a panel.
+///
+/// The rows have the columns, which are whole blocks of `dtype`.
+pub(super) fn blocks(
+    isa: Isa,
+    dtype: DType,
+    rows: &Lanes<&[u8]>,
+    columns: Range<usize>,
+    panel: &mut Panel,
+) {
+    let bytes = columns.start / dtype.block_len() * dtype.block_bytes()
+        ..columns.end / dtype.block_len() * dtype.block_bytes();
+    let rows = rows.map(|row| &row[bytes.clone()]);
+    match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 => {
+            // SAFETY: these levels have AVX2 and F16C.
+            if !unsafe { unpack_x86::blocks(dtype, &rows, panel) } {
+                blocks_portable(isa, dtype, &rows, columns.len(), panel);
             }
         }
+        _ => blocks_portable(isa, dtype, &rows, columns.len(), panel),
     }
 }
 
 multiversion! {
-    /// Writes one block of 256, or up to eight groups of 32, of each row into a panel.
-    pub(super) fn blocks(
-        dtype: DType,
-        rows: &Lanes<&[u8]>,
-        columns: Range<usize>,
-        panel: &mut Panel,
-    ) {
-        let bytes = columns.start / dtype.block_len() * dtype.block_bytes()
-            ..columns.end / dtype.block_len() * dtype.block_bytes();
+    /// The reference. Rows have nothing but the block or groups.
+    fn blocks_portable(dtype: DType, rows: &Lanes<&[u8]>, len: usize, panel: &mut Panel) {
         let bias = bias(dtype);
         let mut codes = [[0u8; SUPER_LEN]; ROWS];
         for (r, row) in rows.iter().enumerate() {
-            let row = &row[bytes.clone()];
             let codes = &mut codes[r];
             let done = super_blocks(dtype, row, |block| {
                 for (to, code) in codes.iter_mut().zip(block.codes) {
@@ -144,7 +116,7 @@ multiversion! {
                 });
             }
         }
-        interleave(&codes, columns.len(), panel);
+        interleave(&codes, len, panel);
     }
 }
 

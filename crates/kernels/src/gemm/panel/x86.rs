@@ -17,6 +17,15 @@ pub(super) struct AvxVnni;
 #[derive(Clone, Copy)]
 pub(super) struct Avx512;
 
+/// An instruction on both registers. Closures that a function of `core` calls would not be compiled
+/// for the instructions at hand, so there are none here.
+macro_rules! both {
+    ($f:ident, $a:expr, $b:expr) => {{
+        let (a, b) = ($a, $b);
+        [$f(a[0], b[0]), $f(a[1], b[1])]
+    }};
+}
+
 /// What the two levels with registers of 256 bits share.
 macro_rules! lanes_256 {
     () => {
@@ -53,9 +62,8 @@ macro_rules! lanes_256 {
             // SAFETY: as above.
             unsafe {
                 let pair = _mm256_set1_epi32(dword(pair));
-                zip(sum, load_256(weights), |sum, w| {
-                    _mm256_add_epi32(sum, _mm256_madd_epi16(w, pair))
-                })
+                let products = both!(_mm256_madd_epi16, load_256(weights), [pair; 2]);
+                both!(_mm256_add_epi32, sum, products)
             }
         }
 
@@ -64,7 +72,7 @@ macro_rules! lanes_256 {
             // SAFETY: as above.
             unsafe {
                 let count = _mm_cvtsi32_si128(SHIFT as i32);
-                zip(a, b, |a, b| _mm256_sub_epi32(a, _mm256_sll_epi32(b, count)))
+                both!(_mm256_sub_epi32, a, both!(_mm256_sll_epi32, b, [count; 2]))
             }
         }
 
@@ -103,26 +111,21 @@ macro_rules! lanes_256 {
         #[inline(always)]
         unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
             // SAFETY: as above.
-            unsafe { zip(a, b, |a, b| _mm256_add_ps(a, b)) }
+            unsafe { both!(_mm256_add_ps, a, b) }
         }
 
         #[inline(always)]
         unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
             // SAFETY: as above.
-            unsafe { zip(a, b, |a, b| _mm256_sub_ps(a, b)) }
+            unsafe { both!(_mm256_sub_ps, a, b) }
         }
 
         #[inline(always)]
         unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
             // SAFETY: as above.
-            unsafe { zip(a, b, |a, b| _mm256_mul_ps(a, b)) }
+            unsafe { both!(_mm256_mul_ps, a, b) }
         }
     };
-}
-
-#[inline(always)]
-fn zip<A: Copy, B: Copy, C>(a: [A; 2], b: [B; 2], f: impl Fn(A, B) -> C) -> [C; 2] {
-    [f(a[0], b[0]), f(a[1], b[1])]
 }
 
 /// Two i16 as one register lane has them.
@@ -180,15 +183,14 @@ impl Avx2 {
                     let codes = load_256(codes.add(quad));
                     for (t, narrow) in narrow.iter_mut().enumerate() {
                         let acts = broadcast_256(acts, quad, t);
-                        *narrow = zip(*narrow, codes, |sum, codes| {
-                            _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, acts))
-                        });
+                        let products = both!(_mm256_maddubs_epi16, codes, [acts; 2]);
+                        *narrow = both!(_mm256_add_epi16, *narrow, products);
                     }
                     quad += 1;
                 }
                 for (sums, narrow) in sums.iter_mut().zip(narrow) {
-                    let wide = zip(narrow, scales, |a, b| _mm256_madd_epi16(a, b));
-                    *sums = zip(*sums, wide, |a, b| _mm256_add_epi32(a, b));
+                    let wide = both!(_mm256_madd_epi16, narrow, scales);
+                    *sums = both!(_mm256_add_epi32, *sums, wide);
                 }
             }
         }
@@ -217,14 +219,15 @@ impl Lanes for Avx2 {
             // activations from -127 to 127 they don't.
             let top = _mm256_set1_epi8(-128);
             for quad in 0..n_quads {
-                let codes = load_256(codes.add(quad)).map(|v| _mm256_xor_si256(v, top));
-                let magnitudes = codes.map(|v| _mm256_abs_epi8(v));
+                let codes = load_256(codes.add(quad));
+                let codes = both!(_mm256_xor_si256, codes, [top; 2]);
+                let magnitudes = [_mm256_abs_epi8(codes[0]), _mm256_abs_epi8(codes[1])];
                 for (t, sums) in sums.iter_mut().enumerate() {
                     let acts = broadcast_256(acts, quad, t);
-                    let acts = codes.map(|codes| _mm256_sign_epi8(acts, codes));
-                    let pairs = zip(magnitudes, acts, |a, b| _mm256_maddubs_epi16(a, b));
-                    let wide = zip(pairs, ones, |a, b| _mm256_madd_epi16(a, b));
-                    *sums = zip(*sums, wide, |a, b| _mm256_add_epi32(a, b));
+                    let acts = both!(_mm256_sign_epi8, [acts; 2], codes);
+                    let pairs = both!(_mm256_maddubs_epi16, magnitudes, acts);
+                    let wide = both!(_mm256_madd_epi16, pairs, ones);
+                    *sums = both!(_mm256_add_epi32, *sums, wide);
                 }
             }
         }
@@ -240,8 +243,9 @@ impl Lanes for Avx2 {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let scales = load_256(scales)
-                .map(|v| _mm256_blend_epi16::<0b1010_1010>(v, _mm256_slli_epi32::<16>(v)));
+            let scales = load_256(scales);
+            let twice = |v| _mm256_blend_epi16::<0b1010_1010>(v, _mm256_slli_epi32::<16>(v));
+            let scales = [twice(scales[0]), twice(scales[1])];
             Self::add_widened::<T, MAX>(sums, codes, acts, n_quads, scales);
         }
     }
@@ -265,9 +269,10 @@ impl Lanes for AvxVnni {
                 let codes = load_256(codes.add(quad));
                 for (t, sums) in sums.iter_mut().enumerate() {
                     let acts = broadcast_256(acts, quad, t);
-                    *sums = zip(*sums, codes, |sum, codes| {
-                        _mm256_dpbusd_avx_epi32(sum, codes, acts)
-                    });
+                    *sums = [
+                        _mm256_dpbusd_avx_epi32(sums[0], codes[0], acts),
+                        _mm256_dpbusd_avx_epi32(sums[1], codes[1], acts),
+                    ];
                 }
             }
         }
@@ -287,8 +292,8 @@ impl Lanes for AvxVnni {
             Self::add_dots::<T, MAX>(&mut dots, codes, acts, n_quads);
             let scales = load_256(scales);
             for (sums, dots) in sums.iter_mut().zip(dots) {
-                let scaled = zip(dots, scales, |a, b| _mm256_mullo_epi32(a, b));
-                *sums = zip(*sums, scaled, |a, b| _mm256_add_epi32(a, b));
+                let scaled = both!(_mm256_mullo_epi32, dots, scales);
+                *sums = both!(_mm256_add_epi32, *sums, scaled);
             }
         }
     }
@@ -411,37 +416,5 @@ impl Lanes for Avx512 {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: as above.
         unsafe { _mm512_mul_ps(a, b) }
-    }
-}
-
-/// Turns 8 rows of 8 lanes into 8 columns.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let [a, b, c, d, e, f, g, h] = rows;
-        // Lanes of two rows, of four, and of all eight; within halves of registers up to the last.
-        let pairs = |a, b| [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
-        let fours = |ab: [__m256i; 2], cd: [__m256i; 2]| {
-            [
-                _mm256_unpacklo_epi64(ab[0], cd[0]),
-                _mm256_unpackhi_epi64(ab[0], cd[0]),
-                _mm256_unpacklo_epi64(ab[1], cd[1]),
-                _mm256_unpackhi_epi64(ab[1], cd[1]),
-            ]
-        };
-        let low = fours(pairs(a, b), pairs(c, d));
-        let high = fours(pairs(e, f), pairs(g, h));
-        std::array::from_fn(|i| {
-            let (low, high) = (low[i % 4], high[i % 4]);
-            if i < 4 {
-                _mm256_permute2x128_si256::<0x20>(low, high)
-            } else {
-                _mm256_permute2x128_si256::<0x31>(low, high)
-            }
-        })
     }
 }
