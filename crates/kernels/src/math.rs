@@ -15,7 +15,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-88.0, 89.0);
-    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = clamped * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
     let mut p = 1.0 / 5040.0;
     p = p * r + 1.0 / 720.0;
@@ -26,9 +27,10 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.0;
     p = p * r + 1.0;
     // 2^n in two factors, because n = 128 has no exponent of its own.
-    let n = n as i32;
+    // It stands in the low bits of the rounded sum; a cast, which saturates, isn't vectorised.
+    let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let half = n >> 1;
-    let y = p * power_of_two(half) * power_of_two(n - half);
+    let y = p * power_of_two(half) * power_of_two(n.wrapping_sub(half));
     let y = if x < -87.336_54 { 0.0 } else { y };
     let y = if x > 88.722_83 { f32::INFINITY } else { y };
     if x.is_nan() { x } else { y }
@@ -37,7 +39,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 /// `2^n` for `n` in -126..=127.
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
-    f32::from_bits(((n + 127) as u32) << 23)
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
 /// `tanh x`, within 1e-6 absolute.

@@ -164,6 +164,8 @@ pub(super) struct Workspace {
     sums: Vec<f32>,
     /// Maximum and total of each row.
     totals: Vec<(f32, f32)>,
+    /// What each row sees of the span.
+    seen: Vec<Range<usize>>,
 }
 
 /// Magnitudes that queries are kept within, so that products with f16 neither overflow nor lose bits
@@ -277,8 +279,9 @@ fn attend_with<S: Simd, const P: usize>(
 ) {
     let (n_rows, d, head) = (tile.n_rows(), tile.shape.head_dim, tile.kv_head);
     let dtype = pages[0].dtype();
-    let seen = tile.visible_in(span, 0).start..tile.visible_in(span, n_rows - 1).end;
-    let lanes = seen.start / LANES..seen.end.div_ceil(LANES);
+    work.seen.clear();
+    work.seen
+        .extend((0..n_rows).map(|row| tile.visible_in(span, row)));
     let Workspace {
         queries,
         pairs,
@@ -288,7 +291,11 @@ fn attend_with<S: Simd, const P: usize>(
         converted,
         sums,
         totals,
+        seen,
     } = work;
+    // Later rows see no less at the end, and no more at the beginning.
+    let all = seen[0].start..seen[n_rows - 1].end;
+    let lanes = all.start / LANES..all.end.div_ceil(LANES);
     scores.resize(n_rows * SPAN, 0.0);
     sums.resize(n_rows * d, 0.0);
     totals.clear();
@@ -334,7 +341,7 @@ fn attend_with<S: Simd, const P: usize>(
     }
 
     for (row, scores) in scores.chunks_exact_mut(SPAN).enumerate().take(n_rows) {
-        let seen = tile.visible_in(span, row);
+        let seen = seen[row].clone();
         let cap = tile.shape.softcap;
         let scores = &mut scores[..lanes.end * LANES];
         totals.push(if seen.is_empty() {
@@ -346,7 +353,7 @@ fn attend_with<S: Simd, const P: usize>(
         });
     }
 
-    let weigh = Weigh { tile, span, seen };
+    let weigh = Weigh { d, seen, all };
     match dtype {
         CacheType::F32 => {
             let values = gather(pages, |page| page.float_values(head));
@@ -748,10 +755,11 @@ fn scale_weights<S: Simd>(
 
 /// The weighted sums of a tile over a span.
 struct Weigh<'a> {
-    tile: &'a Tile<'a>,
-    span: usize,
+    d: usize,
+    /// What each row sees.
+    seen: &'a [Range<usize>],
     /// What any row sees.
-    seen: Range<usize>,
+    all: Range<usize>,
 }
 
 impl Weigh<'_> {
@@ -810,7 +818,7 @@ impl Weigh<'_> {
         converted: &mut [f32],
     ) {
         let out = converted.as_chunks_mut::<LANES>().0;
-        for position in self.seen.clone() {
+        for position in self.all.clone() {
             let row = &values[position / PAGE_LEN][position % PAGE_LEN * stride + at..];
             let row = row[..P * LANES].as_chunks::<LANES>().0;
             for (p, from) in row.iter().enumerate() {
@@ -829,26 +837,25 @@ impl Weigh<'_> {
         at: usize,
         sums: &mut [f32],
     ) {
-        let d = self.tile.shape.head_dim;
-        for_blocks_of_rows!(self.tile.n_rows(), R, |first| {
+        let d = self.d;
+        for_blocks_of_rows!(self.seen.len(), R, |first| {
             let mut w: [&[f32]; R] = [&[]; R];
             for (r, w) in w.iter_mut().enumerate() {
                 *w = &weights[(first + r) * SPAN..][..SPAN];
             }
-            // Later rows see no less at the end, and no more at the beginning. What not all see is
-            // summed row by row, so that a row sums the same numbers whatever it is beside.
-            let start = self.tile.visible_in(self.span, first + R - 1).start;
-            let end = self.tile.visible_in(self.span, first).end.max(start);
+            // What not all see is summed row by row, so that a row sums the same numbers whatever it
+            // is beside.
+            let seen = &self.seen[first..first + R];
+            let start = seen[R - 1].start;
+            let end = seen[0].end.max(start);
             let mut acc = [[simd.splat(0.0); P]; R];
             for r in 0..R {
-                let seen = self.tile.visible_in(self.span, first + r);
-                let before = seen.start..seen.end.min(start);
+                let before = seen[r].start..seen[r].end.min(start);
                 [acc[r]] = weigh::<S, E, EXACT, 1, P>(simd, [w[r]], before, from, [acc[r]]);
             }
             acc = weigh::<S, E, EXACT, R, P>(simd, w, start..end, from, acc);
             for r in 0..R {
-                let seen = self.tile.visible_in(self.span, first + r);
-                let after = seen.start.max(end)..seen.end;
+                let after = seen[r].start.max(end)..seen[r].end;
                 [acc[r]] = weigh::<S, E, EXACT, 1, P>(simd, [w[r]], after, from, [acc[r]]);
                 let out = &mut sums[(first + r) * d + at..][..P * LANES];
                 for (out, &acc) in out.as_chunks_mut().0.iter_mut().zip(&acc[r]) {
@@ -868,11 +875,11 @@ impl Weigh<'_> {
         columns: Range<usize>,
         sums: &mut [f32],
     ) {
-        let d = self.tile.shape.head_dim;
-        for row in 0..self.tile.n_rows() {
+        let d = self.d;
+        for row in 0..self.seen.len() {
             let sums = &mut sums[row * d..][columns.clone()];
             sums.fill(0.0);
-            for position in self.tile.visible_in(self.span, row) {
+            for position in self.seen[row].clone() {
                 let weight = weights[row * SPAN + position];
                 let value = &values[position / PAGE_LEN][position % PAGE_LEN * stride..];
                 for (sum, value) in sums.iter_mut().zip(&value[columns.clone()]) {
