@@ -183,8 +183,8 @@ macro_rules! multiversion {
 
                 match isa.level() {
                     $crate::isa::Level::Baseline => {}
-                    // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
                     $crate::isa::Level::Avx2 | $crate::isa::Level::AvxVnni => {
+                        // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
                         return unsafe { avx2($($arg),*) };
                     }
                     // SAFETY: this level exists only where `Level::is_here` saw these features.

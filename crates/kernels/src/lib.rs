@@ -40,16 +40,16 @@ pub mod peak;
 mod pool;
 pub mod quant;
 pub mod repack;
-pub mod rope;
 mod requantize;
+pub mod rope;
 mod shape;
 #[cfg(test)]
 mod test_data;
 pub mod vector;
 
 pub use isa::Isa;
-pub use shape::ShapeError;
 pub use requantize::requantize;
+pub use shape::ShapeError;
 
 use pool::Pool;
 

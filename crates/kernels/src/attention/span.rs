@@ -3,6 +3,9 @@
 //! A row is one query head of one query; the rows of a tile are the query heads that share a
 //! key-value head, query by query.
 
+// Register tiles are arrays of arrays, read and written by the same indices.
+#![allow(clippy::needless_range_loop)]
+
 use std::ops::Range;
 
 use half::f16;
@@ -24,6 +27,9 @@ use crate::math;
 pub(super) const SPAN: usize = 256;
 
 const PAGES: usize = SPAN / PAGE_LEN;
+
+/// Codes in pairs, and scales.
+type Bytes<'a> = (&'a [[i8; 2 * LANES]], &'a [[f16; LANES]]);
 
 /// Tiles of more rows convert keys and values to f32 once for all of them.
 const CONVERT_ABOVE: usize = 8;
@@ -227,8 +233,8 @@ pub(super) fn attend(
 ) {
     #[cfg(target_arch = "x86_64")]
     match isa.level() {
-        // SAFETY: these levels exist only where `Level::is_here` saw AVX2, FMA and F16C.
         Level::Avx2 | Level::AvxVnni => {
+            // SAFETY: these levels exist only where `Level::is_here` saw AVX2, FMA and F16C.
             return unsafe { attend_avx2(tile, span, pages, work, states) };
         }
         // SAFETY: this level exists only where `Level::is_here` saw these features.
@@ -521,8 +527,8 @@ impl<'a, const P: usize> Keys<'a, P> {
 
     /// Codes in pairs, and scales.
     #[inline(always)]
-    fn bytes(&self) -> [(&'a [[i8; 2 * LANES]], &'a [[f16; LANES]]); P] {
-        let mut out: [(&[[i8; 2 * LANES]], &[[f16; LANES]]); P] = [(&[], &[]); P];
+    fn bytes(&self) -> [Bytes<'a>; P] {
+        let mut out: [Bytes<'_>; P] = [(&[], &[]); P];
         let (n_pairs, n_scales) = (self.d.div_ceil(2), self.d.div_ceil(BLOCK));
         for (p, out) in out.iter_mut().enumerate() {
             let (page, group) = self.page(p);
@@ -648,7 +654,7 @@ fn score_integers<S: Simd, const P: usize>(
 fn integer_block<S: Simd, const R: usize, const P: usize>(
     simd: S,
     q: [&[i32]; R],
-    keys: [(&[[i8; 2 * LANES]], &[[f16; LANES]]); P],
+    keys: [Bytes<'_>; P],
 ) -> [[S::Floats; P]; R] {
     let mut sums = [[simd.splat(0.0); P]; R];
     let n_pairs = keys[0].0.len();

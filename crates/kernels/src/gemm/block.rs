@@ -1,5 +1,7 @@
 //! A weight matrix in any block format.
 
+use std::ops::Range;
+
 use sterna_format::DType;
 
 use crate::isa::{Isa, multiversion};
@@ -99,6 +101,20 @@ impl<'a> BlockMatrix<'a> {
     pub(super) fn decode(&self, isa: Isa, first: usize, out: &mut [f32]) {
         let n_rows = out.len().checked_div(self.k).unwrap_or(0);
         decode_rows(isa, self.dtype, self.rows(first, n_rows), out);
+    }
+
+    /// The bytes of some columns of a row. Panics if they aren't all there or not whole blocks.
+    pub(super) fn part(&self, row: usize, columns: Range<usize>) -> &'a [u8] {
+        let block = self.dtype.block_len();
+        assert!(columns.start.is_multiple_of(block) && columns.end.is_multiple_of(block));
+        let bytes = self.dtype.block_bytes();
+        &self.rows(row, 1)[columns.start / block * bytes..columns.end / block * bytes]
+    }
+
+    /// Decodes some columns of a row into `out`. Panics as [`BlockMatrix::part`] does, and if `out`
+    /// has another length.
+    pub(super) fn decode_part(&self, isa: Isa, row: usize, columns: Range<usize>, out: &mut [f32]) {
+        decode_rows(isa, self.dtype, self.part(row, columns), out);
     }
 }
 

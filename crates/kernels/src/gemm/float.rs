@@ -9,8 +9,8 @@
 //!
 //! - [`ROWS`] rows of weights times a few activation rows are a tile, whose sums stay in registers
 //!   over [`DEPTH`] groups of columns; until the next groups they rest in memory.
-//! - A stretch of a panel [`PANEL`] rows high is multiplied with all tiles of [`TOKENS`] activation
-//!   rows before the next is, so that both come from the nearest caches.
+//! - The panel is [`DEPTH`] groups of [`PANEL`] rows, which stay in the nearest cache while all tiles
+//!   of up to [`TOKENS`] activation rows are multiplied with them.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -30,14 +30,14 @@ use crate::isa::{Isa, Level};
 use lanes::{Group, Kernel, LANES, ROWS, Stored};
 use rounding::{FloatRows, Precision};
 
-/// Groups of columns in a stretch of a panel.
+/// Groups of columns in a panel: whole blocks of any type.
 const DEPTH: usize = 32;
 
-/// Rows of weights that are decoded together when there are enough activation rows to use them.
+/// Rows of weights in a panel.
 const PANEL: usize = 16;
 
-/// Activation rows that meet a stretch of a panel at a time.
-const TOKENS: usize = 24;
+/// Activation rows that are multiplied with a panel before the next one is decoded.
+const TOKENS: usize = 128;
 
 /// The precision of activations that weights of `dtype` take.
 pub(super) fn precision(dtype: DType) -> Precision {
@@ -53,8 +53,6 @@ pub(super) fn precision(dtype: DType) -> Precision {
 struct Workspace {
     /// Decoded weights: [`ROWS`] rows side by side, after those the next ones.
     panel: Vec<[Group; ROWS]>,
-    /// One decoded row of weights.
-    row: Vec<f32>,
     /// Partial sums of the tiles.
     acc: Vec<Group>,
     /// Finished sums.
@@ -86,7 +84,8 @@ pub(super) fn multiply(
         _ => None,
     };
     WORKSPACE.with_borrow_mut(|workspace| match stored {
-        Some(stored) if x.m() <= kernel.tokens => {
+        // Decoding to panels pays when a weight is used more often than this.
+        Some(stored) if x.m() <= 2 * kernel.direct_tokens => {
             multiply_stored(kernel, stored, w, rows, x, out, workspace);
         }
         _ => multiply_panels(isa, kernel, stored, w, rows, x, out, workspace),
@@ -104,7 +103,7 @@ fn kernel(isa: Isa) -> &'static Kernel {
     }
 }
 
-/// With no more activation rows than a kernel takes at a time: each weight is loaded once.
+/// With few activation rows, straight from the stored weights.
 fn multiply_stored(
     kernel: &Kernel,
     stored: Stored,
@@ -114,31 +113,23 @@ fn multiply_stored(
     out: &Columns<'_>,
     workspace: &mut Workspace,
 ) {
-    let (m, n) = (x.m(), rows.len());
-    if m == 0 || n == 0 {
-        return;
-    }
-    let mut acts: [&[Group]; LANES] = [&[]; LANES];
-    for (t, act) in acts[..m].iter_mut().enumerate() {
-        *act = x.row(t);
-    }
-    workspace.sums.resize(n * m, 0.0);
-    let sums = &mut workspace.sums[..n * m];
-    // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen to offer.
-    unsafe {
-        (kernel.direct)(
-            stored,
-            w.rows(rows.start, n),
-            w.row_bytes(),
-            &acts[..m],
-            sums,
-        );
-    }
-    for t in 0..m {
-        // SAFETY: no other task has these rows, so none writes these columns.
-        let out = unsafe { out.row_mut(t, rows.clone()) };
-        for (out, sums) in out.iter_mut().zip(sums.chunks_exact(m)) {
-            *out = sums[t] * x.scale(t);
+    let n = rows.len();
+    for (tile, _) in tiles(0..x.m(), kernel.direct_tokens) {
+        let mut acts: [&[Group]; LANES] = [&[]; LANES];
+        for (act, t) in acts.iter_mut().zip(tile.clone()) {
+            *act = x.row(t);
+        }
+        let acts = &acts[..tile.len()];
+        workspace.sums.resize(n * tile.len(), 0.0);
+        let sums = &mut workspace.sums;
+        // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen to offer.
+        unsafe { (kernel.direct)(stored, w.rows(rows.start, n), w.row_bytes(), acts, sums) };
+        for (i, t) in tile.clone().enumerate() {
+            // SAFETY: no other task has these rows, so none writes these columns.
+            let out = unsafe { out.row_mut(t, rows.clone()) };
+            for (out, sums) in out.iter_mut().zip(sums.chunks_exact(tile.len())) {
+                *out = sums[i] * x.scale(t);
+            }
         }
     }
 }
@@ -155,41 +146,45 @@ fn multiply_panels(
     out: &Columns<'_>,
     workspace: &mut Workspace,
 ) {
-    let n_groups = x.n_groups();
-    let Workspace {
-        panel,
-        row,
-        acc,
-        sums,
-    } = workspace;
-    let panel_rows = if x.m() > kernel.tokens { PANEL } else { ROWS };
-    row.resize(w.k(), 0.0);
-    acc.resize(TOKENS * PANEL, Group::default());
-    sums.resize(TOKENS * PANEL, 0.0);
-    for first in rows.clone().step_by(panel_rows) {
-        let n_rows = panel_rows.min(rows.end - first);
+    let Workspace { panel, acc, sums } = workspace;
+    let fused = stored.is_some_and(Stored::fused);
+    panel.resize(PANEL / ROWS * DEPTH, Default::default());
+    for first in rows.clone().step_by(PANEL) {
+        let n_rows = PANEL.min(rows.end - first);
         let n_quads = n_rows.div_ceil(ROWS);
-        // Rows of an earlier panel may be left behind the last one: their sums are thrown away.
-        panel.resize(n_quads * n_groups, Default::default());
-        for i in 0..n_rows {
-            let panel = &mut panel[i / ROWS * n_groups..][..n_groups];
-            match stored {
-                // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen to offer.
-                Some(stored) => unsafe {
-                    (kernel.unpack)(stored, w.rows(first + i, 1), panel, i % ROWS);
-                },
-                None => {
-                    w.decode(isa, first + i, row);
-                    copy_row(row, panel, i % ROWS);
-                }
-            }
-        }
         for start in (0..x.m()).step_by(TOKENS) {
             let tokens = start..x.m().min(start + TOKENS);
-            let acc = &mut acc[..n_quads * ROWS * tokens.len()];
-            let sums = &mut sums[..acc.len()];
-            let fused = stored.is_some_and(Stored::fused);
-            multiply_panel(kernel, fused, panel, x, tokens.clone(), acc);
+            acc.resize(n_quads * ROWS * tokens.len(), Group::default());
+            for depth in (0..x.n_groups()).step_by(DEPTH) {
+                let depth = depth..x.n_groups().min(depth + DEPTH);
+                let panel = &mut panel[..n_quads * depth.len()];
+                let columns = depth.start * LANES..w.k().min(depth.end * LANES);
+                for (quad, i) in panel
+                    .chunks_exact_mut(depth.len())
+                    .zip((first..).step_by(ROWS))
+                {
+                    // A matrix that ends within these rows has its last one several times.
+                    let rows: [usize; ROWS] = std::array::from_fn(|r| (i + r).min(rows.end - 1));
+                    match stored {
+                        // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen
+                        // to offer.
+                        Some(stored) => unsafe {
+                            let rows = rows.map(|i| w.part(i, columns.clone()));
+                            (kernel.unpack)(stored, rows, quad);
+                        },
+                        None => {
+                            for (r, i) in rows.into_iter().enumerate() {
+                                let mut row = [0.0; DEPTH * LANES];
+                                let row = &mut row[..columns.len()];
+                                w.decode_part(isa, i, columns.clone(), row);
+                                copy_row(row, quad, r);
+                            }
+                        }
+                    }
+                }
+                multiply_panel(kernel, fused, panel, x, tokens.clone(), depth, acc);
+            }
+            sums.resize(acc.len(), 0.0);
             // SAFETY: as above.
             unsafe { (kernel.sums)(acc, sums) };
             for (tile, at) in tiles(tokens.clone(), kernel.tokens) {
@@ -206,7 +201,7 @@ fn multiply_panels(
     }
 }
 
-/// Writes a decoded row into row `r` of a panel, with zeros behind it.
+/// Writes decoded values into row `r` of a panel, with zeros behind them.
 fn copy_row(row: &[f32], panel: &mut [[Group; ROWS]], r: usize) {
     for (values, groups) in row.chunks(LANES).zip(panel) {
         let (values_to, padding) = groups[r].0.split_at_mut(values.len());
@@ -224,31 +219,27 @@ fn tiles(tokens: Range<usize>, most: usize) -> impl Iterator<Item = (Range<usize
     (0..n).map(move |i| (start + at(i)..start + at(i + 1), at(i)))
 }
 
-/// Partial sums of a panel times `tokens`: for each of their [`tiles`] and each [`ROWS`] rows of the
-/// panel, `[ROWS, tile]`.
+/// Adds a panel times the groups `depth` of `tokens` to partial sums: for each of their [`tiles`] and
+/// each [`ROWS`] rows of the panel, `[ROWS, tile]`.
 fn multiply_panel(
     kernel: &Kernel,
     fused: bool,
     panel: &[[Group; ROWS]],
     x: &FloatRows,
     tokens: Range<usize>,
+    depth: Range<usize>,
     acc: &mut [Group],
 ) {
-    acc.fill(Group::default());
-    let n_groups = x.n_groups();
-    let n_quads = panel.len().checked_div(n_groups).unwrap_or(0);
-    for depth in (0..n_groups).step_by(DEPTH) {
-        let depth = depth..n_groups.min(depth + DEPTH);
-        for (tile, at) in tiles(tokens.clone(), kernel.tokens) {
-            let mut acts: [&[Group]; LANES] = [&[]; LANES];
-            for (act, t) in acts.iter_mut().zip(tile.clone()) {
-                *act = &x.row(t)[depth.clone()];
-            }
-            let acc = acc[at * n_quads * ROWS..].chunks_exact_mut(ROWS * tile.len());
-            for (w, acc) in panel.chunks_exact(n_groups).zip(acc) {
-                // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen to offer.
-                unsafe { (kernel.tile)(fused, &w[depth.clone()], &acts[..tile.len()], acc) };
-            }
+    let n_rows = panel.len() / depth.len() * ROWS;
+    for (tile, at) in tiles(tokens, kernel.tokens) {
+        let mut acts: [&[Group]; LANES] = [&[]; LANES];
+        for (act, t) in acts.iter_mut().zip(tile.clone()) {
+            *act = &x.row(t)[depth.clone()];
+        }
+        let acc = acc[at * n_rows..].chunks_exact_mut(ROWS * tile.len());
+        for (w, acc) in panel.chunks_exact(depth.len()).zip(acc) {
+            // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen to offer.
+            unsafe { (kernel.tile)(fused, w, &acts[..tile.len()], acc, depth.start == 0) };
         }
     }
 }

@@ -237,13 +237,7 @@ fn rows_per_task(w: &Matrix<'_>, m: usize) -> usize {
 }
 
 /// Computes the columns `rows` of a result. No other task may have them.
-fn multiply(
-    exec: &Exec,
-    w: &Matrix<'_>,
-    rows: Range<usize>,
-    scratch: &Scratch,
-    out: &Columns<'_>,
-) {
+fn multiply(exec: &Exec, w: &Matrix<'_>, rows: Range<usize>, scratch: &Scratch, out: &Columns<'_>) {
     match (w, w.form()) {
         (Matrix::Ternary(w), _) => ternary::multiply(exec.isa, w, rows, &scratch.row, out),
         (Matrix::Blocks(w), Form::Float(precision)) => {

@@ -4,6 +4,9 @@
 //! four groups of codes once for all rows of activations, and each 32 activations are loaded once for
 //! all rows of weights.
 
+// Register tiles are arrays of arrays, read and written by the same indices.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use super::ternary::{Packed, TILE};
@@ -83,7 +86,8 @@ kernel! {
 
 /// Blocks of a row. Panics if rows differ in theirs, or are not whole blocks.
 fn n_blocks<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]]) -> usize {
-    let n_blocks = rows[0].len() / P::PAIR_STRIDE * 2 + rows[0].len() % P::PAIR_STRIDE / BLOCK_BYTES;
+    let n_blocks =
+        rows[0].len() / P::PAIR_STRIDE * 2 + rows[0].len() % P::PAIR_STRIDE / BLOCK_BYTES;
     assert!(rows.iter().all(|row| row.len() == rows[0].len()));
     assert!(q.iter().all(|q| q.len() == n_blocks * BLOCK));
     n_blocks

@@ -358,7 +358,12 @@ fn clamp(v: f32, low: f32, high: f32) -> f32 {
 
 /// The codes nearest to `(x + min) / scale`.
 #[inline(always)]
-pub(super) fn affine_codes<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f32) -> [f32; S] {
+pub(super) fn affine_codes<const S: usize>(
+    x: &[f32; S],
+    scale: f32,
+    min: f32,
+    max_code: f32,
+) -> [f32; S] {
     let inv = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     x.map(|x| round(clamp((x + min) * inv, 0.0, max_code)))
 }

@@ -8,7 +8,7 @@ kernel! {
     #[target_feature(enable = "avx2,f16c,fma")]
     Avx2, 2,
     tile: [1, 2, 3],
-    direct: [1 => 4, 2 => 2, 3 => 2],
+    direct: [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1],
 }
 
 struct Avx2;

@@ -4,6 +4,9 @@
 //! four of 128. Which registers these are, and their instructions, is an implementation of
 //! [`Registers`]; [`kernel`](super::kernel) compiles the loops for it.
 
+// Register tiles are arrays of arrays, read and written by the same indices.
+#![allow(clippy::needless_range_loop)]
+
 pub(super) use crate::dot::LANES;
 
 /// Values that go into the partial sums side by side, aligned to be loaded at once.
@@ -142,7 +145,8 @@ unsafe fn add<G: Registers<P>, const P: usize, const FUSED: bool>(
     }
 }
 
-/// `acc[r, t] += w[r] · x[t]`, lane by lane, for a panel of [`ROWS`] rows; `acc` is `[ROWS, T]`.
+/// `acc[r, t] += w[r] · x[t]`, lane by lane, for [`ROWS`] rows of a panel; `acc` is `[ROWS, T]`. What
+/// was there counts as zeros if this is the `first` panel.
 ///
 /// A register's worth of lanes is summed over the whole panel before the next one is, which leaves
 /// registers for larger tiles.
@@ -154,6 +158,7 @@ pub(super) unsafe fn tile<G: Registers<P>, const P: usize, const T: usize, const
     w: &[[Group; ROWS]],
     x: &[&[Group]],
     acc: &mut [Group],
+    first: bool,
 ) {
     let n = w.len();
     let mut rows = [x[0]; T];
@@ -165,9 +170,11 @@ pub(super) unsafe fn tile<G: Registers<P>, const P: usize, const T: usize, const
     unsafe {
         for part in 0..P {
             let mut sums = [[G::zero(); T]; ROWS];
-            for r in 0..ROWS {
-                for t in 0..T {
-                    sums[r][t] = G::load(&acc[r * T + t], part);
+            if !first {
+                for r in 0..ROWS {
+                    for t in 0..T {
+                        sums[r][t] = G::load(&acc[r * T + t], part);
+                    }
                 }
             }
             for i in 0..n {
@@ -292,30 +299,40 @@ unsafe fn direct_rows<
     }
 }
 
-/// Decodes a stored row into row `r` of a panel, with zeros behind it.
+/// Decodes columns of [`ROWS`] stored rows into a panel, with zeros behind them.
 ///
 /// # Safety
 /// The machine has the instructions.
 #[inline(always)]
 pub(super) unsafe fn unpack<G: Registers<P>, E: Element, const P: usize>(
-    bytes: &[u8],
+    rows: [&[u8]; ROWS],
     panel: &mut [[Group; ROWS]],
-    r: usize,
 ) {
     let group_bytes = const { E::STORED.group_bytes() };
-    for (bytes, groups) in bytes.chunks(group_bytes).zip(panel) {
-        let mut copy = [0; SINGLES];
-        let bytes = if bytes.len() == group_bytes {
-            bytes
-        } else {
-            copy[..bytes.len()].copy_from_slice(bytes);
-            &copy[..group_bytes]
-        };
-        // SAFETY: the caller's promise; `bytes` is a whole group.
-        unsafe {
-            let parts = E::load::<G, P>(bytes.as_ptr());
-            for p in 0..P {
-                G::store(parts[p], &mut groups[r], p);
+    let n = rows[0].len() / group_bytes;
+    let rest = rows[0].len() % group_bytes;
+    for row in rows {
+        assert!(row.len() == rows[0].len());
+    }
+    let (whole, last) = panel.split_at_mut(n);
+    // SAFETY: the caller's promise; `i < n` whole groups of bytes are there.
+    unsafe {
+        for (i, groups) in whole.iter_mut().enumerate() {
+            for r in 0..ROWS {
+                let parts = E::load::<G, P>(rows[r].as_ptr().add(i * group_bytes));
+                for p in 0..P {
+                    G::store(parts[p], &mut groups[r], p);
+                }
+            }
+        }
+        if rest > 0 {
+            for r in 0..ROWS {
+                let mut bytes = [0; SINGLES];
+                bytes[..rest].copy_from_slice(&rows[r][n * group_bytes..]);
+                let parts = E::load::<G, P>(bytes.as_ptr());
+                for p in 0..P {
+                    G::store(parts[p], &mut last[0][r], p);
+                }
             }
         }
     }
@@ -341,15 +358,17 @@ pub(super) unsafe fn sums<G: Registers<P>, const P: usize>(groups: &[Group], out
 
 /// The loops, compiled for one instruction set.
 pub(super) struct Kernel {
-    /// The most activation rows that [`Kernel::direct`] and [`Kernel::tile`] take; they take at least
-    /// one.
+    /// The most activation rows that [`Kernel::tile`] takes; it takes at least one.
     pub(super) tokens: usize,
+    /// The most activation rows that [`Kernel::direct`] takes; it takes at least one.
+    pub(super) direct_tokens: usize,
     /// [`direct`].
     pub(super) direct: Direct,
     /// [`unpack`].
-    pub(super) unpack: unsafe fn(Stored, bytes: &[u8], panel: &mut [[Group; ROWS]], r: usize),
+    pub(super) unpack: unsafe fn(Stored, rows: [&[u8]; ROWS], panel: &mut [[Group; ROWS]]),
     /// [`tile`], fused if the flag is set.
-    pub(super) tile: unsafe fn(bool, w: &[[Group; ROWS]], x: &[&[Group]], acc: &mut [Group]),
+    pub(super) tile:
+        unsafe fn(bool, w: &[[Group; ROWS]], x: &[&[Group]], acc: &mut [Group], first: bool),
     /// [`sums`].
     pub(super) sums: unsafe fn(groups: &[Group], out: &mut [f32]),
 }
@@ -374,6 +393,10 @@ macro_rules! kernel {
         pub(in $crate::gemm::float) const KERNEL: lanes::Kernel = lanes::Kernel {
             tokens: {
                 let tokens = [$($tile_tokens),*];
+                tokens[tokens.len() - 1]
+            },
+            direct_tokens: {
+                let tokens = [$($tokens),*];
                 tokens[tokens.len() - 1]
             },
             direct,
@@ -428,21 +451,20 @@ macro_rules! kernel {
         $(#[$features])*
         unsafe fn unpack(
             stored: lanes::Stored,
-            bytes: &[u8],
+            rows: [&[u8]; lanes::ROWS],
             panel: &mut [[lanes::Group; lanes::ROWS]],
-            r: usize,
         ) {
             // SAFETY: the caller's promise.
             unsafe {
                 match stored {
                     lanes::Stored::F16 => {
-                        lanes::unpack::<$registers, lanes::F16, $parts>(bytes, panel, r);
+                        lanes::unpack::<$registers, lanes::F16, $parts>(rows, panel);
                     }
                     lanes::Stored::BF16 => {
-                        lanes::unpack::<$registers, lanes::BF16, $parts>(bytes, panel, r);
+                        lanes::unpack::<$registers, lanes::BF16, $parts>(rows, panel);
                     }
                     lanes::Stored::F32 => {
-                        lanes::unpack::<$registers, lanes::F32, $parts>(bytes, panel, r);
+                        lanes::unpack::<$registers, lanes::F32, $parts>(rows, panel);
                     }
                 }
             }
@@ -456,16 +478,17 @@ macro_rules! kernel {
             w: &[[lanes::Group; lanes::ROWS]],
             x: &[&[lanes::Group]],
             acc: &mut [lanes::Group],
+            first: bool,
         ) {
             match (x.len(), fused) {
                 $(
                     // SAFETY: the caller's promise.
                     ($tile_tokens, true) => unsafe {
-                        lanes::tile::<$registers, $parts, $tile_tokens, true>(w, x, acc);
+                        lanes::tile::<$registers, $parts, $tile_tokens, true>(w, x, acc, first);
                     },
                     // SAFETY: the caller's promise.
                     ($tile_tokens, false) => unsafe {
-                        lanes::tile::<$registers, $parts, $tile_tokens, false>(w, x, acc);
+                        lanes::tile::<$registers, $parts, $tile_tokens, false>(w, x, acc, first);
                     },
                 )*
                 (n, _) => unreachable!("a kernel was asked for {n} activation rows"),

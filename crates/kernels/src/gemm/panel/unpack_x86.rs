@@ -4,6 +4,9 @@
 //! half or a quarter of the shuffles. What a block has but once is gathered from all rows, and cut in
 //! lanes, too.
 
+// Register tiles are arrays of arrays, read and written by the same indices.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 
