@@ -4,12 +4,14 @@
 //! added, is fixed by [`reference`](self::reference), so that every kernel gives the same bits.
 
 mod reference;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::ops::Range;
 
 use sterna_format::DType;
 
-use super::activations::{QuantizedRows, Scaling};
+use super::activations::{QuantizedRow, QuantizedRows, Scaling};
 use super::{BlockMatrix, Columns, panel};
 use crate::isa::Isa;
 
@@ -44,12 +46,37 @@ pub(super) fn multiply(
     if x.m() > 1 && panel::serves(isa) {
         return panel::multiply_blocks(isa, w, rows, x, out);
     }
+    let gemv = gemv(isa);
     for t in 0..x.m() {
         // SAFETY: no other task has these rows, so none writes these columns.
         let out = unsafe { out.row_mut(t, rows.clone()) };
+        if let Some(gemv) = gemv {
+            let bytes = w.rows(rows.start, rows.len());
+            // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
+            unsafe { gemv(w.dtype(), bytes, w.row_bytes(), x.row(t), out) };
+            continue;
+        }
         for (out, i) in out.iter_mut().zip(rows.clone()) {
             *out = reference::dot(isa, w.dtype(), w.rows(i, 1), x.row(t));
         }
+    }
+}
+
+/// `out[i] = Σ_j w[i, j] · x[j]` for whole rows of `row_bytes`.
+///
+/// # Safety
+/// The machine has the instructions that the function was made for.
+type Gemv =
+    unsafe fn(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, out: &mut [f32]);
+
+/// The kernel for one activation row, where there is a better one than the reference.
+fn gemv(isa: Isa) -> Option<Gemv> {
+    #[cfg(target_arch = "x86_64")]
+    return x86::gemv(isa.level());
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        None
     }
 }
 
