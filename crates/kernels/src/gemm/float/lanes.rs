@@ -365,16 +365,25 @@ pub(super) struct Kernel {
     /// [`direct`].
     pub(super) direct: Direct,
     /// [`unpack`].
-    pub(super) unpack: unsafe fn(Stored, rows: [&[u8]; ROWS], panel: &mut [[Group; ROWS]]),
+    pub(super) unpack: Unpack,
     /// [`tile`], fused if the flag is set.
-    pub(super) tile:
-        unsafe fn(bool, w: &[[Group; ROWS]], x: &[&[Group]], acc: &mut [Group], first: bool),
+    pub(super) tile: Tile,
     /// [`sums`].
     pub(super) sums: unsafe fn(groups: &[Group], out: &mut [f32]),
 }
 
+pub(super) type Unpack = unsafe fn(Stored, rows: [&[u8]; ROWS], panel: &mut [[Group; ROWS]]);
+
+pub(super) type Tile =
+    unsafe fn(bool, w: &[[Group; ROWS]], x: &[&[Group]], acc: &mut [Group], first: bool);
+
 pub(super) type Direct =
     unsafe fn(Stored, w: &[u8], row_bytes: usize, x: &[&[Group]], sums: &mut [f32]);
+
+pub(super) type Unpack = unsafe fn(Stored, rows: [&[u8]; ROWS], panel: &mut [[Group; ROWS]]);
+
+pub(super) type Tile =
+    unsafe fn(bool, w: &[[Group; ROWS]], x: &[&[Group]], acc: &mut [Group], first: bool);
 
 /// Compiles the loops for registers and the instructions they need, as `KERNEL`.
 ///
