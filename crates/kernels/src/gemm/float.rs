@@ -299,7 +299,7 @@ mod tests {
         values.iter().map(bits).collect()
     }
 
-    const SHAPES: [(usize, usize, usize); 11] = [
+    const SHAPES: [(usize, usize, usize); 12] = [
         (0, 32, 2),
         (1, 32, 1),
         (5, 64, 2),
@@ -309,6 +309,7 @@ mod tests {
         (33, 32, 24),
         (18, 1056, 25),
         (4, 128, 50),
+        (9, 96, 131),
         (7, 2592, 1),
         (50, 64, 1),
     ];
