@@ -380,11 +380,6 @@ pub(super) type Tile =
 pub(super) type Direct =
     unsafe fn(Stored, w: &[u8], row_bytes: usize, x: &[&[Group]], sums: &mut [f32]);
 
-pub(super) type Unpack = unsafe fn(Stored, rows: [&[u8]; ROWS], panel: &mut [[Group; ROWS]]);
-
-pub(super) type Tile =
-    unsafe fn(bool, w: &[[Group; ROWS]], x: &[&[Group]], acc: &mut [Group], first: bool);
-
 /// Compiles the loops for registers and the instructions they need, as `KERNEL`.
 ///
 /// After the activation rows that a tile takes stand the pairs of activation rows and weight rows
