@@ -84,13 +84,15 @@ pub trait Backend: Sized {
         angles: &Angles,
     ) -> Result<(), BackendError>;
 
-    /// Appends `k` and `v` to a layer of the cache, and attends to it: `out ← attention(q, cache)`.
+    /// Appends `k` and `v` to a layer of each sequence's cache, and attends to it:
+    /// `out ← attention(q, cache)`.
     ///
-    /// Positions count from the cache's length, which stays as it is until [`KvCache::advance`].
+    /// Rows belong to the sequences in turn. Positions count from the cache's length, which stays as it
+    /// is until [`KvCache::advance`].
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
-        cache: &mut Self::Cache,
+        sequences: &mut [Sequence<'_, Self::Cache>],
         layer: usize,
         shape: &AttentionShape,
         q: &Self::Buffer,
@@ -113,11 +115,20 @@ pub trait Backend: Sized {
     /// `x ← cap · tanh(x / cap)`.
     fn softcap(&self, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
 
-    /// Drops all rows of `x` but the last.
-    fn keep_last_row(&self, x: &mut Self::Buffer) -> Result<(), BackendError>;
+    /// Drops all rows of `x` but `rows`, which ascend.
+    fn keep_rows(&self, x: &mut Self::Buffer, rows: &[usize]) -> Result<(), BackendError>;
 
     /// Takes the values out of `x`, row by row. Waits for every operation before it.
     fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+}
+
+/// What a sequence has in a batch.
+#[derive(Debug)]
+pub struct Sequence<'a, C> {
+    /// Its keys and values.
+    pub cache: &'a mut C,
+    /// How many rows of the batch are its own.
+    pub n_rows: usize,
 }
 
 /// Keys and values of a sequence.

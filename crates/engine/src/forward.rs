@@ -2,7 +2,7 @@
 
 use sterna_kernels::attention::AttentionShape;
 
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, Sequence};
 use crate::config::LayerConfig;
 use crate::model::Model;
 use crate::rope::Angles;
@@ -60,36 +60,37 @@ type Output<'a, B> = (
     &'a mut <B as Backend>::Buffer,
 );
 
-/// Rows of the batch whose logits are wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rows {
-    None,
-    Last,
-    All,
+/// What a batch of tokens is run with. Each token is a row.
+pub(crate) struct Batch<'a, C> {
+    /// The token of each row.
+    pub(crate) ids: &'a [u32],
+    /// The sequences that the rows belong to, in turn.
+    pub(crate) sequences: &'a mut [Sequence<'a, C>],
+    /// The rotations of each row's position, for each of the model's rotary embeddings.
+    pub(crate) angles: &'a [Angles],
+    /// Rows whose logits are wanted, ascending.
+    pub(crate) wanted: &'a [usize],
 }
 
 impl<B: Backend> Model<B> {
-    /// Runs `ids` through the model at the positions after those in the cache, and leaves the logits
-    /// of `rows` in the scratch. `angles` has the rotations of those positions.
+    /// Runs a batch through the model, each sequence at the positions after those in its cache, and
+    /// leaves the wanted logits in the scratch.
     pub(crate) fn forward(
         &self,
         s: &mut Scratch<B>,
-        cache: &mut B::Cache,
-        ids: &[u32],
-        angles: &[Angles],
-        rows: Rows,
+        batch: &mut Batch<'_, B::Cache>,
     ) -> Result<(), BackendError> {
         let (be, c, w) = (&self.backend, &self.config, &self.weights);
-        be.embed(&w.token_embd, ids, c.embed_scale, &mut s.x)?;
+        be.embed(&w.token_embd, batch.ids, c.embed_scale, &mut s.x)?;
         for (i, (layer, settings)) in w.layers.iter().zip(&c.layers).enumerate() {
-            self.attention_block(s, cache, i, layer, settings, angles)?;
+            self.attention_block(s, batch, i, layer, settings)?;
             self.ffn_block(s, layer)?;
         }
-        if rows == Rows::None {
+        if batch.wanted.is_empty() {
             return Ok(());
         }
-        if rows == Rows::Last {
-            be.keep_last_row(&mut s.x)?;
+        if batch.wanted.len() < batch.ids.len() {
+            be.keep_rows(&mut s.x, batch.wanted)?;
         }
         be.rms_norm(&s.x, &w.output_norm, c.norm_eps, &mut s.h)?;
         match &w.output {
@@ -106,11 +107,10 @@ impl<B: Backend> Model<B> {
     fn attention_block(
         &self,
         s: &mut Scratch<B>,
-        cache: &mut B::Cache,
+        batch: &mut Batch<'_, B::Cache>,
         i: usize,
         layer: &Layer<B::Linear, B::Vector>,
         settings: &LayerConfig,
-        angles: &[Angles],
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
         be.rms_norm(&s.x, &layer.attn_norm, c.norm_eps, &mut s.h)?;
@@ -130,8 +130,8 @@ impl<B: Backend> Model<B> {
             be.rms_norm_in_place(&mut s.k, norm, c.norm_eps)?;
         }
         if let Some(rope) = settings.rope {
-            be.rope(&mut s.q, c.head_dim, &angles[rope])?;
-            be.rope(&mut s.k, c.head_dim, &angles[rope])?;
+            be.rope(&mut s.q, c.head_dim, &batch.angles[rope])?;
+            be.rope(&mut s.k, c.head_dim, &batch.angles[rope])?;
         }
         let shape = AttentionShape {
             n_heads: c.n_heads,
@@ -141,7 +141,8 @@ impl<B: Backend> Model<B> {
             softcap: c.attn_softcap,
             window: settings.window,
         };
-        be.attention(cache, i, &shape, &s.q, &s.k, &s.v, &mut s.a)?;
+        let sequences = &mut *batch.sequences;
+        be.attention(sequences, i, &shape, &s.q, &s.k, &s.v, &mut s.a)?;
         if let Some(norm) = &layer.attn_sub_norm {
             be.rms_norm_in_place(&mut s.a, norm, c.norm_eps)?;
         }

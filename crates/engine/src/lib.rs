@@ -35,4 +35,4 @@ pub use model::Model;
 pub use plan::{ModelPlan, PlanOptions, TensorRequest};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
-pub use session::{EngineError, Logits, Session, SessionOptions};
+pub use session::{EngineError, Logits, Session, SessionOptions, Step};

@@ -109,7 +109,7 @@ pub(crate) struct Rope {
     magnitude: f32,
 }
 
-/// Cosines and sines for a run of positions.
+/// Cosines and sines for the positions of a batch.
 #[derive(Debug, Clone)]
 pub struct Angles {
     /// `[n_positions, pairs]`.
@@ -120,6 +120,14 @@ pub struct Angles {
     pub dim: usize,
     /// Which elements are rotated together.
     pub layout: RopeLayout,
+}
+
+impl Angles {
+    /// Appends the positions of another sequence, whose angles have the same shape.
+    pub(crate) fn append(&mut self, other: &Angles) {
+        self.cos.extend_from_slice(&other.cos);
+        self.sin.extend_from_slice(&other.sin);
+    }
 }
 
 impl Rope {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache};
-use crate::forward::{Rows, Scratch};
+use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache, Sequence};
+use crate::forward::{Batch, Scratch};
 use crate::model::Model;
-use crate::rope::Rope;
+use crate::rope::{Angles, Rope};
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]
@@ -45,10 +45,33 @@ pub struct Session<B: Backend> {
 /// Which logits a forward pass returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Logits {
+    /// None: there is more of a prompt to come.
+    None,
     /// Those after the last token.
     Last,
     /// Those after each token.
     All,
+}
+
+/// What one session computes in a batch with others.
+pub struct Step<'a, B: Backend> {
+    /// The session.
+    pub session: &'a mut Session<B>,
+    /// Tokens to append to its sequence.
+    pub ids: &'a [u32],
+    /// Which of their logits are wanted.
+    pub logits: Logits,
+}
+
+impl<B: Backend> Step<'_, B> {
+    /// Tokens whose logits are wanted: the last ones.
+    fn n_wanted(&self) -> usize {
+        match self.logits {
+            Logits::None => 0,
+            Logits::Last => 1,
+            Logits::All => self.ids.len(),
+        }
+    }
 }
 
 /// Why a model could not be run.
@@ -77,6 +100,12 @@ pub enum EngineError {
         more: usize,
         /// The most there may be.
         ctx_len: usize,
+    },
+    /// Sessions that can't share a batch.
+    #[error("session {index} of the batch: expected the model of the first, found another")]
+    OtherModel {
+        /// Its place among those given.
+        index: usize,
     },
     /// The backend failed.
     #[error(transparent)]
@@ -146,31 +175,57 @@ impl<B: Backend> Session<B> {
     fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
-        while let Some(chunk) = chunks.next() {
-            let rows = match logits {
-                Logits::All => Rows::All,
-                Logits::Last if chunks.peek().is_none() => Rows::Last,
-                Logits::Last => Rows::None,
+        while let Some(ids) = chunks.next() {
+            let logits = match logits {
+                Logits::Last if chunks.peek().is_some() => Logits::None,
+                logits => logits,
             };
-            let pos = self.cache.len();
-            let angles: Vec<_> = self
-                .ropes
-                .iter()
-                .map(|rope| rope.angles(pos, chunk.len()))
-                .collect();
-            self.model
-                .forward(&mut self.scratch, &mut self.cache, chunk, &angles, rows)?;
-            self.cache.advance(chunk.len());
-            if rows != Rows::None {
-                let values = self.model.backend.read(self.scratch.logits())?;
-                if out.is_empty() {
-                    out = values;
-                } else {
-                    out.extend(values);
-                }
+            let values = run_batch(&mut [Step {
+                session: &mut *self,
+                ids,
+                logits,
+            }])?;
+            if out.is_empty() {
+                out = values;
+            } else {
+                out.extend(values);
             }
         }
         Ok(out)
+    }
+
+    /// Takes a step of each of several sequences in one batch, for which weights are read once; returns
+    /// the logits of each step, `[rows, n_vocab]`.
+    ///
+    /// They have the same bits as if each session had been run by itself. The batch is run as a whole, so
+    /// steps that are parts of prompts should be no longer than a chunk.
+    /// Errors: [`EngineError`] names the token, the limit or the session. After one, all sequences are as
+    /// they were.
+    pub fn forward_together(steps: &mut [Step<'_, B>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        for (index, step) in steps.iter().enumerate() {
+            step.session.check(step.ids)?;
+            if !Arc::ptr_eq(&step.session.model, &steps[0].session.model) {
+                return Err(EngineError::OtherModel { index });
+            }
+        }
+        let before: Vec<usize> = steps.iter().map(|step| step.session.len()).collect();
+        match run_batch(steps) {
+            Ok(mut values) => {
+                let mut out = Vec::with_capacity(steps.len());
+                for step in steps.iter().rev() {
+                    let n_values = step.n_wanted() * step.session.model.config.n_vocab;
+                    out.push(values.split_off(values.len() - n_values));
+                }
+                out.reverse();
+                Ok(out)
+            }
+            Err(error) => {
+                for (step, len) in steps.iter_mut().zip(before) {
+                    step.session.cache.truncate(len);
+                }
+                Err(error)
+            }
+        }
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), EngineError> {
@@ -211,4 +266,51 @@ impl<B: Backend> Session<B> {
             scratch: Scratch::new(&self.model.backend),
         }
     }
+}
+
+/// Runs `steps`, of sessions of one model, in one batch; the wanted logits of all, in turn.
+fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineError> {
+    let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
+        return Ok(Vec::new());
+    };
+    let mut ids = Vec::new();
+    let mut angles: Vec<Angles> = Vec::new();
+    let mut wanted = Vec::new();
+    for step in steps.iter() {
+        let pos = step.session.cache.len();
+        for (i, rope) in step.session.ropes.iter().enumerate() {
+            let own = rope.angles(pos, step.ids.len());
+            match angles.get_mut(i) {
+                Some(angles) => angles.append(&own),
+                None => angles.push(own),
+            }
+        }
+        ids.extend_from_slice(step.ids);
+        wanted.extend(ids.len() - step.n_wanted()..ids.len());
+    }
+    let mut scratch = None;
+    let mut sequences = Vec::with_capacity(steps.len());
+    for step in steps.iter_mut() {
+        let session = &mut *step.session;
+        scratch.get_or_insert(&mut session.scratch);
+        sequences.push(Sequence {
+            cache: &mut session.cache,
+            n_rows: step.ids.len(),
+        });
+    }
+    let scratch = scratch.expect("there is a first step");
+    let mut batch = Batch {
+        ids: &ids,
+        sequences: &mut sequences,
+        angles: &angles,
+        wanted: &wanted,
+    };
+    model.forward(scratch, &mut batch)?;
+    for Sequence { cache, n_rows } in batch.sequences {
+        cache.advance(*n_rows);
+    }
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(model.backend.read(scratch.logits())?)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{load, load_hf, logits, plan_gguf, plan_hf, testdata};
-use sterna_engine::{CacheType, Cpu, EngineError, Logits, Model, Session, SessionOptions};
+use sterna_engine::{CacheType, Cpu, EngineError, Logits, Model, Session, SessionOptions, Step};
 use sterna_kernels::Isa;
 
 const N_CTX: usize = 200;
@@ -183,4 +183,102 @@ fn memory_is_counted_in_the_form_that_is_computed_with() {
     // Blocks of TQ2_0 stay where they are.
     let plan = gguf("tq2_0");
     assert_eq!(plan.weight_bytes(), plan.memory_bytes());
+}
+
+/// Several sequences of different lengths, run in batches with one another and each by itself.
+fn check_together(model: &Arc<Model<Cpu>>, name: &str) {
+    let n_vocab = model.config().n_vocab as u32;
+    let ids: Vec<u32> = (0..90u32).map(|i| (3 + i * 37) % n_vocab).collect();
+    let prompts = [&ids[..70], &ids[5..6], &ids[20..83], &ids[..3]];
+    let options = SessionOptions::new(N_CTX);
+    let new = || Session::new(Arc::clone(model), options).unwrap();
+    let mut alone: Vec<_> = prompts.iter().map(|_| new()).collect();
+    let mut together: Vec<_> = prompts.iter().map(|_| new()).collect();
+    // Prompts with prompts, then single tokens, then a part of a prompt among single tokens.
+    let next = [[80u32, 81, 82, 83], [9, 10, 11, 12]].map(|row| row.map(|id| id % n_vocab));
+    let rounds: [Vec<(&[u32], Logits)>; 3] = [
+        prompts.iter().map(|ids| (*ids, Logits::All)).collect(),
+        next[0].chunks(1).map(|id| (id, Logits::Last)).collect(),
+        vec![
+            (&next[1][..1], Logits::Last),
+            (&ids[..9], Logits::None),
+            (&next[1][..3], Logits::Last),
+            (&next[1][1..], Logits::All),
+        ],
+    ];
+    for (round, inputs) in rounds.iter().enumerate() {
+        let steps = together.iter_mut().zip(inputs);
+        let mut steps: Vec<_> = steps
+            .map(|(session, &(ids, logits))| Step {
+                session,
+                ids,
+                logits,
+            })
+            .collect();
+        let found = Session::forward_together(&mut steps).unwrap();
+        for (i, (&(ids, logits), session)) in inputs.iter().zip(&mut alone).enumerate() {
+            let expected = session.forward(ids, logits).unwrap();
+            assert!(found[i] == expected, "{name}: round {round}, sequence {i}");
+            assert_eq!(together[i].len(), session.len());
+        }
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_do_not_meet() {
+    for folder in ["reference-logits", "reference-variants"] {
+        for entry in std::fs::read_dir(testdata().join(folder)).unwrap() {
+            let dir = entry.unwrap().path();
+            if dir.join("config.json").exists() {
+                check_together(&load_hf(&dir), &dir.display().to_string());
+            }
+        }
+    }
+    check_together(&bitllama(), "bitllama");
+    for name in [
+        "llama-q4-k-m",
+        "llama-q6-k",
+        "llama-q8-0",
+        "qwen3-q1-0",
+        "bitnet-25-i2-s",
+    ] {
+        let files = common::files(&testdata().join("reference-gguf").join(name), "gguf");
+        check_together(&common::load_gguf_parts(&files), name);
+    }
+}
+
+#[test]
+fn a_batch_that_fails_changes_no_sequence() {
+    let (model, other) = (bitllama(), bitllama());
+    let (mut a, mut b) = (session(&model), session(&model));
+    a.forward(&ids(10), Logits::None).unwrap();
+    let mut try_with = |b: &mut Session<Cpu>, ids: &[u32]| {
+        let mut steps = [(&mut a, &[5u32][..]), (b, ids)].map(|(session, ids)| Step {
+            session,
+            ids,
+            logits: Logits::Last,
+        });
+        let result = Session::forward_together(&mut steps);
+        assert_eq!(a.len(), 10);
+        result.unwrap_err()
+    };
+    assert!(matches!(
+        try_with(&mut session(&other), &[1]),
+        EngineError::OtherModel { index: 1 }
+    ));
+    assert!(matches!(try_with(&mut b, &[]), EngineError::Empty));
+    assert!(matches!(
+        try_with(&mut b, &[512]),
+        EngineError::UnknownToken { id: 512, .. }
+    ));
+    assert!(matches!(
+        try_with(&mut b, &ids(201)),
+        EngineError::ContextFull { more: 201, .. }
+    ));
+    assert!(b.is_empty());
+    assert!(
+        Session::<Cpu>::forward_together(&mut [])
+            .unwrap()
+            .is_empty()
+    );
 }

@@ -2,6 +2,7 @@
 
 mod cache;
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use sterna_kernels::activation::{self, Activation};
@@ -12,7 +13,7 @@ use sterna_kernels::{Exec, Isa, norm, rope, vector};
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, TernaryPacking, WeightData,
+    Backend, BackendError, CacheShape, KvCache, LinearSource, Sequence, TernaryPacking, WeightData,
 };
 use crate::rope::Angles;
 
@@ -118,6 +119,14 @@ impl CpuBuffer {
 
     fn n_rows(&self) -> usize {
         self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+
+    fn rows(&self, rows: &Range<usize>) -> &[f32] {
+        &self.values[rows.start * self.width..rows.end * self.width]
+    }
+
+    fn rows_mut(&mut self, rows: &Range<usize>) -> &mut [f32] {
+        &mut self.values[rows.start * self.width..rows.end * self.width]
     }
 }
 
@@ -240,7 +249,7 @@ impl Backend for Cpu {
 
     fn attention(
         &self,
-        cache: &mut CpuCache,
+        sequences: &mut [Sequence<'_, CpuCache>],
         layer: usize,
         shape: &AttentionShape,
         q: &CpuBuffer,
@@ -248,18 +257,24 @@ impl Backend for Cpu {
         v: &CpuBuffer,
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        let out = out.shape(q.n_rows(), q.width);
-        cache.append(&self.exec, layer, &k.values, &v.values)?;
+        out.shape(q.n_rows(), q.width);
         let mut scratch = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(attention(
-            &self.exec,
-            shape,
-            &q.values,
-            cache.len(),
-            cache.pages(layer),
-            &mut scratch,
-            out,
-        )?)
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            cache.append(&self.exec, layer, k.rows(&rows), v.rows(&rows))?;
+            attention(
+                &self.exec,
+                shape,
+                q.rows(&rows),
+                cache.len(),
+                cache.pages(layer),
+                &mut scratch,
+                out.rows_mut(&rows),
+            )?;
+        }
+        Ok(())
     }
 
     fn gate(
@@ -285,9 +300,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn keep_last_row(&self, x: &mut CpuBuffer) -> Result<(), BackendError> {
-        let before = x.values.len().saturating_sub(x.width);
-        x.values.drain(..before);
+    fn keep_rows(&self, x: &mut CpuBuffer, rows: &[usize]) -> Result<(), BackendError> {
+        for (to, &from) in rows.iter().enumerate() {
+            let from = from * x.width..(from + 1) * x.width;
+            x.values.copy_within(from, to * x.width);
+        }
+        x.values.truncate(rows.len() * x.width);
         Ok(())
     }
 
