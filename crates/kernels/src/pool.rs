@@ -55,7 +55,9 @@ struct Turn {
 #[derive(Debug)]
 struct Shared {
     work: Line<Work>,
-    done: Line<AtomicUsize>,
+    done: Line<Done>,
+    /// What [`Done::at`] counts from.
+    origin: Instant,
     /// For each worker, whether it must be unparked to see a new job.
     asleep: Box<[AtomicBool]>,
     stop: AtomicBool,
@@ -81,10 +83,19 @@ struct Work {
     n_workers: AtomicUsize,
 }
 
+/// How far the job has come.
+#[derive(Debug, Default)]
+struct Done {
+    /// Items that are done, and [`CALLER_SLEEPS`].
+    items: AtomicUsize,
+    /// When the last worker had done all it took, in nanoseconds; 0 if none took any.
+    at: AtomicU64,
+}
+
 /// Items of `word`.
 const ITEMS: u64 = (1 << 24) - 1;
 
-/// Set in `done` by a caller that is about to sleep; the rest counts items.
+/// Set by a caller that is about to sleep.
 const CALLER_SLEEPS: usize = 1 << (usize::BITS - 1);
 
 /// An operation, on the stack of the caller.
@@ -102,6 +113,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             work: Line::default(),
             done: Line::default(),
+            origin: Instant::now(),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             caller: Mutex::new(()),
@@ -170,10 +182,14 @@ impl Pool {
                 worker.thread().unpark();
             }
         }
-        self.shared.take_items();
-        if let Some(own) = self.shared.await_done(job.n_items, started) {
-            let now = Instant::now();
-            turn.pace.finished(now, own, now - started - own);
+        self.shared.take_items(|| ());
+        let idle_since = self.shared.await_done(job.n_items);
+        let now = Instant::now();
+        if let Some(theirs) = self.shared.workers_done() {
+            let own = idle_since.unwrap_or(now);
+            let busy = own.min(theirs).saturating_duration_since(started);
+            turn.pace
+                .finished(now, busy, own.max(theirs) - own.min(theirs));
         }
         let panic = lock(&self.shared.panic).take();
         drop(turn);
@@ -208,7 +224,8 @@ impl Shared {
         let n_items = job.n_items as u64;
         let job: *const Job<'_> = job;
         let work = &self.work.0;
-        self.done.0.store(0, Ordering::Relaxed);
+        self.done.0.items.store(0, Ordering::Relaxed);
+        self.done.0.at.store(0, Ordering::Relaxed);
         // Only the lifetime is lost; `take_items` says why the job is alive where it is used.
         work.job.store(job.cast_mut().cast(), Ordering::Relaxed);
         work.n_workers.store(n_workers, Ordering::Relaxed);
@@ -217,8 +234,9 @@ impl Shared {
             .store(epoch << ITEMS.count_ones() | n_items, Ordering::SeqCst);
     }
 
-    /// Takes items of the current job and runs them until none is left.
-    fn take_items(&self) {
+    /// Takes items of the current job and runs them until none is left. If there were any, calls
+    /// `then` before they count as done.
+    fn take_items(&self, then: impl FnOnce()) {
         let work = &self.work.0;
         let (mut n_done, mut n_items) = (0, 0);
         let mut word = work.word.load(Ordering::Acquire);
@@ -252,8 +270,9 @@ impl Shared {
             word = work.word.load(Ordering::Acquire);
         }
         if n_done > 0 {
+            then();
             // Releases what the items wrote. From here on the job may be gone.
-            let before = self.done.0.fetch_add(n_done, Ordering::Release);
+            let before = self.done.0.items.fetch_add(n_done, Ordering::Release);
             if before == (n_items - n_done) | CALLER_SLEEPS {
                 // The caller marked `done` under this lock and lets go of it by sleeping.
                 drop(lock(&self.caller));
@@ -262,37 +281,46 @@ impl Shared {
         }
     }
 
-    /// Waits until `n_items` are done. Returns how long the caller was busy with its own, since
-    /// `started`, if it had to wait for others.
-    fn await_done(&self, n_items: usize, started: Instant) -> Option<Duration> {
+    /// Waits until `n_items` are done. Returns since when, if that was for long.
+    fn await_done(&self, n_items: usize) -> Option<Instant> {
+        let done = &self.done.0.items;
         // Acquires what the items wrote: every addition releases, and is in the value read here.
-        let is_done = |done: usize| done & !CALLER_SLEEPS == n_items;
-        if spin(LOOKS, || is_done(self.done.0.load(Ordering::Acquire))) {
+        let is_done = || done.load(Ordering::Acquire) & !CALLER_SLEEPS == n_items;
+        if spin(LOOKS, is_done) {
             return None;
         }
-        let own = started.elapsed();
-        let give_up = Instant::now() + CALLER_SPIN;
-        while Instant::now() < give_up {
-            if spin(LOOKS, || is_done(self.done.0.load(Ordering::Acquire))) {
-                return Some(own);
+        let since = Instant::now();
+        while since.elapsed() < CALLER_SPIN {
+            if spin(LOOKS, is_done) {
+                return Some(since);
             }
         }
         let mut guard = lock(&self.caller);
-        let mut done = self.done.0.fetch_or(CALLER_SLEEPS, Ordering::AcqRel);
-        while !is_done(done) {
+        done.fetch_or(CALLER_SLEEPS, Ordering::Relaxed);
+        while !is_done() {
             guard = self
                 .wake_caller
                 .wait(guard)
                 .unwrap_or_else(PoisonError::into_inner);
-            done = self.done.0.load(Ordering::Acquire);
         }
-        Some(own)
+        Some(since)
     }
 
     /// The life of worker `me`.
     fn work(&self, me: usize) {
         while self.await_work(me) {
-            self.take_items();
+            self.take_items(|| {
+                let at = self.origin.elapsed().as_nanos() as u64;
+                self.done.0.at.fetch_max(at, Ordering::Relaxed);
+            });
+        }
+    }
+
+    /// When the last worker was done with its items of the current job; `None` if none took any.
+    fn workers_done(&self) -> Option<Instant> {
+        match self.done.0.at.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(self.origin + Duration::from_nanos(nanos)),
         }
     }
 
@@ -340,16 +368,17 @@ fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
 
 /// How many workers it is worth waiting for.
 ///
-/// A caller that waits much longer than it worked itself waits for a thread that the system has
-/// stopped: something else runs on its core. Each such stall takes one worker out for a time that
-/// doubles when its return brings the next stall, so that what stalls cost stays a few percent.
+/// Items are alike, so threads finish within an item of one another. Where one is done much later than
+/// another, the system has stopped it: something else runs on its core. Each such stall takes one
+/// worker out, which leaves its core to the other threads, for a time that grows when its return
+/// brings the next stall, so that what stalls cost stays a few percent.
 #[derive(Debug)]
 struct Pace {
     /// All there are.
     most: usize,
     /// In use.
     n_workers: usize,
-    /// Time after which one more is tried.
+    /// Time after which one more takes part again.
     pause: Duration,
     /// When `n_workers` last changed.
     changed: Option<Instant>,
@@ -357,10 +386,10 @@ struct Pace {
 
 impl Pace {
     /// The first pause: about as long as a stall, a slice of the scheduler.
-    const SHORTEST: Duration = Duration::from_millis(2);
-    const LONGEST: Duration = Duration::from_millis(64);
+    const SHORTEST: Duration = Duration::from_millis(4);
+    const LONGEST: Duration = Duration::from_millis(128);
 
-    /// A wait that is no stall, whatever the caller did before: a core that wakes up, or an interrupt.
+    /// What is no stall, however short the job: a core that wakes up, or an interrupt.
     const PATIENCE: Duration = Duration::from_micros(150);
 
     fn new(most: usize) -> Pace {
@@ -381,15 +410,15 @@ impl Pace {
         self.n_workers
     }
 
-    /// Takes note of a job that ended `now`, in which the caller was busy for `own` and then waited
-    /// for others for `waited`.
-    fn finished(&mut self, now: Instant, own: Duration, waited: Duration) {
-        if waited <= Pace::PATIENCE + 2 * own || self.n_workers == 0 {
+    /// Takes note of a job that ended `now`: one thread was done with its part after `busy`, another
+    /// later by `apart`.
+    fn finished(&mut self, now: Instant, busy: Duration, apart: Duration) {
+        if apart <= Pace::PATIENCE + 2 * busy || self.n_workers == 0 {
             return;
         }
         let soon = self.since_change(now) < Some(4 * self.pause) && self.changed.is_some();
         self.pause = if soon {
-            Pace::LONGEST.min(2 * self.pause)
+            Pace::LONGEST.min(4 * self.pause)
         } else {
             Pace::SHORTEST
         };
@@ -546,7 +575,7 @@ mod tests {
         let mut now = Instant::now();
         pace.finished(now, own, 2 * own);
         assert_eq!(pace.n_workers(now), 2, "a wait, but no stall");
-        for (n_workers, pause) in [(1, 2), (0, 4), (0, 4)] {
+        for (n_workers, pause) in [(1, 4), (0, 16), (0, 16)] {
             pace.finished(now, own, stall);
             let pause = Duration::from_millis(pause);
             assert_eq!((pace.n_workers(now), pace.pause), (n_workers, pause));

@@ -86,9 +86,9 @@ impl Tiles {
         &tile[start / 32..]
     }
 
-    /// The `i`th scale of each row of a tile. Panics if there is none.
-    pub(super) fn scales(&self, tile: usize, i: usize) -> &[f32; TILE] {
-        &self.scales[tile * self.n_scales..][..self.n_scales][i]
+    /// The scales of each row of a tile from the `i`th on. Panics if there is no such tile or scale.
+    pub(super) fn scales(&self, tile: usize, i: usize) -> &[[f32; TILE]] {
+        &self.scales[tile * self.n_scales..][..self.n_scales][i..]
     }
 }
 

@@ -26,7 +26,9 @@ use std::ops::Range;
 use sterna_format::DType;
 
 use super::{BlockMatrix, Columns};
-use crate::isa::{Isa, Level};
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use lanes::{Group, Kernel, LANES, ROWS, Stored};
 use rounding::{FloatRows, Precision};
 

@@ -4,10 +4,10 @@
 //!
 //! | weights | activations | sums |
 //! |---|---|---|
-//! | ternary | int8, one scale a row | exact integers over the row ([`ternary`]) |
-//! | blocks of integers | int8, one scale a block | exact integers within a block, then floats block by block ([`integer`]) |
-//! | F16 and BF16 | f32, rounded so that products are exact | floats in one fixed order ([`float`]) |
-//! | F32, other types, and all with [`Rounding::None`] | f32 | floats in one fixed order ([`float`]) |
+//! | ternary | int8, one scale a row | exact integers over the row (`ternary`) |
+//! | blocks of integers | int8, one scale a block | exact integers within a block, then floats block by block (`integer`) |
+//! | F16 and BF16 | f32, rounded so that products are exact | floats in one fixed order (`float`) |
+//! | F32, other types, and all with [`Rounding::None`] | f32 | floats in one fixed order (`float`) |
 //!
 //! Whatever the path, thread count and instruction set, and whatever the other activation rows, a
 //! result has the same bits.

@@ -20,7 +20,7 @@ mod x86;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::activations::Tiles;
+use super::activations::{QuantizedRows, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
 use crate::isa::{Isa, Level};
@@ -28,13 +28,7 @@ use crate::quant::integers::SUPER_LEN;
 
 /// True if there are kernels for `isa`; those of other instruction sets are elsewhere.
 pub(super) fn serves(isa: Isa) -> bool {
-    match isa.level() {
-        Level::Baseline => true,
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::AvxVnni | Level::Avx512 => true,
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => false,
-    }
+    cfg!(target_arch = "x86_64") || isa.level() == Level::Baseline
 }
 
 /// Rows of weights in a panel.
@@ -96,50 +90,54 @@ thread_local! {
 /// rows of `x`, which has these columns.
 type Kernel<T> = unsafe fn(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<T>]);
 
-/// The rows of a panel from `first` on; past `rows` the last again, whose sums nobody reads.
-fn panel_rows<'a>(
-    first: usize,
-    rows: &Range<usize>,
-    row: impl Fn(usize) -> &'a [u8],
-) -> [&'a [u8]; ROWS] {
-    std::array::from_fn(|r| row((first + r).min(rows.end - 1)))
-}
+/// Panels whose results are written together: a line of the cache for each panel and activation row,
+/// which lie a row of the output apart, so that several side by side spare the look-up of addresses.
+const PANELS: usize = 4;
 
 /// As [`super::ternary::multiply`].
 pub(super) fn multiply_ternary(
     isa: Isa,
     w: &TernaryMatrix<'_>,
     rows: Range<usize>,
-    x: &super::QuantizedRows,
+    x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
     let kernel = kernels::ternary(isa);
     let unpack = unpack::ternary(isa, w.packing());
+    let k = w.padded_k();
+    let bytes = |columns: &Range<usize>| w.packing().bytes(columns);
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch {
             panel, integers, ..
         } = &mut **scratch;
-        for first in rows.clone().step_by(ROWS) {
+        for panels in rows.clone().step_by(PANELS * ROWS) {
+            let columns = panels..rows.end.min(panels + PANELS * ROWS);
             integers.clear();
-            integers.resize(x.tiles().m(), [0; ROWS]);
-            let codes = panel_rows(first, &rows, |i| w.row(i));
-            for start in (0..w.padded_k()).step_by(COLUMNS) {
-                let columns = start..w.padded_k().min(start + COLUMNS);
-                // SAFETY: both were picked by `isa`, which this machine has been seen to offer; rows
-                // and activations are padded alike.
-                unsafe {
-                    unpack(&codes, columns.clone(), panel);
-                    kernel(panel, x.tiles(), columns, integers);
+            integers.resize(columns.len().div_ceil(ROWS) * x.tiles().m(), [0; ROWS]);
+            let firsts = columns.clone().step_by(ROWS);
+            for (first, sums) in firsts.zip(integers.chunks_exact_mut(x.tiles().m())) {
+                let codes = panel_rows(first, &rows, |i| w.row(i));
+                for start in (0..k).step_by(COLUMNS) {
+                    let columns = start..k.min(start + COLUMNS);
+                    prefetch(&codes, bytes(&(columns.end..k.min(columns.end + COLUMNS))));
+                    // SAFETY: both were picked by `isa`, which this machine has been seen to offer;
+                    // rows and activations are padded alike.
+                    unsafe {
+                        unpack(&codes, columns.clone(), panel);
+                        kernel(panel, x.tiles(), columns, sums);
+                    }
                 }
             }
-            let columns = first..rows.end.min(first + ROWS);
-            for (t, sums) in integers[..x.m()].iter().enumerate() {
+            for t in 0..x.m() {
                 let act = x.row(t);
                 let scale = w.scale() / act.scales[0];
                 // SAFETY: no other task has these rows, so none writes these columns.
                 let out = unsafe { out.row_mut(t, columns.clone()) };
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = (sum - act.sum) as f32 * scale;
+                let sums = integers.iter().skip(t).step_by(x.tiles().m());
+                for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
+                    for (out, sum) in out.iter_mut().zip(sums) {
+                        *out = (sum - act.sum) as f32 * scale;
+                    }
                 }
             }
         }
@@ -151,31 +149,70 @@ pub(super) fn multiply_blocks(
     isa: Isa,
     w: &BlockMatrix<'_>,
     rows: Range<usize>,
-    x: &super::QuantizedRows,
+    x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
     let kernel = kernels::blocks(isa, w.dtype()).expect("every type with a scaling has a kernel");
+    let k = w.k();
+    let (len, size) = (w.dtype().block_len(), w.dtype().block_bytes());
+    let bytes = |columns: &Range<usize>| columns.start / len * size..columns.end / len * size;
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch { panel, floats, .. } = &mut **scratch;
-        for first in rows.clone().step_by(ROWS) {
+        for panels in rows.clone().step_by(PANELS * ROWS) {
+            let columns = panels..rows.end.min(panels + PANELS * ROWS);
             floats.clear();
-            floats.resize(x.tiles().m(), [0.0; ROWS]);
-            let blocks = panel_rows(first, &rows, |i| w.rows(i, 1));
-            for start in (0..w.k()).step_by(SUPER_LEN) {
-                let columns = start..w.k().min(start + SUPER_LEN);
-                unpack::blocks(isa, w.dtype(), &blocks, columns.clone(), panel);
-                // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
-                // activations have the columns of the weights.
-                unsafe {
-                    kernel(panel, x.tiles(), columns, floats);
+            floats.resize(columns.len().div_ceil(ROWS) * x.tiles().m(), [0.0; ROWS]);
+            let firsts = columns.clone().step_by(ROWS);
+            for (first, sums) in firsts.zip(floats.chunks_exact_mut(x.tiles().m())) {
+                let blocks = panel_rows(first, &rows, |i| w.rows(i, 1));
+                for start in (0..k).step_by(SUPER_LEN) {
+                    let columns = start..k.min(start + SUPER_LEN);
+                    prefetch(
+                        &blocks,
+                        bytes(&(columns.end..k.min(columns.end + SUPER_LEN))),
+                    );
+                    unpack::blocks(isa, w.dtype(), &blocks, bytes(&columns), panel);
+                    // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
+                    // activations have the columns of the weights.
+                    unsafe { kernel(panel, x.tiles(), columns, sums) };
                 }
             }
-            let columns = first..rows.end.min(first + ROWS);
-            for (t, sums) in floats[..x.m()].iter().enumerate() {
+            for t in 0..x.m() {
                 // SAFETY: no other task has these rows, so none writes these columns.
                 let out = unsafe { out.row_mut(t, columns.clone()) };
-                out.copy_from_slice(&sums[..out.len()]);
+                let sums = floats.iter().skip(t).step_by(x.tiles().m());
+                for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
+                    out.copy_from_slice(&sums[..out.len()]);
+                }
             }
         }
     });
+}
+
+/// The rows of a panel from `first` on; past `rows` the last again, whose sums nobody reads.
+fn panel_rows<'a>(
+    first: usize,
+    rows: &Range<usize>,
+    row: impl Fn(usize) -> &'a [u8],
+) -> Lanes<&'a [u8]> {
+    let mut panel: Lanes<&[u8]> = [&[]; ROWS];
+    for (r, panel) in panel.iter_mut().enumerate() {
+        *panel = row((first + r).min(rows.end - 1));
+    }
+    panel
+}
+
+/// Asks for the bytes of each row that are unpacked next: sixteen places at once are more than a
+/// processor foresees by itself. Those beyond the rows begin the rows that come next.
+fn prefetch(rows: &Lanes<&[u8]>, bytes: Range<usize>) {
+    #[cfg(target_arch = "x86_64")]
+    for row in rows {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        for at in bytes.clone().step_by(64) {
+            // SAFETY: SSE is part of the target, and a prefetch touches nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(at).cast()) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (rows, bytes);
 }

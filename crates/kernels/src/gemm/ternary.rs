@@ -41,6 +41,11 @@ impl Packing {
             Packing::Tq20 => k / PAIR * Tq20::PAIR_STRIDE,
         }
     }
+
+    /// The bytes of a row that have the codes of `columns`, whole pairs of blocks or up to its end.
+    pub(super) const fn bytes(self, columns: &Range<usize>) -> Range<usize> {
+        self.row_bytes(columns.start)..self.row_bytes(columns.end)
+    }
 }
 
 /// Elements of two blocks: what a wide register holds the codes of.

@@ -8,7 +8,9 @@ use super::lanes::{Acts, Lanes};
 use super::portable::Portable;
 use super::{Kernel, Lanes as Array, Panel, ROWS};
 use crate::gemm::activations::{TILE, Tiles};
-use crate::isa::{Isa, Level};
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use crate::quant::integers::SUPER_LEN;
 
 /// A kind of weights.
@@ -208,12 +210,13 @@ impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX
             }
             let (d, dmin) = (S::load_f(&panel.d[0]), S::load_f(&panel.dmin));
             for (t, sum) in sums.into_iter().enumerate() {
-                let pairs = x.pairs(tile + t / TILE, columns.start);
+                let pairs = &x.pairs(tile + t / TILE, columns.start)[..panel.offsets.len()];
                 let mut offset = S::zero();
-                for (p, offsets) in panel.offsets.iter().enumerate() {
-                    offset = S::add_pairs(offset, offsets, pairs[p][t % TILE]);
+                for (offsets, pairs) in panel.offsets.iter().zip(pairs) {
+                    offset = S::add_pairs(offset, offsets, pairs[t % TILE]);
                 }
-                let dx = S::splat(x.scales(tile + t / TILE, columns.start / SUPER_LEN)[t % TILE]);
+                let scales = x.scales(tile + t / TILE, columns.start / SUPER_LEN);
+                let dx = S::splat(scales[0][t % TILE]);
                 let scale = S::mul(d, dx);
                 let product = if BIAS == 0 {
                     let product = S::mul(S::to_f(sum), scale);
@@ -245,24 +248,34 @@ impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
         let acts = acts(x, tile, &columns);
         let signed = MAX == 255 && S::SIGNED_BYTES;
         let bias = [[if signed { 0 } else { -BIAS }; 2]; ROWS];
-        for group in 0..columns.len() / 32 {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let start = columns.start + group * 32;
+        let n_groups = columns.len() / 32;
+        // At most twelve rows are computed at a time.
+        let (mut pairs, mut scales) = ([&[][..]; 3], [&[][..]; 3]);
+        for i in 0..T / TILE {
+            pairs[i] = &x.pairs(tile + i, columns.start)[..n_groups];
+            scales[i] = &x.scales(tile + i, columns.start / 32)[..n_groups];
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut totals = [S::splat(0.0); T];
+            for (t, total) in totals.iter_mut().enumerate() {
+                *total = S::load_f(out.add(t));
+            }
+            for group in 0..n_groups {
                 let mut sums = [S::zero(); T];
                 for (t, sum) in sums.iter_mut().enumerate() {
-                    let pair = x.pairs(tile + t / TILE, start)[0][t % TILE];
-                    *sum = S::add_pairs(*sum, &bias, pair);
+                    *sum = S::add_pairs(*sum, &bias, pairs[t / TILE][group][t % TILE]);
                 }
                 let codes = panel.codes.as_ptr().add(group * 8);
                 S::add_dots::<T, MAX>(&mut sums, codes, acts.skip(group * 8), 8);
                 let d = S::load_f(&panel.d[group]);
-                for (t, sum) in sums.into_iter().enumerate() {
-                    let dx = S::splat(x.scales(tile + t / TILE, start / 32)[t % TILE]);
-                    let product = S::mul(S::to_f(sum), S::mul(d, dx));
-                    let out = out.add(t);
-                    S::store_f(out, S::add(S::load_f(out), product));
+                for (t, total) in totals.iter_mut().enumerate() {
+                    let dx = S::splat(scales[t / TILE][group][t % TILE]);
+                    *total = S::add(*total, S::mul(S::to_f(sums[t]), S::mul(d, dx)));
                 }
+            }
+            for (t, total) in totals.into_iter().enumerate() {
+                S::store_f(out.add(t), total);
             }
         }
     }

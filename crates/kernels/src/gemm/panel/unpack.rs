@@ -9,7 +9,9 @@ use super::kernels::bias;
 use super::unpack_x86;
 use super::{Lanes, Panel, ROWS};
 use crate::gemm::ternary::{I2s, Packed, Packing, Tq20, unpack};
-use crate::isa::{Isa, Level, multiversion};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
+use crate::isa::{Isa, multiversion};
 use crate::quant::integers::{SUPER_LEN, groups_of_32, super_blocks};
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 
@@ -55,34 +57,33 @@ fn ternary_portable<P: Packed>(rows: &Lanes<&[u8]>, columns: Range<usize>, panel
     }
 }
 
-/// Writes one block of 256, or up to eight groups of 32, of each row into a panel.
-///
-/// The rows have the columns, which are whole blocks of `dtype`.
+/// Writes one block of 256, or up to eight groups of 32, of each row into a panel: its `bytes`.
 pub(super) fn blocks(
     isa: Isa,
     dtype: DType,
     rows: &Lanes<&[u8]>,
-    columns: Range<usize>,
+    bytes: Range<usize>,
     panel: &mut Panel,
 ) {
-    let bytes = columns.start / dtype.block_len() * dtype.block_bytes()
-        ..columns.end / dtype.block_len() * dtype.block_bytes();
-    let rows = rows.map(|row| &row[bytes.clone()]);
+    let mut rows = *rows;
+    for row in &mut rows {
+        *row = &row[bytes.clone()];
+    }
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 | Level::AvxVnni | Level::Avx512 => {
             // SAFETY: these levels have AVX2 and F16C.
             if !unsafe { unpack_x86::blocks(dtype, &rows, panel) } {
-                blocks_portable(isa, dtype, &rows, columns.len(), panel);
+                blocks_portable(isa, dtype, &rows, panel);
             }
         }
-        _ => blocks_portable(isa, dtype, &rows, columns.len(), panel),
+        _ => blocks_portable(isa, dtype, &rows, panel),
     }
 }
 
 multiversion! {
     /// The reference. Rows have nothing but the block or groups.
-    fn blocks_portable(dtype: DType, rows: &Lanes<&[u8]>, len: usize, panel: &mut Panel) {
+    fn blocks_portable(dtype: DType, rows: &Lanes<&[u8]>, panel: &mut Panel) {
         let bias = bias(dtype);
         let mut codes = [[0u8; SUPER_LEN]; ROWS];
         for (r, row) in rows.iter().enumerate() {
@@ -116,15 +117,15 @@ multiversion! {
                 });
             }
         }
-        interleave(&codes, len, panel);
+        interleave(&codes, panel);
     }
 }
 
 /// Writes rows of codes side by side.
 #[inline(always)]
-fn interleave(codes: &Lanes<[u8; SUPER_LEN]>, len: usize, panel: &mut Panel) {
+fn interleave(codes: &Lanes<[u8; SUPER_LEN]>, panel: &mut Panel) {
     for (r, codes) in codes.iter().enumerate() {
-        for (to, quad) in panel.codes.iter_mut().zip(codes[..len].as_chunks().0) {
+        for (to, quad) in panel.codes.iter_mut().zip(codes.as_chunks().0) {
             to[r] = *quad;
         }
     }

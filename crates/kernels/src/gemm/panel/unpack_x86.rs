@@ -208,19 +208,31 @@ fn sized<'a, const B: usize>(rows: &Lanes<&'a [u8]>) -> Lanes<&'a [u8; B]> {
 /// The `i`th block of rows. Panics if there is none.
 #[inline]
 fn nth<'a, const B: usize>(rows: &Lanes<&'a [u8]>, i: usize) -> Lanes<&'a [u8; B]> {
-    rows.map(|row| &row.as_chunks::<B>().0[i])
+    let mut blocks = [&[0; B]; ROWS];
+    for (block, row) in blocks.iter_mut().zip(rows) {
+        *block = &row.as_chunks().0[i];
+    }
+    blocks
 }
 
 /// 32 bytes of each row. Panics if there are fewer from `at` on.
 #[inline(always)]
 fn parts<'a, const B: usize>(rows: &Lanes<&'a [u8; B]>, at: usize) -> Lanes<&'a [u8; 32]> {
-    rows.map(|row| row[at..].first_chunk().expect("blocks are longer"))
+    let mut parts = [&[0; 32]; ROWS];
+    for (part, row) in parts.iter_mut().zip(rows) {
+        *part = row[at..].first_chunk().expect("blocks are longer");
+    }
+    parts
 }
 
 /// Four bytes of each row.
 #[inline(always)]
 fn dwords<const B: usize>(rows: &Lanes<&[u8; B]>, at: usize) -> Lanes<u32> {
-    rows.map(|row| u32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]))
+    let mut dwords = [0; ROWS];
+    for (dword, row) in dwords.iter_mut().zip(rows) {
+        *dword = u32::from_le_bytes(*row[at..].first_chunk().expect("blocks are longer"));
+    }
+    dwords
 }
 
 /// An f16 of each row.
