@@ -17,6 +17,7 @@ mod block;
 mod float;
 mod integer;
 mod panel;
+mod prefetch;
 mod ternary;
 #[cfg(target_arch = "aarch64")]
 mod ternary_neon;

@@ -9,6 +9,7 @@
 
 use std::arch::x86_64::*;
 
+use super::prefetch;
 use super::ternary::{Packed, TILE};
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 
@@ -109,6 +110,14 @@ fn steps<P: Packed>(g: usize) -> usize {
 /// and 16 · -2,048 is the least that 16 bits hold.
 const NARROW: usize = 16;
 
+/// Asks for what the tile after this one has at the place of `block` of this one.
+#[inline(always)]
+fn prefetch<P: Packed, const R: usize>(rows: [*const u8; R], n_blocks: usize, block: usize) {
+    let tile = TILE * offset::<P>(n_blocks);
+    let next = rows[0].wrapping_add(tile + R * offset::<P>(block));
+    prefetch::lines(prefetch::Level::First, next, R * P::PAIR_STRIDE / 2);
+}
+
 /// `[t][r] = Σ_j code[r][j] · q[t][j]`.
 ///
 /// # Safety
@@ -126,6 +135,7 @@ unsafe fn tile_avx2<P: Packed, const R: usize, const T: usize>(
         let end = n_blocks.min(block + NARROW);
         let mut narrow = [[_mm256_setzero_si256(); R]; T];
         while block < end {
+            prefetch::<P, R>(rows, n_blocks, block);
             // SAFETY: `block < n_blocks`, so 32 bytes are there.
             let packed =
                 rows.map(|row| unsafe { _mm256_loadu_si256(row.add(offset::<P>(block)).cast()) });
@@ -165,6 +175,7 @@ unsafe fn tile_avxvnni<P: Packed, const R: usize, const T: usize>(
 ) -> [[i32; R]; T] {
     let mut sums = [[_mm256_setzero_si256(); R]; T];
     for block in 0..n_blocks {
+        prefetch::<P, R>(rows, n_blocks, block);
         // SAFETY: `block < n_blocks`, so 32 bytes are there.
         let packed =
             rows.map(|row| unsafe { _mm256_loadu_si256(row.add(offset::<P>(block)).cast()) });
@@ -200,6 +211,7 @@ unsafe fn tile_avx512<P: Packed, const R: usize, const T: usize>(
     let mut sums = [[_mm512_setzero_si512(); R]; T];
     let mut packed = [_mm512_setzero_si512(); R];
     for block in 0..n_blocks {
+        prefetch::<P, R>(rows, n_blocks, block);
         for pair in 0..R / 2 {
             // SAFETY: `block < n_blocks`, so 32 bytes are there.
             let half =

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::super::activations::QuantizedRow;
+use super::super::super::prefetch;
 use super::{Products, sum_each, sum_halves};
 
 /// Rows that are summed together, one a lane.
@@ -44,12 +45,15 @@ pub(super) unsafe fn gemv<P: Products, B: SuperBlock>(
         // Where rows are missing, the last one is taken again.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
+        let next = blocks[0].wrapping_add(ROWS * row_bytes);
         let mut sums = [0.0; ROWS];
         // SAFETY: features by the caller's promise. Every row has `n_blocks` blocks and the
         // activations of that many are there: checked above.
         unsafe {
             let mut acc = _mm_setzero_ps();
             for b in 0..n_blocks {
+                let next = next.wrapping_add(b * ROWS * B::BYTES);
+                prefetch::lines(prefetch::Level::Second, next, ROWS * B::BYTES);
                 let q = x.q.as_ptr().add(b * LEN);
                 let sums = _mm256_loadu_si256(x.sums.as_ptr().add(b * N_SUMS).cast());
                 let dx = *x.scales.get_unchecked(b);

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 use std::borrow::Cow;
 
 use super::super::super::activations::QuantizedRow;
+use super::super::super::prefetch;
 use super::{Products, sum_each, sum_halves};
 
 /// Rows that are summed together, one a lane.
@@ -68,6 +69,10 @@ pub(super) unsafe fn gemv<P: Products, S: Span>(
         unsafe {
             let mut acc = _mm256_setzero_ps();
             for s in 0..n_spans {
+                for span in spans {
+                    let next = span.wrapping_add(ROWS * row_bytes);
+                    prefetch::lines(prefetch::Level::Second, next, S::BYTES);
+                }
                 acc = add_span::<P, S>(acc, spans, Activations::load::<P, S>(x, s));
                 spans = spans.map(|span| span.wrapping_add(S::BYTES));
             }
