@@ -3,8 +3,10 @@
 //! The operations of a forward pass follow one another within microseconds, so handing one out must
 //! cost less than that, and no thread may be waited for that has nothing to do:
 //!
-//! - One atomic word says which job runs and how many of its items are left. A thread takes an item
-//!   by taking one from that word, so a thread that comes late finds nothing and touches nothing.
+//! - One atomic word says which job runs and how many of its items are left. A thread takes items by
+//!   taking them from that word, so a thread that comes late finds nothing and touches nothing.
+//! - It takes its share of half of what is left: neighbours, which memory delivers faster than items
+//!   here and there, and ever fewer, so that all are done at the same time.
 //! - The caller works too, and then waits for the items that others took, not for other threads. A
 //!   worker that the system doesn't run holds up an operation only if it was stopped within an item.
 //! - When that happens the caller sleeps soon, which leaves its core to the stopped thread, and
@@ -139,8 +141,8 @@ impl Pool {
 
     /// Calls `f` with ranges that cover `0..n` once each, on all threads.
     ///
-    /// Ranges are at most `grain` long and are handed out as threads become free; with one thread, or
-    /// no more than `grain` items, there is one range. `f` must not depend on which thread runs which
+    /// Ranges are multiples of `grain`, or end at `n`, and are handed out as threads become free; with
+    /// one thread, or no more than `grain` items, there is one range. `f` must not depend on which thread runs which
     /// range, must not wait for another range, which may come later on the same thread, and must not
     /// use the pool itself: it would wait for its own turn for ever. Panics if `f` does, after all
     /// ranges are done.
@@ -170,7 +172,7 @@ impl Pool {
         let started = Instant::now();
         let n_workers = turn.pace.n_workers(started);
         if n_workers == 0 {
-            (0..job.n_items).for_each(|item| job.run(item));
+            job.run(0..job.n_items);
             return;
         }
         turn.epoch += 1;
@@ -211,10 +213,11 @@ impl Drop for Pool {
 }
 
 impl Job<'_> {
-    /// Calls the function with item `i` of the range.
-    fn run(&self, i: usize) {
-        let start = self.range.start + i * self.grain;
-        (self.f)(start..self.range.end.min(start.saturating_add(self.grain)));
+    /// Calls the function with these items of the range.
+    fn run(&self, items: Range<usize>) {
+        let start = self.range.start + items.start * self.grain;
+        let len = items.len().saturating_mul(self.grain);
+        (self.f)(start..self.range.end.min(start.saturating_add(len)));
     }
 }
 
@@ -242,31 +245,37 @@ impl Shared {
         let mut word = work.word.load(Ordering::Acquire);
         while word & ITEMS > 0 {
             let job = work.job.load(Ordering::Relaxed);
-            let taken = word - 1;
-            if let Err(now) =
-                work.word
-                    .compare_exchange_weak(word, taken, Ordering::AcqRel, Ordering::Acquire)
-            {
+            let n_left = word & ITEMS;
+            // That of another job at worst, which is a worse share.
+            let n_threads = work.n_workers.load(Ordering::Relaxed) as u64 + 1;
+            let n_taken = (n_left / (2 * n_threads)).max(1);
+            if let Err(now) = work.word.compare_exchange_weak(
+                word,
+                word - n_taken,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
                 word = now;
                 continue;
             }
-            // SAFETY: `job` is the job that `word` numbers, and it is alive until the item just
-            // taken is done.
+            // SAFETY: `job` is the job that `word` numbers, and it is alive until the items just
+            // taken are done.
             // - Not an older one: `publish` stores the pointer before it releases the number, and
             //   `word`, read with acquire, is that release or continues it.
             // - Not a newer one: the next `publish` happens after `await_done` saw every item done,
-            //   this one too, whose `fetch_add` below comes after the load of `job`.
+            //   these too, whose `fetch_add` below comes after the load of `job`.
             // - The exchange succeeded, so `word` was still current. Within a job it only falls, and
             //   numbers don't come back while a thread stands between the load and the exchange: at
             //   a job each microsecond, 2^40 of them take twelve days.
             // - `run` doesn't return, and so the job lives, before `await_done` does.
             let job = unsafe { &*job };
             n_items = job.n_items;
-            let item = n_items - (word & ITEMS) as usize;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.run(item))) {
+            let first = n_items - n_left as usize;
+            let items = first..first + n_taken as usize;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.run(items))) {
                 lock(&self.panic).get_or_insert(panic);
             }
-            n_done += 1;
+            n_done += n_taken as usize;
             word = work.word.load(Ordering::Acquire);
         }
         if n_done > 0 {
@@ -493,12 +502,12 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_survives() {
         let pool = Pool::new(3);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            pool.for_ranges(100, 1, |range| assert!(range.start != 57, "item 57"));
+            pool.for_ranges(100, 1, |range| assert!(!range.contains(&57), "item 57"));
         }));
         assert!(result.is_err());
         let sum = AtomicUsize::new(0);
         pool.for_ranges(100, 1, |range| {
-            sum.fetch_add(range.start, Ordering::Relaxed);
+            sum.fetch_add(range.sum(), Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 4950);
     }
