@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::num::NonZero;
+use std::ops::AddAssign;
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -100,13 +101,30 @@ pub(crate) struct Stopwatch {
     cpu: Option<Duration>,
 }
 
-/// What a [`Stopwatch`] shows.
+/// What a [`Stopwatch`] shows, or several show together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Elapsed {
     pub(crate) wall: Duration,
     /// Time in which this thread computed: whatever else the machine did does not count. `None` where
     /// the system doesn't tell.
     pub(crate) cpu: Option<Duration>,
+}
+
+impl Default for Elapsed {
+    /// No time.
+    fn default() -> Elapsed {
+        Elapsed {
+            wall: Duration::ZERO,
+            cpu: Some(Duration::ZERO),
+        }
+    }
+}
+
+impl AddAssign for Elapsed {
+    fn add_assign(&mut self, more: Elapsed) {
+        self.wall += more.wall;
+        self.cpu = self.cpu.zip(more.cpu).map(|(sum, more)| sum + more);
+    }
 }
 
 impl Stopwatch {

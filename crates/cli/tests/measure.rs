@@ -87,6 +87,56 @@ fn bench_prints_a_table() {
 }
 
 #[test]
+fn bench_compares_steps_of_several_sequences_with_steps_of_one() {
+    let args = [
+        "bench", "-p", "4", "-n", "3", "-d", "0,2", "-b", "1,4,5", "-r", "2", "-t", "1,2",
+    ];
+    let report = json(&[&args[..], &["--json"]].concat());
+    for run in report["runs"].as_array().unwrap() {
+        let results = run["results"].as_array().unwrap();
+        let tests: Vec<_> = results
+            .iter()
+            .map(|result| result["test"].as_str().unwrap())
+            .collect();
+        let expected = [
+            "pp4", "tg3", "tg3x4", "tg3x5", "tg3@2", "tg3x4@2", "tg3x5@2",
+        ];
+        assert_eq!(tests, expected);
+        assert!(results[0]["step_ms"].is_null());
+        for (result, n) in results[1..].iter().zip([1, 4, 5].into_iter().cycle()) {
+            let number = |value: &serde_json::Value| value.as_f64().unwrap();
+            let (rate, step_ms) = (number(&result["median"]), number(&result["step_ms"]));
+            assert!((rate * step_ms / 1e3 - n as f64).abs() < 1e-6, "{result}");
+            assert!(number(&result["bandwidth_share"]) > 0.0);
+            let batch = &result["batch"];
+            if n == 1 {
+                assert!(batch.is_null() && result["peak_share"].is_null());
+                continue;
+            }
+            assert_eq!(batch["n_sequences"], n);
+            assert!(number(&batch["alone_step_ms"]) > 0.0);
+            assert!(number(&batch["relative"]) > 0.0 && number(&batch["relative_spread"]) >= 0.0);
+            assert!(number(&result["peak_share"]) > 0.0);
+        }
+    }
+    let text = stdout(&args);
+    for part in ["tg3x4@2", "ms a step", "times that of one sequence"] {
+        assert!(text.contains(part), "`{text}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn bench_refuses_batches_out_of_bounds() {
+    let output = common::sterna(&["bench", "-b", "1,0"]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(
+        message.contains("expected a number of sequences from 1 to 1024"),
+        "{message}"
+    );
+}
+
+#[test]
 fn bench_refuses_what_the_context_does_not_hold() {
     let message = refusal(&["bench", "-p", "64", "--ctx", "32"]);
     assert!(message.contains("expected at most 32 tokens"), "{message}");

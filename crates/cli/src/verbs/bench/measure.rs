@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use sterna_engine::{Cpu, Logits, Model, ModelConfig, ModelPlan, Session, SessionOptions};
+use sterna_engine::{Cpu, Logits, Model, ModelConfig, ModelPlan, Session, SessionOptions, Step};
 use sterna_kernels::Exec;
 
 use crate::machine::{self, Elapsed, MemoryReaders, Stopwatch};
@@ -14,19 +14,24 @@ use crate::progress::Progress;
 pub(super) enum Test {
     /// A prompt of so many tokens.
     Prefill(usize),
-    /// `n` tokens one by one, with `depth` in the cache before them.
-    Decode { n: usize, depth: usize },
+    /// `n` steps of `batch` sequences together, each with `depth` tokens in its cache before them.
+    Decode {
+        n: usize,
+        depth: usize,
+        batch: usize,
+    },
 }
 
 impl Test {
     /// Tokens that are computed while time is taken.
     pub(super) fn n_tokens(self) -> usize {
         match self {
-            Test::Prefill(n) | Test::Decode { n, .. } => n,
+            Test::Prefill(n) => n,
+            Test::Decode { n, batch, .. } => n.saturating_mul(batch),
         }
     }
 
-    /// Tokens in the cache when that begins.
+    /// Tokens in each cache when that begins.
     pub(super) fn depth(self) -> usize {
         match self {
             Test::Prefill(_) => 0,
@@ -34,35 +39,65 @@ impl Test {
         }
     }
 
-    /// As tables call it: `pp128`, `tg64`, `tg64@4096`.
-    pub(super) fn name(self) -> String {
+    /// Tokens in each cache when it ends.
+    pub(super) fn end(self) -> usize {
         match self {
-            Test::Prefill(n) => format!("pp{n}"),
-            Test::Decode { n, depth: 0 } => format!("tg{n}"),
-            Test::Decode { n, depth } => format!("tg{n}@{depth}"),
+            Test::Prefill(n) => n,
+            Test::Decode { n, depth, .. } => depth.saturating_add(n),
         }
+    }
+
+    /// Sequences that are computed together.
+    pub(super) fn batch(self) -> usize {
+        match self {
+            Test::Prefill(_) => 1,
+            Test::Decode { batch, .. } => batch,
+        }
+    }
+
+    /// As tables call it: `pp128`, `tg64`, `tg64x4`, `tg64@4096`.
+    pub(super) fn name(self) -> String {
+        let Test::Decode { n, depth, batch } = self else {
+            return format!("pp{}", self.n_tokens());
+        };
+        let mut name = format!("tg{n}");
+        if batch > 1 {
+            name += &format!("x{batch}");
+        }
+        if depth > 0 {
+            name += &format!("@{depth}");
+        }
+        name
     }
 }
 
-/// What a test makes the machine do at least, whatever the engine.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Work {
-    /// Bytes to read from memory.
-    Bytes(u64),
-    /// Multiplications of activations with weights.
-    MultiplyAdds(u64),
+/// What a test makes the machine do at least, whatever the engine: what limits it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Work {
+    /// Bytes to read from memory, of a decode test.
+    pub(super) bytes: Option<u64>,
+    /// Multiplications of activations with weights, where several rows share a reading of them.
+    pub(super) multiply_adds: Option<u64>,
 }
 
 impl Work {
-    /// What limits `test` of the model that is planned, its cache as in `session`.
+    /// What limits `test` of the model that is planned, its caches as in `session`.
     pub(super) fn of(test: Test, plan: &ModelPlan, session: &SessionOptions) -> Work {
         match test {
-            Test::Prefill(n) => Work::MultiplyAdds(plan.prefill_multiply_adds(n)),
-            Test::Decode { n, depth } => {
+            Test::Prefill(n) => Work {
+                bytes: None,
+                multiply_adds: Some(plan.prefill_multiply_adds(n)),
+            },
+            Test::Decode { n, depth, batch } => {
+                // Weights once a step, and of each sequence what the steps before have left.
                 let cache: u64 = (depth..depth + n)
-                    .map(|pos| cache_bytes(plan, session, pos + 1))
+                    .map(|pos| cache_bytes(plan, session, pos))
                     .sum();
-                Work::Bytes(plan.bytes_per_token() * n as u64 + cache)
+                let tokens = (n * batch) as u64;
+                Work {
+                    bytes: Some(plan.bytes_per_token() * n as u64 + cache * batch as u64),
+                    multiply_adds: (batch > 1).then(|| plan.prefill_multiply_adds(1) * tokens),
+                }
             }
         }
     }
@@ -80,6 +115,22 @@ fn cache_bytes(plan: &ModelPlan, session: &SessionOptions, n: usize) -> u64 {
         .sum()
 }
 
+/// The sequences that a test appends to, with what is in their caches. None shares memory with another.
+struct Sequences {
+    together: Vec<Session<Cpu>>,
+    /// Takes every step by itself, where others take it together.
+    alone: Option<Session<Cpu>>,
+}
+
+/// How long one repetition of a test took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    /// All of it, without what is in `alone`.
+    pub(super) test: Elapsed,
+    /// The steps of one sequence alone, of which one came before each step of several together.
+    pub(super) alone: Option<Elapsed>,
+}
+
 /// A model loaded for one number of threads, and what was measured with it.
 pub(super) struct Candidate {
     pub(super) threads: usize,
@@ -88,10 +139,10 @@ pub(super) struct Candidate {
     readers: MemoryReaders,
     /// Threads to measure arithmetic with: as many as the model's.
     exec: Exec,
-    /// For each test, with what is in its cache.
-    sessions: Vec<Session<Cpu>>,
+    /// For each test.
+    sequences: Vec<Sequences>,
     /// Of each test, each repetition.
-    pub(super) times: Vec<Vec<Elapsed>>,
+    pub(super) times: Vec<Vec<Times>>,
     /// Bytes read per second, of each repetition.
     pub(super) bandwidths: Vec<f64>,
     /// Multiply-adds per second, of each repetition.
@@ -112,7 +163,7 @@ impl Candidate {
             model,
             readers,
             exec,
-            sessions: Vec::new(),
+            sequences: Vec::new(),
             times: Vec::new(),
             bandwidths: Vec::new(),
             peaks: Vec::new(),
@@ -122,36 +173,84 @@ impl Candidate {
     /// Fills the caches that `tests` begin with.
     fn prepare(&mut self, tests: &[Test], options: SessionOptions) -> Result<()> {
         for test in tests {
-            let mut session = Session::new(self.model.clone(), options)?;
-            if test.depth() > 0 {
-                session.forward(&self.ids(test.depth()), Logits::Last)?;
-            }
-            self.sessions.push(session);
+            let filled = |_| {
+                let mut session = Session::new(self.model.clone(), options)?;
+                if test.depth() > 0 {
+                    session.forward(&self.ids(test.depth()), Logits::None)?;
+                }
+                Ok(session)
+            };
+            let mut together = (0..=test.batch()).map(filled).collect::<Result<Vec<_>>>()?;
+            let alone = together.pop().filter(|_| test.batch() > 1);
+            self.sequences.push(Sequences { together, alone });
             self.times.push(Vec::new());
         }
         Ok(())
     }
 
-    fn time(&mut self, i: usize, test: Test) -> Result<Elapsed> {
+    fn time(&mut self, i: usize, test: Test) -> Result<Times> {
         let ids = self.ids(test.n_tokens());
-        let session = &mut self.sessions[i];
-        let watch = Stopwatch::start();
-        match test {
-            Test::Prefill(_) => drop(session.forward(&ids, Logits::Last)?),
-            Test::Decode { .. } => {
-                for id in ids.chunks(1) {
-                    session.forward(id, Logits::Last)?;
-                }
-            }
+        let Sequences { together, alone } = &mut self.sequences[i];
+        let times = match (test, alone.as_mut()) {
+            (Test::Prefill(_), _) => time_one(&mut together[0], ids.len(), &ids)?,
+            (Test::Decode { .. }, None) => time_one(&mut together[0], 1, &ids)?,
+            (Test::Decode { .. }, Some(alone)) => time_batch(together, alone, &ids)?,
+        };
+        for session in together.iter_mut().chain(alone) {
+            session.truncate(test.depth());
         }
-        let elapsed = watch.elapsed();
-        session.truncate(test.depth());
-        Ok(elapsed)
+        Ok(times)
     }
 
     fn ids(&self, n: usize) -> Vec<u32> {
         token_ids(n, self.model.config().n_vocab)
     }
+}
+
+/// Appends `ids` to a sequence, `n` at a time.
+fn time_one(session: &mut Session<Cpu>, n: usize, ids: &[u32]) -> Result<Times> {
+    let watch = Stopwatch::start();
+    for ids in ids.chunks(n) {
+        session.forward(ids, Logits::Last)?;
+    }
+    Ok(Times {
+        test: watch.elapsed(),
+        alone: None,
+    })
+}
+
+/// Appends `ids` to the sequences `together`, one to each at a time, in turns with steps of `alone`:
+/// whatever else the machine does meets both alike, and neither finds weights that the other has left
+/// in a cache any more than it would by itself.
+fn time_batch(
+    together: &mut [Session<Cpu>],
+    alone: &mut Session<Cpu>,
+    ids: &[u32],
+) -> Result<Times> {
+    let (mut times, mut times_alone) = (Elapsed::default(), Elapsed::default());
+    for ids in ids.chunks(together.len()) {
+        let watch = Stopwatch::start();
+        alone.forward(&ids[..1], Logits::Last)?;
+        times_alone += watch.elapsed();
+        let watch = Stopwatch::start();
+        Session::forward_together(&mut steps(together, ids))?;
+        times += watch.elapsed();
+    }
+    Ok(Times {
+        test: times,
+        alone: Some(times_alone),
+    })
+}
+
+/// A step of each of `sessions`, by one token of `ids`.
+pub(super) fn steps<'a>(sessions: &'a mut [Session<Cpu>], ids: &'a [u32]) -> Vec<Step<'a, Cpu>> {
+    let steps = sessions.iter_mut().zip(ids.chunks(1));
+    let step = |(session, ids)| Step {
+        session,
+        ids,
+        logits: Logits::Last,
+    };
+    steps.map(step).collect()
 }
 
 /// Times `tests` with all `candidates`, `repetitions` times, in turns: whatever else the machine does
@@ -215,13 +314,18 @@ mod tests {
 
     #[test]
     fn tests_are_named_for_what_they_do() {
-        let decode = |n, depth| Test::Decode { n, depth };
-        for (test, name) in [
-            (Test::Prefill(128), "pp128"),
-            (decode(64, 0), "tg64"),
-            (decode(64, 4096), "tg64@4096"),
+        let decode = |n, depth, batch| Test::Decode { n, depth, batch };
+        for (test, name, n_tokens, end) in [
+            (Test::Prefill(128), "pp128", 128, 128),
+            (decode(64, 0, 1), "tg64", 64, 64),
+            (decode(64, 4096, 1), "tg64@4096", 64, 4160),
+            (decode(64, 0, 4), "tg64x4", 256, 64),
+            (decode(8, 2, 3), "tg8x3@2", 24, 10),
         ] {
-            assert_eq!(test.name(), name);
+            assert_eq!(
+                (test.name().as_str(), test.n_tokens(), test.end()),
+                (name, n_tokens, end)
+            );
         }
     }
 

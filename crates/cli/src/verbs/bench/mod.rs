@@ -22,6 +22,7 @@ use crate::output;
 
 const EXAMPLE: &str = "Example:
   sterna bench model.gguf
+  sterna bench model.gguf -n 32 -b 1,4,8
   sterna bench builtin -p 128 -n 64 -t 1,2 -r 3 --json";
 
 /// Measure prefill and decode rates
@@ -65,6 +66,17 @@ pub(crate) struct Bench {
     )]
     depth: Vec<usize>,
 
+    /// Sequences to decode together, a token of each in a step
+    #[arg(
+        short = 'b',
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "1",
+        value_parser = batch_size
+    )]
+    batch: Vec<NonZero<usize>>,
+
     /// Thread counts to try, separated by commas [default: that of --threads]
     #[arg(
         short = 't',
@@ -86,8 +98,8 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         let tests = self.tests();
-        let ends = tests.iter().map(|t| t.depth().saturating_add(t.n_tokens()));
-        let ctx_len = self.flags.engine.ctx_for(ends.fold(CHECKED, usize::max))?;
+        let end = tests.iter().map(|test| test.end()).fold(0, usize::max);
+        let ctx_len = self.flags.engine.ctx_for(end.max(CHECKED))?;
         let options = self.flags.engine.session(ctx_len);
         let mut thread_counts: Vec<usize> = self.thread_counts.iter().map(|n| n.get()).collect();
         if thread_counts.is_empty() {
@@ -147,13 +159,17 @@ impl Bench {
 
     fn tests(&self) -> Vec<Test> {
         let prefill = self.prefill.iter().map(|n| Test::Prefill(n.get()));
-        let decode = self.decode.iter().flat_map(|n| {
-            let n = n.get();
-            self.depth
-                .iter()
-                .map(move |&depth| Test::Decode { n, depth })
-        });
-        prefill.chain(decode).collect()
+        let mut tests: Vec<Test> = prefill.collect();
+        for n in &self.decode {
+            for &depth in &self.depth {
+                tests.extend(self.batch.iter().map(|batch| Test::Decode {
+                    n: n.get(),
+                    depth,
+                    batch: batch.get(),
+                }));
+            }
+        }
+        tests
     }
 
     /// Loads the model for `threads` threads, and checks it; how many milliseconds loading took.
@@ -163,6 +179,9 @@ impl Bench {
         let model = files.load(plan, self.flags.engine.backend(threads)?)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         self.check(&model)?;
+        for batch in self.batch.iter().filter(|batch| batch.get() > 1) {
+            self.check_batch(&model, batch.get())?;
+        }
         Ok((model, load_ms))
     }
 
@@ -186,6 +205,56 @@ impl Bench {
         }
         Ok(())
     }
+
+    /// Takes steps of `n` sequences together and of each alone, which must give the same bits.
+    fn check_batch(&self, model: &Arc<Model<Cpu>>, n: usize) -> Result<()> {
+        let options = self.flags.engine.session(CHECKED);
+        let ids = token_ids(n * CHECKED, model.config().n_vocab);
+        // Sequences of different lengths, so that one that is taken for another shows.
+        let mut together = Vec::with_capacity(n);
+        for (i, ids) in ids.chunks(CHECKED).enumerate() {
+            let mut session = Session::new(model.clone(), options)?;
+            session.forward(&ids[..1 + i % (CHECKED - 2)], Logits::None)?;
+            together.push(session);
+        }
+        for step in 0..2 {
+            let ids = token_ids(n * (step + 1), model.config().n_vocab).split_off(n * step);
+            let mut alone = Vec::with_capacity(n);
+            for (session, id) in together.iter().zip(&ids) {
+                let mut session = session.fork(session.len());
+                alone.push(session.forward(&[*id], Logits::Last)?);
+            }
+            let found = Session::forward_together(&mut measure::steps(&mut together, &ids))?;
+            if let Some(i) = found.iter().zip(&alone).position(|(a, b)| !same_bits(a, b)) {
+                bail!(
+                    "wrong result, so nothing was timed: logits of sequence {i} differ by a normalised mean \
+                     squared error of {:.1e} when {n} are decoded together, expected the same bits",
+                    normalized_error(&alone[i], &found[i])
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    let bits = |values: &[f32]| {
+        values
+            .iter()
+            .map(|value| value.to_bits())
+            .collect::<Vec<_>>()
+    };
+    bits(a) == bits(b)
+}
+
+/// More sequences than a batch is ever made of; each takes memory of its own.
+const MAX_BATCH: usize = 1024;
+
+fn batch_size(text: &str) -> Result<NonZero<usize>, String> {
+    text.parse()
+        .ok()
+        .filter(|n: &NonZero<usize>| n.get() <= MAX_BATCH)
+        .ok_or_else(|| format!("expected a number of sequences from 1 to {MAX_BATCH}"))
 }
 
 /// Tokens computed two ways before timing.
@@ -224,5 +293,21 @@ mod tests {
         assert_eq!(normalized_error(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
         assert!((normalized_error(&[2.0, 0.0], &[2.0, 1.0]) - 0.25).abs() < 1e-12);
         assert!(normalized_error(&[f32::NAN], &[1.0]).is_nan());
+    }
+
+    #[test]
+    fn bits_tell_what_equality_does_not() {
+        assert!(same_bits(&[1.0, f32::NAN], &[1.0, f32::NAN]));
+        assert!(!same_bits(&[0.0], &[-0.0]));
+        assert!(!same_bits(&[0.0], &[0.0, 0.0]));
+    }
+
+    #[test]
+    fn batches_are_bounded() {
+        assert_eq!(batch_size("1024").map(NonZero::get), Ok(1024));
+        for text in ["0", "1025", "-1", "two"] {
+            let expected = "expected a number of sequences from 1 to 1024";
+            assert_eq!(batch_size(text), Err(expected.to_owned()), "{text}");
+        }
     }
 }

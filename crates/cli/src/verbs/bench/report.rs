@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::measure::{Candidate, Test, Work};
-use crate::machine::{Elapsed, Machine};
+use super::measure::{Candidate, Test, Times, Work};
+use crate::machine::Machine;
 use crate::output::{self, Bytes};
 
 #[derive(Debug, Serialize)]
@@ -46,7 +46,7 @@ pub(super) struct Run {
     results: Vec<Rate>,
 }
 
-/// Tokens per second in one test.
+/// Tokens per second in one test, of all sequences together.
 #[derive(Debug, Serialize)]
 struct Rate {
     test: String,
@@ -57,32 +57,70 @@ struct Rate {
     spread: f64,
     /// Median of tokens per second of computing, of one thread.
     cpu_median: Option<f64>,
+    /// Milliseconds that a step takes, of a decode test.
+    step_ms: Option<f64>,
+    /// Steps of several sequences together, compared with those of one.
+    batch: Option<BatchCost>,
     /// Bytes of weights and cache read per second, of a decode test.
     bytes_per_s: Option<f64>,
     /// The same as a share of the measured bandwidth.
     bandwidth_share: Option<f64>,
-    /// Multiplications with weights per second, of a prefill test.
+    /// Multiplications with weights per second, of a prefill test or several sequences.
     multiply_adds_per_s: Option<f64>,
     /// The same as a share of the measured peak.
     peak_share: Option<f64>,
 }
 
+/// What a step of several sequences costs, compared with steps of one that it took turns with.
+#[derive(Debug, Serialize)]
+struct BatchCost {
+    n_sequences: usize,
+    /// Milliseconds that a step of one sequence took, the median of the repetitions.
+    alone_step_ms: f64,
+    /// Time of a step of all, over that of one sequence: the median of the repetitions.
+    relative: f64,
+    /// Half of the difference between the quartiles of that.
+    relative_spread: f64,
+}
+
+impl BatchCost {
+    /// `None` if no sequence was computed alone; `times` must not be empty.
+    fn new(test: Test, times: &[Times]) -> Option<BatchCost> {
+        let n_steps = (test.n_tokens() / test.batch()) as f64;
+        let alone: Vec<f64> = (times.iter())
+            .map(|times| Some(times.alone?.wall.as_secs_f64()))
+            .collect::<Option<_>>()?;
+        let relative = times.iter().zip(&alone);
+        let relative = sorted(relative.map(|(times, alone)| times.test.wall.as_secs_f64() / alone));
+        Some(BatchCost {
+            n_sequences: test.batch(),
+            alone_step_ms: median(&alone) / n_steps * 1e3,
+            relative: quantile(&relative, 0.5),
+            relative_spread: spread(&relative),
+        })
+    }
+}
+
 impl Rate {
     /// `times` must not be empty.
-    fn new(test: Test, times: &[Elapsed]) -> Rate {
+    fn new(test: Test, times: &[Times]) -> Rate {
         let per_second = |time: f64| test.n_tokens() as f64 / time;
-        let rates = sorted(times.iter().map(|time| per_second(time.wall.as_secs_f64())));
+        let rates = sorted((times.iter()).map(|time| per_second(time.test.wall.as_secs_f64())));
         let cpu_rates: Option<Vec<f64>> = times
             .iter()
-            .map(|time| Some(per_second(time.cpu?.as_secs_f64())))
+            .map(|time| Some(per_second(time.test.cpu?.as_secs_f64())))
             .collect();
+        let median_rate = quantile(&rates, 0.5);
+        let is_decode = matches!(test, Test::Decode { .. });
         Rate {
             test: test.name(),
-            median: quantile(&rates, 0.5),
+            median: median_rate,
             min: rates[0],
             max: rates[rates.len() - 1],
-            spread: (quantile(&rates, 0.75) - quantile(&rates, 0.25)) / 2.0,
+            spread: spread(&rates),
             cpu_median: cpu_rates.map(|rates| median(&rates)),
+            step_ms: is_decode.then_some(test.batch() as f64 / median_rate * 1e3),
+            batch: BatchCost::new(test, times),
             bytes_per_s: None,
             bandwidth_share: None,
             multiply_adds_per_s: None,
@@ -100,18 +138,10 @@ impl Run {
         let results = results.map(|((test, work), times)| {
             let mut rate = Rate::new(*test, times);
             let per_second = rate.median / test.n_tokens() as f64;
-            match *work {
-                Work::Bytes(bytes) => {
-                    let bytes_per_s = bytes as f64 * per_second;
-                    rate.bytes_per_s = Some(bytes_per_s);
-                    rate.bandwidth_share = Some(bytes_per_s / bandwidth);
-                }
-                Work::MultiplyAdds(n) => {
-                    let n_per_s = n as f64 * per_second;
-                    rate.multiply_adds_per_s = Some(n_per_s);
-                    rate.peak_share = Some(n_per_s / peak);
-                }
-            }
+            rate.bytes_per_s = work.bytes.map(|bytes| bytes as f64 * per_second);
+            rate.bandwidth_share = rate.bytes_per_s.map(|rate| rate / bandwidth);
+            rate.multiply_adds_per_s = work.multiply_adds.map(|n| n as f64 * per_second);
+            rate.peak_share = rate.multiply_adds_per_s.map(|rate| rate / peak);
             // Of several threads, the first one's time says little.
             rate.cpu_median = rate.cpu_median.filter(|_| candidate.threads == 1);
             rate
@@ -143,6 +173,12 @@ impl Run {
             );
             if let Some(cpu) = rate.cpu_median {
                 text += &format!(" ({cpu:.1} by CPU time)");
+            }
+            if let Some((ms, batch)) = rate.step_ms.zip(rate.batch.as_ref()) {
+                text += &format!(
+                    "   {ms:.1} ms a step, {:.2} ± {:.2} times that of one sequence",
+                    batch.relative, batch.relative_spread
+                );
             }
             if let (Some(bytes), Some(share)) = (rate.bytes_per_s, rate.bandwidth_share) {
                 text += &format!(
@@ -215,17 +251,30 @@ fn quantile(values: &[f64], q: f64) -> f64 {
     low + (high - low) * at.fract()
 }
 
+/// Half of the distance of the quartiles of the sorted `values`.
+fn spread(values: &[f64]) -> f64 {
+    (quantile(values, 0.75) - quantile(values, 0.25)) / 2.0
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::machine::Elapsed;
+
+    fn seconds(wall: f64) -> Elapsed {
+        Elapsed {
+            wall: Duration::from_secs_f64(wall),
+            cpu: Some(Duration::from_secs_f64(wall / 2.0)),
+        }
+    }
 
     #[test]
     fn rates_are_summed_up() {
-        let times = [1.0, 0.5, 0.25].map(|seconds| Elapsed {
-            wall: Duration::from_secs_f64(seconds),
-            cpu: Some(Duration::from_secs_f64(seconds / 2.0)),
+        let times = [1.0, 0.5, 0.25].map(|wall| Times {
+            test: seconds(wall),
+            alone: None,
         });
         let rate = Rate::new(Test::Prefill(8), &times);
         assert_eq!(
@@ -234,6 +283,27 @@ mod tests {
         );
         assert_eq!(rate.spread, (24.0 - 12.0) / 2.0);
         assert_eq!(rate.cpu_median, Some(32.0));
+        assert!(rate.step_ms.is_none() && rate.batch.is_none());
         assert_eq!(quantile(&[3.0], 0.75), 3.0);
+    }
+
+    #[test]
+    fn steps_of_several_are_compared_with_steps_of_one() {
+        let times = [(3.0, 1.0), (8.0, 4.0), (6.0, 2.0)].map(|(test, alone)| Times {
+            test: seconds(test),
+            alone: Some(seconds(alone)),
+        });
+        let test = Test::Decode {
+            n: 10,
+            depth: 0,
+            batch: 4,
+        };
+        let rate = Rate::new(test, &times);
+        assert_eq!(rate.median, 40.0 / 6.0);
+        assert_eq!(rate.step_ms, Some(4.0 / rate.median * 1e3));
+        let batch = rate.batch.unwrap();
+        assert_eq!((batch.n_sequences, batch.relative), (4, 3.0));
+        assert_eq!(batch.alone_step_ms, 200.0);
+        assert_eq!(batch.relative_spread, 0.25);
     }
 }
