@@ -9,6 +9,7 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use sterna_format::DType;
 use sterna_kernels::quant::ternary::{I2sLayout, Layout, Source, row_bytes};
 use sterna_kernels::quant::{decode_row, encode_row, q8};
+use sterna_kernels::{Exec, Isa, repack};
 
 /// Elements of a row: a usual model width.
 const K: usize = 4096;
@@ -112,7 +113,7 @@ fn activations(c: &mut Criterion) {
     group.finish();
 }
 
-fn repack(c: &mut Criterion) {
+fn repacked(c: &mut Criterion) {
     const N: usize = 64;
     let mut group = c.benchmark_group("repack");
     group.throughput(Throughput::Elements((N * K) as u64));
@@ -138,5 +139,25 @@ fn repack(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decode, encode, activations, repack);
+/// The look at every code that tells whether weights can be used where the file has them.
+fn check(c: &mut Criterion) {
+    const N: usize = 2048;
+    let exec = Exec::new(1, Isa::detect());
+    let mut group = c.benchmark_group("check");
+    let mut block = [0x92; 66];
+    block[64..].copy_from_slice(&[0, 0x38]);
+    let blocks = block.repeat(N * K / 256);
+    group.throughput(Throughput::Bytes(blocks.len() as u64));
+    group.bench_function("TQ2_0", |b| {
+        b.iter(|| assert_eq!(repack::common_tq2_0_scale(&exec, &blocks), Some(0.5)))
+    });
+    let codes = vec![0x92; N * row_bytes(K)];
+    group.throughput(Throughput::Bytes(codes.len() as u64));
+    group.bench_function("I2_S", |b| {
+        b.iter(|| repack::check_codes(&exec, N, K, &codes).unwrap())
+    });
+    group.finish();
+}
+
+criterion_group!(benches, decode, encode, activations, repacked, check);
 criterion_main!(benches);

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sterna_format::DType;
 
 use crate::Exec;
+use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::quant::ternary::{self, Layout, Source, row_bytes};
 use crate::quant::{QuantError, f16_to_f32};
@@ -19,6 +20,9 @@ const ROWS_PER_TASK: usize = 64;
 
 /// Blocks that a thread checks at a time: enough to read ahead in.
 const BLOCKS_PER_TASK: usize = 4096;
+
+/// A block of TQ2_0: codes of 256 values, and their scale.
+const TQ2_0_BYTES: usize = 66;
 
 /// Rows `rows` of a ternary `[n, k]` tensor in the working layout, `[rows.len() · row_bytes(k)]`.
 ///
@@ -94,31 +98,78 @@ pub fn common_scale(
 /// `None` otherwise, also of damaged blocks; [`common_scale`] and [`repack`] then tell what to do
 /// about them. Reads each byte once.
 pub fn common_tq2_0_scale(exec: &Exec, bytes: &[u8]) -> Option<f32> {
-    let (blocks, rest) = bytes.as_chunks::<66>();
+    let (blocks, rest) = bytes.as_chunks::<TQ2_0_BYTES>();
     if !rest.is_empty() {
         return None;
     }
-    let bits = |block: &[u8; 66]| u16::from_le_bytes([block[64], block[65]]);
-    let first = blocks.iter().map(bits).find(|&d| f16_to_f32(d) != 0.0);
-    let common = first.unwrap_or_default();
+    let mut scales = blocks.iter().map(scale_bits);
+    let common = scales.find(|&d| f16_to_f32(d) != 0.0).unwrap_or_default();
     let in_place = AtomicBool::new(f16_to_f32(common).is_finite());
     exec.pool
         .for_ranges(blocks.len(), BLOCKS_PER_TASK, |range| {
-            let fits = |block: &[u8; 66]| {
-                let codes = block.first_chunk::<64>().expect("a block is longer");
-                // Both bits of some code are set; a fold vectorises where a search would not.
-                let any = codes
-                    .iter()
-                    .fold(0, |any, code| any | code & code >> 1 & 0x55);
-                let d = bits(block);
-                let zero = || f16_to_f32(d) == 0.0 && codes.iter().all(|&code| code == 0x55);
-                any == 0 && (d == common && d != 0 || zero())
-            };
-            if !blocks[range].iter().all(fits) {
+            if !are_trits_of_scale(exec.isa, &blocks[range], common) {
                 in_place.store(false, Ordering::Relaxed);
             }
         });
     in_place.into_inner().then(|| f16_to_f32(common))
+}
+
+/// The scale of a block of TQ2_0, which stands behind its codes.
+#[inline(always)]
+fn scale_bits(block: &[u8; TQ2_0_BYTES]) -> u16 {
+    u16::from_le_bytes([block[64], block[65]])
+}
+
+multiversion! {
+    /// Whether each of `blocks` holds trits of the scale with the bits `common`, or zeros only.
+    fn are_trits_of_scale(blocks: &[[u8; TQ2_0_BYTES]], common: u16) -> bool {
+        // What is wrong is collected over many blocks and looked at once. These are loops because
+        // closures would not be compiled for the instruction set.
+        for blocks in blocks.chunks(64) {
+            let (mut threes, mut differences) = ([0; 8], 0);
+            for block in blocks {
+                for (any, codes) in threes.iter_mut().zip(block.as_chunks().0) {
+                    *any |= threes_in(u64::from_le_bytes(*codes));
+                }
+                differences |= scale_bits(block) ^ common;
+            }
+            if threes != [0; 8] || (differences != 0 || common == 0) && !are_alike(blocks, common) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Whether each of `blocks` that isn't of the scale with the bits `common` holds zeros only.
+#[cold]
+fn are_alike(blocks: &[[u8; TQ2_0_BYTES]], common: u16) -> bool {
+    blocks.iter().all(|block| {
+        let d = scale_bits(block);
+        let zero = || f16_to_f32(d) == 0.0 && block[..64].iter().all(|&codes| codes == 0x55);
+        d == common && d != 0 || zero()
+    })
+}
+
+/// The lower bit of each two-bit code that is 3, which stands for no trit.
+#[inline(always)]
+fn threes_in(codes: u64) -> u64 {
+    codes & codes >> 1 & 0x5555_5555_5555_5555
+}
+
+multiversion! {
+    /// Whether any two-bit code is 3.
+    fn has_threes(codes: &[u8]) -> bool {
+        let (words, rest) = codes.as_chunks();
+        let mut threes = 0;
+        for word in words {
+            threes |= threes_in(u64::from_le_bytes(*word));
+        }
+        for &codes in rest {
+            threes |= threes_in(codes.into());
+        }
+        threes != 0
+    }
 }
 
 /// `error`, found in rows from `first_row` on, with its place in the whole tensor.
@@ -176,7 +227,10 @@ pub fn check_codes(exec: &Exec, n: usize, k: usize, codes: &[u8]) -> Result<(), 
     }
     try_rows(exec, n, |rows| {
         let codes = &codes[rows.start * stride..rows.end * stride];
-        ternary::check_codes(k, rows.start, codes)
+        match has_threes(exec.isa, codes) {
+            true => ternary::check_codes(k, rows.start, codes),
+            false => Ok(()),
+        }
     })
 }
 

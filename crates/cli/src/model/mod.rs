@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session};
 use sterna_format::TensorCatalog;
-use sterna_format::gguf::{self, Gguf, GgufError, Metadata};
+use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
-use sterna_format::safetensors::{self, Index, SafeTensors, SafeTensorsError};
+use sterna_format::safetensors::{self, Index, SafeTensors};
 use sterna_text::Tokenizer;
 
 use crate::args::{EngineFlags, ModelFlags};
@@ -52,9 +52,6 @@ pub(crate) enum Header {
 /// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
 /// 35 MB. What a parser refuses, it may read to the end first.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-
-/// Bytes of a file first parsed as its header; more are taken if they don't hold all of it.
-const FIRST_PREFIX: u64 = 1 << 20;
 
 impl ModelFiles {
     /// Opens what `name` stands for: a path, or the built-in model.
@@ -297,38 +294,12 @@ fn read_index(folder: &Folder) -> Result<Option<Index>> {
         .with_context(|| file.to_string())
 }
 
+// A mapped file costs nothing to hand over whole: only pages that the parser looks at are read.
+
 fn parse_gguf(file: &SourceFile) -> Result<Gguf> {
-    parse_prefix(file, Gguf::parse, |error| match error {
-        GgufError::NeedMore { at_least } => Some(*at_least),
-        _ => None,
-    })
+    Gguf::parse(&file.bytes(), file.len()).with_context(|| file.to_string())
 }
 
 fn parse_safetensors(file: &SourceFile) -> Result<SafeTensors> {
-    parse_prefix(file, SafeTensors::parse, |error| match error {
-        SafeTensorsError::NeedMore { at_least } => Some(*at_least),
-        _ => None,
-    })
-}
-
-/// Parses a header from as little of `file` as holds it, so that no page behind it is read.
-fn parse_prefix<T, E>(
-    file: &SourceFile,
-    parse: impl Fn(&[u8], u64) -> Result<T, E>,
-    more: impl Fn(&E) -> Option<u64>,
-) -> Result<T>
-where
-    E: std::error::Error + Send + Sync + 'static,
-{
-    let mut n = FIRST_PREFIX;
-    loop {
-        match parse(&file.prefix(n), file.len()) {
-            Ok(header) => return Ok(header),
-            Err(error) => match more(&error) {
-                // Past the end there is nothing more to give, and the error stands.
-                Some(at_least) if n < file.len() => n = at_least.max(n.saturating_mul(2)),
-                _ => return Err(error).with_context(|| file.to_string()),
-            },
-        }
-    }
+    SafeTensors::parse(&file.bytes(), file.len()).with_context(|| file.to_string())
 }

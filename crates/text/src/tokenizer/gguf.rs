@@ -83,7 +83,7 @@ impl Keys<'_> {
     ) -> Result<Vocab, TokenizerError> {
         let tokens = self.0.require_strings("tokenizer.ggml.tokens")?;
         let types = self.types()?;
-        let mut vocab = Vocab::new(tokens.len());
+        let mut vocab = Vocab::with_capacity(tokens.len());
         for (id, token) in (0..).zip(tokens.iter()) {
             let kind = types.get(id as usize).copied().unwrap_or(PieceType::Normal);
             match spell(token, kind) {

@@ -46,6 +46,15 @@ impl Vocab {
         }
     }
 
+    /// An empty vocabulary with room for `n` pieces, which the caller holds.
+    pub(crate) fn with_capacity(n: usize) -> Self {
+        Self {
+            spans: Vec::with_capacity(n),
+            index: HashTable::with_capacity(n),
+            ..Self::new(n)
+        }
+    }
+
     /// How many ids a file of `file_bytes` bytes may use.
     pub(crate) fn max_ids(file_bytes: usize) -> usize {
         file_bytes.saturating_add(FREE_IDS).min(u32::MAX as usize)
