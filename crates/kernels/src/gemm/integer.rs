@@ -4,6 +4,11 @@
 //! added, is fixed by [`reference`](self::reference), so that every kernel gives the same bits.
 
 mod reference;
+#[cfg(any(
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
+mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -13,7 +18,7 @@ use sterna_format::DType;
 
 use super::activations::{QuantizedRow, QuantizedRows, Scaling};
 use super::{BlockMatrix, Columns, panel};
-use crate::isa::Isa;
+use crate::isa::{Isa, Level};
 
 /// The scaling of activations that weights of `dtype` take; `None` if they aren't blocks of integers
 /// that this module multiplies.
@@ -43,7 +48,7 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    if x.m() > 1 && panel::serves(isa) {
+    if x.m() > 1 {
         return panel::multiply_blocks(isa, w, rows, x, out);
     }
     let gemv = gemv(isa);
@@ -71,12 +76,15 @@ type Gemv =
 
 /// The kernel for one activation row, where there is a better one than the reference.
 fn gemv(isa: Isa) -> Option<Gemv> {
-    #[cfg(target_arch = "x86_64")]
-    return x86::gemv(isa.level());
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = isa;
-        None
+    match isa.level() {
+        Level::Baseline => None,
+        #[cfg(target_arch = "x86_64")]
+        level => x86::gemv(level),
+        #[cfg(any(
+            target_arch = "aarch64",
+            all(target_arch = "wasm32", target_feature = "simd128")
+        ))]
+        level => vector::gemv(level),
     }
 }
 

@@ -17,6 +17,7 @@ mod block;
 mod float;
 mod integer;
 mod panel;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod prefetch;
 mod ternary;
 #[cfg(target_arch = "aarch64")]

@@ -10,10 +10,14 @@
 
 mod kernels;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod unpack_x86;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -23,13 +27,8 @@ use std::ops::Range;
 use super::activations::{QuantizedRows, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
-use crate::isa::{Isa, Level};
+use crate::isa::Isa;
 use crate::quant::integers::SUPER_LEN;
-
-/// True if there are kernels for `isa`; those of other instruction sets are elsewhere.
-pub(super) fn serves(isa: Isa) -> bool {
-    cfg!(target_arch = "x86_64") || isa.level() == Level::Baseline
-}
 
 /// Rows of weights in a panel.
 pub(super) const ROWS: usize = super::ROWS;

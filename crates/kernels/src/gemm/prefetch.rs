@@ -28,6 +28,13 @@ pub(super) fn lines(level: Level, at: *const u8, n: usize) {
             }
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (level, at, n);
+    #[cfg(target_arch = "aarch64")]
+    for line in (0..n).step_by(64) {
+        use crate::arm::{prefetch_first, prefetch_second};
+        let at = at.wrapping_add(line);
+        match level {
+            Level::First => prefetch_first(at),
+            Level::Second => prefetch_second(at),
+        }
+    }
 }

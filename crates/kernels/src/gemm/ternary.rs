@@ -205,7 +205,7 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    if x.m() > SMALL_BATCH && panel::serves(isa) {
+    if x.m() > SMALL_BATCH {
         return panel::multiply_ternary(isa, w, rows, x, out);
     }
     let dots = kernel(isa, w.packing);

@@ -2,6 +2,7 @@
 
 use std::arch::aarch64::*;
 
+use super::prefetch;
 use super::ternary::{Packed, TILE};
 use crate::arm::{sdot, smmla};
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
@@ -206,6 +207,9 @@ unsafe fn dot_one<P: Packed>(
         let mut parts = [[vdupq_n_s32(0); 3]; TILE];
         for block in 0..n_blocks {
             let at = offset::<P>(block);
+            // What the tile after this one has at this place.
+            let next = rows[0].as_ptr().wrapping_add(TILE * (rows[0].len() + at));
+            prefetch::lines(prefetch::Level::First, next, TILE * P::PAIR_STRIDE / 2);
             for half in 0..2 {
                 let mut acts = [vdupq_n_s8(0); 4];
                 for (g, acts) in acts.iter_mut().enumerate() {

@@ -8,9 +8,7 @@ use super::lanes::{Acts, Lanes};
 use super::portable::Portable;
 use super::{Kernel, Lanes as Array, Panel, ROWS};
 use crate::gemm::activations::{TILE, Tiles};
-use crate::isa::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::isa::Level;
+use crate::isa::{Isa, Level};
 use crate::quant::integers::SUPER_LEN;
 
 /// A kind of weights.
@@ -66,6 +64,12 @@ unsafe fn all<F: Family, S: Lanes, const T: usize>(
 }
 
 fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
+    #[cfg(target_arch = "aarch64")]
+    use super::neon::{Neon, NeonDot};
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    use super::wasm::Relaxed;
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    use super::wasm::Simd128;
     #[cfg(target_arch = "x86_64")]
     use super::x86::{Avx2, Avx512, AvxVnni};
 
@@ -103,6 +107,39 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
         unsafe { all::<F, Avx512, 12>(p, x, c, s) }
     }
 
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn neon<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, Neon, 4>(p, x, c, s) }
+    }
+
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "dotprod")]
+    unsafe fn neon_dot<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, NeonDot, 4>(p, x, c, s) }
+    }
+
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    unsafe fn simd128<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, Simd128, 4>(p, x, c, s) }
+    }
+
+    /// # Safety
+    /// As [`Kernel`].
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    unsafe fn relaxed<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+        // SAFETY: the caller's promise.
+        unsafe { all::<F, Relaxed, 4>(p, x, c, s) }
+    }
+
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::<F>,
@@ -110,7 +147,15 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
         Level::AvxVnni => avxvnni::<F>,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => avx512::<F>,
-        _ => portable::<F>,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon => neon::<F>,
+        #[cfg(target_arch = "aarch64")]
+        Level::NeonDot | Level::I8mm => neon_dot::<F>,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Level::Simd128 => simd128::<F>,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Level::Relaxed => relaxed::<F>,
+        Level::Baseline => portable::<F>,
     }
 }
 

@@ -1,0 +1,257 @@
+//! Types with one scale a block: four rows at a time, block by block.
+
+use std::borrow::Cow;
+
+use super::super::super::activations::QuantizedRow;
+use super::{ROWS, Vector};
+
+/// Elements that share a scale of activations.
+const GROUP: usize = 32;
+
+/// Elements of which [`SUM_LEN`](super::super::super::activations::SUM_LEN) are summed up.
+const SUMS_A_GROUP: usize = 2;
+
+/// How a type stores its blocks, all of which begin with their scale.
+pub(super) trait Block {
+    const BYTES: usize;
+    /// Elements.
+    const LEN: usize;
+    /// Elements that [`Block::dots`] takes: one group or two.
+    const SPAN: usize = GROUP;
+    /// Codes are stored as if each were larger by that much.
+    const BIAS: i32;
+
+    /// Where the activation that [`Block::dots`] wants at `i` of a span is found in it.
+    fn source(i: usize) -> usize {
+        i
+    }
+
+    /// Partial sums of `Σ_j (code_j + bias) · q_j` over span `i` of a block; of two groups one in the
+    /// first two lanes, the other in the last two. `q` is in the order that [`Block::source`] says.
+    ///
+    /// # Safety
+    /// The instructions of `V`. `block` has [`Self::BYTES`], of which span `i` is a part, `q`
+    /// [`Self::SPAN`] elements.
+    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints;
+}
+
+/// As [`super::multiply`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn gemv<V: Vector, B: Block>(
+    rows: &[u8],
+    row_bytes: usize,
+    x: QuantizedRow<'_>,
+    out: &mut [f32],
+) {
+    let n_blocks = row_bytes / B::BYTES;
+    let n_groups = n_blocks * B::LEN / GROUP;
+    assert!(rows.len() == row_bytes * out.len() && row_bytes == n_blocks * B::BYTES);
+    assert!(x.q.len() >= n_groups * GROUP && x.scales.len() >= n_groups);
+    assert!(x.sums.len() >= n_groups * SUMS_A_GROUP);
+    let q = arrange::<B>(&x.q[..n_groups * GROUP]);
+    for (i, out) in out.chunks_mut(ROWS).enumerate() {
+        // Where rows are missing, the last one is taken again.
+        let last = i * ROWS + out.len() - 1;
+        let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
+        let next = blocks[0].wrapping_add(ROWS * row_bytes);
+        // SAFETY: the instructions by the caller's promise. Every row has `n_blocks` blocks and the
+        // activations of that many are there: checked above.
+        let sums = unsafe {
+            let mut acc = V::splat(0.0);
+            for b in 0..n_blocks {
+                let next = next.wrapping_add(b * ROWS * B::BYTES);
+                V::prefetch(next, ROWS * B::BYTES);
+                let d = V::halves(blocks);
+                for span in 0..B::LEN / B::SPAN {
+                    let at = b * B::LEN + span * B::SPAN;
+                    let mut dots = [V::zero(); ROWS];
+                    for (dots, block) in dots.iter_mut().zip(blocks) {
+                        *dots = B::dots::<V>(block, span, q.as_ptr().add(at));
+                    }
+                    if B::SPAN == GROUP {
+                        acc = add_group::<V, B>(acc, V::sums(dots), d, x, at / GROUP);
+                    } else {
+                        let [first, second] = V::sums_of_halves(dots);
+                        acc = add_group::<V, B>(acc, first, d, x, at / GROUP);
+                        acc = add_group::<V, B>(acc, second, d, x, at / GROUP + 1);
+                    }
+                }
+                blocks = blocks.map(|block| block.wrapping_add(B::BYTES));
+            }
+            V::store(acc)
+        };
+        out.copy_from_slice(&sums[..out.len()]);
+    }
+}
+
+/// Activations in the order that the type wants them.
+fn arrange<B: Block>(q: &[i8]) -> Cow<'_, [i8]> {
+    if (0..B::SPAN).all(|i| B::source(i) == i) {
+        return Cow::Borrowed(q);
+    }
+    let spans = q.chunks_exact(B::SPAN);
+    Cow::Owned(
+        spans
+            .flat_map(|span| (0..B::SPAN).map(|i| span[B::source(i)]))
+            .collect(),
+    )
+}
+
+/// Adds the products of a group, of which the `dots` are given, in all rows.
+///
+/// # Safety
+/// The instructions of `V`; there is such a group of activations.
+#[inline(always)]
+unsafe fn add_group<V: Vector, B: Block>(
+    acc: V::Floats,
+    dots: V::Ints,
+    d: V::Floats,
+    x: QuantizedRow<'_>,
+    group: usize,
+) -> V::Floats {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sums = x.sums.as_ptr().add(group * SUMS_A_GROUP);
+        let sum = i32::from(*sums) + i32::from(*sums.add(1));
+        let dots = V::sub_i(dots, V::splat_i(B::BIAS * sum));
+        let scale = V::mul(d, V::splat(*x.scales.get_unchecked(group)));
+        V::add(acc, V::mul(V::to_f(dots), scale))
+    }
+}
+
+/// Partial sums over 32 codes up to 127.
+///
+/// # Safety
+/// The instructions of `V`; 32 activations.
+#[inline(always)]
+unsafe fn dots<V: Vector>(codes: [V::Bytes; 2], q: *const i8) -> V::Ints {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sums = V::add_dot(V::zero(), codes[0], V::load(q.cast()));
+        V::add_dot(sums, codes[1], V::load(q.add(16).cast()))
+    }
+}
+
+/// `d: f16, codes: [i8; 32]`.
+pub(super) struct Q8_0;
+
+impl Block for Q8_0 {
+    const BYTES: usize = 34;
+    const LEN: usize = 32;
+    const BIAS: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
+        // SAFETY: the caller's promise. Rounded activations of blocks are at least −127.
+        unsafe {
+            let (a, b) = (V::load(block.add(2)), V::load(block.add(18)));
+            let sums = V::add_dot_signed(V::zero(), a, V::load(q.cast()));
+            V::add_dot_signed(sums, b, V::load(q.add(16).cast()))
+        }
+    }
+}
+
+/// `d: f16, codes: [u8; 16]`: the first 16 elements in low nibbles, the others in high ones.
+pub(super) struct Q4_0;
+
+impl Block for Q4_0 {
+    const BYTES: usize = 18;
+    const LEN: usize = 32;
+    const BIAS: i32 = 8;
+
+    #[inline(always)]
+    unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = V::load(block.add(2));
+            dots::<V>([V::and(codes, 15), V::right::<4>(codes, 15)], q)
+        }
+    }
+}
+
+/// `d: f16, high: u32, codes: [u8; 16]`: as [`Q4_0`], with the fifth bits in order.
+pub(super) struct Q5_0;
+
+impl Block for Q5_0 {
+    const BYTES: usize = 22;
+    const LEN: usize = 32;
+    const BIAS: i32 = 16;
+
+    #[inline(always)]
+    unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let high = block.add(2).cast::<[u16; 2]>().read_unaligned();
+            let [a, b] = high.map(u16::from_le);
+            let codes = V::load(block.add(6));
+            let low = V::or(V::and(codes, 15), V::and(V::spread(a), 16));
+            let high = V::or(V::right::<4>(codes, 15), V::and(V::spread(b), 16));
+            dots::<V>([low, high], q)
+        }
+    }
+}
+
+/// `d: f16, bits: [u8; 16]`, element `8j + i` at bit `i` of byte `j`.
+pub(super) struct Q1_0;
+
+impl Block for Q1_0 {
+    const BYTES: usize = 18;
+    const LEN: usize = 128;
+    /// A bit is worth 1 or −1. That makes `2 · Σ bit · q − Σ q`.
+    const BIAS: i32 = 1;
+
+    #[inline(always)]
+    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bits = block.add(2 + 4 * i).cast::<[u16; 2]>().read_unaligned();
+            let [a, b] = bits.map(u16::from_le);
+            let codes = [V::and(V::spread(a), 2), V::and(V::spread(b), 2)];
+            dots::<V>(codes, q)
+        }
+    }
+}
+
+/// `d: f16, codes: [u8; N]`, element `4j + i` at bits `2i` of byte `j`.
+///
+/// A register of codes has two groups, and those at the same bits are multiplied together.
+pub(super) struct Crumbs<const BYTES: usize>;
+
+/// 64 elements a block.
+pub(super) type Q2_0 = Crumbs<18>;
+
+/// 128 elements a block.
+pub(super) type Q2_0G128 = Crumbs<34>;
+
+impl<const BYTES: usize> Block for Crumbs<BYTES> {
+    const BYTES: usize = BYTES;
+    const LEN: usize = (BYTES - 2) * 4;
+    const SPAN: usize = 2 * GROUP;
+    const BIAS: i32 = 1;
+
+    fn source(i: usize) -> usize {
+        i % 16 * 4 + i / 16
+    }
+
+    #[inline(always)]
+    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = V::load(block.add(2 + 16 * i));
+            let fields = [
+                V::and(codes, 3),
+                V::right::<2>(codes, 3),
+                V::right::<4>(codes, 3),
+                V::right::<6>(codes, 3),
+            ];
+            let mut sums = V::zero();
+            for (i, field) in fields.into_iter().enumerate() {
+                sums = V::add_dot_by_fours(sums, field, V::load(q.add(16 * i).cast()));
+            }
+            sums
+        }
+    }
+}

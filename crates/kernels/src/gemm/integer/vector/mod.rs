@@ -1,0 +1,170 @@
+//! One row of activations with rows of blocks, straight from the stored bytes, in registers of 128
+//! bits.
+//!
+//! How blocks are taken apart and summed up is written once, in terms of [`Vector`]; an instruction
+//! set is an implementation of it.
+
+mod blocks256;
+mod blocks32;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "wasm32")]
+mod wasm;
+
+use sterna_format::DType;
+
+use super::super::activations::QuantizedRow;
+use super::Gemv;
+use crate::isa::Level;
+
+/// Rows that are summed together, one a lane.
+const ROWS: usize = 4;
+
+/// The kernel of a level; `None` if it has none.
+#[cfg(target_arch = "aarch64")]
+pub(super) fn gemv(level: Level) -> Option<Gemv> {
+    /// # Safety
+    /// The machine has the feature `dotprod`.
+    #[target_feature(enable = "dotprod")]
+    unsafe fn dot(
+        dtype: DType,
+        rows: &[u8],
+        row_bytes: usize,
+        x: QuantizedRow<'_>,
+        out: &mut [f32],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { multiply::<neon::Dot>(dtype, rows, row_bytes, x, out) }
+    }
+
+    match level {
+        Level::Baseline => None,
+        Level::Neon => Some(multiply::<neon::Plain>),
+        // Products of matrices need two rows of activations.
+        Level::NeonDot | Level::I8mm => Some(dot),
+    }
+}
+
+/// The kernel of a level; `None` if it has none.
+#[cfg(target_arch = "wasm32")]
+pub(super) fn gemv(level: Level) -> Option<Gemv> {
+    match level {
+        Level::Baseline => None,
+        Level::Simd128 => Some(multiply::<wasm::Widened>),
+        #[cfg(target_feature = "relaxed-simd")]
+        Level::Relaxed => Some(multiply::<wasm::Relaxed>),
+    }
+}
+
+/// [`Gemv`] with `V`.
+///
+/// # Safety
+/// The machine has the instructions of `V`, and this is inlined into code compiled for them.
+#[inline(always)]
+unsafe fn multiply<V: Vector>(
+    dtype: DType,
+    rows: &[u8],
+    row_bytes: usize,
+    x: QuantizedRow<'_>,
+    out: &mut [f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::Q2_K => blocks256::gemv::<V, blocks256::Q2K>(rows, row_bytes, x, out),
+            DType::Q3_K => blocks256::gemv::<V, blocks256::Q3K>(rows, row_bytes, x, out),
+            DType::Q4_K => blocks256::gemv::<V, blocks256::Q4K>(rows, row_bytes, x, out),
+            DType::Q5_K => blocks256::gemv::<V, blocks256::Q5K>(rows, row_bytes, x, out),
+            DType::Q6_K => blocks256::gemv::<V, blocks256::Q6K>(rows, row_bytes, x, out),
+            DType::Q4_0 => blocks32::gemv::<V, blocks32::Q4_0>(rows, row_bytes, x, out),
+            DType::Q5_0 => blocks32::gemv::<V, blocks32::Q5_0>(rows, row_bytes, x, out),
+            DType::Q8_0 => blocks32::gemv::<V, blocks32::Q8_0>(rows, row_bytes, x, out),
+            DType::Q1_0 => blocks32::gemv::<V, blocks32::Q1_0>(rows, row_bytes, x, out),
+            DType::Q2_0 => blocks32::gemv::<V, blocks32::Q2_0>(rows, row_bytes, x, out),
+            DType::Q2_0_G128 | DType::PQ2_0 => {
+                blocks32::gemv::<V, blocks32::Q2_0G128>(rows, row_bytes, x, out);
+            }
+            _ => unreachable!("{dtype} has no scaling"),
+        }
+    }
+}
+
+/// Registers of 128 bits.
+///
+/// # Safety
+/// Every method needs the instruction set of the type, and data behind its pointers, at any alignment.
+trait Vector {
+    /// Sixteen bytes.
+    type Bytes: Copy;
+    /// Four i32.
+    type Ints: Copy;
+    /// Four f32.
+    type Floats: Copy;
+
+    /// Asks for the lines of `n` bytes from `at` on, which need not lie in any allocation, if there is
+    /// a way.
+    fn prefetch(at: *const u8, n: usize);
+
+    unsafe fn load(from: *const u8) -> Self::Bytes;
+
+    unsafe fn and(v: Self::Bytes, mask: u8) -> Self::Bytes;
+
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+
+    /// `v >> N & mask` in each byte, for masks of at most `8 − N` low bits; `N` is at least 1.
+    unsafe fn right<const N: i32>(v: Self::Bytes, mask: u8) -> Self::Bytes;
+
+    /// `v << N & mask` in each byte, for masks without the `N` lowest bits; `N` is at least 1.
+    unsafe fn left<const N: i32>(v: Self::Bytes, mask: u8) -> Self::Bytes;
+
+    /// Bit `i` in all bits of byte `i`.
+    unsafe fn spread(bits: u16) -> Self::Bytes;
+
+    unsafe fn zero() -> Self::Ints;
+
+    unsafe fn splat_i(v: i32) -> Self::Ints;
+
+    /// Adds the products of sixteen codes up to 127 and their activations, each to one of the lanes.
+    unsafe fn add_dot(sums: Self::Ints, codes: Self::Bytes, q: Self::Bytes) -> Self::Ints;
+
+    /// The same; those of bytes `4i` to `4i + 3` go to lane `i`.
+    unsafe fn add_dot_by_fours(sums: Self::Ints, codes: Self::Bytes, q: Self::Bytes) -> Self::Ints;
+
+    /// The same for signed codes, and activations from −127; any lanes.
+    unsafe fn add_dot_signed(sums: Self::Ints, codes: Self::Bytes, q: Self::Bytes) -> Self::Ints;
+
+    /// Sums of the products of sixteen signed bytes with i16.
+    unsafe fn dot_i16(weights: Self::Bytes, values: *const i16) -> Self::Ints;
+
+    /// Lane `i` is the sum of the lanes of vector `i`.
+    unsafe fn sums(v: [Self::Ints; 4]) -> Self::Ints;
+
+    /// Lane `i` of the first is the sum of the first two lanes of vector `i`, that of the second of its
+    /// last two.
+    unsafe fn sums_of_halves(v: [Self::Ints; 4]) -> [Self::Ints; 2];
+
+    /// Signed bytes, four to a vector.
+    unsafe fn widen(v: Self::Bytes) -> [Self::Ints; 4];
+
+    unsafe fn sub_i(a: Self::Ints, b: Self::Ints) -> Self::Ints;
+
+    unsafe fn shift_left<const N: u32>(v: Self::Ints) -> Self::Ints;
+
+    /// `sums + a · b`.
+    unsafe fn add_product(sums: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+
+    unsafe fn to_f(v: Self::Ints) -> Self::Floats;
+
+    /// The f16 at each of four places.
+    unsafe fn halves(from: [*const u8; 4]) -> Self::Floats;
+
+    unsafe fn splat(v: f32) -> Self::Floats;
+
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    unsafe fn sub(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    unsafe fn store(v: Self::Floats) -> [f32; 4];
+}
