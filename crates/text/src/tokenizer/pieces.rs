@@ -178,6 +178,8 @@ impl Pieces {
 pub(super) fn merge_table<'a>(merges: impl Iterator<Item = &'a str>, vocab: &Vocab) -> Merges {
     let mut table = HashMap::with_capacity(merges.size_hint().0);
     let mut merged = String::new();
+    // What merges make comes in the order of ids in most files.
+    let mut made = 0;
     for (rank, text) in (0..).zip(merges) {
         let space = text.char_indices().skip(1).find(|(_, c)| *c == ' ');
         let Some((left, right)) = space.map(|(at, _)| (&text[..at], &text[at + 1..])) else {
@@ -188,7 +190,9 @@ pub(super) fn merge_table<'a>(merges: impl Iterator<Item = &'a str>, vocab: &Voc
         merged.push_str(right);
         let id = |piece: &str| vocab.id(piece.as_bytes());
         // A merge of pieces that have no id can never come up.
-        if let (Some(left), Some(right), Some(whole)) = (id(left), id(right), id(&merged)) {
+        let whole = vocab.id_near(merged.as_bytes(), made);
+        if let (Some(left), Some(right), Some(whole)) = (id(left), id(right), whole) {
+            made = whole;
             table.entry((left, right)).or_insert((rank, whole));
         }
     }

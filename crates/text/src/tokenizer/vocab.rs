@@ -19,6 +19,8 @@ pub(crate) struct Vocab {
     /// By id: where the piece lies in `text`; ids nobody uses have `start == u32::MAX`.
     spans: Vec<Span>,
     index: HashTable<u32>,
+    /// Whether some spelling was given to two ids.
+    has_equals: bool,
     hasher: DefaultHashBuilder,
     max_ids: usize,
 }
@@ -41,6 +43,7 @@ impl Vocab {
             text: String::new(),
             spans: Vec::new(),
             index: HashTable::new(),
+            has_equals: false,
             hasher: DefaultHashBuilder::default(),
             max_ids: Self::max_ids(file_bytes),
         }
@@ -89,7 +92,10 @@ impl Vocab {
         let spelling = |id: &u32| slice(text, spans[*id as usize]);
         let hash = hasher.hash_one(piece.as_bytes());
         match self.index.find_mut(hash, |known| spelling(known) == piece) {
-            Some(known) => *known = id,
+            Some(known) => {
+                *known = id;
+                self.has_equals = true;
+            }
             None => {
                 self.index.insert_unique(hash, id, |known| {
                     hasher.hash_one(spelling(known).as_bytes())
@@ -107,6 +113,19 @@ impl Vocab {
                 slice(&self.text, self.spans[*id as usize]).as_bytes() == piece
             })
             .copied()
+    }
+
+    /// The id whose spelling is `piece`, which is found at once if it is `near` or the id behind that.
+    pub(crate) fn id_near(&self, piece: &[u8], near: u32) -> Option<u32> {
+        let is_it = |id: &u32| {
+            self.piece(*id)
+                .is_some_and(|known| known.as_bytes() == piece)
+        };
+        let neighbours = [near, near.saturating_add(1)];
+        match neighbours.into_iter().find(is_it) {
+            Some(id) if !self.has_equals => Some(id),
+            _ => self.id(piece),
+        }
     }
 
     /// The spelling of `id`.
@@ -143,10 +162,29 @@ mod tests {
         assert_eq!(vocab.id(b"a"), Some(7));
         assert_eq!(vocab.piece(0), Some("a"));
         assert_eq!(vocab.id(b""), Some(2));
+        for near in [0, 4, 5, 6, 7, u32::MAX] {
+            assert_eq!(vocab.id_near(b"a", near), Some(7));
+            assert_eq!(vocab.id_near(b"bc", near), Some(5));
+            assert_eq!(vocab.id_near(b"b", near), None);
+        }
         assert_eq!(vocab.piece(1), None);
         assert_eq!(vocab.piece(8), None);
         assert_eq!(vocab.len(), 8);
         assert_eq!(vocab.iter().count(), 4);
+    }
+
+    #[test]
+    fn neighbours_are_found_without_the_table() {
+        let mut vocab = Vocab::with_capacity(3);
+        for (id, piece) in (0..).zip(["a", "bc", ""]) {
+            vocab.insert(piece, id).unwrap();
+        }
+        for near in 0..5 {
+            for (id, piece) in vocab.iter() {
+                assert_eq!(vocab.id_near(piece.as_bytes(), near), Some(id));
+            }
+            assert_eq!(vocab.id_near(b"b", near), None);
+        }
     }
 
     #[test]
