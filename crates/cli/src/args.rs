@@ -4,7 +4,7 @@ use std::num::NonZero;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use sterna_engine::{Activations, CacheType, Cpu, HeadOptions, SessionOptions};
+use sterna_engine::{Activations, CacheType, Cpu, HeadOptions, HeadScreen, SessionOptions};
 use sterna_format::DType;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
@@ -35,6 +35,11 @@ pub(crate) struct ModelFlags {
     /// Type to hold the output head as; fewer bits are faster and less exact
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     head: HeadFlag,
+
+    /// Type of a copy of the output head that rules tokens out before the head is read; changes no token,
+    /// takes memory and time to load, and is faster for greedy and top-k sampling
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    head_screen: ScreenFlag,
 }
 
 impl ModelFlags {
@@ -56,8 +61,32 @@ impl ModelFlags {
             HeadFlag::Q4_K => Some(DType::Q4_K),
             HeadFlag::F16 => Some(DType::F16),
         };
-        HeadOptions { dtype }
+        let screen = match self.head_screen {
+            ScreenFlag::Off => HeadScreen::Off,
+            ScreenFlag::Auto => HeadScreen::Auto,
+            ScreenFlag::Q8_0 => HeadScreen::As(DType::Q8_0),
+            ScreenFlag::Q6_K => HeadScreen::As(DType::Q6_K),
+            ScreenFlag::Q5_K => HeadScreen::As(DType::Q5_K),
+            ScreenFlag::Q4_K => HeadScreen::As(DType::Q4_K),
+        };
+        HeadOptions { dtype, screen }
     }
+}
+
+/// Types are spelt as in files.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[value(rename_all = "snake_case")]
+#[allow(non_camel_case_types)]
+enum ScreenFlag {
+    /// No copy
+    #[default]
+    Off,
+    /// q5_k if the head has more bits than that, else off
+    Auto,
+    Q8_0,
+    Q6_K,
+    Q5_K,
+    Q4_K,
 }
 
 /// Types are spelt as in files.

@@ -205,7 +205,8 @@ impl Runtime {
     /// Fails if none of them is finite: the sampler would take that for token 0.
     fn append(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         self.forget_drafts();
-        let logits = self.session.forward(ids, Logits::Last)?;
+        let wanted = self.sampler.top().map_or(Logits::Last, Logits::Top);
+        let logits = self.session.forward(ids, wanted)?;
         self.cached.extend_from_slice(ids);
         self.checked(logits)
     }

@@ -5,6 +5,7 @@ use sterna_format::DType;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 pub use sterna_kernels::attention::CacheType;
+pub use sterna_kernels::gemm::ScreenedRows;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
@@ -23,6 +24,8 @@ pub trait Backend: Sized {
     type Linear;
     /// A vector of weights: a norm or a bias.
     type Vector;
+    /// What rules out rows of a weight matrix that can't give one of the largest results.
+    type Screen;
     /// Activations, `[n_tokens, width]`. The operation that fills one sets its shape.
     type Buffer;
     /// Keys and values of the tokens so far, for all layers.
@@ -35,6 +38,13 @@ pub trait Backend: Sized {
     fn load_linear(&self, source: LinearSource) -> Result<Self::Linear, BackendError>;
     /// Takes over a vector of weights.
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError>;
+    /// Makes a screen of `linear`, whose weights are blocks: a copy of it as blocks of `dtype`, with
+    /// bounds.
+    fn load_screen(
+        &self,
+        linear: &Self::Linear,
+        dtype: DType,
+    ) -> Result<Self::Screen, BackendError>;
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
     /// An empty cache.
@@ -72,6 +82,19 @@ pub trait Backend: Sized {
         x: &Self::Buffer,
         outputs: &mut [(&Self::Linear, &mut Self::Buffer)],
     ) -> Result<(), BackendError>;
+
+    /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are wanted, with all that equal the
+    /// least of them; others may be −∞ instead. `screen` was made of `w`.
+    ///
+    /// Returns how many rows were read. What is computed has the bits that [`Backend::linear`] gives.
+    fn linear_top(
+        &self,
+        x: &Self::Buffer,
+        w: &Self::Linear,
+        screen: &Self::Screen,
+        top: usize,
+        out: &mut Self::Buffer,
+    ) -> Result<ScreenedRows, BackendError>;
 
     /// `x[t] ← x[t] + bias`.
     fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector) -> Result<(), BackendError>;

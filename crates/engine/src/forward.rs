@@ -2,8 +2,9 @@
 
 use sterna_kernels::attention::AttentionShape;
 
-use crate::backend::{Backend, BackendError, Sequence};
+use crate::backend::{Backend, BackendError, ScreenedRows, Sequence};
 use crate::config::LayerConfig;
+use crate::head::screening::{Account, Screening};
 use crate::model::Model;
 use crate::rope::Angles;
 use crate::weights::{Layer, Projection};
@@ -30,6 +31,8 @@ pub(crate) struct Scratch<B: Backend> {
     normed: B::Buffer,
     /// `[rows, n_vocab]`.
     logits: B::Buffer,
+    /// What the screen of the output head saves.
+    account: Account,
 }
 
 impl<B: Backend> Scratch<B> {
@@ -46,7 +49,12 @@ impl<B: Backend> Scratch<B> {
             up: buffer(),
             normed: buffer(),
             logits: buffer(),
+            account: Account::default(),
         }
+    }
+
+    pub(crate) fn account(&self) -> &Account {
+        &self.account
     }
 
     pub(crate) fn logits(&mut self) -> &mut B::Buffer {
@@ -70,6 +78,8 @@ pub(crate) struct Batch<'a, C> {
     pub(crate) angles: &'a [Angles],
     /// Rows whose logits are wanted, ascending.
     pub(crate) wanted: &'a [usize],
+    /// How many of the largest logits are wanted, if only one row's are; `None` for all.
+    pub(crate) top: Option<usize>,
 }
 
 impl<B: Backend> Model<B> {
@@ -93,13 +103,47 @@ impl<B: Backend> Model<B> {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
         be.rms_norm(&s.x, &w.output_norm, c.norm_eps, &mut s.h)?;
-        match &w.output {
-            Some(head) => self.project(&s.h, &mut s.normed, &mut [(head, &mut s.logits)])?,
-            None => be.linear(&s.h, &mut [(&w.token_embd, &mut s.logits)])?,
+        if let (Some(screening), Some(top)) = (&self.screening, batch.top) {
+            return self.largest_logits(s, screening, top);
         }
+        self.logits(s)?;
         if let Some(cap) = c.logit_softcap {
             be.softcap(&mut s.logits, cap)?;
         }
+        Ok(())
+    }
+
+    /// `logits ← W_head · h`.
+    fn logits(&self, s: &mut Scratch<B>) -> Result<(), BackendError> {
+        let (be, w) = (&self.backend, &self.weights);
+        match &w.output {
+            Some(head) => self.project(&s.h, &mut s.normed, &mut [(head, &mut s.logits)]),
+            None => be.linear(&s.h, &mut [(&w.token_embd, &mut s.logits)]),
+        }
+    }
+
+    /// The same for one row, of which the `top` largest are wanted. A head that is screened is a
+    /// product and nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) sees to that.
+    fn largest_logits(
+        &self,
+        s: &mut Scratch<B>,
+        screening: &Screening<B::Screen>,
+        top: usize,
+    ) -> Result<(), BackendError> {
+        let n_vocab = self.config.n_vocab;
+        let rows = if s.account.affords(screening) {
+            let output = self.weights.output.as_ref();
+            let head = output.map_or(&self.weights.token_embd, |head| &head.weight);
+            let Screening { screen, .. } = screening;
+            (self.backend).linear_top(&s.h, head, screen, top, &mut s.logits)?
+        } else {
+            self.logits(s)?;
+            ScreenedRows {
+                screened: 0,
+                computed: n_vocab,
+            }
+        };
+        s.account.enter(screening, rows, n_vocab);
         Ok(())
     }
 

@@ -23,13 +23,15 @@ mod session;
 mod weights;
 
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, TernaryPacking, WeightData,
+    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, ScreenedRows,
+    TernaryPacking, WeightData,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
 pub use family::Family;
-pub use head::HeadOptions;
+pub use head::screening::HeadUse;
+pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
 pub use model::Model;
 pub use plan::{ModelPlan, PlanOptions, TensorRequest};

@@ -10,6 +10,7 @@ use sterna_kernels::{Exec, repack, requantize};
 
 use crate::PlanError;
 use crate::backend::{Backend, BackendError, LinearSource, TernaryPacking, WeightData};
+use crate::head::screening::Screening;
 use crate::model::Model;
 use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, ScaleRecipe, Stored, TensorRequest,
@@ -40,6 +41,7 @@ pub struct Loader<B: Backend> {
     loaded: Vec<Option<Loaded<B>>>,
     /// The output head in another type, where the table it is made from is kept too.
     made_head: Option<B::Linear>,
+    screen: Option<B::Screen>,
     warnings: Vec<String>,
 }
 
@@ -118,6 +120,7 @@ impl<B: Backend> Loader<B> {
             backend,
             parts: Vec::new(),
             made_head: None,
+            screen: None,
             warnings: Vec::new(),
         }
     }
@@ -183,7 +186,14 @@ impl<B: Backend> Loader<B> {
                         self.made_head = Some(load(head)?);
                     }
                 }
-                Loaded::Linear(load(weights)?)
+                let linear = load(weights)?;
+                if let Some(dtype) = self.plan.head.screen
+                    && self.plan.head_id().0 == self.loaded.len()
+                {
+                    let head = self.made_head.as_ref().unwrap_or(&linear);
+                    self.screen = Some(self.backend.load_screen(head, dtype)?);
+                }
+                Loaded::Linear(linear)
             }
         };
         self.loaded.push(Some(loaded));
@@ -204,6 +214,8 @@ impl<B: Backend> Loader<B> {
                 name: want.name.clone(),
             });
         }
+        let head_bytes = self.plan.head_bytes();
+        let screen_bytes = self.plan.screen_bytes().unwrap_or(0);
         let mut config = self.plan.config;
         let mut take = Take(&mut self.loaded);
         if let Some(factors) = self.plan.rope_factors {
@@ -231,7 +243,17 @@ impl<B: Backend> Loader<B> {
                 bias: None,
             });
         }
-        Ok(Arc::new(Model::new(config, weights, self.backend)))
+        let screening = self.screen.map(|screen| Screening {
+            screen,
+            head_bytes,
+            screen_bytes,
+        });
+        Ok(Arc::new(Model::new(
+            config,
+            weights,
+            screening,
+            self.backend,
+        )))
     }
 }
 

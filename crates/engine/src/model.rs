@@ -2,12 +2,15 @@
 
 use crate::backend::Backend;
 use crate::config::ModelConfig;
+use crate::head::screening::Screening;
 use crate::weights::Weights;
 
 /// Weights on a backend, with the shapes and constants they go with. Shared by all its sessions.
 pub struct Model<B: Backend> {
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights<B::Linear, B::Vector>,
+    /// The screen of the output head.
+    pub(crate) screening: Option<Screening<B::Screen>>,
     pub(crate) backend: B,
 }
 
@@ -15,11 +18,13 @@ impl<B: Backend> Model<B> {
     pub(crate) fn new(
         config: ModelConfig,
         weights: Weights<B::Linear, B::Vector>,
+        screening: Option<Screening<B::Screen>>,
         backend: B,
     ) -> Model<B> {
         Model {
             config,
             weights,
+            screening,
             backend,
         }
     }

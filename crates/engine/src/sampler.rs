@@ -176,6 +176,21 @@ impl Sampler {
         &self.config
     }
 
+    /// How many of the largest logits a choice depends on, with those that equal the least of them; `None`
+    /// if on all. Others may be −∞ without changing a choice.
+    pub fn top(&self) -> Option<usize> {
+        let config = &self.config;
+        // What changes logits changes which are the largest.
+        if self.window.size > 0 || !config.logit_bias.is_empty() {
+            return None;
+        }
+        match (config.temperature == 0.0, config.top_k) {
+            (true, _) => Some(1),
+            (false, 0) => None,
+            (false, top_k) => Some(top_k),
+        }
+    }
+
     /// Takes `id` into the window of the penalties. Call it for prompt tokens and chosen ones alike.
     pub fn accept(&mut self, id: u32) {
         self.window.push(id);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache, Sequence};
 use crate::forward::{Batch, Scratch};
+use crate::head::screening::HeadUse;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
 
@@ -49,6 +50,12 @@ pub enum Logits {
     None,
     /// Those after the last token.
     Last,
+    /// Those after the last token that are among so many largest, or equal the least of these; −∞ for
+    /// others that were not computed. All of them if the number is 0.
+    ///
+    /// Faster than [`Logits::Last`] if the output head has a screen
+    /// ([`HeadScreen`](crate::HeadScreen)), and no other logits are wanted in the batch; the same without.
+    Top(usize),
     /// Those after each token.
     All,
 }
@@ -68,7 +75,7 @@ impl<B: Backend> Step<'_, B> {
     fn n_wanted(&self) -> usize {
         match self.logits {
             Logits::None => 0,
-            Logits::Last => 1,
+            Logits::Last | Logits::Top(_) => 1,
             Logits::All => self.ids.len(),
         }
     }
@@ -152,6 +159,13 @@ impl<B: Backend> Session<B> {
         self.cache.is_empty()
     }
 
+    /// How much of the output head was read where [`Logits::Top`] were wanted, if it has a screen. Batches
+    /// count for their first session.
+    pub fn head_use(&self) -> Option<HeadUse> {
+        let screened = self.model.screening.is_some();
+        screened.then(|| self.scratch.account().used())
+    }
+
     /// The most tokens there may be.
     pub fn ctx_len(&self) -> usize {
         self.options.ctx_len
@@ -177,7 +191,7 @@ impl<B: Backend> Session<B> {
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
         while let Some(ids) = chunks.next() {
             let logits = match logits {
-                Logits::Last if chunks.peek().is_some() => Logits::None,
+                Logits::Last | Logits::Top(_) if chunks.peek().is_some() => Logits::None,
                 logits => logits,
             };
             let values = run_batch(&mut [Step {
@@ -288,6 +302,13 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
         ids.extend_from_slice(step.ids);
         wanted.extend(ids.len() - step.n_wanted()..ids.len());
     }
+    let top = match wanted[..] {
+        [_] => steps.iter().find_map(|step| match step.logits {
+            Logits::Top(top) if top > 0 => Some(top),
+            _ => None,
+        }),
+        _ => None,
+    };
     let mut scratch = None;
     let mut sequences = Vec::with_capacity(steps.len());
     for step in steps.iter_mut() {
@@ -304,6 +325,7 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
         sequences: &mut sequences,
         angles: &angles,
         wanted: &wanted,
+        top,
     };
     model.forward(scratch, &mut batch)?;
     for Sequence { cache, n_rows } in batch.sequences {

@@ -20,8 +20,15 @@ fn bitllama() -> (ModelPlan, Vec<Bytes>) {
 
 fn load_as(model: (ModelPlan, Vec<Bytes>), dtype: Option<DType>) -> Arc<Model<Cpu>> {
     let (plan, files) = model;
-    let plan = plan.with_head(HeadOptions { dtype }).unwrap();
+    let plan = plan.with_head(held_as(dtype)).unwrap();
     load(plan, &files, cpu()).unwrap()
+}
+
+fn held_as(dtype: Option<DType>) -> HeadOptions {
+    HeadOptions {
+        dtype,
+        ..HeadOptions::default()
+    }
 }
 
 #[test]
@@ -44,7 +51,7 @@ fn another_head_is_close_by_its_bits() {
 #[test]
 fn memory_counts_the_copy_that_is_made() {
     let with = |model: &dyn Fn() -> ModelPlan, dtype| {
-        let plan = model().with_head(HeadOptions { dtype }).unwrap();
+        let plan = model().with_head(held_as(dtype)).unwrap();
         (
             plan.memory_bytes(),
             plan.bytes_per_token(),
@@ -74,9 +81,9 @@ fn memory_counts_the_copy_that_is_made() {
 fn a_width_of_no_whole_blocks_is_refused() {
     let (plan, _) = plan_hf(&testdata().join("stories260K/hf"));
     let dtype = Some(DType::Q6_K);
-    let error = plan.with_head(HeadOptions { dtype }).unwrap_err();
+    let error = plan.with_head(held_as(dtype)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "output head as Q6_K: expected a width that is a multiple of 256, found 64"
+        "output head in another type, Q6_K: expected a width that is a multiple of 256, found 64"
     );
 }

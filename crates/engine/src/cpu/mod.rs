@@ -5,15 +5,18 @@ mod cache;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::attention::{self, AttentionShape, attention};
-use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix};
+use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
+use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, Isa, norm, rope, vector};
 
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, Sequence, TernaryPacking, WeightData,
+    Backend, BackendError, CacheShape, KvCache, LinearSource, ScreenedRows, Sequence,
+    TernaryPacking, WeightData,
 };
 use crate::rope::Angles;
 
@@ -102,6 +105,19 @@ impl CpuLinear {
     }
 }
 
+impl CpuLinear {
+    /// Its blocks; an error if it has trits.
+    fn blocks(&self) -> Result<BlockMatrix<'_>, BackendError> {
+        match self.matrix()? {
+            Matrix::Blocks(blocks) => Ok(blocks),
+            Matrix::Ternary(_) => Err(BackendError::Weights(QuantError::Unsupported {
+                op: "screen",
+                dtype: DType::TQ2_0,
+            })),
+        }
+    }
+}
+
 /// Rows of activations.
 #[derive(Debug, Default)]
 pub struct CpuBuffer {
@@ -133,6 +149,7 @@ impl CpuBuffer {
 impl Backend for Cpu {
     type Linear = CpuLinear;
     type Vector = Vec<f32>;
+    type Screen = Screen;
     type Buffer = CpuBuffer;
     type Cache = CpuCache;
 
@@ -151,6 +168,10 @@ impl Backend for Cpu {
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, BackendError> {
         Ok(values)
+    }
+
+    fn load_screen(&self, linear: &CpuLinear, dtype: DType) -> Result<Screen, BackendError> {
+        Ok(Screen::new(&self.exec, &linear.blocks()?, dtype)?)
     }
 
     fn buffer(&self) -> CpuBuffer {
@@ -219,6 +240,19 @@ impl Backend for Cpu {
             &mut scratch,
             &mut matrices,
         )?)
+    }
+
+    fn linear_top(
+        &self,
+        x: &CpuBuffer,
+        w: &CpuLinear,
+        screen: &Screen,
+        top: usize,
+        out: &mut CpuBuffer,
+    ) -> Result<ScreenedRows, BackendError> {
+        let out = out.shape(1, w.source.n);
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(screen.top(&self.exec, &w.blocks()?, &x.values, top, &mut scratch, out)?)
     }
 
     fn add_bias(&self, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {

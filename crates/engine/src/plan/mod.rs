@@ -207,13 +207,18 @@ impl ModelPlan {
     }
 
     /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it
-    /// reads a row, unless the table is the output head too.
+    /// reads a row, unless the table is the output head too. Of a head with a screen, the screen counts:
+    /// the rows that it doesn't rule out come on top.
     pub fn bytes_per_token(&self) -> u64 {
         let table = self.specs[self.weights.token_embd.0].memory_bytes();
         let all = self.memory_bytes();
-        match (&self.weights.output, self.head.dtype) {
+        let read = match (&self.weights.output, self.head.dtype) {
             (None, None) => all,
             _ => all - table,
+        };
+        match self.head.screen {
+            Some(_) => read - self.head_bytes(),
+            None => read,
         }
     }
 
@@ -245,7 +250,7 @@ impl ModelPlan {
 
 impl Spec {
     /// Bytes of the weight once it is loaded.
-    fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         match self.recipe {
             Recipe::Vector(recipe) | Recipe::HostVector(recipe) => 4 * recipe.len as u64,
             Recipe::Linear(recipe) if recipe.becomes_packed_trits() => {

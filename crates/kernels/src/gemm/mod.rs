@@ -19,6 +19,7 @@ mod integer;
 mod panel;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod prefetch;
+mod screen;
 mod ternary;
 #[cfg(target_arch = "aarch64")]
 mod ternary_neon;
@@ -30,6 +31,7 @@ mod ternary_x86;
 use std::ops::Range;
 
 pub use block::{BlockMatrix, Rounding};
+pub use screen::{Screen, ScreenedRows};
 pub use ternary::TernaryMatrix;
 
 use crate::Exec;

@@ -119,6 +119,14 @@ impl FloatRows {
         &self.groups[t * self.n_groups..][..self.n_groups]
     }
 
+    /// Row `t` as it is multiplied with weights, without rounding, and zeros behind it. Panics if there is
+    /// none.
+    pub(in crate::gemm) fn values(&self, t: usize) -> impl Iterator<Item = f64> {
+        let scale = f64::from(self.scale(t));
+        let values = self.row(t).iter().flat_map(|group| group.0);
+        values.map(move |value| f64::from(value) * scale)
+    }
+
     /// What the values of row `t` are to be multiplied by. Panics if there is none.
     pub(super) fn scale(&self, t: usize) -> f32 {
         self.scales[t]

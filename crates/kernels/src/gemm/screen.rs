@@ -1,0 +1,879 @@
+//! The largest results of a product, exactly, without reading the whole matrix.
+//!
+//! A [`Screen`] is a copy of a matrix in fewer bits, with a bound for each row of how far the product
+//! with the copy can be from the product with the matrix. Rows that can't be among the `k` largest by
+//! that bound are not computed.
+//!
+//! # How
+//!
+//! 1. The product with the copy gives an estimate `S` for every row.
+//! 2. The rows with the `k` largest estimates are computed. The smallest of these results is the *bar*:
+//!    `k` rows reach it, so the `k`-th largest result does.
+//! 3. Rows whose estimate and bound together reach the bar are computed. All others lie below it.
+//!
+//! Rows are computed by the kernel that computes the whole matrix, so they have the same bits.
+//!
+//! # Proof of the bound
+//!
+//! For one row and one `x`, let `w` be the weights as the kernel of the matrix multiplies them (real
+//! numbers: for blocks of integers what their integers and scales say, else what they are decoded to),
+//! `v` the same of the copy, and `p` and `q` what the two kernels make of `x` (real numbers too: codes
+//! times scale). `L` is what the kernel of the matrix computes, `S` what that of the copy does, and `‖·‖`
+//! the Euclidean norm. Then
+//!
+//! `L − S = (L − w·p) + (w − v)·p + v·(p − q) + (v·q − S)`.
+//!
+//! By Cauchy and Schwarz, the middle terms are at most `‖w − v‖ ‖p‖` and `‖v‖ ‖p − q‖`; often `p = q`.
+//! The outer terms are what rounding does to float sums. Let `u = 2⁻²⁴`, and `γ(r) = r u / (1 − r u)`,
+//! which bounds the relative error of a value that was rounded `r` times. A result is a sum of terms,
+//! each rounded at most `r` times on its way, so the error is at most `γ(r)` times the sum of the
+//! magnitudes of the exact terms:
+//!
+//! - Blocks of integers: each block has two terms, `±d dx Σ code q` and `±dmin dx Σ min q`. Rounded are
+//!   the sum of integers when it becomes a float, the product of scales, the product of both, the
+//!   difference of the two terms, and as many sums as there are blocks: `r = blocks + 4`. The magnitudes
+//!   of the terms are at most `Σ_j a_j |p_j|`, where `a_j = |d scale code| + |dmin min|` for the integers
+//!   of weight `j`, and this is at most `‖a‖ ‖p‖`.
+//! - Floats: sixteen partial sums of products, added in four steps. Rounded are the product (where it
+//!   isn't exact), a sixteenth of the sums, rounded up, and the four: `r = ⌈k / 16⌉ + 5`. Here `a = |w|`.
+//!   The power of two that scales activations changes no significant bit. (Bf16 weights below 2⁻⁹⁵ count
+//!   as 0 there, which changes `w·p` by less than `k 2⁻⁹⁵ ‖p‖`.)
+//!
+//! This holds as long as nothing overflows, and but for what is lost below the smallest normal number.
+//! Nothing overflows, because rows with `‖a‖ > 2⁶⁰` are always computed, and all are if `‖p‖` or `‖q‖`
+//! exceeds 2⁴⁰: all partial sums stay below 2¹⁰¹, and so do products of scales, since `d` is below 2¹⁶ and
+//! `dx`, of a block that is not all zeros, no larger than its largest activation. Underflow adds at most
+//! 2⁻¹⁵⁰ for each of the products of a sum, and for the last scaling: less than `(k + 2) 2⁻¹⁴⁹`, all
+//! kernels together.
+//!
+//! So with `X = max(‖p‖, ‖q‖)`, of each row `e ≥ ‖w − v‖ + γ ‖a_w‖ + γ' ‖a_v‖ + k 2⁻⁹⁵` and `‖v‖`, found
+//! when the copy is made,
+//!
+//! `|L − S| ≤ e X + ‖v‖ ‖p − q‖ + (k + 2) 2⁻¹⁴⁹`.
+//!
+//! Norms are computed in f64 from values that have an error of 2⁻⁵² of `a` at most (one bit more than
+//! `γ` accounts for covers it: `r` is one larger), as sums of squares, whose relative error is below
+//! `(k + 20) 2⁻⁵³`. They are enlarged by [`MARGIN`], 2⁻²⁰, which is larger than that for every `k` that is
+//! not refused, when they are made and again when they are used; to f32 they are rounded up. The latter
+//! margin also covers the bound's own three roundings, and that of `S` plus the bound: `|S|` is at most
+//! `(1 + γ') ‖a_v‖ X`, so it exceeds the bound by no more than a factor of 2²⁴, and 2⁻⁵³ of it is within
+//! 2⁻²⁸ of the bound.
+
+use std::cmp::Ordering;
+use std::iter::once;
+
+use sterna_format::DType;
+
+use super::activations::Scaling;
+use super::float::rounding::{FloatRows, Precision};
+use super::{BYTES_PER_TASK, BlockMatrix, Columns, Form, Matrix, Rounding, Scratch, linear};
+use crate::Exec;
+use crate::isa::multiversion;
+use crate::pool::SharedSlice;
+use crate::quant::integers::{SUB_LEN, SUPER_LEN, groups_of_32, super_blocks};
+use crate::quant::{QuantError, decode_row};
+use crate::repack::try_rows;
+use crate::requantize::requantize;
+use crate::shape::{ShapeError, expect_len};
+
+/// By how much norms are enlarged, for the roundings on the way to them.
+const MARGIN: f64 = 1.0 + 1.0 / (1u32 << 20) as f64;
+
+/// Rows with a larger norm are always computed: 2⁶⁰.
+const MOST_WEIGHTS: f64 = (1u64 << 60) as f64;
+
+/// With activations of a larger norm all rows are computed: 2⁴⁰.
+const MOST_ACTIVATIONS: f64 = (1u64 << 40) as f64;
+
+/// Computing single rows costs up to so many times their share of computing all.
+const SCATTERED: usize = 2;
+
+/// A copy of a matrix in fewer bits, that says which rows can have the largest products.
+///
+/// The [module](self) has the proof.
+#[derive(Debug)]
+pub struct Screen {
+    dtype: DType,
+    n: usize,
+    k: usize,
+    bytes: Vec<u8>,
+    /// Activations that the matrix itself takes.
+    form: Form,
+    /// `e`, `[n]`.
+    errors: Vec<f32>,
+    /// `‖v‖`, `[n]`.
+    norms: Vec<f32>,
+}
+
+/// What [`Screen::top`] read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScreenedRows {
+    /// Rows of the copy: all or none.
+    pub screened: usize,
+    /// Rows of the matrix.
+    pub computed: usize,
+}
+
+impl Screen {
+    /// Encodes `w` as `dtype`, and measures what that changes.
+    ///
+    /// Errors: those of [`requantize`].
+    pub fn new(exec: &Exec, w: &BlockMatrix<'_>, dtype: DType) -> Result<Screen, QuantError> {
+        let (n, k) = (w.n(), w.k());
+        let bytes = requantize(exec, n, k, w.dtype(), w.rows(0, n), dtype)?;
+        let mut screen = Screen {
+            dtype,
+            n,
+            k,
+            bytes,
+            form: Matrix::Blocks(*w).form(),
+            errors: vec![0.0; n],
+            norms: vec![0.0; n],
+        };
+        let (mut errors, mut norms) = (vec![0.0; n], vec![0.0; n]);
+        let copy = screen.matrix();
+        let (shared_errors, shared_norms) =
+            (SharedSlice::new(&mut errors), SharedSlice::new(&mut norms));
+        try_rows(exec, n, |rows| {
+            // SAFETY: ranges of rows don't overlap.
+            let (errors, norms) = unsafe {
+                (
+                    shared_errors.range_mut(rows.clone()),
+                    shared_norms.range_mut(rows.clone()),
+                )
+            };
+            measure(exec.isa, w, &copy, rows.start, errors, norms)
+        })?;
+        (screen.errors, screen.norms) = (errors, norms);
+        Ok(screen)
+    }
+
+    /// Bytes that [`Screen::top`] reads of it at most.
+    pub fn n_bytes(&self) -> usize {
+        self.bytes.len() + size_of_val(&self.errors[..]) + size_of_val(&self.norms[..])
+    }
+
+    fn matrix(&self) -> BlockMatrix<'_> {
+        BlockMatrix::new(self.dtype, self.n, self.k, Rounding::Blocks, &self.bytes)
+            .expect("`requantize` made whole rows of a type that can be decoded")
+    }
+
+    /// The results of `out[i] = Σ_j w[i, j] · x[j]` that are among the `top` largest, and those that
+    /// equal the least of them; −∞ for others, unless they were computed too.
+    ///
+    /// `w` is the matrix that the screen was made of. What is computed has the bits that [`linear`]
+    /// gives. All results are computed if `top` is 0, if too few can be ruled out, or if activations are
+    /// huge or no numbers.
+    /// Shapes: `x` is `[k]`, `out` is `[n]`.
+    /// Errors: [`ShapeError`] if a slice or the matrix has another shape.
+    pub fn top(
+        &self,
+        exec: &Exec,
+        w: &BlockMatrix<'_>,
+        x: &[f32],
+        top: usize,
+        scratch: &mut Scratch,
+        out: &mut [f32],
+    ) -> Result<ScreenedRows, ShapeError> {
+        expect_len("top: rows of the matrix", self.n, w.n())?;
+        expect_len("top: columns of the matrix", self.k, w.k())?;
+        expect_len("top: activations", self.k, x.len())?;
+        expect_len("top: output", self.n, out.len())?;
+        let full = Matrix::Blocks(*w);
+        let worth_it = |n_rows: usize| n_rows.saturating_mul(SCATTERED) < self.n;
+        let mut screened = 0;
+        if top > 0 && worth_it(top) && full.form() == self.form {
+            let copy = Matrix::Blocks(self.matrix());
+            linear(exec, x, self.k, scratch, &mut [(copy, &mut *out)])?;
+            scratch.prepare(exec, x, self.k, once(full))?;
+            screened = self.n;
+            if let Some(computed) = self.compute_top(exec, w, top, scratch, out, worth_it) {
+                return Ok(ScreenedRows { screened, computed });
+            }
+        }
+        linear(exec, x, self.k, scratch, &mut [(full, out)])?;
+        let computed = self.n;
+        Ok(ScreenedRows { screened, computed })
+    }
+
+    /// Puts results in the place of estimates, and −∞ where there is none; how many were computed. `None`
+    /// if all should be.
+    fn compute_top(
+        &self,
+        exec: &Exec,
+        w: &BlockMatrix<'_>,
+        top: usize,
+        scratch: &Scratch,
+        out: &mut [f32],
+        worth_it: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let activations = self.activations(scratch)?;
+        let first = largest(exec.isa, out, top);
+        if first.len() < top {
+            return None;
+        }
+        compute_rows(exec, w, &first, scratch, out);
+        let mut bar = f32::INFINITY;
+        for &i in &first {
+            let result = out[i as usize];
+            if result.is_nan() {
+                return None;
+            }
+            bar = bar.min(result);
+        }
+        // Rows computed already reach the bar, so they are among these.
+        let rows = reaching(exec.isa, self, activations, out, bar);
+        if !worth_it(rows.len()) {
+            return None;
+        }
+        compute_rows(exec, w, &rows, scratch, out);
+        let mut end = 0;
+        for &i in &rows {
+            out[end..i as usize].fill(f32::NEG_INFINITY);
+            end = i as usize + 1;
+        }
+        out[end..].fill(f32::NEG_INFINITY);
+        Some(rows.len())
+    }
+
+    /// The norms of the activations that were prepared; `None` if they are too large for the bound.
+    fn activations(&self, scratch: &Scratch) -> Option<Activations> {
+        let p = scratch.values(self.form, self.k);
+        let form = Matrix::Blocks(self.matrix()).form();
+        let (q, difference) = if form == self.form {
+            (0.0, 0.0)
+        } else {
+            let q = scratch.values(form, self.k);
+            let difference = norm(p.iter().zip(&q).map(|(p, q)| p - q));
+            (norm(q.into_iter()), difference)
+        };
+        // Not `f64::max`, which would drop a NaN.
+        let p = norm(p.into_iter());
+        let largest = if q > p { q } else { p };
+        (largest <= MOST_ACTIVATIONS && q <= MOST_ACTIVATIONS).then_some(Activations {
+            norm: largest * MARGIN,
+            difference: difference * MARGIN,
+            underflow: (self.k as f64 + 2.0) * 2f64.powi(-149),
+        })
+    }
+}
+
+/// What the bound takes from activations.
+#[derive(Debug, Clone, Copy)]
+struct Activations {
+    /// `max(‖p‖, ‖q‖)`.
+    norm: f64,
+    /// `‖p − q‖`.
+    difference: f64,
+    /// What underflow can change.
+    underflow: f64,
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|v| v * v).sum::<f64>().sqrt() * MARGIN
+}
+
+impl Scratch {
+    /// The first row of activations as kernels that take `form` multiply them, `[k]`.
+    fn values(&self, form: Form, k: usize) -> Vec<f64> {
+        let float = |rows: &FloatRows| rows.values(0).take(k).collect();
+        let row = match form {
+            Form::Float(Precision::Full) => return float(&self.float),
+            Form::Float(Precision::Bits16) => return float(&self.float16),
+            Form::Float(Precision::Bits13) => return float(&self.float13),
+            Form::RoundedF32 => return float(&self.rounded),
+            Form::Int8(Scaling::Blocks256) => self.blocks256.row(0),
+            Form::Int8(Scaling::Blocks32) => self.blocks32.row(0),
+            Form::Int8(Scaling::Row) => unreachable!("blocks are not multiplied with such rows"),
+        };
+        let blocks = row.q.chunks(row.q.len() / row.scales.len().max(1));
+        let values = blocks.zip(row.scales).flat_map(|(q, &scale)| {
+            let scale = f64::from(scale);
+            q.iter().map(move |&q| f64::from(q) * scale)
+        });
+        values.take(k).collect()
+    }
+}
+
+/// Computes some rows of a product, whose activations have been prepared. They ascend.
+fn compute_rows(
+    exec: &Exec,
+    w: &BlockMatrix<'_>,
+    rows: &[u32],
+    scratch: &Scratch,
+    out: &mut [f32],
+) {
+    let matrix = Matrix::Blocks(*w);
+    let n = out.len();
+    let out = Columns {
+        out: SharedSlice::new(out),
+        n,
+    };
+    let rows_per_task = BYTES_PER_TASK.div_ceil(w.row_bytes().max(1));
+    exec.pool.for_ranges(rows.len(), rows_per_task, |range| {
+        for run in rows[range].chunk_by(|a, b| a + 1 == *b) {
+            let first = run[0] as usize;
+            super::multiply(exec, &matrix, first..first + run.len(), scratch, &out);
+        }
+    });
+}
+
+/// Values that are looked at together, most of the time to find that none of them matters.
+const CHUNK: usize = 64;
+
+multiversion! {
+    /// The places of the `k` largest of `values`, ascending; of fewer if the others are −∞ or no numbers.
+    fn largest(values: &[f32], k: usize) -> Vec<u32> {
+        // They gather until there are several times `k`, and are then cut down to the `k` largest, whose
+        // least is the bar for those to come.
+        let full = k.saturating_mul(4).max(256);
+        let by_value = |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal);
+        let mut found: Vec<(f32, u32)> = Vec::with_capacity(full.min(values.len()));
+        let mut bar = f32::NEG_INFINITY;
+        for (i, chunk) in values.chunks(CHUNK).enumerate() {
+            if !chunk.iter().fold(false, |any, &v| any | (v > bar)) {
+                continue;
+            }
+            for (j, &value) in chunk.iter().enumerate() {
+                if value > bar {
+                    found.push((value, (i * CHUNK + j) as u32));
+                    if found.len() == full {
+                        bar = found.select_nth_unstable_by(k - 1, by_value).1.0;
+                        found.truncate(k);
+                    }
+                }
+            }
+        }
+        if found.len() > k {
+            found.select_nth_unstable_by(k - 1, by_value);
+            found.truncate(k);
+        }
+        let mut places: Vec<u32> = found.into_iter().map(|(_, i)| i).collect();
+        places.sort_unstable();
+        places
+    }
+}
+
+multiversion! {
+    /// The rows, ascending, whose estimate and bound together reach `bar`, or are no number.
+    fn reaching(screen: &Screen, x: Activations, estimates: &[f32], bar: f32) -> Vec<u32> {
+        let bar = f64::from(bar);
+        let mut rows = Vec::new();
+        let Activations { norm, difference, underflow } = x;
+        for (i, estimates) in estimates.chunks(CHUNK).enumerate() {
+            let chunk = i * CHUNK..i * CHUNK + estimates.len();
+            let errors = &screen.errors[chunk.clone()];
+            let mut reaches = [false; CHUNK];
+            if difference == 0.0 {
+                for ((reaches, &s), &e) in reaches.iter_mut().zip(estimates).zip(errors) {
+                    let most = f64::from(s) + (f64::from(e) * norm + underflow);
+                    *reaches = !(most < bar);
+                }
+            } else {
+                let norms = &screen.norms[chunk.clone()];
+                for ((reaches, &s), (&e, &v)) in
+                    reaches.iter_mut().zip(estimates).zip(errors.iter().zip(norms))
+                {
+                    let bound = f64::from(e) * norm + f64::from(v) * difference + underflow;
+                    *reaches = !(f64::from(s) + bound < bar);
+                }
+            }
+            if reaches.iter().fold(false, |any, &reaches| any | reaches) {
+                let places = reaches.iter().zip(chunk).filter(|(reaches, _)| **reaches);
+                rows.extend(places.map(|(_, row)| row as u32));
+            }
+        }
+        rows
+    }
+}
+
+/// Sums kept side by side.
+const LANES: usize = SUB_LEN;
+
+/// The weights of a row as its kernel multiplies them.
+struct Exact {
+    /// `[k]`.
+    weights: Vec<f64>,
+    /// `Σ a²`.
+    squares: f64,
+    decoded: Vec<f32>,
+}
+
+impl Exact {
+    #[inline(always)]
+    fn new(k: usize) -> Exact {
+        Exact {
+            weights: vec![0.0; k],
+            squares: 0.0,
+            decoded: vec![0.0; k],
+        }
+    }
+
+    #[inline(always)]
+    fn read(&mut self, form: Form, dtype: DType, row: &[u8]) -> Result<(), QuantError> {
+        let mut squares = [0.0; LANES];
+        if let Form::Int8(_) = form {
+            let mut blocks = self.weights.as_chunks_mut::<SUPER_LEN>().0.iter_mut();
+            let mut done = super_blocks(dtype, row, |block| {
+                let (d, dmin) = (f64::from(block.d), f64::from(block.dmin));
+                let Some(out) = blocks.next() else { return };
+                let subs = out.as_chunks_mut::<SUB_LEN>().0.iter_mut();
+                let codes = block.codes.as_chunks::<SUB_LEN>().0;
+                let factors = block.scales.iter().zip(&block.mins);
+                for ((out, codes), (&scale, &min)) in subs.zip(codes).zip(factors) {
+                    let (scale, min) = (d * f64::from(scale), dmin * f64::from(min));
+                    for i in 0..SUB_LEN {
+                        let product = scale * f64::from(codes[i]);
+                        out[i] = product - min;
+                        squares[i] += (product.abs() + min.abs()).powi(2);
+                    }
+                }
+            });
+            let mut groups = self.weights.as_chunks_mut::<32>().0.iter_mut();
+            done = done
+                || groups_of_32(dtype, row, |d, codes| {
+                    let Some(out) = groups.next() else { return };
+                    for (i, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
+                        *out = f64::from(d) * f64::from(code);
+                        squares[i % LANES] += *out * *out;
+                    }
+                });
+            assert!(
+                done,
+                "{dtype} is multiplied as integers, so it is one of these"
+            );
+        } else {
+            decode_row(dtype, row, &mut self.decoded)?;
+            for (w, decoded) in self.weights.iter_mut().zip(&self.decoded) {
+                *w = f64::from(*decoded);
+            }
+            add_squares(&mut squares, self.weights.iter().copied());
+        }
+        self.squares = squares.into_iter().sum();
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn add_squares(sums: &mut [f64; LANES], values: impl Iterator<Item = f64>) {
+    for (i, value) in values.enumerate() {
+        sums[i % LANES] += value * value;
+    }
+}
+
+/// `γ` of the most roundings of a term of a sum of `k` products, and one more.
+fn rounding(form: Form, k: usize) -> f64 {
+    let n_roundings = match form {
+        Form::Int8(Scaling::Blocks256) => k / 256 + 4,
+        Form::Int8(_) => k / 32 + 4,
+        Form::Float(_) | Form::RoundedF32 => k.div_ceil(16) + 5,
+    };
+    let error = (n_roundings as f64 + 1.0) * 2f64.powi(-24);
+    if error < 0.5 {
+        error / (1.0 - error)
+    } else {
+        f64::INFINITY
+    }
+}
+
+multiversion! {
+    /// For the rows from `first` on: `e` and `‖v‖`.
+    fn measure(
+        w: &BlockMatrix<'_>,
+        copy: &BlockMatrix<'_>,
+        first: usize,
+        errors: &mut [f32],
+        norms: &mut [f32],
+    ) -> Result<(), QuantError> {
+        let k = w.k();
+        let forms = [w, copy].map(|w| Matrix::Blocks(*w).form());
+        let gamma = forms.map(|form| rounding(form, k));
+        let (mut exact, mut rounded) = (Exact::new(k), Exact::new(k));
+        for (i, (error, norm)) in errors.iter_mut().zip(norms).enumerate() {
+            exact.read(forms[0], w.dtype(), w.rows(first + i, 1))?;
+            rounded.read(forms[1], copy.dtype(), copy.rows(first + i, 1))?;
+            let (mut difference, mut squares) = ([0.0; LANES], [0.0; LANES]);
+            let (w, w_rest) = exact.weights.as_chunks::<LANES>();
+            let (v, v_rest) = rounded.weights.as_chunks::<LANES>();
+            for (w, v) in w.iter().zip(v) {
+                for i in 0..LANES {
+                    difference[i] += (w[i] - v[i]) * (w[i] - v[i]);
+                    squares[i] += v[i] * v[i];
+                }
+            }
+            add_squares(&mut difference, w_rest.iter().zip(v_rest).map(|(w, v)| w - v));
+            add_squares(&mut squares, v_rest.iter().copied());
+            let root = |sums: [f64; LANES]| sums.into_iter().sum::<f64>().sqrt();
+            let (a, b) = (exact.squares.sqrt(), rounded.squares.sqrt());
+            let bounded = a <= MOST_WEIGHTS && b <= MOST_WEIGHTS;
+            let small = k as f64 * 2f64.powi(-95);
+            let e = root(difference) + gamma[0] * a + gamma[1] * b + small;
+            *error = if bounded { at_least(e * MARGIN) } else { f32::INFINITY };
+            *norm = at_least(root(squares) * MARGIN);
+        }
+        Ok(())
+    }
+}
+
+/// The next number in f32 that is no smaller.
+fn at_least(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) < value {
+        near.next_up()
+    } else {
+        near
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::quant::encode_row;
+    use crate::test_data::{Random, exec_matrix, floats};
+
+    /// `[n, k]` in any type, and what it is multiplied with.
+    #[derive(Clone)]
+    struct Weights {
+        dtype: DType,
+        rounding: Rounding,
+        n: usize,
+        k: usize,
+        bytes: Vec<u8>,
+    }
+
+    impl Weights {
+        fn new(dtype: DType, k: usize, values: &[f32]) -> Weights {
+            let n = values.len() / k;
+            let mut bytes = vec![0; values.len() / dtype.block_len() * dtype.block_bytes()];
+            encode_row(dtype, values, &mut bytes).unwrap();
+            Weights {
+                dtype,
+                rounding: Rounding::Blocks,
+                n,
+                k,
+                bytes,
+            }
+        }
+
+        fn matrix(&self) -> BlockMatrix<'_> {
+            BlockMatrix::new(self.dtype, self.n, self.k, self.rounding, &self.bytes).unwrap()
+        }
+
+        fn multiply(&self, exec: &Exec, x: &[f32]) -> Vec<f32> {
+            let mut out = vec![0.0; self.n];
+            let outputs = &mut [(Matrix::Blocks(self.matrix()), &mut out[..])];
+            linear(exec, x, self.k, &mut Scratch::default(), outputs).unwrap();
+            out
+        }
+
+        /// Compares the `top` largest with those of the whole product, on every machine; how many rows
+        /// were computed.
+        fn check(&self, screen: DType, x: &[f32], top: usize) -> usize {
+            let what = format!("{} [{}, {}], top {top}", self.dtype, self.n, self.k);
+            let mut n_computed = None;
+            let screen =
+                &Screen::new(&Exec::new(1, Isa::detect()), &self.matrix(), screen).unwrap();
+            for exec in exec_matrix() {
+                let full = self.multiply(&exec, x);
+                let mut out = vec![f32::NAN; self.n];
+                let scratch = &mut Scratch::default();
+                let rows = screen.top(&exec, &self.matrix(), x, top, scratch, &mut out);
+                let rows = rows.unwrap();
+                let mut sorted: Vec<f32> = full.iter().copied().filter(|v| !v.is_nan()).collect();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                let least = (top > 0)
+                    .then(|| sorted.get(top - 1).copied())
+                    .flatten()
+                    .unwrap_or(f32::NEG_INFINITY);
+                for (i, (&want, &got)) in full.iter().zip(&out).enumerate() {
+                    let same = want.to_bits() == got.to_bits() || want.is_nan() && got.is_nan();
+                    let ruled_out = got == f32::NEG_INFINITY && want < least;
+                    assert!(
+                        same || ruled_out,
+                        "{what}, {exec:?} at {i}: {got}, not {want}"
+                    );
+                }
+                let computed = out.iter().filter(|v| **v > f32::NEG_INFINITY).count();
+                assert!(rows.computed >= computed, "{what}");
+                let first = *n_computed.get_or_insert(rows.computed);
+                assert_eq!(first, rows.computed, "{what} {exec:?}");
+            }
+            n_computed.unwrap()
+        }
+
+        /// `|L − S|` of each row, and what it may be, on one machine.
+        fn errors_and_bounds(&self, dtype: DType, x: &[f32]) -> Vec<(f64, f64)> {
+            let exec = &Exec::new(1, Isa::detect());
+            let screen = Screen::new(exec, &self.matrix(), dtype).unwrap();
+            let scratch = &mut Scratch::default();
+            let (mut full, mut estimates) = (vec![0.0; self.n], vec![0.0; self.n]);
+            let copy = Matrix::Blocks(screen.matrix());
+            let outputs = &mut [
+                (Matrix::Blocks(self.matrix()), &mut full[..]),
+                (copy, &mut estimates[..]),
+            ];
+            linear(exec, x, self.k, scratch, outputs).unwrap();
+            let x = screen.activations(scratch).unwrap();
+            (0..self.n)
+                .map(|i| {
+                    let bound = f64::from(screen.errors[i]) * x.norm
+                        + f64::from(screen.norms[i]) * x.difference
+                        + x.underflow;
+                    ((f64::from(full[i]) - f64::from(estimates[i])).abs(), bound)
+                })
+                .collect()
+        }
+    }
+
+    /// Values of about a bell's shape, of variance 1.
+    fn bell(n: usize, seed: u64) -> Vec<f32> {
+        let parts: Vec<Vec<f32>> = (0..6).map(|i| floats(n, seed * 6 + i)).collect();
+        (0..n)
+            .map(|i| parts.iter().map(|part| part[i]).sum::<f32>() * 0.707)
+            .collect()
+    }
+
+    /// Types of the matrix with types of the screen: all pairs of what activations are turned into.
+    const PAIRS: [(DType, DType); 12] = [
+        (DType::Q6_K, DType::Q5_K),
+        (DType::Q6_K, DType::Q4_K),
+        (DType::Q6_K, DType::Q4_0),
+        (DType::Q8_0, DType::Q5_K),
+        (DType::Q8_0, DType::Q4_0),
+        (DType::F16, DType::Q6_K),
+        (DType::F16, DType::Q8_0),
+        (DType::BF16, DType::Q5_K),
+        (DType::F32, DType::Q8_0),
+        (DType::F32, DType::F16),
+        (DType::Q4_1, DType::Q4_K),
+        (DType::Q4_K, DType::Q2_K),
+    ];
+
+    #[test]
+    fn the_largest_are_those_of_the_whole_product() {
+        for (dtype, screen) in PAIRS {
+            for rounding in [Rounding::Blocks, Rounding::None, Rounding::Row] {
+                let (n, k) = (200, 256);
+                let weights = Weights {
+                    rounding,
+                    ..Weights::new(dtype, k, &bell(n * k, 1))
+                };
+                for (seed, top) in [(2, 1), (3, 5), (4, 99)] {
+                    weights.check(screen, &bell(k, seed), top);
+                }
+                // Like one of the rows: the one that stands out is found without the others.
+                let mut x = vec![0.0; k];
+                decode_row(dtype, weights.matrix().rows(77, 1), &mut x).unwrap();
+                let n_computed = weights.check(screen, &x, 1);
+                let few = if screen == DType::Q2_K { n } else { 20 };
+                assert!(n_computed <= few, "{dtype} {screen}: {n_computed}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_machine_makes_the_same_screen() {
+        let k = 512;
+        for (dtype, screen) in PAIRS {
+            let weights = Weights::new(dtype, k, &bell(70 * k, 4));
+            let mut first: Option<Screen> = None;
+            for exec in exec_matrix() {
+                let made = Screen::new(&exec, &weights.matrix(), screen).unwrap();
+                let first = first
+                    .get_or_insert_with(|| Screen::new(&exec, &weights.matrix(), screen).unwrap());
+                assert_eq!(first.bytes, made.bytes, "{dtype} {screen} {exec:?}");
+                assert_eq!(first.errors, made.errors, "{dtype} {screen} {exec:?}");
+                assert_eq!(first.norms, made.norms, "{dtype} {screen} {exec:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_error_exceeds_its_bound() {
+        let (n, k) = (64, 768);
+        for (dtype, screen) in PAIRS {
+            for rounding in [Rounding::Blocks, Rounding::None, Rounding::Row] {
+                let weights = Weights {
+                    rounding,
+                    ..Weights::new(dtype, k, &bell(n * k, 7))
+                };
+                let mut largest: f64 = 0.0;
+                for (seed, factor) in [(1, 1.0), (2, 1e-6), (3, 1e8), (4, 1e-30)] {
+                    let x: Vec<f32> = bell(k, seed).iter().map(|x| x * factor).collect();
+                    for (error, bound) in weights.errors_and_bounds(screen, &x) {
+                        assert!(error <= bound, "{dtype} {screen}: {error:e} > {bound:e}");
+                    }
+                }
+                // Activations along what a row of the copy lacks: the bound is nearly reached.
+                let exec = &Exec::new(1, Isa::detect());
+                let made = Screen::new(exec, &weights.matrix(), screen).unwrap();
+                for i in 0..8 {
+                    let (mut w, mut v) = (vec![0.0; k], vec![0.0; k]);
+                    decode_row(dtype, weights.matrix().rows(i, 1), &mut w).unwrap();
+                    decode_row(screen, made.matrix().rows(i, 1), &mut v).unwrap();
+                    let x: Vec<f32> = w.iter().zip(&v).map(|(w, v)| 100.0 * (w - v)).collect();
+                    if x.iter().all(|x| *x == 0.0) {
+                        continue;
+                    }
+                    let (error, bound) = weights.errors_and_bounds(screen, &x)[i];
+                    assert!(error <= bound, "{dtype} {screen}: {error:e} > {bound:e}");
+                    largest = largest.max(error / bound);
+                }
+                // Where both are multiplied alike. Else what rounds activations has a large part.
+                let matrix = Matrix::Blocks(weights.matrix());
+                if matrix.form() == Matrix::Blocks(made.matrix()).form() {
+                    assert!(largest > 0.9, "{dtype} {screen}: {largest}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_adversary_gains_nothing() {
+        let (n, k) = (200, 256);
+        let exec = &Exec::new(1, Isa::detect());
+        let mut random = Random::new(3);
+        for round in 0..20 {
+            // Rows that differ less than the copy can tell, and activations along what it lacks.
+            let base = bell(k, round + 100);
+            let mut values = Vec::with_capacity(n * k);
+            for _ in 0..n {
+                values.extend(base.iter().map(|b| b + 0.01 * random.below(7) as f32));
+            }
+            for (dtype, screen) in [(DType::Q6_K, DType::Q4_K), (DType::F16, DType::Q4_K)] {
+                let weights = Weights::new(dtype, k, &values);
+                let made = Screen::new(exec, &weights.matrix(), screen).unwrap();
+                let (mut w, mut v) = (vec![0.0; k], vec![0.0; k]);
+                let row = random.below(n as u32) as usize;
+                decode_row(dtype, weights.matrix().rows(row, 1), &mut w).unwrap();
+                decode_row(screen, made.matrix().rows(row, 1), &mut v).unwrap();
+                let x: Vec<f32> = w.iter().zip(&v).map(|(w, v)| w - v).collect();
+                for top in [1, 3, 99] {
+                    weights.check(screen, &x, top);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ties_and_extremes() {
+        let (n, k) = (260, 256);
+        let x = bell(k, 5);
+        let one_row = bell(k, 6);
+        let all_equal = one_row.repeat(n);
+        let zeros = vec![0.0; n * k];
+        // Pairs of equal rows, so that the last of the largest may have an equal.
+        let pairs: Vec<f32> = bell(n * k / 2, 7)
+            .chunks(k)
+            .flat_map(|row| row.repeat(2))
+            .collect();
+        // One row a thousand times the others; rows of very different size.
+        let mut outlier = bell(n * k, 8);
+        outlier[5 * k..6 * k].iter_mut().for_each(|w| *w *= 1000.0);
+        let sizes: Vec<f32> = (bell(n * k, 9).into_iter().enumerate())
+            .map(|(i, w)| w * 10f32.powi((i / k % 8) as i32 - 4))
+            .collect();
+        for values in [&all_equal, &zeros, &pairs, &outlier, &sizes] {
+            for (dtype, screen) in [
+                (DType::Q6_K, DType::Q5_K),
+                (DType::F16, DType::Q6_K),
+                (DType::F32, DType::Q4_0),
+            ] {
+                let weights = Weights::new(dtype, k, values);
+                for top in [0, 1, 2, 3, 10, 129, 130, n - 1, n, n + 1, usize::MAX] {
+                    let n_computed = weights.check(screen, &x, top);
+                    if top == 0 || top >= n / 2 {
+                        assert_eq!(n_computed, n);
+                    }
+                }
+                weights.check(screen, &vec![0.0; k], 3);
+                let negative: Vec<f32> = x.iter().map(|x| -x).collect();
+                weights.check(screen, &negative, 3);
+            }
+        }
+        let pairs = Weights::new(DType::Q6_K, k, &pairs);
+        let exec = &Exec::new(1, Isa::detect());
+        let full = pairs.multiply(exec, &x);
+        let screen = Screen::new(exec, &pairs.matrix(), DType::Q5_K).unwrap();
+        let mut out = vec![0.0; n];
+        let scratch = &mut Scratch::default();
+        let rows = screen.top(exec, &pairs.matrix(), &x, 1, scratch, &mut out);
+        assert!(rows.unwrap().computed < n / 2);
+        let best = full.iter().copied().fold(f32::MIN, f32::max);
+        let places = |values: &[f32]| values.iter().filter(|v| **v == best).count();
+        assert!(places(&full) >= 2);
+        assert_eq!(places(&full), places(&out));
+    }
+
+    #[test]
+    fn what_is_no_number_or_huge_is_computed_as_a_whole() {
+        let (n, k) = (100, 256);
+        let values = bell(n * k, 1);
+        for (dtype, screen) in [
+            (DType::Q6_K, DType::Q5_K),
+            (DType::F16, DType::Q6_K),
+            (DType::F32, DType::Q8_0),
+        ] {
+            let weights = Weights::new(dtype, k, &values);
+            for bad in [
+                f32::NAN,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                3e38,
+                1e20,
+                1e-45,
+            ] {
+                for everywhere in [false, true] {
+                    let mut x = bell(k, 2);
+                    x[9] = bad;
+                    if everywhere {
+                        x.fill(bad);
+                    }
+                    let n_computed = weights.check(screen, &x, 2);
+                    if bad.abs() > 1e12 && dtype != DType::Q6_K {
+                        assert_eq!(n_computed, n, "{dtype} {bad}");
+                    }
+                }
+            }
+        }
+        // Huge weights, which no bound is made for: their rows are computed, and only these.
+        let mut values = values;
+        values[3 * k..4 * k].fill(1e30);
+        values[60 * k..61 * k].fill(-1e36);
+        let weights = Weights::new(DType::F32, k, &values);
+        let n_computed = weights.check(DType::BF16, &bell(k, 2), 1);
+        assert!(n_computed < 10, "{n_computed}");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let exec = &Exec::new(1, Isa::detect());
+        let (n, k) = (20, 256);
+        let weights = Weights::new(DType::F32, k, &bell(n * k, 1));
+        let screen = Screen::new(exec, &weights.matrix(), DType::Q5_K).unwrap();
+        assert_eq!(screen.n_bytes(), n * (176 + 8));
+        let top = |w: &Weights, n_x: usize, n_out: usize| {
+            let (x, mut out) = (vec![0.0; n_x], vec![0.0; n_out]);
+            screen.top(exec, &w.matrix(), &x, 1, &mut Scratch::default(), &mut out)
+        };
+        assert!(top(&weights, k, n).is_ok());
+        assert!(top(&weights, 2 * k, n).is_err());
+        assert!(top(&weights, k, n - 1).is_err());
+        assert!(top(&Weights::new(DType::F32, k, &bell(k, 1)), k, n).is_err());
+        // Another form of activations than the bounds were made for.
+        let other = Weights {
+            rounding: Rounding::Row,
+            ..weights.clone()
+        };
+        assert_eq!(top(&other, k, n).unwrap().screened, 0);
+        let narrow = Weights::new(DType::F32, 32, &bell(64, 1));
+        assert!(Screen::new(exec, &narrow.matrix(), DType::Q5_K).is_err());
+        let mut bytes = weights.bytes.clone();
+        bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        let damaged = Weights { bytes, ..weights };
+        assert!(Screen::new(exec, &damaged.matrix(), DType::Q5_K).is_err());
+        let none = Weights::new(DType::F32, k, &[]);
+        assert_eq!(none.check(DType::Q5_K, &bell(k, 1), 1), 0);
+    }
+}
