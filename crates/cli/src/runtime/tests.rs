@@ -1,5 +1,6 @@
 //! That drafts change no answer.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use clap::Parser;
@@ -15,6 +16,9 @@ struct TestFlags {
     flags: ReportFlags,
 }
 
+/// Tokens of an answer at most.
+const MAX_TOKENS: usize = 40;
+
 /// Answers a series of prompts, one after the other, as a chat does.
 struct Answering {
     runtime: Runtime,
@@ -28,19 +32,27 @@ struct Answer {
     pieces: Vec<String>,
     ids: Vec<u32>,
     stop: Option<StopReason>,
-    n_reused: usize,
-    n_decoded: usize,
+    stats: [usize; 5],
     cached: Vec<u32>,
 }
 
 impl Answering {
-    fn new(model: &str, sampling: SamplerConfig, speculate: Option<usize>) -> Answering {
+    /// In a context where the longest of `prompts` leaves room for `room` tokens.
+    fn new(
+        model: &str,
+        sampling: SamplerConfig,
+        prompts: &[String],
+        room: usize,
+        speculate: Option<usize>,
+    ) -> Answering {
         let TestFlags { flags } = TestFlags::parse_from(["test", "--threads", "1"]);
         let files = ModelFiles::open(model).unwrap();
         let tokenizer = files.require_tokenizer().unwrap();
         let plan = files.plan(&flags.files).unwrap();
         let sampler = Sampler::new(sampling, plan.config().n_vocab).unwrap();
-        let session = files.session(plan, &flags.engine, 128).unwrap();
+        let lens = prompts.iter().map(|text| encode(&tokenizer, text).len());
+        let ctx_len = lens.max().unwrap() + room;
+        let session = files.session(plan, &flags.engine, ctx_len).unwrap();
         Answering {
             runtime: Runtime::new(session, sampler),
             tokenizer,
@@ -50,13 +62,9 @@ impl Answering {
 
     /// The answer to `prompt`, of which `n_pieces` are pulled at most.
     fn answer(&mut self, prompt: &str, stop: &str, n_pieces: usize) -> (Answer, Stats) {
-        let encode = sterna_text::Encode {
-            add_special: true,
-            parse_special: true,
-        };
         let request = Request {
-            prompt: self.tokenizer.encode(prompt, encode).unwrap(),
-            max_tokens: 70,
+            prompt: encode(&self.tokenizer, prompt),
+            max_tokens: MAX_TOKENS,
             stop_ids: self.tokenizer.end_ids(),
             stop_strings: vec![stop.to_owned()],
             speculate: self.speculate,
@@ -72,12 +80,55 @@ impl Answering {
             pieces,
             ids,
             stop: stats.stop,
-            n_reused: stats.n_reused,
-            n_decoded: stats.n_decoded,
+            stats: [
+                stats.n_prompt,
+                stats.n_reused,
+                stats.n_prefilled,
+                stats.n_generated,
+                stats.n_decoded,
+            ],
             cached: self.runtime.cached.clone(),
         };
         (answer, stats)
     }
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let options = sterna_text::Encode {
+        add_special: true,
+        parse_special: true,
+    };
+    tokenizer.encode(text, options).unwrap()
+}
+
+/// 200 prompts: 25 times 8 forms, in which more or less is to be found of what the answer says.
+fn prompts() -> Vec<String> {
+    let heroes = ["Lily", "Max", "Ruby", "Theo", "Hazel"];
+    let kinds = ["fox", "rabbit", "girl", "duck", "otter"];
+    let mut prompts = Vec::new();
+    for (i, hero) in heroes.into_iter().enumerate() {
+        for (j, kind) in kinds.into_iter().enumerate() {
+            let pal = heroes[(i + j + 1) % heroes.len()];
+            let tale = format!(
+                "Once upon a time, a shy {kind} named {hero} lived near the old barn. {hero} had a silver \
+                 key. One day, the silver key was gone. {pal} came by and said, \"I will help you look.\" \
+                 At last, they found the silver key under a bench."
+            );
+            let chat = |text: &str| format!("<|begin_of_text|>User: {text}<|eot_id|>Assistant:");
+            prompts.extend([
+                chat(&format!("Tell me a story about a {kind} named {hero}.")),
+                chat(&format!("Summarize this text:\n{tale}")),
+                chat(&format!("{tale}\n\nQuestion: What did {hero} lose?")),
+                chat(&format!("What is {i} plus {j}?")),
+                // What is said a second time may go on as it did the first time.
+                format!("{tale} {}", &tale[..40 + 9 * i + j]),
+                format!("The {kind} sat. ").repeat(i + 2) + "The",
+                format!("{hero} said: {}", "no ".repeat(3 + i + j)),
+                format!("One day, {hero} the {kind}"),
+            ]);
+        }
+    }
+    prompts
 }
 
 fn sampled(seed: u64) -> SamplerConfig {
@@ -90,66 +141,89 @@ fn sampled(seed: u64) -> SamplerConfig {
     }
 }
 
-/// 210 prompts: three models, five ways of sampling, and more or less to be found in the prompt.
+/// Every prompt with the built-in model and some with others, one after the other as in a chat: greedily and sampled, with penalties,
+/// stop strings and contexts that fill up, and some of the answers interrupted.
 #[test]
 fn speculation_changes_no_answer() {
     let path = |name| {
         let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
         testdata.join(name).to_str().unwrap().to_owned()
     };
-    let sampling = [
-        SamplerConfig::default(),
-        sampled(1),
-        SamplerConfig {
-            temperature: 1.5,
-            ..SamplerConfig::default()
-        },
-        SamplerConfig {
-            repeat_penalty: 1.3,
-            ..SamplerConfig::default()
-        },
-        SamplerConfig {
-            frequency_penalty: 0.2,
-            presence_penalty: 0.4,
-            repeat_last_n: 20,
-            ..sampled(2)
-        },
+    let greedy = SamplerConfig::default();
+    let penalised = SamplerConfig {
+        repeat_penalty: 1.3,
+        ..greedy.clone()
+    };
+    // How to sample, the room for the answer, and drafts at most.
+    let settings = [
+        (greedy.clone(), MAX_TOKENS, 8),
+        (greedy, 20, 3),
+        (sampled(1), MAX_TOKENS, 64),
+        (penalised.clone(), 12, 8),
+        (
+            SamplerConfig {
+                temperature: 1.5,
+                min_p: 0.05,
+                ..sampled(2)
+            },
+            MAX_TOKENS,
+            1,
+        ),
+        (
+            SamplerConfig {
+                temperature: 0.4,
+                ..penalised
+            },
+            MAX_TOKENS,
+            16,
+        ),
+        (
+            SamplerConfig {
+                frequency_penalty: 0.2,
+                presence_penalty: 0.4,
+                repeat_last_n: 20,
+                ..sampled(3)
+            },
+            15,
+            5,
+        ),
     ];
-    let tale = "Once upon a time, there was a little girl named Lily. She liked to play.";
-    let prompts = [
-        ("Once upon a time", "."),
-        (tale, "no such text"),
-        ("The cat sat. The cat sat. The cat sat. The", "cat sat. The"),
-        ("He said: no no no no no no no no", "\n"),
-        ("a b c a b c a b c a b c a", "park"),
-        (&[tale, tale].concat()[..], "Tim and"),
-        ("One day, the bird", "She"),
-    ];
+    let stops = ["no such text", ".", "the silver", "sat. The", "\n"];
+    let prompts = prompts();
+    assert_eq!(prompts.len(), 200);
     let (mut n_drafted, mut n_accepted) = (0, 0);
-    for model in [
-        "builtin".to_owned(),
-        path("stories260K/hf"),
-        path("bitllama-3M/bitllama-3M-tq2_0.gguf"),
+    let mut reasons = HashSet::new();
+    for (model, every) in [
+        ("builtin".to_owned(), 1),
+        (path("stories260K/hf"), 2),
+        (path("bitllama-3M/bitllama-3M-tq2_0.gguf"), 3),
     ] {
-        for (i, sampling) in sampling.iter().enumerate() {
-            let mut plain = Answering::new(&model, sampling.clone(), None);
-            let mut drafting = Answering::new(&model, sampling.clone(), Some(1 + 3 * i));
-            for round in 0..2 {
-                for (prompt, stop) in prompts {
-                    // Some are interrupted.
-                    let n_pieces = if round == 0 { usize::MAX } else { 23 };
-                    let (expected, _) = plain.answer(prompt, stop, n_pieces);
-                    let (found, stats) = drafting.answer(prompt, stop, n_pieces);
-                    assert_eq!(found, expected, "{model}, {sampling:?}, {prompt}");
-                    n_drafted += stats.n_drafted;
-                    n_accepted += stats.n_accepted;
-                }
+        for (i, (sampling, room, max)) in settings.iter().enumerate() {
+            let mut plain = Answering::new(&model, sampling.clone(), &prompts, *room, None);
+            let mut drafting =
+                Answering::new(&model, sampling.clone(), &prompts, *room, Some(*max));
+            // The number of settings has no factor in common with those of forms and stops: each meets all.
+            for (j, prompt) in prompts
+                .iter()
+                .enumerate()
+                .skip(i)
+                .step_by(settings.len() * every)
+            {
+                let stop = stops[j % stops.len()];
+                let n_pieces = if j % 11 == 3 { 17 } else { usize::MAX };
+                let (expected, _) = plain.answer(prompt, stop, n_pieces);
+                let (found, stats) = drafting.answer(prompt, stop, n_pieces);
+                assert_eq!(found, expected, "{model}, {sampling:?}, {prompt}");
+                n_drafted += stats.n_drafted;
+                n_accepted += stats.n_accepted;
+                reasons.insert(stats.stop.map(StopReason::describe));
             }
         }
     }
     // Else this shows nothing.
     assert!(
-        n_accepted > 100 && n_drafted > n_accepted,
+        n_accepted > 200 && n_drafted > n_accepted,
         "{n_accepted} of {n_drafted}"
     );
+    assert_eq!(reasons.len(), 5, "{reasons:?}");
 }
