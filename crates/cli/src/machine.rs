@@ -1,16 +1,17 @@
-//! What this machine is and how fast its memory reads.
+//! What this machine is and how fast it computes.
 
-use std::hint::black_box;
+mod bandwidth;
+
 use std::num::NonZero;
 use std::ops::AddAssign;
-use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
 use serde::Serialize;
 use sterna_kernels::{Exec, peak};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+
+pub(crate) use self::bandwidth::{MemoryReaders, Pages, Reading, read_bandwidth, readable_bytes};
 
 /// What the machine offers this process.
 #[derive(Debug, Serialize)]
@@ -173,100 +174,10 @@ pub(crate) fn multiply_add_rate(exec: &Exec) -> f64 {
     }
 }
 
-/// Threads that read memory, each its own part of a buffer, to measure how fast that goes.
-///
-/// They live as long as this does, so that starting them is not measured, and fill their parts
-/// themselves, so that the system puts the pages near them.
-pub(crate) struct MemoryReaders {
-    n_bytes: u64,
-    readers: Vec<Reader>,
-}
-
-/// One of the threads: it begins a pass when told to, and ends when `begin` is dropped.
-struct Reader {
-    begin: mpsc::Sender<()>,
-    /// When each pass began and ended.
-    passes: mpsc::Receiver<(Instant, Instant)>,
-}
-
-impl MemoryReaders {
-    /// Starts `n_threads` threads that share about `n_bytes` of memory, but at least 64 MiB.
-    pub(crate) fn start(n_threads: usize, n_bytes: u64) -> Result<MemoryReaders> {
-        let n_words = n_bytes.max(64 << 20).div_ceil(8 * n_threads as u64);
-        let together = Arc::new(Barrier::new(n_threads));
-        let start = |_| {
-            let together = together.clone();
-            let (begin, orders) = mpsc::channel();
-            let (results, passes) = mpsc::channel();
-            let work = move || {
-                // Written, not only allocated: untouched pages all map to the same zeros.
-                let words: Vec<u64> = (0..n_words).collect();
-                // Both ends are dropped at the same time, which ends the thread.
-                while orders.recv().is_ok() {
-                    together.wait();
-                    let start = Instant::now();
-                    black_box(words.iter().fold(0u64, |sum, &word| sum.wrapping_add(word)));
-                    if results.send((start, Instant::now())).is_err() {
-                        break;
-                    }
-                }
-            };
-            thread::Builder::new()
-                .spawn(work)
-                .context("cannot start a thread to measure memory with")?;
-            Ok(Reader { begin, passes })
-        };
-        let readers = (0..n_threads).map(start).collect::<Result<_>>()?;
-        let readers = MemoryReaders {
-            n_bytes: n_words * 8 * n_threads as u64,
-            readers,
-        };
-        // Waits until every part is filled.
-        readers.pass()?;
-        Ok(readers)
-    }
-
-    /// Bytes of memory that they hold.
-    pub(crate) fn n_bytes(&self) -> u64 {
-        self.n_bytes
-    }
-
-    /// Reads all of it once: bytes per second, of all threads together.
-    pub(crate) fn pass(&self) -> Result<f64> {
-        let gone = "a thread that measures memory ended early";
-        for reader in &self.readers {
-            reader.begin.send(()).context(gone)?;
-        }
-        let mut times = Vec::with_capacity(self.readers.len());
-        for reader in &self.readers {
-            times.push(reader.passes.recv().context(gone)?);
-        }
-        let start = times.iter().map(|time| time.0).min();
-        let end = times.iter().map(|time| time.1).max();
-        let (start, end) = start.zip(end).context("expected at least one thread")?;
-        Ok(self.n_bytes as f64 / (end - start).as_secs_f64())
-    }
-}
-
-/// Bytes to measure `n` sets of [`MemoryReaders`] with, for each: a GiB, but all together not more
-/// than a quarter of the free memory.
-pub(crate) fn readable_bytes(n: usize, free_memory_bytes: u64) -> u64 {
-    (free_memory_bytes / 4 / n.max(1) as u64).min(1 << 30)
-}
-
-/// Bytes a second that `n_threads` threads read from memory together: the median of five passes.
-pub(crate) fn read_bandwidth(n_threads: usize, free_memory_bytes: u64) -> Result<f64> {
-    let readers = MemoryReaders::start(n_threads, readable_bytes(1, free_memory_bytes))?;
-    let mut rates = [0.0; 5];
-    for rate in &mut rates {
-        *rate = readers.pass()?;
-    }
-    rates.sort_by(f64::total_cmp);
-    Ok(rates[rates.len() / 2])
-}
-
 #[cfg(test)]
 mod tests {
+    use std::hint::black_box;
+
     use super::*;
 
     #[test]
@@ -294,15 +205,5 @@ mod tests {
                 .cpu
                 .is_none_or(|cpu| cpu > Duration::ZERO && cpu <= elapsed.wall * 2)
         );
-    }
-
-    #[test]
-    fn bandwidth_is_positive() {
-        assert!(read_bandwidth(2, 0).unwrap() > 0.0);
-        let readers = MemoryReaders::start(3, 0).unwrap();
-        assert!(readers.n_bytes() >= 64 << 20);
-        assert!(readers.pass().unwrap() > 0.0);
-        assert_eq!(readable_bytes(2, 8 << 30), 1 << 30);
-        assert_eq!(readable_bytes(4, 8 << 30), 1 << 29);
     }
 }

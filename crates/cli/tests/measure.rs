@@ -31,7 +31,19 @@ fn bench_reports_every_test_for_every_thread_count() {
         [1, 2]
     );
     for run in runs {
-        assert!(run["read_bandwidth_bytes_per_s"].as_f64().unwrap() > 0.0);
+        let reads = run["reads"].as_array().unwrap();
+        let rates = reads
+            .iter()
+            .map(|read| read["bytes_per_s"].as_f64().unwrap());
+        let bandwidth = run["read_bandwidth_bytes_per_s"].as_f64().unwrap();
+        assert_eq!(rates.fold(0.0, f64::max), bandwidth);
+        for read in reads {
+            assert!(read["bytes_per_s"].as_f64().unwrap() > 0.0);
+            // The built-in model is too small to say anything.
+            let pages = read["pages"].as_str().unwrap();
+            assert!(["ordinary", "huge"].contains(&pages), "{read}");
+            assert!(read["prefetch"].is_boolean() && read["spread"].is_number());
+        }
         assert!(run["peak_multiply_adds_per_s"].as_f64().unwrap() > 0.0);
         let results = run["results"].as_array().unwrap();
         let tests: Vec<_> = results
@@ -79,6 +91,7 @@ fn bench_prints_a_table() {
         "pp4",
         "tg2",
         "tokens/s",
+        "ordinary pages",
         "of the bandwidth",
         "of the peak",
     ] {

@@ -1,8 +1,13 @@
-//! The fastest that this machine can multiply and add: what products of weights are measured against.
+//! The fastest that this machine can multiply and add, and read: what products of weights are measured
+//! against.
 //!
-//! Operands are registers and a few lines of the nearest cache, in the pattern of the inner loop of a
-//! matrix product, and sums are never widened, stored or scaled. Nothing that computes an answer can be
-//! faster with the same instructions.
+//! Where it multiplies, operands are registers and a few lines of the nearest cache, in the pattern of
+//! the inner loop of a matrix product, and sums are never widened, stored or scaled. Nothing that computes
+//! an answer can be faster with the same instructions.
+
+mod memory;
+
+pub use memory::{ReadAhead, read};
 
 use crate::{Exec, Isa};
 

@@ -51,6 +51,7 @@ impl Doctor {
             instruction_sets: Isa::available().map(Isa::name).collect(),
             read_bandwidth_bytes_per_s: machine::read_bandwidth(
                 threads,
+                args::isa()?,
                 machine.free_memory_bytes,
             )?,
             used: Used {

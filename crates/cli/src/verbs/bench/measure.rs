@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::Result;
+use bytes::Bytes;
 use sterna_engine::{Cpu, Logits, Model, ModelConfig, ModelPlan, Session, SessionOptions, Step};
-use sterna_kernels::Exec;
+use sterna_kernels::{Exec, Isa};
 
-use crate::machine::{self, Elapsed, MemoryReaders, Stopwatch};
+use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
 use crate::progress::Progress;
 
 /// One thing to time.
@@ -136,15 +137,14 @@ pub(super) struct Candidate {
     pub(super) threads: usize,
     pub(super) load_ms: f64,
     model: Arc<Model<Cpu>>,
-    readers: MemoryReaders,
     /// Threads to measure arithmetic with: as many as the model's.
     exec: Exec,
     /// For each test.
     sequences: Vec<Sequences>,
     /// Of each test, each repetition.
     pub(super) times: Vec<Vec<Times>>,
-    /// Bytes read per second, of each repetition.
-    pub(super) bandwidths: Vec<f64>,
+    /// For each way to read memory, bytes per second in each repetition.
+    pub(super) bandwidths: Vec<(Reading, Vec<f64>)>,
     /// Multiply-adds per second, of each repetition.
     pub(super) peaks: Vec<f64>,
 }
@@ -154,14 +154,12 @@ impl Candidate {
         threads: usize,
         load_ms: f64,
         model: Arc<Model<Cpu>>,
-        readers: MemoryReaders,
         exec: Exec,
     ) -> Candidate {
         Candidate {
             threads,
             load_ms,
             model,
-            readers,
             exec,
             sequences: Vec::new(),
             times: Vec::new(),
@@ -253,50 +251,66 @@ pub(super) fn steps<'a>(sessions: &'a mut [Session<Cpu>], ids: &'a [u32]) -> Vec
     steps.map(step).collect()
 }
 
-/// Times `tests` with all `candidates`, `repetitions` times, in turns: whatever else the machine does
-/// meets all alike.
-pub(super) fn measure(
-    candidates: &mut [Candidate],
-    tests: &[Test],
-    options: SessionOptions,
-    repetitions: usize,
-) -> Result<()> {
-    if tests.iter().any(|test| test.depth() > 0) {
-        let progress = Progress::items("filling caches", candidates.len() as u64);
-        for candidate in &mut *candidates {
-            candidate.prepare(tests, options)?;
-            progress.add(1);
-        }
-    } else {
-        for candidate in &mut *candidates {
-            candidate.prepare(tests, options)?;
-        }
+/// How to measure.
+pub(super) struct Plan<'a> {
+    pub(super) tests: &'a [Test],
+    pub(super) options: SessionOptions,
+    pub(super) repetitions: usize,
+    /// Instruction set to read memory with.
+    pub(super) isa: Isa,
+    /// Bytes to measure the bandwidth with, for each candidate.
+    pub(super) memory_bytes: u64,
+    /// The model's files.
+    pub(super) files: &'a [Bytes],
+}
+
+/// Times all tests with all `candidates`, again and again, in turns: whatever else the machine does
+/// meets all alike. Returns the most memory held before the bandwidth was measured, if the system tells.
+pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<Option<u64>> {
+    let depth = plan.tests.iter().map(|test| test.depth()).max();
+    let progress =
+        (depth > Some(0)).then(|| Progress::items("filling caches", candidates.len() as u64));
+    for candidate in &mut *candidates {
+        candidate.prepare(plan.tests, plan.options)?;
+        progress.iter().for_each(|progress| progress.add(1));
     }
-    let n_steps = candidates.len() * (tests.len() + 1);
-    let progress = Progress::items("measuring", (n_steps * (repetitions + 1)) as u64);
-    for repetition in 0..=repetitions {
-        // The first round warms up.
-        let counts = repetition > 0;
-        for candidate in &mut *candidates {
-            let bandwidth = candidate.readers.pass()?;
-            let peak = machine::multiply_add_rate(&candidate.exec);
-            if counts {
-                candidate.bandwidths.push(bandwidth);
-                candidate.peaks.push(peak);
-            }
-            progress.add(1);
-        }
-        for (i, test) in tests.iter().enumerate() {
+    drop(progress);
+    let n_steps = candidates.len() * plan.tests.len() * (plan.repetitions + 1);
+    let progress = Progress::items("measuring", n_steps as u64);
+    let round = |candidates: &mut [Candidate], counts: bool| -> Result<()> {
+        for (i, test) in plan.tests.iter().enumerate() {
             for candidate in &mut *candidates {
-                let time = candidate.time(i, *test)?;
+                let times = candidate.time(i, *test)?;
                 if counts {
-                    candidate.times[i].push(time);
+                    candidate.times[i].push(times);
                 }
                 progress.add(1);
             }
         }
+        Ok(())
+    };
+    // The first round warms up.
+    round(candidates, false)?;
+    let peak_memory_bytes = machine::peak_memory_bytes();
+    let mut readers = Vec::with_capacity(candidates.len());
+    for candidate in &mut *candidates {
+        let n_bytes = plan.memory_bytes;
+        let reader = MemoryReaders::start(candidate.threads, plan.isa, n_bytes, plan.files)?;
+        let readings = reader.readings().into_iter();
+        candidate.bandwidths = readings.map(|reading| (reading, Vec::new())).collect();
+        readers.push(reader);
     }
-    Ok(())
+    for _ in 0..plan.repetitions {
+        for (candidate, readers) in candidates.iter_mut().zip(&readers) {
+            for (reading, rates) in &mut candidate.bandwidths {
+                rates.push(readers.pass(*reading)?);
+            }
+            let peak = machine::multiply_add_rate(&candidate.exec);
+            candidate.peaks.push(peak);
+        }
+        round(candidates, true)?;
+    }
+    Ok(peak_memory_bytes)
 }
 
 /// `n` ids below `n_vocab` that look random and are the same every time.

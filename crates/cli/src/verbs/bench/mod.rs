@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use bytes::Bytes;
 use clap::Args;
 use sterna_engine::{Cpu, Logits, Model, Session};
 use sterna_kernels::Exec;
@@ -16,7 +17,7 @@ use self::measure::{Candidate, Test, Work, token_ids};
 use self::report::{ModelReport, Report, Run};
 use crate::args::{self, ReportFlags};
 use crate::builtin;
-use crate::machine::{self, Machine, MemoryReaders};
+use crate::machine::{self, Machine};
 use crate::model::{ModelFiles, SourceFile};
 use crate::output;
 
@@ -120,24 +121,21 @@ impl Bench {
         };
         let machine = Machine::detect();
         let mut candidates = Vec::with_capacity(thread_counts.len());
-        let n_bytes = machine::readable_bytes(thread_counts.len(), machine.free_memory_bytes);
-        let mut reader_bytes = 0;
-        let mut peak_without_readers = None;
         for &threads in &thread_counts {
             let (model, load_ms) = self.load(&files, threads)?;
-            if candidates.is_empty() {
-                peak_without_readers = machine::peak_memory_bytes();
-            }
-            let readers = MemoryReaders::start(threads, n_bytes)?;
-            reader_bytes += readers.n_bytes();
             let exec = Exec::new(threads, args::isa()?);
-            candidates.push(Candidate::new(threads, load_ms, model, readers, exec));
+            candidates.push(Candidate::new(threads, load_ms, model, exec));
         }
-        measure::measure(&mut candidates, &tests, options, self.repetitions.get())?;
-        // All readers held their memory at the later peak; the earlier one was before the first.
-        let peak_memory_bytes = machine::peak_memory_bytes()
-            .map(|peak| peak.saturating_sub(reader_bytes))
-            .max(peak_without_readers);
+        let mapped: Vec<Bytes> = files.files().iter().map(SourceFile::bytes).collect();
+        let plan = measure::Plan {
+            tests: &tests,
+            options,
+            repetitions: self.repetitions.get(),
+            isa: args::isa()?,
+            memory_bytes: machine::readable_bytes(candidates.len(), machine.free_memory_bytes),
+            files: &mapped,
+        };
+        let peak_memory_bytes = measure::measure(&mut candidates, &plan)?;
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("STERNA_COMMIT"),

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::measure::{Candidate, Test, Times, Work};
-use crate::machine::Machine;
+use crate::machine::{Machine, Pages, Reading};
 use crate::output::{self, Bytes};
 
 #[derive(Debug, Serialize)]
@@ -17,8 +17,8 @@ pub(super) struct Report {
     pub(super) backend: &'static str,
     pub(super) instruction_set: &'static str,
     pub(super) runs: Vec<Run>,
-    /// The most memory the process held, with the model loaded once for each thread count, less what
-    /// measuring the bandwidth takes.
+    /// The most memory the process held, with the model loaded once for each thread count, before the
+    /// bandwidth was measured.
     pub(super) peak_memory_bytes: Option<u64>,
 }
 
@@ -39,11 +39,36 @@ pub(super) struct Run {
     threads: usize,
     /// From opened files to a model that can run.
     load_ms: f64,
-    /// What as many threads read from memory together, the median of the repetitions.
+    /// What as many threads read from memory together: the best of `reads`.
     read_bandwidth_bytes_per_s: f64,
+    /// The ways to read memory.
+    reads: Vec<Read>,
     /// What as many threads multiply and add in registers, the median of the repetitions.
     peak_multiply_adds_per_s: f64,
     results: Vec<Rate>,
+}
+
+/// How fast memory was read in one way.
+#[derive(Debug, Serialize)]
+struct Read {
+    #[serde(flatten)]
+    reading: Reading,
+    /// The median of the repetitions.
+    bytes_per_s: f64,
+    /// Half of the difference between the quartiles.
+    spread: f64,
+}
+
+impl Read {
+    /// `rates` must not be empty.
+    fn new(reading: Reading, rates: &[f64]) -> Read {
+        let rates = sorted(rates.iter().copied());
+        Read {
+            reading,
+            bytes_per_s: quantile(&rates, 0.5),
+            spread: spread(&rates),
+        }
+    }
 }
 
 /// Tokens per second in one test, of all sequences together.
@@ -132,7 +157,10 @@ impl Rate {
 impl Run {
     /// Rates, and what they are of the machine's; `works` has the work of each of `tests`.
     pub(super) fn new(candidate: &Candidate, tests: &[Test], works: &[Work]) -> Run {
-        let bandwidth = median(&candidate.bandwidths);
+        let reads: Vec<Read> = (candidate.bandwidths.iter())
+            .map(|(reading, rates)| Read::new(*reading, rates))
+            .collect();
+        let bandwidth = best(&reads, |_| true);
         let peak = median(&candidate.peaks);
         let results = tests.iter().zip(works).zip(&candidate.times);
         let results = results.map(|((test, work), times)| {
@@ -150,6 +178,7 @@ impl Run {
             threads: candidate.threads,
             load_ms: candidate.load_ms,
             read_bandwidth_bytes_per_s: bandwidth,
+            reads,
             peak_multiply_adds_per_s: peak,
             results: results.collect(),
         }
@@ -160,10 +189,22 @@ impl Run {
             1 => "1 thread".to_owned(),
             n => format!("{n} threads"),
         };
+        let kinds = [
+            (Pages::Ordinary, "ordinary pages"),
+            (Pages::Huge, "huge pages"),
+            (Pages::File, "the model's files"),
+        ];
+        let kinds =
+            kinds.map(|(pages, name)| (best(&self.reads, |read| read.pages == pages), name));
+        let kinds: Vec<String> = (kinds.iter())
+            .filter(|(rate, _)| *rate > 0.0)
+            .map(|(rate, name)| format!("{name} {:.1}", rate / 1e9))
+            .collect();
         let mut text = format!(
-            "{threads}: loaded in {:.0} ms, reads {:.1} GB/s, multiplies and adds {:.0} G/s",
+            "{threads}: loaded in {:.0} ms, reads {:.1} GB/s ({}), multiplies and adds {:.0} G/s",
             self.load_ms,
             self.read_bandwidth_bytes_per_s / 1e9,
+            kinds.join(", "),
             self.peak_multiply_adds_per_s / 1e9,
         );
         for rate in &self.results {
@@ -231,6 +272,12 @@ impl Report {
         }
         text
     }
+}
+
+/// The best rate among those of `reads` that are `wanted`, 0 if none is.
+fn best(reads: &[Read], wanted: impl Fn(Reading) -> bool) -> f64 {
+    let reads = reads.iter().filter(|read| wanted(read.reading));
+    reads.map(|read| read.bytes_per_s).fold(0.0, f64::max)
 }
 
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
