@@ -3,6 +3,9 @@
 //! The activations of a tile lie as dot products by element want them: four columns of four rows fill
 //! a register.
 
+// Register tiles are arrays of arrays, read and written by the same indices.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::aarch64::*;
 
 use super::Lanes as Array;

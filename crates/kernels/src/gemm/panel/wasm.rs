@@ -1,5 +1,8 @@
 //! Sixteen lanes with WebAssembly's vectors: four registers, of which each has four rows of weights.
 
+// Register tiles are arrays of arrays, read and written by the same indices.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::wasm32::*;
 
 use super::Lanes as Array;
