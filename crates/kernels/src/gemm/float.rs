@@ -17,6 +17,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 pub(super) mod rounding;
 
@@ -27,7 +29,7 @@ use sterna_format::DType;
 
 use super::{BlockMatrix, Columns};
 use crate::isa::Isa;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::isa::Level;
 use lanes::{Group, Kernel, LANES, ROWS, Stored};
 use rounding::{FloatRows, Precision};
@@ -101,6 +103,8 @@ fn kernel(isa: Isa) -> &'static Kernel {
         Level::Avx2 | Level::AvxVnni => &avx2::KERNEL,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => &avx512::KERNEL,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon | Level::NeonDot | Level::I8mm => &neon::KERNEL,
         _ => &portable::KERNEL,
     }
 }
