@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use sterna_engine::{Cpu, Logits, Sampler, Session};
+use sterna_engine::{Cpu, HeadUse, Logits, Sampler, Session};
 use sterna_text::{Decode, StreamDecoder, Tokenizer};
 
 use crate::speculate::{Ahead, Drafter};
@@ -91,6 +91,10 @@ pub(crate) struct Stats {
     pub(crate) n_drafted: usize,
     /// Those among them that were right, and so fed back before they were chosen.
     pub(crate) n_accepted: usize,
+    /// The share of the output head that was read where only the largest logits were wanted, if the head
+    /// has a screen, whose bytes count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) head_share: Option<f64>,
     /// Time spent on the prompt.
     #[serde(rename = "prefill_ms", serialize_with = "as_ms")]
     pub(crate) prefill: Duration,
@@ -143,6 +147,9 @@ impl fmt::Display for Stats {
                 ", {} of {} drafts right",
                 self.n_accepted, self.n_drafted
             )?;
+        }
+        if let Some(share) = self.head_share {
+            write!(f, ", {:.0} % of the head read", share * 100.0)?;
         }
         match self.stop {
             Some(reason) => write!(f, "; stopped {}", reason.describe()),
@@ -278,6 +285,7 @@ impl Runtime {
             drafter
         });
         Ok(Generation {
+            head_before: self.session.head_use().unwrap_or_default(),
             runtime: self,
             drafter,
             decoder: Some(decoder_after(tokenizer, request.prompt.last().copied())),
@@ -307,6 +315,8 @@ pub(crate) struct Generation<'a> {
     logits: Vec<f32>,
     ids: Vec<u32>,
     stats: Stats,
+    /// What was read of the output head before.
+    head_before: HeadUse,
 }
 
 impl Generation<'_> {
@@ -338,7 +348,11 @@ impl Generation<'_> {
 
     /// What it took so far.
     pub(crate) fn stats(&self) -> Stats {
-        self.stats
+        let head_use = self.runtime.session.head_use();
+        Stats {
+            head_share: head_use.and_then(|used| used.since(&self.head_before).share()),
+            ..self.stats
+        }
     }
 
     /// Generates a token; returns the text that became certain by it.

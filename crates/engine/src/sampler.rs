@@ -696,6 +696,73 @@ mod tests {
     }
 
     #[test]
+    fn choices_depend_on_the_largest_logits_unless_these_are_changed() {
+        let ok = SamplerConfig::default;
+        for (config, top) in [
+            (ok(), Some(1)),
+            (SamplerConfig { top_k: 9, ..ok() }, Some(1)),
+            (
+                SamplerConfig {
+                    temperature: 0.5,
+                    top_k: 9,
+                    top_p: 0.5,
+                    min_p: 0.1,
+                    ..ok()
+                },
+                Some(9),
+            ),
+            (
+                SamplerConfig {
+                    temperature: 0.5,
+                    top_p: 0.5,
+                    ..ok()
+                },
+                None,
+            ),
+            (
+                SamplerConfig {
+                    repeat_penalty: 1.1,
+                    ..ok()
+                },
+                None,
+            ),
+            (
+                SamplerConfig {
+                    logit_bias: vec![(1, 1.0)],
+                    ..ok()
+                },
+                None,
+            ),
+        ] {
+            assert_eq!(sampler(config.clone()).top(), top, "{config:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn other_logits_may_be_missing(
+            logits in logits(),
+            temperature in setting(0.0, 0.05..3.0),
+            top_k in 1usize..60,
+            seed in any::<u64>(),
+            keep in prop::collection::vec(any::<bool>(), 1..1500),
+        ) {
+            let config = SamplerConfig { temperature, top_k, top_p: 0.9, seed, ..Default::default() };
+            let top = sampler(config.clone()).top().unwrap();
+            let mut sorted: Vec<f32> = logits.iter().copied().filter(|l| !l.is_nan()).collect();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let least = sorted.get(top - 1).copied().unwrap_or(f32::NEG_INFINITY);
+            let largest: Vec<f32> = logits
+                .iter()
+                .zip(keep.iter().cycle())
+                .map(|(&l, &keep)| if l < least && !keep { f32::NEG_INFINITY } else { l })
+                .collect();
+            let want = sampler(config.clone()).sample(&logits);
+            prop_assert_eq!(sampler(config).sample(&largest), want);
+        }
+    }
+
+    #[test]
     fn settings_out_of_range_are_refused() {
         let ok = SamplerConfig::default;
         for (config, message) in [

@@ -366,8 +366,9 @@ multiversion! {
             let mut reaches = [false; CHUNK];
             if difference == 0.0 {
                 for ((reaches, &s), &e) in reaches.iter_mut().zip(estimates).zip(errors) {
-                    let most = f64::from(s) + (f64::from(e) * norm + underflow);
-                    *reaches = !(most < bar);
+                    // Sums that are no number are not below.
+                    let is_below = f64::from(s) + (f64::from(e) * norm + underflow) < bar;
+                    *reaches = !is_below;
                 }
             } else {
                 let norms = &screen.norms[chunk.clone()];
@@ -375,7 +376,8 @@ multiversion! {
                     reaches.iter_mut().zip(estimates).zip(errors.iter().zip(norms))
                 {
                     let bound = f64::from(e) * norm + f64::from(v) * difference + underflow;
-                    *reaches = !(f64::from(s) + bound < bar);
+                    let is_below = f64::from(s) + bound < bar;
+                    *reaches = !is_below;
                 }
             }
             if reaches.iter().fold(false, |any, &reaches| any | reaches) {
