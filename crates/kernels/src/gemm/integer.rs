@@ -95,7 +95,7 @@ mod tests {
     use super::super::{Matrix, Rounding, Scratch, linear};
     use super::*;
     use crate::Exec;
-    use crate::quant::{decode_row, encode_row};
+    use crate::quant::{decode_row, encode_row_quick};
     use crate::test_data::{Random, exec_matrix, floats};
 
     const TYPES: [DType; 12] = [
@@ -134,7 +134,7 @@ mod tests {
 
         fn encoded(dtype: DType, n: usize, n_blocks: usize) -> Weights {
             let mut weights = Weights::new(dtype, n, n_blocks, || 0);
-            encode_row(dtype, &floats(n * weights.k, 3), &mut weights.bytes).unwrap();
+            encode_row_quick(dtype, &floats(n * weights.k, 3), &mut weights.bytes).unwrap();
             weights
         }
 
