@@ -90,7 +90,7 @@ const SCATTERED: usize = 2;
 
 /// A copy of a matrix in fewer bits, that says which rows can have the largest products.
 ///
-/// The [module](self) has the proof.
+/// The proof is at the head of its source file.
 #[derive(Debug)]
 pub struct Screen {
     dtype: DType,
