@@ -26,17 +26,26 @@ pub enum CacheType {
     /// Half precision: half the memory, about three digits.
     F16,
     /// Bytes with an f16 scale for each block of 32 elements of a head: a quarter of the memory,
-    /// about two digits. The last block of a head is shorter where 32 doesn't divide its length.
+    /// about two digits. The last block of a head is shorter where 32 doesn't divide its length; heads
+    /// shorter than a block, of which the scales would be a large part, are held as F16.
     Q8_0,
 }
 
 impl CacheType {
     /// Bytes of one key or value of `head_dim` elements.
     pub const fn head_bytes(self, head_dim: usize) -> usize {
-        match self {
+        match self.of_heads(head_dim) {
             CacheType::F32 => 4 * head_dim,
             CacheType::F16 => 2 * head_dim,
             CacheType::Q8_0 => head_dim.next_multiple_of(2) + 2 * head_dim.div_ceil(BLOCK),
+        }
+    }
+
+    /// The type that heads of `head_dim` elements are held as.
+    pub(super) const fn of_heads(self, head_dim: usize) -> CacheType {
+        match self {
+            CacheType::Q8_0 if head_dim < BLOCK => CacheType::F16,
+            dtype => dtype,
         }
     }
 }
@@ -101,7 +110,7 @@ impl KvPage {
         // `PAGE_LEN` bytes are a whole line.
         let zeros = vec![Line([0; 64]); bytes / size_of::<Line>()].into_boxed_slice();
         KvPage {
-            dtype,
+            dtype: dtype.of_heads(head_dim),
             n_kv_heads,
             head_dim,
             keys: zeros.clone(),

@@ -9,7 +9,7 @@ const TYPES: [CacheType; 3] = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
 const SHAPE: AttentionShape = AttentionShape {
     n_heads: 6,
     n_kv_heads: 2,
-    head_dim: 20,
+    head_dim: 36,
     scale: 0.7,
     softcap: None,
     window: None,
@@ -47,7 +47,7 @@ impl Case {
             .collect();
         Case {
             shape,
-            dtype,
+            dtype: dtype.of_heads(shape.head_dim),
             k,
             v,
             q,
@@ -294,7 +294,8 @@ fn sizes_are_what_is_allocated() {
     assert_eq!(CacheType::F32.head_bytes(64), 256);
     assert_eq!(CacheType::F16.head_bytes(64), 128);
     assert_eq!(CacheType::Q8_0.head_bytes(64), 68);
-    assert_eq!(CacheType::Q8_0.head_bytes(8), 10);
+    assert_eq!(CacheType::Q8_0.head_bytes(31), 62);
+    assert_eq!(CacheType::Q8_0.head_bytes(32), 34);
     assert_eq!(CacheType::Q8_0.head_bytes(33), 38);
 }
 
