@@ -211,11 +211,17 @@ impl Runtime {
     ///
     /// Fails if none of them is finite: the sampler would take that for token 0.
     fn append(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
-        self.forget_drafts();
         let wanted = self.sampler.top().map_or(Logits::Last, Logits::Top);
+        let logits = self.forward(ids, wanted)?;
+        self.checked(logits)
+    }
+
+    /// Computes `ids` behind what is cached; the logits that are `wanted`.
+    fn forward(&mut self, ids: &[u32], wanted: Logits) -> Result<Vec<f32>> {
+        self.forget_drafts();
         let logits = self.session.forward(ids, wanted)?;
         self.cached.extend_from_slice(ids);
-        self.checked(logits)
+        Ok(logits)
     }
 
     /// The same for one token, with `drafts` computed in the same batch.
@@ -334,7 +340,13 @@ impl Generation<'_> {
         let rest = &self.request.prompt[self.request.prompt.len() - self.n_left()..];
         let chunk = &rest[..rest.len().min(PREFILL_CHUNK)];
         if !chunk.is_empty() {
-            self.logits = self.runtime.append(chunk).context("computing the prompt")?;
+            // Nothing is chosen before the prompt has ended.
+            let logits = if chunk.len() < rest.len() {
+                self.runtime.forward(chunk, Logits::None)
+            } else {
+                self.runtime.append(chunk)
+            };
+            self.logits = logits.context("computing the prompt")?;
             self.stats.prefill += start.elapsed();
             self.stats.n_prefilled += chunk.len();
         }

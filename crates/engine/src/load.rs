@@ -191,7 +191,16 @@ impl<B: Backend> Loader<B> {
                     && self.plan.head_id().0 == self.loaded.len()
                 {
                     let head = self.made_head.as_ref().unwrap_or(&linear);
-                    self.screen = Some(self.backend.load_screen(head, dtype)?);
+                    match self.backend.load_screen(head, dtype) {
+                        Ok(screen) => self.screen = Some(screen),
+                        Err(error) if self.plan.head.screen_may_fail => {
+                            let name = &spec.parts[0].name;
+                            self.warnings
+                                .push(format!("tensor `{name}`: no screen of the head: {error}"));
+                            self.plan.head.screen = None;
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
                 }
                 Loaded::Linear(linear)
             }

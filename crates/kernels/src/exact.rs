@@ -10,7 +10,8 @@
 pub(crate) fn round_significand<const BITS: u32>(x: f32) -> f32 {
     let dropped = f32::MANTISSA_DIGITS - BITS;
     // A carry out of the significand belongs in the exponent.
-    let rounded = f32::from_bits((x.to_bits() + (1 << (dropped - 1))) & !((1 << dropped) - 1));
+    let rounded =
+        f32::from_bits(x.to_bits().wrapping_add(1 << (dropped - 1)) & !((1 << dropped) - 1));
     if x.is_nan() { x } else { rounded }
 }
 
@@ -28,6 +29,7 @@ mod tests {
         assert_eq!(round_significand::<13>(0.0), 0.0);
         assert_eq!(round_significand::<13>(f32::INFINITY), f32::INFINITY);
         assert!(round_significand::<13>(f32::from_bits(0x7FFF_FFFF)).is_nan());
+        assert!(round_significand::<13>(f32::from_bits(0xFFFF_FFFF)).is_nan());
         let x = 1.234_567_8f32;
         assert!((round_significand::<13>(x) / x - 1.0).abs() <= 1.0 / 8192.0);
     }

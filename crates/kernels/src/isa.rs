@@ -15,7 +15,7 @@ pub struct Isa(Level);
 pub(crate) enum Level {
     /// Portable code, as wide as the compiler makes it with what every machine of the target has.
     Baseline,
-    /// AVX2, F16C and FMA, which came to market together.
+    /// AVX2, F16C and FMA: what processors of 2013 and later have.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX2 with dot products of bytes.

@@ -20,7 +20,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -58,8 +58,8 @@ struct Turn {
 struct Shared {
     work: Line<Work>,
     done: Line<Done>,
-    /// What [`Done::at`] counts from.
-    origin: Instant,
+    /// What [`Done::at`] counts from. Read by workers only: where there are none, there may be no clock.
+    origin: OnceLock<Instant>,
     /// For each worker, whether it must be unparked to see a new job.
     asleep: Box<[AtomicBool]>,
     stop: AtomicBool,
@@ -115,7 +115,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             work: Line::default(),
             done: Line::default(),
-            origin: Instant::now(),
+            origin: OnceLock::new(),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             caller: Mutex::new(()),
@@ -319,7 +319,8 @@ impl Shared {
     fn work(&self, me: usize) {
         while self.await_work(me) {
             self.take_items(|| {
-                let at = self.origin.elapsed().as_nanos() as u64;
+                let origin = self.origin.get_or_init(Instant::now);
+                let at = (origin.elapsed().as_nanos() as u64).max(1);
                 self.done.0.at.fetch_max(at, Ordering::Relaxed);
             });
         }
@@ -329,7 +330,7 @@ impl Shared {
     fn workers_done(&self) -> Option<Instant> {
         match self.done.0.at.load(Ordering::Relaxed) {
             0 => None,
-            nanos => Some(self.origin + Duration::from_nanos(nanos)),
+            nanos => Some(*self.origin.get()? + Duration::from_nanos(nanos)),
         }
     }
 

@@ -90,8 +90,9 @@ impl Part {
 }
 
 impl MemoryReaders {
-    /// Starts `n_threads` threads that share about `n_bytes` of memory, but at least 128 MiB, and as much
-    /// of `files` as of the rest, if they are large enough for that to say anything.
+    /// Starts `n_threads` threads that share about `n_bytes` of memory, but at least 128 MiB, half of it
+    /// in pages of either kind, and as much of `files` as of one kind, if they are large enough for that to
+    /// say anything.
     pub(crate) fn start(
         n_threads: usize,
         isa: Isa,

@@ -45,6 +45,8 @@ pub(crate) struct Head {
     pub(crate) dtype: Option<DType>,
     /// The type of its screen.
     pub(crate) screen: Option<DType>,
+    /// The model does without a screen that can't be made.
+    pub(crate) screen_may_fail: bool,
 }
 
 impl ModelPlan {
@@ -61,6 +63,7 @@ impl ModelPlan {
             self.whole_blocks(what, dtype)?;
             self.head.dtype = Some(dtype).filter(|dtype| *dtype != stored);
         }
+        self.head.screen_may_fail = options.screen == HeadScreen::Auto;
         self.head.screen = match options.screen {
             HeadScreen::Off => None,
             HeadScreen::Auto => (self.check_screen(AUTO_SCREEN).is_ok()

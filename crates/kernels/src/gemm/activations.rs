@@ -74,9 +74,10 @@ impl Tiles {
         self.stride
     }
 
-    /// Each four columns of the four rows of a tile. Panics if there is no such tile.
+    /// Each four columns of the four rows of a tile, then those of the tiles behind it. Panics if there
+    /// is no such tile.
     pub(super) fn q(&self, tile: usize) -> &[[[i8; 4]; TILE]] {
-        &self.q[tile * self.stride / 4..][..self.stride / 4]
+        &self.q[tile * self.stride / 4..]
     }
 
     /// Sums of two times 16 columns from column `start` on, a multiple of 32. Panics if there is no
@@ -251,11 +252,15 @@ multiversion! {
     }
 }
 
-/// Rounds each block of `N`; a unit is worth `max|x| / 127`.
+/// Smallest divisor of a block: small activations keep their digits, and scales of weights, which are at
+/// least 2^-24, don't underflow when they meet those of activations.
+const MIN_BLOCK_ABSMAX: f32 = 1e-20;
+
+/// Rounds each block of `N`; a unit is worth `max(max|x|, 1e-20) / 127`, or 0 if a value is infinite.
 #[inline(always)]
 fn blocks<const N: usize>(x: &[f32], q: &mut [i8], scales: &mut [f32]) {
     for ((x, q), scale) in x.chunks(N).zip(q.chunks_mut(N)).zip(scales) {
-        let (inverse, _) = q8::quantize_row(x, q);
+        let (inverse, _) = q8::quantize_above(MIN_BLOCK_ABSMAX, x, q);
         *scale = if inverse > 0.0 { 1.0 / inverse } else { 0.0 };
     }
 }

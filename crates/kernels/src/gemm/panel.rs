@@ -204,14 +204,15 @@ fn panel_rows<'a>(
 /// Asks for the bytes of each row that are unpacked next: sixteen places at once are more than a
 /// processor foresees by itself. Those beyond the rows begin the rows that come next.
 fn prefetch(rows: &Lanes<&[u8]>, bytes: Range<usize>) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     for row in rows {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        for at in bytes.clone().step_by(64) {
-            // SAFETY: SSE is part of the target, and a prefetch touches nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(at).cast()) };
-        }
+        use super::prefetch::{Level, lines};
+        lines(
+            Level::First,
+            row.as_ptr().wrapping_add(bytes.start),
+            bytes.len(),
+        );
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = (rows, bytes);
 }

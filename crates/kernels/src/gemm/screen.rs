@@ -42,9 +42,11 @@
 //! This holds as long as nothing overflows, and but for what is lost below the smallest normal number.
 //! Nothing overflows, because rows with `‖a‖ > 2⁶⁰` are always computed, and all are if `‖p‖` or `‖q‖`
 //! exceeds 2⁴⁰: all partial sums stay below 2¹⁰¹, and so do products of scales, since `d` is below 2¹⁶ and
-//! `dx`, of a block that is not all zeros, no larger than its largest activation. Underflow adds at most
-//! 2⁻¹⁵⁰ for each of the products of a sum, and for the last scaling: less than `(k + 2) 2⁻¹⁴⁹`, all
-//! kernels together.
+//! `dx` no larger than the largest `|p_j|` of its block, or below 2⁻⁷³ if that is all zeros. Nor does
+//! anything underflow where integers are multiplied: scales that aren't 0 are at least 2⁻²⁴ (`d`, as an f16)
+//! and 2⁻⁷⁴ (`dx`, as activations of a block are divided by no less than 10⁻²⁰ / 127), so that terms that
+//! aren't 0 are at least 2⁻⁹⁸. Among floats underflow adds at most 2⁻¹⁵⁰ for each of the
+//! products of a sum, and for the last scaling: less than `(k + 2) 2⁻¹⁴⁹`, all kernels together.
 //!
 //! So with `X = max(‖p‖, ‖q‖)`, of each row `e ≥ ‖w − v‖ + γ ‖a_w‖ + γ' ‖a_v‖ + k 2⁻⁹⁵` and `‖v‖`, found
 //! when the copy is made,
@@ -146,11 +148,6 @@ impl Screen {
         })?;
         (screen.errors, screen.norms) = (errors, norms);
         Ok(screen)
-    }
-
-    /// Bytes that [`Screen::top`] reads of it at most.
-    pub fn n_bytes(&self) -> usize {
-        self.bytes.len() + size_of_val(&self.errors[..]) + size_of_val(&self.norms[..])
     }
 
     fn matrix(&self) -> BlockMatrix<'_> {
@@ -854,7 +851,6 @@ mod tests {
         let (n, k) = (20, 256);
         let weights = Weights::new(DType::F32, k, &bell(n * k, 1));
         let screen = Screen::new(exec, &weights.matrix(), DType::Q5_K).unwrap();
-        assert_eq!(screen.n_bytes(), n * (176 + 8));
         let top = |w: &Weights, n_x: usize, n_out: usize| {
             let (x, mut out) = (vec![0.0; n_x], vec![0.0; n_out]);
             screen.top(exec, &w.matrix(), &x, 1, &mut Scratch::default(), &mut out)

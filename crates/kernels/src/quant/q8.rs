@@ -26,11 +26,17 @@ const LANES: usize = 32;
 /// Inlined, so that a caller compiled for wider instructions gets a loop that uses them.
 #[inline(always)]
 pub fn quantize_row(x: &[f32], q: &mut [i8]) -> (f32, i32) {
+    quantize_above(MIN_ABSMAX, x, q)
+}
+
+/// [`quantize_row`] with another smallest divisor than 1e-5, at least 1e-36.
+#[inline(always)]
+pub(crate) fn quantize_above(min_absmax: f32, x: &[f32], q: &mut [i8]) -> (f32, i32) {
     let k = x.len().min(q.len());
     let (x, q) = (&x[..k], &mut q[..k]);
 
     let (chunks, rest) = x.as_chunks::<LANES>();
-    let mut maxima = [MIN_ABSMAX; LANES];
+    let mut maxima = [min_absmax; LANES];
     for chunk in chunks {
         for (max, x) in maxima.iter_mut().zip(chunk) {
             // A comparison with NaN is false, which skips it.
@@ -39,7 +45,7 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> (f32, i32) {
     }
     let absmax =
         maxima.iter().chain(rest).fold(
-            MIN_ABSMAX,
+            min_absmax,
             |max, x| if x.abs() > max { x.abs() } else { max },
         );
     let scale = (1.0 / absmax) * 127.0;
