@@ -289,7 +289,7 @@ impl ModelReport {
             n_vocab: config.n_vocab,
             max_ctx: config.max_ctx,
             memory: MemoryReport {
-                weight_bytes: plan.weight_bytes() + plan.made_bytes(),
+                weight_bytes: plan.memory_bytes(),
                 cache_bytes: plan.cache_bytes(ctx_len, flags.cache()),
                 ctx_len,
             },
