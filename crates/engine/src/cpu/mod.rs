@@ -103,9 +103,7 @@ impl CpuLinear {
             }
         })
     }
-}
 
-impl CpuLinear {
     /// Its blocks; an error if it has trits.
     fn blocks(&self) -> Result<BlockMatrix<'_>, BackendError> {
         match self.matrix()? {

@@ -4,6 +4,8 @@
 //! preference it rules out too few, and was read for nothing. So screens are paid for out of what they
 //! saved before.
 
+use sterna_kernels::gemm::SCATTERED;
+
 use crate::backend::ScreenedRows;
 
 /// The screen of a model's output head.
@@ -58,9 +60,6 @@ const START: f64 = 2.0;
 /// Savings beyond this are not kept, so that a change of the text is noticed.
 const MOST: f64 = 4.0;
 
-/// Reading a row of the head alone costs up to so many times what it costs beside all others.
-const SCATTERED: f64 = 2.0;
-
 /// Keeps book of what the screen saves, in units of what computing the whole head costs.
 #[derive(Debug, Clone)]
 pub(crate) struct Account {
@@ -112,7 +111,7 @@ impl Account {
             used.n_bytes += screen_bytes;
             let rows = computed as f64 / n_vocab as f64;
             // Rows cost no more than the whole head, which is computed where they would.
-            let cost = screen_bytes as f64 / head_bytes as f64 + (SCATTERED * rows).min(1.0);
+            let cost = screen_bytes as f64 / head_bytes as f64 + (SCATTERED as f64 * rows).min(1.0);
             self.savings += 1.0 - cost;
         }
     }

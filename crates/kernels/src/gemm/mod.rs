@@ -31,7 +31,7 @@ mod ternary_x86;
 use std::ops::Range;
 
 pub use block::{BlockMatrix, Rounding};
-pub use screen::{Screen, ScreenedRows};
+pub use screen::{SCATTERED, Screen, ScreenedRows};
 pub use ternary::TernaryMatrix;
 
 use crate::Exec;

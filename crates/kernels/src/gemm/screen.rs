@@ -88,7 +88,7 @@ const MOST_WEIGHTS: f64 = (1u64 << 60) as f64;
 const MOST_ACTIVATIONS: f64 = (1u64 << 40) as f64;
 
 /// Computing single rows costs up to so many times their share of computing all.
-const SCATTERED: usize = 2;
+pub const SCATTERED: usize = 2;
 
 /// A copy of a matrix in fewer bits, that says which rows can have the largest products.
 ///

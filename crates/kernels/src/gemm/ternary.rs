@@ -58,6 +58,12 @@ pub(super) trait Packed {
     /// True if the first of the four codes of a byte is in the lowest bits, not the highest.
     const LOWEST_FIRST: bool;
 
+    /// Where the codes of `block` begin in a row.
+    #[inline(always)]
+    fn offset(block: usize) -> usize {
+        block / 2 * Self::PAIR_STRIDE + block % 2 * BLOCK_BYTES
+    }
+
     /// The blocks of a row: pairs, and one alone if that is all there is at the end.
     fn blocks(row: &[u8]) -> impl Iterator<Item = &[u8; BLOCK_BYTES]> {
         row.chunks(Self::PAIR_STRIDE)

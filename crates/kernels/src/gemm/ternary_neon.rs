@@ -15,15 +15,9 @@ fn n_blocks<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]]) -> usize {
     assert!(q.len() <= TILE && q.iter().all(|q| q.len() == n_blocks * BLOCK));
     let end = n_blocks
         .checked_sub(1)
-        .map_or(0, |last| offset::<P>(last) + BLOCK_BYTES);
+        .map_or(0, |last| P::offset(last) + BLOCK_BYTES);
     assert!(rows.iter().all(|row| row.len() >= end));
     n_blocks
-}
-
-/// Where block `block` of a row begins.
-#[inline(always)]
-fn offset<P: Packed>(block: usize) -> usize {
-    block / 2 * P::PAIR_STRIDE + block % 2 * BLOCK_BYTES
 }
 
 /// # Safety
@@ -152,7 +146,7 @@ unsafe fn widening<P: Packed, const T: usize>(
             let end = n_blocks.min(block + NARROW);
             let mut narrow = [[vdupq_n_s16(0); TILE]; T];
             while block < end {
-                let at = offset::<P>(block);
+                let at = P::offset(block);
                 for half in 0..2 {
                     let mut codes = [[vdupq_n_s8(0); 4]; TILE];
                     for (codes, row) in codes.iter_mut().zip(rows) {
@@ -206,7 +200,7 @@ unsafe fn dot_one<P: Packed>(
         // Sums of codes, of codes times 4 and of codes times 16.
         let mut parts = [[vdupq_n_s32(0); 3]; TILE];
         for block in 0..n_blocks {
-            let at = offset::<P>(block);
+            let at = P::offset(block);
             // What the tile after this one has at this place.
             let next = rows[0].as_ptr().wrapping_add(TILE * (rows[0].len() + at));
             prefetch::lines(prefetch::Level::First, next, TILE * P::PAIR_STRIDE / 2);
@@ -248,7 +242,7 @@ unsafe fn dot<P: Packed, const T: usize>(
     unsafe {
         let mut parts = [[vdupq_n_s32(0); TILE]; T];
         for block in 0..n_blocks {
-            let at = offset::<P>(block);
+            let at = P::offset(block);
             for half in 0..2 {
                 let mut codes = [[vdupq_n_s8(0); 4]; TILE];
                 for (codes, row) in codes.iter_mut().zip(rows) {
@@ -298,7 +292,7 @@ unsafe fn matrix<P: Packed, const PAIRS: usize>(
         // Products of each pair of activations with each pair of rows; first and second halves.
         let mut parts = [[[vdupq_n_s32(0); 2]; TILE / 2]; PAIRS];
         for block in 0..n_blocks {
-            let at = offset::<P>(block);
+            let at = P::offset(block);
             for half in 0..2 {
                 let mut codes = [[[vdupq_n_s8(0); 4]; 2]; TILE / 2];
                 for (codes, [a, b]) in codes.iter_mut().zip(rows.as_chunks().0) {

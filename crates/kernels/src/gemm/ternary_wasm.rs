@@ -123,16 +123,15 @@ fn tile<P: Packed, D: Dot, const T: usize>(
 ) -> [[i32; TILE]; T] {
     let n_blocks = q[0].len() / BLOCK;
     assert!(q.iter().all(|q| q.len() == n_blocks * BLOCK));
-    let offset = |block: usize| block / 2 * P::PAIR_STRIDE + block % 2 * BLOCK_BYTES;
     let end = n_blocks
         .checked_sub(1)
-        .map_or(0, |last| offset(last) + BLOCK_BYTES);
+        .map_or(0, |last| P::offset(last) + BLOCK_BYTES);
     assert!(rows.iter().all(|row| row.len() >= end));
 
     let mut sums = [[i32x4_splat(0); TILE]; T];
     for block in 0..n_blocks {
         for half in 0..2 {
-            let at = offset(block) + half * HALF;
+            let at = P::offset(block) + half * HALF;
             // SAFETY: `block` is below `n_blocks`, and rows were seen to have that many.
             let packed = rows.map(|row| unsafe { v128_load(row.as_ptr().add(at).cast()) });
             let mut field = |group: usize, codes: [D::Operand; TILE]| {

@@ -94,12 +94,6 @@ fn n_blocks<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]]) -> usize {
     n_blocks
 }
 
-/// Where the codes of `block` begin in a row.
-#[inline(always)]
-fn offset<P: Packed>(block: usize) -> usize {
-    block * BLOCK_BYTES + block / 2 * (P::PAIR_STRIDE - 2 * BLOCK_BYTES)
-}
-
 /// How far the bits of group `g` are shifted, in steps of two.
 #[inline(always)]
 fn steps<P: Packed>(g: usize) -> usize {
@@ -113,8 +107,8 @@ const NARROW: usize = 16;
 /// Asks for what the tile after this one has at the place of `block` of this one.
 #[inline(always)]
 fn prefetch<P: Packed, const R: usize>(rows: [*const u8; R], n_blocks: usize, block: usize) {
-    let tile = TILE * offset::<P>(n_blocks);
-    let next = rows[0].wrapping_add(tile + R * offset::<P>(block));
+    let tile = TILE * P::offset(n_blocks);
+    let next = rows[0].wrapping_add(tile + R * P::offset(block));
     prefetch::lines(prefetch::Level::First, next, R * P::PAIR_STRIDE / 2);
 }
 
@@ -138,7 +132,7 @@ unsafe fn tile_avx2<P: Packed, const R: usize, const T: usize>(
             prefetch::<P, R>(rows, n_blocks, block);
             // SAFETY: `block < n_blocks`, so 32 bytes are there.
             let packed =
-                rows.map(|row| unsafe { _mm256_loadu_si256(row.add(offset::<P>(block)).cast()) });
+                rows.map(|row| unsafe { _mm256_loadu_si256(row.add(P::offset(block)).cast()) });
             for g in 0..4 {
                 let at = block * BLOCK + g * BLOCK_BYTES;
                 // SAFETY: a row has 128 activations for each block.
@@ -178,7 +172,7 @@ unsafe fn tile_avxvnni<P: Packed, const R: usize, const T: usize>(
         prefetch::<P, R>(rows, n_blocks, block);
         // SAFETY: `block < n_blocks`, so 32 bytes are there.
         let packed =
-            rows.map(|row| unsafe { _mm256_loadu_si256(row.add(offset::<P>(block)).cast()) });
+            rows.map(|row| unsafe { _mm256_loadu_si256(row.add(P::offset(block)).cast()) });
         for g in 0..4 {
             let at = block * BLOCK + g * BLOCK_BYTES;
             // SAFETY: a row has 128 activations for each block.
@@ -215,7 +209,7 @@ unsafe fn tile_avx512<P: Packed, const R: usize, const T: usize>(
         for pair in 0..R / 2 {
             // SAFETY: `block < n_blocks`, so 32 bytes are there.
             let half =
-                |r: usize| unsafe { _mm256_loadu_si256(rows[r].add(offset::<P>(block)).cast()) };
+                |r: usize| unsafe { _mm256_loadu_si256(rows[r].add(P::offset(block)).cast()) };
             let low = _mm512_castsi256_si512(half(2 * pair));
             packed[pair] = _mm512_inserti64x4::<1>(low, half(2 * pair + 1));
         }

@@ -40,8 +40,9 @@ pub(super) fn ternary(isa: Isa, packing: Packing) -> UnpackTernary {
 /// The codes of a block in a row.
 #[inline(always)]
 pub(super) fn block<P: Packed>(row: &[u8], block: usize) -> &[u8; BLOCK_BYTES] {
-    let at = block / 2 * P::PAIR_STRIDE + block % 2 * BLOCK_BYTES;
-    row[at..].first_chunk().expect("rows have the columns")
+    row[P::offset(block)..]
+        .first_chunk()
+        .expect("rows have the columns")
 }
 
 /// The reference.
