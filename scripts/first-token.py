@@ -69,6 +69,7 @@ def main():
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tokens", type=int, default=8, help="of the prompt")
     parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--weights", default="auto", help="as sterna's flag")
     args = parser.parse_args()
     for model in args.models:
         prompt, n_tokens = prompt_of(args.tokens, args.sterna, model)
@@ -78,6 +79,7 @@ def main():
                 n_bytes = read(model) if os.path.exists(model) else None
                 options = "--raw --temperature 0 --max-tokens 6".split()
                 options += ["--prompt", prompt, "--threads", str(n_threads)]
+                options += ["--weights", args.weights]
                 results.append(run([args.sterna, "run", model, *options]))
         print(f"{model}: prompt of {n_tokens} tokens, medians of {args.repetitions}")
         for n_threads, results in runs.items():

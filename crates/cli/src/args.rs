@@ -135,6 +135,19 @@ pub(crate) struct EngineFlags {
     /// comparisons
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = ActivationsFlag::Int8, hide_short_help = true)]
     activations: ActivationsFlag,
+
+    /// Where weights lie: in the mapped files, or read into memory of this process, which takes a moment
+    /// and is faster to compute from; auto reads what fits half of the available memory
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
+    weights: WeightsFlag,
+}
+
+/// Where weights lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightsFlag {
+    Auto,
+    Map,
+    Read,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -180,6 +193,11 @@ impl EngineFlags {
     pub(crate) fn n_threads(&self) -> usize {
         self.threads
             .map_or_else(machine::default_threads, NonZero::get)
+    }
+
+    /// Where weights lie.
+    pub(crate) fn weights(&self) -> WeightsFlag {
+        self.weights
     }
 
     /// Tokens of context for a model trained for `max_ctx`.

@@ -4,19 +4,23 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
+    thread,
 };
 
 use bytes::Bytes;
 
 use crate::mmap;
 
-/// A regular file, mapped into memory and shared without copies.
+/// A regular file, its bytes in memory and shared without copies: mapped, or read
+/// ([`LocalFile::read`]).
 ///
-/// Slices keep the mapping alive, so they may outlive the `LocalFile`. The file must not be
+/// Slices keep the memory alive, so they may outlive the `LocalFile`. A mapped file must not be
 /// changed while any of them is in use: write a new version beside it and rename it into place.
 #[derive(Debug, Clone)]
 pub struct LocalFile {
     path: PathBuf,
+    file: Arc<File>,
     bytes: Bytes,
 }
 
@@ -45,6 +49,16 @@ pub enum LocalFileError {
     Map {
         /// The file asked for.
         path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system refused memory for the whole file, or to read it.
+    #[error("{}: cannot read its {len} bytes into memory", path.display())]
+    Read {
+        /// The file asked for.
+        path: PathBuf,
+        /// Bytes that it had when it was opened.
+        len: u64,
         /// What the system said.
         source: io::Error,
     },
@@ -84,8 +98,30 @@ impl LocalFile {
             Err(source) => return Err(LocalFileError::Open { path, source }),
         };
         match mmap::map(&file) {
-            Ok(bytes) => Ok(Self { path, bytes }),
+            Ok(bytes) => Ok(Self {
+                path,
+                file: Arc::new(file),
+                bytes,
+            }),
             Err(source) => Err(LocalFileError::Map { path, source }),
+        }
+    }
+
+    /// The same file, read into memory of this process: in huge pages where the system has them, which
+    /// processors read faster than the pages of a mapped file.
+    ///
+    /// Errors: [`LocalFileError::Read`].
+    pub fn read(&self) -> Result<Self, LocalFileError> {
+        match mmap::filled(self.bytes.len(), |bytes| fill(&self.file, bytes)) {
+            Ok(bytes) => Ok(Self {
+                bytes,
+                ..self.clone()
+            }),
+            Err(source) => Err(LocalFileError::Read {
+                path: self.path.clone(),
+                len: self.len(),
+                source,
+            }),
         }
     }
 
@@ -124,6 +160,46 @@ impl LocalFile {
             }),
         }
     }
+}
+
+/// Threads that read a file; more wait for the same memory.
+const MAX_READERS: usize = 4;
+
+/// Fills `bytes` with what `file` begins with, each thread a part of it.
+fn fill(file: &File, bytes: &mut [u8]) -> io::Result<()> {
+    let n = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_READERS));
+    let share = (bytes.len() / n + 1).next_multiple_of(mmap::HUGE_PAGE);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (bytes.chunks_mut(share).enumerate())
+            .map(|(i, part)| {
+                scope.spawn(move || read_exact_at(file, part, i as u64 * share as u64))
+            })
+            .collect();
+        readers
+            .into_iter()
+            .try_for_each(|reader| reader.join().expect("a reader panicked"))
+    })
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                bytes = &mut bytes[n..];
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -168,6 +244,31 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_that_is_read_has_the_same_bytes_and_no_need_of_the_mapping() {
+        let bytes: Vec<u8> = (0..9_000_001u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let (_dir, path) = file_with(&bytes);
+        let mapped = LocalFile::open(&path).unwrap();
+        let read = mapped.read().unwrap();
+        drop(mapped);
+        assert_eq!(read.path(), path);
+        assert!(read.prefix(u64::MAX) == bytes);
+        assert_eq!(read.prefix(1).as_ptr().align_offset(mmap::HUGE_PAGE), 0);
+        // A file that got shorter meanwhile can't be read.
+        let mapped = LocalFile::open(&path).unwrap();
+        let shorter = File::options().write(true).open(&path).unwrap();
+        shorter.set_len(10).unwrap();
+        let error = mapped.read().unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, LocalFileError::Read { .. }), "{message}");
+        assert!(
+            message.ends_with("data.bin: cannot read its 9000001 bytes into memory"),
+            "{message}"
+        );
+        let (_dir, path) = file_with(b"");
+        assert!(LocalFile::open(path).unwrap().read().unwrap().is_empty());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! The one place that maps files into memory.
+//! The one place that asks the system for memory: for files mapped into it, and for large blocks.
 #![allow(unsafe_code)]
 
 use std::{fs::File, io};
 
 use bytes::Bytes;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 /// Maps all of `file` for reading. Pages are read from the disk when they are first touched.
 pub(crate) fn map(file: &File) -> io::Result<Bytes> {
@@ -17,4 +17,23 @@ pub(crate) fn map(file: &File) -> io::Result<Bytes> {
     // the missing pages: a crash, as with any mapped file, and not a read of foreign memory.
     let map = unsafe { Mmap::map(file)? };
     Ok(Bytes::from_owner(map))
+}
+
+/// Bytes of a huge page, on the systems and processors that matter here.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// `len` bytes that `fill` has written, at the start of a huge page and in huge pages if the system
+/// gives them.
+pub(crate) fn filled(
+    len: usize,
+    fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+) -> io::Result<Bytes> {
+    let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
+    let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE).ok_or_else(too_long)?)?;
+    // Advice: a system that doesn't take it has ordinary pages.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    let first = map.as_ptr().align_offset(HUGE_PAGE);
+    fill(&mut map[first..first + len])?;
+    Ok(Bytes::from_owner(map.make_read_only()?).slice(first..first + len))
 }

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use bytes::Bytes;
 use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
@@ -16,7 +15,8 @@ use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::safetensors::{self, Index, SafeTensors};
 use sterna_text::Tokenizer;
 
-use crate::args::{EngineFlags, ModelFlags};
+use crate::args::{EngineFlags, ModelFlags, WeightsFlag};
+use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
@@ -227,7 +227,22 @@ impl ModelFiles {
     }
 
     /// Reads the weights that `plan` asks for.
-    pub(crate) fn load(&self, plan: ModelPlan, backend: Cpu) -> Result<Arc<Model<Cpu>>> {
+    pub(crate) fn load(
+        &self,
+        plan: ModelPlan,
+        backend: Cpu,
+        weights: WeightsFlag,
+    ) -> Result<Arc<Model<Cpu>>> {
+        let weights_read = match weights {
+            WeightsFlag::Map => false,
+            WeightsFlag::Read => true,
+            WeightsFlag::Auto => {
+                let n_bytes: u64 = self.files.iter().map(SourceFile::len).sum();
+                n_bytes <= Machine::detect().free_memory_bytes / 2
+            }
+        };
+        // Files that were read, each when its first weight is wanted.
+        let mut read: Vec<Option<SourceFile>> = self.files.iter().map(|_| None).collect();
         let progress = Progress::bytes("loading", plan.weight_bytes());
         let mut loader = Loader::new(plan, backend);
         while let Some(want) = loader.wanted() {
@@ -237,7 +252,15 @@ impl ModelFiles {
                     want.name, want.file
                 )
             })?;
-            let bytes: Bytes = file.slice(want.offset, want.len)?;
+            let bytes = if weights_read {
+                let memory = match &mut read[want.file] {
+                    Some(memory) => memory,
+                    none => none.insert(file.read()?),
+                };
+                memory.slice(want.offset, want.len)?
+            } else {
+                file.slice(want.offset, want.len)?
+            };
             let len = want.len;
             loader.feed(bytes).with_context(|| file.to_string())?;
             progress.add(len);
@@ -263,7 +286,7 @@ impl ModelFiles {
                 self.name
             ));
         }
-        let model = self.load(plan, flags.backend(flags.n_threads())?)?;
+        let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
         Ok(Session::new(model, flags.session(ctx_len))?)
     }
 

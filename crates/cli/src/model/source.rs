@@ -15,7 +15,7 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// The file that holds all tensors of a checkpoint.
 pub(super) const SINGLE: &str = "model.safetensors";
 
-/// One file: mapped from disk, or part of this program.
+/// One file: from disk, or part of this program.
 #[derive(Debug)]
 pub(crate) enum SourceFile {
     Local(LocalFile),
@@ -25,6 +25,17 @@ pub(crate) enum SourceFile {
 impl SourceFile {
     fn open(path: impl Into<PathBuf>) -> Result<SourceFile> {
         Ok(SourceFile::Local(LocalFile::open(path)?))
+    }
+
+    /// The same file with its bytes in memory of this process.
+    pub(super) fn read(&self) -> Result<SourceFile> {
+        Ok(match self {
+            SourceFile::Local(file) => SourceFile::Local(file.read()?),
+            SourceFile::Builtin { name, bytes } => SourceFile::Builtin {
+                name,
+                bytes: bytes.clone(),
+            },
+        })
     }
 
     /// The file's name in its folder, by which an index calls it.

@@ -174,7 +174,8 @@ impl Bench {
     fn load(&self, files: &ModelFiles, threads: usize) -> Result<(Arc<Model<Cpu>>, f64)> {
         let plan = files.plan(&self.flags.files)?;
         let start = Instant::now();
-        let model = files.load(plan, self.flags.engine.backend(threads)?)?;
+        let engine = &self.flags.engine;
+        let model = files.load(plan, engine.backend(threads)?, engine.weights())?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         self.check(&model)?;
         for batch in self.batch.iter().filter(|batch| batch.get() > 1) {
