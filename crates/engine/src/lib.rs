@@ -11,6 +11,7 @@ mod backend;
 mod config;
 mod cpu;
 mod error;
+mod export;
 mod family;
 mod forward;
 mod head;
@@ -29,6 +30,7 @@ pub use backend::{
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
+pub use export::{Exported, ExportedData, Exporter, i2_s};
 pub use family::Family;
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};

@@ -297,7 +297,7 @@ impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
     }
 }
 
-fn vector(
+pub(crate) fn vector(
     recipe: &VectorRecipe,
     request: &TensorRequest,
     bytes: &[u8],
@@ -321,7 +321,7 @@ fn vector(
 }
 
 /// The weights of a linear layer in the form a backend takes, repacked on `host` if need be.
-fn linear(
+pub(crate) fn linear(
     host: &Exec,
     recipe: &LinearRecipe,
     requests: &[TensorRequest],
