@@ -31,8 +31,10 @@
 mod digest;
 mod files;
 pub mod groups;
+mod hf_config;
 pub mod hints;
 mod json;
+pub mod lora;
 mod manifest;
 pub mod naming;
 mod package;
@@ -44,6 +46,7 @@ mod write;
 pub use digest::{Digest, HashAlgorithm, NotADigest, UnknownHashAlgorithm};
 pub use files::{is_plain_file_name, shard_file_name};
 pub use groups::GroupKind;
+pub use hf_config::{HfConfig, hf_config};
 pub use hints::RuntimeOptimizations;
 pub use manifest::{
     Architecture, BlockMerkle, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
