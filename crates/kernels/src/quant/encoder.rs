@@ -4,9 +4,17 @@ use std::ops::Range;
 
 use sterna_format::DType;
 
-use super::{QuantError, decode_row, encode_row, encode_row_quick, i2_s, q4};
+use super::lanes::{Portable, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::lanes_x86::{Avx2, Avx512};
+use super::{
+    QuantError, check_magnitudes, check_sizes, decode_row, encode_all, encode_row, encode_row_quick,
+    encode_row_with, i2_s, q4,
+};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
+use crate::isa::{Isa, multiversion};
 use crate::Exec;
-use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::repack::try_ranges;
 use crate::shape::expect_len;
@@ -255,7 +263,7 @@ pub fn decode_rows(
     out: &mut [f32],
 ) -> Result<(), QuantError> {
     decode_row(dtype, &[], &mut [])?;
-    super::check_sizes(dtype, out.len(), bytes.len())?;
+    check_sizes(dtype, out.len(), bytes.len())?;
     let (len, size) = (dtype.block_len(), dtype.block_bytes());
     let elements = out.len();
     let shared = SharedSlice::new(out);
@@ -280,16 +288,53 @@ multiversion! {
     }
 }
 
-multiversion! {
-    fn encode_searched(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-        if dtype == DType::Q4_0 {
-            super::check_sizes(dtype, values.len(), out.len())?;
-            super::check_magnitudes(dtype, values)?;
-            super::encode_all(values, out, q4::search_q4_0);
-            return Ok(());
+/// Encodes with the vectors of `isa`.
+fn encode_searched(
+    isa: Isa,
+    dtype: DType,
+    values: &[f32],
+    out: &mut [u8],
+) -> Result<(), QuantError> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2,f16c")]
+        fn avx2(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+            // SAFETY: the function's own features.
+            search_with(unsafe { Avx2::new() }, dtype, values, out)
         }
-        encode_row(dtype, values, out)
+        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        fn avx512(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+            // SAFETY: the function's own features.
+            search_with(unsafe { Avx512::new() }, dtype, values, out)
+        }
+        match isa.level() {
+            Level::Baseline => {}
+            Level::Avx2 | Level::AvxVnni => {
+                // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
+                return unsafe { avx2(dtype, values, out) };
+            }
+            // SAFETY: this level exists only where `Level::is_here` saw these features.
+            Level::Avx512 => return unsafe { avx512(dtype, values, out) },
+        }
     }
+    let _ = isa;
+    search_with(Portable, dtype, values, out)
+}
+
+#[inline(always)]
+fn search_with<S: Simd>(
+    simd: S,
+    dtype: DType,
+    values: &[f32],
+    out: &mut [u8],
+) -> Result<(), QuantError> {
+    if dtype != DType::Q4_0 {
+        return encode_row_with(simd, dtype, values, out);
+    }
+    check_sizes(dtype, values.len(), out.len())?;
+    check_magnitudes(dtype, values)?;
+    encode_all(values, out, |v, b| q4::search_q4_0(simd, v, b));
+    Ok(())
 }
 
 multiversion! {

@@ -3,11 +3,12 @@
 //! First each sub-block is fitted by itself with real numbers, then the integer scales and minimums
 //! against the rounded factors of the super-block, then the factors against everything else.
 
+use std::ops::Range;
+
+use super::batch::{Batch, Weights, codes_by_block, supers_at_once};
 use super::float::round_to_f16;
 use super::k_fit::{Affine, MIN_EXTENT, SUPER};
-use super::lanes::{
-    Batch, LANES, Lanes, Weights, blocks_of, clamp, inverse, round, supers_at_once,
-};
+use super::lanes::{LANES, Lanes, Simd, Vector, inverse, nearest};
 
 /// What a type allows, and what is made small.
 #[derive(Debug, Clone, Copy)]
@@ -55,347 +56,302 @@ const REFINEMENTS: usize = 3;
 /// How often scales and factors are fitted against each other.
 const ROUNDS: usize = 2;
 
-/// Fits super-blocks with sub-blocks of `S` values and calls `each` with every one in order.
+/// Fits super-blocks with sub-blocks of `N` values and calls `each` with every one in order.
 #[inline(always)]
-pub(super) fn fit<const S: usize>(
+pub(super) fn fit<S: Simd, const N: usize>(
+    simd: S,
     values: &[[f32; SUPER]],
     limits: Limits,
     mut each: impl FnMut(usize, &Affine),
 ) {
-    let at_once = supers_at_once(S);
+    let at_once = supers_at_once(N);
     for (group, values) in values.chunks(at_once).enumerate() {
-        let batch = Batch::<S>::new(values, limits.weights);
-        let found = search(&batch, limits);
-        let mut codes = [[0.0; LANES]; S];
-        let (scale, min) = found.products();
-        codes_of(&batch.x, &scale, &min, limits.max_code, &mut codes);
+        let search = Search::<S, N> {
+            simd,
+            batch: Batch::new(simd, values, limits.weights),
+            max_code: simd.splat(limits.max_code),
+            max_scale: limits.max_scale,
+        };
+        let found = search.run();
+        let codes = codes_by_block(&search.codes_of(&found));
+        let [d, dmin, scale, min] = [found.d, found.dmin, found.scale, found.min].map(S::V::store);
         for i in 0..values.len() {
-            let first = i * (SUPER / S);
+            let first = i * (SUPER / N);
             let mut fit = Affine {
-                d: found.d[first],
-                dmin: found.dmin[first],
+                d: d[first],
+                dmin: dmin[first],
                 scales: [0; 16],
                 mins: [0; 16],
                 codes: [0; SUPER],
             };
-            for (s, out) in fit.codes.as_chunks_mut::<S>().0.iter_mut().enumerate() {
-                fit.scales[s] = found.scale[first + s] as u8;
-                fit.mins[s] = found.min[first + s] as u8;
-                let mut signed = [0; S];
-                blocks_of(&codes, first + s, &mut signed);
-                for (out, code) in out.iter_mut().zip(signed) {
-                    *out = code as u8;
-                }
+            for (s, out) in fit.codes.as_chunks_mut::<N>().0.iter_mut().enumerate() {
+                fit.scales[s] = scale[first + s] as u8;
+                fit.mins[s] = min[first + s] as u8;
+                *out = codes[first + s].map(|code| code as u8);
             }
             each(group * at_once + i, &fit);
         }
     }
 }
 
+/// The lanes of each super-block with sub-blocks of `n` values.
+#[inline(always)]
+fn lanes_of_supers(n: usize) -> impl Iterator<Item = Range<usize>> {
+    let lanes = SUPER / n;
+    (0..LANES / lanes).map(move |i| i * lanes..(i + 1) * lanes)
+}
+
+/// The search for one batch.
+struct Search<S: Simd, const N: usize> {
+    simd: S,
+    batch: Batch<S, N>,
+    max_code: S::V,
+    max_scale: f32,
+}
+
 /// The numbers found for a batch. All sub-blocks of a super-block have the same factors.
 #[derive(Clone, Copy)]
-struct Found {
-    d: Lanes,
-    dmin: Lanes,
-    scale: Lanes,
-    min: Lanes,
-    error: Lanes,
-}
-
-impl Found {
-    /// `d·scale` and `dmin·min`.
-    #[inline(always)]
-    fn products(&self) -> (Lanes, Lanes) {
-        let (mut scale, mut min) = ([0.0; LANES], [0.0; LANES]);
-        for l in 0..LANES {
-            scale[l] = self.d[l] * self.scale[l];
-            min[l] = self.dmin[l] * self.min[l];
-        }
-        (scale, min)
-    }
-}
-
-#[inline(always)]
-fn search<const S: usize>(batch: &Batch<S>, limits: Limits) -> Found {
-    let (scale, min) = fit_alone(batch, limits.max_code);
-    let (mut d, mut dmin) = ([0.0; LANES], [0.0; LANES]);
-    for lanes in lanes_of_supers::<S>() {
-        let (mut top_scale, mut top_min) = (0.0f32, 0.0f32);
-        for l in lanes.clone() {
-            top_scale = top_scale.max(scale[l]);
-            top_min = top_min.max(min[l]);
-        }
-        d[lanes.clone()].fill(round_to_f16(top_scale / limits.max_scale));
-        dmin[lanes].fill(round_to_f16(top_min / limits.max_scale));
-    }
-
-    let mut best = round_to_factors(batch, (&scale, &min), (&d, &dmin), limits);
-    for _ in 1..ROUNDS {
-        let (d, dmin) = refit(batch, &best, limits.max_code);
-        let next = round_to_factors(batch, (&scale, &min), (&d, &dmin), limits);
-        for lanes in lanes_of_supers::<S>() {
-            let sum = |found: &Found| lanes.clone().fold(0.0, |sum, l| sum + found.error[l]);
-            if sum(&next) < sum(&best) {
-                for l in lanes {
-                    best.d[l] = next.d[l];
-                    best.dmin[l] = next.dmin[l];
-                    best.scale[l] = next.scale[l];
-                    best.min[l] = next.min[l];
-                    best.error[l] = next.error[l];
-                }
-            }
-        }
-    }
-    best
-}
-
-/// The lanes of each super-block.
-#[inline(always)]
-fn lanes_of_supers<const S: usize>() -> impl Iterator<Item = std::ops::Range<usize>> {
-    let n = SUPER / S;
-    (0..LANES / n).map(move |i| i * n..(i + 1) * n)
-}
-
-/// Weighted sums over the codes of each block.
-struct Sums {
-    q: Lanes,
-    qq: Lanes,
-    qy: Lanes,
-}
-
-/// The real scales and minimums that fit each sub-block best.
-#[inline(always)]
-fn fit_alone<const S: usize>(batch: &Batch<S>, max_code: f32) -> (Lanes, Lanes) {
-    let (mut lo, mut hi) = ([0.0; LANES], batch.x[0]);
-    for x in &batch.x {
-        for l in 0..LANES {
-            lo[l] = if x[l] < lo[l] { x[l] } else { lo[l] };
-            hi[l] = if x[l] > hi[l] { x[l] } else { hi[l] };
-        }
-    }
-    // Distances from the smallest value, or from 0: the minimum is subtracted and can't be negative.
-    // Sums of them lose fewer digits than sums of the values.
-    let mut y = [[0.0; LANES]; S];
-    let (mut sum_w, mut sum_y) = ([0.0; LANES], [0.0; LANES]);
-    for ((y, x), w) in y.iter_mut().zip(&batch.x).zip(&batch.w) {
-        for l in 0..LANES {
-            y[l] = x[l] - lo[l];
-            sum_w[l] += w[l];
-            sum_y[l] += w[l] * y[l];
-        }
-    }
-
-    // Without a scale every value is the smallest.
-    let mut best = Solution {
-        scale: [0.0; LANES],
-        offset: [0.0; LANES],
-        gain: [0.0; LANES],
-    };
-    let mut per_extent = [0.0; LANES];
-    for l in 0..LANES {
-        let extent = hi[l] - lo[l];
-        per_extent[l] = if extent < MIN_EXTENT { 0.0 } else { 1.0 / extent };
-    }
-    for (more, shift) in SPREADS {
-        let mut per_step = [0.0; LANES];
-        for l in 0..LANES {
-            per_step[l] = (max_code + more) * per_extent[l];
-        }
-        let sums = sums_of_codes(&y, &batch.w, &per_step, &[shift; LANES], max_code);
-        best.improve(&sums, &sum_w, &sum_y, &lo);
-    }
-    for _ in 0..REFINEMENTS {
-        let (mut per_step, mut shift) = ([0.0; LANES], [0.0; LANES]);
-        for l in 0..LANES {
-            per_step[l] = inverse(best.scale[l]);
-            shift[l] = best.offset[l] * per_step[l];
-        }
-        let sums = sums_of_codes(&y, &batch.w, &per_step, &shift, max_code);
-        best.improve(&sums, &sum_w, &sum_y, &lo);
-    }
-    let mut min = [0.0; LANES];
-    for l in 0..LANES {
-        min[l] = best.offset[l] - lo[l];
-    }
-    (best.scale, min)
+struct Found<V> {
+    d: V,
+    dmin: V,
+    scale: V,
+    min: V,
+    error: V,
 }
 
 /// `y ≈ scale·code − offset`.
-struct Solution {
-    scale: Lanes,
-    offset: Lanes,
+#[derive(Clone, Copy)]
+struct Solution<V> {
+    scale: V,
+    offset: V,
     /// By how much the weighted squared error is less than that of `y ≈ 0`.
-    gain: Lanes,
+    gain: V,
 }
 
-impl Solution {
-    /// Solves by least squares for other codes and keeps what is better. `offset` may not be less
-    /// than `lo`, nor a scale negative.
+/// Distances of the values from the lowest one, and weighted sums of them.
+struct Distances<V, const N: usize> {
+    y: [V; N],
+    low: V,
+    sum_w: V,
+    sum_y: V,
+}
+
+impl<S: Simd, const N: usize> Search<S, N> {
     #[inline(always)]
-    fn improve(&mut self, sums: &Sums, sum_w: &Lanes, sum_y: &Lanes, lo: &Lanes) {
-        for l in 0..LANES {
-            let (q, qq, qy) = (sums.q[l], sums.qq[l], sums.qy[l]);
-            let (w, y, lo) = (sum_w[l], sum_y[l], lo[l]);
-            let det = w * qq - q * q;
-            let free = (w * qy - q * y) / det;
-            let free_offset = (free * q - y) / w;
-            // At the limit the offset is given, and the scale is solved for alone.
-            let bound = (qy + lo * q) / qq;
-            let is_free = (det > 0.0) & (free_offset >= lo);
-            let scale = if is_free { free } else { bound };
-            let offset = if is_free { free_offset } else { lo };
-            let gain = (2.0 * scale * qy - scale * scale * qq)
-                - (2.0 * offset * y - 2.0 * scale * offset * q + offset * offset * w);
-            // A comparison with NaN, where there was nothing to divide by, is false.
-            let better = (scale > 0.0) & (gain > self.gain[l]);
-            self.scale[l] = if better { scale } else { self.scale[l] };
-            self.offset[l] = if better { offset } else { self.offset[l] };
-            self.gain[l] = if better { gain } else { self.gain[l] };
+    fn run(&self) -> Found<S::V> {
+        let simd = self.simd;
+        let (scale, min) = self.fit_alone();
+        let (scales, mins) = (scale.store(), min.store());
+        let (mut d, mut dmin) = ([0.0; LANES], [0.0; LANES]);
+        for lanes in lanes_of_supers(N) {
+            let largest = |of: &Lanes| of[lanes.clone()].iter().fold(0.0f32, |top, &v| top.max(v));
+            d[lanes.clone()].fill(round_to_f16(largest(&scales) / self.max_scale));
+            dmin[lanes.clone()].fill(round_to_f16(largest(&mins) / self.max_scale));
         }
-    }
-}
 
-/// The sums for the codes nearest to `y · per_step + shift`.
-#[inline(always)]
-fn sums_of_codes<const S: usize>(
-    y: &[Lanes; S],
-    w: &[Lanes; S],
-    per_step: &Lanes,
-    shift: &Lanes,
-    max_code: f32,
-) -> Sums {
-    let (mut q, mut qq, mut qy) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    for (y, w) in y.iter().zip(w) {
-        for l in 0..LANES {
-            let code = round(clamp(y[l] * per_step[l] + shift[l], 0.0, max_code));
-            let weighted = w[l] * code;
-            q[l] += weighted;
-            qq[l] += weighted * code;
-            qy[l] += weighted * y[l];
-        }
-    }
-    Sums { q, qq, qy }
-}
-
-/// The integer scales and minimums next to the real ones that give the smallest errors.
-#[inline(always)]
-fn round_to_factors<const S: usize>(
-    batch: &Batch<S>,
-    (scale, min): (&Lanes, &Lanes),
-    (d, dmin): (&Lanes, &Lanes),
-    limits: Limits,
-) -> Found {
-    let (mut scale0, mut min0) = ([0.0; LANES], [0.0; LANES]);
-    for l in 0..LANES {
-        let (per_d, per_dmin) = (inverse(d[l]), inverse(dmin[l]));
-        scale0[l] = round(clamp(scale[l] * per_d, 0.0, limits.max_scale));
-        min0[l] = round(clamp(min[l] * per_dmin, 0.0, limits.max_scale));
-    }
-    let mut best = Found {
-        d: *d,
-        dmin: *dmin,
-        scale: [0.0; LANES],
-        min: [0.0; LANES],
-        error: [f32::INFINITY; LANES],
-    };
-    for scale_step in [0.0, -1.0, 1.0] {
-        for min_step in [0.0, -1.0, 1.0] {
-            let mut this = best;
-            for l in 0..LANES {
-                this.scale[l] = clamp(scale0[l] + scale_step, 0.0, limits.max_scale);
-                this.min[l] = clamp(min0[l] + min_step, 0.0, limits.max_scale);
+        let mut best = self.round_to_factors((scale, min), (simd.load(&d), simd.load(&dmin)));
+        for _ in 1..ROUNDS {
+            let next = self.round_to_factors((scale, min), self.refit(&best));
+            let (new, old) = (next.error.store(), best.error.store());
+            let (mut new_sums, mut old_sums) = ([0.0; LANES], [0.0; LANES]);
+            for lanes in lanes_of_supers(N) {
+                let sum = |of: &Lanes| of[lanes.clone()].iter().fold(0.0, |sum, v| sum + v);
+                new_sums[lanes.clone()].fill(sum(&new));
+                old_sums[lanes.clone()].fill(sum(&old));
             }
-            let (scale, min) = this.products();
-            let error = error_of(batch, &scale, &min, limits.max_code);
-            for l in 0..LANES {
-                let better = error[l] < best.error[l];
-                best.scale[l] = if better { this.scale[l] } else { best.scale[l] };
-                best.min[l] = if better { this.min[l] } else { best.min[l] };
-                best.error[l] = if better { error[l] } else { best.error[l] };
+            let (new, old) = (simd.load(&new_sums), simd.load(&old_sums));
+            best = Found {
+                d: old.if_greater(new, next.d, best.d),
+                dmin: old.if_greater(new, next.dmin, best.dmin),
+                scale: old.if_greater(new, next.scale, best.scale),
+                min: old.if_greater(new, next.min, best.min),
+                error: old.if_greater(new, next.error, best.error),
+            };
+        }
+        best
+    }
+
+    /// The real scales and minimums that fit each sub-block best.
+    #[inline(always)]
+    fn fit_alone(&self) -> (S::V, S::V) {
+        let (simd, Batch { x, w }) = (self.simd, &self.batch);
+        let zero = simd.splat(0.0);
+        let (mut low, mut high) = (zero, x[0]);
+        for x in x {
+            low = low.min(*x);
+            high = high.max(*x);
+        }
+        // Distances from the smallest value, or from 0: the minimum is subtracted and can't be
+        // negative. Sums of them lose fewer digits than sums of the values.
+        let mut distances = Distances {
+            y: *x,
+            low,
+            sum_w: zero,
+            sum_y: zero,
+        };
+        for (y, w) in distances.y.iter_mut().zip(w) {
+            *y = *y - low;
+            distances.sum_w = distances.sum_w + *w;
+            distances.sum_y = distances.sum_y + *w * *y;
+        }
+
+        let extent = high - low;
+        let has_extent = simd.splat(MIN_EXTENT);
+        let per_extent = extent.if_greater(has_extent, simd.splat(1.0) / extent, zero);
+        // Without a scale every value is the smallest.
+        let mut best = Solution {
+            scale: zero,
+            offset: zero,
+            gain: zero,
+        };
+        for (more, shift) in SPREADS {
+            let per_step = (self.max_code + simd.splat(more)) * per_extent;
+            self.improve(&mut best, &distances, per_step, simd.splat(shift));
+        }
+        for _ in 0..REFINEMENTS {
+            let per_step = inverse(simd, best.scale);
+            let shift = best.offset * per_step;
+            self.improve(&mut best, &distances, per_step, shift);
+        }
+        (best.scale, best.offset - low)
+    }
+
+    /// Solves by least squares for the codes nearest to `y · per_step + shift` and keeps what is
+    /// better. The offset may not be less than the lowest value, nor a scale negative.
+    #[inline(always)]
+    fn improve(
+        &self,
+        best: &mut Solution<S::V>,
+        distances: &Distances<S::V, N>,
+        per_step: S::V,
+        shift: S::V,
+    ) {
+        let simd = self.simd;
+        let zero = simd.splat(0.0);
+        let (mut q, mut qq, mut qy) = (zero, zero, zero);
+        for (y, w) in distances.y.iter().zip(&self.batch.w) {
+            let code = nearest(simd, *y * per_step + shift, zero, self.max_code);
+            let weighted = *w * code;
+            q = q + weighted;
+            qq = qq + weighted * code;
+            qy = qy + weighted * *y;
+        }
+        let Distances {
+            low, sum_w, sum_y, ..
+        } = *distances;
+        let det = sum_w * qq - q * q;
+        let free = (sum_w * qy - q * sum_y) / det;
+        let free_offset = (free * q - sum_y) / sum_w;
+        // At the limit the offset is given, and the scale is solved for alone. There is no
+        // determinant where all codes are the same.
+        let bound = (qy + low * q) / qq;
+        let is_bound = det.if_greater(zero, low - free_offset, simd.splat(1.0));
+        let scale = is_bound.if_greater(zero, bound, free);
+        let offset = is_bound.if_greater(zero, low, free_offset);
+        let two = simd.splat(2.0);
+        let gain = (two * scale * qy - scale * scale * qq)
+            - (two * offset * sum_y - two * scale * offset * q + offset * offset * sum_w);
+        // Nothing is greater than NaN, and NaN, where there was nothing to divide by, than nothing.
+        let gain = scale.if_greater(zero, gain, zero);
+        best.scale = gain.if_greater(best.gain, scale, best.scale);
+        best.offset = gain.if_greater(best.gain, offset, best.offset);
+        best.gain = gain.if_greater(best.gain, gain, best.gain);
+    }
+
+    /// The integer scales and minimums next to the real ones that give the smallest errors.
+    #[inline(always)]
+    fn round_to_factors(
+        &self,
+        (scale, min): (S::V, S::V),
+        (d, dmin): (S::V, S::V),
+    ) -> Found<S::V> {
+        let simd = self.simd;
+        let (zero, most) = (simd.splat(0.0), simd.splat(self.max_scale));
+        let near_scale = nearest(simd, scale * inverse(simd, d), zero, most);
+        let near_min = nearest(simd, min * inverse(simd, dmin), zero, most);
+        let mut best = Found {
+            d,
+            dmin,
+            scale: zero,
+            min: zero,
+            error: simd.splat(f32::INFINITY),
+        };
+        for scale_step in [0.0, -1.0, 1.0] {
+            for min_step in [0.0, -1.0, 1.0] {
+                let mut this = best;
+                this.scale = (near_scale + simd.splat(scale_step)).max(zero).min(most);
+                this.min = (near_min + simd.splat(min_step)).max(zero).min(most);
+                let error = self.error_of(&this);
+                best.scale = best.error.if_greater(error, this.scale, best.scale);
+                best.min = best.error.if_greater(error, this.min, best.min);
+                best.error = best.error.if_greater(error, error, best.error);
             }
         }
+        best
     }
-    best
-}
 
-/// The weighted squared error of the nearest codes.
-#[inline(always)]
-fn error_of<const S: usize>(batch: &Batch<S>, scale: &Lanes, min: &Lanes, max_code: f32) -> Lanes {
-    let (mut per_step, mut error) = ([0.0; LANES], [0.0; LANES]);
-    for l in 0..LANES {
-        per_step[l] = inverse(scale[l]);
-    }
-    for (x, w) in batch.x.iter().zip(&batch.w) {
-        for l in 0..LANES {
-            let code = round(clamp((x[l] + min[l]) * per_step[l], 0.0, max_code));
-            let off = scale[l] * code - min[l] - x[l];
-            error[l] += w[l] * (off * off);
+    /// The weighted squared error of the nearest codes.
+    #[inline(always)]
+    fn error_of(&self, found: &Found<S::V>) -> S::V {
+        let simd = self.simd;
+        let zero = simd.splat(0.0);
+        let (scale, min) = (found.d * found.scale, found.dmin * found.min);
+        let per_step = inverse(simd, scale);
+        let mut error = zero;
+        for (x, w) in self.batch.x.iter().zip(&self.batch.w) {
+            let code = nearest(simd, (*x + min) * per_step, zero, self.max_code);
+            let off = scale * code - min - *x;
+            error = error + *w * (off * off);
         }
+        error
     }
-    error
-}
 
-/// The codes nearest to `(x + min) / scale`.
-#[inline(always)]
-fn codes_of<const S: usize>(
-    x: &[Lanes; S],
-    scale: &Lanes,
-    min: &Lanes,
-    max_code: f32,
-    codes: &mut [Lanes; S],
-) {
-    let mut per_step = [0.0; LANES];
-    for l in 0..LANES {
-        per_step[l] = inverse(scale[l]);
-    }
-    for (codes, x) in codes.iter_mut().zip(x) {
-        for l in 0..LANES {
-            codes[l] = round(clamp((x[l] + min[l]) * per_step[l], 0.0, max_code));
+    /// The codes nearest to `(x + min) / scale`.
+    #[inline(always)]
+    fn codes_of(&self, found: &Found<S::V>) -> [S::V; N] {
+        let simd = self.simd;
+        let (scale, min) = (found.d * found.scale, found.dmin * found.min);
+        let per_step = inverse(simd, scale);
+        let mut codes = self.batch.x;
+        for code in &mut codes {
+            *code = nearest(simd, (*code + min) * per_step, simd.splat(0.0), self.max_code);
         }
+        codes
     }
-}
 
-/// The f16 factors that fit each super-block best, all integers given.
-#[inline(always)]
-fn refit<const S: usize>(batch: &Batch<S>, found: &Found, max_code: f32) -> (Lanes, Lanes) {
-    let (scale, min) = found.products();
-    let mut codes = [[0.0; LANES]; S];
-    codes_of(&batch.x, &scale, &min, max_code, &mut codes);
-    let (mut w, mut x) = ([0.0; LANES], [0.0; LANES]);
-    let (mut q, mut qq, mut qx) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    for ((codes, xs), ws) in codes.iter().zip(&batch.x).zip(&batch.w) {
-        for l in 0..LANES {
-            let weighted = ws[l] * codes[l];
-            w[l] += ws[l];
-            x[l] += ws[l] * xs[l];
-            q[l] += weighted;
-            qq[l] += weighted * codes[l];
-            qx[l] += weighted * xs[l];
+    /// The f16 factors that fit each super-block best, all integers given.
+    #[inline(always)]
+    fn refit(&self, found: &Found<S::V>) -> (S::V, S::V) {
+        let (simd, batch) = (self.simd, &self.batch);
+        let zero = simd.splat(0.0);
+        let (mut sum_w, mut sum_x) = (zero, zero);
+        let (mut q, mut qq, mut qx) = (zero, zero, zero);
+        for ((code, x), w) in self.codes_of(found).iter().zip(&batch.x).zip(&batch.w) {
+            let weighted = *w * *code;
+            sum_w = sum_w + *w;
+            sum_x = sum_x + *w * *x;
+            q = q + weighted;
+            qq = qq + weighted * *code;
+            qx = qx + weighted * *x;
         }
-    }
-    let (mut d, mut dmin) = (found.d, found.dmin);
-    for lanes in lanes_of_supers::<S>() {
         // Normal equations of x ≈ d·a − dmin·b, where a = scale·code and b = min.
-        let (mut aa, mut ab, mut bb, mut ax, mut bx) = (0.0, 0.0, 0.0, 0.0, 0.0);
-        for l in lanes.clone() {
-            let (scale, min) = (found.scale[l], found.min[l]);
-            aa += scale * scale * qq[l];
-            ab += scale * min * q[l];
-            bb += min * min * w[l];
-            ax += scale * qx[l];
-            bx += min * x[l];
+        let (scale, min) = (found.scale, found.min);
+        let [aa, ab, bb] = [scale * scale * qq, scale * min * q, min * min * sum_w];
+        let terms = [aa, ab, bb, scale * qx, min * sum_x].map(S::V::store);
+        let (mut d, mut dmin) = (found.d.store(), found.dmin.store());
+        for lanes in lanes_of_supers(N) {
+            let sums = terms.map(|of| of[lanes.clone()].iter().fold(0.0, |sum, v| sum + v));
+            let new = factors(sums, (d[lanes.start], dmin[lanes.start]));
+            d[lanes.clone()].fill(new.0);
+            dmin[lanes.clone()].fill(new.1);
         }
-        let first = lanes.start;
-        let new = factors([aa, ab, bb], [ax, bx], (d[first], dmin[first]));
-        d[lanes.clone()].fill(new.0);
-        dmin[lanes].fill(new.1);
+        (simd.load(&d), simd.load(&dmin))
     }
-    (d, dmin)
 }
 
 /// The solution for `d` and `dmin` in f16; the old factors where there is none.
 #[inline(always)]
-fn factors([aa, ab, bb]: [f32; 3], [ax, bx]: [f32; 2], old: (f32, f32)) -> (f32, f32) {
+fn factors([aa, ab, bb, ax, bx]: [f32; 5], old: (f32, f32)) -> (f32, f32) {
     /// The largest finite f16.
     const MAX_FACTOR: f32 = 65504.0;
     let round = |new: f32, old: f32| {

@@ -6,7 +6,6 @@
 
 use super::float::round_to_f16;
 use super::k_fit::{Affine, MIN_EXTENT, SUPER, Symmetric};
-use super::lanes::{clamp, round};
 
 /// How often codes and scale are fitted to each other.
 const ROUNDS: usize = 2;
@@ -199,4 +198,18 @@ fn dot<const S: usize>(a: &[f32; S], b: &[f32; S]) -> f32 {
         }
     }
     sums.iter().sum()
+}
+
+/// Rounds to an integer, halves to even; for magnitudes below 2²².
+#[inline(always)]
+fn round(v: f32) -> f32 {
+    const ROUNDER: f32 = 12_582_912.0;
+    (v + ROUNDER) - ROUNDER
+}
+
+/// As [`f32::clamp`] without its care for NaN, which costs instructions.
+#[inline(always)]
+fn clamp(v: f32, low: f32, high: f32) -> f32 {
+    let v = if v > low { v } else { low };
+    if v < high { v } else { high }
 }

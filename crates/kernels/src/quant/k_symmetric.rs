@@ -3,11 +3,10 @@
 //! As in [`k_affine`](super::k_affine), without minimums. Codes reach one step further below zero
 //! than above, so scales of either sign are tried.
 
+use super::batch::{Batch, Weights, codes_by_block, supers_at_once};
 use super::float::round_to_f16;
 use super::k_fit::{MIN_EXTENT, SUPER, Symmetric};
-use super::lanes::{
-    Batch, LANES, Lanes, Weights, blocks_of, clamp, inverse, round, supers_at_once,
-};
+use super::lanes::{LANES, Lanes, Simd, Vector, inverse, nearest};
 
 /// What a type allows, and what is made small.
 #[derive(Debug, Clone, Copy)]
@@ -35,21 +34,24 @@ const ROUNDS: usize = 2;
 
 /// Fits super-blocks and calls `each` with every one in order.
 #[inline(always)]
-pub(super) fn fit(values: &[[f32; SUPER]], limits: Limits, mut each: impl FnMut(usize, &Symmetric)) {
+pub(super) fn fit<S: Simd>(
+    simd: S,
+    values: &[[f32; SUPER]],
+    limits: Limits,
+    mut each: impl FnMut(usize, &Symmetric),
+) {
     const { assert!(supers_at_once(SUB) == 1) }
     for (i, values) in values.iter().enumerate() {
-        let batch = Batch::<SUB>::new(std::slice::from_ref(values), limits.weights);
-        let (d, scales) = search(&batch, limits);
-        let mut codes = [[0.0; LANES]; SUB];
-        codes_of(&batch.x, &scales.map(|scale| d * scale), limits.half, &mut codes);
+        let batch = Batch::new(simd, std::slice::from_ref(values), limits.weights);
+        let search = Search::<S, SUB>::new(simd, batch, limits.half);
+        let (d, scales) = search.run(limits.half_scale);
+        let codes = codes_by_block(&search.codes_of(simd.splat(d) * scales));
         let mut fit = Symmetric {
             d,
-            scales: scales.map(|scale| scale as i32 as i8),
+            scales: scales.store().map(|scale| scale as i32 as i8),
             codes: [0; SUPER],
         };
-        for (s, out) in fit.codes.as_chunks_mut::<SUB>().0.iter_mut().enumerate() {
-            blocks_of(&codes, s, out);
-        }
+        fit.codes.copy_from_slice(codes.as_flattened());
         each(i, &fit);
     }
 }
@@ -58,201 +60,182 @@ pub(super) fn fit(values: &[[f32; SUPER]], limits: Limits, mut each: impl FnMut(
 /// one in order. No error is larger than with the scale that gives the largest magnitude the code
 /// `−half`.
 #[inline(always)]
-pub(super) fn fit_blocks<const S: usize>(
-    values: &[[f32; S]],
+pub(super) fn fit_blocks<S: Simd, const N: usize>(
+    simd: S,
+    values: &[[f32; N]],
     half: f32,
-    mut each: impl FnMut(usize, f32, &[i8; S]),
+    mut each: impl FnMut(usize, f32, &[i8; N]),
 ) {
     for (group, values) in values.chunks(LANES).enumerate() {
-        let batch = Batch::<S>::new(values, Weights::Flat);
-        let (top, found) = fit_alone(&batch, half);
-        let mut scale = top.map(|top| round_to_f16(top / -half));
-        let mut lowest = error_of(&batch, &scale, half);
-        let next = found.map(round_to_f16);
-        let error = error_of(&batch, &next, half);
-        for l in 0..LANES {
-            let better = error[l] < lowest[l];
-            scale[l] = if better { next[l] } else { scale[l] };
-            lowest[l] = if better { error[l] } else { lowest[l] };
-        }
-        let mut codes = [[0.0; LANES]; S];
-        codes_of(&batch.x, &scale, half, &mut codes);
+        let batch = Batch::new(simd, values, Weights::Flat);
+        let search = Search::<S, N>::new(simd, batch, half);
+        let rounded = |scale: S::V| simd.load(&scale.store().map(round_to_f16));
+        let usual = rounded(search.top / search.low);
+        let found = rounded(search.fit_alone());
+        let (usual_error, error) = (search.error_of(usual), search.error_of(found));
+        let scale = usual_error.if_greater(error, found, usual);
+        let codes = codes_by_block(&search.codes_of(scale));
+        let scale = scale.store();
         for i in 0..values.len() {
-            let mut signed = [0; S];
-            blocks_of(&codes, i, &mut signed);
-            each(group * LANES + i, scale[i], &signed);
+            each(group * LANES + i, scale[i], &codes[i]);
         }
     }
 }
 
-/// The factor and the scales.
-#[inline(always)]
-fn search(batch: &Batch<SUB>, limits: Limits) -> (f32, Lanes) {
-    let (_, scale) = fit_alone(batch, limits.half);
-    // The negative end reaches one step further, so the widest sub-block is put there.
-    let top = scale
-        .iter()
-        .fold(0.0f32, |top, &s| if s.abs() > top.abs() { s } else { top });
-    let d = round_to_f16(top / -limits.half_scale);
-    let (mut lowest, mut best) = (f32::INFINITY, (d, [0.0; LANES]));
-    let mut d = d;
-    for round in 0..ROUNDS {
-        let (scales, error) = round_to_factor(batch, &scale, d, limits);
-        let error = error.iter().fold(0.0, |sum, e| sum + e);
-        if error < lowest {
-            (lowest, best) = (error, (d, scales));
-        }
-        if round + 1 < ROUNDS {
-            d = refit(batch, best, limits.half);
-        }
-    }
-    best
+/// The search for one batch.
+struct Search<S: Simd, const N: usize> {
+    simd: S,
+    batch: Batch<S, N>,
+    /// The value of largest magnitude of each block.
+    top: S::V,
+    /// The lowest code, `−half`.
+    low: S::V,
+    /// The highest code.
+    high: S::V,
 }
 
-/// The value of largest magnitude of each block, and the real scale that fits the block best; of
-/// either sign, as the codes are lopsided.
-#[inline(always)]
-fn fit_alone<const S: usize>(batch: &Batch<S>, half: f32) -> (Lanes, Lanes) {
-    let mut top = [0.0f32; LANES];
-    for x in &batch.x {
-        for l in 0..LANES {
-            top[l] = if x[l].abs() > top[l].abs() { x[l] } else { top[l] };
+impl<S: Simd, const N: usize> Search<S, N> {
+    #[inline(always)]
+    fn new(simd: S, batch: Batch<S, N>, half: f32) -> Self {
+        let zero = simd.splat(0.0);
+        let mut top = zero;
+        for x in &batch.x {
+            let (new, old) = (x.max(zero - *x), top.max(zero - top));
+            top = new.if_greater(old, *x, top);
+        }
+        Search {
+            simd,
+            batch,
+            top,
+            low: simd.splat(-half),
+            high: simd.splat(half - 1.0),
         }
     }
-    let mut per_extent = [0.0; LANES];
-    for l in 0..LANES {
-        per_extent[l] = if top[l].abs() < MIN_EXTENT { 0.0 } else { -1.0 / top[l] };
-    }
-    let (mut best, mut highest) = ([0.0; LANES], [0.0; LANES]);
-    let mut improve = |per_step: &Lanes, best: &mut Lanes| {
-        let (qq, qx) = sums_of_codes(batch, per_step, half);
-        for l in 0..LANES {
-            let scale = qx[l] / qq[l];
-            // By how much the weighted squared error is less than that of zeros. A comparison with
-            // NaN, where all codes are zero, is false.
-            let gain = qx[l] * scale;
-            let better = gain > highest[l];
-            best[l] = if better { scale } else { best[l] };
-            highest[l] = if better { gain } else { highest[l] };
-        }
-    };
-    for sign in [1.0, -1.0] {
-        for more in STRETCHES {
-            let mut per_step = [0.0; LANES];
-            for l in 0..LANES {
-                per_step[l] = sign * (half + more) * per_extent[l];
+
+    /// The real scale that fits each block best; of either sign, as the codes are lopsided.
+    #[inline(always)]
+    fn fit_alone(&self) -> S::V {
+        let simd = self.simd;
+        let zero = simd.splat(0.0);
+        let magnitude = self.top.max(zero - self.top);
+        let min_extent = simd.splat(MIN_EXTENT);
+        let per_top = magnitude.if_greater(min_extent, simd.splat(1.0) / self.top, zero);
+        let mut best = (zero, zero);
+        for sign in [1.0, -1.0] {
+            for more in STRETCHES {
+                let steps = simd.splat(sign) * (self.low - simd.splat(more));
+                self.improve(&mut best, steps * per_top);
             }
-            improve(&per_step, &mut best);
         }
-    }
-    for _ in 0..REFINEMENTS {
-        let mut per_step = [0.0; LANES];
-        for l in 0..LANES {
-            per_step[l] = inverse(best[l]);
+        for _ in 0..REFINEMENTS {
+            let per_step = inverse(simd, best.0);
+            self.improve(&mut best, per_step);
         }
-        improve(&per_step, &mut best);
+        best.0
     }
-    (top, best)
-}
 
-/// `Σ w·q²` and `Σ w·q·x` for the codes `q` nearest to `x · per_step`.
-#[inline(always)]
-fn sums_of_codes<const S: usize>(
-    batch: &Batch<S>,
-    per_step: &Lanes,
-    half: f32,
-) -> (Lanes, Lanes) {
-    let (mut qq, mut qx) = ([0.0; LANES], [0.0; LANES]);
-    for (x, w) in batch.x.iter().zip(&batch.w) {
-        for l in 0..LANES {
-            let code = round(clamp(x[l] * per_step[l], -half, half - 1.0));
-            let weighted = w[l] * code;
-            qq[l] += weighted * code;
-            qx[l] += weighted * x[l];
-        }
+    /// Solves for the codes nearest to `x · per_step`, and keeps what is better: the scale, and by how
+    /// much the weighted squared error is less than that of zeros.
+    #[inline(always)]
+    fn improve(&self, best: &mut (S::V, S::V), per_step: S::V) {
+        let (qq, qx) = self.sums_of_codes(per_step);
+        // Nothing is greater than NaN, and NaN, where all codes are zero, than nothing.
+        let scale = qx / qq;
+        let gain = qx * scale;
+        best.0 = gain.if_greater(best.1, scale, best.0);
+        best.1 = gain.if_greater(best.1, gain, best.1);
     }
-    (qq, qx)
-}
 
-/// The integer scales next to the real ones that give the smallest errors, and the errors.
-#[inline(always)]
-fn round_to_factor(batch: &Batch<SUB>, scale: &Lanes, d: f32, limits: Limits) -> (Lanes, Lanes) {
-    let (low, high) = (-limits.half_scale, limits.half_scale - 1.0);
-    let per_d = inverse(d);
-    let (mut best, mut lowest) = ([0.0; LANES], [f32::INFINITY; LANES]);
-    for step in [0.0, -1.0, 1.0] {
-        let (mut integer, mut real) = ([0.0; LANES], [0.0; LANES]);
-        for l in 0..LANES {
-            let near = round(clamp(scale[l] * per_d, low, high));
-            integer[l] = clamp(near + step, low, high);
-            real[l] = d * integer[l];
+    /// `Σ w·q²` and `Σ w·q·x` for the codes `q` nearest to `x · per_step`.
+    #[inline(always)]
+    fn sums_of_codes(&self, per_step: S::V) -> (S::V, S::V) {
+        let (mut qq, mut qx) = (self.simd.splat(0.0), self.simd.splat(0.0));
+        for (x, w) in self.batch.x.iter().zip(&self.batch.w) {
+            let code = nearest(self.simd, *x * per_step, self.low, self.high);
+            let weighted = *w * code;
+            qq = qq + weighted * code;
+            qx = qx + weighted * *x;
         }
-        let error = error_of(batch, &real, limits.half);
-        for l in 0..LANES {
-            let better = error[l] < lowest[l];
-            best[l] = if better { integer[l] } else { best[l] };
-            lowest[l] = if better { error[l] } else { lowest[l] };
-        }
+        (qq, qx)
     }
-    (best, lowest)
-}
 
-/// The weighted squared error of the nearest codes.
-#[inline(always)]
-fn error_of<const S: usize>(batch: &Batch<S>, scale: &Lanes, half: f32) -> Lanes {
-    let (mut per_step, mut error) = ([0.0; LANES], [0.0; LANES]);
-    for l in 0..LANES {
-        per_step[l] = inverse(scale[l]);
-    }
-    for (x, w) in batch.x.iter().zip(&batch.w) {
-        for l in 0..LANES {
-            let code = round(clamp(x[l] * per_step[l], -half, half - 1.0));
-            let off = scale[l] * code - x[l];
-            error[l] += w[l] * (off * off);
+    /// The weighted squared error of the nearest codes.
+    #[inline(always)]
+    fn error_of(&self, scale: S::V) -> S::V {
+        let per_step = inverse(self.simd, scale);
+        let mut error = self.simd.splat(0.0);
+        for (x, w) in self.batch.x.iter().zip(&self.batch.w) {
+            let off = scale * nearest(self.simd, *x * per_step, self.low, self.high) - *x;
+            error = error + *w * (off * off);
         }
+        error
     }
-    error
-}
 
-/// The codes nearest to `x / scale`.
-#[inline(always)]
-fn codes_of<const S: usize>(
-    x: &[Lanes; S],
-    scale: &Lanes,
-    half: f32,
-    codes: &mut [Lanes; S],
-) {
-    let mut per_step = [0.0; LANES];
-    for l in 0..LANES {
-        per_step[l] = inverse(scale[l]);
-    }
-    for (codes, x) in codes.iter_mut().zip(x) {
-        for l in 0..LANES {
-            codes[l] = round(clamp(x[l] * per_step[l], -half, half - 1.0));
+    /// The codes nearest to `x / scale`.
+    #[inline(always)]
+    fn codes_of(&self, scale: S::V) -> [S::V; N] {
+        let per_step = inverse(self.simd, scale);
+        let mut codes = self.batch.x;
+        for code in &mut codes {
+            *code = nearest(self.simd, *code * per_step, self.low, self.high);
         }
+        codes
     }
 }
 
-/// The f16 factor that fits the super-block best, all integers given.
-#[inline(always)]
-fn refit(batch: &Batch<SUB>, (d, scales): (f32, Lanes), half: f32) -> f32 {
-    /// The largest finite f16.
-    const MAX_FACTOR: f32 = 65504.0;
-    let mut per_step = [0.0; LANES];
-    for l in 0..LANES {
-        per_step[l] = inverse(d * scales[l]);
+impl<S: Simd> Search<S, SUB> {
+    /// The factor of a super-block and its integer scales.
+    #[inline(always)]
+    fn run(&self, half_scale: f32) -> (f32, S::V) {
+        let scale = self.fit_alone();
+        // The negative end reaches one step further, so the widest sub-block is put there.
+        let widest = |top: f32, s: f32| if s.abs() > top.abs() { s } else { top };
+        let top = scale.store().into_iter().fold(0.0, widest);
+        let mut d = round_to_f16(top / -half_scale);
+        let (mut lowest, mut best) = (f32::INFINITY, (d, self.simd.splat(0.0)));
+        for round in 0..ROUNDS {
+            let (scales, error) = self.round_to_factor(scale, d, half_scale);
+            let error = error.store().iter().fold(0.0, |sum, e| sum + e);
+            if error < lowest {
+                (lowest, best) = (error, (d, scales));
+            }
+            if round + 1 < ROUNDS {
+                d = self.refit(best);
+            }
+        }
+        best
     }
-    let (qq, qx) = sums_of_codes(batch, &per_step, half);
-    let (mut aa, mut ax) = (0.0, 0.0);
-    for l in 0..LANES {
-        aa += scales[l] * scales[l] * qq[l];
-        ax += scales[l] * qx[l];
+
+    /// The integer scales next to the real ones that give the smallest errors, and the errors.
+    #[inline(always)]
+    fn round_to_factor(&self, scale: S::V, d: f32, half_scale: f32) -> (S::V, S::V) {
+        let simd = self.simd;
+        let (low, high) = (simd.splat(-half_scale), simd.splat(half_scale - 1.0));
+        let d = simd.splat(d);
+        let near = nearest(simd, scale * inverse(simd, d), low, high);
+        let (mut best, mut lowest) = (simd.splat(0.0), simd.splat(f32::INFINITY));
+        for step in [0.0, -1.0, 1.0] {
+            let this = (near + simd.splat(step)).max(low).min(high);
+            let error = self.error_of(d * this);
+            best = lowest.if_greater(error, this, best);
+            lowest = lowest.if_greater(error, error, lowest);
+        }
+        (best, lowest)
     }
-    // A comparison with NaN is false.
-    let new = ax / aa;
-    if new.abs() <= MAX_FACTOR {
-        round_to_f16(new)
-    } else {
-        d
+
+    /// The f16 factor that fits the super-block best, all integers given.
+    #[inline(always)]
+    fn refit(&self, (d, scales): (f32, S::V)) -> f32 {
+        /// The largest finite f16.
+        const MAX_FACTOR: f32 = 65504.0;
+        let (qq, qx) = self.sums_of_codes(inverse(self.simd, self.simd.splat(d) * scales));
+        let sum = |of: Lanes| of.iter().fold(0.0, |sum, v| sum + v);
+        // A comparison with NaN is false.
+        let new = sum((scales * qx).store()) / sum((scales * scales * qq).store());
+        if new.abs() <= MAX_FACTOR {
+            round_to_f16(new)
+        } else {
+            d
+        }
     }
 }

@@ -1,10 +1,11 @@
-//! Sixteen blocks side by side, one to a lane.
+//! Sixteen numbers side by side, and the operations that searches are written with.
 //!
 //! A search tries many scales for every block, and for each of them sums up over the block. With a
 //! block to a lane no sum crosses lanes: whatever the width of the registers, each block is summed in
-//! the order of its elements, and every instruction set finds the same scales.
+//! the order of its elements, and every instruction set finds the same scales. Products are never
+//! fused with sums.
 
-use super::k_fit::SUPER;
+use std::ops::{Add, Div, Mul, Sub};
 
 /// Blocks that are searched together.
 pub(super) const LANES: usize = 16;
@@ -12,104 +13,194 @@ pub(super) const LANES: usize = 16;
 /// A number for each block.
 pub(super) type Lanes = [f32; LANES];
 
-/// How much the error of an element counts. These are the measures of the reference quantisers.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Weights {
-    /// All alike.
-    Flat,
-    /// The magnitude, and the root mean square of the block.
-    Magnitude,
-    /// The square.
-    Power,
+/// Makes vectors of one instruction set. A value is the proof that its instructions exist.
+pub(super) trait Simd: Copy {
+    /// Sixteen floats. A value is a proof, too.
+    type V: Vector;
+
+    /// `x` in all lanes.
+    fn splat(self, x: f32) -> Self::V;
+    /// Reads floats.
+    fn load(self, from: &Lanes) -> Self::V;
 }
 
-/// The elements of the blocks, and what they weigh.
-pub(super) struct Batch<const S: usize> {
-    /// Element `j` of block `l` is `x[j][l]`.
-    pub(super) x: [Lanes; S],
-    pub(super) w: [Lanes; S],
+/// Sixteen floats; operators work lane by lane.
+pub(super) trait Vector:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// The floats.
+    fn store(self) -> Lanes;
+    /// `self` where it is greater than `other`, else `other`: also where one is NaN.
+    fn max(self, other: Self) -> Self;
+    /// `self` where it is less than `other`, else `other`: also where one is NaN.
+    fn min(self, other: Self) -> Self;
+    /// `yes` where `self > than`, else `no`: also where one is NaN.
+    fn if_greater(self, than: Self, yes: Self, no: Self) -> Self;
 }
 
-impl<const S: usize> Batch<S> {
-    /// Batches of up to `LANES · S / G` groups of `G` values, which share what their weights are
-    /// measured against; lanes without a block hold zeros. `G` is a multiple of `S`.
+/// Plain Rust: what all other instruction sets must agree with.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+/// The vectors of [`Portable`].
+#[derive(Clone, Copy)]
+pub(super) struct PortableVector(Lanes);
+
+impl Simd for Portable {
+    type V = PortableVector;
+
     #[inline(always)]
-    pub(super) fn new<const G: usize>(groups: &[[f32; G]], weights: Weights) -> Self {
-        let mut x = [[0.0; LANES]; S];
-        let mut unit = [0.0; LANES];
-        for (g, group) in groups.iter().enumerate() {
-            let mut top = 0.0f32;
-            for (b, block) in group.as_chunks::<S>().0.iter().enumerate() {
-                let lane = g * (G / S) + b;
-                for (x, &value) in x.iter_mut().zip(block) {
-                    x[lane] = value;
-                    top = if value.abs() > top { value.abs() } else { top };
-                }
-            }
-            // Relative to the largest value of the group, so that squares of small ones don't vanish.
-            let inverse = if top > 0.0 { 1.0 / top } else { 0.0 };
-            unit[g * (G / S)..(g + 1) * (G / S)].fill(inverse);
-        }
-        let mut w = [[1.0; LANES]; S];
-        match weights {
-            Weights::Flat => {}
-            Weights::Magnitude => {
-                let mut power = [0.0; LANES];
-                for x in &x {
-                    for l in 0..LANES {
-                        let relative = x[l] * unit[l];
-                        power[l] += relative * relative;
-                    }
-                }
-                let mean = power.map(|power| (power / S as f32).sqrt());
-                for (w, x) in w.iter_mut().zip(&x) {
-                    for l in 0..LANES {
-                        w[l] = mean[l] + (x[l] * unit[l]).abs();
-                    }
-                }
-            }
-            Weights::Power => {
-                for (w, x) in w.iter_mut().zip(&x) {
-                    for l in 0..LANES {
-                        let relative = x[l] * unit[l];
-                        w[l] = relative * relative;
-                    }
-                }
-            }
-        }
-        Batch { x, w }
+    fn splat(self, x: f32) -> PortableVector {
+        PortableVector([x; LANES])
+    }
+    #[inline(always)]
+    fn load(self, from: &Lanes) -> PortableVector {
+        PortableVector(*from)
     }
 }
 
-/// The codes of a batch as the blocks they belong to.
-#[inline(always)]
-pub(super) fn blocks_of<const S: usize>(codes: &[Lanes; S], lane: usize, out: &mut [i8; S]) {
-    for (out, codes) in out.iter_mut().zip(codes) {
-        *out = codes[lane] as i32 as i8;
+impl PortableVector {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        let mut out = [0.0; LANES];
+        for (out, (a, b)) in out.iter_mut().zip(self.0.into_iter().zip(other.0)) {
+            *out = f(a, b);
+        }
+        PortableVector(out)
     }
 }
 
-/// Groups of 256 values that fill the lanes with blocks of `S`.
-pub(super) const fn supers_at_once(s: usize) -> usize {
-    LANES * s / SUPER
+impl Add for PortableVector {
+    type Output = Self;
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
 }
 
-/// Rounds to an integer, halves to even; for magnitudes below 2²².
-#[inline(always)]
-pub(super) fn round(v: f32) -> f32 {
-    const ROUNDER: f32 = 12_582_912.0;
-    (v + ROUNDER) - ROUNDER
+impl Sub for PortableVector {
+    type Output = Self;
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
 }
 
-/// As [`f32::clamp`] without its care for NaN, which costs instructions; NaN becomes `low`.
+impl Mul for PortableVector {
+    type Output = Self;
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+}
+
+impl Div for PortableVector {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
+    }
+}
+
+impl Vector for PortableVector {
+    #[inline(always)]
+    fn store(self) -> Lanes {
+        self.0
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn if_greater(self, than: Self, yes: Self, no: Self) -> Self {
+        let mut out = no.0;
+        for l in 0..LANES {
+            if self.0[l] > than.0[l] {
+                out[l] = yes.0[l];
+            }
+        }
+        PortableVector(out)
+    }
+}
+
+/// Rounds to integers, halves to even; for magnitudes below 2²².
 #[inline(always)]
-pub(super) fn clamp(v: f32, low: f32, high: f32) -> f32 {
-    let v = if v > low { v } else { low };
-    if v < high { v } else { high }
+pub(super) fn round<S: Simd>(simd: S, v: S::V) -> S::V {
+    let rounder = simd.splat(12_582_912.0);
+    (v + rounder) - rounder
+}
+
+/// The integer nearest to `v` of `low..=high`; `low` for NaN.
+#[inline(always)]
+pub(super) fn nearest<S: Simd>(simd: S, v: S::V, low: S::V, high: S::V) -> S::V {
+    round(simd, v.max(low).min(high))
 }
 
 /// `1 / v`, or 0 for 0.
 #[inline(always)]
-pub(super) fn inverse(v: f32) -> f32 {
-    if v != 0.0 { 1.0 / v } else { 0.0 }
+pub(super) fn inverse<S: Simd>(simd: S, v: S::V) -> S::V {
+    let zero = simd.splat(0.0);
+    let inverse = simd.splat(1.0) / v;
+    let negative = zero.if_greater(v, inverse, zero);
+    v.if_greater(zero, inverse, negative)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::isa::Level;
+    #[cfg(target_arch = "x86_64")]
+    use crate::quant::lanes_x86::{Avx2, Avx512};
+
+    /// What each operation makes of `a`, `b`.
+    fn results<S: Simd>(simd: S, a: &Lanes, b: &Lanes) -> Vec<u32> {
+        let (a, b) = (simd.load(a), simd.load(b));
+        [
+            a + b,
+            a - b,
+            a * b,
+            a / b,
+            a.max(b),
+            a.min(b),
+            a.if_greater(b, simd.splat(1.0), a),
+            inverse(simd, a),
+            nearest(simd, a, simd.splat(-3.0), simd.splat(15.0)),
+        ]
+        .into_iter()
+        // NaN has bits of its own everywhere.
+        .flat_map(|v| v.store().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }))
+        .collect()
+    }
+
+    #[test]
+    fn every_instruction_set_agrees_with_plain_rust() {
+        let special = [
+            0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -2.5, 7.3, 1e-40, -1e-40, f32::MAX, f32::MIN,
+            f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-38,
+        ];
+        for shift in 0..LANES {
+            let mut other = special;
+            other.rotate_left(shift);
+            let want = results(Portable, &special, &other);
+            for isa in Isa::available() {
+                let got = match isa.level() {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 | Level::AvxVnni => {
+                        // SAFETY: these levels have AVX2.
+                        results(unsafe { Avx2::new() }, &special, &other)
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: this level has AVX-512.
+                    Level::Avx512 => results(unsafe { Avx512::new() }, &special, &other),
+                    _ => results(Portable, &special, &other),
+                };
+                assert_eq!(got, want, "{isa}");
+            }
+        }
+    }
 }

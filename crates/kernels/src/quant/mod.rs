@@ -20,6 +20,7 @@
 //! # Ok::<(), sterna_kernels::quant::QuantError>(())
 //! ```
 
+mod batch;
 mod bits;
 mod encoder;
 mod error;
@@ -31,6 +32,8 @@ mod k_fit;
 mod k_quick;
 mod k_symmetric;
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lanes_x86;
 mod mxfp4;
 mod q1_0;
 mod q2_0;
@@ -51,6 +54,7 @@ mod tq2_0;
 use sterna_format::DType;
 
 use crate::shape::expect_len;
+use lanes::{Portable, Simd};
 
 pub use encoder::{Effort, Encoder, decode_rows};
 pub use error::QuantError;
@@ -114,10 +118,21 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
 /// [`QuantError::NotFinite`] and [`QuantError::TooLarge`] name the first value that the type can't
 /// hold. `out` is unchanged after an error.
 ///
-/// [`Encoder`] does the same for the rows of a matrix, faster. Inlined, so that a caller compiled for
-/// wider instructions gets an encoder that uses them.
-#[inline(always)]
+/// [`Encoder`] does the same for the rows of a matrix, faster.
 pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+    encode_row_with(Portable, dtype, values, out)
+}
+
+/// As [`encode_row`], searching with the vectors of `simd`.
+///
+/// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
+#[inline(always)]
+fn encode_row_with<S: Simd>(
+    simd: S,
+    dtype: DType,
+    values: &[f32],
+    out: &mut [u8],
+) -> Result<(), QuantError> {
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
     match dtype {
@@ -129,11 +144,11 @@ pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Qu
         DType::Q5_0 => encode_blocks(values, out, q5::encode_q5_0),
         DType::Q5_1 => encode_blocks(values, out, q5::encode_q5_1),
         DType::Q8_0 => encode_blocks(values, out, q8_0::encode),
-        DType::Q2_K => encode_all(values, out, q2_k::encode),
-        DType::Q3_K => encode_all(values, out, q3_k::encode),
-        DType::Q4_K => encode_all(values, out, q4_k::encode),
-        DType::Q5_K => encode_all(values, out, q5_k::encode),
-        DType::Q6_K => encode_all(values, out, q6_k::encode),
+        DType::Q2_K => encode_all(values, out, |v, b| q2_k::encode(simd, v, b)),
+        DType::Q3_K => encode_all(values, out, |v, b| q3_k::encode(simd, v, b)),
+        DType::Q4_K => encode_all(values, out, |v, b| q4_k::encode(simd, v, b)),
+        DType::Q5_K => encode_all(values, out, |v, b| q5_k::encode(simd, v, b)),
+        DType::Q6_K => encode_all(values, out, |v, b| q6_k::encode(simd, v, b)),
         DType::TQ1_0 => encode_blocks(values, out, tq1_0::encode),
         DType::TQ2_0 => encode_blocks(values, out, tq2_0::encode),
         DType::Q1_0 => encode_blocks(values, out, q1_0::encode),
@@ -163,7 +178,7 @@ pub(crate) fn encode_row_quick(
     out: &mut [u8],
 ) -> Result<(), QuantError> {
     if !matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) {
-        return encode_row(dtype, values, out);
+        return encode_row_with(Portable, dtype, values, out);
     }
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;

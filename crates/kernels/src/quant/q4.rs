@@ -7,6 +7,7 @@ use super::bits::{nibbles, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SmallBlock;
 use super::k_symmetric;
+use super::lanes::Simd;
 
 const HALF: usize = 16;
 
@@ -34,8 +35,8 @@ pub(super) fn decode_q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
 
 /// One block for every 32 values, with the scale that keeps the squared error smallest.
 #[inline(always)]
-pub(super) fn search_q4_0(values: &[[f32; 32]], blocks: &mut [[u8; 18]]) {
-    k_symmetric::fit_blocks(values, 8.0, |i, d, codes| {
+pub(super) fn search_q4_0<S: Simd>(simd: S, values: &[[f32; 32]], blocks: &mut [[u8; 18]]) {
+    k_symmetric::fit_blocks(simd, values, 8.0, |i, d, codes| {
         let block = &mut blocks[i];
         block[..2].copy_from_slice(&f16_bytes(d));
         for (j, byte) in block[2..].iter_mut().enumerate() {

@@ -1,11 +1,12 @@
 //! Q5_K: Q4_K with a fifth bit per code. See `docs/formats/k-quants.md`.
 
+use super::batch::Weights;
 use super::bits::{bit_planes, join, nibbles, signed};
 use super::integers::SuperBlock;
 use super::k_affine::{self, Limits};
 use super::k_fit::Affine;
 use super::k_quick;
-use super::lanes::Weights;
+use super::lanes::Simd;
 use super::q4_k::{pack_header, with_header};
 
 /// `x = d·scale·code − dmin·min`; block:
@@ -39,13 +40,13 @@ pub(super) fn integers(block: &[u8; 176]) -> SuperBlock {
 
 /// One block for every 256 values.
 #[inline(always)]
-pub(super) fn encode(values: &[[f32; 256]], blocks: &mut [[u8; 176]]) {
+pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8; 176]]) {
     const LIMITS: Limits = Limits {
         max_code: 31.0,
         max_scale: 63.0,
         weights: Weights::Magnitude,
     };
-    k_affine::fit::<32>(values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
+    k_affine::fit::<S, 32>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
 /// A block without a search.
