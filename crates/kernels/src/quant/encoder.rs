@@ -4,16 +4,12 @@ use std::ops::Range;
 
 use sterna_format::DType;
 
-use super::lanes::{Portable, Simd};
-#[cfg(target_arch = "x86_64")]
-use super::lanes_x86::{Avx2, Avx512};
+use super::search::search;
 use super::{
-    QuantError, check_magnitudes, check_sizes, decode_row, encode_all, encode_row, encode_row_quick,
-    encode_row_with, i2_s, q4,
+    QuantError, check_sizes, decode_row, encode_directly, encode_row, encode_row_quick, i2_s,
+    is_searched,
 };
-#[cfg(target_arch = "x86_64")]
-use crate::isa::Level;
-use crate::isa::{Isa, multiversion};
+use crate::isa::multiversion;
 use crate::Exec;
 use crate::pool::SharedSlice;
 use crate::repack::try_ranges;
@@ -198,7 +194,10 @@ impl Encoder {
         match (self.dtype, self.effort) {
             (DType::I2_S, _) => encode_trits(exec.isa, self.scale, values, out),
             (dtype, Effort::Quick) => encode_quick(exec.isa, dtype, values, out),
-            (dtype, Effort::Search) => encode_searched(exec.isa, dtype, values, out),
+            (dtype, Effort::Search) if is_searched(dtype) || dtype == DType::Q4_0 => {
+                search(exec.isa, dtype, values, out)
+            }
+            (dtype, Effort::Search) => encode_direct(exec.isa, dtype, values, out),
         }
     }
 
@@ -288,53 +287,10 @@ multiversion! {
     }
 }
 
-/// Encodes with the vectors of `isa`.
-fn encode_searched(
-    isa: Isa,
-    dtype: DType,
-    values: &[f32],
-    out: &mut [u8],
-) -> Result<(), QuantError> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,f16c")]
-        fn avx2(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-            // SAFETY: the function's own features.
-            search_with(unsafe { Avx2::new() }, dtype, values, out)
-        }
-        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-        fn avx512(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-            // SAFETY: the function's own features.
-            search_with(unsafe { Avx512::new() }, dtype, values, out)
-        }
-        match isa.level() {
-            Level::Baseline => {}
-            Level::Avx2 | Level::AvxVnni => {
-                // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
-                return unsafe { avx2(dtype, values, out) };
-            }
-            // SAFETY: this level exists only where `Level::is_here` saw these features.
-            Level::Avx512 => return unsafe { avx512(dtype, values, out) },
-        }
+multiversion! {
+    fn encode_direct(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+        encode_directly(dtype, values, out)
     }
-    let _ = isa;
-    search_with(Portable, dtype, values, out)
-}
-
-#[inline(always)]
-fn search_with<S: Simd>(
-    simd: S,
-    dtype: DType,
-    values: &[f32],
-    out: &mut [u8],
-) -> Result<(), QuantError> {
-    if dtype != DType::Q4_0 {
-        return encode_row_with(simd, dtype, values, out);
-    }
-    check_sizes(dtype, values.len(), out.len())?;
-    check_magnitudes(dtype, values)?;
-    encode_all(values, out, |v, b| q4::search_q4_0(simd, v, b));
-    Ok(())
 }
 
 multiversion! {

@@ -25,7 +25,7 @@ pub(super) struct Limits {
 /// among the many small values, and whether the ends are cut off.
 const SPREADS: [(f32, f32); 24] = [
     (0.0, 0.0),
-    (-0.9, 0.0),
+    (-1.0, 0.0),
     (-0.6, 0.0),
     (-0.3, 0.0),
     (0.3, 0.0),
@@ -149,9 +149,20 @@ impl<S: Simd, const N: usize> Search<S, N> {
             dmin[lanes.clone()].fill(round_to_f16(largest(&mins) / self.max_scale));
         }
 
-        let mut best = self.round_to_factors((scale, min), (simd.load(&d), simd.load(&dmin)));
-        for _ in 1..ROUNDS {
-            let next = self.round_to_factors((scale, min), self.refit(&best));
+        let zero = simd.splat(0.0);
+        let mut best = Found {
+            d: simd.load(&d),
+            dmin: simd.load(&dmin),
+            scale: zero,
+            min: zero,
+            error: simd.splat(f32::INFINITY),
+        };
+        for round in 0..ROUNDS {
+            let factors = match round {
+                0 => (best.d, best.dmin),
+                _ => self.refit(&best),
+            };
+            let next = self.round_to_factors((scale, min), factors);
             let (new, old) = (next.error.store(), best.error.store());
             let (mut new_sums, mut old_sums) = ([0.0; LANES], [0.0; LANES]);
             for lanes in lanes_of_supers(N) {
@@ -204,13 +215,17 @@ impl<S: Simd, const N: usize> Search<S, N> {
             offset: zero,
             gain: zero,
         };
-        for (more, shift) in SPREADS {
-            let per_step = (self.max_code + simd.splat(more)) * per_extent;
-            self.improve(&mut best, &distances, per_step, simd.splat(shift));
-        }
-        for _ in 0..REFINEMENTS {
-            let per_step = inverse(simd, best.scale);
-            let shift = best.offset * per_step;
+        for attempt in 0..SPREADS.len() + REFINEMENTS {
+            let (per_step, shift) = match SPREADS.get(attempt) {
+                Some(&(more, shift)) => {
+                    let steps = self.max_code + simd.splat(more);
+                    (steps * per_extent, simd.splat(shift))
+                }
+                None => {
+                    let per_step = inverse(simd, best.scale);
+                    (per_step, best.offset * per_step)
+                }
+            };
             self.improve(&mut best, &distances, per_step, shift);
         }
         (best.scale, best.offset - low)

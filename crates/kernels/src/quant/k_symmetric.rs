@@ -121,14 +121,15 @@ impl<S: Simd, const N: usize> Search<S, N> {
         let min_extent = simd.splat(MIN_EXTENT);
         let per_top = magnitude.if_greater(min_extent, simd.splat(1.0) / self.top, zero);
         let mut best = (zero, zero);
-        for sign in [1.0, -1.0] {
-            for more in STRETCHES {
-                let steps = simd.splat(sign) * (self.low - simd.splat(more));
-                self.improve(&mut best, steps * per_top);
-            }
-        }
-        for _ in 0..REFINEMENTS {
-            let per_step = inverse(simd, best.0);
+        for attempt in 0..2 * STRETCHES.len() + REFINEMENTS {
+            let per_step = match STRETCHES.get(attempt / 2) {
+                Some(&more) => {
+                    let steps = self.low - simd.splat(more);
+                    let steps = if attempt % 2 == 0 { steps } else { zero - steps };
+                    steps * per_top
+                }
+                None => inverse(simd, best.0),
+            };
             self.improve(&mut best, per_step);
         }
         best.0

@@ -5,6 +5,9 @@
 //! the order of its elements, and every instruction set finds the same scales. Products are never
 //! fused with sums.
 
+// Lanes are numbered: iterators over several arrays hide from the compiler what they have in common.
+#![allow(clippy::needless_range_loop)]
+
 use std::ops::{Add, Div, Mul, Sub};
 
 /// Blocks that are searched together.
@@ -63,8 +66,8 @@ impl PortableVector {
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
         let mut out = [0.0; LANES];
-        for (out, (a, b)) in out.iter_mut().zip(self.0.into_iter().zip(other.0)) {
-            *out = f(a, b);
+        for l in 0..LANES {
+            out[l] = f(self.0[l], other.0[l]);
         }
         PortableVector(out)
     }
@@ -117,11 +120,9 @@ impl Vector for PortableVector {
     }
     #[inline(always)]
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self {
-        let mut out = no.0;
+        let mut out = [0.0; LANES];
         for l in 0..LANES {
-            if self.0[l] > than.0[l] {
-                out[l] = yes.0[l];
-            }
+            out[l] = if self.0[l] > than.0[l] { yes.0[l] } else { no.0[l] };
         }
         PortableVector(out)
     }

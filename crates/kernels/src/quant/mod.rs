@@ -47,14 +47,15 @@ mod q6_k;
 pub mod q8;
 mod q8_0;
 mod scales;
+mod search;
 pub mod ternary;
 mod tq1_0;
 mod tq2_0;
 
 use sterna_format::DType;
 
+use crate::Isa;
 use crate::shape::expect_len;
-use lanes::{Portable, Simd};
 
 pub use encoder::{Effort, Encoder, decode_rows};
 pub use error::QuantError;
@@ -120,19 +121,23 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
 ///
 /// [`Encoder`] does the same for the rows of a matrix, faster.
 pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-    encode_row_with(Portable, dtype, values, out)
+    match is_searched(dtype) {
+        true => search::search(Isa::SCALAR, dtype, values, out),
+        false => encode_directly(dtype, values, out),
+    }
 }
 
-/// As [`encode_row`], searching with the vectors of `simd`.
+/// Whether there is a choice of scales in which [`encode_row`] searches.
+const fn is_searched(dtype: DType) -> bool {
+    use DType::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
+    matches!(dtype, Q2_K | Q3_K | Q4_K | Q5_K | Q6_K)
+}
+
+/// As [`encode_row`], of the types without a search.
 ///
 /// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
 #[inline(always)]
-fn encode_row_with<S: Simd>(
-    simd: S,
-    dtype: DType,
-    values: &[f32],
-    out: &mut [u8],
-) -> Result<(), QuantError> {
+fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
     match dtype {
@@ -144,11 +149,6 @@ fn encode_row_with<S: Simd>(
         DType::Q5_0 => encode_blocks(values, out, q5::encode_q5_0),
         DType::Q5_1 => encode_blocks(values, out, q5::encode_q5_1),
         DType::Q8_0 => encode_blocks(values, out, q8_0::encode),
-        DType::Q2_K => encode_all(values, out, |v, b| q2_k::encode(simd, v, b)),
-        DType::Q3_K => encode_all(values, out, |v, b| q3_k::encode(simd, v, b)),
-        DType::Q4_K => encode_all(values, out, |v, b| q4_k::encode(simd, v, b)),
-        DType::Q5_K => encode_all(values, out, |v, b| q5_k::encode(simd, v, b)),
-        DType::Q6_K => encode_all(values, out, |v, b| q6_k::encode(simd, v, b)),
         DType::TQ1_0 => encode_blocks(values, out, tq1_0::encode),
         DType::TQ2_0 => encode_blocks(values, out, tq2_0::encode),
         DType::Q1_0 => encode_blocks(values, out, q1_0::encode),
@@ -165,20 +165,18 @@ fn encode_row_with<S: Simd>(
     Ok(())
 }
 
-/// As [`encode_row`], but K types are fitted in one pass instead of by a search: for encoding while
-/// somebody waits.
+/// As [`encode_row`], but Q4_K, Q5_K and Q6_K are fitted in one pass instead of by a search: for
+/// encoding while somebody waits.
 ///
 /// Errors: as [`encode_row`].
 ///
 /// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
 #[inline(always)]
-pub(crate) fn encode_row_quick(
-    dtype: DType,
-    values: &[f32],
-    out: &mut [u8],
-) -> Result<(), QuantError> {
-    if !matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) {
-        return encode_row_with(Portable, dtype, values, out);
+fn encode_row_quick(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+    match dtype {
+        DType::Q2_K | DType::Q3_K => return encode_row(dtype, values, out),
+        DType::Q4_K | DType::Q5_K | DType::Q6_K => {}
+        _ => return encode_directly(dtype, values, out),
     }
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
@@ -212,16 +210,6 @@ fn encode_blocks<const N: usize, const B: usize>(
     for (values, block) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
         encode(values, block);
     }
-}
-
-/// Hands all blocks to `encode` at once; the lengths were checked against each other before.
-#[inline(always)]
-fn encode_all<const N: usize, const B: usize>(
-    values: &[f32],
-    out: &mut [u8],
-    encode: impl Fn(&[[f32; N]], &mut [[u8; B]]),
-) {
-    encode(values.as_chunks().0, out.as_chunks_mut().0);
 }
 
 fn check_sizes(dtype: DType, elements: usize, found: usize) -> Result<(), QuantError> {
