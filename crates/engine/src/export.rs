@@ -1,5 +1,7 @@
 //! From a plan to the tensors of a Hugging Face checkpoint, whatever files the model came in.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use sterna_format::DType;
@@ -23,7 +25,7 @@ use crate::weights::Projection;
 /// It is fed as [`Loader`](crate::Loader) is. A tensor at a time is in memory.
 pub struct Exporter {
     plan: ModelPlan,
-    exec: Exec,
+    exec: Arc<Exec>,
     /// What each weight of the plan becomes; `None` for what isn't a tensor of a checkpoint.
     targets: Vec<Option<Target>>,
     parts: Vec<Bytes>,
@@ -103,7 +105,7 @@ struct Target {
 
 impl Exporter {
     /// Begins to export the model of `plan`, computing on `exec`.
-    pub fn new(plan: ModelPlan, exec: Exec) -> Exporter {
+    pub fn new(plan: ModelPlan, exec: Arc<Exec>) -> Exporter {
         Exporter {
             targets: targets(&plan),
             plan,

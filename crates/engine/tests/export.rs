@@ -17,7 +17,7 @@ use sterna_kernels::{Exec, Isa};
 
 /// All tensors of a model, and the configuration that goes with them if `config` doesn't give it.
 fn export(plan: ModelPlan, files: &[Bytes], config: Option<&Path>) -> (Vec<Exported>, Vec<u8>) {
-    let mut exporter = Exporter::new(plan, Exec::new(2, Isa::detect()));
+    let mut exporter = Exporter::new(plan, Arc::new(Exec::new(2, Isa::detect())));
     let mut tensors = Vec::new();
     while let Some(want) = exporter.wanted() {
         let range = want.offset as usize..(want.offset + want.len) as usize;
