@@ -13,6 +13,7 @@
 //! # }
 //! ```
 
+pub mod fetch;
 pub mod hash;
 #[cfg(not(target_family = "wasm"))]
 mod local;
