@@ -292,7 +292,7 @@ impl Fetch {
         }
     }
 
-    /// Takes note that a blob is committed.
+    /// Takes note that a blob is committed, now or before the first [`poll`](Self::poll).
     pub fn committed(&mut self, blob: usize) {
         self.blobs[blob].phase = Phase::Done;
     }
