@@ -56,6 +56,14 @@ pub enum Fault {
         /// Bytes the source speaks of.
         found: u64,
     },
+    /// More bytes than a small file may have.
+    #[error("expected at most {limit} bytes, found {found}")]
+    TooLarge {
+        /// Bytes it may have.
+        limit: u64,
+        /// Bytes the source speaks of, or sent so far.
+        found: u64,
+    },
     /// Another part of the file than was asked for.
     #[error("asked for bytes {}..{}, was given `{found}`", asked.start, asked.end)]
     WrongRange {
@@ -133,6 +141,7 @@ impl Fault {
             Self::NoRanges => Verdict::AskWhole,
             Self::Cancelled => Verdict::Nothing,
             Self::WrongLength { .. }
+            | Self::TooLarge { .. }
             | Self::WrongRange { .. }
             | Self::Changed { .. }
             | Self::NotData { .. }

@@ -48,29 +48,7 @@ pub(super) struct Asked<'a> {
 impl Head {
     /// Checks the head of an answer against what was asked.
     pub(super) fn check(&self, asked: &Asked<'_>) -> Result<Promise, Fault> {
-        match self.status {
-            200 | 206 => {}
-            408 | 425 | 429 | 500..=599 => {
-                return Err(Fault::Busy {
-                    status: self.status,
-                    retry_after: self.wait(),
-                });
-            }
-            status => return Err(Fault::Refused { status }),
-        }
-        if let Some(encoding) = &self.content_encoding
-            && !encoding.trim().eq_ignore_ascii_case("identity")
-        {
-            let encoding = shortened(encoding);
-            return Err(Fault::Encoded { encoding });
-        }
-        if let Some(content_type) = &self.content_type
-            && is_page(content_type)
-            && !is_page_name(asked.name)
-        {
-            let content_type = shortened(content_type);
-            return Err(Fault::NotData { content_type });
-        }
+        self.check_kind(asked.name)?;
         if let (Some(before), Some(now)) = (asked.etag, self.strong_etag())
             && before != now
         {
@@ -97,6 +75,34 @@ impl Head {
             range: 0..asked.size,
             counted: self.content_length.is_some(),
         })
+    }
+
+    /// Checks that the answer is the plain bytes of a file called `name`.
+    pub(super) fn check_kind(&self, name: &str) -> Result<(), Fault> {
+        match self.status {
+            200 | 206 => {}
+            408 | 425 | 429 | 500..=599 => {
+                return Err(Fault::Busy {
+                    status: self.status,
+                    retry_after: self.wait(),
+                });
+            }
+            status => return Err(Fault::Refused { status }),
+        }
+        if let Some(encoding) = &self.content_encoding
+            && !encoding.trim().eq_ignore_ascii_case("identity")
+        {
+            let encoding = shortened(encoding);
+            return Err(Fault::Encoded { encoding });
+        }
+        if let Some(content_type) = &self.content_type
+            && is_page(content_type)
+            && !is_page_name(name)
+        {
+            let content_type = shortened(content_type);
+            return Err(Fault::NotData { content_type });
+        }
+        Ok(())
     }
 
     fn check_partial(&self, asked: &Asked<'_>) -> Result<Promise, Fault> {

@@ -18,9 +18,13 @@ mod planner;
 mod ranges;
 #[cfg(not(target_family = "wasm"))]
 mod sink;
+#[cfg(not(target_family = "wasm"))]
+mod small;
 mod state;
 mod transfer;
 
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+pub(crate) use self::small::{fetch_from, read as read_small};
 pub use self::{
     blob::{Blob, Limits, PlanError, check_name},
     fault::Fault,
@@ -37,4 +41,5 @@ pub use self::{
     folder::FolderSink,
     part::PartFile,
     sink::{Present, Sink, SinkError},
+    small::fetch_small,
 };

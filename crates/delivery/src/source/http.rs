@@ -187,3 +187,24 @@ fn fault(error: ureq::Error) -> Fault {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_never_lead_from_https_to_http() {
+        let to = |from: &str, location: &str| {
+            let from = Url::parse(from).unwrap();
+            let mut headers = HeaderMap::new();
+            headers.insert(header::LOCATION, location.parse().unwrap());
+            redirect(&from, &headers).map(|url| url.to_string())
+        };
+        assert!(to("https://a/x", "https://b/y").is_ok());
+        assert!(to("http://a/x", "https://b/y").is_ok());
+        assert!(to("https://a/x", "/y").is_ok());
+        let fault = to("https://a/x", "http://a/x").unwrap_err();
+        let message = fault.to_string();
+        assert_eq!(message, "redirect to http://a/x: from https to http");
+    }
+}

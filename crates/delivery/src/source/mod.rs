@@ -4,7 +4,7 @@ mod folder;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
-mod hugging_face;
+pub mod hugging_face;
 #[cfg(feature = "http")]
 mod url;
 

@@ -34,12 +34,12 @@ impl Url {
             why,
         };
         let text = text.split('#').next().unwrap_or(text);
-        let uri: Uri = text.parse().map_err(|_| error("it is no valid address"))?;
-        let scheme = match uri.scheme_str() {
-            Some("http") => "http",
-            Some("https") => "https",
+        let scheme = match text.split_once("://") {
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("http") => "http",
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("https") => "https",
             _ => return Err(error("expected http:// or https://")),
         };
+        let uri: Uri = text.parse().map_err(|_| error("it is no valid address"))?;
         let authority = uri.authority().ok_or_else(|| error("it names no host"))?;
         if authority.as_str().contains('@') {
             return Err(error("it has a user name or password, which are not sent"));

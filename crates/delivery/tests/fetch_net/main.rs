@@ -1,0 +1,8 @@
+//! Fetching over the network, from servers that misbehave in every way known.
+#![cfg(feature = "http")]
+
+mod http;
+mod hugging_face;
+#[cfg(target_os = "linux")]
+mod process;
+mod server;
