@@ -308,10 +308,12 @@ mod tests {
         );
     }
 
+    type Change = fn(&mut Head);
+
     #[test]
     fn pages_encodings_and_changes_are_told() {
         let good = partial("bytes 10-49/100");
-        let with = |change: fn(&mut Head)| {
+        let with = |change: Change| {
             let mut head = good.clone();
             change(&mut head);
             head.check(&ASKED).map_err(|fault| fault.to_string())
@@ -319,7 +321,7 @@ mod tests {
         assert!(with(|h| h.etag = Some("\"a\"".into())).is_ok());
         assert!(with(|h| h.etag = Some("W/\"b\"".into())).is_ok());
         assert!(with(|h| h.content_encoding = Some("identity".into())).is_ok());
-        let cases: [(fn(&mut Head), &str); 3] = [
+        let cases: [(Change, &str); 3] = [
             (
                 |h| h.etag = Some("\"b\"".into()),
                 "its ETag was \"a\", now it is \"b\"",

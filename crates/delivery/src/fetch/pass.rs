@@ -222,7 +222,7 @@ mod tests {
     use crate::hash::{Algorithm, Digest, Expected};
 
     fn bytes() -> Vec<u8> {
-        (0..1000u32).map(|i| (i * i >> 3) as u8).collect()
+        (0..1000u32).map(|i| ((i * i) >> 3) as u8).collect()
     }
 
     fn verifier(bytes: &[u8]) -> Verifier {

@@ -376,7 +376,9 @@ impl Fetch {
         let whole = state.whole.take().expect("`is_hashed` saw it");
         match (whole.finish(), state.blob.expected().variant_verifier()) {
             (Ok(verified), _) => state.phase = Phase::Verified(verified),
-            (Err(mismatch), Some(second)) => state.phase = Phase::Doubted(mismatch, Some(second)),
+            (Err(mismatch), Some(second)) => {
+                state.phase = Phase::Doubted(mismatch, Some(Box::new(second)))
+            }
             (Err(mismatch), None) => self.wrong(blob, mismatch),
         }
         true
@@ -599,7 +601,7 @@ fn job_for(index: usize, state: &mut BlobState) -> Option<HashJob> {
     }
     let job = match &mut state.phase {
         Phase::Doubted(_, second) => {
-            HashJob::second_opinion(index, state.blob.size(), second.take()?)
+            HashJob::second_opinion(index, state.blob.size(), *second.take()?)
         }
         Phase::Fetching => {
             if let Some(range) = state.unchecked.iter().next() {

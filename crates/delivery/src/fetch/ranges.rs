@@ -1,6 +1,6 @@
 //! Sets of byte positions, kept as ranges.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 /// Positions as ranges that are sorted, not empty, and neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl RangeSet {
         let last = self.0.partition_point(|r| r.start <= range.end);
         let start = (self.0[first..last].first()).map_or(range.start, |r| r.start.min(range.start));
         let end = (self.0[first..last].last()).map_or(range.end, |r| r.end.max(range.end));
-        self.0.splice(first..last, [start..end]);
+        self.0.splice(first..last, iter::once(start..end));
     }
 
     /// Takes every position of `range` away.

@@ -11,7 +11,7 @@ pub(super) enum Phase {
     /// Bytes are missing, or not hashed yet.
     Fetching,
     /// The digest says no, and a second verifier is to be asked (`None`: is being asked).
-    Doubted(Mismatch, Option<Verifier>),
+    Doubted(Mismatch, Option<Box<Verifier>>),
     /// The digest says yes.
     Verified(Verified),
     /// Its commit is under way.

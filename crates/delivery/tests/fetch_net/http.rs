@@ -151,7 +151,7 @@ fn an_honest_server_sends_every_byte_once() {
 fn answers_that_are_cut_are_gone_on_with_at_the_byte() {
     let files = some_files();
     let server = Server::start(&files, |asked, mut reply| {
-        if dice(asked) % 2 == 0 && !reply.body.is_empty() {
+        if dice(asked).is_multiple_of(2) && !reply.body.is_empty() {
             reply.cut = Some((dice(asked) as usize >> 3) % reply.body.len());
         }
         reply
