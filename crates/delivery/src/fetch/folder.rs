@@ -51,6 +51,7 @@ impl Sink for FolderSink {
     fn present(&self, blob: &Blob) -> Result<Present, SinkError> {
         let path = self.path(blob);
         if is_there(&path, blob).map_err(SinkError::of(&path, "read"))? {
+            PartFile::clean(&path)?;
             return Ok(Present::Complete);
         }
         Ok(Present::Parts(self.part(blob)?.present()))

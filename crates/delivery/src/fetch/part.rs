@@ -108,6 +108,20 @@ impl PartFile {
         })
     }
 
+    /// Removes what a process left that was stopped between giving `target` its name and cleaning up.
+    pub fn clean(target: &Path) -> Result<(), SinkError> {
+        let map_path = with_suffix(target, ".part-map");
+        if with_suffix(target, ".part").exists() {
+            return Ok(());
+        }
+        match fs::remove_file(&map_path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(SinkError::of(&map_path, "remove")(source))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What is stored.
     pub fn present(&self) -> RangeSet {
         let map = self.lock();

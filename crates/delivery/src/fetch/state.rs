@@ -245,3 +245,78 @@ impl Jitter {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(fault: &Fault, limits: &Limits, jitter: f64, n: u32) -> Vec<Option<u128>> {
+        let mut source = SourceState::new("s".into());
+        let mut now = Duration::from_secs(1000);
+        (0..n)
+            .map(|_| {
+                let before = source.n_failures;
+                let alive = source.fail(fault, before, now, limits, jitter);
+                let wait = source.wait_until.saturating_sub(now);
+                now += wait;
+                alive.then_some(wait.as_millis())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn waits_double_up_to_a_cap_and_end() {
+        let limits = Limits {
+            retries: 8,
+            ..Limits::default()
+        };
+        let some = |waits: [u128; 8]| {
+            waits
+                .map(Some)
+                .into_iter()
+                .chain([None])
+                .collect::<Vec<_>>()
+        };
+        let slow = [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000];
+        assert_eq!(waits(&Fault::Stalled, &limits, 1.0, 9), some(slow));
+        assert_eq!(
+            waits(&Fault::Stalled, &limits, 0.0, 9),
+            some(slow.map(|ms| ms / 2))
+        );
+    }
+
+    #[test]
+    fn a_server_that_asks_is_given_its_time_within_reason() {
+        let limits = Limits::default();
+        let busy = |seconds| Fault::Busy {
+            status: 429,
+            retry_after: Some(Duration::from_secs(seconds)),
+        };
+        assert_eq!(waits(&busy(7), &limits, 1.0, 2), [Some(7000), Some(7000)]);
+        assert_eq!(waits(&busy(0), &limits, 1.0, 2), [Some(500), Some(1000)]);
+        assert_eq!(waits(&busy(301), &limits, 1.0, 1), [None]);
+    }
+
+    #[test]
+    fn requests_that_fail_together_count_once() {
+        let (limits, now) = (Limits::default(), Duration::ZERO);
+        let mut source = SourceState::new("s".into());
+        for _ in 0..10 {
+            assert!(source.fail(&Fault::Stalled, 0, now, &limits, 0.5));
+        }
+        assert_eq!(source.failures, 1);
+    }
+
+    #[test]
+    fn jitter_is_spread_and_the_same_for_a_seed() {
+        let values = |seed| {
+            let mut jitter = Jitter(seed);
+            [(); 1000].map(|()| jitter.next())
+        };
+        assert_eq!(values(1), values(1));
+        assert_ne!(values(1), values(2));
+        assert!(values(3).iter().all(|x| (0.0..1.0).contains(x)));
+        let mean = values(4).iter().sum::<f64>() / 1000.0;
+        assert!((0.45..0.55).contains(&mean), "{mean}");
+    }
+}

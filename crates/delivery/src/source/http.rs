@@ -71,6 +71,8 @@ impl HttpSource {
             .timeout_per_read(Some(options.silence))
             .timeout_per_write(Some(options.silence))
             .input_buffer_size(256 << 10)
+            // As many as there may be requests at a time, so that none connects anew.
+            .max_idle_connections_per_host(16)
             .build();
         Self {
             name: base.to_string(),

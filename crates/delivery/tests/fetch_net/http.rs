@@ -2,7 +2,8 @@
 //! an unverified byte under a final name, and little fetched twice.
 
 use std::{
-    fs,
+    fs, io,
+    ops::Range,
     path::Path,
     sync::{
         Arc,
@@ -13,8 +14,11 @@ use std::{
 
 use crate::server::{Asked, Files, Reply, Server, files};
 use sterna_delivery::{
-    fetch::{Blob, Cancel, Event, FetchError, FolderSink, Limits, Report, fetch},
-    hash::{Algorithm, BlockDigests, Digest, Expected, Verified},
+    fetch::{
+        Blob, Cancel, Event, FetchError, FolderSink, Limits, Present, Report, Sink, SinkError,
+        fetch,
+    },
+    hash::{Algorithm, Blake3Variant, BlockDigests, Digest, Expected, Verified},
     source::{FolderSource, HttpOptions, HttpSource, Source, Url},
 };
 
@@ -132,7 +136,8 @@ fn an_honest_server_sends_every_byte_once() {
             );
             assert_eq!(report.progress.received_bytes, total(&files));
             assert_eq!(server.sent.load(Ordering::Relaxed), total(&files));
-            // What is there is not asked for again.
+            // What is there is not asked for again, and what a crash left is removed.
+            fs::write(dir.path().join("a.bin.part-map"), "left").unwrap();
             let before = server.n_requests();
             let report = pull(
                 blobs(&files, algorithm, blocks),
@@ -143,6 +148,7 @@ fn an_honest_server_sends_every_byte_once() {
             .unwrap();
             assert_eq!(report.verified, vec![None; files.len()]);
             assert_eq!(server.n_requests(), before);
+            check(&files, dir.path(), true);
         }
     }
 }
@@ -711,4 +717,144 @@ fn folders_are_verified_like_anybody() {
     let report = fetch(blobs, &[&bad, &good], &sink, limits(), &cancel, &mut |_| {}).unwrap();
     assert_eq!(report.dropped.len(), 1);
     check(&files, dir.path(), true);
+}
+
+#[test]
+fn the_blake3_variant_is_told_from_blake3() {
+    let files = files(&[("a.bin", 250_000), ("b.bin", 1)]);
+    let blobs = |honest: bool| -> Vec<Blob> {
+        (files.iter())
+            .map(|(name, bytes)| {
+                let mut variant = Blake3Variant::new();
+                variant.update(bytes);
+                if !honest {
+                    variant.update(b"more");
+                }
+                let expected = Expected::Digest(Digest::new(Algorithm::Blake3, variant.finish()));
+                Blob::new(name, bytes.len() as u64, expected).unwrap()
+            })
+            .collect()
+    };
+    let server = Server::honest(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let report = pull(blobs(true), &[&server], dir.path(), limits()).unwrap();
+    assert_eq!(report.verified, [Some(Verified::Blake3Variant); 2]);
+    check(&files, dir.path(), true);
+    // Recognised again when it is there.
+    let report = pull(blobs(true), &[&server], dir.path(), limits()).unwrap();
+    assert_eq!(report.progress.received_bytes, 0);
+    let dir = tempfile::tempdir().unwrap();
+    let error = pull(blobs(false), &[&server], dir.path(), limits()).unwrap_err();
+    assert!(error.to_string().contains("expected blake3"), "{error}");
+    check(&files, dir.path(), false);
+}
+
+#[test]
+fn digests_that_no_bytes_have_end_the_fetch() {
+    let files = files(&[("a.bin", 50_000), ("empty", 0)]);
+    let server = Server::honest(&files);
+    let wrong = Expected::Digest(Digest::of(Algorithm::Sha256, b"something"));
+    let blocks = BlockDigests::of(Algorithm::Blake3, BLOCK, &files["a.bin"]).unwrap();
+    let contradictory = [
+        Blob::new("empty", 0, wrong).unwrap(),
+        Blob::new("a.bin", 50_000, wrong)
+            .unwrap()
+            .with_blocks(blocks)
+            .unwrap(),
+    ];
+    for blob in contradictory {
+        let dir = tempfile::tempdir().unwrap();
+        let error = pull(vec![blob], &[&server], dir.path(), limits())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("what is said of it contradicts itself"),
+            "{error}"
+        );
+        check(&files, dir.path(), false);
+    }
+}
+
+/// A folder that has room for so many bytes.
+struct Full {
+    folder: FolderSink,
+    left: AtomicU64,
+}
+
+impl Sink for Full {
+    fn present(&self, blob: &Blob) -> Result<Present, SinkError> {
+        self.folder.present(blob)
+    }
+
+    fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), SinkError> {
+        let n = bytes.len() as u64;
+        let room = self
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(n)
+            });
+        room.map_err(|_| {
+            let full = io::Error::from(io::ErrorKind::StorageFull);
+            SinkError::of(&self.folder.path(blob), "write")(full)
+        })?;
+        self.folder.write_at(blob, offset, bytes)
+    }
+
+    fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), SinkError> {
+        self.folder.read_at(blob, offset, bytes)
+    }
+
+    fn discard(&self, blob: &Blob, range: Range<u64>) -> Result<(), SinkError> {
+        self.folder.discard(blob, range)
+    }
+
+    fn commit(&self, blob: &Blob, verified: Verified) -> Result<(), SinkError> {
+        self.folder.commit(blob, verified)
+    }
+}
+
+#[test]
+fn a_full_sink_ends_the_fetch_and_what_it_has_is_used_later() {
+    let files = some_files();
+    let server = Server::honest(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let mut received = 0;
+    for room in [0, 200_000, 300_000, 400_000] {
+        let sink = Full {
+            folder: FolderSink::new(dir.path()),
+            left: room.into(),
+        };
+        let blobs = blobs(&files, Algorithm::Sha256, false);
+        let source = source(&server);
+        let error = fetch(
+            blobs,
+            &[&source],
+            &sink,
+            limits(),
+            &Cancel::new(),
+            &mut |_| {},
+        )
+        .unwrap_err();
+        let FetchError::Sink(error) = error else {
+            panic!("{error}")
+        };
+        assert!(error.to_string().ends_with(".bin: cannot write"), "{error}");
+        assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
+        check(&files, dir.path(), false);
+        received += room;
+    }
+    let report = pull(
+        blobs(&files, Algorithm::Sha256, false),
+        &[&server],
+        dir.path(),
+        limits(),
+    )
+    .unwrap();
+    check(&files, dir.path(), true);
+    let expected = total(&files) - received + 4 * 256 * 1024;
+    assert!(
+        report.progress.received_bytes <= expected,
+        "{}",
+        report.progress.received_bytes
+    );
 }
