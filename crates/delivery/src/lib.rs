@@ -13,10 +13,13 @@
 //! # }
 //! ```
 
+pub mod hash;
 #[cfg(not(target_family = "wasm"))]
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
+#[cfg(not(target_family = "wasm"))]
+pub mod store;
 
 #[cfg(not(target_family = "wasm"))]
 pub use local::{LocalFile, LocalFileError};
