@@ -18,6 +18,7 @@ pub mod hash;
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
+pub mod sign;
 #[cfg(not(target_family = "wasm"))]
 pub mod store;
 
