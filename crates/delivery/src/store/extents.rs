@@ -48,6 +48,8 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     #[test]
@@ -59,9 +61,9 @@ mod tests {
         assert_eq!(extents.ranges(), [0..10, 20..30, 40..41]);
         assert_eq!((extents.prefix(), extents.len()), (10, 21));
         extents.insert(8..40);
-        assert_eq!(extents.ranges(), [0..41]);
+        assert_eq!(extents.ranges(), slice::from_ref(&(0..41)));
         extents.truncate(7);
-        assert_eq!(extents.ranges(), [0..7]);
+        assert_eq!(extents.ranges(), slice::from_ref(&(0..7)));
         extents.truncate(0);
         assert_eq!((extents.prefix(), extents.ranges().len()), (0, 0));
     }

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::File,
     io::{self, Write},
+    iter,
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -104,7 +105,7 @@ impl Pull {
     /// Which bytes of `blob` have arrived: ranges that neither overlap nor touch, in order.
     pub fn extents(&self, blob: &Blob) -> Result<Vec<Range<u64>>, StoreError> {
         if self.claim(blob)? {
-            return Ok(Vec::from_iter([0..blob.size]));
+            return Ok(iter::once(0..blob.size).collect());
         }
         let slot = self.slot(blob);
         let slot = lock(&slot);
