@@ -16,6 +16,7 @@ mod output;
 mod progress;
 mod runtime;
 mod sampling;
+mod serve;
 mod speculate;
 mod stop;
 mod verbs;
@@ -46,6 +47,7 @@ enum Verb {
     Perplexity(verbs::perplexity::Perplexity),
     Bench(verbs::bench::Bench),
     Doctor(verbs::doctor::Doctor),
+    Serve(serve::Serve),
 }
 
 impl Verb {
@@ -59,6 +61,7 @@ impl Verb {
             Verb::Perplexity(verb) => verb.run(),
             Verb::Bench(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Serve(verb) => verb.run(),
         }
     }
 }
