@@ -9,6 +9,7 @@ mod args;
 mod builtin;
 mod chat;
 mod display;
+mod folders;
 mod interrupt;
 mod machine;
 mod model;
@@ -19,6 +20,7 @@ mod sampling;
 mod serve;
 mod speculate;
 mod stop;
+mod trust;
 mod verbs;
 
 use std::process::ExitCode;
@@ -48,6 +50,8 @@ enum Verb {
     Bench(verbs::bench::Bench),
     Doctor(verbs::doctor::Doctor),
     Serve(serve::Serve),
+    Sign(verbs::sign::Sign),
+    Trust(verbs::trust::Trust),
 }
 
 impl Verb {
@@ -62,6 +66,8 @@ impl Verb {
             Verb::Bench(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
             Verb::Serve(verb) => verb.run(),
+            Verb::Sign(verb) => verb.run(),
+            Verb::Trust(verb) => verb.run(),
         }
     }
 }
