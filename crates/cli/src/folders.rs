@@ -14,7 +14,9 @@ const HOME_VARIABLE: &str = "STERNA_HOME";
 
 /// The folder for settings.
 pub(crate) fn config() -> Result<PathBuf> {
-    find("XDG_CONFIG_HOME", "APPDATA", ".config", &|name| env::var_os(name).map(PathBuf::from))
+    find("XDG_CONFIG_HOME", "APPDATA", ".config", &|name| {
+        env::var_os(name).map(PathBuf::from)
+    })
 }
 
 fn find(

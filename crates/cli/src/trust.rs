@@ -43,9 +43,13 @@ pub(crate) fn load(path: &Path) -> Result<TrustList> {
         serde_json::from_str(&text).with_context(|| format!("{place}: expected a trust list"))?;
     let mut list = TrustList::default();
     for (i, entry) in stored.keys.into_iter().enumerate() {
-        let key = PublicKey::parse(&entry.key).with_context(|| format!("{place}: keys[{i}].key"))?;
+        let key =
+            PublicKey::parse(&entry.key).with_context(|| format!("{place}: keys[{i}].key"))?;
         let before = list.insert(entry.name, key);
-        ensure!(before.is_none(), "{place}: keys[{i}].name: the same as that of another key");
+        ensure!(
+            before.is_none(),
+            "{place}: keys[{i}].name: the same as that of another key"
+        );
     }
     Ok(list)
 }
@@ -93,7 +97,8 @@ mod tests {
     fn a_list_that_cannot_be_read_is_not_an_empty_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trust.json");
-        let twice = format!(r#"{{"keys": [{{"name":"a","key":"{KEY}"}},{{"name":"a","key":"{KEY}"}}]}}"#);
+        let twice =
+            format!(r#"{{"keys": [{{"name":"a","key":"{KEY}"}},{{"name":"a","key":"{KEY}"}}]}}"#);
         for (text, message) in [
             ("", "expected a trust list"),
             (r#"{"keys": [{"name": "a", "key": "x"}]}"#, "keys[0].key"),
@@ -101,7 +106,10 @@ mod tests {
         ] {
             fs::write(&path, text).unwrap();
             let error = format!("{:#}", load(&path).unwrap_err());
-            assert!(error.contains(message) && error.contains("trust.json"), "{error}");
+            assert!(
+                error.contains(message) && error.contains("trust.json"),
+                "{error}"
+            );
         }
     }
 }

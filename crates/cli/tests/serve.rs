@@ -30,17 +30,25 @@ struct Answer {
 
 impl Answer {
     fn header(&self, name: &str) -> Option<&str> {
-        let header = self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
+        let header = self
+            .headers
+            .iter()
+            .find(|(n, _)| n.eq_ignore_ascii_case(name));
         header.map(|(_, value)| value.as_str())
     }
 }
 
 fn shard_bytes() -> Vec<u8> {
-    (0..3_000_000u32).map(|i| ((i * 2654435761) >> 24) as u8).collect()
+    (0..3_000_000u32)
+        .map(|i| (i.wrapping_mul(2654435761) >> 24) as u8)
+        .collect()
 }
 
 fn shard_etag() -> String {
-    format!("\"sha256-{}\"", Digest::of(Algorithm::Sha256, &shard_bytes()))
+    format!(
+        "\"sha256-{}\"",
+        Digest::of(Algorithm::Sha256, &shard_bytes())
+    )
 }
 
 fn start() -> Server {
@@ -70,8 +78,13 @@ fn start() -> Server {
         .spawn()
         .unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("http://").and_then(|a| a.strip_suffix('/'));
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let address = line
+        .trim()
+        .strip_prefix("http://")
+        .and_then(|a| a.strip_suffix('/'));
     Server {
         address: address.expect("the first line is the address").to_owned(),
         child,
@@ -85,7 +98,9 @@ struct Client(BufReader<TcpStream>);
 impl Client {
     fn connect(server: &Server) -> Client {
         let stream = TcpStream::connect(&server.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
         Client(BufReader::new(stream))
     }
 
@@ -94,7 +109,10 @@ impl Client {
         for (name, value) in headers {
             text += &format!("{name}: {value}\r\n");
         }
-        self.0.get_mut().write_all((text + "\r\n").as_bytes()).unwrap();
+        self.0
+            .get_mut()
+            .write_all((text + "\r\n").as_bytes())
+            .unwrap();
         let mut lines = Vec::new();
         loop {
             let mut line = String::new();
@@ -116,7 +134,9 @@ impl Client {
             body: Vec::new(),
         };
         let has_body = method != "HEAD" && status != 204 && status != 304;
-        let len = answer.header("content-length").map_or(0, |len| len.parse().unwrap());
+        let len = answer
+            .header("content-length")
+            .map_or(0, |len| len.parse().unwrap());
         answer.body = vec![0; if has_body { len } else { 0 }];
         self.0.read_exact(&mut answer.body).unwrap();
         answer
@@ -149,17 +169,29 @@ fn files_come_whole_with_what_caches_and_other_sites_need() {
         assert_eq!(answer.header(name), Some(value), "{name}");
     }
     let exposed = answer.header("access-control-expose-headers").unwrap();
-    assert!(exposed.contains("ETag") && exposed.contains("Content-Range"), "{exposed}");
+    assert!(
+        exposed.contains("ETag") && exposed.contains("Content-Range"),
+        "{exposed}"
+    );
 
     let head = client.request("HEAD", "/shard_00000.bin", &[("Range", "bytes=0-9")]);
-    assert_eq!((head.status, head.header("content-length")), (200, Some("3000000")));
+    assert_eq!(
+        (head.status, head.header("content-length")),
+        (200, Some("3000000"))
+    );
 
     let manifest = client.request("GET", "/manifest.json", &[]);
     assert_eq!(manifest.header("cache-control"), Some("no-cache"));
     assert_eq!(manifest.header("content-type"), Some("application/json"));
-    let etag = format!("\"sha256-{}\"", Digest::of(Algorithm::Sha256, &manifest.body));
+    let etag = format!(
+        "\"sha256-{}\"",
+        Digest::of(Algorithm::Sha256, &manifest.body)
+    );
     assert_eq!(manifest.header("etag"), Some(etag.as_str()));
-    assert_eq!(serde_json::from_slice::<Value>(&manifest.body).unwrap()["version"], 1);
+    assert_eq!(
+        serde_json::from_slice::<Value>(&manifest.body).unwrap()["version"],
+        1
+    );
 }
 
 #[test]
@@ -182,10 +214,17 @@ fn ranges_are_exact() {
         assert_eq!(answer.header("etag"), Some(shard_etag().as_str()));
     }
     let answer = client.request("GET", "/shard_00000.bin", &[("Range", "bytes=3000000-")]);
-    assert_eq!((answer.status, answer.header("content-range")), (416, Some("bytes */3000000")));
+    assert_eq!(
+        (answer.status, answer.header("content-range")),
+        (416, Some("bytes */3000000"))
+    );
     for ignored in ["bytes=0-1,5-6", "bytes=x", "lines=0-1"] {
         let answer = client.request("GET", "/shard_00000.bin", &[("Range", ignored)]);
-        assert_eq!((answer.status, answer.body.len()), (200, 3_000_000), "{ignored}");
+        assert_eq!(
+            (answer.status, answer.body.len()),
+            (200, 3_000_000),
+            "{ignored}"
+        );
     }
 }
 
@@ -204,11 +243,25 @@ fn conditions_are_kept() {
     assert_eq!(answer.status, 200);
     // A range only of the version that the client has.
     let date = "Wed, 21 Oct 2015 07:28:00 GMT";
-    for (tag, status) in [(etag.as_str(), 206), ("\"x\"", 200), (&weak, 200), (date, 200)] {
+    for (tag, status) in [
+        (etag.as_str(), 206),
+        ("\"x\"", 200),
+        (&weak, 200),
+        (date, 200),
+    ] {
         let headers = [("Range", "bytes=0-9"), ("If-Range", tag)];
-        assert_eq!(client.request("GET", "/shard_00000.bin", &headers).status, status, "{tag}");
+        assert_eq!(
+            client.request("GET", "/shard_00000.bin", &headers).status,
+            status,
+            "{tag}"
+        );
     }
-    for (tag, status) in [(etag.as_str(), 200), ("*", 200), ("\"x\"", 412), (&weak, 412)] {
+    for (tag, status) in [
+        (etag.as_str(), 200),
+        ("*", 200),
+        ("\"x\"", 412),
+        (&weak, 412),
+    ] {
         let answer = client.request("HEAD", "/shard_00000.bin", &[("If-Match", tag)]);
         assert_eq!(answer.status, status, "{tag}");
     }
@@ -218,11 +271,23 @@ fn conditions_are_kept() {
 fn only_what_the_package_names_can_be_had() {
     let server = start();
     for path in [
-        "/private.txt", "/../private.txt", "/..%2fprivate.txt", "/./private.txt", "/shard_00000.bin/",
-        "//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/none", "/shard_00000.bin%00", "/%ff",
+        "/private.txt",
+        "/../private.txt",
+        "/..%2fprivate.txt",
+        "/./private.txt",
+        "/shard_00000.bin/",
+        "//etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/none",
+        "/shard_00000.bin%00",
+        "/%ff",
     ] {
         let answer = get(&server, path, &[]);
-        assert!(matches!(answer.status, 400 | 404), "{path}: {}", answer.status);
+        assert!(
+            matches!(answer.status, 400 | 404),
+            "{path}: {}",
+            answer.status
+        );
         assert!(!answer.body.windows(6).any(|w| w == b"secret"));
         assert_eq!(answer.header("access-control-allow-origin"), Some("*"));
     }
@@ -231,7 +296,12 @@ fn only_what_the_package_names_can_be_had() {
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
         let answer = Client::connect(&server).request(method, "/manifest.json", &[]);
         assert_eq!(answer.status, 405, "{method}");
-        assert!(answer.header("allow").is_some_and(|allow| allow.contains("GET")), "{method}");
+        assert!(
+            answer
+                .header("allow")
+                .is_some_and(|allow| allow.contains("GET")),
+            "{method}"
+        );
     }
     let headers = [
         ("Origin", "https://example.org"),
@@ -251,13 +321,25 @@ fn the_folder_is_shown_to_people_and_programs() {
     let again: Value = serde_json::from_slice(&get(&server, "/index.json", &[]).body).unwrap();
     assert_eq!(index, again);
     let files = index["files"].as_array().unwrap();
-    let names: Vec<_> = files.iter().map(|file| file["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["manifest.json", "shard_00000.bin", "tensors.json"]);
-    assert_eq!((files[1]["size"].as_u64(), files[1]["etag"].as_str()), (Some(3_000_000), Some(shard_etag().as_str())));
+    assert_eq!(
+        (files[1]["size"].as_u64(), files[1]["etag"].as_str()),
+        (Some(3_000_000), Some(shard_etag().as_str()))
+    );
     let page = get(&server, "/", &[("Accept", "text/html,*/*;q=0.8")]);
-    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
     let page = String::from_utf8(page.body).unwrap();
-    assert!(page.contains("tiny &lt;model&gt;") && page.contains("href=\"shard_00000.bin\""), "{page}");
+    assert!(
+        page.contains("tiny &lt;model&gt;") && page.contains("href=\"shard_00000.bin\""),
+        "{page}"
+    );
 }
 
 #[test]
@@ -267,18 +349,26 @@ fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
     let mut idle = Vec::new();
     for _ in 0..20 {
         let mut stream = TcpStream::connect(&server.address).unwrap();
-        stream.write_all(b"GET /manifest.json HTTP/1.1\r\nHost: te").unwrap();
+        stream
+            .write_all(b"GET /manifest.json HTTP/1.1\r\nHost: te")
+            .unwrap();
         idle.push(stream);
     }
     let mut deaf = TcpStream::connect(&server.address).unwrap();
-    deaf.write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    deaf.write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n")
+        .unwrap();
     let mut nonsense = TcpStream::connect(&server.address).unwrap();
-    nonsense.write_all(b"\x16\x03\x01\x02\x00\x01\r\n\r\n").unwrap();
+    nonsense
+        .write_all(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        .unwrap();
     let mut answer = String::new();
     nonsense.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
     let mut long = TcpStream::connect(&server.address).unwrap();
-    let head = format!("GET /{} HTTP/1.1\r\nHost: test\r\n\r\n", "x".repeat(100_000));
+    let head = format!(
+        "GET /{} HTTP/1.1\r\nHost: test\r\n\r\n",
+        "x".repeat(100_000)
+    );
     // The server may hang up before it has read all.
     let _ = long.write_all(head.as_bytes());
     let mut answer = Vec::new();
@@ -288,7 +378,9 @@ fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
     // A head that takes too long ends the connection.
     let begun = Instant::now();
     let stream = &mut idle[0];
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
     assert!(begun.elapsed() < Duration::from_secs(40));
@@ -301,17 +393,28 @@ fn told_to_stop_it_ends_transfers_first() {
     let mut server = start();
     let mut idle = Client::connect(&server);
     assert_eq!(idle.request("GET", "/manifest.json", &[]).status, 200);
-    // Most of the shard waits for this client when the server is told.
+    // Part of the shard is on its way when the server is told.
     let mut stream = TcpStream::connect(&server.address).unwrap();
-    stream.write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    stream
+        .write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n")
+        .unwrap();
     let mut first = [0; 1000];
     stream.read_exact(&mut first).unwrap();
     let pid = server.child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     std::thread::sleep(Duration::from_millis(200));
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).unwrap();
-    assert!(rest.ends_with(&shard_bytes()[2_999_000..]), "the transfer came to its end");
+    assert!(
+        rest.ends_with(&shard_bytes()[2_999_000..]),
+        "the transfer came to its end"
+    );
     let status = server.child.wait().unwrap();
     assert!(status.success(), "{status:?}, signal {:?}", status.signal());
 }
@@ -322,7 +425,10 @@ fn what_cannot_be_served_is_an_error() {
     for (manifest, message) in [
         (None, "manifest.json: cannot open"),
         (Some("{"), "expected a manifest in JSON"),
-        (Some(r#"{"shards": [{"fileName": "../x", "size": 1}]}"#), "shards[0]"),
+        (
+            Some(r#"{"shards": [{"fileName": "../x", "size": 1}]}"#),
+            "shards[0]",
+        ),
     ] {
         if let Some(text) = manifest {
             fs::write(dir.path().join("manifest.json"), text).unwrap();
@@ -333,6 +439,9 @@ fn what_cannot_be_served_is_an_error() {
             .output()
             .unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && stderr.contains(message), "{stderr}");
+        assert!(
+            !output.status.success() && stderr.contains(message),
+            "{stderr}"
+        );
     }
 }

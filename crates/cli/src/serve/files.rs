@@ -74,7 +74,10 @@ fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
     if is_about_content {
         insert(header::ETAG, file.etag());
         let is_immutable = file.is_immutable();
-        insert(header::CACHE_CONTROL, if is_immutable { IMMUTABLE } else { REVALIDATE });
+        insert(
+            header::CACHE_CONTROL,
+            if is_immutable { IMMUTABLE } else { REVALIDATE },
+        );
     }
     if status.is_success() {
         insert(header::CONTENT_TYPE, file.content_type());
@@ -94,14 +97,20 @@ enum Comparison {
 fn names(list: &str, etag: &str, comparison: Comparison) -> bool {
     list.split(',').map(str::trim).any(|tag| {
         let weak = tag.strip_prefix("W/");
-        let opaque = weak.filter(|_| comparison == Comparison::Weak).unwrap_or(tag);
+        let opaque = weak
+            .filter(|_| comparison == Comparison::Weak)
+            .unwrap_or(tag);
         tag == "*" || opaque == etag
     })
 }
 
 /// All values of a header that may be given several times.
 fn joined(headers: &HeaderMap, name: HeaderName) -> Option<String> {
-    let values: Vec<_> = headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).collect();
+    let values: Vec<_> = headers
+        .get_all(name)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .collect();
     (!values.is_empty()).then(|| values.join(","))
 }
 

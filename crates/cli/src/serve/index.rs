@@ -27,14 +27,20 @@ struct IndexEntry<'a> {
 
 /// The folder for people, if their browser asks, and else for programs.
 pub(super) async fn folder(state: State<Arc<Package>>, headers: HeaderMap) -> Response {
-    let wants_html = (headers.get_all(header::ACCEPT).iter())
-        .any(|value| value.to_str().is_ok_and(|value| value.contains("text/html")));
+    let wants_html = (headers.get_all(header::ACCEPT).iter()).any(|value| {
+        value
+            .to_str()
+            .is_ok_and(|value| value.contains("text/html"))
+    });
     let response = if wants_html {
         Html(html(&state)).into_response()
     } else {
         json(state).await
     };
-    let headers = [(header::VARY, "Accept"), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [
+        (header::VARY, "Accept"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
     (headers, response).into_response()
 }
 
@@ -61,7 +67,10 @@ fn html(package: &Package) -> String {
     for file in package.files() {
         let (name, size) = (escaped(file.name()), output::Bytes(file.size()));
         // Writing to a string does not fail.
-        let _ = writeln!(page, "<tr><td><a href=\"{name}\">{name}</a><td align=\"right\">{size}");
+        let _ = writeln!(
+            page,
+            "<tr><td><a href=\"{name}\">{name}</a><td align=\"right\">{size}"
+        );
     }
     page + "</table>\n</html>\n"
 }
@@ -87,6 +96,9 @@ mod tests {
 
     #[test]
     fn markup_in_names_is_text() {
-        assert_eq!(escaped("<a href='x'>&\""), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;");
+        assert_eq!(
+            escaped("<a href='x'>&\""),
+            "&lt;a href=&#39;x&#39;&gt;&amp;&quot;"
+        );
     }
 }

@@ -36,7 +36,9 @@ const MAX_THREADS: usize = 4;
 
 /// Serves `router` until Ctrl-C. Prints its address when it listens.
 pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
-    let n_threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
+    let n_threads = thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .min(MAX_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(n_threads)
         .enable_all()
@@ -46,7 +48,9 @@ pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
         let listener = TcpListener::bind((host, port))
             .await
             .with_context(|| format!("cannot listen on {host}, port {port}"))?;
-        let address = listener.local_addr().context("cannot tell the server's address")?;
+        let address = listener
+            .local_addr()
+            .context("cannot tell the server's address")?;
         output::line(format_args!("http://{address}/"))?;
         let connections = GracefulShutdown::new();
         tokio::select! {
@@ -68,7 +72,10 @@ pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
 async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulShutdown) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
+        let place = Arc::clone(&places)
+            .acquire_owned()
+            .await
+            .expect("it is never closed");
         match listener.accept().await {
             Ok((stream, _)) => spawn(stream, place, router, connections),
             // That of one client that went away, or no more files; the others go on.
@@ -83,7 +90,10 @@ async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulS
 
 fn is_of_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
 }
 
 fn spawn(
@@ -124,5 +134,7 @@ async fn stop_asked() -> Result<()> {
         }
     }
     #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await.context("cannot watch for Ctrl-C")
+    tokio::signal::ctrl_c()
+        .await
+        .context("cannot watch for Ctrl-C")
 }

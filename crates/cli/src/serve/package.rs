@@ -49,12 +49,16 @@ impl Package {
             .with_context(|| format!("{place}: shards: expected an array"))?;
         let default = manifest["hashAlgorithm"].as_str();
         for (i, entry) in shards.iter().enumerate() {
-            let shard = shard(folder, entry, default)
-                .with_context(|| format!("{place}: shards[{i}]"))?;
+            let shard =
+                shard(folder, entry, default).with_context(|| format!("{place}: shards[{i}]"))?;
             package.add(shard)?;
         }
         let tokenizer = &manifest["tokenizer"];
-        let named = [&manifest["tensorsFile"], &tokenizer["file"], &tokenizer["sentencepieceModel"]];
+        let named = [
+            &manifest["tensorsFile"],
+            &tokenizer["file"],
+            &tokenizer["sentencepieceModel"],
+        ];
         for name in named.into_iter().filter_map(Value::as_str) {
             check_name(name).with_context(|| format!("{place}: a file it names"))?;
             if !package.files.contains_key(name) {
@@ -146,7 +150,10 @@ fn shard(folder: &Path, entry: &Value, default: Option<&str>) -> Result<ServedFi
         "{name}: expected {size} bytes, found {}",
         bytes.len()
     );
-    let algorithm = entry["hashAlgorithm"].as_str().or(default).map(str::parse::<Algorithm>);
+    let algorithm = entry["hashAlgorithm"]
+        .as_str()
+        .or(default)
+        .map(str::parse::<Algorithm>);
     let digest = match (entry["hash"].as_str(), entry["blake3"].as_str(), algorithm) {
         (Some(hex), _, Some(algorithm)) => Digest::from_hex(algorithm?, hex)?,
         (_, Some(hex), _) => Digest::from_hex(Algorithm::Blake3, hex)?,
@@ -177,7 +184,9 @@ fn etag(digest: &Digest) -> String {
 
 fn read_small(path: &Path) -> Result<Vec<u8>> {
     let place = path.display();
-    let size = fs::metadata(path).with_context(|| format!("{place}: cannot open"))?.len();
+    let size = fs::metadata(path)
+        .with_context(|| format!("{place}: cannot open"))?
+        .len();
     ensure!(
         size <= MAX_SMALL_BYTES,
         "{place}: expected at most {MAX_SMALL_BYTES} bytes, found {size}"
@@ -234,7 +243,12 @@ mod tests {
         assert!(shard.is_immutable() && !package.file("t.json").unwrap().is_immutable());
         assert!(package.file("secret").is_none());
         fs::write(dir.path().join(SIGNATURE_FILE), b"x").unwrap();
-        assert!(Package::open(dir.path()).unwrap().file(SIGNATURE_FILE).is_some());
+        assert!(
+            Package::open(dir.path())
+                .unwrap()
+                .file(SIGNATURE_FILE)
+                .is_some()
+        );
     }
 
     #[test]
@@ -247,8 +261,14 @@ mod tests {
         let twice = serde_json::json!({"hashAlgorithm": "sha256", "shards": [shard_entry(), shard_entry()]});
         for (manifest, message) in [
             (serde_json::json!({}), "shards: expected an array"),
-            (with("filename", "../secret".into()), "expected a file in the package's folder"),
-            (with("filename", "/etc/passwd".into()), "expected a file in the package's folder"),
+            (
+                with("filename", "../secret".into()),
+                "expected a file in the package's folder",
+            ),
+            (
+                with("filename", "/etc/passwd".into()),
+                "expected a file in the package's folder",
+            ),
             (with("filename", "none.bin".into()), "cannot open"),
             (with("size", 11.into()), "expected 11 bytes, found 10"),
             (with("hash", "abc".into()), "expected 64 hexadecimal digits"),

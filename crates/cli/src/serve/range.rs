@@ -65,7 +65,10 @@ mod tests {
             ("bytes=-30", Wanted::Part(0..10)),
             ("bytes=10-", Wanted::Unsatisfiable),
             ("bytes=99999999999999999999999999-", Wanted::Unsatisfiable),
-            ("bytes=18446744073709551615-18446744073709551615", Wanted::Unsatisfiable),
+            (
+                "bytes=18446744073709551615-18446744073709551615",
+                Wanted::Unsatisfiable,
+            ),
             ("bytes=-0", Wanted::Unsatisfiable),
         ] {
             assert_eq!(parse(value, 10), wanted, "{value}");
@@ -77,8 +80,17 @@ mod tests {
     #[test]
     fn whatever_else_is_ignored() {
         for value in [
-            "", "bytes", "bytes=", "bytes=-", "bytes=5-2", "bytes=a-b", "bytes=+1-2", "bytes=0-1,3-4",
-            "items=0-1", "bytes=1 - 2", "bytes=--1",
+            "",
+            "bytes",
+            "bytes=",
+            "bytes=-",
+            "bytes=5-2",
+            "bytes=a-b",
+            "bytes=+1-2",
+            "bytes=0-1,3-4",
+            "items=0-1",
+            "bytes=1 - 2",
+            "bytes=--1",
         ] {
             assert_eq!(parse(value, 10), Wanted::Whole, "{value}");
         }

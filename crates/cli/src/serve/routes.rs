@@ -29,15 +29,26 @@ const EXPOSED: &str = "Accept-Ranges, Content-Length, Content-Range, ETag";
 const COMMON_HEADERS: [(HeaderName, &str); 6] = [
     (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
     (header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED),
-    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-    (HeaderName::from_static("cross-origin-embedder-policy"), "require-corp"),
-    (HeaderName::from_static("cross-origin-resource-policy"), "cross-origin"),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("cross-origin-embedder-policy"),
+        "require-corp",
+    ),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "cross-origin",
+    ),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
 ];
 
 async fn with_common_headers(mut response: Response) -> Response {
     for (name, value) in COMMON_HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
     }
     response
 }
@@ -47,10 +58,16 @@ async fn preflight() -> Response {
     let headers = [
         (header::ALLOW, "GET, HEAD, OPTIONS"),
         (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, HEAD, OPTIONS"),
-        (header::ACCESS_CONTROL_ALLOW_HEADERS, "Range, If-Range, If-Match, If-None-Match"),
+        (
+            header::ACCESS_CONTROL_ALLOW_HEADERS,
+            "Range, If-Range, If-Match, If-None-Match",
+        ),
         (header::ACCESS_CONTROL_MAX_AGE, "86400"),
         // Pages on the internet may ask machines of a private network, which this one may be.
-        (HeaderName::from_static("access-control-allow-private-network"), "true"),
+        (
+            HeaderName::from_static("access-control-allow-private-network"),
+            "true",
+        ),
     ];
     (StatusCode::NO_CONTENT, headers).into_response()
 }

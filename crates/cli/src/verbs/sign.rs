@@ -63,7 +63,11 @@ impl Sign {
     pub(crate) fn run(self) -> Result<()> {
         // What is to be signed is looked at before a key is made or a password asked for.
         let manifest = self.package.as_deref().map(Manifest::read).transpose()?;
-        let key = if self.generate { self.generate()? } else { self.read_key()? };
+        let key = if self.generate {
+            self.generate()?
+        } else {
+            self.read_key()?
+        };
         let mut signature = None;
         let mut comment = None;
         if let (Some(folder), Some(manifest)) = (&self.package, &manifest) {
@@ -109,7 +113,8 @@ impl Sign {
 
     fn read_key(&self) -> Result<SecretKey> {
         let place = self.key.display();
-        let file = fs::read_to_string(&self.key).with_context(|| format!("{place}: cannot read"))?;
+        let file =
+            fs::read_to_string(&self.key).with_context(|| format!("{place}: cannot read"))?;
         let is_encrypted = SecretKey::is_encrypted(&file).with_context(|| place.to_string())?;
         let password = is_encrypted.then(|| self.password(Ask::Once)).transpose()?;
         SecretKey::parse(&file, password.as_deref()).with_context(|| place.to_string())
@@ -124,9 +129,14 @@ impl Sign {
         ensure!(
             io::stdin().is_terminal(),
             "the key needs a password, and there is no terminal to ask; use --password-file{}",
-            if self.generate { " or --no-password" } else { "" }
+            if self.generate {
+                " or --no-password"
+            } else {
+                ""
+            }
         );
-        let prompt = |text: &str| rpassword::prompt_password(text).context("cannot ask for a password");
+        let prompt =
+            |text: &str| rpassword::prompt_password(text).context("cannot ask for a password");
         let password = prompt(&format!("Password of {}: ", self.key.display()))?;
         if ask == Ask::Twice && prompt("Again: ")? != password {
             bail!("the passwords differ");
@@ -185,7 +195,10 @@ fn create_secret(path: &Path, text: &str) -> Result<()> {
 
 /// Writes a file wholly or not at all.
 fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let write = || -> io::Result<()> {
         let mut file = NamedTempFile::new_in(folder)?;
         file.write_all(text.as_bytes())?;

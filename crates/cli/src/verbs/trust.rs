@@ -71,7 +71,10 @@ impl Trust {
             output::note("no keys are trusted yet");
             return Ok(());
         }
-        let rows: Vec<_> = keys.iter().map(|key| (key.name.as_str(), key.key.clone())).collect();
+        let rows: Vec<_> = keys
+            .iter()
+            .map(|key| (key.name.as_str(), key.key.clone()))
+            .collect();
         output::line(output::table(&rows))
     }
 }
