@@ -10,6 +10,7 @@ mod builtin;
 mod chat;
 mod convert;
 mod display;
+mod folders;
 mod interrupt;
 mod machine;
 mod model;
@@ -17,8 +18,10 @@ mod output;
 mod progress;
 mod runtime;
 mod sampling;
+mod serve;
 mod speculate;
 mod stop;
+mod trust;
 mod verbs;
 
 use std::process::ExitCode;
@@ -48,6 +51,9 @@ enum Verb {
     Bench(verbs::bench::Bench),
     Convert(verbs::convert::Convert),
     Doctor(verbs::doctor::Doctor),
+    Serve(serve::Serve),
+    Sign(verbs::sign::Sign),
+    Trust(verbs::trust::Trust),
 }
 
 impl Verb {
@@ -62,6 +68,9 @@ impl Verb {
             Verb::Bench(verb) => verb.run(),
             Verb::Convert(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Serve(verb) => verb.run(),
+            Verb::Sign(verb) => verb.run(),
+            Verb::Trust(verb) => verb.run(),
         }
     }
 }

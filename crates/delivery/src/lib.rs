@@ -21,6 +21,9 @@ mod local;
 mod mmap;
 #[cfg(not(target_family = "wasm"))]
 pub mod source;
+pub mod sign;
+#[cfg(not(target_family = "wasm"))]
+pub mod store;
 
 #[cfg(not(target_family = "wasm"))]
 pub use local::{LocalFile, LocalFileError};

@@ -7,8 +7,10 @@ pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod run;
+pub(crate) mod sign;
 pub(crate) mod template;
 pub(crate) mod tokenize;
+pub(crate) mod trust;
 
 use std::fs::File;
 use std::io::{self, Read};
