@@ -19,6 +19,14 @@ pub(crate) fn config() -> Result<PathBuf> {
     })
 }
 
+/// The folder for models.
+pub(crate) fn data() -> Result<PathBuf> {
+    let found = find("XDG_DATA_HOME", "LOCALAPPDATA", ".local/share", &|name| {
+        env::var_os(name).map(PathBuf::from)
+    });
+    Ok(found?.join("store"))
+}
+
 fn find(
     xdg: &str,
     windows: &str,

@@ -16,6 +16,7 @@ mod machine;
 mod model;
 mod output;
 mod progress;
+mod pull;
 mod runtime;
 mod sampling;
 mod serve;
@@ -50,6 +51,11 @@ enum Verb {
     Perplexity(verbs::perplexity::Perplexity),
     Bench(verbs::bench::Bench),
     Convert(verbs::convert::Convert),
+    Verify(verbs::verify::Verify),
+    Pull(verbs::pull::PullVerb),
+    List(verbs::pull::List),
+    Remove(verbs::pull::Remove),
+    Gc(verbs::pull::Gc),
     Doctor(verbs::doctor::Doctor),
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
@@ -67,6 +73,11 @@ impl Verb {
             Verb::Perplexity(verb) => verb.run(),
             Verb::Bench(verb) => verb.run(),
             Verb::Convert(verb) => verb.run(),
+            Verb::Verify(verb) => verb.run(),
+            Verb::Pull(verb) => verb.run(),
+            Verb::List(verb) => verb.run(),
+            Verb::Remove(verb) => verb.run(),
+            Verb::Gc(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),

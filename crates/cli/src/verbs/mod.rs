@@ -6,11 +6,13 @@ pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
+pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod sign;
 pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod trust;
+pub(crate) mod verify;
 
 use std::fs::File;
 use std::io::{self, Read};
