@@ -7,7 +7,7 @@ use std::{
 };
 
 use sterna_delivery::{
-    hash::{Algorithm, Blake3Variant, Digest},
+    hash::{Algorithm, Blake3Variant, Digest, Verified},
     store::{Blob, Entry, Group, Interrupted, Piece, Store, StoreError},
 };
 
@@ -119,8 +119,11 @@ fn bytes_come_in_any_order_and_a_later_pull_goes_on() {
         let pull = store.pull("m").unwrap();
         assert_eq!(pull.present(&blob).unwrap(), 5000);
         assert_eq!(pull.extents(&blob).unwrap(), [0..5000, 2 << 20..3 << 20]);
-        pull.discard(&blob, 4000).unwrap();
+        pull.discard(&blob, 4000..blob.size).unwrap();
         assert_eq!(pull.extents(&blob).unwrap(), Vec::from_iter(once(0..4000)));
+        let mut read = [0; 3000];
+        pull.read_at(&blob, 1000, &mut read).unwrap();
+        assert!(read[..] == content[1000..4000]);
         let (at, rest) = part(4000..3 << 20);
         pull.write_at(&blob, at, &rest).unwrap();
         // Killed between the last byte and the commit.
@@ -165,6 +168,32 @@ fn wrong_bytes_are_never_visible() {
     let error = pull.publish(&entry).unwrap_err();
     assert!(matches!(error, StoreError::MissingBlob { .. }), "{error}");
     assert!(store.list().unwrap().is_empty());
+}
+
+#[test]
+fn who_verified_on_the_way_says_by_what() {
+    let (_dir, store) = store();
+    let pull = store.pull("m").unwrap();
+    let content = bytes(5, 10_000);
+    let blob = Blob::of(Algorithm::Sha256, &content);
+    pull.write_at(&blob, 0, &content[..9_999]).unwrap();
+    let by_digest = Verified::Digest(Algorithm::Sha256);
+    let error = pull.commit_verified(&blob, by_digest).unwrap_err();
+    assert!(matches!(error, StoreError::Incomplete { .. }), "{error}");
+    pull.write_at(&blob, 9_999, b"x").unwrap();
+    // What says nothing about the digest is no reason to believe the bytes.
+    for other in [
+        Verified::SizeOnly,
+        Verified::Blake3Variant,
+        Verified::Digest(Algorithm::Blake3),
+    ] {
+        let error = pull.commit_verified(&blob, other).unwrap_err();
+        assert!(matches!(error, StoreError::Mismatch { .. }), "{error}");
+        pull.write_at(&blob, 0, &[0; 10_000]).unwrap();
+    }
+    pull.write_at(&blob, 0, &content).unwrap();
+    pull.commit_verified(&blob, by_digest).unwrap();
+    assert_eq!(pull.present(&blob).unwrap(), blob.size);
 }
 
 #[test]

@@ -23,12 +23,21 @@ impl Extents {
         self.0.splice(first..last, [merged]);
     }
 
-    /// Forgets everything from `from` on.
-    pub(super) fn truncate(&mut self, from: u64) {
-        self.0.retain(|r| r.start < from);
-        if let Some(last) = self.0.last_mut() {
-            last.end = last.end.min(from);
+    /// Forgets a range.
+    pub(super) fn remove(&mut self, range: &Range<u64>) {
+        let kept = |r: &Range<u64>| {
+            let before = r.start..r.end.min(range.start);
+            let after = r.start.max(range.end)..r.end;
+            [before, after].into_iter().filter(|part| !part.is_empty())
+        };
+        if !range.is_empty() {
+            self.0 = self.0.iter().flat_map(kept).collect();
         }
+    }
+
+    /// Where the last of them ends.
+    pub(super) fn end(&self) -> u64 {
+        self.0.last().map_or(0, |r| r.end)
     }
 
     /// Bytes there without a gap, from the first on.
@@ -62,10 +71,16 @@ mod tests {
         assert_eq!((extents.prefix(), extents.len()), (10, 21));
         extents.insert(8..40);
         assert_eq!(extents.ranges(), slice::from_ref(&(0..41)));
-        extents.truncate(7);
-        assert_eq!(extents.ranges(), slice::from_ref(&(0..7)));
-        extents.truncate(0);
-        assert_eq!((extents.prefix(), extents.ranges().len()), (0, 0));
+        extents.remove(&(7..10));
+        extents.remove(&(40..50));
+        assert_eq!(extents.ranges(), [0..7, 10..40]);
+        extents.remove(&(5..5));
+        extents.remove(&(0..20));
+        assert_eq!(extents.ranges(), slice::from_ref(&(20..40)));
+        assert_eq!(
+            (extents.prefix(), extents.len(), extents.end()),
+            (0, 20, 40)
+        );
     }
 
     #[test]
@@ -86,9 +101,10 @@ mod tests {
                 extents.insert(start..end);
                 bytes[start as usize..end as usize].fill(true);
                 if next(8) == 0 {
-                    let from = next(64);
-                    extents.truncate(from);
-                    bytes[from as usize..].fill(false);
+                    let start = next(64);
+                    let end = start + next(64 - start + 1);
+                    extents.remove(&(start..end));
+                    bytes[start as usize..end as usize].fill(false);
                 }
                 let mut found = [false; 64];
                 for r in extents.ranges() {

@@ -4,9 +4,10 @@ use std::{
     fs::File,
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use crate::hash::{Expected, Verified, Verifier};
+use crate::hash::{Expected, Mismatch, Verifier};
 
 use super::{Blob, StoreError, disk, extents::Extents};
 
@@ -27,16 +28,13 @@ const READ: usize = 256 << 10;
 pub(super) struct Incoming {
     blob: Blob,
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     journal_path: PathBuf,
     journal: File,
     journal_len: u64,
     /// What is there, and the part of it that the journal doesn't say yet.
     extents: Extents,
     unwritten: Range<u64>,
-    /// The digest of the first `hashed` bytes, in the making.
-    verifier: Verifier,
-    hashed: u64,
 }
 
 impl Incoming {
@@ -90,44 +88,30 @@ impl Incoming {
         let mut incoming = Self {
             blob,
             path,
-            file,
+            file: Arc::new(file),
             journal_path,
             journal,
             journal_len: 0,
             extents,
             unwritten: 0..0,
-            verifier: Self::verifier(&blob),
-            hashed: 0,
         };
         incoming.rewrite_journal()?;
         Ok(incoming)
-    }
-
-    fn verifier(blob: &Blob) -> Verifier {
-        Verifier::new(Expected::Digest(blob.digest), blob.size)
     }
 
     pub(super) fn extents(&self) -> &Extents {
         &self.extents
     }
 
-    /// Takes bytes at `offset`. What was there is replaced.
-    pub(super) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let end = self.blob.end_of(offset, bytes.len() as u64)?;
-        disk::write_all_at(&self.file, bytes, offset)
-            .map_err(StoreError::io("write", &self.path))?;
-        if offset == self.hashed {
-            self.verifier.update(bytes);
-            self.hashed = end;
-        } else if offset < self.hashed {
-            self.restart_hash();
-        }
-        self.extents.insert(offset..end);
-        self.note(offset..end)
+    /// The file that bytes are written to, each at its offset; then they are [noted](Self::note). Two
+    /// steps, so that several threads can write at once.
+    pub(super) fn file(&self) -> (Arc<File>, &Path) {
+        (Arc::clone(&self.file), &self.path)
     }
 
-    /// Has the journal say that `range` is there, if not at once.
-    fn note(&mut self, range: Range<u64>) -> Result<(), StoreError> {
+    /// Notes that the bytes of `range` are there. The journal says so a little later.
+    pub(super) fn note(&mut self, range: Range<u64>) -> Result<(), StoreError> {
+        self.extents.insert(range.clone());
         if self.unwritten.is_empty() {
             self.unwritten = range;
         } else if self.unwritten.end == range.start {
@@ -166,67 +150,60 @@ impl Incoming {
         Ok(())
     }
 
-    /// Forgets the bytes from `from` on.
-    pub(super) fn discard(&mut self, from: u64) -> Result<(), StoreError> {
-        self.flush_journal()?;
-        self.extents.truncate(from);
-        if self.hashed > from {
-            self.restart_hash();
-        }
+    /// Forgets the bytes of `range`.
+    pub(super) fn discard(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
+        self.extents.remove(range);
+        self.unwritten = 0..0;
         // Forgotten first, then gone.
         self.rewrite_journal()?;
-        let len = self
-            .file
-            .metadata()
-            .map_err(StoreError::io("examine", &self.path))?
-            .len();
-        if len > from {
+        let (len, end) = (self.file_len()?, self.extents.end());
+        if len > end {
             self.file
-                .set_len(from)
+                .set_len(end)
                 .map_err(StoreError::io("cut short", &self.path))?;
         }
         Ok(())
     }
 
-    fn restart_hash(&mut self) {
-        self.verifier = Self::verifier(&self.blob);
-        self.hashed = 0;
+    fn file_len(&self) -> Result<u64, StoreError> {
+        let metadata = self.file.metadata();
+        Ok(metadata
+            .map_err(StoreError::io("examine", &self.path))?
+            .len())
     }
 
-    /// Checks that all bytes are there and are the right ones, and makes them durable. Wrong ones are
-    /// discarded.
-    pub(super) fn verify(&mut self) -> Result<Verified, StoreError> {
-        let (blob, found) = (self.blob, self.extents.len());
-        if found != blob.size {
-            return Err(StoreError::Incomplete { blob, found });
-        }
-        // What came in order is hashed already.
-        hash_file(
-            &self.file,
-            &self.path,
-            &mut self.verifier,
-            self.hashed..blob.size,
-        )?;
-        self.hashed = blob.size;
-        let verdict = match self.verifier.clone().finish() {
-            Ok(verified) => Ok(verified),
-            Err(mismatch) => second_opinion(&self.file, &self.path, &blob)?.ok_or(mismatch),
-        };
-        match verdict {
-            Ok(verified) => {
-                self.file
-                    .sync_all()
-                    .map_err(StoreError::io("make durable", &self.path))?;
-                Ok(verified)
-            }
+    /// Reads all bytes and checks that they are the right ones. Wrong ones are discarded, all of them:
+    /// nothing says which they are.
+    pub(super) fn verify(&mut self) -> Result<(), StoreError> {
+        self.check_whole()?;
+        let blob = self.blob;
+        match check_file(&self.file, &self.path, &blob)? {
+            Ok(()) => Ok(()),
             Err(problem) => {
-                self.discard(0)?;
+                self.discard(&(0..blob.size))?;
                 Err(StoreError::Mismatch { blob, problem })
             }
         }
     }
 
-    /// Moves the verified bytes to `to`, their final name.
+    /// Checks that all bytes have arrived.
+    pub(super) fn check_whole(&self) -> Result<(), StoreError> {
+        let (blob, found) = (self.blob, self.extents.len());
+        if found == blob.size {
+            Ok(())
+        } else {
+            Err(StoreError::Incomplete { blob, found })
+        }
+    }
+
+    /// Waits until the bytes would survive a crash of the system.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        self.file
+            .sync_all()
+            .map_err(StoreError::io("make durable", &self.path))
+    }
+
+    /// Moves the verified and durable bytes to `to`, their final name.
     pub(super) fn finish(self, to: &Path) -> Result<(), StoreError> {
         let (path, journal_path) = self.close();
         disk::rename(&path, to)?;
@@ -258,7 +235,7 @@ fn record(range: &Range<u64>) -> [u8; RECORD] {
     record
 }
 
-/// Whether the file of a published blob still holds the right bytes; `None` if it does.
+/// What is wrong with the file of a published blob; `None` if it holds the right bytes.
 pub(super) fn problem_in(path: &Path, blob: &Blob) -> Result<Option<String>, StoreError> {
     let Some(size) = disk::file_size(path)? else {
         return Ok(Some("is missing".to_owned()));
@@ -267,13 +244,25 @@ pub(super) fn problem_in(path: &Path, blob: &Blob) -> Result<Option<String>, Sto
         return Ok(Some(format!("expected {} bytes, found {size}", blob.size)));
     }
     let file = File::open(path).map_err(StoreError::io("open", path))?;
-    let mut verifier = Incoming::verifier(blob);
-    hash_file(&file, path, &mut verifier, 0..size)?;
-    match verifier.finish() {
-        Ok(_) => Ok(None),
-        Err(mismatch) => {
-            Ok((second_opinion(&file, path, blob)?.is_none()).then(|| mismatch.to_string()))
-        }
+    Ok(check_file(&file, path, blob)?
+        .err()
+        .map(|mismatch| mismatch.to_string()))
+}
+
+/// Whether `file`, of the right size, holds the bytes of `blob`: by its digest, or by the other reading of
+/// the digest where there is one, BLAKE3 as a known writer gets it wrong.
+fn check_file(file: &File, path: &Path, blob: &Blob) -> Result<Result<(), Mismatch>, StoreError> {
+    let expected = Expected::Digest(blob.digest);
+    let verify = |mut verifier: Verifier| {
+        hash_file(file, path, &mut verifier, blob.size)?;
+        Ok(verifier.finish().map(|_| ()))
+    };
+    match (
+        verify(Verifier::new(expected, blob.size))?,
+        expected.variant_verifier(),
+    ) {
+        (Err(mismatch), Some(variant)) => Ok(verify(variant)?.map_err(|_| mismatch)),
+        (verdict, _) => Ok(verdict),
     }
 }
 
@@ -281,26 +270,16 @@ fn hash_file(
     file: &File,
     path: &Path,
     verifier: &mut Verifier,
-    range: Range<u64>,
+    size: u64,
 ) -> Result<(), StoreError> {
     let mut buffer = vec![0; READ];
-    let mut at = range.start;
-    while at < range.end {
-        let n = (range.end - at).min(READ as u64);
+    let mut at = 0;
+    while at < size {
         // At most the length of the buffer.
-        let bytes = &mut buffer[..n as usize];
+        let bytes = &mut buffer[..(size - at).min(READ as u64) as usize];
         disk::read_exact_at(file, bytes, at).map_err(StoreError::io("read", path))?;
         verifier.update(bytes);
-        at += n;
+        at += bytes.len() as u64;
     }
     Ok(())
-}
-
-/// What the other reading of the digest says, where there is one: BLAKE3 as a known writer gets it wrong.
-fn second_opinion(file: &File, path: &Path, blob: &Blob) -> Result<Option<Verified>, StoreError> {
-    let Some(mut verifier) = Expected::Digest(blob.digest).variant_verifier() else {
-        return Ok(None);
-    };
-    hash_file(file, path, &mut verifier, 0..blob.size)?;
-    Ok(verifier.finish().ok())
 }

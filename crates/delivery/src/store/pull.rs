@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::hash::Algorithm;
+use crate::hash::{Algorithm, Verified};
 
 use super::{
     Blob, Entry, Piece, StoreError,
@@ -95,8 +95,8 @@ impl Pull {
             return Ok(prefix);
         }
         // Killed just before it was committed.
-        match self.commit_in(&mut slot, blob) {
-            Ok(_) => Ok(blob.size),
+        match self.open_in(&mut slot, blob)?.verify() {
+            Ok(()) => self.finish(&mut slot, blob).map(|_| blob.size),
             Err(StoreError::Mismatch { .. }) => Ok(0),
             Err(error) => Err(error),
         }
@@ -124,7 +124,25 @@ impl Pull {
     /// Errors: [`StoreError::OutOfBounds`] past the end of the blob; [`StoreError::Io`] where the system
     /// has no room for them. What was there before is there still.
     pub fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        self.arriving(blob, |incoming| incoming.write_at(offset, bytes))
+        let end = blob.end_of(offset, bytes.len() as u64)?;
+        let (file, path) = self.file(blob)?;
+        disk::write_all_at(&file, bytes, offset).map_err(StoreError::io("write", path))?;
+        self.arriving(blob, |incoming| incoming.note(offset..end))
+    }
+
+    /// Fills `bytes` with what has arrived of `blob` at `offset`; what has not is an error or zeros.
+    pub fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
+        blob.end_of(offset, bytes.len() as u64)?;
+        let (file, path) = self.file(blob)?;
+        disk::read_exact_at(&file, bytes, offset).map_err(StoreError::io("read", path))
+    }
+
+    /// The file that gathers the bytes of `blob`.
+    fn file(&self, blob: &Blob) -> Result<(Arc<File>, PathBuf), StoreError> {
+        self.arriving(blob, |incoming| {
+            let (file, path) = incoming.file();
+            Ok((file, path.to_owned()))
+        })
     }
 
     /// Copies `piece` to `offset` of `blob`; false if the store doesn't have it any more. As with any
@@ -151,17 +169,40 @@ impl Pull {
         Ok(true)
     }
 
-    /// Forgets the bytes of `blob` from `from` on. One that is in the store stays.
-    pub fn discard(&self, blob: &Blob, from: u64) -> Result<(), StoreError> {
-        self.arriving(blob, |incoming| incoming.discard(from))
+    /// Forgets the bytes of `range`. A blob that is in the store stays.
+    pub fn discard(&self, blob: &Blob, range: Range<u64>) -> Result<(), StoreError> {
+        self.arriving(blob, |incoming| incoming.discard(&range))
     }
 
-    /// Verifies `blob`, makes it durable and puts it into the store; gives the path of its file, whose
-    /// bytes never change. Bytes that came in order were hashed as they came; others are read again.
+    /// Reads and verifies `blob`, makes it durable and puts it into the store; gives the path of its file,
+    /// whose bytes never change.
     ///
     /// Errors: [`StoreError::Incomplete`] if bytes are missing; [`StoreError::Mismatch`] if they are
     /// wrong, and then they are discarded.
     pub fn commit(&self, blob: &Blob) -> Result<PathBuf, StoreError> {
+        self.commit_if(blob, Incoming::verify)
+    }
+
+    /// As [`commit`](Self::commit), for who has verified every byte on its way here, what an earlier pull
+    /// had brought included ([`read_at`](Self::read_at)), and says by what. They are read again only if
+    /// that was not the digest.
+    pub fn commit_verified(&self, blob: &Blob, verified: Verified) -> Result<PathBuf, StoreError> {
+        match verified {
+            Verified::Digest(algorithm) if algorithm == blob.digest.algorithm() => {
+                self.commit_if(blob, |incoming| incoming.check_whole())
+            }
+            Verified::Blake3Variant if blob.digest.algorithm() == Algorithm::Blake3 => {
+                self.commit_if(blob, |incoming| incoming.check_whole())
+            }
+            _ => self.commit(blob),
+        }
+    }
+
+    fn commit_if(
+        &self,
+        blob: &Blob,
+        check: impl FnOnce(&mut Incoming) -> Result<(), StoreError>,
+    ) -> Result<PathBuf, StoreError> {
         let slot = self.slot(blob);
         let mut slot = lock(&slot);
         if self.claim(blob)? {
@@ -170,16 +211,20 @@ impl Pull {
             }
             return Ok(self.layout.blob(&blob.digest));
         }
-        self.commit_in(&mut slot, blob)
+        check(self.open_in(&mut slot, blob)?)?;
+        self.finish(&mut slot, blob)
     }
 
-    fn commit_in(&self, slot: &mut Option<Incoming>, blob: &Blob) -> Result<PathBuf, StoreError> {
+    /// Puts bytes that were found right into the store.
+    fn finish(&self, slot: &mut Option<Incoming>, blob: &Blob) -> Result<PathBuf, StoreError> {
         let path = self.layout.blob(&blob.digest);
-        self.open_in(slot, blob)?.verify()?;
+        self.open_in(slot, blob)?.sync()?;
         let folder = path.parent().expect("blobs lie in folders");
         let _shared = disk::lock_shared(&self.layout.lock())?;
         disk::create_folder(folder)?;
-        slot.take().expect("opened above").finish(&path)?;
+        if let Some(incoming) = slot.take() {
+            incoming.finish(&path)?;
+        }
         Ok(path)
     }
 
@@ -188,7 +233,7 @@ impl Pull {
         let blob = Blob::of(algorithm, bytes);
         if !self.claim(&blob)? {
             self.write_at(&blob, 0, bytes)?;
-            self.commit(&blob)?;
+            self.commit_verified(&blob, Verified::Digest(algorithm))?;
         }
         Ok(blob)
     }
