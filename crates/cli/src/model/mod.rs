@@ -1,6 +1,9 @@
 //! Opening a model: which files it has, what they say, and feeding the engine from them.
 
+mod assemble;
+mod bundled;
 mod generation;
+mod package;
 mod source;
 mod text;
 
@@ -20,8 +23,10 @@ use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
-pub(crate) use source::SourceFile;
-use source::{Folder, Found};
+use assemble::Assembled;
+pub(crate) use package::{PackageHeader, read_package};
+use source::Found;
+pub(crate) use source::{Folder, SourceFile};
 
 /// The files of a model, their headers parsed, no weight read.
 #[derive(Debug)]
@@ -29,6 +34,8 @@ pub(crate) struct ModelFiles {
     /// As the user called it.
     name: String,
     files: Vec<SourceFile>,
+    /// Tensors that are made from several places of the files; their indices follow the files'.
+    assembled: Vec<Assembled>,
     /// Tensors under the names that the files give them.
     tensors: TensorCatalog,
     header: Header,
@@ -47,6 +54,7 @@ pub(crate) enum Header {
         /// Where the files beside the weights are.
         folder: Folder,
     },
+    Package(Box<PackageHeader>),
 }
 
 /// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
@@ -60,6 +68,7 @@ impl ModelFiles {
             Found::Gguf(files) => ModelFiles::open_gguf(name, files),
             Found::SafeTensors { file, folder } => ModelFiles::open_file(name, file, folder),
             Found::Folder(folder) => ModelFiles::open_folder(name, folder),
+            Found::Package(folder) => ModelFiles::open_package(name, folder),
         }
     }
 
@@ -72,6 +81,7 @@ impl ModelFiles {
         Ok(ModelFiles {
             name: name.to_owned(),
             files,
+            assembled: Vec::new(),
             tensors,
             header,
         })
@@ -127,6 +137,7 @@ impl ModelFiles {
         Ok(ModelFiles {
             name: name.to_owned(),
             files,
+            assembled: Vec::new(),
             tensors,
             header,
         })
@@ -152,16 +163,18 @@ impl ModelFiles {
         &self.header
     }
 
-    /// The file called `name` beside the weights, and what `parse` makes of it.
-    fn parsed<T, E>(
-        &self,
-        name: &'static str,
-        parse: impl FnOnce(&[u8]) -> Result<T, E>,
-    ) -> Result<Option<T>>
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let Header::SafeTensors { folder, .. } = &self.header else {
+    /// Where the files beside the weights are; a GGUF file has everything inside.
+    fn folder(&self) -> Option<&Folder> {
+        match &self.header {
+            Header::Gguf { .. } => None,
+            Header::SafeTensors { folder, .. } => Some(folder),
+            Header::Package(header) => Some(&header.folder),
+        }
+    }
+
+    /// The bytes of the file called `name` beside the weights, if there is one.
+    fn bytes(&self, name: &str) -> Result<Option<bytes::Bytes>> {
+        let Some(folder) = self.folder() else {
             return Ok(None);
         };
         let Some(file) = folder.file(name)? else {
@@ -173,19 +186,41 @@ impl ModelFiles {
                 file.len()
             );
         }
-        parse(&file.bytes())
-            .map(Some)
-            .with_context(|| file.to_string())
+        Ok(Some(file.bytes()))
     }
 
-    /// `config.json`, of a model that has one.
+    /// The file called `name` beside the weights, and what `parse` makes of it.
+    fn parsed<T, E>(
+        &self,
+        name: &str,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<Option<T>>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let (Some(folder), Some(bytes)) = (self.folder(), self.bytes(name)?) else {
+            return Ok(None);
+        };
+        parse(&bytes)
+            .map(Some)
+            .with_context(|| folder.path_of(name))
+    }
+
+    /// `config.json`, of a model that has one; of a package, what its manifest amounts to.
     pub(crate) fn config(&self) -> Result<Option<Config>> {
-        self.parsed("config.json", Config::parse)
+        match &self.header {
+            Header::Package(header) => header.config().map(Some),
+            _ => self.parsed("config.json", Config::parse),
+        }
+        .with_context(|| self.name.clone())
     }
 
     /// `config.json` as it stands, of a model that has one.
     pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
-        self.parsed("config.json", parse_json)
+        match &self.header {
+            Header::Package(header) => Ok(Some(header.hf_config()?.config.into())),
+            _ => self.parsed("config.json", parse_json),
+        }
     }
 
     /// `generation_config.json`, or the empty one. Warns of recommendations in it that are ignored.
@@ -211,7 +246,7 @@ impl ModelFiles {
                 ModelPlan::from_gguf(metadata, &self.tensors, &options)
                     .with_context(|| self.name.clone())?
             }
-            Header::SafeTensors { .. } => {
+            Header::SafeTensors { .. } | Header::Package(_) => {
                 let Some(config) = self.config()? else {
                     bail!(
                         "{}: expected config.json beside the weights, found none",
@@ -246,6 +281,17 @@ impl ModelFiles {
         let progress = Progress::bytes("loading", plan.weight_bytes());
         let mut loader = Loader::new(plan, backend);
         while let Some(want) = loader.wanted() {
+            if let Some(made) = (want.file.checked_sub(self.files.len()))
+                .and_then(|index| self.assembled.get(index))
+            {
+                let bytes = made
+                    .slice(&self.files, want.offset, want.len)
+                    .with_context(|| self.name.clone())?;
+                let len = want.len;
+                loader.feed(bytes).with_context(|| self.name.clone())?;
+                progress.add(len);
+                continue;
+            }
             let file = self.files.get(want.file).with_context(|| {
                 format!(
                     "tensor `{}`: expected a file of the model, found file {}",

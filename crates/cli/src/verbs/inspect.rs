@@ -135,6 +135,7 @@ fn format_name(header: &Header) -> String {
     match header {
         Header::Gguf { version, .. } => format!("GGUF v{version}"),
         Header::SafeTensors { .. } => "safetensors".to_owned(),
+        Header::Package(header) => format!("RDRR {}", header.package.manifest().version),
     }
 }
 
@@ -142,7 +143,7 @@ fn format_name(header: &Header) -> String {
 fn architecture(files: &ModelFiles) -> Option<String> {
     match files.header() {
         Header::Gguf { metadata, .. } => metadata.architecture().ok()?.map(str::to_owned),
-        Header::SafeTensors { .. } => {
+        Header::SafeTensors { .. } | Header::Package(_) => {
             let config = files.config().ok()??;
             config
                 .architectures
@@ -200,6 +201,13 @@ fn metadata(files: &ModelFiles) -> (Map<String, Json>, Option<Error>) {
             };
             (all, error)
         }
+        Header::Package(_) => match files.config_json() {
+            Ok(config) => {
+                let config = config.map(|config| ("config.json".to_owned(), config));
+                (config.into_iter().collect(), None)
+            }
+            Err(error) => (Map::new(), Some(error)),
+        },
     }
 }
 
