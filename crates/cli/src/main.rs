@@ -28,7 +28,7 @@ use clap::{Parser, Subcommand};
 /// Run low-bit language models
 ///
 /// MODEL is a GGUF file (or the first of a split set), a folder with config.json and safetensors
-/// files, or `builtin`: the small story teller inside this program.
+/// files, a package (a folder with manifest.json), or `builtin`: the small story teller inside this program.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version)]
 struct Cli {
@@ -45,6 +45,7 @@ enum Verb {
     Logits(verbs::logits::Logits),
     Perplexity(verbs::perplexity::Perplexity),
     Bench(verbs::bench::Bench),
+    Diff(verbs::diff::Diff),
     Doctor(verbs::doctor::Doctor),
 }
 
@@ -58,6 +59,7 @@ impl Verb {
             Verb::Logits(verb) => verb.run(),
             Verb::Perplexity(verb) => verb.run(),
             Verb::Bench(verb) => verb.run(),
+            Verb::Diff(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
         }
     }

@@ -12,9 +12,8 @@ use sterna_kernels::quant::{decode_row, encode_row};
 
 use super::SourceFile;
 
-/// What rows that end inside a block become. The nearest halves are closer to the stored values than
-/// the activations are to theirs, and take half the memory of exact floats.
-const DECODED: DType = DType::F16;
+/// What rows that end inside a block become: exactly the stored values.
+const DECODED: DType = DType::F32;
 
 /// A tensor that is made from its pieces.
 #[derive(Debug)]
@@ -330,8 +329,8 @@ mod tests {
         out
     }
 
-    fn halves(bytes: &[u8]) -> Vec<f32> {
-        let mut out = vec![0.0; bytes.len() / 2];
+    fn floats(bytes: &[u8]) -> Vec<f32> {
+        let mut out = vec![0.0; bytes.len() / 4];
         decode_row(DECODED, bytes, &mut out).unwrap();
         out
     }
@@ -346,7 +345,7 @@ mod tests {
         );
         let (entry, bytes) = read(&entry, &[&padded]);
         assert_eq!((entry.dtype, entry.shape), (DECODED, vec![2, 48]));
-        assert_eq!(halves(&bytes), expected);
+        assert_eq!(floats(&bytes), expected);
 
         let flat = q8_0(0..96);
         let entry = format!(
@@ -354,7 +353,7 @@ mod tests {
             flat.len()
         );
         let (_, bytes) = read(&entry, &[&flat]);
-        assert_eq!(halves(&bytes), expected);
+        assert_eq!(floats(&bytes), expected);
     }
 
     #[test]
@@ -370,7 +369,7 @@ mod tests {
         let (entry, bytes) = read(&entry, &[&stored]);
         assert_eq!(entry.shape, [2, 48]);
         let expected: Vec<f32> = (0..96).map(|i| i as f32).collect();
-        assert_eq!(halves(&bytes), expected);
+        assert_eq!(floats(&bytes), expected);
     }
 
     #[test]

@@ -24,16 +24,16 @@ impl ModelFiles {
     /// Opens the package in `folder`.
     pub(super) fn open_package(name: &str, folder: Folder) -> Result<ModelFiles> {
         let package = read_package(name, &folder)?;
-        if package.manifest().is_lora() {
-            bail!("{name}: expected a model, found a LoRA adapter, which runs with its base model");
-        }
         let n_shards = package.manifest().shards.len();
         let files: Vec<SourceFile> = (0..n_shards)
             .map(|index| open_shard(&folder, package.manifest(), index))
             .collect::<Result<_>>()?;
         let mut tensors = TensorCatalog::default();
         let mut assembled: Vec<Assembled> = Vec::new();
-        let mut not_runnable = None;
+        let is_lora = package.manifest().is_lora();
+        let mut not_runnable = is_lora.then(|| {
+            "expected a model, found a LoRA adapter, which runs with its base model".to_owned()
+        });
         for tensor in package.tensors().iter() {
             let Some(dtype) = tensor.dtype.known() else {
                 let reason = format!(

@@ -53,7 +53,7 @@ impl ModelFiles {
             } else if bytes.first() == Some(&FIELD_1) {
                 from_tokenizer_model(&bytes, &config).map_err(Into::into)
             } else {
-                Tokenizer::from_hf_json(&bytes, Some(&config)).map_err(Into::into)
+                self.hf_tokenizer(header, &bytes, config)
             };
             let tokenizer = tokenizer.with_context(|| format!("{}: {json}", self.name))?;
             return Ok(Some(tokenizer));
@@ -62,6 +62,29 @@ impl ModelFiles {
         let model = model.unwrap_or("tokenizer.model");
         let read = |bytes: &[u8]| from_tokenizer_model(bytes, &config);
         self.parsed(model, read)
+    }
+
+    /// The tokenizer in a Hugging Face file of a package. Where nothing beside it names the token that
+    /// texts begin with, its id in the configuration does, or else what it is usually called.
+    fn hf_tokenizer(
+        &self,
+        header: &PackageHeader,
+        json: &[u8],
+        mut config: TokenizerConfig,
+    ) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer::from_hf_json(json, Some(&config))?;
+        let configured = (header.hf_config().ok())
+            .and_then(|hf| hf.config.get("bos_token_id")?.as_u64())
+            .and_then(|id| u32::try_from(id).ok());
+        let usual = tokenizer
+            .bos()
+            .filter(|_| config.add_bos_token == Some(true));
+        let bos = configured.or(usual).and_then(|id| tokenizer.piece(id));
+        let (None, Some(bos)) = (&config.bos_token, bos) else {
+            return Ok(tokenizer);
+        };
+        config.bos_token = Some(bos.to_owned());
+        Ok(Tokenizer::from_hf_json(json, Some(&config))?)
     }
 
     /// The tokenizer; fails if the model comes without one.

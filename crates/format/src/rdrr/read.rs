@@ -47,7 +47,8 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     let config = f.map("config");
     let architecture = architecture(f, config.is_some(), is_lora);
     let algorithm = f.string("hashAlgorithm");
-    let (hash_algorithm, shards, shards_are_good) = shards(f, algorithm.as_deref());
+    let read = shards(f, algorithm.as_deref());
+    let (hash_algorithm, shards, shards_are_good) = (read.algorithm, read.shards, read.are_good);
     let groups = groups(f);
     let inline = f.take("tensors");
     let path = Path::Key(&f.path, "tensors");
@@ -72,7 +73,7 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
         total => total,
     };
     let tokenizer = f.object("tokenizer", tokenizer);
-    check_file_names(f, &shards, tensors_file.as_deref(), tokenizer.as_ref());
+    check_file_names(f, &read.file_names, tensors_file.as_deref(), tokenizer.as_ref());
     let eos_token_id = eos(f);
     let integrity = f.object("integrityExtensions", |f| {
         integrity(f, &shards, shards_are_good)
@@ -247,9 +248,18 @@ fn digest(json: &Json<'_>) -> Option<Digest> {
     }
 }
 
-/// What hashes are (as the manifest says, else as the first shard does that says it), the shards, and
-/// whether all of them could be read.
-fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>, bool) {
+/// What the list of shards says.
+struct Shards {
+    /// What hashes are: as the manifest says, else as the first shard does that says it.
+    algorithm: HashAlgorithm,
+    shards: Vec<Shard>,
+    /// Index and name of each file, of shards too that are bad otherwise.
+    file_names: Vec<(usize, String)>,
+    /// Whether all of them could be read.
+    are_good: bool,
+}
+
+fn shards(f: &mut Fields<'_>, given: Option<&str>) -> Shards {
     let mut algorithm: Option<HashAlgorithm> = None;
     if let Some(name) = given {
         match name.parse() {
@@ -258,13 +268,14 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
         }
     }
     let mut n_read = 0;
+    let mut file_names = Vec::new();
     let mut offset = Some(0_u64);
     let shards = f.list("shards", MAX_SHARDS, |json, path, notes| {
         let mut f = Fields::of(json, path, notes)?;
         let index = n_read;
         n_read += 1;
         if let Some(found) = f.count("index")
-            && found != index
+            && found != index as u64
         {
             f.wrong(
                 "index",
@@ -274,7 +285,10 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
         }
         let name = f.take_any(&["fileName", "filename"]);
         let file_name = match name {
-            Some((_, Json::String(name))) => Some(name.as_ref().to_owned()),
+            Some((_, Json::String(name))) => {
+                file_names.push((index, name.as_ref().to_owned()));
+                Some(name.as_ref().to_owned())
+            }
             Some((key, json)) => {
                 f.wrong(key, "the name of a file", json.shown());
                 None
@@ -338,8 +352,12 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
         f.wrong("shards", "at least one shard", "none");
     }
     let shards = shards.unwrap_or_default();
-    let are_good = n_read > 0 && shards.len() as u64 == n_read;
-    (algorithm.unwrap_or_default(), shards, are_good)
+    Shards {
+        algorithm: algorithm.unwrap_or_default(),
+        are_good: n_read > 0 && shards.len() == n_read,
+        shards,
+        file_names,
+    }
 }
 
 fn groups(f: &mut Fields<'_>) -> Vec<Group> {
@@ -380,7 +398,7 @@ fn groups(f: &mut Fields<'_>) -> Vec<Group> {
 /// No two files of a package may have one name, not even where systems ignore case.
 fn check_file_names(
     f: &mut Fields<'_>,
-    shards: &[Shard],
+    shards: &[(usize, String)],
     tensors_file: Option<&str>,
     tokenizer: Option<&TokenizerEntry>,
 ) {
@@ -397,9 +415,9 @@ fn check_file_names(
         }
     };
     let list = Path::Key(&root, "shards");
-    for (i, shard) in shards.iter().enumerate() {
-        let path = Path::Index(&list, i);
-        check(Path::Key(&path, "fileName"), &shard.file_name, f.notes);
+    for (i, name) in shards {
+        let path = Path::Index(&list, *i);
+        check(Path::Key(&path, "fileName"), name, f.notes);
     }
     if let Some(name) = tensors_file {
         check(Path::Key(&root, "tensorsFile"), name, f.notes);
