@@ -73,7 +73,12 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
         total => total,
     };
     let tokenizer = f.object("tokenizer", tokenizer);
-    check_file_names(f, &read.file_names, tensors_file.as_deref(), tokenizer.as_ref());
+    check_file_names(
+        f,
+        &read.file_names,
+        tensors_file.as_deref(),
+        tokenizer.as_ref(),
+    );
     let eos_token_id = eos(f);
     let integrity = f.object("integrityExtensions", |f| {
         integrity(f, &shards, shards_are_good)
