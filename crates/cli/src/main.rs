@@ -33,7 +33,7 @@ use clap::{Parser, Subcommand};
 /// Run low-bit language models
 ///
 /// MODEL is a GGUF file (or the first of a split set), a folder with config.json and safetensors
-/// files, or `builtin`: the small story teller inside this program.
+/// files, a package (a folder with manifest.json), or `builtin`: the small story teller inside this program.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version)]
 struct Cli {
@@ -56,6 +56,7 @@ enum Verb {
     List(verbs::pull::List),
     Remove(verbs::pull::Remove),
     Gc(verbs::pull::Gc),
+    Diff(verbs::diff::Diff),
     Doctor(verbs::doctor::Doctor),
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
@@ -78,6 +79,7 @@ impl Verb {
             Verb::List(verb) => verb.run(),
             Verb::Remove(verb) => verb.run(),
             Verb::Gc(verb) => verb.run(),
+            Verb::Diff(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_delivery::LocalFile;
 use sterna_format::gguf;
+use sterna_format::rdrr::MANIFEST_FILE;
 
 use crate::builtin;
 
@@ -119,7 +120,7 @@ pub(crate) enum Folder {
 
 impl Folder {
     /// The file called `name`, if there is one.
-    pub(crate) fn file(&self, name: &'static str) -> Result<Option<SourceFile>> {
+    pub(crate) fn file(&self, name: &str) -> Result<Option<SourceFile>> {
         match self {
             Folder::Local(folder) => {
                 let path = folder.join(name);
@@ -130,8 +131,16 @@ impl Folder {
                 }
             }
             Folder::Builtin => {
-                Ok(builtin::file(name).map(|bytes| SourceFile::Builtin { name, bytes }))
+                Ok(builtin::file(name).map(|(name, bytes)| SourceFile::Builtin { name, bytes }))
             }
+        }
+    }
+
+    /// What messages call the file `name`.
+    pub(super) fn path_of(&self, name: &str) -> String {
+        match self {
+            Folder::Local(folder) => folder.join(name).display().to_string(),
+            Folder::Builtin => format!("{}/{name}", builtin::NAME),
         }
     }
 
@@ -151,6 +160,8 @@ pub(super) enum Found {
     Gguf(Vec<SourceFile>),
     /// A folder with safetensors files.
     Folder(Folder),
+    /// A folder with a manifest.
+    Package(Folder),
     /// One safetensors file, and the folder it is in.
     SafeTensors { file: SourceFile, folder: Folder },
 }
@@ -169,6 +180,10 @@ pub(super) fn find(model: &str) -> Result<Found> {
 }
 
 fn find_file(path: &Path) -> Result<Found> {
+    if path.file_name().is_some_and(|name| name == MANIFEST_FILE) {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        return Ok(Found::Package(Folder::Local(folder)));
+    }
     let file = SourceFile::open(path)?;
     if &file.prefix(4)[..] == b"GGUF" {
         return gguf_parts(path, file).map(Found::Gguf);
@@ -210,6 +225,9 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     {
         return Ok(Found::Folder(Folder::Local(folder.to_owned())));
     }
+    if folder.join(MANIFEST_FILE).exists() {
+        return Ok(Found::Package(Folder::Local(folder.to_owned())));
+    }
     let entries = folder
         .read_dir()
         .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
@@ -222,7 +240,7 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     });
     if files.is_empty() {
         bail!(
-            "{}: expected {SINGLE}, {INDEX} or a .gguf file in the folder, found {}",
+            "{}: expected {SINGLE}, {INDEX}, {MANIFEST_FILE} or a .gguf file in the folder, found {}",
             folder.display(),
             describe(&others)
         );

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod convert;
+pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod logits;
