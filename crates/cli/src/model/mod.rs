@@ -296,6 +296,9 @@ impl ModelFiles {
         backend: Cpu,
         weights: WeightsFlag,
     ) -> Result<Arc<Model<Cpu>>> {
+        if let Header::Package(header) = &self.header {
+            package::verify_shards(header, &self.files)?;
+        }
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,

@@ -1,7 +1,13 @@
 //! Packages as models: their shards opened, every tensor given a place that the engine can read.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use anyhow::{Context, Result, bail};
+use sterna_delivery::hash::{Expected, Verified};
+use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::TensorCatalog;
+use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::Config;
 use sterna_format::rdrr::{
     self, HfConfig, MANIFEST_FILE, Manifest, Package, TENSORS_FILE, TensorMap,
@@ -9,13 +15,19 @@ use sterna_format::rdrr::{
 
 use super::assemble::{self, Assembled};
 use super::source::Folder;
+use super::text::GGUF_TOKENIZER_FILE;
 use super::{Header, MAX_FILE_BYTES, ModelFiles, SourceFile};
+use crate::progress::Progress;
+use crate::pull::{algorithm, check_signature, digest};
+use crate::{machine, output};
 
 /// A package and the folder it is in.
 #[derive(Debug)]
 pub(crate) struct PackageHeader {
     pub(crate) package: Package,
     pub(super) folder: Folder,
+    /// Tokenizer and template of the GGUF file that the package was made from.
+    pub(super) gguf_text: Option<Metadata>,
     /// Why the package can't be run, though it can be looked at.
     not_runnable: Option<String>,
 }
@@ -57,9 +69,19 @@ impl ModelFiles {
                 tensor.name
             ));
         }
+        let gguf_text = match small_file(&folder, GGUF_TOKENIZER_FILE)? {
+            Some((file, bytes)) => {
+                let gguf = Gguf::parse(&bytes, bytes.len() as u64);
+                let parts = vec![gguf.with_context(|| file.to_string())?];
+                let model = gguf::Model::from_parts(parts).with_context(|| file.to_string())?;
+                Some(model.into_parts().0)
+            }
+            None => None,
+        };
         let header = PackageHeader {
             package,
             folder,
+            gguf_text,
             not_runnable,
         };
         Ok(ModelFiles {
@@ -70,6 +92,56 @@ impl ModelFiles {
             header: Header::Package(Box::new(header)),
         })
     }
+}
+
+/// Refuses a package that somebody signed whom the user doesn't trust.
+fn check_signed(name: &str, folder: &Folder) -> Result<()> {
+    let Some((file, signature)) = small_file(folder, SIGNATURE_FILE)? else {
+        return Ok(());
+    };
+    let Some((_, manifest)) = small_file(folder, MANIFEST_FILE)? else {
+        return Ok(());
+    };
+    let signature = std::str::from_utf8(&signature).with_context(|| format!("{file}: no text"))?;
+    check_signature(name, &manifest, Some(signature)).map(|_| ())
+}
+
+/// Checks the hash of every shard of `files`, on as many threads as there are cores.
+///
+/// Those of a model in the store were checked before they got there, and the store's files don't change.
+pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Result<()> {
+    if matches!(header.folder, Folder::Stored(_)) {
+        return Ok(());
+    }
+    let manifest = header.package.manifest();
+    let algorithm = algorithm(manifest);
+    let total = manifest.shards.iter().map(|shard| shard.size).sum();
+    let progress = Progress::bytes("verifying", total);
+    let next = AtomicUsize::new(0);
+    let verify = || -> Result<()> {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some((shard, file)) = manifest.shards.get(i).zip(files.get(i)) else {
+                return Ok(());
+            };
+            let verified = Expected::Digest(digest(algorithm, &shard.hash)).verify(&file.bytes());
+            match verified.with_context(|| file.to_string())? {
+                Verified::Blake3Variant => output::note(format_args!(
+                    "note: {file}: verified by the variant of BLAKE3 that the existing JavaScript \
+                     runtime computes"
+                )),
+                _ => {}
+            }
+            progress.add(shard.size);
+        }
+    };
+    let n_threads = machine::default_threads().min(files.len()).max(1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(verify)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("verifying doesn't panic"))
+    })
 }
 
 impl PackageHeader {
@@ -129,8 +201,8 @@ fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::
     Ok(Some((file, bytes)))
 }
 
-/// The one door through which bytes of shards come in: whatever is to be verified before a package
-/// is used is verified here.
+/// A shard of the size that the manifest gives. What it holds is verified by [`verify_shards`] before a
+/// model is made of it.
 fn open_shard(folder: &Folder, manifest: &Manifest, index: usize) -> Result<SourceFile> {
     let shard = &manifest.shards[index];
     let file = folder.shard(&shard.file_name)?;

@@ -1,6 +1,7 @@
 //! The text side of a model: its tokenizer and chat template, from whichever files have them.
 
 use anyhow::{Context, Result};
+use sterna_format::gguf::Metadata;
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{ChatTemplate, Tokenizer, TokenizerError};
 
@@ -17,18 +18,17 @@ pub(crate) const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
 impl ModelFiles {
     /// The tokenizer; `None` if the model comes without one.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        if let Some(metadata) = self.gguf_text() {
+            let kind = metadata.get_str(GGUF_TOKENIZER);
+            return match kind.with_context(|| self.name.clone())? {
+                None | Some("none" | "no_vocab") => Ok(None),
+                Some(_) => Tokenizer::from_gguf(metadata)
+                    .map(Some)
+                    .with_context(|| self.name.clone()),
+            };
+        }
         match &self.header {
-            Header::Gguf { metadata, .. } => {
-                match metadata
-                    .get_str(GGUF_TOKENIZER)
-                    .with_context(|| self.name.clone())?
-                {
-                    None | Some("none" | "no_vocab") => Ok(None),
-                    Some(_) => Tokenizer::from_gguf(metadata)
-                        .map(Some)
-                        .with_context(|| self.name.clone()),
-                }
-            }
+            Header::Gguf { .. } => unreachable!("its metadata were taken above"),
             Header::SafeTensors { .. } => {
                 let config = self.tokenizer_config()?;
                 let json = |bytes: &[u8]| Tokenizer::from_hf_json(bytes, Some(&config));
@@ -39,6 +39,15 @@ impl ModelFiles {
                 self.parsed("tokenizer.model", model)
             }
             Header::Package(header) => self.package_tokenizer(header),
+        }
+    }
+
+    /// The metadata of a GGUF file, or those that a package took over from one.
+    fn gguf_text(&self) -> Option<&Metadata> {
+        match &self.header {
+            Header::Gguf { metadata, .. } => Some(metadata),
+            Header::SafeTensors { .. } => None,
+            Header::Package(header) => header.gguf_text.as_ref(),
         }
     }
 
@@ -112,13 +121,11 @@ impl ModelFiles {
         if tokenizer.adds_bos() {
             return Ok(tokenizer.bos());
         }
-        let added = match &self.header {
-            Header::Gguf { metadata, .. } => metadata
+        let added = match self.gguf_text() {
+            Some(metadata) => metadata
                 .get_bool("tokenizer.ggml.add_bos_token")
                 .with_context(|| self.name.clone())?,
-            Header::SafeTensors { .. } | Header::Package(_) => {
-                self.tokenizer_config()?.add_bos_token
-            }
+            None => self.tokenizer_config()?.add_bos_token,
         };
         // Without a name in the files, a tokenizer goes by what tokens are usually called.
         let is_named = tokenizer.special_tokens().bos.is_some();
@@ -143,7 +150,7 @@ impl ModelFiles {
 
     /// The template's text, where the model ships one.
     fn template_source(&self) -> Result<Option<String>> {
-        if let Header::Gguf { metadata, .. } = &self.header {
+        if let Some(metadata) = self.gguf_text() {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)
                 .with_context(|| self.name.clone())?;
@@ -163,11 +170,12 @@ impl ModelFiles {
 
     /// The model's kind, by which default templates are chosen.
     fn architecture(&self) -> Result<Option<String>> {
+        if let Some(metadata) = self.gguf_text() {
+            let name = metadata.architecture().with_context(|| self.name.clone())?;
+            return Ok(name.map(str::to_owned));
+        }
         match &self.header {
-            Header::Gguf { metadata, .. } => {
-                let name = metadata.architecture().with_context(|| self.name.clone())?;
-                Ok(name.map(str::to_owned))
-            }
+            Header::Gguf { .. } => unreachable!("its metadata were taken above"),
             Header::SafeTensors { .. } => Ok(self.config()?.and_then(|config| config.model_type)),
             // A package that can't be run still has words and templates.
             Header::Package(header) => {
