@@ -36,6 +36,7 @@ impl ModelFiles {
     /// Opens the package in `folder`.
     pub(super) fn open_package(name: &str, folder: Folder) -> Result<ModelFiles> {
         let package = read_package(name, &folder)?;
+        check_signed(name, &folder)?;
         let n_shards = package.manifest().shards.len();
         let files: Vec<SourceFile> = (0..n_shards)
             .map(|index| open_shard(&folder, package.manifest(), index))
