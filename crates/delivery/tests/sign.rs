@@ -47,6 +47,26 @@ fn signatures_of_minisign_are_believed() {
 }
 
 #[test]
+fn the_documented_signature_is_one() {
+    let page = include_str!("../../../docs/formats/signature.md");
+    let key = page.split('`').find(|text| text.starts_with("RW")).unwrap();
+    let signature = page
+        .split("```")
+        .nth(1)
+        .unwrap()
+        .strip_prefix("text\n")
+        .unwrap();
+    let list = trusting(&[("k", PublicKey::parse(key).unwrap())]);
+    let verdict = list
+        .check(b"{\"modelId\":\"m\"}\n", Some(signature))
+        .unwrap();
+    let Verdict::Signed(signer) = verdict else {
+        panic!("{verdict:?}")
+    };
+    assert_eq!(signer.trusted_comment, "file:manifest.json\tmodel:m");
+}
+
+#[test]
 fn whatever_is_altered_is_refused() {
     for signature in [PREHASHED, LEGACY] {
         let altered_comment = signature.replace("file:test", "file:best");

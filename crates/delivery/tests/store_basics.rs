@@ -330,6 +330,83 @@ fn damaged_files_are_put_aside_and_fetched_again() {
 }
 
 #[test]
+fn a_damaged_index_stops_a_sweep_and_can_be_repaired_or_removed() {
+    let (_dir, store) = store();
+    publish(&store, "a", &[("x", b"1")]);
+    for damage in ["current", "revision", "gone"] {
+        publish(&store, "b", &[("x", b"2")]);
+        let folder = store.root().join("models/b");
+        store.gc(Interrupted::Drop).unwrap();
+        let names: Vec<_> = files_under(&folder)
+            .into_iter()
+            .map(|(path, _)| path)
+            .collect();
+        let revision = names
+            .iter()
+            .find(|path| path.extension().is_some())
+            .unwrap();
+        match damage {
+            "current" => fs::write(folder.join("current"), "nonsense").unwrap(),
+            "revision" => fs::write(revision, "{").unwrap(),
+            _ => fs::remove_file(revision).unwrap(),
+        }
+        for error in [
+            store.gc(Interrupted::Drop).unwrap_err(),
+            store.model("b").unwrap_err(),
+            store.list().unwrap_err(),
+        ] {
+            assert!(matches!(error, StoreError::Index { .. }), "{error}");
+        }
+        assert!(store.model("a").is_ok());
+        if damage == "revision" {
+            store.remove("b").unwrap();
+            assert!(matches!(
+                store.model("b"),
+                Err(StoreError::NoSuchModel { .. })
+            ));
+        } else {
+            publish(&store, "b", &[("x", b"2")]);
+            assert!(store.model("b").is_ok());
+        }
+        assert_eq!(store.verify("a").unwrap(), []);
+    }
+}
+
+#[test]
+fn a_journal_that_lies_or_is_cut_short_is_not_believed() {
+    let (_dir, store) = store();
+    let content = bytes(6, 100_000);
+    let blob = Blob::of(Algorithm::Sha256, &content);
+    let pull = store.pull("m").unwrap();
+    pull.write_at(&blob, 0, &content[..50_000]).unwrap();
+    drop(pull);
+    let files = files_under(&store.root().join("partial/m"));
+    let journal = files
+        .iter()
+        .map(|(path, _)| path)
+        .find(|path| path.extension().is_some());
+    let journal = journal.unwrap();
+    let mut records = fs::read(journal).unwrap();
+    assert_eq!(records.len(), 16);
+    // Bytes past the end of the file, and past the end of any; then half a record.
+    records.extend(
+        [60_000u64, 10_000, u64::MAX, 2, 1]
+            .iter()
+            .flat_map(|n| n.to_le_bytes()),
+    );
+    fs::write(journal, &records).unwrap();
+    let pull = store.pull("m").unwrap();
+    assert_eq!(pull.present(&blob).unwrap(), 50_000);
+    pull.write_at(&blob, 90_000, &content[90_000..]).unwrap();
+    drop(pull);
+    let pull = store.pull("m").unwrap();
+    assert_eq!(pull.extents(&blob).unwrap(), [0..50_000, 90_000..100_000]);
+    pull.write_at(&blob, 50_000, &content[50_000..90_000])
+        .unwrap();
+    pull.commit(&blob).unwrap();
+}
+
+#[test]
 fn names_that_some_system_confuses_are_refused() {
     let (_dir, store) = store();
     publish(&store, "Llama", &[("x", b"1")]);

@@ -73,16 +73,19 @@ impl Incoming {
             _ => Vec::new(),
         };
         let mut extents = Extents::default();
-        // A record that was cut short, or speaks of bytes that are not there, says nothing.
-        for record in records.as_chunks::<RECORD>().0 {
+        // A record that was cut short says nothing, and is written over.
+        let records = records.as_chunks::<RECORD>().0;
+        let mut is_true = true;
+        for record in records {
             let (offset, n) = record.split_at(8);
             let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
             let (offset, n) = (number(offset), number(n));
-            if let Some(end) = offset
+            match offset
                 .checked_add(n)
                 .filter(|end| *end <= len.min(blob.size))
             {
-                extents.insert(offset..end);
+                Some(end) => extents.insert(offset..end),
+                None => is_true = false,
             }
         }
         let mut incoming = Self {
@@ -91,11 +94,14 @@ impl Incoming {
             file: Arc::new(file),
             journal_path,
             journal,
-            journal_len: 0,
+            journal_len: (records.len() * RECORD) as u64,
             extents,
             unwritten: 0..0,
         };
-        incoming.rewrite_journal()?;
+        if !is_true {
+            // It speaks of bytes that a crash of the system took; other bytes may come to lie there.
+            incoming.rewrite_journal()?;
+        }
         Ok(incoming)
     }
 

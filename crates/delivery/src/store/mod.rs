@@ -176,15 +176,17 @@ impl Store {
         let lock = lock.ok_or_else(|| StoreError::Busy {
             name: name.to_owned(),
         })?;
-        match self.spelt_like(name)? {
-            Some((_, existing, _)) if existing != name => {
+        match self.spelt_like(name) {
+            Ok(Some((_, existing, _))) if existing != name => {
                 return Err(StoreError::NameTaken {
                     kind: "model",
                     name: name.to_owned(),
                     existing,
                 });
             }
-            _ => {}
+            // What can't be read is replaced when this pull is published.
+            Ok(_) | Err(StoreError::Index { .. }) => {}
+            Err(error) => return Err(error),
         }
         Pull::begin(self.layout.clone(), name, lock)
     }
@@ -293,7 +295,11 @@ impl Store {
     /// Whoever reads the model keeps its files, which the next [`gc`](Self::gc) deletes.
     pub fn remove(&self, name: &str) -> Result<Swept, StoreError> {
         let _alone = disk::lock(&self.layout.lock())?;
-        self.current(name)?;
+        match self.current(name) {
+            // What can't be read can be removed.
+            Ok(_) | Err(StoreError::Index { .. }) => {}
+            Err(error) => return Err(error),
+        }
         revision::unpublish(&self.layout.model(name))?;
         sweep::sweep(&self.layout, Interrupted::Keep)
     }

@@ -63,7 +63,14 @@ pub(super) fn current(folder: &Path) -> Result<Option<Revision>, StoreError> {
             path: path.clone(),
             problem: "expected the 64 digits of a revision".to_owned(),
         })?;
-    Revision::open(folder.join(format!("{revision}.json"))).map(Some)
+    let path = folder.join(format!("{revision}.json"));
+    match Revision::open(path.clone()) {
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            let problem = "is missing".to_owned();
+            Err(StoreError::Index { path, problem })
+        }
+        result => result.map(Some),
+    }
 }
 
 /// All revisions in `folder`, the current one too.
