@@ -66,6 +66,7 @@ impl HttpSource {
             .accept_encoding("identity")
             .user_agent(concat!("sterna/", env!("CARGO_PKG_VERSION")))
             .proxy(options.proxy_from_env.then(Proxy::try_from_env).flatten())
+            .timeout_resolve(Some(options.connect))
             .timeout_connect(Some(options.connect))
             .timeout_recv_response(Some(options.silence))
             .timeout_per_read(Some(options.silence))

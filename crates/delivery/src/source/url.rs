@@ -95,7 +95,9 @@ impl Url {
     pub fn resolve(&self, location: &str) -> Result<Self, UrlError> {
         let location = location.trim();
         let here = self.path();
-        if location.contains("://") && !location.starts_with(['/', '?', '.']) {
+        let has_scheme =
+            (location.split_once(':')).is_some_and(|(scheme, _)| !scheme.contains(['/', '?', '#']));
+        if has_scheme {
             Self::parse(location)
         } else if location.starts_with("//") {
             Self::parse(&format!("{}:{location}", self.scheme))
@@ -173,6 +175,7 @@ mod tests {
             ("/x?y", "https://host/x?y"),
             ("x", "https://host/a/x"),
             ("?z", "https://host/a/b?z"),
+            ("x?to=http://c/", "https://host/a/x?to=http://c/"),
             ("/x?to=http://c/", "https://host/x?to=http://c/"),
         ] {
             assert_eq!(url.resolve(location).unwrap().to_string(), target);
