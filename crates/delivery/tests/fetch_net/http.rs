@@ -681,6 +681,31 @@ fn cancelled_fetches_stop_soon_and_go_on_later() {
 }
 
 #[test]
+fn a_cancelled_fetch_does_not_wait_for_a_silent_server() {
+    let files = files(&[("a.bin", 300_000)]);
+    let server = Server::start(&files, |_, reply| Reply {
+        pause: Duration::from_secs(300),
+        ..reply
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let (source, sink, cancel) = (source(&server), FolderSink::new(dir.path()), Cancel::new());
+    let began = Instant::now();
+    let blobs = blobs(&files, Algorithm::Sha256, false);
+    let outcome = fetch(blobs, &[&source], &sink, limits(), &cancel, &mut |event| {
+        if let Event::Progress(progress) = event
+            && progress.received_bytes > 0
+        {
+            cancel.cancel();
+        }
+    });
+    assert!(matches!(outcome, Err(FetchError::Cancelled)), "{outcome:?}");
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "the silence would last thirty seconds"
+    );
+}
+
+#[test]
 fn bytes_come_no_faster_than_allowed() {
     let files = files(&[("a.bin", 300_000)]);
     let server = Server::honest(&files);
