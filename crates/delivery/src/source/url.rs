@@ -89,6 +89,15 @@ impl Url {
         }
     }
 
+    /// The folder it lies in, without the query; a folder, whose path ends in `/`, is its own.
+    pub fn folder(&self) -> Self {
+        let path = self.path();
+        Self {
+            path: path.rfind('/').map_or("/", |end| &path[..=end]).to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// Where a `Location` of an answer from this address leads.
     ///
     /// Errors: [`UrlError`].
@@ -109,11 +118,7 @@ impl Url {
                 self.scheme, self.authority
             ))
         } else {
-            let folder = here.rfind('/').map_or("/", |end| &here[..=end]);
-            Self::parse(&format!(
-                "{}://{}{folder}{location}",
-                self.scheme, self.authority
-            ))
+            Self::parse(&format!("{}{location}", self.folder()))
         }
     }
 }
@@ -151,6 +156,8 @@ mod tests {
             url.below("x y/é?.bin").to_string(),
             "https://example.org:8443/a/b/x%20y/%C3%A9%3F.bin?key=1"
         );
+        assert_eq!(url.folder().to_string(), "https://example.org:8443/a/");
+        assert_eq!(url.folder().folder(), url.folder());
         let bare = Url::parse("http://host").unwrap();
         assert_eq!(bare.below("m.json").to_string(), "http://host/m.json");
         for bad in [

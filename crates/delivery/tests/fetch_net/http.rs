@@ -681,6 +681,20 @@ fn cancelled_fetches_stop_soon_and_go_on_later() {
 }
 
 #[test]
+fn what_is_there_needs_no_source() {
+    let files = some_files();
+    let server = Server::honest(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let blobs = blobs(&files, Algorithm::Sha256, false);
+    let error = pull(blobs.clone(), &[], dir.path(), limits())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "`a.bin`: no source can deliver it: there is none");
+    pull(blobs.clone(), &[&server], dir.path(), limits()).unwrap();
+    pull(blobs, &[], dir.path(), limits()).unwrap();
+}
+
+#[test]
 fn a_cancelled_fetch_does_not_wait_for_a_silent_server() {
     let files = files(&[("a.bin", 300_000)]);
     let server = Server::start(&files, |_, reply| Reply {
