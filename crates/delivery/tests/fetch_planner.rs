@@ -61,6 +61,8 @@ struct Case {
     /// For each blob, what an earlier fetch left of it, and whether that is right.
     left: Vec<(Range<u64>, bool)>,
     seed: u64,
+    /// Nothing is known of the bytes but their number, and each source has others.
+    size_only: bool,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -86,6 +88,7 @@ fn case() -> impl Strategy<Value = Case> {
                 parallel,
                 segment,
                 seed,
+                size_only: false,
             },
         )
 }
@@ -126,7 +129,29 @@ enum End {
     Failed(String),
 }
 
+fn truth(sizes: &[usize]) -> Vec<Vec<u8>> {
+    let byte = |i: usize, j: usize| (i * 31 + j * 7 + (j >> 8)) as u8;
+    (sizes.iter().enumerate())
+        .map(|(i, size)| (0..*size).map(|j| byte(i, j)).collect())
+        .collect()
+}
+
 impl World {
+    fn new(case: Case, truth: Vec<Vec<u8>>, store: Vec<Vec<u8>>, faults: u64) -> Self {
+        Self {
+            committed: vec![false; truth.len()],
+            truth,
+            store,
+            running: vec![],
+            jobs: vec![],
+            now: Duration::ZERO,
+            faults,
+            received: 0,
+            random: case.seed | 1,
+            case,
+        }
+    }
+
     fn random(&mut self, below: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -134,10 +159,16 @@ impl World {
         (self.random >> 16) % below.max(1)
     }
 
+    /// A source's version of a blob.
+    fn version(&self, blob: usize, source: usize) -> Vec<u8> {
+        let key = if self.case.size_only { source as u8 } else { 0 };
+        self.truth[blob].iter().map(|byte| byte ^ key).collect()
+    }
+
     fn answer(&mut self, transfer: Transfer) -> Running {
         let request = transfer.request().clone();
         let kind = self.case.kinds[request.source];
-        let truth = &self.truth[request.blob];
+        let truth = &self.version(request.blob, request.source);
         let size = truth.len() as u64;
         let whole_only = matches!(kind, Kind::WholeOnly | Kind::WholeAndCuts);
         let range = request
@@ -233,7 +264,10 @@ impl World {
     fn run(&mut self) -> End {
         let blobs: Vec<Blob> = (self.truth.iter().enumerate())
             .map(|(i, truth)| {
-                let expected = Expected::Digest(Digest::of(self.case.algorithm, truth));
+                let expected = match self.case.size_only {
+                    true => Expected::SizeOnly,
+                    false => Expected::Digest(Digest::of(self.case.algorithm, truth)),
+                };
                 let blob = Blob::new(&format!("b{i}"), truth.len() as u64, expected).unwrap();
                 if !self.case.blocks {
                     return blob;
@@ -273,10 +307,13 @@ impl World {
                     self.store[blob][range.start as usize..range.end as usize].fill(0xEE);
                 }
                 Action::Commit { blob, .. } => {
-                    assert!(
-                        self.store[blob] == self.truth[blob],
-                        "wrong bytes are committed"
-                    );
+                    let versions = if self.case.size_only {
+                        self.case.kinds.len()
+                    } else {
+                        1
+                    };
+                    let right = |source| self.store[blob] == self.version(blob, source);
+                    assert!((0..versions).any(right), "wrong bytes are committed");
                     assert!(!self.committed[blob], "committed twice");
                     self.committed[blob] = true;
                     fetch.committed(blob);
@@ -364,9 +401,7 @@ proptest! {
 
     #[test]
     fn a_fetch_always_ends_with_the_right_bytes_or_an_error(case in case()) {
-        let truth: Vec<Vec<u8>> = (case.sizes.iter().enumerate())
-            .map(|(i, size)| (0..*size).map(|j| (i * 31 + j * 7 + (j >> 8)) as u8).collect())
-            .collect();
+        let truth = truth(&case.sizes);
         let mut store: Vec<Vec<u8>> = truth.iter().map(|t| vec![0xEE; t.len()]).collect();
         let mut missing = 0;
         let mut faults = 0;
@@ -386,19 +421,7 @@ proptest! {
             }
             missing += size - left.min(size);
         }
-        let n_blobs = truth.len();
-        let mut world = World {
-            truth,
-            store,
-            committed: vec![false; n_blobs],
-            running: vec![],
-            jobs: vec![],
-            now: Duration::ZERO,
-            faults,
-            received: 0,
-            random: case.seed | 1,
-            case,
-        };
+        let mut world = World::new(case, truth, store, faults);
         match world.run() {
             End::Done => {
                 let largest = world.case.sizes.iter().max().copied().unwrap_or(0);
@@ -416,6 +439,23 @@ proptest! {
                     prop_assert!(message.contains(&format!("source {i}: ")), "{message}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_two_sources_are_never_mixed_where_no_digest_would_tell(case in case()) {
+        let lies = [
+            Kind::WrongBytes, Kind::Garbage, Kind::Page, Kind::WrongSize, Kind::WrongRange, Kind::NewEtag,
+        ];
+        let kinds = case.kinds.iter().map(|kind| if lies.contains(kind) { Kind::Cuts } else { *kind });
+        let kinds = kinds.collect();
+        let case = Case { size_only: true, blocks: false, kinds, ..case };
+        let truth = truth(&case.sizes);
+        // What an earlier fetch left can't be told from anything.
+        let store = truth.iter().map(|t| vec![0xEE; t.len()]).collect();
+        let mut world = World::new(case, truth, store, 0);
+        if let End::Failed(message) = world.run() {
+            prop_assert!(!world.case.kinds.contains(&Kind::Honest), "{message}");
         }
     }
 }

@@ -44,9 +44,6 @@ pub enum PlanError {
     /// More bytes than can be counted.
     #[error("the files together have more bytes than 64 bits can count")]
     TooLarge,
-    /// Nowhere to fetch from.
-    #[error("there is no source to fetch from")]
-    NoSources,
 }
 
 impl Blob {

@@ -107,10 +107,6 @@ pub fn fetch(
     cancel: &Cancel,
     notify: &mut dyn FnMut(Event<'_>),
 ) -> Result<Report, FetchError> {
-    let mut present = Vec::with_capacity(blobs.len());
-    for blob in &blobs {
-        present.push(sink.present(blob)?);
-    }
     let pace = limits
         .bytes_per_second
         .map(|rate| Mutex::new(Pace::new(rate)));
@@ -126,17 +122,16 @@ pub fn fetch(
         began: Instant::now(),
     };
     let mut fetch = Fetch::new(blobs, names, limits)?;
-    for (blob, present) in present.iter().enumerate() {
-        match present {
+    for (index, blob) in shared.blobs.iter().enumerate() {
+        match sink.present(blob)? {
             Present::Complete => {
-                fetch.committed(blob);
-                let blob = &shared.blobs[blob];
+                fetch.committed(index);
                 notify(Event::Committed {
                     blob,
                     verified: None,
                 });
             }
-            Present::Parts(ranges) => fetch.stored(blob, ranges),
+            Present::Parts(ranges) => fetch.stored(index, &ranges),
         }
     }
     let (sender, reports) = mpsc::channel();

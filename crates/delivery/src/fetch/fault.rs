@@ -14,6 +14,12 @@ pub enum Fault {
         /// What the system or the library said.
         message: String,
     },
+    /// There is no safe connection: a certificate that nobody vouches for, or no TLS that both know.
+    #[error("no safe connection: {message}")]
+    Insecure {
+        /// What the library said.
+        message: String,
+    },
     /// The answer ended early.
     #[error("the answer ended after {received} of {expected} bytes")]
     Cut {
@@ -140,7 +146,8 @@ impl Fault {
             Self::Refused { .. } | Self::Missing { .. } => Verdict::NotHere,
             Self::NoRanges => Verdict::AskWhole,
             Self::Cancelled => Verdict::Nothing,
-            Self::WrongLength { .. }
+            Self::Insecure { .. }
+            | Self::WrongLength { .. }
             | Self::TooLarge { .. }
             | Self::WrongRange { .. }
             | Self::Changed { .. }

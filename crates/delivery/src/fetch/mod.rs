@@ -2,6 +2,29 @@
 //!
 //! [`Fetch`] plans: it has no sockets, files or clock, and runs wherever bytes can be had, in a browser
 //! too. On machines with threads, [`fetch`] drives it.
+//!
+//! ```no_run
+//! # #[cfg(feature = "http")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use sterna_delivery::{
+//!     fetch::{Blob, Cancel, Event, FolderSink, Limits, fetch},
+//!     hash::{Algorithm, Expected},
+//!     source::{HttpOptions, HttpSource, Url},
+//! };
+//!
+//! let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+//! let expected = Expected::digest(Algorithm::Sha256, digest)?;
+//! let blobs = vec![Blob::new("shard_00000.bin", 3, expected)?];
+//! let url = Url::parse("https://models.example.org/abc")?;
+//! let source = HttpSource::new(url, HttpOptions::default());
+//! let sink = FolderSink::new("abc");
+//! let mut notify = |event: Event<'_>| println!("{event:?}");
+//! fetch(blobs, &[&source], &sink, Limits::default(), &Cancel::new(), &mut notify)?;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "http"))]
+//! # fn main() {}
+//! ```
 
 mod blob;
 #[cfg(not(target_family = "wasm"))]

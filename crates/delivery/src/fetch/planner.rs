@@ -94,6 +94,9 @@ pub enum Failure {
 }
 
 fn list(reasons: &[(String, String)]) -> String {
+    if reasons.is_empty() {
+        return " there is none".to_owned();
+    }
     reasons
         .iter()
         .map(|(source, why)| format!("\n  {source}: {why}"))
@@ -140,13 +143,11 @@ const TRICKLE: u64 = 4 << 10;
 
 impl Fetch {
     /// A fetch of `blobs` from the sources called `sources`, each of which is thought to have them all.
+    /// Without any, it fails unless every blob is committed already.
     ///
     /// Errors: [`PlanError`].
     pub fn new(blobs: Vec<Blob>, sources: Vec<String>, limits: Limits) -> Result<Self, PlanError> {
         check_all(&blobs)?;
-        if sources.is_empty() {
-            return Err(PlanError::NoSources);
-        }
         let n_sources = sources.len();
         Ok(Self {
             blobs: (blobs.into_iter())

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Cancel, Failure, Fault, FetchError, Limits, PlanError,
+    Cancel, Failure, Fault, FetchError, Limits,
     fault::Verdict,
     state::{Jitter, SourceState},
 };
@@ -37,9 +37,6 @@ pub(crate) fn fetch_from<S: Source + ?Sized>(
     cancel: &Cancel,
     ask: impl Fn(&S) -> Result<Vec<u8>, Fault>,
 ) -> Result<(Vec<u8>, usize), FetchError> {
-    if sources.is_empty() {
-        return Err(PlanError::NoSources.into());
-    }
     let began = Instant::now();
     let mut jitter = Jitter(limits.seed);
     let mut reasons = Vec::new();

@@ -66,6 +66,7 @@ impl HttpSource {
             .accept_encoding("identity")
             .user_agent(concat!("sterna/", env!("CARGO_PKG_VERSION")))
             .proxy(options.proxy_from_env.then(Proxy::try_from_env).flatten())
+            .timeout_resolve(Some(options.connect))
             .timeout_connect(Some(options.connect))
             .timeout_recv_response(Some(options.silence))
             .timeout_per_read(Some(options.silence))
@@ -184,6 +185,15 @@ fn fault(error: ureq::Error) -> Fault {
     match error {
         ureq::Error::Timeout(Timeout::PerRead | Timeout::RecvResponse) => Fault::Stalled,
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => Fault::Stalled,
+        ureq::Error::Tls(_) | ureq::Error::Rustls(_) | ureq::Error::TlsRequired => {
+            Fault::Insecure {
+                message: error.to_string(),
+            }
+        }
+        // What the TLS library makes of a certificate, and of anything else it can't accept.
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => Fault::Insecure {
+            message: error.to_string(),
+        },
         error => Fault::Unreachable {
             message: error.to_string(),
         },

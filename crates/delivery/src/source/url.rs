@@ -89,13 +89,24 @@ impl Url {
         }
     }
 
+    /// The folder it lies in, without the query; a folder, whose path ends in `/`, is its own.
+    pub fn folder(&self) -> Self {
+        let path = self.path();
+        Self {
+            path: path.rfind('/').map_or("/", |end| &path[..=end]).to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// Where a `Location` of an answer from this address leads.
     ///
     /// Errors: [`UrlError`].
     pub fn resolve(&self, location: &str) -> Result<Self, UrlError> {
         let location = location.trim();
         let here = self.path();
-        if location.contains("://") && !location.starts_with(['/', '?', '.']) {
+        let has_scheme =
+            (location.split_once(':')).is_some_and(|(scheme, _)| !scheme.contains(['/', '?', '#']));
+        if has_scheme {
             Self::parse(location)
         } else if location.starts_with("//") {
             Self::parse(&format!("{}:{location}", self.scheme))
@@ -107,11 +118,7 @@ impl Url {
                 self.scheme, self.authority
             ))
         } else {
-            let folder = here.rfind('/').map_or("/", |end| &here[..=end]);
-            Self::parse(&format!(
-                "{}://{}{folder}{location}",
-                self.scheme, self.authority
-            ))
+            Self::parse(&format!("{}{location}", self.folder()))
         }
     }
 }
@@ -149,6 +156,8 @@ mod tests {
             url.below("x y/é?.bin").to_string(),
             "https://example.org:8443/a/b/x%20y/%C3%A9%3F.bin?key=1"
         );
+        assert_eq!(url.folder().to_string(), "https://example.org:8443/a/");
+        assert_eq!(url.folder().folder(), url.folder());
         let bare = Url::parse("http://host").unwrap();
         assert_eq!(bare.below("m.json").to_string(), "http://host/m.json");
         for bad in [
@@ -173,6 +182,7 @@ mod tests {
             ("/x?y", "https://host/x?y"),
             ("x", "https://host/a/x"),
             ("?z", "https://host/a/b?z"),
+            ("x?to=http://c/", "https://host/a/x?to=http://c/"),
             ("/x?to=http://c/", "https://host/x?to=http://c/"),
         ] {
             assert_eq!(url.resolve(location).unwrap().to_string(), target);

@@ -31,8 +31,10 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
     /// Bytes of the body that are sent before the connection ends.
     pub(crate) cut: Option<usize>,
-    /// A pause in the middle of what is sent of the body.
+    /// A pause in the middle of what is sent of the body, and at its end.
     pub(crate) pause: Duration,
+    /// Whether a byte comes at a time, fifty a second.
+    pub(crate) drip: bool,
 }
 
 impl Reply {
@@ -208,6 +210,13 @@ fn send(mut stream: &TcpStream, reply: &Reply, sent: &AtomicU64) -> Option<()> {
     }
     stream.write_all(format!("{head}\r\n").as_bytes()).ok()?;
     let body = &reply.body[..reply.cut.unwrap_or(usize::MAX).min(reply.body.len())];
+    if reply.drip {
+        for byte in body.chunks(1) {
+            stream.write_all(byte).ok()?;
+            thread::sleep(Duration::from_millis(20));
+        }
+        return Some(());
+    }
     let (first, second) = body.split_at(body.len() / 2);
     for part in [first, second] {
         for piece in part.chunks(64 << 10) {
