@@ -1,10 +1,13 @@
 //! The forward pass, for every family and every backend.
 
+use std::ops::Range;
+
 use sterna_kernels::attention::AttentionShape;
 
 use crate::backend::{Backend, BackendError, ScreenedRows, Sequence};
 use crate::config::LayerConfig;
 use crate::head::screening::{Account, Screening};
+use crate::lora::{ActiveAdapter, Module};
 use crate::model::Model;
 use crate::rope::Angles;
 use crate::weights::{Layer, Projection};
@@ -69,13 +72,15 @@ type Output<'a, B> = (
 );
 
 /// What a batch of tokens is run with. Each token is a row.
-pub(crate) struct Batch<'a, C> {
+pub(crate) struct Batch<'a, B: Backend> {
     /// The token of each row.
     pub(crate) ids: &'a [u32],
     /// The sequences that the rows belong to, in turn.
-    pub(crate) sequences: &'a mut [Sequence<'a, C>],
+    pub(crate) sequences: &'a mut [Sequence<'a, B::Cache>],
     /// The rotations of each row's position, for each of the model's rotary embeddings.
     pub(crate) angles: &'a [Angles],
+    /// Ranges of rows that have adapters, and which.
+    pub(crate) adapters: &'a [(Range<usize>, &'a [ActiveAdapter<B>])],
     /// Rows whose logits are wanted, ascending.
     pub(crate) wanted: &'a [usize],
     /// How many of the largest logits are wanted, if only one row's are; `None` for all.
@@ -88,13 +93,13 @@ impl<B: Backend> Model<B> {
     pub(crate) fn forward(
         &self,
         s: &mut Scratch<B>,
-        batch: &mut Batch<'_, B::Cache>,
+        batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
         let (be, c, w) = (&self.backend, &self.config, &self.weights);
         be.embed(&w.token_embd, batch.ids, c.embed_scale, &mut s.x)?;
         for (i, (layer, settings)) in w.layers.iter().zip(&c.layers).enumerate() {
             self.attention_block(s, batch, i, layer, settings)?;
-            self.ffn_block(s, layer)?;
+            self.ffn_block(s, batch, i, layer)?;
         }
         if batch.wanted.is_empty() {
             return Ok(());
@@ -151,7 +156,7 @@ impl<B: Backend> Model<B> {
     fn attention_block(
         &self,
         s: &mut Scratch<B>,
-        batch: &mut Batch<'_, B::Cache>,
+        batch: &mut Batch<'_, B>,
         i: usize,
         layer: &Layer<B::Linear, B::Vector>,
         settings: &LayerConfig,
@@ -165,6 +170,16 @@ impl<B: Backend> Model<B> {
                 (&layer.q, &mut s.q),
                 (&layer.k, &mut s.k),
                 (&layer.v, &mut s.v),
+            ],
+        )?;
+        self.adapt(
+            batch,
+            i,
+            &s.h,
+            &mut [
+                (Module::Q, &mut s.q),
+                (Module::K, &mut s.k),
+                (Module::V, &mut s.v),
             ],
         )?;
         if let Some(norm) = &layer.q_norm {
@@ -191,6 +206,7 @@ impl<B: Backend> Model<B> {
             be.rms_norm_in_place(&mut s.a, norm, c.norm_eps)?;
         }
         self.project(&s.a, &mut s.normed, &mut [(&layer.o, &mut s.h)])?;
+        self.adapt(batch, i, &s.a, &mut [(Module::O, &mut s.h)])?;
         if let Some(norm) = &layer.post_attn_norm {
             be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
         }
@@ -201,6 +217,8 @@ impl<B: Backend> Model<B> {
     fn ffn_block(
         &self,
         s: &mut Scratch<B>,
+        batch: &Batch<'_, B>,
+        i: usize,
         layer: &Layer<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
@@ -210,11 +228,18 @@ impl<B: Backend> Model<B> {
             &mut s.normed,
             &mut [(&layer.gate, &mut s.gate), (&layer.up, &mut s.up)],
         )?;
+        self.adapt(
+            batch,
+            i,
+            &s.h,
+            &mut [(Module::Gate, &mut s.gate), (Module::Up, &mut s.up)],
+        )?;
         be.gate(c.activation, &mut s.gate, &s.up)?;
         if let Some(norm) = &layer.ffn_sub_norm {
             be.rms_norm_in_place(&mut s.gate, norm, c.norm_eps)?;
         }
         self.project(&s.gate, &mut s.normed, &mut [(&layer.down, &mut s.h)])?;
+        self.adapt(batch, i, &s.gate, &mut [(Module::Down, &mut s.h)])?;
         if let Some(norm) = &layer.post_ffn_norm {
             be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
         }

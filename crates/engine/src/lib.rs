@@ -15,6 +15,7 @@ mod family;
 mod forward;
 mod head;
 mod load;
+mod lora;
 mod model;
 mod plan;
 mod rope;
@@ -23,8 +24,8 @@ mod session;
 mod weights;
 
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, ScreenedRows,
-    TernaryPacking, WeightData,
+    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, LowRank, ScreenedRows,
+    Sequence, TernaryPacking, WeightData,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
@@ -33,6 +34,9 @@ pub use family::Family;
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
+pub use lora::{
+    ActiveAdapter, Adapter, AdapterError, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
+};
 pub use model::Model;
 pub use plan::{ModelPlan, PlanOptions, TensorRequest};
 pub use rope::{Angles, RopeConfig, RopeScaling};

@@ -1,10 +1,12 @@
 //! The sequences a model works on.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache, Sequence};
 use crate::forward::{Batch, Scratch};
 use crate::head::screening::HeadUse;
+use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
 
@@ -40,6 +42,8 @@ pub struct Session<B: Backend> {
     /// One for each of the model's rotary embeddings.
     ropes: Vec<Rope>,
     cache: B::Cache,
+    /// None that adds nothing.
+    adapters: Vec<ActiveAdapter<B>>,
     scratch: Scratch<B>,
 }
 
@@ -114,6 +118,20 @@ pub enum EngineError {
         /// Its place among those given.
         index: usize,
     },
+    /// An adapter that was loaded for another model.
+    #[error("adapter `{name}`: expected one that was loaded for the session's model, found one for another")]
+    OtherAdapter {
+        /// Its name.
+        name: String,
+    },
+    /// An adapter's scale that isn't a number.
+    #[error("adapter `{name}`: expected a finite scale, found {found}")]
+    AdapterScale {
+        /// Its name.
+        name: String,
+        /// The scale.
+        found: f32,
+    },
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -140,8 +158,38 @@ impl<B: Backend> Session<B> {
             options,
             ropes,
             cache,
+            adapters: Vec::new(),
             scratch,
         })
+    }
+
+    /// Applies these adapters, and no others, from the next step on: `y = W x + Σ scale · B (A x)`.
+    ///
+    /// The model's weights stay as they are, and so do other sessions. Keys and values of the tokens so
+    /// far stay too: they were computed with the adapters that were active then.
+    /// Errors: [`EngineError`] names an adapter of another model, or one whose scale isn't a number; the
+    /// session then keeps those it had.
+    pub fn set_adapters(&mut self, adapters: Vec<ActiveAdapter<B>>) -> Result<(), EngineError> {
+        for ActiveAdapter { adapter, scale } in &adapters {
+            let name = || adapter.name().to_owned();
+            if !adapter.is_for(&self.model) {
+                return Err(EngineError::OtherAdapter { name: name() });
+            }
+            if !scale.is_finite() {
+                return Err(EngineError::AdapterScale {
+                    name: name(),
+                    found: *scale,
+                });
+            }
+        }
+        self.adapters = adapters;
+        self.adapters.retain(|active| active.scale != 0.0);
+        Ok(())
+    }
+
+    /// The adapters that are applied, less those whose scale is 0.
+    pub fn adapters(&self) -> &[ActiveAdapter<B>] {
+        &self.adapters
     }
 
     /// The model.
@@ -277,6 +325,7 @@ impl<B: Backend> Session<B> {
             options: self.options,
             ropes: self.ropes.clone(),
             cache: self.cache.fork(len),
+            adapters: self.adapters.clone(),
             scratch: Scratch::new(&self.model.backend),
         }
     }
@@ -311,8 +360,20 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
     };
     let mut scratch = None;
     let mut sequences = Vec::with_capacity(steps.len());
+    let mut adapters: Vec<(Range<usize>, &[ActiveAdapter<B>])> = Vec::new();
+    let mut first_row = 0;
     for step in steps.iter_mut() {
         let session = &mut *step.session;
+        let rows = first_row..first_row + step.ids.len();
+        first_row = rows.end;
+        match adapters.last_mut() {
+            // Neighbours with the same adapters are computed together.
+            Some((before, same)) if before.end == rows.start && *same == session.adapters => {
+                before.end = rows.end;
+            }
+            _ if session.adapters.is_empty() => {}
+            _ => adapters.push((rows, &session.adapters)),
+        }
         scratch.get_or_insert(&mut session.scratch);
         sequences.push(Sequence {
             cache: &mut session.cache,
@@ -324,6 +385,7 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
         ids: &ids,
         sequences: &mut sequences,
         angles: &angles,
+        adapters: &adapters,
         wanted: &wanted,
         top,
     };
