@@ -119,7 +119,9 @@ pub enum EngineError {
         index: usize,
     },
     /// An adapter that was loaded for another model.
-    #[error("adapter `{name}`: expected one that was loaded for the session's model, found one for another")]
+    #[error(
+        "adapter `{name}`: expected one that was loaded for the session's model, found one for another"
+    )]
     OtherAdapter {
         /// Its name.
         name: String,

@@ -272,10 +272,7 @@ impl Backend for Cpu {
         updates: &mut [LowRank<'_, Cpu>],
     ) -> Result<(), BackendError> {
         let n_rows = rows.len();
-        let mut low_rank = self
-            .low_rank
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut low_rank = self.low_rank.lock().unwrap_or_else(PoisonError::into_inner);
         let LowRankScratch { inner, change } = &mut *low_rank;
         inner.resize_with(updates.len().max(inner.len()), Vec::new);
         let mut matrices = Vec::with_capacity(updates.len());

@@ -209,7 +209,9 @@ pub enum AdapterError {
         found: f32,
     },
     /// Two changes of one layer in one adapter.
-    #[error("tensor `{tensor}`: expected one change of the {module} of layer {layer}, found another")]
+    #[error(
+        "tensor `{tensor}`: expected one change of the {module} of layer {layer}, found another"
+    )]
     Twice {
         /// Name in the file of the second one's A matrix.
         tensor: String,
