@@ -1,5 +1,6 @@
 //! Opening a model: which files it has, what they say, and feeding the engine from them.
 
+mod adapter;
 mod generation;
 mod source;
 mod text;
@@ -20,6 +21,7 @@ use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
+pub(crate) use adapter::{Adapted, LoraFlag};
 pub(crate) use source::SourceFile;
 use source::{Folder, Found};
 
@@ -287,7 +289,7 @@ impl ModelFiles {
             ));
         }
         let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
-        Ok(Session::new(model, flags.session(ctx_len))?)
+        Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
     }
 
     /// Every token that ends an answer.
