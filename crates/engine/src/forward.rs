@@ -6,6 +6,7 @@ use sterna_kernels::attention::AttentionShape;
 
 use crate::backend::{Backend, BackendError, ScreenedRows, Sequence};
 use crate::config::LayerConfig;
+use crate::generation::Generation;
 use crate::head::screening::{Account, Screening};
 use crate::lora::{ActiveAdapter, Module};
 use crate::model::Model;
@@ -88,16 +89,17 @@ pub(crate) struct Batch<'a, B: Backend> {
 }
 
 impl<B: Backend> Model<B> {
-    /// Runs a batch through the model, each sequence at the positions after those in its cache, and
+    /// Runs a batch through the model with the weights `w`, each sequence at the positions after those in its cache, and
     /// leaves the wanted logits in the scratch.
     pub(crate) fn forward(
         &self,
+        w: &Generation<B>,
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
-        let (be, c, w) = (&self.backend, &self.config, &self.weights);
-        be.embed(&w.token_embd, batch.ids, c.embed_scale, &mut s.x)?;
-        for (i, (layer, settings)) in w.layers.iter().zip(&c.layers).enumerate() {
+        let (be, c) = (&self.backend, &self.config);
+        be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
+        for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
             self.attention_block(s, batch, i, layer, settings)?;
             self.ffn_block(s, batch, i, layer)?;
         }
@@ -107,11 +109,11 @@ impl<B: Backend> Model<B> {
         if batch.wanted.len() < batch.ids.len() {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
-        be.rms_norm(&s.x, &w.output_norm, c.norm_eps, &mut s.h)?;
-        if let (Some(screening), Some(top)) = (&self.screening, batch.top) {
-            return self.largest_logits(s, screening, top);
+        be.rms_norm(&s.x, w.output_norm(), c.norm_eps, &mut s.h)?;
+        if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
+            return self.largest_logits(w, s, screening, top);
         }
-        self.logits(s)?;
+        self.logits(w, s)?;
         if let Some(cap) = c.logit_softcap {
             be.softcap(&mut s.logits, cap)?;
         }
@@ -119,11 +121,10 @@ impl<B: Backend> Model<B> {
     }
 
     /// `logits ← W_head · h`.
-    fn logits(&self, s: &mut Scratch<B>) -> Result<(), BackendError> {
-        let (be, w) = (&self.backend, &self.weights);
-        match &w.output {
+    fn logits(&self, w: &Generation<B>, s: &mut Scratch<B>) -> Result<(), BackendError> {
+        match &w.output().projection {
             Some(head) => self.project(&s.h, &mut s.normed, &mut [(head, &mut s.logits)]),
-            None => be.linear(&s.h, &mut [(&w.token_embd, &mut s.logits)]),
+            None => (self.backend).linear(&s.h, &mut [(w.token_embd(), &mut s.logits)]),
         }
     }
 
@@ -131,18 +132,19 @@ impl<B: Backend> Model<B> {
     /// product and nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) sees to that.
     fn largest_logits(
         &self,
+        w: &Generation<B>,
         s: &mut Scratch<B>,
         screening: &Screening<B::Screen>,
         top: usize,
     ) -> Result<(), BackendError> {
         let n_vocab = self.config.n_vocab;
         let rows = if s.account.affords(screening) {
-            let output = self.weights.output.as_ref();
-            let head = output.map_or(&self.weights.token_embd, |head| &head.weight);
+            let projection = w.output().projection.as_ref();
+            let head = projection.map_or(w.token_embd(), |head| &head.weight);
             let Screening { screen, .. } = screening;
             (self.backend).linear_top(&s.h, head, screen, top, &mut s.logits)?
         } else {
-            self.logits(s)?;
+            self.logits(w, s)?;
             ScreenedRows {
                 screened: 0,
                 computed: n_vocab,

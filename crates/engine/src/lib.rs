@@ -13,6 +13,7 @@ mod cpu;
 mod error;
 mod family;
 mod forward;
+mod generation;
 mod head;
 mod load;
 mod lora;
@@ -21,6 +22,7 @@ mod plan;
 mod rope;
 mod sampler;
 mod session;
+mod swap;
 mod weights;
 
 pub use backend::{
@@ -31,14 +33,16 @@ pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
 pub use family::Family;
+pub use generation::Group;
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
 pub use lora::{
     ActiveAdapter, Adapter, AdapterError, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
-pub use model::Model;
+pub use model::{Model, Versions};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use session::{EngineError, Logits, Session, SessionOptions, Step};
+pub use swap::{Swap, SwapError};

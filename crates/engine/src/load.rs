@@ -6,10 +6,12 @@ use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::quant::ternary::{I2sLayout, Layout, row_bytes};
 use sterna_kernels::quant::{QuantError, decode_row};
-use sterna_kernels::{Exec, repack, requantize};
+use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
 
 use crate::PlanError;
 use crate::backend::{Backend, BackendError, LinearSource, TernaryPacking, WeightData};
+use crate::config::ModelConfig;
+use crate::generation::{Embedding, Generation, Group, Head, NewGroup, Output};
 use crate::head::screening::Screening;
 use crate::model::Model;
 use crate::plan::{
@@ -17,7 +19,7 @@ use crate::plan::{
     VectorId, VectorRecipe, is_float,
 };
 use crate::rope::RopeScaling;
-use crate::weights::{Convert, Projection};
+use crate::weights::{Convert, Layer, Projection};
 
 /// Makes a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
 ///
@@ -34,14 +36,26 @@ use crate::weights::{Convert, Projection};
 /// # }
 /// ```
 pub struct Loader<B: Backend> {
-    plan: ModelPlan,
     backend: B,
+    feed: Feed<B>,
+}
+
+/// Makes weights from their bytes, some or all of a plan.
+pub(crate) struct Feed<B: Backend> {
+    plan: ModelPlan,
+    /// Which of the plan's weights are wanted, ascending.
+    order: Vec<usize>,
+    /// How many of these have been made.
+    n_made: usize,
     /// Parts of the next weight that have come in.
     parts: Vec<Bytes>,
+    /// Of all weights of the plan, those that have been made and not taken to their place.
     loaded: Vec<Option<Loaded<B>>>,
     /// The output head in another type, where the table it is made from is kept too.
     made_head: Option<B::Linear>,
     screen: Option<B::Screen>,
+    /// Whether all weights are looked through for values that aren't numbers.
+    thorough: bool,
     warnings: Vec<String>,
 }
 
@@ -87,7 +101,7 @@ pub enum LoadError {
         /// The scale.
         found: f32,
     },
-    /// A value of a norm, bias or list of factors that isn't a number.
+    /// A value that isn't a number, of a norm, bias or list of factors, or of a matrix that is swapped in.
     #[error("tensor `{name}`: expected numbers, found {found} at index {index}")]
     NotFinite {
         /// GGUF name of the tensor.
@@ -114,21 +128,16 @@ pub enum LoadError {
 impl<B: Backend> Loader<B> {
     /// Begins to load `plan` onto `backend`.
     pub fn new(plan: ModelPlan, backend: B) -> Loader<B> {
+        let all = (0..plan.specs.len()).collect();
         Loader {
-            loaded: Vec::with_capacity(plan.specs.len()),
-            plan,
             backend,
-            parts: Vec::new(),
-            made_head: None,
-            screen: None,
-            warnings: Vec::new(),
+            feed: Feed::new(plan, all, false),
         }
     }
 
     /// The range to feed next; `None` once everything is there.
     pub fn wanted(&self) -> Option<&TensorRequest> {
-        let spec = self.plan.specs.get(self.loaded.len())?;
-        Some(&spec.parts[self.parts.len()])
+        self.feed.wanted()
     }
 
     /// Takes the bytes of the range [`Loader::wanted`] names.
@@ -136,6 +145,78 @@ impl<B: Backend> Loader<B> {
     /// They are kept, not copied, where their layout can be used as it is.
     /// Errors: [`LoadError`] names the tensor at fault.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), LoadError> {
+        self.feed.feed(&self.backend, bytes)
+    }
+
+    /// What looks wrong about the weights so far, though it could be right.
+    pub fn warnings(&self) -> &[String] {
+        self.feed.warnings()
+    }
+
+    /// The model, once everything it wanted has been fed.
+    ///
+    /// Errors: [`LoadError::Incomplete`] if something is missing.
+    pub fn finish(self) -> Result<Arc<Model<B>>, LoadError> {
+        let Loader { backend, mut feed } = self;
+        feed.expect_complete()?;
+        let config = feed.config()?;
+        let embedding = feed.embedding();
+        let layers = (0..config.n_layers).map(|i| feed.layer(i)).collect();
+        let head = feed.head();
+        let weights = Generation::first(embedding, layers, head);
+        Ok(Arc::new(Model::new(config, backend, weights)))
+    }
+}
+
+impl<B: Backend> Feed<B> {
+    fn new(plan: ModelPlan, order: Vec<usize>, thorough: bool) -> Feed<B> {
+        let mut loaded = Vec::new();
+        loaded.resize_with(plan.specs.len(), || None);
+        Feed {
+            plan,
+            order,
+            n_made: 0,
+            parts: Vec::new(),
+            loaded,
+            made_head: None,
+            screen: None,
+            thorough,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The weights of `groups`, which the plan has, and what the configuration depends on.
+    pub(crate) fn of_groups(plan: ModelPlan, groups: &[Group]) -> Feed<B> {
+        let mut ids = Ids::default();
+        match plan.rope_factors {
+            Some(RopeFactors::One(factors)) => ids.0.push(factors.0),
+            Some(RopeFactors::ShortAndLong { short, long, .. }) => ids.0.extend([short.0, long.0]),
+            None => {}
+        }
+        let weights = &plan.weights;
+        for group in groups {
+            match group {
+                Group::Embedding => ids.linear(weights.token_embd),
+                Group::Layer(i) => drop(weights.layers[*i].clone().convert(&mut ids)),
+                Group::Head => {
+                    ids.vector(weights.output_norm);
+                    drop(weights.output.clone().map(|head| head.convert(&mut ids)));
+                }
+            }
+        }
+        let Ids(mut order) = ids;
+        order.sort_unstable();
+        Feed::new(plan, order, true)
+    }
+
+    /// The range to feed next; `None` once everything is there.
+    pub(crate) fn wanted(&self) -> Option<&TensorRequest> {
+        let spec = &self.plan.specs[*self.order.get(self.n_made)?];
+        Some(&spec.parts[self.parts.len()])
+    }
+
+    /// Takes the bytes of the range [`Feed::wanted`] names.
+    pub(crate) fn feed(&mut self, backend: &B, bytes: Bytes) -> Result<(), LoadError> {
         let (name, expected) = match self.wanted() {
             Some(want) => (want.name.as_str(), want.len),
             None => ("none", 0),
@@ -147,8 +228,9 @@ impl<B: Backend> Loader<B> {
                 found: bytes.len() as u64,
             });
         }
+        let id = self.order[self.n_made];
         self.parts.push(bytes);
-        let spec = &self.plan.specs[self.loaded.len()];
+        let spec = &self.plan.specs[id];
         if self.parts.len() < spec.parts.len() {
             return Ok(());
         }
@@ -156,113 +238,170 @@ impl<B: Backend> Loader<B> {
         let loaded = match &spec.recipe {
             Recipe::Vector(recipe) => {
                 let values = vector(recipe, &spec.parts[0], &parts[0])?;
-                Loaded::Vector(self.backend.load_vector(values)?)
+                Loaded::Vector(backend.load_vector(values)?)
             }
             Recipe::HostVector(recipe) => Loaded::Host(vector(recipe, &spec.parts[0], &parts[0])?),
             Recipe::Linear(recipe) => {
-                let mut weights = linear(self.backend.host(), recipe, &spec.parts, parts)?;
-                self.warnings
-                    .extend(odd_scale(recipe, &spec.parts, &weights));
-                let load = |weights| {
-                    self.backend.load_linear(LinearSource {
-                        n: recipe.n,
-                        k: recipe.k,
-                        weights,
-                    })
-                };
-                if let Some(dtype) = self.plan.head.dtype
-                    && self.plan.head_id().0 == self.loaded.len()
-                {
-                    let head =
-                        encode(self.backend.host(), recipe, &weights, dtype).map_err(|source| {
-                            LoadError::Weights {
-                                name: spec.parts[0].name.clone(),
-                                source,
-                            }
-                        })?;
-                    if self.plan.weights.output.is_some() {
-                        weights = head;
-                    } else {
-                        self.made_head = Some(load(head)?);
-                    }
+                let weights = linear(backend.host(), recipe, &spec.parts, parts)?;
+                let name = &spec.parts[0].name;
+                if self.thorough {
+                    check_finite(backend.host(), recipe, name, &weights)?;
                 }
-                let linear = load(weights)?;
-                if let Some(dtype) = self.plan.head.screen
-                    && self.plan.head_id().0 == self.loaded.len()
-                {
-                    let head = self.made_head.as_ref().unwrap_or(&linear);
-                    match self.backend.load_screen(head, dtype) {
-                        Ok(screen) => self.screen = Some(screen),
-                        Err(error) if self.plan.head.screen_may_fail => {
-                            let name = &spec.parts[0].name;
-                            self.warnings
-                                .push(format!("tensor `{name}`: no screen of the head: {error}"));
-                            self.plan.head.screen = None;
-                        }
-                        Err(error) => return Err(error.into()),
-                    }
+                (self.warnings).extend(odd_scale(recipe, &spec.parts, &weights));
+                let recipe = *recipe;
+                if self.plan.head_id().0 == id {
+                    Loaded::Linear(self.load_head(backend, &recipe, weights)?)
+                } else {
+                    Loaded::Linear(load_linear(backend, &recipe, weights)?)
                 }
-                Loaded::Linear(linear)
             }
         };
-        self.loaded.push(Some(loaded));
+        self.loaded[id] = Some(loaded);
+        self.n_made += 1;
         Ok(())
     }
 
-    /// What looks wrong about the weights so far, though it could be right.
-    pub fn warnings(&self) -> &[String] {
+    /// Loads the matrix that logits come from, and makes what [`ModelPlan::with_head`] decided.
+    fn load_head(
+        &mut self,
+        backend: &B,
+        recipe: &LinearRecipe,
+        mut weights: WeightData,
+    ) -> Result<B::Linear, LoadError> {
+        let name = || self.plan.specs[self.plan.head_id().0].parts[0].name.clone();
+        let mut made = None;
+        if let Some(dtype) = self.plan.head.dtype {
+            let head = encode(backend.host(), recipe, &weights, dtype).map_err(|source| {
+                LoadError::Weights {
+                    name: name(),
+                    source,
+                }
+            })?;
+            if self.plan.weights.output.is_some() {
+                weights = head;
+            } else {
+                made = Some(load_linear(backend, recipe, head)?);
+            }
+        }
+        let linear = load_linear(backend, recipe, weights)?;
+        if let Some(dtype) = self.plan.head.screen {
+            match backend.load_screen(made.as_ref().unwrap_or(&linear), dtype) {
+                Ok(screen) => self.screen = Some(screen),
+                Err(error) if self.plan.head.screen_may_fail => {
+                    let warning = format!("tensor `{}`: no screen of the head: {error}", name());
+                    self.warnings.push(warning);
+                    self.plan.head.screen = None;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.made_head = made;
+        Ok(linear)
+    }
+
+    pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The model, once everything it wanted has been fed.
-    ///
-    /// Errors: [`LoadError::Incomplete`] if something is missing.
-    pub fn finish(mut self) -> Result<Arc<Model<B>>, LoadError> {
-        if let Some(want) = self.wanted() {
-            return Err(LoadError::Incomplete {
+    /// Fails if anything wanted has not been fed.
+    pub(crate) fn expect_complete(&self) -> Result<(), LoadError> {
+        match self.wanted() {
+            Some(want) => Err(LoadError::Incomplete {
                 name: want.name.clone(),
-            });
+            }),
+            None => Ok(()),
         }
-        let head_bytes = self.plan.head_bytes();
-        let screen_bytes = self.plan.screen_bytes().unwrap_or(0);
-        let mut config = self.plan.config;
+    }
+
+    /// The configuration, with what of it is in tensors.
+    pub(crate) fn config(&mut self) -> Result<ModelConfig, LoadError> {
+        let mut config = self.plan.config.clone();
+        let Some(factors) = self.plan.rope_factors else {
+            return Ok(config);
+        };
         let mut take = Take(&mut self.loaded);
-        if let Some(factors) = self.plan.rope_factors {
-            config.ropes[0].scaling = match factors {
-                RopeFactors::One(id) => RopeScaling::Factors(take.host(id)),
-                RopeFactors::ShortAndLong {
-                    short,
-                    long,
-                    original_ctx,
-                    attention_factor,
-                } => RopeScaling::LongRope {
-                    short: take.host(short),
-                    long: take.host(long),
-                    original_ctx,
-                    attention_factor,
-                },
-            };
-            config = config.validated()?;
+        config.ropes[0].scaling = match factors {
+            RopeFactors::One(id) => RopeScaling::Factors(take.host(id)),
+            RopeFactors::ShortAndLong {
+                short,
+                long,
+                original_ctx,
+                attention_factor,
+            } => RopeScaling::LongRope {
+                short: take.host(short),
+                long: take.host(long),
+                original_ctx,
+                attention_factor,
+            },
+        };
+        Ok(config.validated()?)
+    }
+
+    /// One of the groups that were wanted, once everything is there.
+    pub(crate) fn group(&mut self, group: Group) -> NewGroup<B> {
+        match group {
+            Group::Embedding => NewGroup::Embedding(self.embedding()),
+            Group::Layer(i) => NewGroup::Layer(i, self.layer(i)),
+            Group::Head => NewGroup::Head(self.head()),
         }
-        let mut weights = self.plan.weights.convert(&mut take);
-        if let Some(weight) = self.made_head {
-            weights.output = Some(Projection {
-                input_norm: None,
-                weight,
-                bias: None,
-            });
-        }
-        let screening = self.screen.map(|screen| Screening {
-            screen,
-            head_bytes,
-            screen_bytes,
+    }
+
+    fn embedding(&mut self) -> Embedding<B> {
+        let tied = self.plan.weights.output.is_none();
+        let projection = self.made_head.take().map(|weight| Projection {
+            input_norm: None,
+            weight,
+            bias: None,
         });
-        Ok(Arc::new(Model::new(
-            config,
-            weights,
-            screening,
-            self.backend,
-        )))
+        Embedding {
+            output: tied.then(|| Output {
+                projection,
+                screening: self.screening(),
+            }),
+            token_embd: Take(&mut self.loaded).linear(self.plan.weights.token_embd),
+        }
+    }
+
+    fn layer(&mut self, i: usize) -> Layer<B::Linear, B::Vector> {
+        let layer = self.plan.weights.layers[i].clone();
+        layer.convert(&mut Take(&mut self.loaded))
+    }
+
+    fn head(&mut self) -> Head<B> {
+        let projection = self.plan.weights.output.clone();
+        let projection = projection.map(|head| head.convert(&mut Take(&mut self.loaded)));
+        Head {
+            output: projection.map(|projection| Output {
+                projection: Some(projection),
+                screening: self.screening(),
+            }),
+            output_norm: Take(&mut self.loaded).vector(self.plan.weights.output_norm),
+        }
+    }
+
+    fn screening(&mut self) -> Option<Screening<B::Screen>> {
+        self.screen.take().map(|screen| Screening {
+            screen,
+            head_bytes: self.plan.head_bytes(),
+            screen_bytes: self.plan.screen_bytes().unwrap_or(0),
+        })
+    }
+}
+
+/// The places of weights in a plan.
+#[derive(Default)]
+struct Ids(Vec<usize>);
+
+impl Convert<LinearId, VectorId> for Ids {
+    type Linear = ();
+    type Vector = ();
+
+    fn linear(&mut self, id: LinearId) {
+        self.0.push(id.0);
+    }
+
+    fn vector(&mut self, id: VectorId) {
+        self.0.push(id.0);
     }
 }
 
@@ -294,6 +433,47 @@ impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
             Some(Loaded::Vector(vector)) => vector,
             _ => unreachable!("the planner gave this id to one vector"),
         }
+    }
+}
+
+fn load_linear<B: Backend>(
+    backend: &B,
+    recipe: &LinearRecipe,
+    weights: WeightData,
+) -> Result<B::Linear, LoadError> {
+    let LinearRecipe { n, k, .. } = *recipe;
+    Ok(backend.load_linear(LinearSource { n, k, weights })?)
+}
+
+/// Fails at the first weight that isn't a number.
+fn check_finite(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    name: &str,
+    weights: &WeightData,
+) -> Result<(), LoadError> {
+    let name = || name.to_owned();
+    match weights {
+        WeightData::Blocks { dtype, bytes, .. } => {
+            check_finite_blocks(host, *dtype, recipe.n, recipe.k, bytes).map_err(|source| {
+                match source {
+                    QuantError::NotFinite { index, value } => LoadError::NotFinite {
+                        name: name(),
+                        index,
+                        found: value,
+                    },
+                    source => LoadError::Weights {
+                        name: name(),
+                        source,
+                    },
+                }
+            })
+        }
+        WeightData::Ternary { scale, .. } if !scale.is_finite() => Err(LoadError::BadScale {
+            name: name(),
+            found: *scale,
+        }),
+        WeightData::Ternary { .. } => Ok(()),
     }
 }
 

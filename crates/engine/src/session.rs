@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache, Sequence};
 use crate::forward::{Batch, Scratch};
+use crate::generation::Generation;
 use crate::head::screening::HeadUse;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
@@ -212,7 +213,7 @@ impl<B: Backend> Session<B> {
     /// How much of the output head was read where [`Logits::Top`] were wanted, if it has a screen. Batches
     /// count for their first session.
     pub fn head_use(&self) -> Option<HeadUse> {
-        let screened = self.model.screening.is_some();
+        let screened = self.model.serving().output().screening.is_some();
         screened.then(|| self.scratch.account().used())
     }
 
@@ -223,8 +224,9 @@ impl<B: Backend> Session<B> {
 
     /// Appends `ids` to the sequence and returns logits, `[rows, n_vocab]`.
     ///
-    /// Long inputs are run in chunks; how they are cut doesn't change the result. After an error the
-    /// sequence is as it was.
+    /// Long inputs are run in chunks; how they are cut doesn't change the result. All of them are computed
+    /// with the weights that the model has at the beginning, whatever is [swapped](crate::Swap) meanwhile.
+    /// After an error the sequence is as it was.
     /// Errors: [`EngineError`] names the token or the limit.
     pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
@@ -237,6 +239,7 @@ impl<B: Backend> Session<B> {
     }
 
     fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+        let weights = self.model.serving();
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
         while let Some(ids) = chunks.next() {
@@ -244,11 +247,12 @@ impl<B: Backend> Session<B> {
                 Logits::Last | Logits::Top(_) if chunks.peek().is_some() => Logits::None,
                 logits => logits,
             };
-            let values = run_batch(&mut [Step {
+            let step = Step {
                 session: &mut *self,
                 ids,
                 logits,
-            }])?;
+            };
+            let values = run_batch(&weights, &mut [step])?;
             if out.is_empty() {
                 out = values;
             } else {
@@ -272,8 +276,12 @@ impl<B: Backend> Session<B> {
                 return Err(EngineError::OtherModel { index });
             }
         }
+        let Some(first) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let weights = first.session.model.serving();
         let before: Vec<usize> = steps.iter().map(|step| step.session.len()).collect();
-        match run_batch(steps) {
+        match run_batch(&weights, steps) {
             Ok(mut values) => {
                 let mut out = Vec::with_capacity(steps.len());
                 for step in steps.iter().rev() {
@@ -333,8 +341,12 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Runs `steps`, of sessions of one model, in one batch; the wanted logits of all, in turn.
-fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineError> {
+/// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; the wanted logits of
+/// all, in turn.
+fn run_batch<B: Backend>(
+    weights: &Generation<B>,
+    steps: &mut [Step<'_, B>],
+) -> Result<Vec<f32>, EngineError> {
     let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
         return Ok(Vec::new());
     };
@@ -391,7 +403,7 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
         wanted: &wanted,
         top,
     };
-    model.forward(scratch, &mut batch)?;
+    model.forward(weights, scratch, &mut batch)?;
     for Sequence { cache, n_rows } in batch.sequences {
         cache.advance(*n_rows);
     }

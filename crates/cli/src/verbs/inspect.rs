@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
