@@ -120,7 +120,7 @@ fn what_does_not_fit_is_refused() {
             all.clone(),
             [
                 "adapters/llama/all: not an adapter of this model",
-                "expected shape [192, 4] by the q_proj of the base model, found [128, 4]",
+                "expected shape [96, 4] by the k_proj of the base model, found [64, 4]",
             ],
         ),
         (

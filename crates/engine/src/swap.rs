@@ -195,3 +195,69 @@ fn compare(expected: &ModelConfig, found: &ModelConfig) -> Result<(), SwapError>
         input_norm_eps embed_scale activation attn_scale attn_softcap logit_softcap
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Weak;
+
+    use sterna_format::gguf::{self, Gguf};
+    use sterna_kernels::Isa;
+
+    use super::*;
+    use crate::{Cpu, Loader, PlanOptions};
+
+    /// Bytes, and what lives as long as they do.
+    struct Tracked(Bytes, #[allow(dead_code)] Arc<()>);
+
+    impl AsRef<[u8]> for Tracked {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn readers_in_flight_keep_the_old_weights_alive() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../testdata/reference-gguf/llama-q8-0/model.gguf");
+        let file = Bytes::from(std::fs::read(path).unwrap());
+        let parsed = Gguf::parse(&file, file.len() as u64).unwrap();
+        let (metadata, tensors) = gguf::Model::from_parts(vec![parsed]).unwrap().into_parts();
+        let plan = || ModelPlan::from_gguf(&metadata, &tensors, &PlanOptions::default()).unwrap();
+        let bytes = |want: &TensorRequest| {
+            file.slice(want.offset as usize..(want.offset + want.len) as usize)
+        };
+        let mut of_layer: Vec<Weak<()>> = Vec::new();
+        let mut loader = Loader::new(plan(), Cpu::new(1, Isa::detect()));
+        while let Some(want) = loader.wanted() {
+            let token = Arc::new(());
+            if want.name.starts_with("blk.0.ffn") && !want.name.contains("norm") {
+                of_layer.push(Arc::downgrade(&token));
+            }
+            let bytes = Bytes::from_owner(Tracked(bytes(want), token));
+            loader.feed(bytes).unwrap();
+        }
+        let model = loader.finish().unwrap();
+        let alive = || {
+            of_layer
+                .iter()
+                .filter(|token| token.strong_count() > 0)
+                .count()
+        };
+        assert_eq!((of_layer.len(), alive()), (3, 3));
+
+        let (first_reader, second_reader) = (model.serving(), model.serving());
+        let mut swap = Swap::new(&model, plan(), &[Group::Layer(0)]).unwrap();
+        while let Some(want) = swap.wanted() {
+            let bytes = bytes(want);
+            swap.feed(bytes).unwrap();
+        }
+        assert_eq!(swap.finish().unwrap(), 1);
+        let late_reader = model.serving();
+        assert_eq!((first_reader.number(), late_reader.number()), (0, 1));
+        drop(first_reader);
+        assert_eq!(alive(), 3);
+        drop(second_reader);
+        assert_eq!(alive(), 0);
+    }
+}
