@@ -197,10 +197,14 @@ impl<B: Backend> Feed<B> {
         for group in groups {
             match group {
                 Group::Embedding => ids.linear(weights.token_embd),
-                Group::Layer(i) => drop(weights.layers[*i].clone().convert(&mut ids)),
+                Group::Layer(i) => {
+                    weights.layers[*i].clone().convert(&mut ids);
+                }
                 Group::Head => {
                     ids.vector(weights.output_norm);
-                    drop(weights.output.clone().map(|head| head.convert(&mut ids)));
+                    if let Some(head) = weights.output.clone() {
+                        head.convert(&mut ids);
+                    }
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! Whether an adapter's matrices fit a model, and putting them the way the engine multiplies with.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::quant::decode_row;
@@ -35,7 +37,7 @@ pub(super) fn check(
     if pairs.is_empty() {
         return Err(AdapterError::Empty);
     }
-    let mut taken = std::collections::HashSet::new();
+    let mut taken = HashSet::new();
     let mut out = Vec::with_capacity(pairs.len());
     for pair in pairs {
         let LoraPair {
