@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use sterna_format::DType;
 
-use crate::backend::{Backend, BackendError, LinearSource, LowRank, WeightData};
+use crate::backend::{Backend, BackendError, LowRank};
 use crate::forward::Batch;
 use crate::model::Model;
 
@@ -232,7 +232,6 @@ pub struct Adapter<B: Backend> {
     model: Weak<Model<B>>,
     /// `[n_layers]`.
     layers: Vec<BlockUpdates<B::Linear>>,
-    n_bytes: u64,
 }
 
 /// What an adapter does to each linear layer of a block, in the order of [`Module`].
@@ -276,11 +275,6 @@ impl<B: Backend> Adapter<B> {
         &self.name
     }
 
-    /// Bytes of its matrices.
-    pub fn n_bytes(&self) -> u64 {
-        self.n_bytes
-    }
-
     /// Whether it was loaded for `model`.
     pub(crate) fn is_for(&self, model: &Arc<Model<B>>) -> bool {
         std::ptr::eq(self.model.as_ptr(), Arc::as_ptr(model))
@@ -299,7 +293,6 @@ impl<B: Backend> Model<B> {
     ) -> Result<Arc<Adapter<B>>, AdapterError> {
         let mut layers: Vec<BlockUpdates<B::Linear>> = Vec::new();
         layers.resize_with(self.config.n_layers, Default::default);
-        let mut n_bytes = 0;
         for Checked {
             layer,
             module,
@@ -307,7 +300,6 @@ impl<B: Backend> Model<B> {
         } in check::check(&self.config, source.orientation, source.pairs)?
         {
             let Factors { a, b, scaling } = factors;
-            n_bytes += (blocks_len(&a) + blocks_len(&b)) as u64;
             layers[layer][module as usize] = Some(Update {
                 a: self.backend.load_linear(a)?,
                 b: self.backend.load_linear(b)?,
@@ -318,7 +310,6 @@ impl<B: Backend> Model<B> {
             name: source.name,
             model: Arc::downgrade(self),
             layers,
-            n_bytes,
         }))
     }
 
@@ -351,12 +342,5 @@ impl<B: Backend> Model<B> {
             }
         }
         Ok(())
-    }
-}
-
-fn blocks_len(source: &LinearSource) -> usize {
-    match &source.weights {
-        WeightData::Blocks { bytes, .. } => bytes.len(),
-        WeightData::Ternary { codes, .. } => codes.len(),
     }
 }
