@@ -46,11 +46,7 @@ pub(crate) struct ModelFlags {
 impl ModelFlags {
     /// The layout of I2_S weights.
     pub(crate) fn i2s_layout(&self) -> I2sLayout {
-        match self.i2s_layout {
-            I2sLayoutFlag::Block128 => I2sLayout::Block128,
-            I2sLayoutFlag::Block64 => I2sLayout::Block64,
-            I2sLayoutFlag::Rows4 => I2sLayout::Rows4,
-        }
+        self.i2s_layout.layout()
     }
 
     /// What becomes of the output head.
@@ -104,12 +100,23 @@ enum HeadFlag {
     F16,
 }
 
+/// How I2_S weights are packed.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum I2sLayoutFlag {
+pub(crate) enum I2sLayoutFlag {
     #[default]
     Block128,
     Block64,
     Rows4,
+}
+
+impl I2sLayoutFlag {
+    pub(crate) fn layout(self) -> I2sLayout {
+        match self {
+            I2sLayoutFlag::Block128 => I2sLayout::Block128,
+            I2sLayoutFlag::Block64 => I2sLayout::Block64,
+            I2sLayoutFlag::Rows4 => I2sLayout::Rows4,
+        }
+    }
 }
 
 /// How to run a model.

@@ -8,6 +8,7 @@
 mod args;
 mod builtin;
 mod chat;
+mod convert;
 mod display;
 mod interrupt;
 mod machine;
@@ -45,6 +46,7 @@ enum Verb {
     Logits(verbs::logits::Logits),
     Perplexity(verbs::perplexity::Perplexity),
     Bench(verbs::bench::Bench),
+    Convert(verbs::convert::Convert),
     Doctor(verbs::doctor::Doctor),
 }
 
@@ -58,6 +60,7 @@ impl Verb {
             Verb::Logits(verb) => verb.run(),
             Verb::Perplexity(verb) => verb.run(),
             Verb::Bench(verb) => verb.run(),
+            Verb::Convert(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
         }
     }

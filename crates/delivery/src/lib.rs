@@ -13,6 +13,7 @@
 //! # }
 //! ```
 
+pub mod hash;
 #[cfg(not(target_family = "wasm"))]
 mod local;
 #[cfg(not(target_family = "wasm"))]

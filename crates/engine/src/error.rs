@@ -28,6 +28,14 @@ pub enum PlanError {
         /// What it is.
         found: String,
     },
+    /// A value that another format has no words for.
+    #[error("{what}: `config.json` can't say {found}")]
+    Inexpressible {
+        /// The value.
+        what: String,
+        /// What it is.
+        found: String,
+    },
     /// A metadata key of another type.
     #[error(transparent)]
     Metadata(#[from] GgufError),
@@ -73,6 +81,13 @@ pub enum PlanError {
 }
 
 impl PlanError {
+    pub(crate) fn inexpressible(what: impl Into<String>, found: impl Display) -> PlanError {
+        PlanError::Inexpressible {
+            what: what.into(),
+            found: found.to_string(),
+        }
+    }
+
     pub(crate) fn config(
         what: impl Into<String>,
         expected: impl Into<String>,

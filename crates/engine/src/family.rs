@@ -287,6 +287,12 @@ impl Family {
         FAMILIES.iter().find(|f| f.hf.contains(&model_type))
     }
 
+    /// The Hugging Face `model_type` of its checkpoints.
+    pub(crate) fn hf_name(&self) -> &'static str {
+        // The first BitNet models call themselves llama.
+        self.hf.first().copied().unwrap_or("llama")
+    }
+
     /// The community's first BitNet models.
     pub(crate) fn first_bitnet() -> &'static Family {
         Family::of_gguf("bitnet").expect("it is in the table")

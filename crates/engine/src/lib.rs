@@ -11,6 +11,7 @@ mod backend;
 mod config;
 mod cpu;
 mod error;
+mod export;
 mod family;
 mod forward;
 mod generation;
@@ -32,6 +33,7 @@ pub use backend::{
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
+pub use export::{Exported, ExportedData, Exporter, i2_s};
 pub use family::Family;
 pub use generation::Group;
 pub use head::screening::HeadUse;

@@ -37,6 +37,7 @@ mod dtype;
 pub mod gguf;
 pub mod hf;
 pub mod names;
+pub mod rdrr;
 pub mod safetensors;
 
 pub use catalog::{FileLayout, TensorCatalog, TensorEntry};

@@ -55,6 +55,41 @@ pub fn linear_module(name: &str) -> Option<String> {
     row.map(|(hf, _)| format!("model.layers.{layer}.{hf}"))
 }
 
+/// The Hugging Face name of the tensor with the GGUF name `name`, as checkpoints of family `model_type`
+/// have it: what [`translate`] makes `name` of. `None` for a name no table here has.
+///
+/// ```
+/// use sterna_format::names::hugging_face;
+///
+/// let name = hugging_face("gemma2", "blk.7.ffn_norm.weight");
+/// assert_eq!(name.as_deref(), Some("model.layers.7.pre_feedforward_layernorm.weight"));
+/// ```
+pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
+    let (module, kind) = name.rsplit_once('.')?;
+    let outside = match module {
+        "token_embd" => Some("model.embed_tokens"),
+        "output_norm" => Some("model.norm"),
+        "output" => Some("lm_head"),
+        _ => None,
+    };
+    if let Some(module) = outside {
+        return Some(format!("{module}.{kind}"));
+    }
+    let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
+    let inverse = |table: &[(&'static str, &str)], module: &str| {
+        let row = table.iter().find(|(_, gguf)| *gguf == module);
+        row.map(|(hf, _)| *hf)
+    };
+    let module = match module.strip_suffix("_norm_in") {
+        Some(linear) => format!("{}.rms_norm", inverse(&LINEARS, linear)?),
+        None => inverse(&LINEARS, module)
+            .or_else(|| inverse(norms(model_type), module))
+            .or_else(|| inverse(&OTHER_NORMS, module))?
+            .to_owned(),
+    };
+    Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
 /// Two tensors of a checkpoint mean the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tensor `{second}` means `{name}`, which another tensor does already")]
@@ -145,14 +180,18 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
         let gguf = find(&LINEARS, linear)?;
         return Some(format!("blk.{layer}.{gguf}_norm_in.{kind}"));
     }
-    let norms: &[_] = match model_type {
-        "gemma2" | "gemma3" | "gemma3_text" => &GEMMA_NORMS,
-        _ => &LLAMA_NORMS,
-    };
     let gguf = find(&LINEARS, module)
-        .or_else(|| find(norms, module))
+        .or_else(|| find(norms(model_type), module))
         .or_else(|| find(&OTHER_NORMS, module))?;
     Some(format!("blk.{layer}.{gguf}.{kind}"))
+}
+
+/// The norms that families name differently.
+fn norms(model_type: &str) -> &'static [(&'static str, &'static str)] {
+    match model_type {
+        "gemma2" | "gemma3" | "gemma3_text" => &GEMMA_NORMS,
+        _ => &LLAMA_NORMS,
+    }
 }
 
 fn find(table: &[(&str, &'static str)], module: &str) -> Option<&'static str> {
@@ -326,6 +365,35 @@ mod tests {
                 Name::Known(gguf.into()),
                 "{model_type} {hf}"
             );
+        }
+    }
+
+    #[test]
+    fn names_are_translated_back() {
+        for model_type in ["llama", "bitnet", "qwen3", "gemma2", "gemma3_text"] {
+            let modules = LINEARS.iter().chain(norms(model_type)).chain(&OTHER_NORMS);
+            let in_layers = modules.flat_map(|(_, gguf)| {
+                ["weight", "bias"].map(|kind| format!("blk.3.{gguf}.{kind}"))
+            });
+            let others = ["token_embd.weight", "output_norm.weight", "output.weight"];
+            let others = others.into_iter().chain(["blk.12.attn_q_norm_in.weight"]);
+            for gguf in in_layers.chain(others.map(str::to_owned)) {
+                let hf = hugging_face(model_type, &gguf).unwrap();
+                assert_eq!(
+                    translate(model_type, &hf),
+                    Name::Known(gguf),
+                    "{model_type} {hf}"
+                );
+            }
+        }
+        for name in [
+            "",
+            "weight",
+            "blk.0.weight",
+            "rope_freqs.weight",
+            "blk.1.attn_x.weight",
+        ] {
+            assert_eq!(hugging_face("llama", name), None, "{name}");
         }
     }
 

@@ -240,8 +240,18 @@ pub(crate) fn try_rows(
     n: usize,
     f: impl Fn(Range<usize>) -> Result<(), QuantError> + Sync,
 ) -> Result<(), QuantError> {
+    try_ranges(exec, n, ROWS_PER_TASK, f)
+}
+
+/// As [`try_rows`], with ranges that are multiples of `grain`.
+pub(crate) fn try_ranges(
+    exec: &Exec,
+    n: usize,
+    grain: usize,
+    f: impl Fn(Range<usize>) -> Result<(), QuantError> + Sync,
+) -> Result<(), QuantError> {
     let first: Mutex<Option<(usize, QuantError)>> = Mutex::new(None);
-    exec.pool.for_ranges(n, ROWS_PER_TASK, |rows| {
+    exec.pool.for_ranges(n, grain, |rows| {
         let start = rows.start;
         if let Err(error) = f(rows) {
             let mut first = first.lock().expect("no holder of this lock panics");

@@ -3,17 +3,13 @@
 use sterna_format::DType;
 
 use crate::Exec;
-use crate::isa::multiversion;
-use crate::pool::SharedSlice;
-use crate::quant::{QuantError, decode_row, encode_row_quick};
-use crate::repack::try_rows;
+use crate::quant::{Effort, Encoder, QuantError};
 
 /// `[n, k]` weights of type `from`, encoded as `to`.
 ///
-/// K types are fitted in one pass rather than by the search of
-/// [`encode_row`](crate::quant::encode_row), so that a model can be loaded this way.
+/// With [`Effort::Quick`], so that a model can be loaded this way.
 ///
-/// Errors: those of [`decode_row`] and [`encode_row`](crate::quant::encode_row);
+/// Errors: those of [`Encoder::transcode`];
 /// [`QuantError::Size`] if `bytes` isn't `n` rows. A row with values that `to` can't hold is an
 /// error; of several, that of the first rows.
 pub fn requantize(
@@ -24,8 +20,8 @@ pub fn requantize(
     bytes: &[u8],
     to: DType,
 ) -> Result<Vec<u8>, QuantError> {
-    let (from_stride, to_stride) = (row_bytes(from, k)?, row_bytes(to, k)?);
-    let expected = from_stride.saturating_mul(n);
+    let encoder = Encoder::new(to, k, Effort::Quick)?;
+    let expected = row_bytes(from, k)?.saturating_mul(n);
     if bytes.len() != expected {
         return Err(QuantError::Size {
             what: "matrix of blocks",
@@ -33,14 +29,8 @@ pub fn requantize(
             found: bytes.len(),
         });
     }
-    let mut out = vec![0; n * to_stride];
-    let shared = SharedSlice::new(&mut out);
-    try_rows(exec, n, |rows| {
-        let bytes = &bytes[rows.start * from_stride..rows.end * from_stride];
-        // SAFETY: ranges of rows don't overlap.
-        let out = unsafe { shared.range_mut(rows.start * to_stride..rows.end * to_stride) };
-        requantize_rows(exec.isa, from, to, k, bytes, out)
-    })?;
+    let mut out = vec![0; row_bytes(to, k)? * n];
+    encoder.transcode(exec, 0, from, bytes, &mut out)?;
     Ok(out)
 }
 
@@ -58,22 +48,10 @@ pub(crate) fn row_bytes(dtype: DType, k: usize) -> Result<usize, QuantError> {
     Ok(k / dtype.block_len() * dtype.block_bytes())
 }
 
-multiversion! {
-    fn requantize_rows(from: DType, to: DType, k: usize, bytes: &[u8], out: &mut [u8]) -> Result<(), QuantError> {
-        let mut values = vec![0.0; k];
-        let (from_stride, to_stride) = (row_bytes(from, k)?, row_bytes(to, k)?);
-        let rows = bytes.chunks_exact(from_stride.max(1));
-        for (bytes, out) in rows.zip(out.chunks_exact_mut(to_stride.max(1))) {
-            decode_row(from, bytes, &mut values)?;
-            encode_row_quick(to, &values, out)?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant::decode_row;
     use crate::test_data::{exec_matrix, floats};
 
     fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {

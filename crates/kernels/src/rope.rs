@@ -13,6 +13,10 @@ pub enum RopeLayout {
 
 /// Rotates the first `rope_dim` elements of every head, in place.
 ///
+/// Pairs leave as halves: what stood at `2 i` and `2 i + 1` stands at `i` and `i + rope_dim / 2`
+/// afterwards. So the products of queries with keys are summed in one order, and a model gives the same
+/// bits in either layout.
+///
 /// Shapes: `x` is `[m, n_heads, head_dim]`; `cos` and `sin` are `[m, rope_dim / 2]`: the angles of
 /// each row's position.
 /// Errors: [`ShapeError`] if the lengths don't fit one another or `rope_dim` exceeds `head_dim`.
@@ -39,23 +43,24 @@ pub fn rope(
     let row = x.len() / m.max(1);
     let n_heads = row / head_dim;
     expect_len("rope: input", m * n_heads * head_dim, x.len())?;
+    let mut pairs = match layout {
+        RopeLayout::Halves => Vec::new(),
+        RopeLayout::Pairs => vec![[0.0; 2]; half],
+    };
     for (t, x) in x.chunks_exact_mut(row).enumerate() {
         let cos = &cos[t * half..][..half];
         let sin = &sin[t * half..][..half];
         for head in x.chunks_exact_mut(head_dim) {
-            match layout {
-                RopeLayout::Halves => {
-                    let (a, b) = head[..2 * half].split_at_mut(half);
-                    for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
-                        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                    }
+            let (a, b) = head[..2 * half].split_at_mut(half);
+            if layout == RopeLayout::Pairs {
+                pairs.as_flattened_mut()[..half].copy_from_slice(a);
+                pairs.as_flattened_mut()[half..].copy_from_slice(b);
+                for ((a, b), pair) in a.iter_mut().zip(b.iter_mut()).zip(&pairs) {
+                    [*a, *b] = *pair;
                 }
-                RopeLayout::Pairs => {
-                    let pairs = head[..2 * half].as_chunks_mut::<2>().0;
-                    for ([a, b], (cos, sin)) in pairs.iter_mut().zip(cos.iter().zip(sin)) {
-                        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                    }
-                }
+            }
+            for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
             }
         }
     }
@@ -74,7 +79,7 @@ mod tests {
         assert_eq!(x, [-3.0, -4.0, 1.0, 2.0, 9.0]);
         let mut x = [1.0, 2.0, 3.0, 4.0, 9.0];
         rope(&mut x, 5, 4, &cos, &sin, RopeLayout::Pairs).unwrap();
-        assert_eq!(x, [-2.0, 1.0, -4.0, 3.0, 9.0]);
+        assert_eq!(x, [-2.0, -4.0, 1.0, 3.0, 9.0]);
     }
 
     #[test]

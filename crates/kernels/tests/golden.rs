@@ -383,7 +383,7 @@ const KERNELS: &[(&str, u64)] = &[
     ("attention Q8_0 window", 0xb0e1f6bddd9c0e7d),
     ("norm", 0x3baa02090826c35f),
     ("rope Halves", 0x20120b0a67d4d00d),
-    ("rope Pairs", 0x3b989f56c955317b),
+    ("rope Pairs", 0xc8ec58033fa42ba3),
     ("activation Silu", 0x8bbf873aa7be8dae),
     ("activation Relu2", 0xfee8d87540fc6803),
     ("activation Relu", 0x8280728fdd4ce09e),

@@ -6,10 +6,12 @@ mod source;
 mod text;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session};
+use bytes::Bytes;
+use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
@@ -24,6 +26,7 @@ use crate::progress::Progress;
 pub(crate) use adapter::{Adapted, LoraFlag};
 pub(crate) use source::SourceFile;
 use source::{Folder, Found};
+pub(crate) use text::GGUF_TOKENIZER_FILE;
 
 /// The files of a model, their headers parsed, no weight read.
 #[derive(Debug)]
@@ -208,11 +211,15 @@ impl ModelFiles {
         let options = PlanOptions {
             i2s_layout: flags.i2s_layout(),
         };
-        let plan = match &self.header {
-            Header::Gguf { metadata, .. } => {
-                ModelPlan::from_gguf(metadata, &self.tensors, &options)
-                    .with_context(|| self.name.clone())?
-            }
+        self.plan_for(&options)?
+            .with_head(flags.head())
+            .with_context(|| self.name.clone())
+    }
+
+    /// What the engine makes of the files, its output head as it is stored.
+    pub(crate) fn plan_for(&self, options: &PlanOptions) -> Result<ModelPlan> {
+        match &self.header {
+            Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
             Header::SafeTensors { .. } => {
                 let Some(config) = self.config()? else {
                     bail!(
@@ -220,12 +227,32 @@ impl ModelFiles {
                         self.name
                     );
                 };
-                ModelPlan::from_hf(&config, &self.tensors, &options)
-                    .with_context(|| self.name.clone())?
+                ModelPlan::from_hf(&config, &self.tensors, options)
             }
-        };
-        plan.with_head(flags.head())
-            .with_context(|| self.name.clone())
+        }
+        .with_context(|| self.name.clone())
+    }
+
+    /// The file of a range of bytes.
+    fn file_of(&self, want: &TensorRequest) -> Result<&SourceFile> {
+        self.files.get(want.file).with_context(|| {
+            format!(
+                "tensor `{}`: expected a file of the model, found file {}",
+                want.name, want.file
+            )
+        })
+    }
+
+    /// A range of bytes that a plan of this model asks for.
+    pub(crate) fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
+        self.file_of(want)?.slice(want.offset, want.len)
+    }
+
+    /// The file called `name` beside the weights, as it stands.
+    pub(crate) fn beside(&self, name: &'static str) -> Result<Option<Bytes>> {
+        self.parsed(name, |bytes| {
+            Ok::<_, Infallible>(Bytes::copy_from_slice(bytes))
+        })
     }
 
     /// Reads the weights that `plan` asks for.
@@ -248,12 +275,7 @@ impl ModelFiles {
         let progress = Progress::bytes("loading", plan.weight_bytes());
         let mut loader = Loader::new(plan, backend);
         while let Some(want) = loader.wanted() {
-            let file = self.files.get(want.file).with_context(|| {
-                format!(
-                    "tensor `{}`: expected a file of the model, found file {}",
-                    want.name, want.file
-                )
-            })?;
+            let file = self.file_of(want)?;
             let bytes = if weights_read {
                 let memory = match &mut read[want.file] {
                     Some(memory) => memory,

@@ -38,6 +38,14 @@ impl SourceFile {
         })
     }
 
+    /// Where it is, if it is a file on this machine.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            SourceFile::Local(file) => Some(file.path()),
+            SourceFile::Builtin { .. } => None,
+        }
+    }
+
     /// The file's name in its folder, by which an index calls it.
     pub(super) fn file_name(&self) -> String {
         match self {

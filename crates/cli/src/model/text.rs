@@ -11,6 +11,9 @@ const GGUF_TOKENIZER: &str = "tokenizer.ggml.model";
 /// The metadata key of a GGUF file's template.
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
 
+/// A GGUF file without tensors that holds the tokenizer and the template of a package.
+pub(crate) const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
+
 impl ModelFiles {
     /// The tokenizer; `None` if the model comes without one.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {

@@ -2,6 +2,7 @@
 
 use sterna_format::gguf::{GgufError, Metadata, Value};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::rope::RopeLayout;
 
 use super::{LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
 use crate::error::PlanError;
@@ -181,19 +182,31 @@ impl<'a> Keys<'a> {
             });
         }
         let default = family.gguf_window;
+        // Heads that aren't rotated go through a rotation that stands still, which puts their elements in
+        // the order of the other layers'.
+        let no_rope = family.no_rope_interval;
+        let still = (no_rope.is_some() && family.gguf_rope == RopeLayout::Pairs).then(|| {
+            ropes.push(RopeConfig {
+                scaling: RopeScaling::Linear { factor: f64::MAX },
+                ..ropes[0].clone()
+            });
+            ropes.len() - 1
+        });
         let window = self
             .count("attention.sliding_window")?
             .or(default)
             .filter(|&w| w > 0);
         let windowed = self.windowed_layers(family, n_layers)?;
-        let no_rope = family.no_rope_interval;
         let layers = (0..n_layers)
             .map(|i| {
                 let windowed = windowed[i];
                 let rotated = no_rope.is_none_or(|n| !(i + 1).is_multiple_of(n));
                 LayerConfig {
                     window: window.filter(|_| windowed),
-                    rope: rotated.then_some(usize::from(windowed && local_base.is_some())),
+                    rope: match rotated {
+                        true => Some(usize::from(windowed && local_base.is_some())),
+                        false => still,
+                    },
                 }
             })
             .collect();

@@ -2,6 +2,7 @@
 
 pub(crate) mod gguf;
 pub(crate) mod hf;
+mod to_hf;
 
 use sterna_kernels::activation::Activation;
 

@@ -14,6 +14,7 @@ use crate::model::Model;
 use crate::plan::{ModelPlan, TensorRequest};
 
 pub(crate) use feed::Feed;
+pub(crate) use recipe::{linear, vector};
 
 /// Makes a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
 ///

@@ -42,7 +42,7 @@ pub(super) fn check_finite(
     }
 }
 
-pub(super) fn vector(
+pub(crate) fn vector(
     recipe: &VectorRecipe,
     request: &TensorRequest,
     bytes: &[u8],
@@ -66,7 +66,7 @@ pub(super) fn vector(
 }
 
 /// The weights of a linear layer in the form a backend takes, repacked on `host` if need be.
-pub(super) fn linear(
+pub(crate) fn linear(
     host: &Exec,
     recipe: &LinearRecipe,
     requests: &[TensorRequest],

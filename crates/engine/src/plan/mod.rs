@@ -31,6 +31,16 @@ pub struct ModelPlan {
     /// What to load, in the order a forward pass uses it.
     pub(crate) specs: Vec<Spec>,
     pub(crate) head: Head,
+    pub(crate) values: Values,
+}
+
+/// Whose conventions the values of stored weights follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Rows of queries and keys are permuted for families that rotate pairs; Gemma's norms are whole.
+    Gguf,
+    /// Heads rotate halves; Gemma's norms are stored less one.
+    HuggingFace,
 }
 
 /// Index of a matrix in [`ModelPlan::specs`].
@@ -155,6 +165,7 @@ impl ModelPlan {
             rope_factors,
             specs,
             head: Head::default(),
+            values: Values::Gguf,
         })
     }
 
@@ -183,6 +194,7 @@ impl ModelPlan {
             rope_factors: None,
             specs,
             head: Head::default(),
+            values: Values::HuggingFace,
         })
     }
 

@@ -66,6 +66,14 @@ pub enum QuantError {
         /// The value.
         value: f32,
     },
+    /// A row of a matrix cannot be encoded; indices of `source` are columns.
+    #[error("row {row}: {source}")]
+    InRow {
+        /// Row in the tensor.
+        row: usize,
+        /// What is wrong with the row.
+        source: Box<QuantError>,
+    },
     /// A value to encode is beyond what the type can represent.
     #[error("value {index} is {value}; {dtype} holds magnitudes up to {max}")]
     TooLarge {

@@ -1,7 +1,5 @@
 //! Plain floating-point elements, little-endian, and the half-precision scales of the block types.
 
-use half::{bf16, f16};
-
 /// Converts the bits of an IEEE half to f32, exactly; NaN payloads are kept.
 ///
 /// Branch-free in a way that vectorises: rows of f16 weights go through here, and f16 subnormals
@@ -36,16 +34,39 @@ pub(super) fn f16_at(bytes: &[u8; 2]) -> f32 {
     f16_to_f32(u16::from_le_bytes(*bytes))
 }
 
+/// The bits of the nearest half, ties to even; of numbers, infinite ones among them.
+///
+/// Branch-free as [`f16_to_f32`] is, for rows of weights go through here too.
+#[inline(always)]
+pub(super) fn f32_to_f16(value: f32) -> u16 {
+    /// Distance between the exponent biases of the two formats, in place.
+    const REBIAS: u32 = (127 - 15) << 23;
+    /// The smallest magnitude that isn't subnormal as a half, 2⁻¹⁴.
+    const MIN_NORMAL: u32 = (127 - 14) << 23;
+    const F16_INF: u32 = 0x7c00;
+
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    // Just less than half a step, or half a step where the last bit that stays is odd.
+    let half_step = 0xfff + (magnitude >> 13 & 1);
+    let normal = (magnitude + half_step).wrapping_sub(REBIAS) >> 13;
+    // Between ½ and 1, f32 has the steps that subnormal halves have, and rounds to them.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let half = if magnitude < MIN_NORMAL { subnormal } else { normal };
+    let half = if half < F16_INF { half } else { F16_INF };
+    (bits >> 16 & 0x8000 | half) as u16
+}
+
 /// The bytes of the nearest half, ties to even.
-#[inline]
+#[inline(always)]
 pub(super) fn f16_bytes(value: f32) -> [u8; 2] {
-    f16::from_f32(value).to_le_bytes()
+    f32_to_f16(value).to_le_bytes()
 }
 
 /// `value` after a round trip through f16.
-#[inline]
+#[inline(always)]
 pub(super) fn round_to_f16(value: f32) -> f32 {
-    f16::from_f32(value).to_f32()
+    f16_to_f32(f32_to_f16(value))
 }
 
 #[inline(always)]
@@ -68,24 +89,29 @@ pub(super) fn decode_bf16(block: &[u8; 2], out: &mut [f32; 1]) {
     out[0] = f32::from_bits(u32::from(u16::from_le_bytes(*block)) << 16);
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn encode_f32(values: &[f32; 1], block: &mut [u8; 4]) {
     *block = values[0].to_le_bytes();
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn encode_f16(values: &[f32; 1], block: &mut [u8; 2]) {
     *block = f16_bytes(values[0]);
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn encode_bf16(values: &[f32; 1], block: &mut [u8; 2]) {
-    *block = bf16::from_f32(values[0]).to_le_bytes();
+    // Rounded to even, as for f16. A carry out of the significand belongs in the exponent, and no
+    // number up to the largest bf16 comes to infinity by it.
+    let bits = values[0].to_bits();
+    let rounded = bits + 0x7fff + (bits >> 16 & 1);
+    *block = ((rounded >> 16) as u16).to_le_bytes();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
 
     #[test]
     fn every_half_converts_exactly() {
@@ -97,6 +123,32 @@ mod tests {
             } else {
                 assert_eq!(ours.to_bits(), theirs.to_bits(), "{bits:04x}");
             }
+        }
+    }
+
+    /// Numbers of every exponent, and those half-way between two halves with their neighbours.
+    fn numbers() -> impl Iterator<Item = f32> {
+        let steps = (0..=u32::MAX).step_by(12_345).map(f32::from_bits);
+        let halves = (0..0x7c00u16).flat_map(|bits| {
+            let middle = (f16::from_bits(bits).to_f32() + f16::from_bits(bits + 1).to_f32()) / 2.0;
+            [middle.next_down(), middle, middle.next_up(), -middle]
+        });
+        steps.chain(halves).filter(|v| !v.is_nan())
+    }
+
+    #[test]
+    fn numbers_round_to_the_nearest_half() {
+        for v in numbers() {
+            assert_eq!(f32_to_f16(v), f16::from_f32(v).to_bits(), "{v:e}");
+        }
+    }
+
+    #[test]
+    fn numbers_round_to_the_nearest_bf16() {
+        for v in numbers().filter(|v| v.abs() <= bf16::MAX.to_f32()) {
+            let mut bytes = [0; 2];
+            encode_bf16(&[v], &mut bytes);
+            assert_eq!(bytes, bf16::from_f32(v).to_le_bytes(), "{v:e}");
         }
     }
 }

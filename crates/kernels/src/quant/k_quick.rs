@@ -1,18 +1,16 @@
 //! K-quant fits in one pass, for encoding while a model is loaded.
 //!
-//! The search of [`k_search`](super::k_search) tries dozens of scales for each sub-block; here each
-//! begins with the scale that spans its values and is then solved for twice by least squares. The
-//! squared error is some percent larger, the time a thirtieth.
+//! The searches of [`k_affine`](super::k_affine) and [`k_symmetric`](super::k_symmetric) try dozens
+//! of scales for each sub-block; here each begins with the scale that spans its values and is then
+//! solved for twice by least squares, every element weighing the same.
 
 use super::float::round_to_f16;
-use super::k_search::{
-    Affine, MIN_EXTENT, SUPER, Symmetric, affine_codes, dot, solve_affine, symmetric_codes,
-};
+use super::k_fit::{Affine, MIN_EXTENT, SUPER, Symmetric};
 
 /// How often codes and scale are fitted to each other.
 const ROUNDS: usize = 2;
 
-/// As [`fit_affine`](super::k_search::fit_affine).
+/// A fit with codes `0..=max_code` and scales and minimums `0..=max_scale`.
 #[inline(always)]
 pub(super) fn affine<const S: usize>(values: &[f32; SUPER], max_code: u8, max_scale: u8) -> Affine {
     let subs = values.as_chunks::<S>().0;
@@ -63,7 +61,7 @@ fn sub_affine<const S: usize>(x: &[f32; S], max_code: f32) -> (f32, f32) {
     fit
 }
 
-/// As [`fit_symmetric`](super::k_search::fit_symmetric).
+/// A fit with codes `−half..half` and scales `−half_scale..half_scale`.
 #[inline(always)]
 pub(super) fn symmetric(values: &[f32; SUPER], half: u8, half_scale: u8) -> Symmetric {
     let subs = values.as_chunks::<16>().0;
@@ -137,4 +135,81 @@ fn extent<const S: usize>(x: &[f32; S]) -> (f32, f32) {
         lo.into_iter().fold(f32::MAX, smaller),
         hi.into_iter().fold(f32::MIN, larger),
     )
+}
+
+/// Least squares for `x ≈ scale·code − min` with `min ≥ 0`; `None` if no positive scale does.
+#[inline(always)]
+fn solve_affine<const S: usize>(x: &[f32; S], codes: &[f32; S]) -> Option<(f32, f32)> {
+    let (sum_x, sum_q) = (lanes(x, |v| v), lanes(codes, |q| q));
+    let (sum_qq, sum_qx) = (dot(codes, codes), dot(codes, x));
+    let n = S as f32;
+    let det = n * sum_qq - sum_q * sum_q;
+    if det <= 0.0 {
+        return None;
+    }
+    let scale = (n * sum_qx - sum_q * sum_x) / det;
+    let min = -(sum_qq * sum_x - sum_q * sum_qx) / det;
+    let (scale, min) = if min < 0.0 {
+        (sum_qx / sum_qq, 0.0)
+    } else {
+        (scale, min)
+    };
+    (scale > 0.0).then_some((scale, min))
+}
+
+/// The codes nearest to `(x + min) / scale`.
+#[inline(always)]
+fn affine_codes<const S: usize>(
+    x: &[f32; S],
+    scale: f32,
+    min: f32,
+    max_code: f32,
+) -> [f32; S] {
+    let inv = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    x.map(|x| round(clamp((x + min) * inv, 0.0, max_code)))
+}
+
+/// The codes nearest to `x / scale`.
+#[inline(always)]
+fn symmetric_codes(x: &[f32; 16], scale: f32, half: f32) -> [f32; 16] {
+    let inv = if scale != 0.0 { 1.0 / scale } else { 0.0 };
+    x.map(|x| round(clamp(x * inv, -half, half - 1.0)))
+}
+
+/// Σ f(xᵢ), in eight lanes; `S` is a multiple of 8.
+#[inline(always)]
+fn lanes<const S: usize>(x: &[f32; S], f: impl Fn(f32) -> f32) -> f32 {
+    let mut sums = [0.0; 8];
+    for chunk in x.as_chunks::<8>().0 {
+        for (sum, &x) in sums.iter_mut().zip(chunk) {
+            *sum += f(x);
+        }
+    }
+    sums.iter().sum()
+}
+
+/// Σ aᵢ·bᵢ, in eight lanes; `S` is a multiple of 8.
+#[inline(always)]
+fn dot<const S: usize>(a: &[f32; S], b: &[f32; S]) -> f32 {
+    let mut sums = [0.0; 8];
+    for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum()
+}
+
+/// Rounds to an integer, halves to even; for magnitudes below 2²².
+#[inline(always)]
+fn round(v: f32) -> f32 {
+    const ROUNDER: f32 = 12_582_912.0;
+    (v + ROUNDER) - ROUNDER
+}
+
+/// As [`f32::clamp`] without its care for NaN, which costs instructions.
+#[inline(always)]
+fn clamp(v: f32, low: f32, high: f32) -> f32 {
+    let v = if v > low { v } else { low };
+    if v < high { v } else { high }
 }

@@ -20,13 +20,20 @@
 //! # Ok::<(), sterna_kernels::quant::QuantError>(())
 //! ```
 
+mod batch;
 mod bits;
+mod encoder;
 mod error;
 mod float;
 mod i2_s;
 pub(crate) mod integers;
+mod k_affine;
+mod k_fit;
 mod k_quick;
-mod k_search;
+mod k_symmetric;
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lanes_x86;
 mod mxfp4;
 mod q1_0;
 mod q2_0;
@@ -39,16 +46,21 @@ mod q5_k;
 mod q6_k;
 pub mod q8;
 mod q8_0;
+mod scales;
+mod search;
 pub mod ternary;
 mod tq1_0;
 mod tq2_0;
 
 use sterna_format::DType;
 
+use crate::Isa;
 use crate::shape::expect_len;
 
+pub use encoder::{Effort, Encoder, decode_rows};
 pub use error::QuantError;
 pub use float::f16_to_f32;
+pub use scales::TernaryScales;
 
 /// Decodes whole blocks of `dtype` into f32 values.
 ///
@@ -101,12 +113,31 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
 /// Encodes f32 values into whole blocks of `dtype`.
 ///
 /// Shapes as in [`decode_row`]. Q4_0 to Q8_0, Q1_0, Q2_0, TQ1_0, TQ2_0 and MXFP4 give the bytes of
-/// the reference quantizers; the K types search for scales that keep the squared error small.
+/// the reference quantizers; the K types search for scales that keep the error small.
 ///
 /// Errors: those of [`decode_row`], with [`QuantError::Unsupported`] also for F64 and I2_S;
 /// [`QuantError::NotFinite`] and [`QuantError::TooLarge`] name the first value that the type can't
 /// hold. `out` is unchanged after an error.
+///
+/// [`Encoder`] does the same for the rows of a matrix, faster.
 pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+    match is_searched(dtype) {
+        true => search::search(Isa::SCALAR, dtype, values, out),
+        false => encode_directly(dtype, values, out),
+    }
+}
+
+/// Whether there is a choice of scales in which [`encode_row`] searches.
+const fn is_searched(dtype: DType) -> bool {
+    use DType::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
+    matches!(dtype, Q2_K | Q3_K | Q4_K | Q5_K | Q6_K)
+}
+
+/// As [`encode_row`], of the types without a search.
+///
+/// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
+#[inline(always)]
+fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
     match dtype {
@@ -118,11 +149,6 @@ pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Qu
         DType::Q5_0 => encode_blocks(values, out, q5::encode_q5_0),
         DType::Q5_1 => encode_blocks(values, out, q5::encode_q5_1),
         DType::Q8_0 => encode_blocks(values, out, q8_0::encode),
-        DType::Q2_K => encode_blocks(values, out, q2_k::encode),
-        DType::Q3_K => encode_blocks(values, out, q3_k::encode),
-        DType::Q4_K => encode_blocks(values, out, q4_k::encode),
-        DType::Q5_K => encode_blocks(values, out, q5_k::encode),
-        DType::Q6_K => encode_blocks(values, out, q6_k::encode),
         DType::TQ1_0 => encode_blocks(values, out, tq1_0::encode),
         DType::TQ2_0 => encode_blocks(values, out, tq2_0::encode),
         DType::Q1_0 => encode_blocks(values, out, q1_0::encode),
@@ -139,20 +165,18 @@ pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Qu
     Ok(())
 }
 
-/// As [`encode_row`], but K types are fitted in one pass instead of by a search: for encoding while
-/// somebody waits.
+/// As [`encode_row`], but Q4_K, Q5_K and Q6_K are fitted in one pass instead of by a search: for
+/// encoding while somebody waits.
 ///
 /// Errors: as [`encode_row`].
 ///
 /// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
 #[inline(always)]
-pub(crate) fn encode_row_quick(
-    dtype: DType,
-    values: &[f32],
-    out: &mut [u8],
-) -> Result<(), QuantError> {
-    if !matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) {
-        return encode_row(dtype, values, out);
+fn encode_row_quick(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+    match dtype {
+        DType::Q2_K | DType::Q3_K => return encode_row(dtype, values, out),
+        DType::Q4_K | DType::Q5_K | DType::Q6_K => {}
+        _ => return encode_directly(dtype, values, out),
     }
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;

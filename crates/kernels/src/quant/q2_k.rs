@@ -1,10 +1,13 @@
 //! Q2_K: 256 two-bit codes, 16 sub-blocks with 4-bit scales and minimums. See
 //! `docs/formats/k-quants.md`.
 
+use super::batch::Weights;
 use super::bits::{crumbs, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
-use super::k_search::fit_affine;
+use super::k_affine::{self, Limits};
+use super::k_fit::Affine;
+use super::lanes::Simd;
 
 /// `x = d·scale·code − dmin·min`; block:
 /// `scales: [u8; 16]` (scale in the low nibble, min in the high), `codes: [u8; 64], d, dmin: f16`.
@@ -27,8 +30,20 @@ pub(super) fn integers(block: &[u8; 84]) -> SuperBlock {
     }
 }
 
-pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 84]) {
-    let fit = fit_affine::<16>(values, 3, 15);
+/// One block for every 256 values.
+#[inline(always)]
+pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8; 84]]) {
+    const LIMITS: Limits = Limits {
+        max_code: 3.0,
+        max_scale: 15.0,
+        weights: Weights::Flat,
+    };
+    k_affine::fit::<S, 16>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
+}
+
+/// A fit as a block.
+#[inline(always)]
+fn pack(fit: &Affine, block: &mut [u8; 84]) {
     block.fill(0);
     for (s, codes) in fit.codes.as_chunks::<16>().0.iter().enumerate() {
         block[s] = fit.scales[s] | fit.mins[s] << 4;

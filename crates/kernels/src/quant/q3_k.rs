@@ -1,10 +1,13 @@
 //! Q3_K: 256 three-bit codes, 16 sub-blocks with signed 6-bit scales. See
 //! `docs/formats/k-quants.md`.
 
+use super::batch::Weights;
 use super::bits::{bit_planes, crumbs, join, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
-use super::k_search::fit_symmetric;
+use super::k_fit::Symmetric;
+use super::k_symmetric::{self, Limits};
+use super::lanes::Simd;
 
 /// `x = d · scale · (code − 4)`; block:
 /// `high: [u8; 32], low: [u8; 64], scales: [u8; 12], d: f16`.
@@ -31,8 +34,20 @@ pub(super) fn integers(block: &[u8; 110]) -> SuperBlock {
     }
 }
 
-pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 110]) {
-    let fit = fit_symmetric(values, 4, 32);
+/// One block for every 256 values.
+#[inline(always)]
+pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8; 110]]) {
+    const LIMITS: Limits = Limits {
+        half: 4.0,
+        half_scale: 32.0,
+        weights: Weights::Flat,
+    };
+    k_symmetric::fit(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
+}
+
+/// A fit as a block.
+#[inline(always)]
+fn pack(fit: &Symmetric, block: &mut [u8; 110]) {
     block.fill(0);
     for (s, codes) in fit.codes.as_chunks::<16>().0.iter().enumerate() {
         let p = Position::of(s);

@@ -6,6 +6,8 @@
 use super::bits::{nibbles, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SmallBlock;
+use super::k_symmetric;
+use super::lanes::Simd;
 
 const HALF: usize = 16;
 
@@ -29,6 +31,18 @@ pub(super) fn decode_q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     for (x, code) in out.iter_mut().zip(nibbles(codes).as_flattened()) {
         *x = d * f32::from(*code) + m;
     }
+}
+
+/// One block for every 32 values, with the scale that keeps the squared error smallest.
+#[inline(always)]
+pub(super) fn search_q4_0<S: Simd>(simd: S, values: &[[f32; 32]], blocks: &mut [[u8; 18]]) {
+    k_symmetric::fit_blocks(simd, values, 8.0, |i, d, codes| {
+        let block = &mut blocks[i];
+        block[..2].copy_from_slice(&f16_bytes(d));
+        for (j, byte) in block[2..].iter_mut().enumerate() {
+            *byte = (codes[j] + 8) as u8 | ((codes[HALF + j] + 8) as u8) << 4;
+        }
+    });
 }
 
 /// The value of largest magnitude gets code 0, exactly −8 steps; the others are rounded.

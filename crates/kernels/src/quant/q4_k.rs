@@ -1,11 +1,14 @@
 //! Q4_K: 256 four-bit codes, 8 sub-blocks with 6-bit scales and minimums. See
 //! `docs/formats/k-quants.md`.
 
+use super::batch::Weights;
 use super::bits::{nibbles, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
+use super::k_affine::{self, Limits};
+use super::k_fit::Affine;
 use super::k_quick;
-use super::k_search::{Affine, fit_affine};
+use super::lanes::Simd;
 
 /// `x = d·scale·code − dmin·min`; block: `d, dmin: f16, scales: [u8; 12], codes: [u8; 128]`.
 ///
@@ -20,11 +23,18 @@ pub(super) fn integers(block: &[u8; 144]) -> SuperBlock {
     with_header(block.first_chunk().expect("16 of 144 bytes"), codes)
 }
 
-pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 144]) {
-    pack(&fit_affine::<32>(values, 15, 63), block);
+/// One block for every 256 values.
+#[inline(always)]
+pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8; 144]]) {
+    const LIMITS: Limits = Limits {
+        max_code: 15.0,
+        max_scale: 63.0,
+        weights: Weights::Magnitude,
+    };
+    k_affine::fit::<S, 32>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
-/// As [`encode`], without a search.
+/// A block without a search.
 #[inline(always)]
 pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 144]) {
     pack(&k_quick::affine::<32>(values, 15, 63), block);

@@ -1,9 +1,12 @@
 //! Q5_K: Q4_K with a fifth bit per code. See `docs/formats/k-quants.md`.
 
+use super::batch::Weights;
 use super::bits::{bit_planes, join, nibbles, signed};
 use super::integers::SuperBlock;
+use super::k_affine::{self, Limits};
+use super::k_fit::Affine;
 use super::k_quick;
-use super::k_search::{Affine, fit_affine};
+use super::lanes::Simd;
 use super::q4_k::{pack_header, with_header};
 
 /// `x = d·scale·code − dmin·min`; block:
@@ -35,11 +38,18 @@ pub(super) fn integers(block: &[u8; 176]) -> SuperBlock {
     with_header(block.first_chunk().expect("16 of 176 bytes"), codes)
 }
 
-pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 176]) {
-    pack(&fit_affine::<32>(values, 31, 63), block);
+/// One block for every 256 values.
+#[inline(always)]
+pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8; 176]]) {
+    const LIMITS: Limits = Limits {
+        max_code: 31.0,
+        max_scale: 63.0,
+        weights: Weights::Magnitude,
+    };
+    k_affine::fit::<S, 32>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
-/// As [`encode`], without a search.
+/// A block without a search.
 #[inline(always)]
 pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 176]) {
     pack(&k_quick::affine::<32>(values, 31, 63), block);

@@ -1,11 +1,14 @@
 //! Q6_K: 256 six-bit codes, 16 sub-blocks with signed 8-bit scales. See
 //! `docs/formats/k-quants.md`.
 
+use super::batch::Weights;
 use super::bits::{crumbs, join, nibbles, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
+use super::k_fit::Symmetric;
 use super::k_quick;
-use super::k_search::{Symmetric, fit_symmetric};
+use super::k_symmetric::{self, Limits};
+use super::lanes::Simd;
 
 /// `x = d · scale · (code − 32)`; block:
 /// `low: [u8; 128], high: [u8; 64], scales: [i8; 16], d: f16`.
@@ -38,11 +41,18 @@ pub(super) fn integers(block: &[u8; 210]) -> SuperBlock {
     }
 }
 
-pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 210]) {
-    pack(&fit_symmetric(values, 32, 128), block);
+/// One block for every 256 values.
+#[inline(always)]
+pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8; 210]]) {
+    const LIMITS: Limits = Limits {
+        half: 32.0,
+        half_scale: 128.0,
+        weights: Weights::Power,
+    };
+    k_symmetric::fit(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
-/// As [`encode`], without a search.
+/// A block without a search.
 #[inline(always)]
 pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 210]) {
     pack(&k_quick::symmetric(values, 32, 128), block);

@@ -27,6 +27,7 @@ use sterna_format::DType;
 use super::bits::crumbs;
 use super::float::f16_at;
 use super::{QuantError, check_sizes, decode_row, tq1_0, tq2_0};
+use crate::isa::{Isa, multiversion};
 use crate::shape::expect_len;
 
 /// Elements of a block; rows are padded to a multiple of it.
@@ -159,14 +160,8 @@ impl<'a> Source<'a> {
     /// [`QuantError::NotTernary`] for a value that doesn't have the scale's magnitude. `out` may
     /// have been written in part after an error.
     pub fn repack_rows(&self, rows: Range<usize>, out: &mut [u8]) -> Result<(), QuantError> {
-        let (n, k) = (self.n, self.k);
-        if rows.start > rows.end || rows.end > n {
-            return Err(QuantError::Rows {
-                start: rows.start,
-                end: rows.end,
-                n,
-            });
-        }
+        let k = self.k;
+        self.check_range(&rows)?;
         // No overflow: row_bytes(k) is at most max(32, k) and `out` would have to be that long.
         expect_len(
             "packed rows: bytes",
@@ -193,6 +188,48 @@ impl<'a> Source<'a> {
             self.read_codes(row, &mut codes, &mut values)?;
             pack_row(&codes, out);
             check_codes(k, row, out)?;
+        }
+        Ok(())
+    }
+
+    /// Errors: [`QuantError::Rows`] unless all of `rows` are in the tensor.
+    fn check_range(&self, rows: &Range<usize>) -> Result<(), QuantError> {
+        if rows.start > rows.end || rows.end > self.n {
+            return Err(QuantError::Rows {
+                start: rows.start,
+                end: rows.end,
+                n: self.n,
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes rows `rows` as numbers: −`scale`, 0 and `scale`.
+    ///
+    /// Shapes: `out` is `[rows.len(), k]`. Rounded [`Layout::Masters`] have the scale
+    /// `1 / multiplier`; what it is in the other layouts is stored elsewhere.
+    /// Errors: as [`Source::repack_rows`].
+    pub fn decode_rows(
+        &self,
+        rows: Range<usize>,
+        scale: f32,
+        out: &mut [f32],
+    ) -> Result<(), QuantError> {
+        let k = self.k;
+        self.check_range(&rows)?;
+        expect_len("rows of values", rows.len().saturating_mul(k), out.len())?;
+        // Only where there are rows is k bounded by the bytes that exist.
+        if k == 0 || rows.is_empty() {
+            return Ok(());
+        }
+        let mut packed = vec![0; row_bytes(k)];
+        let mut trits = vec![0; k];
+        for (row, out) in rows.zip(out.chunks_exact_mut(k)) {
+            self.repack_rows(row..row + 1, &mut packed)?;
+            unpack_row(&packed, &mut trits)?;
+            for (value, trit) in out.iter_mut().zip(&trits) {
+                *value = scale * f32::from(*trit);
+            }
         }
         Ok(())
     }
@@ -424,6 +461,32 @@ pub fn absmean_multiplier(sums: &[f64], k: usize) -> f32 {
     let count = (sums.len() as f64 * k as f64).max(1.0);
     let mean = (sums.iter().sum::<f64>() / count) as f32;
     1.0 / mean.max(1e-5)
+}
+
+/// Rounds full-precision weights to trits and their scale, `1 / multiplier`, as [`Layout::Masters`]
+/// does; see [`absmean_multiplier`].
+pub fn round_to_trits(isa: Isa, values: &mut [f32], multiplier: f32) {
+    round_all(isa, values, multiplier);
+}
+
+multiversion! {
+    fn round_all(values: &mut [f32], multiplier: f32) {
+        let scale = 1.0 / multiplier;
+        for value in values {
+            // Rounding half to even makes ±1 of everything beyond ±½, the halves excluded.
+            let v = *value * multiplier;
+            let v = if v > 0.5 { scale } else if v < -0.5 { -scale } else { 0.0 };
+            *value = v;
+        }
+    }
+}
+
+/// What stands behind the codes of an I2_S tensor: the scale, and zeros where other writers leave
+/// whatever there was.
+pub fn i2_s_trailer(scale: f32) -> [u8; 32] {
+    let mut trailer = [0; 32];
+    trailer[..4].copy_from_slice(&scale.to_le_bytes());
+    trailer
 }
 
 /// Checks that no code of the rows in `codes` is 3, for codes that are used where they lie.

@@ -1,0 +1,190 @@
+//! The files of a package beside its shards: what makes text of tokens.
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use sterna_format::gguf::{self, Array, Metadata};
+use sterna_format::rdrr::TokenizerEntry;
+
+use crate::model::{GGUF_TOKENIZER_FILE, Header, ModelFiles};
+
+/// Files of a Hugging Face folder that a package takes over as they are.
+const TAKEN: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// The name of a tokenizer that the JavaScript runtime reads.
+const BUNDLED: &str = "tokenizer.json";
+
+/// The text side of a model as a package has it.
+pub(super) struct Companions {
+    /// Names and contents.
+    pub(super) files: Vec<(String, Bytes)>,
+    pub(super) tokenizer: Option<TokenizerEntry>,
+    /// Every token that ends a text.
+    pub(super) eos: Vec<u32>,
+    pub(super) has_chat_template: bool,
+}
+
+impl Companions {
+    /// Those of the model in `files`.
+    pub(super) fn of(files: &ModelFiles) -> Result<Companions> {
+        let mut eos = files
+            .config()?
+            .map(|config| config.eos_token_id)
+            .unwrap_or_default();
+        eos.extend(files.generation_config()?.eos_token_id);
+        let mut companions = Companions {
+            files: Vec::new(),
+            tokenizer: None,
+            eos: Vec::new(),
+            has_chat_template: false,
+        };
+        if let Some(tokenizer) = files.tokenizer()? {
+            if eos.is_empty() {
+                eos.extend(tokenizer.end_ids());
+            }
+            companions.has_chat_template = files.chat_template(&tokenizer)?.is_some();
+        }
+        eos.sort_unstable();
+        eos.dedup();
+        companions.eos = eos;
+        match files.header() {
+            Header::Gguf { metadata, .. } => companions.take_gguf(metadata)?,
+            _ => companions.take_folder(files)?,
+        }
+        Ok(companions)
+    }
+
+    fn take_folder(&mut self, files: &ModelFiles) -> Result<()> {
+        for name in TAKEN {
+            if let Some(bytes) = files.beside(name)? {
+                self.files.push((name.to_owned(), bytes));
+            }
+        }
+        let has = |name| self.files.iter().find(|(file, _)| file == name);
+        self.tokenizer = if let Some((name, bytes)) = has("tokenizer.json") {
+            let (kind, n_vocab) = huggingface(bytes).with_context(|| name.clone())?;
+            Some(TokenizerEntry {
+                kind: "huggingface".into(),
+                file: Some(name.clone()),
+                vocab_size: n_vocab,
+                tokenizer_type: kind,
+                ..TokenizerEntry::default()
+            })
+        } else {
+            has("tokenizer.model").map(|(name, _)| TokenizerEntry {
+                kind: "sentencepiece".into(),
+                sentencepiece_model: Some(name.clone()),
+                ..TokenizerEntry::default()
+            })
+        };
+        Ok(())
+    }
+
+    /// A GGUF file's tokenizer and template go along as they are, in a GGUF file without tensors; for
+    /// the JavaScript runtime the vocabulary is said once more in its words.
+    fn take_gguf(&mut self, metadata: &Metadata) -> Result<()> {
+        let mut text = Metadata::new();
+        for (key, value) in metadata.iter() {
+            if key == "general.architecture" || key.starts_with("tokenizer.") {
+                text.insert(key, value.clone())?;
+            }
+        }
+        let Some(bundled) = bundled(&text)? else {
+            return Ok(());
+        };
+        let n_vocab = bundled["vocabSize"].as_u64();
+        let kind = bundled["type"].as_str().map(str::to_owned);
+        let json = serde_json::to_vec(&bundled)?;
+        let header = gguf::Writer::new(text)?.finish().header;
+        self.files
+            .push((GGUF_TOKENIZER_FILE.to_owned(), header.into()));
+        self.files.push((BUNDLED.to_owned(), json.into()));
+        self.tokenizer = Some(TokenizerEntry {
+            kind: "bundled".into(),
+            file: Some(BUNDLED.to_owned()),
+            vocab_size: n_vocab,
+            tokenizer_type: kind,
+            extra: Map::from_iter([("ggufFile".to_owned(), json!(GGUF_TOKENIZER_FILE))]),
+            ..TokenizerEntry::default()
+        });
+        Ok(())
+    }
+}
+
+/// Kind and size of a `tokenizer.json`.
+fn huggingface(bytes: &[u8]) -> Result<(Option<String>, Option<u64>)> {
+    let json: Value = serde_json::from_slice(bytes)?;
+    let model = &json["model"];
+    let kind = model["type"].as_str().map(str::to_lowercase);
+    let n_vocab = match &model["vocab"] {
+        Value::Object(map) => Some(map.len() as u64),
+        Value::Array(list) => Some(list.len() as u64),
+        _ => None,
+    };
+    Ok((kind, n_vocab))
+}
+
+/// The vocabulary in the JavaScript runtime's words; `None` if there is none.
+fn bundled(metadata: &Metadata) -> Result<Option<Value>> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let strings = |name: &str| match metadata.get(&key(name)) {
+        Some(gguf::Value::Array(Array::String(list))) => {
+            Some(list.iter().map(|token| json!(token)).collect::<Vec<_>>())
+        }
+        _ => None,
+    };
+    let Some(tokens) = strings("tokens") else {
+        return Ok(None);
+    };
+    let merges = strings("merges");
+    let scores = match metadata.get(&key("scores")) {
+        Some(gguf::Value::Array(Array::F32(scores))) => Some(scores.clone()),
+        _ => None,
+    };
+    let types = match metadata.get(&key("token_type")) {
+        Some(gguf::Value::Array(Array::I32(types))) => Some(types.clone()),
+        _ => None,
+    };
+    let mut special = Map::new();
+    for (name, gguf) in [
+        ("bos", "bos"),
+        ("eos", "eos"),
+        ("pad", "padding"),
+        ("unk", "unknown"),
+        ("sep", "separator"),
+        ("cls", "cls"),
+        ("mask", "mask"),
+    ] {
+        if let Some(id) = metadata.get_u64(&key(&format!("{gguf}_token_id")))? {
+            special.insert(name.to_owned(), json!(id));
+        }
+    }
+    let flag = |name: &str, default| -> Result<bool> {
+        Ok(metadata.get_bool(&key(name))?.unwrap_or(default))
+    };
+    let kind = match (&merges, &scores) {
+        (None, Some(_)) => "unigram",
+        _ => "bpe",
+    };
+    Ok(Some(json!({
+        "type": kind,
+        "vocabSize": tokens.len(),
+        "vocab": tokens,
+        "merges": merges,
+        "scores": scores,
+        "tokenTypes": types,
+        "specialTokens": special,
+        "addBosToken": flag("add_bos_token", true)?,
+        "addEosToken": flag("add_eos_token", false)?,
+        "addSpacePrefix": flag("add_space_prefix", true)?,
+    })))
+}

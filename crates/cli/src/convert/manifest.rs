@@ -1,0 +1,314 @@
+//! What a package says of itself, made from what was converted.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, Digest};
+use sterna_engine::{ModelConfig, RopeScaling};
+use sterna_format::rdrr::groups::{GroupId, group_of};
+use sterna_format::rdrr::naming::{Variant, quantization_of};
+use sterna_format::rdrr::{
+    self, Architecture, BlockMerkle, Group, Integrity, Manifest, ModelShape, Shard, ShardBlocks,
+    TENSORS_FILE, Tensor, TensorMap, TokenizerEntry, shard_file_name,
+};
+use sterna_kernels::activation::Activation;
+
+use super::shards::Written;
+
+/// What a manifest is made from besides the bytes that were written.
+pub(super) struct Facts<'a> {
+    pub(super) model_id: String,
+    /// How the weights may be described: `transformer` and its kin.
+    pub(super) model_type: &'a str,
+    pub(super) variant: Variant,
+    pub(super) config: &'a ModelConfig,
+    /// `config.json`.
+    pub(super) hf: Map<String, Value>,
+    pub(super) tied: bool,
+    pub(super) eos: Vec<u32>,
+    pub(super) tokenizer: Option<TokenizerEntry>,
+    pub(super) has_chat_template: bool,
+    /// Where the model came from.
+    pub(super) source: String,
+    pub(super) algorithm: rdrr::HashAlgorithm,
+}
+
+/// The manifest of a package with these tensors; files beside the shards are not in it yet.
+pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) -> Manifest {
+    let groups = groups(&facts, &tensors, written);
+    let roots = (tensors.iter().zip(&written.tensors.roots))
+        .map(|(tensor, root)| (tensor.name.clone(), plain(root)))
+        .collect();
+    let inference = inference(&facts, &tensors);
+    let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
+        file_name: shard_file_name(i),
+        size: shard.size,
+        hash: plain(&shard.digest),
+        blake3: None,
+        extra: Map::new(),
+    });
+    let blocks = |shard: &super::shards::ShardHashes| shard.blocks.iter().map(plain).collect();
+    let mut metadata = Map::new();
+    metadata.insert("source".into(), json!(facts.source));
+    metadata.insert(
+        "converter".into(),
+        json!(concat!("sterna ", env!("CARGO_PKG_VERSION"))),
+    );
+    let c = facts.config;
+    Manifest {
+        model_id: facts.model_id,
+        model_type: facts.model_type.to_owned(),
+        quantization: quantization_of(facts.variant.weights),
+        quantization_info: Some(facts.variant.info()),
+        hash_algorithm: facts.algorithm,
+        architecture: Some(Architecture::Shape(Box::new(ModelShape {
+            n_layers: c.n_layers as u64,
+            model_dim: c.model_dim as u64,
+            ffn_dim: c.ffn_dim as u64,
+            n_heads: c.n_heads as u64,
+            n_kv_heads: c.n_kv_heads as u64,
+            head_dim: c.head_dim as u64,
+            n_vocab: c.n_vocab as u64,
+            max_ctx: c.max_ctx as u64,
+            rope_theta: Some(c.ropes[0].base),
+            extra: Map::new(),
+        }))),
+        config: Some(facts.hf),
+        groups,
+        total_size: written.shards.iter().map(|shard| shard.size).sum(),
+        shards: shards.collect(),
+        tensors_file: Some(TENSORS_FILE.to_owned()),
+        tensor_count: Some(tensors.len() as u64),
+        // Inline as well: the JavaScript runtime's downloader never fetches the other.
+        tensors: Some(tensors),
+        tokenizer: facts.tokenizer,
+        blake3_full: Some(plain(&written.blake3)),
+        eos_token_id: facts.eos,
+        inference: Some(inference),
+        integrity: Some(Integrity {
+            block_merkle: Some(BlockMerkle {
+                block_size: DEFAULT_BLOCK_SIZE,
+                roots,
+            }),
+            shard_blocks: Some(ShardBlocks {
+                block_size: DEFAULT_BLOCK_SIZE,
+                hashes: written.shards.iter().map(blocks).collect(),
+            }),
+            extra: Map::from_iter([("contractVersion".to_owned(), json!(1))]),
+        }),
+        metadata: Some(metadata),
+        ..Manifest::default()
+    }
+}
+
+/// A digest as manifests have it.
+pub(super) fn plain(digest: &Digest) -> rdrr::Digest {
+    rdrr::Digest(*digest.as_bytes())
+}
+
+fn groups(facts: &Facts<'_>, tensors: &TensorMap, written: &Written) -> Vec<Group> {
+    let mut members: HashMap<GroupId, Vec<&Tensor>> = HashMap::new();
+    for tensor in tensors.iter() {
+        let id = group_of(&tensor.name, facts.model_type);
+        members.entry(id).or_default().push(tensor);
+    }
+    let mut groups: Vec<_> = members.into_iter().collect();
+    groups.sort_by_key(|(id, _)| *id);
+    let group = |(id, members): (GroupId, Vec<&Tensor>)| {
+        let spans = members.iter().flat_map(|tensor| &tensor.spans);
+        let mut shards: Vec<usize> = spans.map(|span| span.shard).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        Group {
+            id: id.to_string(),
+            kind: id.kind(facts.model_type),
+            version: "1.0.0".to_owned(),
+            shards,
+            tensors: members.iter().map(|tensor| tensor.name.clone()).collect(),
+            hash: plain(&written.tensors.groups[&id]),
+            layer_index: id.layer_index().map(u64::from),
+            expert_index: id.expert_index().map(u64::from),
+            extra: Map::new(),
+        }
+    };
+    groups.into_iter().map(group).collect()
+}
+
+/// The description that the JavaScript runtime demands of how the model is computed.
+fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
+    let c = facts.config;
+    let has = |end: &str| tensors.iter().any(|tensor| tensor.name.ends_with(end));
+    let gemma = facts.hf["model_type"]
+        .as_str()
+        .is_some_and(|name| name.starts_with("gemma"));
+    let window = c.layers.iter().find_map(|layer| layer.window);
+    let full: Vec<usize> = (0..c.n_layers)
+        .filter(|&i| c.layers[i].window.is_none())
+        .collect();
+    let activation = match c.activation {
+        Activation::Silu => "silu",
+        Activation::Relu2 => "relu2",
+        Activation::Relu => "relu",
+        Activation::GeluTanh | Activation::GeluErf => "gelu",
+    };
+    let layer_pattern = match (window, full.as_slice()) {
+        // Every so many layers one without a window.
+        (Some(_), [first, second, ..]) => {
+            json!({ "type": "every_n", "period": second - first, "offset": first })
+        }
+        (Some(_), [only]) => json!({ "type": "every_n", "period": only + 1, "offset": only }),
+        _ => json!({ "type": "uniform", "period": null, "offset": null }),
+    };
+    let mut layer_pattern = layer_pattern;
+    layer_pattern["globalPattern"] = Value::Null;
+    layer_pattern["layerTypes"] = Value::Null;
+    layer_pattern["residualBranchScale"] = json!(1);
+    let inference = json!({
+        "attention": {
+            "queryPreAttnScalar": query_scalar(c),
+            "queryKeyNorm": has("q_norm.weight"),
+            "valueNorm": false,
+            "attentionBias": has("q_proj.bias"),
+            "causal": true,
+            "slidingWindow": window,
+            "attnLogitSoftcapping": c.attn_softcap,
+        },
+        "normalization": {
+            "rmsNormEps": facts.hf.get("rms_norm_eps").cloned().unwrap_or(json!(c.norm_eps)),
+            "rmsNormWeightOffset": gemma,
+            "postAttentionNorm": has("post_attention_layernorm.weight"),
+            "preFeedforwardNorm": has("pre_feedforward_layernorm.weight"),
+            "postFeedforwardNorm": has("post_feedforward_layernorm.weight"),
+        },
+        "ffn": {
+            "activation": activation,
+            "gatedActivation": true,
+            "branchMode": "dense",
+            "useDoubleWideMlp": false,
+            "swigluLimit": null,
+        },
+        "rope": rope(c),
+        "output": {
+            "tieWordEmbeddings": facts.tied,
+            "scaleEmbeddings": c.embed_scale != 1.0,
+            "embeddingTranspose": false,
+            "embeddingScale": null,
+            "embeddingVocabSize": null,
+            "embeddingPostprocessor": null,
+            "logitInputScale": 1,
+            "finalLogitSoftcapping": c.logit_softcap,
+        },
+        "layerPattern": layer_pattern,
+        "chatTemplate": { "type": null, "enabled": facts.has_chat_template },
+        "session": {
+            "kvcache": {
+                "layout": "contiguous",
+                "tiering": { "mode": "off", "gating": { "mode": "auto" } },
+                "quantization": { "mode": "none" },
+            },
+            "decodeLoop": { "batchSize": 1, "disableCommandBatching": false },
+        },
+    });
+    match inference {
+        Value::Object(map) => map,
+        _ => unreachable!("it is written as an object above"),
+    }
+}
+
+/// The number whose root divides attention scores; whole where it is meant to be.
+fn query_scalar(c: &ModelConfig) -> Value {
+    let scalar = 1.0 / (f64::from(c.attn_scale) * f64::from(c.attn_scale));
+    let whole = scalar.round();
+    match (1.0 / whole.sqrt()) as f32 == c.attn_scale {
+        true => json!(whole as u64),
+        false => json!(scalar),
+    }
+}
+
+fn rope(c: &ModelConfig) -> Value {
+    let full = &c.ropes[0];
+    // Gemma's windowed layers rotate by another base.
+    let local = c
+        .layers
+        .iter()
+        .find_map(|layer| layer.rope.filter(|&r| r > 0 && layer.window.is_some()));
+    let part = (full.dim != c.head_dim).then(|| full.dim as f64 / c.head_dim as f64);
+    let mut rope = json!({
+        "ropeTheta": full.base,
+        "ropeLocalTheta": local.map(|r| c.ropes[r].base),
+        "ropeScalingType": null,
+        "ropeScalingFactor": 1,
+        "ropeLocalScalingType": null,
+        "ropeLocalScalingFactor": 1,
+        "mropeInterleaved": false,
+        "mropeSection": null,
+        "partialRotaryFactor": part,
+        "ropeLocalPartialRotaryFactor": null,
+        "ropeFrequencyBaseDim": null,
+        "ropeLocalFrequencyBaseDim": null,
+        "yarnBetaFast": null,
+        "yarnBetaSlow": null,
+        "yarnOriginalMaxPos": null,
+        "ropeLocalYarnBetaFast": null,
+        "ropeLocalYarnBetaSlow": null,
+        "ropeLocalYarnOriginalMaxPos": null,
+        "longropeShortFactor": null,
+        "longropeLongFactor": null,
+        "longropeOriginalMaxPos": null,
+    });
+    let mut set = |key: &str, value: Value| rope[key] = value;
+    match &full.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            set("ropeScalingType", json!("linear"));
+            set("ropeScalingFactor", json!(factor));
+        }
+        RopeScaling::Dynamic { factor, .. } => {
+            set("ropeScalingType", json!("dynamic"));
+            set("ropeScalingFactor", json!(factor));
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_ctx,
+        } => {
+            set("ropeScalingType", json!("llama3"));
+            set("ropeScalingFactor", json!(factor));
+            set("ropeLowFreqFactor", json!(low_freq_factor));
+            set("ropeHighFreqFactor", json!(high_freq_factor));
+            set("ropeOriginalMaxPos", json!(original_ctx));
+        }
+        RopeScaling::Yarn {
+            factor,
+            original_ctx,
+            beta_fast,
+            beta_slow,
+            ..
+        } => {
+            set("ropeScalingType", json!("yarn"));
+            set("ropeScalingFactor", json!(factor));
+            set("yarnBetaFast", json!(beta_fast));
+            set("yarnBetaSlow", json!(beta_slow));
+            set("yarnOriginalMaxPos", json!(original_ctx));
+        }
+        RopeScaling::LongRope {
+            short,
+            long,
+            original_ctx,
+            ..
+        } => {
+            set("ropeScalingType", json!("longrope"));
+            set("longropeShortFactor", json!(short));
+            set("longropeLongFactor", json!(long));
+            set("longropeOriginalMaxPos", json!(original_ctx));
+        }
+        RopeScaling::Factors(factors) => {
+            set("ropeScalingType", json!("longrope"));
+            set("longropeShortFactor", json!(factors));
+            set("longropeLongFactor", json!(factors));
+            set("longropeOriginalMaxPos", json!(c.max_ctx));
+        }
+    }
+    rope
+}

@@ -1,0 +1,283 @@
+//! From a model in any form to an RDRR package.
+//!
+//! The engine's exporter gives tensor after tensor as a checkpoint has them ([`sterna_engine::Exporter`]);
+//! [`types`] says what each is stored as and encodes it, [`shards`] lays it out, hashes and writes it,
+//! [`manifest`] describes the whole. Everything is written to a folder beside the target, which takes
+//! its name at the end; if the conversion is interrupted, the next one goes on with the shards that are
+//! there.
+
+mod companions;
+mod journal;
+mod manifest;
+mod shards;
+mod types;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use anyhow::{Context, Result, anyhow, bail};
+use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_engine::{Exporter, PlanOptions};
+use sterna_format::DType;
+use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
+use sterna_format::rdrr::naming::Variant;
+use sterna_format::rdrr::{self, MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
+use sterna_kernels::Exec;
+
+use crate::model::ModelFiles;
+use crate::output;
+use crate::progress::Progress;
+use companions::Companions;
+use journal::Journal;
+use shards::ShardWriter;
+use types::Encoding;
+pub(crate) use types::{Target, Targets};
+
+/// How to convert.
+pub(crate) struct Options {
+    pub(crate) plan: PlanOptions,
+    pub(crate) targets: Targets,
+    pub(crate) shard_size: u64,
+    pub(crate) algorithm: Algorithm,
+    /// What the package is called; made from the names of source and types otherwise.
+    pub(crate) model_id: Option<String>,
+}
+
+/// What came of it.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Summary {
+    pub(crate) package: PathBuf,
+    pub(crate) model_id: String,
+    pub(crate) n_tensors: usize,
+    pub(crate) n_shards: usize,
+    pub(crate) total_size: u64,
+    /// Shards that an interrupted conversion had left.
+    pub(crate) n_resumed: usize,
+}
+
+/// Writes the model in `files` to the package `out`, which must not exist.
+pub(crate) fn convert(
+    files: &ModelFiles,
+    out: &Path,
+    options: &Options,
+    exec: Arc<Exec>,
+) -> Result<Summary> {
+    if out.exists() {
+        bail!("{}: exists already", out.display());
+    }
+    let plan = files.plan_for(&options.plan)?;
+    let config = plan.config().clone();
+    let n_bytes = plan.weight_bytes();
+    let dir = partial(out)?;
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    // Two at once would write into each other's files.
+    let lock_path = dir.with_extension("lock");
+    let lock = File::create(&lock_path).with_context(|| lock_path.display().to_string())?;
+    if lock.try_lock().is_err() {
+        bail!("{}: another conversion is writing it", out.display());
+    }
+    let journal = Journal::open(&dir, &key(files, options)?)?;
+    let n_resumed = journal.n_finished();
+    let algorithm = options.algorithm;
+    let mut writer = ShardWriter::new(&dir, options.shard_size, algorithm, journal);
+    let mut exporter = Exporter::new(plan, exec.clone());
+    let mut tensors = TensorMap::default();
+    let mut remarks = Vec::new();
+    let progress = Progress::bytes("converting", n_bytes);
+    while let Some(want) = exporter.wanted() {
+        let (bytes, len) = (files.bytes_of(want)?, want.len);
+        let exported = exporter
+            .feed(bytes)
+            .with_context(|| files.name().to_owned())?;
+        if let Some(exported) = exported {
+            let encoding = Encoding::of(&exported, &options.targets)?;
+            // The language models here are all plain transformers.
+            let group = group_of(&exported.name, "transformer");
+            let spans = writer.begin(group, encoding.size())?;
+            if writer.is_written(&spans) {
+                writer.skip(&spans)?;
+            } else {
+                encoding.write(&exec, |bytes| writer.write(bytes))?;
+            }
+            remarks.extend(encoding.remark.clone());
+            let tensor = Tensor {
+                role: Some(role_of(&exported.name)),
+                group: Some(group.to_string()),
+                dtype: encoding.dtype.into(),
+                shape: exported.shape.clone(),
+                size: encoding.size(),
+                layout: None,
+                spans,
+                original_shape: None,
+                extra: serde_json::Map::new(),
+                name: exported.name.clone(),
+            };
+            tensors
+                .push(tensor)
+                .map_err(|twice| anyhow!("tensor `{}`: exported twice", twice.name))?;
+        }
+        progress.add(len);
+    }
+    drop(progress);
+    say(&remarks);
+    for warning in exporter.warnings() {
+        output::note(format_args!("warning: {}: {warning}", files.name()));
+    }
+    let written = writer.finish()?;
+    let tied = tensors.get("lm_head.weight").is_none();
+    let hf = match files.config_json()? {
+        Some(serde_json::Value::Object(config)) => config,
+        _ => exporter.config()?,
+    };
+    let variant = variant(&tensors, tied);
+    let model_id = match &options.model_id {
+        Some(id) => id.clone(),
+        None => format!("{}-{}", stem(files.name()), variant.tag()),
+    };
+    let companions = Companions::of(files)?;
+    let facts = manifest::Facts {
+        model_id: model_id.clone(),
+        model_type: model_type_of(&hf),
+        variant,
+        config: &config,
+        eos: companions.eos.clone(),
+        tokenizer: companions.tokenizer.clone(),
+        has_chat_template: companions.has_chat_template,
+        source: stem(files.name()),
+        algorithm: match algorithm {
+            Algorithm::Sha256 => rdrr::HashAlgorithm::Sha256,
+            Algorithm::Blake3 => rdrr::HashAlgorithm::Blake3,
+        },
+        tied,
+        hf,
+    };
+    let map = tensors.to_json();
+    let (n_tensors, n_shards) = (tensors.len(), written.shards.len());
+    let mut manifest = manifest::manifest(facts, tensors, &written);
+    let mut beside = companions.files;
+    beside.push((TENSORS_FILE.to_owned(), map.into()));
+    let integrity = manifest.integrity.as_mut().expect("it was made with one");
+    let hashes = beside.iter().map(|(name, bytes)| {
+        let digest = Digest::of(algorithm, bytes);
+        let entry = serde_json::json!({ "size": bytes.len(), "hash": digest.to_string() });
+        (name.clone(), entry)
+    });
+    integrity.extra.insert(
+        "files".to_owned(),
+        hashes.collect::<serde_json::Map<_, _>>().into(),
+    );
+    for (name, bytes) in &beside {
+        write(&dir.join(name), bytes)?;
+    }
+    write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
+    Journal::remove(&dir)?;
+    fs::rename(&dir, out)
+        .with_context(|| format!("cannot rename {} to {}", dir.display(), out.display()))?;
+    // It held nothing; whoever waits for it finds the package.
+    let _ = fs::remove_file(&lock_path);
+    Ok(Summary {
+        package: out.to_owned(),
+        model_id,
+        n_tensors,
+        n_shards,
+        total_size: manifest.total_size,
+        n_resumed,
+    })
+}
+
+/// Says the first of what was stored otherwise than asked for, and how many more there are.
+fn say(remarks: &[String]) {
+    if let Some(first) = remarks.first() {
+        let more = match remarks.len() - 1 {
+            0 => String::new(),
+            n => format!(" (and {n} more like it)"),
+        };
+        output::note(format_args!("note: {first}{more}"));
+    }
+}
+
+/// Types of the parts of a model: of several in the layers, that of the most bytes.
+fn variant(tensors: &TensorMap, tied: bool) -> Variant {
+    let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
+    let embeddings = of("model.embed_tokens.weight").unwrap_or(DType::F32);
+    let mut sizes: Vec<(DType, u64)> = Vec::new();
+    for tensor in tensors
+        .iter()
+        .filter(|t| t.name.contains(".layers.") && t.shape.len() > 1)
+    {
+        let Some(dtype) = tensor.dtype.known() else {
+            continue;
+        };
+        match sizes.iter_mut().find(|(of, _)| *of == dtype) {
+            Some((_, size)) => *size += tensor.size,
+            None => sizes.push((dtype, tensor.size)),
+        }
+    }
+    let most = sizes.iter().max_by_key(|(dtype, size)| (*size, *dtype));
+    Variant {
+        weights: most.map_or(embeddings, |(dtype, _)| *dtype),
+        embeddings,
+        head: match tied {
+            true => embeddings,
+            false => of("lm_head.weight").unwrap_or(embeddings),
+        },
+    }
+}
+
+/// Where a package is written before it is whole.
+fn partial(out: &Path) -> Result<PathBuf> {
+    let name = out
+        .file_name()
+        .with_context(|| format!("{}: expected the name of a folder", out.display()))?;
+    let mut name = name.to_owned();
+    name.push(".partial");
+    Ok(out.with_file_name(name))
+}
+
+/// The last part of a model's name, without an extension.
+fn stem(name: &str) -> String {
+    let path = Path::new(name.trim_end_matches(['/', '\\']));
+    let stem = match path.extension() {
+        Some(extension) if extension == "gguf" || extension == "safetensors" => path.file_stem(),
+        _ => path.file_name(),
+    };
+    stem.map_or_else(
+        || "model".to_owned(),
+        |stem| stem.to_string_lossy().into_owned(),
+    )
+}
+
+/// What must be the same for a conversion to go on with another's shards.
+fn key(files: &ModelFiles, options: &Options) -> Result<String> {
+    let mut key = format!(
+        "sterna {}; {:?}; {:?}; shards of {}; {}",
+        env!("CARGO_PKG_VERSION"),
+        options.plan,
+        options.targets,
+        options.shard_size,
+        options.algorithm,
+    );
+    for file in files.files() {
+        key += &format!("; {file} of {} bytes", file.len());
+        if let Some(path) = file.path() {
+            let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
+            let modified = modified.with_context(|| file.to_string())?;
+            let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+            key += &format!(" changed {}", since.as_nanos());
+        }
+    }
+    Ok(key)
+}
+
+/// Writes a file to the disk.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("{}: cannot write", path.display()))
+}

@@ -1,0 +1,468 @@
+//! The bytes of a package: tensors in aligned shards, every hash computed as they go by.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use sterna_delivery::hash::{Algorithm, DEFAULT_BLOCK_SIZE, Digest, Hasher};
+use sterna_format::rdrr::groups::GroupId;
+use sterna_format::rdrr::{Span, TENSOR_ALIGNMENT, shard_file_name};
+
+use super::journal::Journal;
+
+/// Pieces that may wait for a hashing thread; each is at most a few megabytes.
+const QUEUED: usize = 4;
+/// Bytes read at a time from shards that an earlier run finished.
+const READ_BYTES: usize = 1 << 20;
+
+/// Writes tensors one after another into shards of at most a given size.
+///
+/// A tensor begins at a multiple of 4096 bytes. If what is left of a shard can't hold it, it begins a
+/// new one; only tensors larger than a shard are cut. Hashing is done by two threads beside the one
+/// that writes.
+pub(super) struct ShardWriter {
+    dir: PathBuf,
+    shard_size: u64,
+    journal: Journal,
+    /// Index of the current shard, its file unless an earlier run finished it, bytes in it.
+    shard: usize,
+    file: Option<File>,
+    len: u64,
+    /// Bytes of the current tensor still to come.
+    left: u64,
+    shards: HashThread<ShardPiece, (Vec<ShardHashes>, Digest)>,
+    tensors: HashThread<TensorPiece, TensorHashes>,
+}
+
+/// What is known of a shard once it is complete.
+pub(super) struct ShardHashes {
+    pub(super) size: u64,
+    pub(super) digest: Digest,
+    pub(super) blocks: Vec<Digest>,
+}
+
+/// Hashes of what shards hold.
+#[derive(Default)]
+pub(super) struct TensorHashes {
+    /// Over the bytes of each group's tensors.
+    pub(super) groups: HashMap<GroupId, Digest>,
+    /// The root of each tensor's hash tree, in the order of writing.
+    pub(super) roots: Vec<Digest>,
+}
+
+/// All that was written.
+pub(super) struct Written {
+    pub(super) shards: Vec<ShardHashes>,
+    /// BLAKE3 over all shards.
+    pub(super) blake3: Digest,
+    pub(super) tensors: TensorHashes,
+}
+
+enum ShardPiece {
+    Bytes(Bytes),
+    End,
+}
+
+enum TensorPiece {
+    Begin(GroupId),
+    Bytes(Bytes),
+    End,
+}
+
+impl ShardWriter {
+    /// Begins to write into `dir`, or goes on where the run that left `journal` was interrupted: shards
+    /// that it finished are kept, and read for their hashes.
+    pub(super) fn new(dir: &Path, shard_size: u64, algorithm: Algorithm, journal: Journal) -> Self {
+        ShardWriter {
+            dir: dir.to_owned(),
+            shard_size,
+            shard: 0,
+            file: None,
+            len: 0,
+            left: 0,
+            shards: HashThread::spawn(move |pieces| hash_shards(algorithm, pieces)),
+            tensors: HashThread::spawn(move |pieces| hash_tensors(algorithm, pieces)),
+            journal,
+        }
+    }
+
+    /// Begins a tensor of `size` bytes; gives the pieces that it will lie in.
+    pub(super) fn begin(&mut self, group: GroupId, size: u64) -> Result<Vec<Span>> {
+        assert_eq!(
+            self.left, 0,
+            "a tensor has as many bytes as it was said to have"
+        );
+        let aligned = self.len.next_multiple_of(TENSOR_ALIGNMENT);
+        if self.len > 0 && aligned + size > self.shard_size {
+            self.end_shard()?;
+        } else if aligned > self.len {
+            let gap = Bytes::from(vec![0; (aligned - self.len) as usize]);
+            self.append(gap)?;
+        }
+        self.left = size;
+        self.tensors.send(TensorPiece::Begin(group));
+        let (mut spans, mut rest) = (Vec::new(), size);
+        let (mut shard, mut offset) = (self.shard, self.len);
+        loop {
+            let piece = rest.min(self.shard_size - offset);
+            spans.push(Span {
+                shard,
+                offset,
+                size: piece,
+            });
+            rest -= piece;
+            if rest == 0 {
+                return Ok(spans);
+            }
+            (shard, offset) = (shard + 1, 0);
+        }
+    }
+
+    /// True if an earlier run wrote all `spans`; then [`ShardWriter::skip`] takes the place of
+    /// [`ShardWriter::write`].
+    pub(super) fn is_written(&self, spans: &[Span]) -> bool {
+        spans
+            .iter()
+            .all(|span| self.journal.is_finished(span.shard))
+    }
+
+    /// Reads the tensor that was begun from the shards of an earlier run.
+    pub(super) fn skip(&mut self, spans: &[Span]) -> Result<()> {
+        for span in spans {
+            let path = self.dir.join(shard_file_name(span.shard));
+            let name = || path.display().to_string();
+            let mut file = File::open(&path).with_context(name)?;
+            file.seek(SeekFrom::Start(span.offset)).with_context(name)?;
+            let mut left = span.size;
+            while left > 0 {
+                let mut piece = vec![0; READ_BYTES.min(left as usize)];
+                file.read_exact(&mut piece)
+                    .with_context(|| format!("{}: shorter than it was", name()))?;
+                left -= piece.len() as u64;
+                self.write(piece.into())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the next bytes of the tensor that was begun.
+    pub(super) fn write(&mut self, mut bytes: Bytes) -> Result<()> {
+        assert!(
+            bytes.len() as u64 <= self.left,
+            "no more bytes than were said"
+        );
+        self.left -= bytes.len() as u64;
+        self.tensors.send(TensorPiece::Bytes(bytes.clone()));
+        while !bytes.is_empty() {
+            if self.len == self.shard_size {
+                self.end_shard()?;
+            }
+            let room = usize::try_from(self.shard_size - self.len).unwrap_or(usize::MAX);
+            let piece = bytes.split_to(bytes.len().min(room));
+            self.append(piece)?;
+        }
+        if self.left == 0 {
+            self.tensors.send(TensorPiece::End);
+        }
+        Ok(())
+    }
+
+    /// Ends the last shard.
+    pub(super) fn finish(mut self) -> Result<Written> {
+        if self.len > 0 {
+            self.end_shard()?;
+        }
+        let (shards, blake3) = self.shards.finish();
+        Ok(Written {
+            shards,
+            blake3,
+            tensors: self.tensors.finish(),
+        })
+    }
+
+    fn append(&mut self, bytes: Bytes) -> Result<()> {
+        if !self.journal.is_finished(self.shard) {
+            let path = self.dir.join(shard_file_name(self.shard));
+            let file = match &mut self.file {
+                Some(file) => file,
+                none => {
+                    let file = File::create(&path);
+                    none.insert(file.with_context(|| path.display().to_string())?)
+                }
+            };
+            file.write_all(&bytes)
+                .with_context(|| format!("{}: cannot write", path.display()))?;
+        }
+        self.len += bytes.len() as u64;
+        self.shards.send(ShardPiece::Bytes(bytes));
+        Ok(())
+    }
+
+    /// Ends the current shard: on disk first, then in the journal.
+    fn end_shard(&mut self) -> Result<()> {
+        self.shards.send(ShardPiece::End);
+        if let Some(file) = self.file.take() {
+            let name = shard_file_name(self.shard);
+            file.sync_all()
+                .with_context(|| format!("{}: cannot write", self.dir.join(&name).display()))?;
+            self.journal.note(self.shard, self.len)?;
+        }
+        self.shard += 1;
+        self.len = 0;
+        Ok(())
+    }
+}
+
+/// Hashes shards; gives the BLAKE3 of all of them together besides.
+fn hash_shards(
+    algorithm: Algorithm,
+    pieces: impl Iterator<Item = ShardPiece>,
+) -> (Vec<ShardHashes>, Digest) {
+    let mut all = Hasher::new(Algorithm::Blake3);
+    let mut shards = Vec::new();
+    let (mut whole, mut blocks, mut size) = (Hasher::new(algorithm), Blocks::new(algorithm), 0);
+    for piece in pieces {
+        match piece {
+            ShardPiece::Bytes(bytes) => {
+                size += bytes.len() as u64;
+                whole.update(&bytes);
+                blocks.update(&bytes);
+                all.update(&bytes);
+            }
+            ShardPiece::End => {
+                let whole = std::mem::replace(&mut whole, Hasher::new(algorithm));
+                let blocks = std::mem::replace(&mut blocks, Blocks::new(algorithm));
+                shards.push(ShardHashes {
+                    size: std::mem::take(&mut size),
+                    digest: whole.finish(),
+                    blocks: blocks.finish(),
+                });
+            }
+        }
+    }
+    (shards, all.finish())
+}
+
+/// Hashes tensors and the groups that they belong to.
+fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>) -> TensorHashes {
+    let mut groups: HashMap<GroupId, Hasher> = HashMap::new();
+    let mut roots = Vec::new();
+    let mut group = GroupId::Other;
+    let mut leaves = Blocks::new(Algorithm::Sha256);
+    for piece in pieces {
+        match piece {
+            TensorPiece::Begin(id) => {
+                group = id;
+                groups.entry(id).or_insert_with(|| Hasher::new(algorithm));
+            }
+            TensorPiece::Bytes(bytes) => {
+                leaves.update(&bytes);
+                let hasher = groups.get_mut(&group).expect("it was begun");
+                hasher.update(&bytes);
+            }
+            TensorPiece::End => {
+                let blocks = std::mem::replace(&mut leaves, Blocks::new(Algorithm::Sha256));
+                roots.push(merkle_root(blocks.finish()));
+            }
+        }
+    }
+    TensorHashes {
+        groups: (groups.into_iter())
+            .map(|(id, hasher)| (id, hasher.finish()))
+            .collect(),
+        roots,
+    }
+}
+
+/// The root of a tree over `nodes`: a parent is the SHA-256 of its two children, of which an odd last
+/// one is its own sibling. Without nodes, the hash of nothing.
+pub(crate) fn merkle_root(mut nodes: Vec<Digest>) -> Digest {
+    while nodes.len() > 1 {
+        let parents = nodes.chunks(2).map(|pair| {
+            let mut both = [0; 64];
+            both[..32].copy_from_slice(pair[0].as_bytes());
+            both[32..].copy_from_slice(pair.last().expect("chunks aren't empty").as_bytes());
+            Digest::of(Algorithm::Sha256, &both)
+        });
+        nodes = parents.collect();
+    }
+    nodes
+        .pop()
+        .unwrap_or_else(|| Digest::of(Algorithm::Sha256, &[]))
+}
+
+/// Digests of consecutive blocks of bytes that come in pieces of any size.
+pub(crate) struct Blocks {
+    algorithm: Algorithm,
+    hasher: Hasher,
+    len: u64,
+    digests: Vec<Digest>,
+}
+
+impl Blocks {
+    pub(crate) fn new(algorithm: Algorithm) -> Blocks {
+        Blocks {
+            algorithm,
+            hasher: Hasher::new(algorithm),
+            len: 0,
+            digests: Vec::new(),
+        }
+    }
+
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = (DEFAULT_BLOCK_SIZE - self.len) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.hasher.update(now);
+            self.len += now.len() as u64;
+            bytes = later;
+            if self.len == DEFAULT_BLOCK_SIZE {
+                self.end();
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        let hasher = std::mem::replace(&mut self.hasher, Hasher::new(self.algorithm));
+        self.digests.push(hasher.finish());
+        self.len = 0;
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<Digest> {
+        if self.len > 0 {
+            self.end();
+        }
+        self.digests
+    }
+}
+
+/// A thread that hashes what it is sent, and gives a result once nothing more comes.
+struct HashThread<T, R> {
+    sender: SyncSender<T>,
+    thread: JoinHandle<R>,
+}
+
+impl<T: Send + 'static, R: Send + 'static> HashThread<T, R> {
+    fn spawn(hash: impl FnOnce(mpsc::IntoIter<T>) -> R + Send + 'static) -> HashThread<T, R> {
+        let (sender, receiver) = mpsc::sync_channel(QUEUED);
+        let thread = std::thread::spawn(move || hash(receiver.into_iter()));
+        HashThread { sender, thread }
+    }
+
+    fn send(&self, piece: T) {
+        self.sender.send(piece).expect("hashing doesn't fail");
+    }
+
+    fn finish(self) -> R {
+        drop(self.sender);
+        self.thread.join().expect("hashing doesn't fail")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_delivery::hash::BlockDigests;
+
+    /// Writes tensors of these sizes, filled by their index.
+    fn write(
+        dir: &Path,
+        sizes: &[u64],
+        upto: usize,
+        journal: Journal,
+    ) -> (Vec<Vec<Span>>, Option<Written>) {
+        let mut writer = ShardWriter::new(dir, 10_000, Algorithm::Sha256, journal);
+        let mut places = Vec::new();
+        for (i, &size) in sizes.iter().take(upto).enumerate() {
+            let spans = writer.begin(GroupId::Layer(i as u32 / 2), size).unwrap();
+            if writer.is_written(&spans) {
+                writer.skip(&spans).unwrap();
+            } else {
+                let bytes = Bytes::from(vec![i as u8 + 1; size as usize]);
+                let (a, b) = bytes.split_at(bytes.len() / 3);
+                writer.write(bytes.slice_ref(a)).unwrap();
+                writer.write(bytes.slice_ref(b)).unwrap();
+            }
+            places.push(spans);
+        }
+        let written = (upto == sizes.len()).then(|| writer.finish().unwrap());
+        (places, written)
+    }
+
+    const SIZES: [u64; 6] = [100, 5_000, 3_000, 25_000, 1, 9_000];
+
+    #[test]
+    fn tensors_lie_aligned_and_only_large_ones_are_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let (places, written) = write(dir.path(), &SIZES, 6, Journal::none());
+        let written = written.unwrap();
+        let span = |shard, offset, size| Span {
+            shard,
+            offset,
+            size,
+        };
+        assert_eq!(
+            places,
+            [
+                vec![span(0, 0, 100)],
+                vec![span(0, 4096, 5_000)],
+                vec![span(1, 0, 3_000)],
+                vec![span(2, 0, 10_000), span(3, 0, 10_000), span(4, 0, 5_000)],
+                vec![span(4, 8192, 1)],
+                vec![span(5, 0, 9_000)],
+            ]
+        );
+        let mut all = Vec::new();
+        for (i, shard) in written.shards.iter().enumerate() {
+            let bytes = std::fs::read(dir.path().join(shard_file_name(i))).unwrap();
+            assert_eq!(bytes.len() as u64, shard.size);
+            assert_eq!(Digest::of(Algorithm::Sha256, &bytes), shard.digest);
+            let blocks = BlockDigests::of(Algorithm::Sha256, DEFAULT_BLOCK_SIZE, &bytes).unwrap();
+            assert_eq!(blocks.digests(), shard.blocks);
+            all.extend(bytes);
+        }
+        assert_eq!(Digest::of(Algorithm::Blake3, &all), written.blake3);
+        let group = [vec![3; 3_000], vec![4; 25_000]].concat();
+        let group = Digest::of(Algorithm::Sha256, &group);
+        assert_eq!(written.tensors.groups[&GroupId::Layer(1)], group);
+        assert_eq!(written.tensors.roots.len(), 6);
+        assert_eq!(
+            written.tensors.roots[4],
+            Digest::of(Algorithm::Sha256, &[5])
+        );
+    }
+
+    #[test]
+    fn an_interrupted_run_goes_on_to_the_same_bytes() {
+        let whole = tempfile::tempdir().unwrap();
+        let (_, expected) = write(whole.path(), &SIZES, 6, Journal::none());
+        for upto in 0..6 {
+            let dir = tempfile::tempdir().unwrap();
+            let journal = Journal::open(dir.path(), "key").unwrap();
+            write(dir.path(), &SIZES, upto, journal);
+            let journal = Journal::open(dir.path(), "key").unwrap();
+            let (_, written) = write(dir.path(), &SIZES, 6, journal);
+            let (written, expected) = (written.unwrap(), expected.as_ref().unwrap());
+            assert_eq!(written.blake3, expected.blake3, "{upto}");
+            assert_eq!(written.tensors.roots, expected.tensors.roots);
+            assert_eq!(written.tensors.groups, expected.tensors.groups);
+        }
+    }
+
+    #[test]
+    fn trees_pair_an_odd_node_with_itself() {
+        let leaf = |byte| Digest::of(Algorithm::Sha256, &[byte]);
+        let parent = |a: Digest, b: Digest| {
+            Digest::of(Algorithm::Sha256, &[*a.as_bytes(), *b.as_bytes()].concat())
+        };
+        let (a, b, c) = (leaf(1), leaf(2), leaf(3));
+        assert_eq!(merkle_root(vec![a]), a);
+        let root = parent(parent(a, b), parent(c, c));
+        assert_eq!(merkle_root(vec![a, b, c]), root);
+    }
+}

@@ -1,0 +1,330 @@
+//! Which type each tensor of a package has, and getting it there.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use sterna_engine::{Exported, ExportedData, i2_s};
+use sterna_format::DType;
+use sterna_format::rdrr::naming;
+use sterna_kernels::Exec;
+use sterna_kernels::quant::ternary::{row_bytes, unpack_row};
+use sterna_kernels::quant::{Effort, Encoder, QuantError};
+
+/// Tensors with fewer elements keep their type.
+const MIN_ELEMENTS: usize = 1024;
+/// Bytes made at a time.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// What `--quantize` and its kin ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The type of the source.
+    Keep,
+    /// This one, where the shape allows it.
+    To(DType),
+}
+
+impl Target {
+    /// Types that can be asked for, as they are spelt in `--help`.
+    pub(crate) const NAMES: &'static str =
+        "keep, q4_k_m (or q4_k), q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0, i2_s, f16, bf16 or f32";
+
+    /// Reads the value of a flag.
+    pub(crate) fn parse(word: &str) -> Result<Target, String> {
+        const TYPES: [DType; 11] = [
+            DType::Q4_K,
+            DType::Q5_K,
+            DType::Q6_K,
+            DType::Q8_0,
+            DType::Q4_0,
+            DType::TQ2_0,
+            DType::TQ1_0,
+            DType::I2_S,
+            DType::F16,
+            DType::BF16,
+            DType::F32,
+        ];
+        if word == "keep" {
+            return Ok(Target::Keep);
+        }
+        naming::dtype_of(word)
+            .filter(|dtype| TYPES.contains(dtype))
+            .map(Target::To)
+            .ok_or_else(|| format!("expected {}", Target::NAMES))
+    }
+}
+
+/// Types of the parts of a model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Targets {
+    /// Matrices of layers.
+    pub(crate) weights: Target,
+    /// The embedding table.
+    pub(crate) embeddings: Target,
+    /// The output head.
+    pub(crate) head: Target,
+}
+
+/// A tensor and the type it is stored as.
+pub(super) struct Encoding<'a> {
+    tensor: &'a Exported,
+    pub(super) dtype: DType,
+    /// Why it isn't the type asked for.
+    pub(super) remark: Option<String>,
+}
+
+impl<'a> Encoding<'a> {
+    /// What `targets` make of `tensor`.
+    ///
+    /// Errors: a ternary tensor that no type here can hold.
+    pub(super) fn of(tensor: &'a Exported, targets: &Targets) -> Result<Encoding<'a>> {
+        let target = match (tensor.name.as_str(), tensor.shape.len()) {
+            (_, 1) => Target::Keep,
+            ("model.embed_tokens.weight", _) => targets.embeddings,
+            ("lm_head.weight", _) => targets.head,
+            _ => targets.weights,
+        };
+        let (dtype, remark) = match &tensor.data {
+            ExportedData::Ternary { scale, .. } => ternary_type(tensor, *scale, target)?,
+            ExportedData::Blocks { dtype, .. } => block_type(tensor, *dtype, target),
+        };
+        Ok(Encoding {
+            tensor,
+            dtype,
+            remark,
+        })
+    }
+
+    /// Bytes it takes.
+    pub(super) fn size(&self) -> u64 {
+        let n = self.tensor.shape.iter().product::<usize>() as u64;
+        let size = self.dtype.tensor_bytes(n);
+        size.expect("types were chosen that whole blocks of fit")
+    }
+
+    /// Gives the bytes piece by piece, made on `exec`.
+    pub(super) fn write(
+        &self,
+        exec: &Exec,
+        mut write: impl FnMut(Bytes) -> Result<()>,
+    ) -> Result<()> {
+        let name = || format!("tensor `{}`", self.tensor.name);
+        let (n, k) = match self.tensor.shape[..] {
+            [n, k] => (n, k),
+            _ => (1, self.tensor.shape.iter().product()),
+        };
+        match &self.tensor.data {
+            ExportedData::Blocks { dtype, bytes } if *dtype == self.dtype => write(bytes.clone()),
+            ExportedData::Blocks { dtype, bytes } => {
+                let stride = bytes.len() / n;
+                for rows in chunks(n, k, self.dtype) {
+                    let first = rows.start;
+                    let bytes = &bytes[first * stride..rows.end * stride];
+                    let encoded = self.encoded(exec, first, rows.len() * k, k, *dtype, bytes);
+                    write(encoded.with_context(name)?)?;
+                }
+                Ok(())
+            }
+            ExportedData::Ternary { codes, scale } if self.dtype == DType::I2_S => write(
+                i2_s(n, k, codes, *scale)
+                    .expect("the type was chosen for it")
+                    .into(),
+            ),
+            ExportedData::Ternary { codes, scale } => {
+                for rows in chunks(n, k, DType::F32) {
+                    let values = floats(codes, *scale, k, &rows);
+                    let n_values = rows.len() * k;
+                    let encoded = self.encoded(exec, rows.start, n_values, k, DType::F32, &values);
+                    write(encoded.with_context(name)?)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Rows of `from`, the first of which is row `first`, in the type of the tensor.
+    fn encoded(
+        &self,
+        exec: &Exec,
+        first: usize,
+        n_values: usize,
+        k: usize,
+        from: DType,
+        rows: &[u8],
+    ) -> Result<Bytes, QuantError> {
+        let encoder = Encoder::new(self.dtype, k, Effort::Search)?;
+        let mut blocks = vec![0; encoder.bytes_of(n_values)?];
+        encoder.transcode(exec, first, from, rows, &mut blocks)?;
+        Ok(blocks.into())
+    }
+}
+
+/// Ranges of rows whose encoding takes some megabytes.
+fn chunks(n: usize, k: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
+    let row = (k / dtype.block_len() * dtype.block_bytes()).max(1);
+    // As many as 64, so that every thread has some.
+    let step = (CHUNK_BYTES / row).max(64);
+    (0..n)
+        .step_by(step)
+        .map(move |first| first..n.min(first + step))
+}
+
+/// Rows of trits as the bytes of f32.
+fn floats(codes: &[u8], scale: f32, k: usize, rows: &Range<usize>) -> Vec<u8> {
+    let stride = row_bytes(k);
+    let mut trits = vec![0; k];
+    let mut values = Vec::with_capacity(rows.len() * k * 4);
+    for row in codes[rows.start * stride..rows.end * stride].chunks_exact(stride) {
+        unpack_row(row, &mut trits).expect("exported codes are trits");
+        for &trit in &trits {
+            values.extend_from_slice(&(f32::from(trit) * scale).to_le_bytes());
+        }
+    }
+    values
+}
+
+/// Trits stay trits: other types than the ternary ones and floats aren't taken.
+fn ternary_type(tensor: &Exported, scale: f32, target: Target) -> Result<(DType, Option<String>)> {
+    let (n, k) = (tensor.shape[0], tensor.shape[1]);
+    let f16_scale = half::f16::from_f32(scale).to_f32() == scale;
+    match target {
+        Target::To(dtype @ (DType::TQ1_0 | DType::TQ2_0))
+            if f16_scale && k.is_multiple_of(dtype.block_len()) =>
+        {
+            return Ok((dtype, None));
+        }
+        Target::To(dtype @ DType::F32) => return Ok((dtype, None)),
+        Target::To(dtype @ DType::F16) if f16_scale => return Ok((dtype, None)),
+        Target::To(dtype @ DType::BF16) if half::bf16::from_f32(scale).to_f32() == scale => {
+            return Ok((dtype, None));
+        }
+        _ => {}
+    }
+    if !(n * k).is_multiple_of(DType::I2_S.block_len()) {
+        bail!(
+            "tensor `{}`: expected a multiple of 128 trits, found {n} times {k}",
+            tensor.name
+        );
+    }
+    let remark = match target {
+        Target::Keep | Target::To(DType::I2_S) => None,
+        Target::To(asked) => Some(format!(
+            "{asked} would not hold the trits of `{}` exactly; stored as I2_S",
+            tensor.name
+        )),
+    };
+    Ok((DType::I2_S, remark))
+}
+
+/// The type asked for, or the next one that whole blocks of fit.
+fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<String>) {
+    let n_elements: usize = tensor.shape.iter().product();
+    let Target::To(asked) = target else {
+        return (from, None);
+    };
+    if n_elements < MIN_ELEMENTS {
+        return (from, None);
+    }
+    let k = tensor.shape.last().copied().unwrap_or(0);
+    // Floats aren't rounded to trits that nobody trained.
+    let ternary = matches!(asked, DType::I2_S | DType::TQ1_0 | DType::TQ2_0);
+    if !ternary && k.is_multiple_of(asked.block_len()) {
+        return (asked, None);
+    }
+    if ternary {
+        let remark = format!("`{}` isn't ternary; kept as {from}", tensor.name);
+        return (from, (asked != from).then_some(remark));
+    }
+    let instead = match k.is_multiple_of(DType::Q8_0.block_len()) {
+        true => DType::Q8_0,
+        false => DType::F16,
+    };
+    let remark = format!(
+        "rows of `{}` have {k} elements, no whole blocks of {asked}; stored as {instead}",
+        tensor.name
+    );
+    (instead, Some(remark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str, shape: &[usize]) -> Exported {
+        let n: usize = shape.iter().product();
+        let bytes: Vec<u8> = (0..n)
+            .flat_map(|i| (((i * 37) % 101) as f32 / 50.0 - 1.0).to_le_bytes())
+            .collect();
+        Exported {
+            name: name.into(),
+            shape: shape.to_vec(),
+            data: ExportedData::Blocks {
+                dtype: DType::F32,
+                bytes: bytes.into(),
+            },
+        }
+    }
+
+    const TARGETS: Targets = Targets {
+        weights: Target::To(DType::Q4_K),
+        embeddings: Target::To(DType::F16),
+        head: Target::Keep,
+    };
+
+    #[test]
+    fn parts_of_a_model_have_their_own_types() {
+        for (name, shape, dtype) in [
+            ("model.embed_tokens.weight", &[8, 256][..], DType::F16),
+            ("lm_head.weight", &[8, 256], DType::F32),
+            ("model.layers.0.mlp.up_proj.weight", &[8, 256], DType::Q4_K),
+            ("model.layers.0.mlp.up_proj.weight", &[64, 32], DType::Q8_0),
+            ("model.layers.0.mlp.up_proj.weight", &[64, 40], DType::F16),
+            ("model.layers.0.mlp.up_proj.weight", &[2, 256], DType::F32),
+            ("model.norm.weight", &[4096], DType::F32),
+        ] {
+            let tensor = tensor(name, shape);
+            let encoding = Encoding::of(&tensor, &TARGETS).unwrap();
+            assert_eq!(encoding.dtype, dtype, "{name} {shape:?}");
+            let exec = Exec::new(1, sterna_kernels::Isa::SCALAR);
+            let mut len = 0;
+            encoding
+                .write(&exec, |bytes| {
+                    len += bytes.len() as u64;
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(len, encoding.size());
+        }
+    }
+
+    #[test]
+    fn trits_stay_exact() {
+        let ternary = |scale| Exported {
+            name: "model.layers.0.mlp.up_proj.weight".into(),
+            shape: vec![4, 256],
+            data: ExportedData::Ternary {
+                codes: vec![0b01_10_00_01; 4 * 64].into(),
+                scale,
+            },
+        };
+        for (scale, asked, dtype) in [
+            (0.1, Target::Keep, DType::I2_S),
+            (0.1, Target::To(DType::Q4_K), DType::I2_S),
+            (0.1, Target::To(DType::TQ2_0), DType::I2_S),
+            (0.1, Target::To(DType::F32), DType::F32),
+            (0.25, Target::To(DType::TQ2_0), DType::TQ2_0),
+            (0.25, Target::To(DType::BF16), DType::BF16),
+        ] {
+            let tensor = ternary(scale);
+            let targets = Targets {
+                weights: asked,
+                ..TARGETS
+            };
+            let encoding = Encoding::of(&tensor, &targets).unwrap();
+            assert_eq!(encoding.dtype, dtype, "{scale} {asked:?}");
+            let said = encoding.remark.is_some();
+            assert_eq!(said, asked != Target::Keep && asked != Target::To(dtype));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What some bytes must be before they are believed, and the pass over them that tells.
+
+use std::fmt;
+
+use sha1::Digest as _;
+
+use super::{
+    Algorithm, Blake3Variant, DIGEST_BYTES, Digest, DigestError, Hasher, parse_hex, write_hex,
+};
+
+/// What is known of some bytes besides their number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Expected {
+    /// Their digest.
+    Digest(Digest),
+    /// The object id that git gives a file of these bytes (SHA-1): proof against accidents, and
+    /// against strangers as far as SHA-1 is.
+    GitBlob([u8; 20]),
+    /// Nothing: their number is all that can be checked.
+    SizeOnly,
+}
+
+/// How bytes were found to be the expected ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verified {
+    /// By the digest.
+    Digest(Algorithm),
+    /// By a digest that is called BLAKE3 and is the variant of [`Blake3Variant`].
+    Blake3Variant,
+    /// By git's object id.
+    GitBlob,
+    /// By nothing but their number.
+    SizeOnly,
+}
+
+/// Bytes that are not the expected ones.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected {kind} {expected}, found {found}")]
+pub struct Mismatch {
+    /// What was compared.
+    pub kind: &'static str,
+    /// What it should have been, in hexadecimal digits or bytes.
+    pub expected: String,
+    /// What it is.
+    pub found: String,
+}
+
+impl Expected {
+    /// The digest given in hexadecimal digits.
+    pub fn digest(algorithm: Algorithm, hex: &str) -> Result<Self, DigestError> {
+        Digest::from_hex(algorithm, hex).map(Self::Digest)
+    }
+
+    /// The git object id given in 40 hexadecimal digits.
+    pub fn git_blob(hex: &str) -> Result<Self, DigestError> {
+        parse_hex(hex).map(Self::GitBlob)
+    }
+
+    /// Whether `bytes` are the expected ones.
+    ///
+    /// Bytes that fail a BLAKE3 digest are tried as the variant of [`Blake3Variant`], and the answer
+    /// says so. Errors: [`Mismatch`], with what standard hashing gives.
+    pub fn verify(&self, bytes: &[u8]) -> Result<Verified, Mismatch> {
+        let mut verifier = Verifier::new(*self, bytes.len() as u64);
+        verifier.update(bytes);
+        verifier.finish().or_else(|mismatch| {
+            let mut variant = self.variant_verifier().ok_or_else(|| mismatch.clone())?;
+            variant.update(bytes);
+            variant.finish().map_err(|_| mismatch)
+        })
+    }
+
+    /// The second opinion on bytes that failed: the variant of a BLAKE3 digest. `None` for all else.
+    pub fn variant_verifier(&self) -> Option<Verifier> {
+        match self {
+            Self::Digest(digest) if digest.algorithm() == Algorithm::Blake3 => Some(Verifier {
+                state: State::Variant(Box::default(), *digest.as_bytes()),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// One pass over bytes, in order, that ends in a verdict. A clone is a state to come back to.
+#[derive(Debug, Clone)]
+pub struct Verifier {
+    state: State,
+}
+
+#[derive(Clone)]
+enum State {
+    Digest(Hasher, Digest),
+    Variant(Box<Blake3Variant>, [u8; DIGEST_BYTES]),
+    GitBlob(sha1::Sha1, [u8; 20]),
+    Size,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Digest(..) => "digest",
+            Self::Variant(..) => "BLAKE3 variant",
+            Self::GitBlob(..) => "git object id",
+            Self::Size => "size",
+        })
+    }
+}
+
+impl Verifier {
+    /// The state before the first of `size` bytes. That there are as many is the caller's to see.
+    pub fn new(expected: Expected, size: u64) -> Self {
+        let state = match expected {
+            Expected::Digest(digest) => State::Digest(Hasher::new(digest.algorithm()), digest),
+            Expected::GitBlob(id) => {
+                // Git hashes a header with the file.
+                let mut sha1 = sha1::Sha1::new();
+                sha1.update(format!("blob {size}\0"));
+                State::GitBlob(sha1, id)
+            }
+            Expected::SizeOnly => State::Size,
+        };
+        Self { state }
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        match &mut self.state {
+            State::Digest(hasher, _) => hasher.update(bytes),
+            State::Variant(variant, _) => variant.update(bytes),
+            State::GitBlob(sha1, _) => sha1.update(bytes),
+            State::Size => {}
+        }
+    }
+
+    /// The verdict on all bytes taken. Errors: [`Mismatch`] with both values.
+    pub fn finish(self) -> Result<Verified, Mismatch> {
+        let compare = |kind, expected: &[u8], found: &[u8], verified| {
+            if expected == found {
+                return Ok(verified);
+            }
+            let (expected, found) = (Hex(expected).to_string(), Hex(found).to_string());
+            Err(Mismatch {
+                kind,
+                expected,
+                found,
+            })
+        };
+        match self.state {
+            State::Digest(hasher, digest) => {
+                let algorithm = digest.algorithm();
+                let found = hasher.finish();
+                let verified = Verified::Digest(algorithm);
+                compare(
+                    algorithm.name(),
+                    digest.as_bytes(),
+                    found.as_bytes(),
+                    verified,
+                )
+            }
+            State::Variant(variant, digest) => {
+                let kind = "the variant of blake3";
+                compare(kind, &digest, &variant.finish(), Verified::Blake3Variant)
+            }
+            State::GitBlob(sha1, id) => {
+                let found: [u8; 20] = sha1.finalize().into();
+                compare("git object id", &id, &found, Verified::GitBlob)
+            }
+            State::Size => Ok(Verified::SizeOnly),
+        }
+    }
+}
+
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_told_from_others_by_every_means() {
+        let bytes = b"hello\n";
+        // From `git hash-object`.
+        let git = Expected::git_blob("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
+        assert_eq!(git.verify(bytes), Ok(Verified::GitBlob));
+        for algorithm in Algorithm::ALL {
+            let expected = Expected::Digest(Digest::of(algorithm, bytes));
+            assert_eq!(expected.verify(bytes), Ok(Verified::Digest(algorithm)));
+            assert!(expected.verify(b"hello").is_err());
+        }
+        assert_eq!(Expected::SizeOnly.verify(bytes), Ok(Verified::SizeOnly));
+        let message = git.verify(b"").unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "expected git object id ce013625030ba8dba906f756967f9e9ca394464a, \
+             found e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+        );
+    }
+
+    #[test]
+    fn the_variant_is_tried_after_blake3_and_reported() {
+        let bytes = vec![7; 3000];
+        let mut variant = Blake3Variant::new();
+        variant.update(&bytes);
+        let digest = variant.finish();
+        let blake3 = Digest::new(Algorithm::Blake3, digest);
+        assert_eq!(blake3.verify(&bytes), Ok(Verified::Blake3Variant));
+        // Other bytes fail both, and the standard digest is what is reported.
+        let mismatch = blake3.verify(b"other").unwrap_err();
+        assert_eq!(mismatch.kind, "blake3");
+        let standard = Digest::of(Algorithm::Blake3, b"other").to_string();
+        assert_eq!(mismatch.found, standard);
+        // The variant is no way to pass SHA-256.
+        let sha256 = Digest::new(Algorithm::Sha256, digest);
+        assert!(sha256.verify(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_verifier_goes_on_from_a_clone() {
+        let bytes: Vec<u8> = (0..200u8).collect();
+        let expected = Expected::Digest(Digest::of(Algorithm::Blake3, &bytes));
+        let mut verifier = Verifier::new(expected, 200);
+        verifier.update(&bytes[..50]);
+        let kept = verifier.clone();
+        verifier.update(b"wrong");
+        assert!(verifier.finish().is_err());
+        let mut verifier = kept;
+        verifier.update(&bytes[50..]);
+        assert!(verifier.finish().is_ok());
+    }
+}

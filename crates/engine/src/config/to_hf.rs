@@ -1,0 +1,333 @@
+//! A configuration as Hugging Face's `config.json` would say it.
+
+use serde_json::{Map, Value, json};
+use sterna_format::hf::Config;
+use sterna_kernels::activation::Activation;
+
+use super::ModelConfig;
+use crate::error::PlanError;
+use crate::family::{Family, WindowPattern};
+use crate::rope::{Rope, RopeConfig, RopeScaling};
+
+impl ModelConfig {
+    /// The `config.json` of this model, whose embedding table is its output head too if it is `tied`.
+    ///
+    /// It is read back and compared, so that it means the same model. Rotary layouts aside: the weights
+    /// that belong to it rotate halves.
+    /// Errors: [`PlanError::Inexpressible`] if `config.json` has no words for a value.
+    pub fn to_hf(&self, tied: bool) -> Result<Map<String, Value>, PlanError> {
+        let mut hf = Map::new();
+        let mut set = |key: &str, value: Value| {
+            hf.insert(key.to_owned(), value);
+        };
+        set("model_type", json!(self.family.hf_name()));
+        if self.family.name == Family::first_bitnet().name {
+            set("weight_bits", json!(1));
+        }
+        set("vocab_size", json!(self.n_vocab));
+        set("hidden_size", json!(self.model_dim));
+        set("intermediate_size", json!(self.ffn_dim));
+        set("num_hidden_layers", json!(self.n_layers));
+        set("num_attention_heads", json!(self.n_heads));
+        set("num_key_value_heads", json!(self.n_kv_heads));
+        set("head_dim", json!(self.head_dim));
+        set("max_position_embeddings", json!(self.max_ctx));
+        set("rms_norm_eps", json!(shortest(self.norm_eps)));
+        set("tie_word_embeddings", json!(tied));
+        let activation = match self.activation {
+            Activation::Silu => "silu",
+            Activation::Relu2 => "relu2",
+            Activation::Relu => "relu",
+            Activation::GeluTanh => "gelu_pytorch_tanh",
+            Activation::GeluErf => "gelu",
+        };
+        let key = match self.family.gemma {
+            true => "hidden_activation",
+            false => "hidden_act",
+        };
+        set(key, json!(activation));
+        if self.family.gemma {
+            set("query_pre_attn_scalar", json!(self.query_scalar()));
+            set(
+                "attn_logit_softcapping",
+                json!(self.attn_softcap.map(shortest)),
+            );
+            set(
+                "final_logit_softcapping",
+                json!(self.logit_softcap.map(shortest)),
+            );
+        }
+        self.set_windows(&mut set);
+        self.set_ropes(&mut set);
+        self.check(&hf)?;
+        Ok(hf)
+    }
+
+    /// The number whose root divides attention scores.
+    fn query_scalar(&self) -> f64 {
+        let gives_scale = |s: &f64| (1.0 / s.sqrt()) as f32 == self.attn_scale;
+        let whole = [
+            self.head_dim as f64,
+            self.model_dim as f64 / self.n_heads as f64,
+        ];
+        let scale = f64::from(self.attn_scale);
+        whole
+            .into_iter()
+            .find(gives_scale)
+            .unwrap_or(1.0 / (scale * scale))
+    }
+
+    fn set_windows(&self, set: &mut impl FnMut(&str, Value)) {
+        let window = self.layers.iter().find_map(|layer| layer.window);
+        if self.family.windows == WindowPattern::None {
+            return;
+        }
+        set("sliding_window", json!(window));
+        set("use_sliding_window", json!(window.is_some()));
+        let types: Vec<_> = (self.layers.iter())
+            .map(|layer| match layer.window {
+                Some(_) => "sliding_attention",
+                None => "full_attention",
+            })
+            .collect();
+        set("layer_types", json!(types));
+    }
+
+    fn set_ropes(&self, set: &mut impl FnMut(&str, Value)) {
+        let full = &self.ropes[0];
+        set("rope_theta", json!(full.base));
+        set("rope_scaling", self.rope_scaling(full));
+        if self.family.local_rope_base.is_some() {
+            set("rope_local_base_freq", json!(self.ropes[1].base));
+        }
+        if self.family.no_rope_interval.is_some() {
+            let rotated = (0..self.n_layers).map(|i| u8::from(self.angles(i, 1).is_some()));
+            set("no_rope_layers", json!(rotated.collect::<Vec<_>>()));
+        }
+    }
+
+    fn rope_scaling(&self, rope: &RopeConfig) -> Value {
+        // Divisors of one say only which part of a head is rotated.
+        let ones = || vec![1.0; rope.pairs()];
+        let list = |factors: &[f32], original_ctx, attention_factor: f64| {
+            let factors: Vec<_> = factors.iter().map(|&f| f64::from(f)).collect();
+            json!({
+                "rope_type": "longrope",
+                "short_factor": &factors,
+                "long_factor": factors,
+                "original_max_position_embeddings": original_ctx,
+                "attention_factor": attention_factor,
+            })
+        };
+        let mut scaling = match &rope.scaling {
+            RopeScaling::None if rope.dim == self.head_dim => return Value::Null,
+            RopeScaling::None => list(&ones(), self.max_ctx, 1.0),
+            RopeScaling::Factors(factors) => list(factors, self.max_ctx, 1.0),
+            RopeScaling::LongRope {
+                short,
+                long,
+                original_ctx,
+                attention_factor,
+            } => {
+                let mut scaling = list(long, *original_ctx, *attention_factor);
+                let short: Vec<_> = short.iter().map(|&f| f64::from(f)).collect();
+                scaling["short_factor"] = json!(short);
+                scaling
+            }
+            RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
+            RopeScaling::Dynamic { factor, .. } => {
+                json!({ "rope_type": "dynamic", "factor": factor })
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_ctx,
+            } => json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_ctx,
+            }),
+            RopeScaling::Yarn {
+                factor,
+                original_ctx,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate,
+            } => json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original_ctx,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "attention_factor": attention_factor,
+                "truncate": truncate,
+            }),
+        };
+        if rope.dim != self.head_dim {
+            scaling["partial_rotary_factor"] = json!(rope.dim as f64 / self.head_dim as f64);
+        }
+        scaling
+    }
+
+    /// That `hf` means this model.
+    fn check(&self, hf: &Map<String, Value>) -> Result<(), PlanError> {
+        let text = Value::Object(hf.clone()).to_string();
+        let read = Config::parse(text.as_bytes())
+            .map_err(|error| PlanError::inexpressible("configuration", error))?;
+        let read = ModelConfig::from_hf(&read, self.n_vocab)?;
+        for i in 0..self.n_layers {
+            let same_window = self.layers[i].window == read.layers[i].window;
+            let same_angles = [1, self.max_ctx, self.max_ctx.saturating_mul(2)]
+                .iter()
+                .all(|&ctx_len| self.angles(i, ctx_len) == read.angles(i, ctx_len));
+            if !same_window || !same_angles {
+                let what = match same_window {
+                    true => "rotary embedding",
+                    false => "attention window",
+                };
+                return Err(PlanError::inexpressible(
+                    what,
+                    format!("that of layer {i} of a {} model", self.family.name),
+                ));
+            }
+        }
+        let rest = |config: &ModelConfig| ModelConfig {
+            layers: Vec::new(),
+            ropes: Vec::new(),
+            ..config.clone()
+        };
+        let (ours, theirs) = (rest(self), rest(&read));
+        if ours == theirs {
+            Ok(())
+        } else {
+            Err(PlanError::inexpressible(
+                "model",
+                format!("{ours:?} would be read as {theirs:?}"),
+            ))
+        }
+    }
+
+    /// What rotates layer `i` in a session of `ctx_len` positions: elements of a head, and the angles of
+    /// the second position. `None` if nothing turns.
+    fn angles(&self, i: usize, ctx_len: usize) -> Option<(usize, Vec<f32>, Vec<f32>)> {
+        let rope = &self.ropes[self.layers[i].rope?];
+        let angles = Rope::new(rope, ctx_len).angles(1, 1);
+        let turns = angles.sin.iter().any(|&sin| sin != 0.0);
+        turns.then_some((angles.dim, angles.cos, angles.sin))
+    }
+}
+
+/// The shortest decimal that is nearest to `value`.
+fn shortest(value: f32) -> f64 {
+    let decimal = value.to_string();
+    decimal.parse().expect("a float is written as a number")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LayerConfig;
+    use sterna_kernels::rope::RopeLayout;
+
+    fn model(json: Value) -> ModelConfig {
+        let mut hf = json!({
+            "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,
+            "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        });
+        let more = json.as_object().unwrap().clone();
+        hf.as_object_mut().unwrap().extend(more);
+        let hf = Config::parse(hf.to_string().as_bytes()).unwrap();
+        ModelConfig::from_hf(&hf, 100).unwrap()
+    }
+
+    #[test]
+    fn every_family_and_scaling_is_said_so_that_it_is_read_back() {
+        for family in [
+            json!({"model_type": "llama"}),
+            json!({"model_type": "llama", "weight_bits": 1}),
+            json!({"model_type": "bitnet"}),
+            json!({"model_type": "mistral", "sliding_window": 64}),
+            json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 32,
+                   "max_window_layers": 2}),
+            json!({"model_type": "qwen3"}),
+            json!({"model_type": "gemma2", "query_pre_attn_scalar": 24,
+                   "attn_logit_softcapping": 50.0}),
+            json!({"model_type": "gemma3_text", "sliding_window": 16}),
+            json!({"model_type": "phi3"}),
+            json!({"model_type": "smollm3"}),
+        ] {
+            for rope in [
+                json!({}),
+                json!({"rope_theta": 123456.789}),
+                json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+                json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.5}}),
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": false}}),
+                json!({"rope_scaling": {"rope_type": "llama3", "factor": 32.0,
+                    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 128}}),
+                json!({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 1, 1, 1],
+                    "long_factor": [1.1, 1.7, 2.5, 9.25], "partial_rotary_factor": 0.5,
+                    "original_max_position_embeddings": 128}}),
+            ] {
+                // Phi's configurations mean something else by this word.
+                let phi = family["model_type"] == "phi3";
+                if phi && rope["rope_scaling"]["rope_type"] == "yarn" {
+                    continue;
+                }
+                let mut json = family.clone();
+                json.as_object_mut()
+                    .unwrap()
+                    .extend(rope.as_object().unwrap().clone());
+                let config = model(json);
+                config.to_hf(false).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn divisors_and_layers_that_stand_still_are_said_in_other_words() {
+        let mut config = model(json!({"model_type": "llama"}));
+        config.ropes[0].scaling =
+            RopeScaling::Factors(vec![1.0, 1.5, 2.0, 3.3, 5.0, 7.0, 8.0, 32.0]);
+        config.ropes[0].layout = RopeLayout::Pairs;
+        let hf = config.to_hf(true).unwrap();
+        assert_eq!(
+            hf["rope_scaling"]["long_factor"][3],
+            json!(3.299_999_952_316_284)
+        );
+        assert_eq!(hf["tie_word_embeddings"], json!(true));
+        config.ropes[0].dim = 8;
+        config.ropes[0].scaling = RopeScaling::None;
+        assert_eq!(
+            config.to_hf(true).unwrap()["rope_scaling"]["partial_rotary_factor"],
+            json!(0.5)
+        );
+
+        let mut config = model(json!({"model_type": "smollm3"}));
+        config.ropes.push(RopeConfig {
+            scaling: RopeScaling::Linear { factor: f64::MAX },
+            ..config.ropes[0].clone()
+        });
+        config.layers[3].rope = Some(1);
+        let hf = config.to_hf(true).unwrap();
+        assert_eq!(hf["no_rope_layers"], json!([1, 1, 1, 0]));
+    }
+
+    #[test]
+    fn what_cannot_be_said_is_refused() {
+        let mut config = model(json!({"model_type": "llama"}));
+        config.layers[2] = LayerConfig {
+            window: Some(7),
+            rope: Some(0),
+        };
+        let message = config.to_hf(false).unwrap_err().to_string();
+        assert!(message.contains("attention window"), "{message}");
+        let mut config = model(json!({"model_type": "llama"}));
+        config.attn_scale *= 2.0;
+        assert!(config.to_hf(false).is_err());
+    }
+}

@@ -1,0 +1,73 @@
+//! RDRR packages: a manifest, a tensor map and shards; see `docs/formats/rdrr.md`.
+//!
+//! [`Manifest::parse`] and [`TensorMap::parse`] bring every spelling in use to one and say
+//! everything that is wrong at once; [`Package::new`] checks that the two and the component groups
+//! fit together. [`Manifest::to_json`] and [`TensorMap::to_json`] are the inverse.
+//! Nothing here reads shards or computes hashes.
+//!
+//! ```
+//! use sterna_format::rdrr::{Manifest, Package};
+//!
+//! let manifest = br#"{
+//!     "version": 1, "modelId": "tiny", "modelType": "transformer", "quantization": "F32",
+//!     "hashAlgorithm": "sha256",
+//!     "architecture": { "numLayers": 1, "hiddenSize": 2, "intermediateSize": 4,
+//!         "numAttentionHeads": 1, "vocabSize": 3, "maxSeqLen": 8 },
+//!     "shards": [{ "index": 0, "fileName": "shard_00000.bin", "size": 24,
+//!         "hash": "0000000000000000000000000000000000000000000000000000000000000000" }],
+//!     "tensors": { "model.embed_tokens.weight":
+//!         { "shard": 0, "offset": 0, "size": 24, "shape": [3, 2], "dtype": "F32" } },
+//!     "totalSize": 24
+//! }"#;
+//! let package = Package::new(Manifest::parse(manifest)?, None)?;
+//! let embeddings = package.tensors().get("model.embed_tokens.weight").unwrap();
+//! assert_eq!(embeddings.pieces()[0].size, 24);
+//!
+//! let problems = Manifest::parse(br#"{ "version": 3, "shards": [] }"#).unwrap_err();
+//! assert!(problems.to_string().starts_with("version: expected 1 or 0.x, found 3"));
+//! # Ok::<(), sterna_format::rdrr::Problems>(())
+//! ```
+
+mod digest;
+mod files;
+pub mod groups;
+mod hf_config;
+pub mod hints;
+mod json;
+pub mod lora;
+mod manifest;
+pub mod naming;
+mod package;
+mod problem;
+mod read;
+mod tensors;
+mod write;
+
+pub use digest::{Digest, HashAlgorithm, NotADigest, UnknownHashAlgorithm};
+pub use files::{is_plain_file_name, shard_file_name};
+pub use groups::GroupKind;
+pub use hf_config::{HfConfig, hf_config};
+pub use hints::RuntimeOptimizations;
+pub use manifest::{
+    Architecture, BlockMerkle, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
+    QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
+};
+pub use package::Package;
+pub use problem::{Problem, Problems};
+pub use tensors::{Layout, Packing, Role, Span, Tensor, TensorMap, TensorType};
+
+/// The name of the file that makes a folder a package.
+pub const MANIFEST_FILE: &str = "manifest.json";
+/// The usual name of the external tensor map.
+pub const TENSORS_FILE: &str = "tensors.json";
+/// Where tensors start within shards: at multiples of this many bytes.
+pub const TENSOR_ALIGNMENT: u64 = 4096;
+/// The usual size of a shard, in bytes.
+pub const SHARD_SIZE: u64 = 64 << 20;
+
+/// The largest models have about 100,000 tensors.
+const MAX_TENSORS: usize = 300_000;
+/// 6.4 TB in shards of the usual size.
+const MAX_SHARDS: usize = 100_000;
+/// 61 layers of 256 experts make 16,000.
+const MAX_GROUPS: usize = 100_000;

@@ -1,0 +1,226 @@
+//! A manifest and a tensor map that fit together.
+
+use std::collections::HashMap;
+
+use super::json::Path;
+use super::manifest::{Group, Manifest};
+use super::problem::{Notes, Problems, quoted};
+use super::tensors::{Tensor, TensorMap};
+
+/// A package whose parts fit together: every tensor's pieces lie in shards, no byte belongs to two,
+/// and every tensor is in one component group where there are groups.
+#[derive(Debug, Clone)]
+pub struct Package {
+    manifest: Manifest,
+    tensors: TensorMap,
+    /// Index of each tensor's group, where there are groups.
+    group_of: Vec<Option<usize>>,
+}
+
+impl Package {
+    /// Joins a manifest and the external tensor map that it names.
+    ///
+    /// Without the latter, the inline map counts; with both, they must say the same.
+    ///
+    /// # Errors
+    ///
+    /// Everything that doesn't fit.
+    pub fn new(manifest: Manifest, external: Option<TensorMap>) -> Result<Package, Problems> {
+        let mut notes = Notes::new();
+        let tensors = match (external, &manifest.tensors) {
+            (Some(external), inline) => {
+                if let Some(inline) = inline {
+                    check_same(inline, &external, &mut notes);
+                }
+                external
+            }
+            (None, Some(inline)) => inline.clone(),
+            (None, None) => {
+                let path = Path::Key(&Path::Root, "tensors");
+                notes.add(path, "a tensor map, inline or in a file", "none");
+                TensorMap::default()
+            }
+        };
+        if let Some(count) = manifest.tensor_count
+            && count != tensors.len() as u64
+        {
+            let expected = format_args!("{}, the number of tensors", tensors.len());
+            notes.add(Path::Key(&Path::Root, "tensorCount"), expected, count);
+        }
+        check_pieces(&manifest, &tensors, &mut notes);
+        let group_of = check_groups(&manifest, &tensors, &mut notes);
+        check_roots(&manifest, &tensors, &mut notes);
+        notes.or(Package {
+            manifest,
+            tensors,
+            group_of,
+        })
+    }
+
+    /// What the package says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its tensors.
+    pub fn tensors(&self) -> &TensorMap {
+        &self.tensors
+    }
+
+    /// The component group of the tensor called `name`, where the package has groups.
+    pub fn group_of(&self, name: &str) -> Option<&Group> {
+        let index = self.group_of[self.tensors.index_of(name)?]?;
+        Some(&self.manifest.groups[index])
+    }
+
+    /// The tensors of `group`, in its order.
+    pub fn group_tensors<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = &'a Tensor> {
+        group
+            .tensors
+            .iter()
+            .filter_map(|name| self.tensors.get(name))
+    }
+}
+
+/// Notes where two maps of one package differ.
+fn check_same(inline: &TensorMap, external: &TensorMap, notes: &mut Notes) {
+    let list = Path::Key(&Path::Root, "tensors");
+    if inline.len() != external.len() {
+        let expected = format_args!("{} tensors, as the external map has", external.len());
+        notes.add(list, expected, inline.len());
+    }
+    for tensor in inline.iter() {
+        let path = Path::Key(&list, &tensor.name);
+        let same = |other: &Tensor| {
+            (&tensor.dtype, &tensor.shape, &tensor.spans)
+                == (&other.dtype, &other.shape, &other.spans)
+                && tensor.logical_shape() == other.logical_shape()
+        };
+        match external.get(&tensor.name) {
+            None => notes.add(path, "a tensor that the external map has too", "none there"),
+            Some(other) if !same(other) => {
+                notes.add(path, "what the external map says of it", "something else");
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Checks that pieces lie in their shards and share no byte.
+fn check_pieces(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) {
+    let list = Path::Key(&Path::Root, "tensors");
+    let n_shards = manifest.shards.len();
+    let mut pieces = Vec::with_capacity(tensors.len());
+    for tensor in tensors.iter() {
+        let path = Path::Key(&list, &tensor.name);
+        for span in tensor.pieces() {
+            let Some(shard) = manifest.shards.get(span.shard) else {
+                let expected = format_args!("the index of one of {n_shards} shards");
+                notes.add(Path::Key(&path, "shard"), expected, span.shard);
+                continue;
+            };
+            match span.offset.checked_add(span.size) {
+                Some(end) if end <= shard.size => pieces.push((*span, &tensor.name)),
+                _ => notes.add(
+                    path,
+                    format_args!("bytes of shard {}, which has {}", span.shard, shard.size),
+                    format_args!("{} bytes at offset {}", span.size, span.offset),
+                ),
+            }
+        }
+    }
+    pieces.sort_unstable();
+    for pair in pieces.windows(2) {
+        let ((before, first), (after, second)) = (&pair[0], &pair[1]);
+        if before.shard == after.shard && before.offset + before.size > after.offset {
+            notes.add(
+                Path::Key(&list, second),
+                format_args!(
+                    "bytes of its own: {} ends at byte {} of shard {}",
+                    quoted(first),
+                    before.offset + before.size,
+                    before.shard
+                ),
+                format_args!("a start at byte {}", after.offset),
+            );
+        }
+    }
+}
+
+/// Checks that every tensor is in one group and that groups say where their tensors are; gives the
+/// group of each tensor.
+fn check_groups(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) -> Vec<Option<usize>> {
+    let mut group_of = vec![None; tensors.len()];
+    if manifest.groups.is_empty() {
+        return group_of;
+    }
+    let groups = Path::Key(&Path::Root, "groups");
+    let mut by_id = HashMap::new();
+    for (i, group) in manifest.groups.iter().enumerate() {
+        let path = Path::Key(&groups, &group.id);
+        by_id.insert(group.id.as_str(), i);
+        let members = Path::Key(&path, "tensors");
+        let mut shards = Vec::new();
+        for (place, name) in group.tensors.iter().enumerate() {
+            let at = Path::Index(&members, place);
+            let Some(t) = tensors.index_of(name) else {
+                notes.add(at, "the name of a tensor", quoted(name));
+                continue;
+            };
+            if let Some(other) = group_of[t].replace(i) {
+                let other = quoted(&manifest.groups[other].id);
+                let expected = "a tensor that no group has yet";
+                notes.add(at, expected, format_args!("{}, of {other}", quoted(name)));
+            }
+        }
+        for tensor in group.tensors.iter().filter_map(|name| tensors.get(name)) {
+            shards.extend(tensor.pieces().iter().map(|span| span.shard));
+        }
+        shards.sort_unstable();
+        shards.dedup();
+        if shards != group.shards {
+            let expected = format_args!("{}, where its tensors are", shown(&shards));
+            notes.add(Path::Key(&path, "shards"), expected, shown(&group.shards));
+        }
+    }
+    let list = Path::Key(&Path::Root, "tensors");
+    for (tensor, group) in tensors.iter().zip(&group_of) {
+        let path = Path::Key(&list, &tensor.name);
+        match (group, &tensor.group) {
+            (None, _) => notes.add(path, "a tensor that a group lists", "one that none does"),
+            (Some(group), Some(named)) if manifest.groups[*group].id != *named => {
+                let listed = quoted(&manifest.groups[*group].id);
+                let expected = format_args!("{listed}, which lists it");
+                notes.add(Path::Key(&path, "group"), expected, quoted(named));
+            }
+            (Some(_), _) => {}
+        }
+    }
+    group_of
+}
+
+/// Checks that the roots of hash trees are those of tensors.
+fn check_roots(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) {
+    let roots = manifest
+        .integrity
+        .as_ref()
+        .and_then(|i| i.block_merkle.as_ref());
+    let outer = Path::Key(&Path::Root, "integrityExtensions");
+    let outer = Path::Key(&outer, "blockMerkle");
+    let list = Path::Key(&outer, "roots");
+    for (name, _) in roots.iter().flat_map(|merkle| &merkle.roots) {
+        if tensors.get(name).is_none() {
+            notes.add(Path::Key(&list, name), "the name of a tensor", quoted(name));
+        }
+    }
+}
+
+/// A list of indices, cut short if it is long.
+fn shown(indices: &[usize]) -> String {
+    const SHOWN: usize = 12;
+    let first: Vec<_> = indices.iter().take(SHOWN).map(usize::to_string).collect();
+    match indices.len() > SHOWN {
+        true => format!("[{}, …]", first.join(", ")),
+        false => format!("[{}]", first.join(", ")),
+    }
+}

@@ -1,0 +1,141 @@
+//! What is wrong with a package: everything at once, each with its place.
+
+use std::fmt;
+
+use super::json::{MAX_UNKNOWN, Path};
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where, such as `shards[3].size`; empty for the file as a whole.
+    pub path: String,
+    /// What should stand there.
+    pub expected: String,
+    /// What does.
+    pub found: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = match self.path.as_str() {
+            "" => "the file",
+            path => path,
+        };
+        write!(
+            f,
+            "{path}: expected {}, found {}",
+            self.expected, self.found
+        )
+    }
+}
+
+/// Everything that is wrong with a manifest, a tensor map or a package, in the order it was met.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems {
+    listed: Vec<Problem>,
+    more: usize,
+}
+
+/// Problems that are kept; of a file with more, the others are counted.
+const MAX_LISTED: usize = 100;
+
+/// The longest value that a message repeats, in characters.
+const MAX_SHOWN: usize = 80;
+
+impl Problems {
+    pub(super) const fn new() -> Problems {
+        Problems {
+            listed: Vec::new(),
+            more: 0,
+        }
+    }
+
+    /// The problems, up to the first hundred.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Problem> {
+        self.listed.iter()
+    }
+
+    /// How many there are, those beyond the first hundred included.
+    pub fn len(&self) -> usize {
+        self.listed.len() + self.more
+    }
+
+    /// True if nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Problems while they are being found, and what else a reader counts.
+#[derive(Debug)]
+pub(super) struct Notes {
+    problems: Problems,
+    /// How many more values of unknown meaning may be kept.
+    pub(super) unknown_left: usize,
+}
+
+impl Notes {
+    pub(super) fn new() -> Notes {
+        Notes {
+            problems: Problems::new(),
+            unknown_left: MAX_UNKNOWN,
+        }
+    }
+
+    /// Notes that at `path` stands `found` where `expected` should.
+    pub(super) fn add(
+        &mut self,
+        path: Path<'_>,
+        expected: impl fmt::Display,
+        found: impl fmt::Display,
+    ) {
+        if self.problems.listed.len() == MAX_LISTED {
+            self.problems.more += 1;
+            return;
+        }
+        self.problems.listed.push(Problem {
+            path: path.to_string(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+        });
+    }
+
+    /// True if something is wrong.
+    pub(super) fn is_bad(&self) -> bool {
+        !self.problems.is_empty()
+    }
+
+    /// `value`, or what is wrong if something is.
+    pub(super) fn or<T>(self, value: T) -> Result<T, Problems> {
+        match self.is_bad() {
+            false => Ok(value),
+            true => Err(self.problems),
+        }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.listed.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            problem.fmt(f)?;
+        }
+        match self.more {
+            0 => Ok(()),
+            n => write!(f, "\nand {n} more"),
+        }
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// `text` in backquotes as a message shows it: escaped, and cut short if it is long.
+pub(super) fn quoted(text: &str) -> String {
+    let mut shown: String = text.chars().take(MAX_SHOWN).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    format!("`{}`", shown.escape_debug())
+}

@@ -1,0 +1,530 @@
+//! Manifests from JSON: every spelling in use, brought to one.
+
+use super::digest::{Digest, HashAlgorithm};
+use super::files::{folded, is_plain_file_name};
+use super::groups::GroupKind;
+use super::hints::RuntimeOptimizations;
+use super::json::{Fields, Json, Path};
+use super::manifest::{
+    Architecture, BlockMerkle, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
+    QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
+};
+use super::problem::{Notes, quoted};
+use super::tensors::TensorMap;
+use super::{MANIFEST_FILE, MAX_GROUPS, MAX_SHARDS, MAX_TENSORS};
+
+/// The most ids that end a text.
+const MAX_EOS: usize = 256;
+/// The most modules that an adapter changes.
+const MAX_MODULES: usize = 256;
+/// The rank of an adapter, at most.
+const MAX_RANK: u64 = 65_536;
+/// Blocks that are hashed by themselves have at least this many bytes.
+const MIN_BLOCK: u64 = 4096;
+
+const DIGEST: &str = "64 lower-case hexadecimal digits";
+
+/// Reads a manifest; what is wrong with it goes to `notes`.
+pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
+    let mut fields = Fields::of(json, Path::Root, notes)?;
+    let f = &mut fields;
+    let version = version(f);
+    let adapter_type = f.string("adapterType");
+    let lora_config = f.object("loraConfig", lora_config);
+    let model_type = f.string("modelType");
+    let is_lora = adapter_type.as_deref() == Some("lora")
+        || model_type.as_deref() == Some("lora")
+        || lora_config.is_some();
+    let model_id = f.required_string("modelId");
+    if model_type.as_deref().is_none_or(str::is_empty) {
+        f.missing("modelType", "a string that isn't empty");
+    }
+    let quantization = match is_lora {
+        true => f.string("quantization").or(Some("F32".into())),
+        false => f.required_string("quantization"),
+    };
+    let quantization_info = f.object("quantizationInfo", quantization_info);
+    let config = f.map("config");
+    let architecture = architecture(f, config.is_some(), is_lora);
+    let algorithm = f.string("hashAlgorithm");
+    let (hash_algorithm, shards) = shards(f, algorithm.as_deref());
+    let groups = groups(f);
+    let tensors = f.take("tensors").and_then(|json| {
+        let path = Path::Key(&f.path, "tensors");
+        match json {
+            // The JavaScript runtime's own word for an empty map.
+            Json::Array(items) if items.is_empty() => Some(TensorMap::default()),
+            json => TensorMap::read(json, path, f.notes),
+        }
+    });
+    let tensors_file = f.string("tensorsFile");
+    if tensors.is_none() && tensors_file.is_none() && !f.notes.is_bad() {
+        f.missing("tensorsFile", "the name of a file, or `tensors`");
+    }
+    let sum = shards
+        .iter()
+        .try_fold(0_u64, |sum, shard| sum.checked_add(shard.size));
+    let total_size = match f.count("totalSize") {
+        None if is_lora || f.notes.is_bad() => sum,
+        None => {
+            f.missing("totalSize", "the bytes of all shards together");
+            None
+        }
+        Some(total) if sum != Some(total) && !f.notes.is_bad() => {
+            let sum = sum.map_or("more than can be counted".to_owned(), |sum| sum.to_string());
+            f.wrong(
+                "totalSize",
+                format_args!("{sum}, the bytes of all shards together"),
+                total,
+            );
+            None
+        }
+        total => total,
+    };
+    let tokenizer = f.object("tokenizer", tokenizer);
+    check_file_names(f, &shards, tensors_file.as_deref(), tokenizer.as_ref());
+    let eos_token_id = eos(f);
+    let integrity = f.object("integrityExtensions", |f| integrity(f, &shards));
+    let manifest = Manifest {
+        version: version.unwrap_or_default(),
+        model_id: model_id.unwrap_or_default(),
+        model_type: model_type.unwrap_or_default(),
+        quantization: quantization.unwrap_or_default(),
+        quantization_info,
+        hash_algorithm,
+        architecture,
+        config,
+        groups,
+        shards,
+        tensors_file,
+        tensors,
+        tensor_count: f.count("tensorCount"),
+        total_size: total_size.unwrap_or_default(),
+        tokenizer,
+        moe_config: f.object("moeConfig", moe_config),
+        runtime_optimizations: f.object("runtimeOptimizations", RuntimeOptimizations::read),
+        blake3_full: f.optional("blake3Full", DIGEST, digest),
+        adapter_type,
+        base_model: f.string("baseModel"),
+        lora_config,
+        eos_token_id,
+        inference: f.map("inference"),
+        integrity,
+        metadata: f.map("metadata"),
+        extra: f.rest(),
+    };
+    Some(manifest)
+}
+
+/// `version`: a number or a text, of which the first two parts count.
+fn version(f: &mut Fields<'_>) -> Option<Version> {
+    const EXPECTED: &str = "1 or 0.x";
+    let json = f.required("version", EXPECTED, Some)?;
+    let text = match json {
+        Json::String(text) => text.as_ref().to_owned(),
+        Json::Unsigned(_) | Json::Float(_) => json.shown(),
+        _ => String::new(),
+    };
+    let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
+    let (major, minor) = (parts.next().flatten(), parts.next().unwrap_or(Some(0)));
+    match (major, minor) {
+        (Some(major @ (0 | 1)), Some(minor)) => Some(Version { major, minor }),
+        _ => {
+            f.wrong("version", EXPECTED, json.shown());
+            None
+        }
+    }
+}
+
+fn quantization_info(f: &mut Fields<'_>) -> QuantizationInfo {
+    QuantizationInfo {
+        weights: f.string("weights").unwrap_or_default(),
+        embeddings: f.string("embeddings"),
+        lm_head: f.string("lmHead"),
+        activations: f.string("activations"),
+        kv_cache: f.string("kvCache"),
+        compute: f.string("compute"),
+        layout: f.string("layout"),
+        i2s_layout: f.string("i2sLayout"),
+        variant_tag: f.string("variantTag"),
+        extra: f.rest(),
+    }
+}
+
+fn architecture(f: &mut Fields<'_>, has_config: bool, is_lora: bool) -> Option<Architecture> {
+    match f.take("architecture") {
+        Some(Json::String(class)) if has_config || is_lora => {
+            Some(Architecture::Class(class.as_ref().to_owned()))
+        }
+        Some(Json::String(_)) => {
+            f.missing(
+                "config",
+                "the configuration of the class that `architecture` names",
+            );
+            None
+        }
+        Some(json) => {
+            let mut fields = Fields::of(json, Path::Key(&f.path, "architecture"), f.notes)?;
+            model_shape(&mut fields).map(|shape| Architecture::Shape(Box::new(shape)))
+        }
+        None => {
+            if !has_config && !is_lora {
+                f.missing("architecture", "the shape of the model, or `config`");
+            }
+            None
+        }
+    }
+}
+
+fn model_shape(f: &mut Fields<'_>) -> Option<ModelShape> {
+    let mut above_0 = |key: &str| {
+        f.required(key, "a whole number above 0", |json| {
+            json.u64().filter(|&n| n > 0 && n <= u64::from(u32::MAX))
+        })
+    };
+    let n_layers = above_0("numLayers");
+    let model_dim = above_0("hiddenSize");
+    let ffn_dim = above_0("intermediateSize");
+    let n_heads = above_0("numAttentionHeads");
+    let n_vocab = above_0("vocabSize");
+    let max_ctx = above_0("maxSeqLen");
+    let n_kv_heads = f.count("numKeyValueHeads");
+    let head_dim = f.count("headDim");
+    let rope_theta = f.number("ropeTheta");
+    let extra = f.rest();
+    Some(ModelShape {
+        n_layers: n_layers?,
+        model_dim: model_dim?,
+        ffn_dim: ffn_dim?,
+        n_heads: n_heads?,
+        n_kv_heads: n_kv_heads.or(n_heads)?,
+        head_dim: head_dim.or(Some(model_dim? / n_heads?))?,
+        n_vocab: n_vocab?,
+        max_ctx: max_ctx?,
+        rope_theta,
+        extra,
+    })
+}
+
+fn lora_config(f: &mut Fields<'_>) -> LoraConfig {
+    let rank = f.required("rank", "a whole number from 1 to 65536", |json| {
+        json.u64().filter(|rank| (1..=MAX_RANK).contains(rank))
+    });
+    let alpha = f.required("alpha", "a number above 0", |json| {
+        json.f64().filter(|&alpha| alpha > 0.0 && alpha.is_finite())
+    });
+    LoraConfig {
+        rank: rank.unwrap_or_default(),
+        alpha: alpha.unwrap_or_default(),
+        rank_stabilized: f.bool("useRslora").unwrap_or(false),
+        target_modules: f.strings("targetModules", MAX_MODULES).unwrap_or_default(),
+        extra: f.rest(),
+    }
+}
+
+fn moe_config(f: &mut Fields<'_>) -> MoeConfig {
+    let n_experts = f.required_count("numExperts").unwrap_or_default();
+    let per_token = f.count("numExpertsPerToken").unwrap_or(2);
+    if per_token > n_experts {
+        let expected = format_args!("at most `numExperts`, {n_experts}");
+        f.wrong("numExpertsPerToken", expected, per_token);
+    }
+    MoeConfig {
+        n_experts,
+        n_experts_per_token: per_token,
+        n_shared_experts: f.count("sharedExperts"),
+        extra: f.rest(),
+    }
+}
+
+fn tokenizer(f: &mut Fields<'_>) -> TokenizerEntry {
+    TokenizerEntry {
+        kind: f.required_string("type").unwrap_or_default(),
+        file: f.string("file"),
+        sentencepiece_model: f.string("sentencepieceModel"),
+        vocab_size: f.count("vocabSize"),
+        tokenizer_type: f.string("tokenizerType"),
+        extra: f.rest(),
+    }
+}
+
+/// A hash as it is written, or with its algorithm and a colon before it.
+fn digest(json: &Json<'_>) -> Option<Digest> {
+    match json {
+        Json::String(hex) => hex.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The shards, and what their hashes are: what the manifest says, else the first shard that does.
+fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>) {
+    let mut algorithm: Option<HashAlgorithm> = None;
+    if let Some(name) = given {
+        match name.parse() {
+            Ok(named) => algorithm = Some(named),
+            Err(_) => f.wrong("hashAlgorithm", "sha256 or blake3", quoted(name)),
+        }
+    }
+    let mut n_read = 0;
+    let mut offset = Some(0_u64);
+    let shards = f.list("shards", MAX_SHARDS, |json, path, notes| {
+        let mut f = Fields::of(json, path, notes)?;
+        let index = n_read;
+        n_read += 1;
+        if let Some(found) = f.count("index")
+            && found != index
+        {
+            f.wrong(
+                "index",
+                format_args!("{index}, its place in the list"),
+                found,
+            );
+        }
+        let name = f.take_any(&["fileName", "filename"]);
+        let file_name = match name {
+            Some((_, Json::String(name))) => Some(name.as_ref().to_owned()),
+            Some((key, json)) => {
+                f.wrong(key, "the name of a file", json.shown());
+                None
+            }
+            None => {
+                f.missing("fileName", "the name of a file");
+                None
+            }
+        };
+        let size = f.required("size", "a number of bytes above 0", |json| {
+            json.u64().filter(|&size| size > 0)
+        });
+        if let Some(found) = f.count("offset")
+            && offset.is_some_and(|offset| offset != found)
+        {
+            let sum = offset.unwrap_or_default();
+            f.wrong(
+                "offset",
+                format_args!("{sum}, the bytes of the shards before it"),
+                found,
+            );
+        }
+        offset = offset
+            .zip(size)
+            .and_then(|(offset, size)| offset.checked_add(size));
+        if let Some(name) = f.string("hashAlgorithm") {
+            match (name.parse::<HashAlgorithm>(), algorithm) {
+                (Err(_), _) => f.wrong("hashAlgorithm", "sha256 or blake3", quoted(&name)),
+                (Ok(named), None) => algorithm = Some(named),
+                (Ok(named), Some(common)) if named != common => {
+                    f.wrong("hashAlgorithm", format_args!("{common}, as before"), named);
+                }
+                (Ok(_), Some(_)) => {}
+            }
+        }
+        let hash = f.optional("hash", DIGEST, digest);
+        let mut blake3 = f.optional("blake3", DIGEST, digest);
+        if hash.is_none() && blake3.is_some() && algorithm.is_none() {
+            algorithm = Some(HashAlgorithm::Blake3);
+        }
+        // The alias holds the hash itself where that is BLAKE3, and where there is no other.
+        let hash = match (hash, algorithm) {
+            (Some(hash), Some(HashAlgorithm::Blake3)) => blake3.take().or(Some(hash)),
+            (Some(hash), _) => Some(hash),
+            (None, _) => blake3.take(),
+        };
+        if hash.is_none() && !f.notes.is_bad() {
+            f.missing("hash", DIGEST);
+        }
+        Some(Shard {
+            file_name: file_name?,
+            size: size?,
+            hash: hash?,
+            blake3,
+            extra: f.rest(),
+        })
+    });
+    match &shards {
+        None if !f.notes.is_bad() => f.missing("shards", "a list of shards"),
+        Some(_) if n_read == 0 => f.wrong("shards", "at least one shard", "none"),
+        _ => {}
+    }
+    (algorithm.unwrap_or_default(), shards.unwrap_or_default())
+}
+
+fn groups(f: &mut Fields<'_>) -> Vec<Group> {
+    let read = |id: &str, json: &Json<'_>, path: Path<'_>, notes: &mut Notes| {
+        let mut f = Fields::of(json, path, notes)?;
+        let kind = f.required_string("type");
+        let version = f.required_string("version");
+        let shards = f.list("shards", MAX_SHARDS, |json, path, notes| {
+            let index = json.u64().and_then(|i| usize::try_from(i).ok());
+            if index.is_none() {
+                notes.add(path, "the index of a shard", json.shown());
+            }
+            index
+        });
+        if shards.is_none() {
+            f.missing("shards", "a list of indices of shards");
+        }
+        let tensors = f.strings("tensors", MAX_TENSORS);
+        if tensors.is_none() {
+            f.missing("tensors", "a list of names");
+        }
+        let hash = f.required("hash", DIGEST, digest);
+        Some(Group {
+            id: id.to_owned(),
+            kind: GroupKind::parse(&kind?),
+            version: version?,
+            shards: shards?,
+            tensors: tensors?,
+            hash: hash?,
+            layer_index: f.count("layerIndex"),
+            expert_index: f.count("expertIndex"),
+            extra: f.rest(),
+        })
+    };
+    f.members("groups", MAX_GROUPS, read).unwrap_or_default()
+}
+
+/// No two files of a package may have one name, not even where systems ignore case.
+fn check_file_names(
+    f: &mut Fields<'_>,
+    shards: &[Shard],
+    tensors_file: Option<&str>,
+    tokenizer: Option<&TokenizerEntry>,
+) {
+    let mut names = std::collections::HashMap::new();
+    names.insert(folded(MANIFEST_FILE), "the manifest".to_owned());
+    let root = f.path;
+    let mut check = |path: Path<'_>, name: &str, notes: &mut Notes| {
+        if !is_plain_file_name(name) {
+            let expected = "a plain file name, without path, drive or device";
+            notes.add(path, expected, quoted(name));
+        } else if let Some(other) = names.insert(folded(name), path.to_string()) {
+            let expected = format_args!("a name of its own, whatever the case ({other} has it)");
+            notes.add(path, expected, quoted(name));
+        }
+    };
+    let list = Path::Key(&root, "shards");
+    for (i, shard) in shards.iter().enumerate() {
+        let path = Path::Index(&list, i);
+        check(Path::Key(&path, "fileName"), &shard.file_name, f.notes);
+    }
+    if let Some(name) = tensors_file {
+        check(Path::Key(&root, "tensorsFile"), name, f.notes);
+    }
+    if let Some(tokenizer) = tokenizer {
+        let path = Path::Key(&root, "tokenizer");
+        if let Some(name) = &tokenizer.file {
+            check(Path::Key(&path, "file"), name, f.notes);
+        }
+        if let Some(name) = &tokenizer.sentencepiece_model
+            && tokenizer.file.as_ref() != Some(name)
+        {
+            check(Path::Key(&path, "sentencepieceModel"), name, f.notes);
+        }
+    }
+}
+
+/// One id or a list of them.
+fn eos(f: &mut Fields<'_>) -> Vec<u32> {
+    const EXPECTED: &str = "a token id";
+    let id = |json: &Json<'_>| json.u64().and_then(|id| u32::try_from(id).ok());
+    let Some(json) = f.take("eos_token_id") else {
+        return Vec::new();
+    };
+    match json {
+        Json::Array(_) => {
+            let read = |json: &Json<'_>, path: Path<'_>, notes: &mut Notes| {
+                let id = id(json);
+                if id.is_none() {
+                    notes.add(path, EXPECTED, json.shown());
+                }
+                id
+            };
+            f.list("eos_token_id", MAX_EOS, read).unwrap_or_default()
+        }
+        json => {
+            let id = id(json);
+            if id.is_none() {
+                f.wrong("eos_token_id", EXPECTED, json.shown());
+            }
+            id.into_iter().collect()
+        }
+    }
+}
+
+fn integrity(f: &mut Fields<'_>, shards: &[Shard]) -> Integrity {
+    let block_merkle = f.object("blockMerkle", |f| {
+        let block_size = block_size(f);
+        let roots = f.members("roots", MAX_TENSORS, |name, json, path, notes| {
+            let root = match json {
+                Json::String(text) => text
+                    .strip_prefix("sha256:")
+                    .and_then(|hex| hex.parse().ok()),
+                _ => None,
+            };
+            if root.is_none() {
+                notes.add(
+                    path,
+                    "`sha256:` and 64 lower-case hexadecimal digits",
+                    json.shown(),
+                );
+            }
+            Some((name.to_owned(), root?))
+        });
+        if roots.is_none() && !f.notes.is_bad() {
+            f.missing("roots", "an object");
+        }
+        Some(BlockMerkle {
+            block_size: block_size?,
+            roots: roots?,
+        })
+    });
+    let shard_blocks = f.object("shardBlocks", |f| shard_blocks(f, shards));
+    Integrity {
+        block_merkle: block_merkle.flatten(),
+        shard_blocks: shard_blocks.flatten(),
+        extra: f.rest(),
+    }
+}
+
+fn block_size(f: &mut Fields<'_>) -> Option<u64> {
+    f.required("blockSize", "a number of bytes from 4096 on", |json| {
+        json.u64().filter(|&size| size >= MIN_BLOCK)
+    })
+}
+
+fn shard_blocks(f: &mut Fields<'_>, shards: &[Shard]) -> Option<ShardBlocks> {
+    let block_size = block_size(f);
+    let hashes = f.list("hashes", MAX_SHARDS, |json, path, notes| {
+        let Json::Array(items) = json else {
+            notes.add(path, "a list of hashes", json.shown());
+            return None;
+        };
+        let hash = |(i, json): (usize, &Json<'_>)| {
+            let hash = digest(json);
+            if hash.is_none() {
+                notes.add(Path::Index(&path, i), DIGEST, json.shown());
+            }
+            hash
+        };
+        items
+            .iter()
+            .enumerate()
+            .map(hash)
+            .collect::<Option<Vec<Digest>>>()
+    });
+    let (block_size, hashes) = (block_size?, hashes?);
+    let path = Path::Key(&f.path, "hashes");
+    if hashes.len() != shards.len() {
+        let expected = format_args!("a list for each of {} shards", shards.len());
+        f.notes.add(path, expected, hashes.len());
+        return None;
+    }
+    for (i, (of_shard, shard)) in hashes.iter().zip(shards).enumerate() {
+        let n_blocks = shard.size.div_ceil(block_size);
+        if of_shard.len() as u64 != n_blocks {
+            let expected = format_args!("{n_blocks} hashes, one a block");
+            f.notes.add(Path::Index(&path, i), expected, of_shard.len());
+        }
+    }
+    Some(ShardBlocks { block_size, hashes })
+}
