@@ -1,6 +1,6 @@
 //! The JSON files beside a Hugging Face checkpoint. One input is tried as each of them.
 
-use sterna_format::hf::{Config, GenerationConfig, TokenizerConfig};
+use sterna_format::hf::{AdapterConfig, AdapterTensor, Config, GenerationConfig, TokenizerConfig};
 use sterna_format::safetensors::Index;
 
 /// Panics if a promise of the parser is broken.
@@ -19,4 +19,14 @@ pub(crate) fn check(data: &[u8]) {
         let _ = template.default_template();
     }
     let _ = Index::parse(data);
+    if let Ok(config) = AdapterConfig::parse(data) {
+        assert!(
+            config
+                .scaling("model.layers.0.self_attn.q_proj")
+                .is_finite()
+        );
+    }
+    if let Ok(name) = std::str::from_utf8(data) {
+        let _ = AdapterTensor::parse(name);
+    }
 }

@@ -9,6 +9,7 @@ use sterna_format::DType;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
+use crate::model::LoraFlag;
 
 /// What the verbs that print a result about a model have in common.
 #[derive(Debug, Clone, Args)]
@@ -147,6 +148,11 @@ pub(crate) struct EngineFlags {
     /// and is faster to compute from; auto reads what fits half of the available memory
     #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
     weights: WeightsFlag,
+
+    /// Folder of a LoRA adapter to apply, as PEFT saves it; =SCALE says how strongly [SCALE: 1]; may be
+    /// given several times
+    #[arg(long, value_name = "DIR[=SCALE]")]
+    lora: Vec<LoraFlag>,
 }
 
 /// Where weights lie.
@@ -205,6 +211,11 @@ impl EngineFlags {
     /// Where weights lie.
     pub(crate) fn weights(&self) -> WeightsFlag {
         self.weights
+    }
+
+    /// Adapters to apply.
+    pub(crate) fn lora(&self) -> &[LoraFlag] {
+        &self.lora
     }
 
     /// Tokens of context for a model trained for `max_ctx`.

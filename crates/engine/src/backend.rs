@@ -1,5 +1,7 @@
 //! The seam between what a model computes and where it is computed.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::activation::Activation;
@@ -96,6 +98,15 @@ pub trait Backend: Sized {
         out: &mut Self::Buffer,
     ) -> Result<ScreenedRows, BackendError>;
 
+    /// `out[t] ← out[t] + scale · (x[t] · aᵀ) · bᵀ` for each of `updates` and the rows `t` in `rows`; all
+    /// read the same `x`. What other matrices there are changes no bit.
+    fn add_low_rank(
+        &self,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        updates: &mut [LowRank<'_, Self>],
+    ) -> Result<(), BackendError>;
+
     /// `x[t] ← x[t] + bias`.
     fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector) -> Result<(), BackendError>;
 
@@ -143,6 +154,18 @@ pub trait Backend: Sized {
 
     /// Takes the values out of `x`, row by row. Waits for every operation before it.
     fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+}
+
+/// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).
+pub struct LowRank<'a, B: Backend> {
+    /// `[rank, k]`.
+    pub a: &'a B::Linear,
+    /// `[n, rank]`.
+    pub b: &'a B::Linear,
+    /// Factor on the change.
+    pub scale: f32,
+    /// What is changed, `[n_tokens, n]`.
+    pub out: &'a mut B::Buffer,
 }
 
 /// What a sequence has in a batch.

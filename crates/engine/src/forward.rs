@@ -1,10 +1,14 @@
 //! The forward pass, for every family and every backend.
 
+use std::ops::Range;
+
 use sterna_kernels::attention::AttentionShape;
 
 use crate::backend::{Backend, BackendError, ScreenedRows, Sequence};
 use crate::config::LayerConfig;
+use crate::generation::Generation;
 use crate::head::screening::{Account, Screening};
+use crate::lora::{ActiveAdapter, Module};
 use crate::model::Model;
 use crate::rope::Angles;
 use crate::weights::{Layer, Projection};
@@ -69,13 +73,15 @@ type Output<'a, B> = (
 );
 
 /// What a batch of tokens is run with. Each token is a row.
-pub(crate) struct Batch<'a, C> {
+pub(crate) struct Batch<'a, B: Backend> {
     /// The token of each row.
     pub(crate) ids: &'a [u32],
     /// The sequences that the rows belong to, in turn.
-    pub(crate) sequences: &'a mut [Sequence<'a, C>],
+    pub(crate) sequences: &'a mut [Sequence<'a, B::Cache>],
     /// The rotations of each row's position, for each of the model's rotary embeddings.
     pub(crate) angles: &'a [Angles],
+    /// Ranges of rows that have adapters, and which.
+    pub(crate) adapters: &'a [(Range<usize>, &'a [ActiveAdapter<B>])],
     /// Rows whose logits are wanted, ascending.
     pub(crate) wanted: &'a [usize],
     /// How many of the largest logits are wanted, if only one row's are; `None` for all.
@@ -83,18 +89,19 @@ pub(crate) struct Batch<'a, C> {
 }
 
 impl<B: Backend> Model<B> {
-    /// Runs a batch through the model, each sequence at the positions after those in its cache, and
+    /// Runs a batch through the model with the weights `w`, each sequence at the positions after those in its cache, and
     /// leaves the wanted logits in the scratch.
     pub(crate) fn forward(
         &self,
+        w: &Generation<B>,
         s: &mut Scratch<B>,
-        batch: &mut Batch<'_, B::Cache>,
+        batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
-        let (be, c, w) = (&self.backend, &self.config, &self.weights);
-        be.embed(&w.token_embd, batch.ids, c.embed_scale, &mut s.x)?;
-        for (i, (layer, settings)) in w.layers.iter().zip(&c.layers).enumerate() {
+        let (be, c) = (&self.backend, &self.config);
+        be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
+        for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
             self.attention_block(s, batch, i, layer, settings)?;
-            self.ffn_block(s, layer)?;
+            self.ffn_block(s, batch, i, layer)?;
         }
         if batch.wanted.is_empty() {
             return Ok(());
@@ -102,11 +109,11 @@ impl<B: Backend> Model<B> {
         if batch.wanted.len() < batch.ids.len() {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
-        be.rms_norm(&s.x, &w.output_norm, c.norm_eps, &mut s.h)?;
-        if let (Some(screening), Some(top)) = (&self.screening, batch.top) {
-            return self.largest_logits(s, screening, top);
+        be.rms_norm(&s.x, w.output_norm(), c.norm_eps, &mut s.h)?;
+        if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
+            return self.largest_logits(w, s, screening, top);
         }
-        self.logits(s)?;
+        self.logits(w, s)?;
         if let Some(cap) = c.logit_softcap {
             be.softcap(&mut s.logits, cap)?;
         }
@@ -114,11 +121,10 @@ impl<B: Backend> Model<B> {
     }
 
     /// `logits ← W_head · h`.
-    fn logits(&self, s: &mut Scratch<B>) -> Result<(), BackendError> {
-        let (be, w) = (&self.backend, &self.weights);
-        match &w.output {
+    fn logits(&self, w: &Generation<B>, s: &mut Scratch<B>) -> Result<(), BackendError> {
+        match &w.output().projection {
             Some(head) => self.project(&s.h, &mut s.normed, &mut [(head, &mut s.logits)]),
-            None => be.linear(&s.h, &mut [(&w.token_embd, &mut s.logits)]),
+            None => (self.backend).linear(&s.h, &mut [(w.token_embd(), &mut s.logits)]),
         }
     }
 
@@ -126,18 +132,19 @@ impl<B: Backend> Model<B> {
     /// product and nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) sees to that.
     fn largest_logits(
         &self,
+        w: &Generation<B>,
         s: &mut Scratch<B>,
         screening: &Screening<B::Screen>,
         top: usize,
     ) -> Result<(), BackendError> {
         let n_vocab = self.config.n_vocab;
         let rows = if s.account.affords(screening) {
-            let output = self.weights.output.as_ref();
-            let head = output.map_or(&self.weights.token_embd, |head| &head.weight);
+            let projection = w.output().projection.as_ref();
+            let head = projection.map_or(w.token_embd(), |head| &head.weight);
             let Screening { screen, .. } = screening;
             (self.backend).linear_top(&s.h, head, screen, top, &mut s.logits)?
         } else {
-            self.logits(s)?;
+            self.logits(w, s)?;
             ScreenedRows {
                 screened: 0,
                 computed: n_vocab,
@@ -151,7 +158,7 @@ impl<B: Backend> Model<B> {
     fn attention_block(
         &self,
         s: &mut Scratch<B>,
-        batch: &mut Batch<'_, B::Cache>,
+        batch: &mut Batch<'_, B>,
         i: usize,
         layer: &Layer<B::Linear, B::Vector>,
         settings: &LayerConfig,
@@ -165,6 +172,16 @@ impl<B: Backend> Model<B> {
                 (&layer.q, &mut s.q),
                 (&layer.k, &mut s.k),
                 (&layer.v, &mut s.v),
+            ],
+        )?;
+        self.adapt(
+            batch,
+            i,
+            &s.h,
+            &mut [
+                (Module::Q, &mut s.q),
+                (Module::K, &mut s.k),
+                (Module::V, &mut s.v),
             ],
         )?;
         if let Some(norm) = &layer.q_norm {
@@ -191,6 +208,7 @@ impl<B: Backend> Model<B> {
             be.rms_norm_in_place(&mut s.a, norm, c.norm_eps)?;
         }
         self.project(&s.a, &mut s.normed, &mut [(&layer.o, &mut s.h)])?;
+        self.adapt(batch, i, &s.a, &mut [(Module::O, &mut s.h)])?;
         if let Some(norm) = &layer.post_attn_norm {
             be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
         }
@@ -201,6 +219,8 @@ impl<B: Backend> Model<B> {
     fn ffn_block(
         &self,
         s: &mut Scratch<B>,
+        batch: &Batch<'_, B>,
+        i: usize,
         layer: &Layer<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
@@ -210,11 +230,18 @@ impl<B: Backend> Model<B> {
             &mut s.normed,
             &mut [(&layer.gate, &mut s.gate), (&layer.up, &mut s.up)],
         )?;
+        self.adapt(
+            batch,
+            i,
+            &s.h,
+            &mut [(Module::Gate, &mut s.gate), (Module::Up, &mut s.up)],
+        )?;
         be.gate(c.activation, &mut s.gate, &s.up)?;
         if let Some(norm) = &layer.ffn_sub_norm {
             be.rms_norm_in_place(&mut s.gate, norm, c.norm_eps)?;
         }
         self.project(&s.gate, &mut s.normed, &mut [(&layer.down, &mut s.h)])?;
+        self.adapt(batch, i, &s.gate, &mut [(Module::Down, &mut s.h)])?;
         if let Some(norm) = &layer.post_ffn_norm {
             be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
         }

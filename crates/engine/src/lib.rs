@@ -14,29 +14,37 @@ mod error;
 mod export;
 mod family;
 mod forward;
+mod generation;
 mod head;
 mod load;
+mod lora;
 mod model;
 mod plan;
 mod rope;
 mod sampler;
 mod session;
+mod swap;
 mod weights;
 
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, ScreenedRows,
-    TernaryPacking, WeightData,
+    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, LowRank, ScreenedRows,
+    Sequence, TernaryPacking, WeightData,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
 pub use export::{Exported, ExportedData, Exporter, i2_s};
 pub use family::Family;
+pub use generation::Group;
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
-pub use model::Model;
+pub use lora::{
+    ActiveAdapter, Adapter, AdapterError, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
+};
+pub use model::{Model, Versions};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use session::{EngineError, Logits, Session, SessionOptions, Step};
+pub use swap::{Swap, SwapError};

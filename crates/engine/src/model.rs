@@ -1,36 +1,69 @@
 //! A loaded model.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use crate::backend::Backend;
 use crate::config::ModelConfig;
-use crate::head::screening::Screening;
-use crate::weights::Weights;
+use crate::generation::{Generation, Group};
 
 /// Weights on a backend, with the shapes and constants they go with. Shared by all its sessions.
+///
+/// Weights are held in groups (the embedding table, each layer, the output head), any of which can be
+/// replaced while the model runs: see [`Swap`](crate::Swap).
 pub struct Model<B: Backend> {
     pub(crate) config: ModelConfig,
-    pub(crate) weights: Weights<B::Linear, B::Vector>,
-    /// The screen of the output head.
-    pub(crate) screening: Option<Screening<B::Screen>>,
     pub(crate) backend: B,
+    /// What the next step is computed with.
+    serving: Mutex<Arc<Generation<B>>>,
+}
+
+/// Which weights a model computes with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versions {
+    /// How often weights have been replaced: 0 for a model as it was loaded.
+    pub generation: u64,
+    /// Of each group, the generation in which its weights came.
+    pub groups: Vec<(Group, u64)>,
 }
 
 impl<B: Backend> Model<B> {
-    pub(crate) fn new(
-        config: ModelConfig,
-        weights: Weights<B::Linear, B::Vector>,
-        screening: Option<Screening<B::Screen>>,
-        backend: B,
-    ) -> Model<B> {
+    pub(crate) fn new(config: ModelConfig, backend: B, weights: Generation<B>) -> Model<B> {
         Model {
             config,
-            weights,
-            screening,
             backend,
+            serving: Mutex::new(Arc::new(weights)),
         }
     }
 
     /// Shapes and constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The generation of weights that the next step is computed with, and what it is made of.
+    pub fn versions(&self) -> Versions {
+        self.serving().versions()
+    }
+
+    /// The weights to compute a step with. Whoever holds them keeps them, whatever is published meanwhile.
+    pub(crate) fn serving(&self) -> Arc<Generation<B>> {
+        Arc::clone(&self.lock())
+    }
+
+    /// Makes a generation out of the present one that later steps are computed with; its number.
+    pub(crate) fn publish(&self, replace: impl FnOnce(Generation<B>) -> Generation<B>) -> u64 {
+        let mut serving = self.lock();
+        let next = replace(serving.next());
+        let number = next.number();
+        let old = std::mem::replace(&mut *serving, Arc::new(next));
+        // Freeing weights takes time, in which steps may begin.
+        drop(serving);
+        drop(old);
+        number
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Generation<B>>> {
+        // The generation behind this lock is replaced as a whole or not at all.
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,13 @@
 //! The sequences a model works on.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache, Sequence};
 use crate::forward::{Batch, Scratch};
+use crate::generation::Generation;
 use crate::head::screening::HeadUse;
+use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
 
@@ -40,6 +43,8 @@ pub struct Session<B: Backend> {
     /// One for each of the model's rotary embeddings.
     ropes: Vec<Rope>,
     cache: B::Cache,
+    /// None that adds nothing.
+    adapters: Vec<ActiveAdapter<B>>,
     scratch: Scratch<B>,
 }
 
@@ -114,6 +119,22 @@ pub enum EngineError {
         /// Its place among those given.
         index: usize,
     },
+    /// An adapter that was loaded for another model.
+    #[error(
+        "adapter `{name}`: expected one that was loaded for the session's model, found one for another"
+    )]
+    OtherAdapter {
+        /// Its name.
+        name: String,
+    },
+    /// An adapter's scale that isn't a number.
+    #[error("adapter `{name}`: expected a finite scale, found {found}")]
+    AdapterScale {
+        /// Its name.
+        name: String,
+        /// The scale.
+        found: f32,
+    },
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -140,8 +161,38 @@ impl<B: Backend> Session<B> {
             options,
             ropes,
             cache,
+            adapters: Vec::new(),
             scratch,
         })
+    }
+
+    /// Applies these adapters, and no others, from the next step on: `y = W x + Σ scale · B (A x)`.
+    ///
+    /// The model's weights stay as they are, and so do other sessions. Keys and values of the tokens so
+    /// far stay too: they were computed with the adapters that were active then.
+    /// Errors: [`EngineError`] names an adapter of another model, or one whose scale isn't a number; the
+    /// session then keeps those it had.
+    pub fn set_adapters(&mut self, adapters: Vec<ActiveAdapter<B>>) -> Result<(), EngineError> {
+        for ActiveAdapter { adapter, scale } in &adapters {
+            let name = || adapter.name().to_owned();
+            if !adapter.is_for(&self.model) {
+                return Err(EngineError::OtherAdapter { name: name() });
+            }
+            if !scale.is_finite() {
+                return Err(EngineError::AdapterScale {
+                    name: name(),
+                    found: *scale,
+                });
+            }
+        }
+        self.adapters = adapters;
+        self.adapters.retain(|active| active.scale != 0.0);
+        Ok(())
+    }
+
+    /// The adapters that are applied, less those whose scale is 0.
+    pub fn adapters(&self) -> &[ActiveAdapter<B>] {
+        &self.adapters
     }
 
     /// The model.
@@ -162,7 +213,7 @@ impl<B: Backend> Session<B> {
     /// How much of the output head was read where [`Logits::Top`] were wanted, if it has a screen. Batches
     /// count for their first session.
     pub fn head_use(&self) -> Option<HeadUse> {
-        let screened = self.model.screening.is_some();
+        let screened = self.model.serving().output().screening.is_some();
         screened.then(|| self.scratch.account().used())
     }
 
@@ -173,8 +224,9 @@ impl<B: Backend> Session<B> {
 
     /// Appends `ids` to the sequence and returns logits, `[rows, n_vocab]`.
     ///
-    /// Long inputs are run in chunks; how they are cut doesn't change the result. After an error the
-    /// sequence is as it was.
+    /// Long inputs are run in chunks; how they are cut doesn't change the result. All of them are computed
+    /// with the weights that the model has at the beginning, whatever is [swapped](crate::Swap) meanwhile.
+    /// After an error the sequence is as it was.
     /// Errors: [`EngineError`] names the token or the limit.
     pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
@@ -187,6 +239,7 @@ impl<B: Backend> Session<B> {
     }
 
     fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+        let weights = self.model.serving();
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
         while let Some(ids) = chunks.next() {
@@ -194,11 +247,12 @@ impl<B: Backend> Session<B> {
                 Logits::Last | Logits::Top(_) if chunks.peek().is_some() => Logits::None,
                 logits => logits,
             };
-            let values = run_batch(&mut [Step {
+            let step = Step {
                 session: &mut *self,
                 ids,
                 logits,
-            }])?;
+            };
+            let values = run_batch(&weights, &mut [step])?;
             if out.is_empty() {
                 out = values;
             } else {
@@ -222,8 +276,12 @@ impl<B: Backend> Session<B> {
                 return Err(EngineError::OtherModel { index });
             }
         }
+        let Some(first) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let weights = first.session.model.serving();
         let before: Vec<usize> = steps.iter().map(|step| step.session.len()).collect();
-        match run_batch(steps) {
+        match run_batch(&weights, steps) {
             Ok(mut values) => {
                 let mut out = Vec::with_capacity(steps.len());
                 for step in steps.iter().rev() {
@@ -277,13 +335,18 @@ impl<B: Backend> Session<B> {
             options: self.options,
             ropes: self.ropes.clone(),
             cache: self.cache.fork(len),
+            adapters: self.adapters.clone(),
             scratch: Scratch::new(&self.model.backend),
         }
     }
 }
 
-/// Runs `steps`, of sessions of one model, in one batch; the wanted logits of all, in turn.
-fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineError> {
+/// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; the wanted logits of
+/// all, in turn.
+fn run_batch<B: Backend>(
+    weights: &Generation<B>,
+    steps: &mut [Step<'_, B>],
+) -> Result<Vec<f32>, EngineError> {
     let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
         return Ok(Vec::new());
     };
@@ -311,8 +374,20 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
     };
     let mut scratch = None;
     let mut sequences = Vec::with_capacity(steps.len());
+    let mut adapters: Vec<(Range<usize>, &[ActiveAdapter<B>])> = Vec::new();
+    let mut first_row = 0;
     for step in steps.iter_mut() {
         let session = &mut *step.session;
+        let rows = first_row..first_row + step.ids.len();
+        first_row = rows.end;
+        match adapters.last_mut() {
+            // Neighbours with the same adapters are computed together.
+            Some((before, same)) if before.end == rows.start && *same == session.adapters => {
+                before.end = rows.end;
+            }
+            _ if session.adapters.is_empty() => {}
+            _ => adapters.push((rows, &session.adapters)),
+        }
         scratch.get_or_insert(&mut session.scratch);
         sequences.push(Sequence {
             cache: &mut session.cache,
@@ -324,10 +399,11 @@ fn run_batch<B: Backend>(steps: &mut [Step<'_, B>]) -> Result<Vec<f32>, EngineEr
         ids: &ids,
         sequences: &mut sequences,
         angles: &angles,
+        adapters: &adapters,
         wanted: &wanted,
         top,
     };
-    model.forward(scratch, &mut batch)?;
+    model.forward(weights, scratch, &mut batch)?;
     for Sequence { cache, n_rows } in batch.sequences {
         cache.advance(*n_rows);
     }

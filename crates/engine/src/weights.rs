@@ -13,7 +13,7 @@ pub(crate) struct Weights<L, V> {
 }
 
 /// One transformer block.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Layer<L, V> {
     pub(crate) attn_norm: V,
     pub(crate) q: Projection<L, V>,
@@ -39,7 +39,7 @@ pub(crate) struct Layer<L, V> {
 }
 
 /// A linear layer: `y = norm(x) · wᵀ + bias`, the norm and the bias where there are any.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Projection<L, V> {
     pub(crate) input_norm: Option<V>,
     pub(crate) weight: L,
@@ -54,17 +54,6 @@ pub(crate) trait Convert<L, V> {
     fn vector(&mut self, from: V) -> Self::Vector;
 }
 
-impl<L, V> Weights<L, V> {
-    pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Weights<C::Linear, C::Vector> {
-        Weights {
-            token_embd: c.linear(self.token_embd),
-            layers: self.layers.into_iter().map(|l| l.convert(c)).collect(),
-            output_norm: c.vector(self.output_norm),
-            output: self.output.map(|p| p.convert(c)),
-        }
-    }
-}
-
 impl<L, V> Layer<L, V> {
     /// Its linear layers.
     pub(crate) fn projections(&self) -> [&Projection<L, V>; 7] {
@@ -73,7 +62,7 @@ impl<L, V> Layer<L, V> {
         ]
     }
 
-    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
+    pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
         Layer {
             attn_norm: c.vector(self.attn_norm),
             q: self.q.convert(c),
@@ -95,7 +84,7 @@ impl<L, V> Layer<L, V> {
 }
 
 impl<L, V> Projection<L, V> {
-    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Projection<C::Linear, C::Vector> {
+    pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Projection<C::Linear, C::Vector> {
         Projection {
             input_norm: self.input_norm.map(|v| c.vector(v)),
             weight: c.linear(self.weight),

@@ -32,6 +32,7 @@ mod arm;
 pub mod attention;
 mod dot;
 mod exact;
+mod finite;
 pub mod gemm;
 mod isa;
 mod math;
@@ -47,6 +48,7 @@ mod shape;
 mod test_data;
 pub mod vector;
 
+pub use finite::check_finite;
 pub use isa::Isa;
 pub use requantize::requantize;
 pub use shape::ShapeError;

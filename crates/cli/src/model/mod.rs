@@ -1,5 +1,6 @@
 //! Opening a model: which files it has, what they say, and feeding the engine from them.
 
+mod adapter;
 mod assemble;
 mod bundled;
 mod generation;
@@ -25,6 +26,7 @@ use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
+pub(crate) use adapter::{Adapted, LoraFlag};
 use assemble::Assembled;
 pub(crate) use package::{PackageHeader, read_package};
 use source::Found;
@@ -348,7 +350,7 @@ impl ModelFiles {
             ));
         }
         let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
-        Ok(Session::new(model, flags.session(ctx_len))?)
+        Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
     }
 
     /// Every token that ends an answer.

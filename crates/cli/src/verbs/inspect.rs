@@ -4,7 +4,7 @@ mod package;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
@@ -104,6 +104,9 @@ struct TensorReport {
 
 impl Inspect {
     pub(crate) fn run(self) -> Result<()> {
+        if !self.flags.engine.lora().is_empty() {
+            bail!("--lora: expected a verb that runs the model, found inspect");
+        }
         let files = ModelFiles::open(&self.model)?;
         let (model, not_runnable) = match files.plan(&self.flags.files) {
             Ok(plan) => (Some(ModelReport::new(&plan, &self.flags.engine)), None),

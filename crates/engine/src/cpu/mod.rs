@@ -15,7 +15,7 @@ use sterna_kernels::{Exec, Isa, norm, rope, vector};
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, ScreenedRows, Sequence,
+    Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
     TernaryPacking, WeightData,
 };
 use crate::rope::Angles;
@@ -44,6 +44,17 @@ pub struct Cpu {
     scratch: Mutex<gemm::Scratch>,
     /// What spans of positions come to, kept likewise.
     spans: Mutex<attention::Scratch>,
+    /// What adapters compute on the way, kept likewise.
+    low_rank: Mutex<LowRankScratch>,
+}
+
+/// Memory for [`Backend::add_low_rank`].
+#[derive(Debug, Default)]
+struct LowRankScratch {
+    /// `x · aᵀ` of each update, `[n_rows, rank]`.
+    inner: Vec<Vec<f32>>,
+    /// What one of them adds, `[n_rows, n]`.
+    change: Vec<f32>,
 }
 
 impl Cpu {
@@ -54,6 +65,7 @@ impl Cpu {
             activations: Activations::default(),
             scratch: Mutex::default(),
             spans: Mutex::default(),
+            low_rank: Mutex::default(),
         }
     }
 
@@ -251,6 +263,34 @@ impl Backend for Cpu {
         let out = out.shape(1, w.source.n);
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(screen.top(&self.exec, &w.blocks()?, &x.values, top, &mut scratch, out)?)
+    }
+
+    fn add_low_rank(
+        &self,
+        x: &CpuBuffer,
+        rows: Range<usize>,
+        updates: &mut [LowRank<'_, Cpu>],
+    ) -> Result<(), BackendError> {
+        let n_rows = rows.len();
+        let mut low_rank = self.low_rank.lock().unwrap_or_else(PoisonError::into_inner);
+        let LowRankScratch { inner, change } = &mut *low_rank;
+        inner.resize_with(updates.len().max(inner.len()), Vec::new);
+        let mut matrices = Vec::with_capacity(updates.len());
+        for (LowRank { a, .. }, inner) in updates.iter().zip(&mut *inner) {
+            inner.resize(n_rows * a.source.n, 0.0);
+            matrices.push((a.matrix()?, &mut inner[..]));
+        }
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = x.rows(&rows);
+        gemm::linear(&self.exec, own, x.width, &mut scratch, &mut matrices)?;
+        for (LowRank { b, scale, out, .. }, inner) in updates.iter_mut().zip(inner) {
+            vector::scale(&self.exec, inner, *scale);
+            change.resize(n_rows * b.source.n, 0.0);
+            let product = &mut [(b.matrix()?, &mut change[..])];
+            gemm::linear(&self.exec, inner, b.source.k, &mut scratch, product)?;
+            vector::add(&self.exec, out.rows_mut(&rows), change)?;
+        }
+        Ok(())
     }
 
     fn add_bias(&self, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {

@@ -279,6 +279,32 @@ impl<'a> Node<'a> {
         matches!(self.json, Json::Bool(_))
     }
 
+    /// Whether it is what leaves a feature unused: false, an empty list, object or string.
+    pub(super) fn is_off(&self) -> bool {
+        match self.json {
+            Json::Null | Json::Bool(false) => true,
+            Json::String(s) => s.is_empty(),
+            Json::Array(items) => items.is_empty(),
+            Json::Object(members) => members.is_empty(),
+            Json::Bool(true) | Json::Int(_) | Json::Float(_) => false,
+        }
+    }
+
+    /// The value in a few words, for messages.
+    pub(super) fn summary(&self) -> String {
+        match self.json {
+            Json::Bool(b) => b.to_string(),
+            Json::Int(n) => n.to_string(),
+            Json::String(s) => format!("`{s}`"),
+            Json::Array(items) => match &items[..] {
+                [Json::String(only)] => format!("[`{only}`]"),
+                [Json::String(first), ..] => format!("[`{first}`, ...]"),
+                _ => self.json.kind().to_owned(),
+            },
+            _ => self.json.kind().to_owned(),
+        }
+    }
+
     /// The member called `key`; absent and null are the same.
     pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
         match self.json.member(key)? {

@@ -4,12 +4,14 @@
 //! of Transformers 4 and 5; what it means for a model family is for the engine and the text crate
 //! to say. A key that is absent and one that is null are the same. Unknown keys are ignored.
 
+mod adapter;
 mod config;
 mod generation;
 mod json;
 mod rope;
 mod tokenizer;
 
+pub use adapter::{AdapterConfig, AdapterNameError, AdapterTensor, LoraFactor};
 pub use config::{Config, QuantizationConfig};
 pub use generation::GenerationConfig;
 pub use json::parse_json;

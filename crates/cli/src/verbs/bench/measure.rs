@@ -1,13 +1,12 @@
 //! What is timed, and the timing of it.
 
-use std::sync::Arc;
-
 use anyhow::Result;
 use bytes::Bytes;
-use sterna_engine::{Cpu, Logits, Model, ModelConfig, ModelPlan, Session, SessionOptions, Step};
+use sterna_engine::{Cpu, Logits, ModelConfig, ModelPlan, Session, SessionOptions, Step};
 use sterna_kernels::{Exec, Isa};
 
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
+use crate::model::Adapted;
 use crate::progress::Progress;
 
 /// One thing to time.
@@ -136,7 +135,7 @@ pub(super) struct Times {
 pub(super) struct Candidate {
     pub(super) threads: usize,
     pub(super) load_ms: f64,
-    model: Arc<Model<Cpu>>,
+    model: Adapted,
     /// Threads to measure arithmetic with: as many as the model's.
     exec: Exec,
     /// For each test.
@@ -150,12 +149,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(
-        threads: usize,
-        load_ms: f64,
-        model: Arc<Model<Cpu>>,
-        exec: Exec,
-    ) -> Candidate {
+    pub(super) fn new(threads: usize, load_ms: f64, model: Adapted, exec: Exec) -> Candidate {
         Candidate {
             threads,
             load_ms,
@@ -172,7 +166,7 @@ impl Candidate {
     fn prepare(&mut self, tests: &[Test], options: SessionOptions) -> Result<()> {
         for test in tests {
             let filled = |_| {
-                let mut session = Session::new(self.model.clone(), options)?;
+                let mut session = self.model.session(options)?;
                 if test.depth() > 0 {
                     session.forward(&self.ids(test.depth()), Logits::None)?;
                 }
@@ -201,7 +195,7 @@ impl Candidate {
     }
 
     fn ids(&self, n: usize) -> Vec<u32> {
-        token_ids(n, self.model.config().n_vocab)
+        token_ids(n, self.model.model().config().n_vocab)
     }
 }
 

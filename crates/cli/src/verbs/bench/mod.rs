@@ -4,13 +4,12 @@ mod measure;
 mod report;
 
 use std::num::NonZero;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::Args;
-use sterna_engine::{Cpu, Logits, Model, Session};
+use sterna_engine::{Logits, Session};
 use sterna_kernels::Exec;
 
 use self::measure::{Candidate, Test, Work, token_ids};
@@ -18,7 +17,7 @@ use self::report::{ModelReport, Report, Run};
 use crate::args::{self, ReportFlags};
 use crate::builtin;
 use crate::machine::{self, Machine};
-use crate::model::{ModelFiles, SourceFile};
+use crate::model::{Adapted, ModelFiles, SourceFile};
 use crate::output;
 
 const EXAMPLE: &str = "Example:
@@ -171,11 +170,12 @@ impl Bench {
     }
 
     /// Loads the model for `threads` threads, and checks it; how many milliseconds loading took.
-    fn load(&self, files: &ModelFiles, threads: usize) -> Result<(Arc<Model<Cpu>>, f64)> {
+    fn load(&self, files: &ModelFiles, threads: usize) -> Result<(Adapted, f64)> {
         let plan = files.plan(&self.flags.files)?;
         let start = Instant::now();
         let engine = &self.flags.engine;
         let model = files.load(plan, engine.backend(threads)?, engine.weights())?;
+        let model = Adapted::new(model, engine.lora())?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         self.check(&model)?;
         for batch in self.batch.iter().filter(|batch| batch.get() > 1) {
@@ -185,10 +185,10 @@ impl Bench {
     }
 
     /// Computes a few tokens at once and one by one, which must give the same.
-    fn check(&self, model: &Arc<Model<Cpu>>) -> Result<()> {
-        let n_vocab = model.config().n_vocab;
+    fn check(&self, model: &Adapted) -> Result<()> {
+        let n_vocab = model.model().config().n_vocab;
         let ids = token_ids(CHECKED, n_vocab);
-        let mut session = Session::new(model.clone(), self.flags.engine.session(CHECKED))?;
+        let mut session = model.session(self.flags.engine.session(CHECKED))?;
         let at_once = session.forward(&ids, Logits::Last)?;
         session.truncate(0);
         let mut one_by_one = Vec::new();
@@ -206,18 +206,19 @@ impl Bench {
     }
 
     /// Takes steps of `n` sequences together and of each alone, which must give the same bits.
-    fn check_batch(&self, model: &Arc<Model<Cpu>>, n: usize) -> Result<()> {
+    fn check_batch(&self, model: &Adapted, n: usize) -> Result<()> {
         let options = self.flags.engine.session(CHECKED);
-        let ids = token_ids(n * CHECKED, model.config().n_vocab);
+        let n_vocab = model.model().config().n_vocab;
+        let ids = token_ids(n * CHECKED, n_vocab);
         // Sequences of different lengths, so that one that is taken for another shows.
         let mut together = Vec::with_capacity(n);
         for (i, ids) in ids.chunks(CHECKED).enumerate() {
-            let mut session = Session::new(model.clone(), options)?;
+            let mut session = model.session(options)?;
             session.forward(&ids[..1 + i % (CHECKED - 2)], Logits::None)?;
             together.push(session);
         }
         for step in 0..2 {
-            let ids = token_ids(n * (step + 1), model.config().n_vocab).split_off(n * step);
+            let ids = token_ids(n * (step + 1), n_vocab).split_off(n * step);
             let mut alone = Vec::with_capacity(n);
             for (session, id) in together.iter().zip(&ids) {
                 let mut session = session.fork(session.len());

@@ -1,0 +1,223 @@
+//! Opening low-rank adapters (`--lora`), and the sessions that begin with them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use sterna_delivery::LocalFile;
+use sterna_engine::{
+    ActiveAdapter, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module, Orientation, Session,
+    SessionOptions,
+};
+use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
+use sterna_format::safetensors::SafeTensors;
+
+/// What `--lora` names: a folder, and how strongly its adapter is applied.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LoraFlag {
+    folder: PathBuf,
+    scale: f32,
+}
+
+impl FromStr for LoraFlag {
+    type Err = String;
+
+    /// `DIR` or `DIR=SCALE`. What follows the last `=` is a scale if it is a number, else part of the
+    /// folder's name.
+    fn from_str(text: &str) -> Result<LoraFlag, String> {
+        let scaled = text.rsplit_once('=').and_then(|(folder, scale)| {
+            let scale: f32 = scale.parse().ok()?;
+            Some((folder, scale))
+        });
+        let (folder, scale) = scaled.unwrap_or((text, 1.0));
+        if folder.is_empty() {
+            return Err("expected a folder, or a folder and `=SCALE`".to_owned());
+        }
+        if !scale.is_finite() {
+            return Err(format!("expected a finite scale, found {scale}"));
+        }
+        Ok(LoraFlag {
+            folder: folder.into(),
+            scale,
+        })
+    }
+}
+
+/// A model, and the adapters that its sessions begin with.
+#[derive(Clone)]
+pub(crate) struct Adapted {
+    model: Arc<Model<Cpu>>,
+    adapters: Vec<ActiveAdapter<Cpu>>,
+}
+
+impl Adapted {
+    /// Loads the adapters that `flags` name for `model`.
+    pub(crate) fn new(model: Arc<Model<Cpu>>, flags: &[LoraFlag]) -> Result<Adapted> {
+        let adapters = flags.iter().map(|LoraFlag { folder, scale }| {
+            let source = open(folder)?;
+            let adapter = model
+                .load_adapter(source)
+                .with_context(|| format!("{}: not an adapter of this model", folder.display()))?;
+            let scale = *scale;
+            Ok(ActiveAdapter { adapter, scale })
+        });
+        let adapters = adapters.collect::<Result<_>>()?;
+        Ok(Adapted { model, adapters })
+    }
+
+    pub(crate) fn model(&self) -> &Arc<Model<Cpu>> {
+        &self.model
+    }
+
+    /// An empty sequence, with the adapters applied.
+    pub(crate) fn session(&self, options: SessionOptions) -> Result<Session<Cpu>> {
+        let mut session = Session::new(Arc::clone(&self.model), options)?;
+        session.set_adapters(self.adapters.clone())?;
+        Ok(session)
+    }
+}
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Largest configuration that is read; the parser takes no larger one.
+const MAX_CONFIG_BYTES: u64 = 8 << 20;
+
+/// The adapter in a folder as PEFT saves it.
+fn open(folder: &Path) -> Result<AdapterSource> {
+    if folder.is_dir() && !folder.join(CONFIG).exists() {
+        bail!(
+            "{}: expected an adapter as PEFT saves it, with {CONFIG} and {WEIGHTS}, found a folder \
+             without {CONFIG}",
+            folder.display()
+        );
+    }
+    let path = folder.join(CONFIG);
+    let file = LocalFile::open(&path)?;
+    let config = AdapterConfig::parse(&file.prefix(MAX_CONFIG_BYTES + 1))
+        .with_context(|| path.display().to_string())?;
+    let path = folder.join(WEIGHTS);
+    if !path.exists() && folder.join("adapter_model.bin").exists() {
+        bail!(
+            "{}: expected {WEIGHTS}, found adapter_model.bin; PyTorch's own files can run code when \
+             they are read: save the adapter as safetensors (save_pretrained)",
+            folder.display()
+        );
+    }
+    let weights = LocalFile::open(&path)?;
+    let pairs = pairs(&weights, &config).with_context(|| path.display().to_string())?;
+    Ok(AdapterSource {
+        name: folder.display().to_string(),
+        orientation: Orientation::RankFirst,
+        pairs,
+    })
+}
+
+/// The two matrices of a module, as far as they have been found.
+struct Halves {
+    layer: usize,
+    module: Module,
+    a: Option<LoraMatrix>,
+    b: Option<LoraMatrix>,
+}
+
+/// Puts the tensors of `file` together by twos.
+fn pairs(file: &LocalFile, config: &AdapterConfig) -> Result<Vec<LoraPair>> {
+    let header = SafeTensors::parse(&file.prefix(u64::MAX), file.len())?;
+    let mut modules: BTreeMap<String, Halves> = BTreeMap::new();
+    for entry in header.tensors() {
+        let AdapterTensor {
+            path,
+            layer,
+            module,
+            matrix,
+        } = AdapterTensor::parse(&entry.name)?;
+        let Some(module) = Module::from_name(&module) else {
+            let known: Vec<_> = Module::ALL.iter().map(|module| module.name()).collect();
+            bail!(
+                "tensor `{}`: expected a module among {}, found `{module}`",
+                entry.name,
+                known.join(", ")
+            );
+        };
+        let halves = modules.entry(path).or_insert(Halves {
+            layer,
+            module,
+            a: None,
+            b: None,
+        });
+        let half = match matrix {
+            LoraFactor::A => &mut halves.a,
+            LoraFactor::B => &mut halves.b,
+        };
+        let found = LoraMatrix {
+            name: entry.name.clone(),
+            shape: entry.shape.clone(),
+            dtype: entry.dtype,
+            bytes: file.slice(entry.offset, entry.len)?,
+        };
+        if let Some(LoraMatrix { name, .. }) = half.replace(found) {
+            bail!(
+                "tensor `{}`: expected one such matrix of its module, found `{name}` too",
+                entry.name
+            );
+        }
+    }
+    let pairs = modules.into_iter().map(|(path, halves)| {
+        let Halves {
+            layer,
+            module,
+            a,
+            b,
+        } = halves;
+        let (a, b) = match (a, b) {
+            (Some(a), Some(b)) => (a, b),
+            (Some(one), None) | (None, Some(one)) => bail!(
+                "module `{path}`: expected both matrices, lora_A and lora_B, found only `{}`",
+                one.name
+            ),
+            (None, None) => unreachable!("a module is entered with one of its matrices"),
+        };
+        let rank = config.rank(&path);
+        if !a.shape.contains(&rank) {
+            bail!(
+                "tensor `{}`: expected rank {rank} by {CONFIG}, found shape {:?}",
+                a.name,
+                a.shape
+            );
+        }
+        Ok(LoraPair {
+            layer,
+            module,
+            scaling: config.scaling(&path) as f32,
+            a,
+            b,
+        })
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_follows_the_last_equals_sign() {
+        let flag = |folder: &str, scale| {
+            Ok(LoraFlag {
+                folder: folder.into(),
+                scale,
+            })
+        };
+        assert_eq!("a/b".parse(), flag("a/b", 1.0));
+        assert_eq!("a/b=0.5".parse(), flag("a/b", 0.5));
+        assert_eq!("a/b=-2".parse(), flag("a/b", -2.0));
+        assert_eq!("a=b".parse(), flag("a=b", 1.0));
+        assert_eq!("a=1=0".parse(), flag("a=1", 0.0));
+        for text in ["", "=1", "a=nan", "a=inf"] {
+            assert!(text.parse::<LoraFlag>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The weights of a model at one time, in groups that are replaced one by one.
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::head::screening::Screening;
+use crate::model::Versions;
+use crate::weights::{Layer, Projection};
+
+/// Weights that are replaced together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Group {
+    /// The embedding table; with it the output head, where both are one matrix.
+    Embedding,
+    /// A transformer block, from 0.
+    Layer(usize),
+    /// The norm before the output head; with it the head, where that is a matrix of its own.
+    Head,
+}
+
+/// All weights of a model. Generations share the groups in which they are the same.
+pub(crate) struct Generation<B: Backend> {
+    number: u64,
+    embedding: Versioned<Embedding<B>>,
+    layers: Vec<Versioned<Layer<B::Linear, B::Vector>>>,
+    head: Versioned<Head<B>>,
+}
+
+/// A group, and the generation in which it came.
+struct Versioned<T> {
+    since: u64,
+    weights: Arc<T>,
+}
+
+impl<T> Versioned<T> {
+    fn new(since: u64, weights: T) -> Versioned<T> {
+        Versioned {
+            since,
+            weights: Arc::new(weights),
+        }
+    }
+}
+
+impl<T> Clone for Versioned<T> {
+    fn clone(&self) -> Versioned<T> {
+        Versioned {
+            since: self.since,
+            weights: Arc::clone(&self.weights),
+        }
+    }
+}
+
+/// The weights of [`Group::Embedding`].
+pub(crate) struct Embedding<B: Backend> {
+    /// `[n_vocab, model_dim]`.
+    pub(crate) token_embd: B::Linear,
+    /// Where logits come from, if that is the same table.
+    pub(crate) output: Option<Output<B>>,
+}
+
+/// The weights of [`Group::Head`].
+pub(crate) struct Head<B: Backend> {
+    /// `[model_dim]`.
+    pub(crate) output_norm: B::Vector,
+    /// Where logits come from, if that isn't the embedding table.
+    pub(crate) output: Option<Output<B>>,
+}
+
+/// Where logits come from.
+pub(crate) struct Output<B: Backend> {
+    /// `[n_vocab, model_dim]`; the embedding table if `None`.
+    pub(crate) projection: Option<Projection<B::Linear, B::Vector>>,
+    pub(crate) screening: Option<Screening<B::Screen>>,
+}
+
+/// New weights of one group.
+pub(crate) enum NewGroup<B: Backend> {
+    Embedding(Embedding<B>),
+    Layer(usize, Layer<B::Linear, B::Vector>),
+    Head(Head<B>),
+}
+
+impl<B: Backend> Generation<B> {
+    /// The weights of a model as it was loaded. Exactly one of `embedding` and `head` has an output.
+    pub(crate) fn first(
+        embedding: Embedding<B>,
+        layers: Vec<Layer<B::Linear, B::Vector>>,
+        head: Head<B>,
+    ) -> Generation<B> {
+        Generation {
+            number: 0,
+            embedding: Versioned::new(0, embedding),
+            layers: layers.into_iter().map(|l| Versioned::new(0, l)).collect(),
+            head: Versioned::new(0, head),
+        }
+    }
+
+    /// The generation after this one, with the same weights.
+    pub(crate) fn next(&self) -> Generation<B> {
+        Generation {
+            number: self.number + 1,
+            embedding: self.embedding.clone(),
+            layers: self.layers.clone(),
+            head: self.head.clone(),
+        }
+    }
+
+    /// This generation with other weights in one group. There is such a layer, and an output where there
+    /// was one.
+    pub(crate) fn with(mut self, group: NewGroup<B>) -> Generation<B> {
+        let since = self.number;
+        match group {
+            NewGroup::Embedding(weights) => self.embedding = Versioned::new(since, weights),
+            NewGroup::Layer(i, weights) => self.layers[i] = Versioned::new(since, weights),
+            NewGroup::Head(weights) => self.head = Versioned::new(since, weights),
+        }
+        self
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn versions(&self) -> Versions {
+        let mut groups = vec![(Group::Embedding, self.embedding.since)];
+        let layers = self.layers.iter().enumerate();
+        groups.extend(layers.map(|(i, layer)| (Group::Layer(i), layer.since)));
+        groups.push((Group::Head, self.head.since));
+        Versions {
+            generation: self.number,
+            groups,
+        }
+    }
+
+    /// `[n_vocab, model_dim]`.
+    pub(crate) fn token_embd(&self) -> &B::Linear {
+        &self.embedding.weights.token_embd
+    }
+
+    pub(crate) fn layers(&self) -> impl Iterator<Item = &Layer<B::Linear, B::Vector>> {
+        self.layers.iter().map(|layer| &*layer.weights)
+    }
+
+    /// `[model_dim]`.
+    pub(crate) fn output_norm(&self) -> &B::Vector {
+        &self.head.weights.output_norm
+    }
+
+    /// Whether logits come from the embedding table.
+    pub(crate) fn is_tied(&self) -> bool {
+        self.head.weights.output.is_none()
+    }
+
+    /// Where logits come from.
+    pub(crate) fn output(&self) -> &Output<B> {
+        let own = self.head.weights.output.as_ref();
+        own.or(self.embedding.weights.output.as_ref())
+            .expect("a model has logits, from one group or the other")
+    }
+}

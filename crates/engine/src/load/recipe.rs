@@ -1,0 +1,225 @@
+//! Carrying out recipes: the bytes of a weight made into what a backend takes.
+
+use bytes::Bytes;
+use sterna_format::DType;
+use sterna_kernels::quant::ternary::{I2sLayout, Layout, row_bytes};
+use sterna_kernels::quant::{QuantError, decode_row};
+use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
+
+use super::LoadError;
+use crate::backend::{TernaryPacking, WeightData};
+use crate::plan::{LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float};
+
+/// Fails at the first weight that isn't a number.
+pub(super) fn check_finite(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    name: &str,
+    weights: &WeightData,
+) -> Result<(), LoadError> {
+    let name = || name.to_owned();
+    match weights {
+        WeightData::Blocks { dtype, bytes, .. } => {
+            check_finite_blocks(host, *dtype, recipe.n, recipe.k, bytes).map_err(|source| {
+                match source {
+                    QuantError::NotFinite { index, value } => LoadError::NotFinite {
+                        name: name(),
+                        index,
+                        found: value,
+                    },
+                    source => LoadError::Weights {
+                        name: name(),
+                        source,
+                    },
+                }
+            })
+        }
+        WeightData::Ternary { scale, .. } if !scale.is_finite() => Err(LoadError::BadScale {
+            name: name(),
+            found: *scale,
+        }),
+        WeightData::Ternary { .. } => Ok(()),
+    }
+}
+
+pub(crate) fn vector(
+    recipe: &VectorRecipe,
+    request: &TensorRequest,
+    bytes: &[u8],
+) -> Result<Vec<f32>, LoadError> {
+    let mut values = vec![0.0; recipe.len];
+    decode_row(recipe.dtype, bytes, &mut values).map_err(|source| LoadError::Weights {
+        name: request.name.clone(),
+        source,
+    })?;
+    for (index, value) in values.iter_mut().enumerate() {
+        *value += recipe.plus;
+        if !value.is_finite() {
+            return Err(LoadError::NotFinite {
+                name: request.name.clone(),
+                index,
+                found: *value,
+            });
+        }
+    }
+    Ok(values)
+}
+
+/// The weights of a linear layer in the form a backend takes, repacked on `host` if need be.
+pub(crate) fn linear(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    requests: &[TensorRequest],
+    parts: Vec<Bytes>,
+) -> Result<WeightData, LoadError> {
+    let LinearRecipe { n, k, .. } = *recipe;
+    let weights_error = |source| LoadError::Weights {
+        name: requests[0].name.clone(),
+        source,
+    };
+    let bytes = &parts[0];
+    let given_scale = match &recipe.scale {
+        Some(scale) => Some(read_scale(scale, &requests[1], &parts[1])?),
+        None => None,
+    };
+    let pack = |layout| {
+        let rows = recipe.first_row..recipe.first_row + n;
+        repack::repack(host, layout, recipe.n_stored, k, bytes, rows)
+            .map(Bytes::from)
+            .map_err(weights_error)
+    };
+    let blocks = |dtype, int8_activations| match given_scale {
+        None => Ok(WeightData::Blocks {
+            dtype,
+            bytes: bytes.clone(),
+            int8_activations,
+        }),
+        Some(_) => Err(LoadError::NoCommonScale {
+            name: requests[1].name.clone(),
+        }),
+    };
+    let masters = |dtype| {
+        let multiplier =
+            repack::absmean_multiplier(host, dtype, n, k, bytes).map_err(weights_error)?;
+        Ok(WeightData::Ternary {
+            codes: pack(Layout::Masters { dtype, multiplier })?,
+            packing: TernaryPacking::Dense,
+            scale: given_scale.unwrap_or(1.0) / multiplier,
+        })
+    };
+    match recipe.stored {
+        Stored::Blocks(dtype) => blocks(dtype, false),
+        Stored::Masters(dtype) => masters(dtype),
+        Stored::BitLinear(dtype) => {
+            if dtype == DType::TQ2_0
+                && let Some(scale) = repack::common_tq2_0_scale(host, bytes)
+            {
+                return Ok(WeightData::Ternary {
+                    codes: bytes.clone(),
+                    packing: TernaryPacking::Tq20,
+                    scale: scale * given_scale.unwrap_or(1.0),
+                });
+            }
+            let common = repack::common_scale(host, dtype, n, bytes).map_err(weights_error)?;
+            match common {
+                Some(scale) => Ok(WeightData::Ternary {
+                    codes: pack(ternary_layout(dtype, scale))?,
+                    packing: TernaryPacking::Dense,
+                    scale: scale * given_scale.unwrap_or(1.0),
+                }),
+                None if is_float(dtype) => masters(dtype),
+                None => blocks(dtype, true),
+            }
+        }
+        Stored::Packed => Ok(WeightData::Ternary {
+            codes: pack(Layout::HuggingFace)?,
+            packing: TernaryPacking::Dense,
+            scale: given_scale.unwrap_or(1.0),
+        }),
+        Stored::I2s(layout) => {
+            let in_place = layout == I2sLayout::Block128 && row_bytes(k) * 4 == k;
+            let codes = if in_place {
+                let stride = row_bytes(k);
+                let codes = bytes.slice(recipe.first_row * stride..(recipe.first_row + n) * stride);
+                repack::check_codes(host, n, k, &codes).map_err(weights_error)?;
+                codes
+            } else {
+                pack(Layout::I2S(layout))?
+            };
+            Ok(WeightData::Ternary {
+                codes,
+                packing: TernaryPacking::Dense,
+                scale: given_scale.unwrap_or(1.0),
+            })
+        }
+    }
+}
+
+/// Blocks of another type made of `weights`.
+pub(super) fn encode(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    weights: &WeightData,
+    to: DType,
+) -> Result<WeightData, QuantError> {
+    let WeightData::Blocks { dtype, bytes, .. } = weights else {
+        unreachable!("`ModelPlan::with_head` takes heads that are blocks only");
+    };
+    let bytes = requantize(host, recipe.n, recipe.k, *dtype, bytes, to)?;
+    Ok(WeightData::Blocks {
+        dtype: to,
+        bytes: bytes.into(),
+        int8_activations: false,
+    })
+}
+
+/// Packed checkpoints disagree on whether scales multiply or divide. A weight is worth much less than
+/// one in any trained model, so a scale above it says that the configuration is wrong about that.
+pub(super) fn odd_scale(
+    recipe: &LinearRecipe,
+    requests: &[TensorRequest],
+    weights: &WeightData,
+) -> Option<String> {
+    match weights {
+        WeightData::Ternary { scale, .. } if recipe.stored == Stored::Packed && *scale > 1.0 => {
+            Some(format!(
+                "tensor `{}`: weights are worth ±{scale} each; does the configuration's \
+                 linear_class say rightly whether scales multiply or divide?",
+                requests[0].name
+            ))
+        }
+        _ => None,
+    }
+}
+
+fn ternary_layout(dtype: DType, scale: f32) -> Layout {
+    match dtype {
+        DType::TQ1_0 | DType::TQ2_0 => Layout::Blocks(dtype),
+        _ => Layout::Values { dtype, scale },
+    }
+}
+
+fn read_scale(
+    recipe: &ScaleRecipe,
+    request: &TensorRequest,
+    bytes: &[u8],
+) -> Result<f32, LoadError> {
+    let mut value = [0.0];
+    decode_row(recipe.dtype, bytes, &mut value).map_err(|source| LoadError::Weights {
+        name: request.name.clone(),
+        source,
+    })?;
+    let scale = if recipe.divides {
+        1.0 / value[0]
+    } else {
+        value[0]
+    };
+    if scale.is_finite() && scale > 0.0 {
+        Ok(scale)
+    } else {
+        Err(LoadError::BadScale {
+            name: request.name.clone(),
+            found: value[0],
+        })
+    }
+}

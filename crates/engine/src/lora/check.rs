@@ -1,0 +1,273 @@
+//! Whether an adapter's matrices fit a model, and putting them the way the engine multiplies with.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use sterna_format::DType;
+use sterna_kernels::quant::decode_row;
+use sterna_kernels::rope::RopeLayout;
+
+use super::{AdapterError, LoraMatrix, LoraPair, Module, Orientation};
+use crate::backend::{LinearSource, WeightData};
+use crate::config::ModelConfig;
+
+/// A change of one linear layer of the engine. There is at most one for each.
+pub(super) struct Checked {
+    pub(super) layer: usize,
+    /// One of the seven that aren't joined of others.
+    pub(super) module: Module,
+    pub(super) factors: Factors,
+}
+
+/// The matrices of a change, as a backend takes them.
+pub(super) struct Factors {
+    /// `[rank, in]`.
+    pub(super) a: LinearSource,
+    /// `[out, rank]`.
+    pub(super) b: LinearSource,
+    pub(super) scaling: f32,
+}
+
+/// The changes that `pairs` make to a model of `config`.
+pub(super) fn check(
+    config: &ModelConfig,
+    orientation: Orientation,
+    pairs: Vec<LoraPair>,
+) -> Result<Vec<Checked>, AdapterError> {
+    if pairs.is_empty() {
+        return Err(AdapterError::Empty);
+    }
+    let mut taken = HashSet::new();
+    let mut out = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        let LoraPair {
+            layer,
+            module,
+            scaling,
+            a,
+            b,
+        } = pair;
+        if layer >= config.n_layers {
+            return Err(AdapterError::UnknownLayer {
+                tensor: a.name,
+                n_layers: config.n_layers,
+                found: layer,
+            });
+        }
+        if !scaling.is_finite() {
+            return Err(AdapterError::Scaling {
+                tensor: a.name,
+                found: scaling,
+            });
+        }
+        for matrix in [&a, &b] {
+            check_matrix(matrix)?;
+        }
+        let shape = Shape::of(config, module);
+        let (rank, orientation) = shape.orient(orientation, &a, &b)?;
+        let a_source = linear(rank, shape.n_in, &a, orientation, |row| row);
+        let mut first = 0;
+        for &part in module.parts() {
+            if !taken.insert((layer, part)) {
+                return Err(AdapterError::Twice {
+                    tensor: a.name,
+                    module: part.name(),
+                    layer,
+                });
+            }
+            let n_out = Shape::of(config, part).n_out;
+            let order = row_order(config, part);
+            let b_source = linear(n_out, rank, &b, orientation, |row| first + order(row));
+            first += n_out;
+            out.push(Checked {
+                layer,
+                module: part,
+                factors: Factors {
+                    a: a_source.clone(),
+                    b: b_source,
+                    scaling,
+                },
+            });
+        }
+    }
+    Ok(out)
+}
+
+/// Which row of a matrix in the order of Hugging Face checkpoints is row `i` of the engine's.
+///
+/// GGUF files of some families keep rows of queries and keys so that elements which rotate together are
+/// neighbours; the rotary layout says so.
+fn row_order(config: &ModelConfig, module: Module) -> impl Fn(usize) -> usize {
+    let pairs = matches!(module, Module::Q | Module::K)
+        && (config.ropes.first()).is_some_and(|rope| rope.layout == RopeLayout::Pairs);
+    let head_dim = config.head_dim;
+    move |row| {
+        let (head, i) = (row / head_dim, row % head_dim);
+        if pairs && i < head_dim / 2 * 2 {
+            head * head_dim + i % 2 * (head_dim / 2) + i / 2
+        } else {
+            row
+        }
+    }
+}
+
+/// Inputs and outputs of a linear layer.
+struct Shape {
+    module: &'static str,
+    n_in: usize,
+    n_out: usize,
+}
+
+impl Shape {
+    fn of(config: &ModelConfig, module: Module) -> Shape {
+        let ModelConfig {
+            model_dim, ffn_dim, ..
+        } = *config;
+        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let (n_in, n_out) = match module {
+            Module::Q => (model_dim, q_dim),
+            Module::K | Module::V => (model_dim, kv_dim),
+            Module::O => (q_dim, model_dim),
+            Module::Gate | Module::Up => (model_dim, ffn_dim),
+            Module::Down => (ffn_dim, model_dim),
+            Module::Qkv => (model_dim, q_dim + 2 * kv_dim),
+            Module::GateUp => (model_dim, 2 * ffn_dim),
+        };
+        let module = module.name();
+        Shape {
+            module,
+            n_in,
+            n_out,
+        }
+    }
+
+    /// The rank, and which way round `a` and `b` lie: `declared` if their shapes allow both.
+    fn orient(
+        &self,
+        declared: Orientation,
+        a: &LoraMatrix,
+        b: &LoraMatrix,
+    ) -> Result<(usize, Orientation), AdapterError> {
+        let other = match declared {
+            Orientation::RankFirst => Orientation::RankLast,
+            Orientation::RankLast => Orientation::RankFirst,
+        };
+        let found = self.rank(declared, a, b);
+        match (found, self.rank(other, a, b)) {
+            (Ok(rank), _) => Ok((rank, declared)),
+            (Err(_), Ok(rank)) => Ok((rank, other)),
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    /// The rank, if the matrices lie as `orientation` says.
+    fn rank(
+        &self,
+        orientation: Orientation,
+        a: &LoraMatrix,
+        b: &LoraMatrix,
+    ) -> Result<usize, AdapterError> {
+        let wrong = |matrix: &LoraMatrix, expected: [String; 2]| {
+            let [rows, columns] = match orientation {
+                Orientation::RankFirst => expected,
+                Orientation::RankLast => {
+                    let [rows, columns] = expected;
+                    [columns, rows]
+                }
+            };
+            Err(AdapterError::Shape {
+                tensor: matrix.name.clone(),
+                module: self.module,
+                expected: format!("[{rows}, {columns}]"),
+                found: matrix.shape.clone(),
+            })
+        };
+        // As `RankFirst` has them.
+        let turned = |matrix: &LoraMatrix| match (orientation, &matrix.shape[..]) {
+            (Orientation::RankFirst, &[rows, columns]) => Some([rows, columns]),
+            (Orientation::RankLast, &[rows, columns]) => Some([columns, rows]),
+            _ => None,
+        };
+        let rank = match turned(a) {
+            Some([rank, n_in]) if n_in == self.n_in && rank > 0 => rank,
+            _ => return wrong(a, ["rank".to_owned(), self.n_in.to_string()]),
+        };
+        if turned(b) != Some([self.n_out, rank]) {
+            return wrong(b, [self.n_out.to_string(), rank.to_string()]);
+        }
+        Ok(rank)
+    }
+}
+
+/// Checks the type, the size and the values of a matrix.
+fn check_matrix(matrix: &LoraMatrix) -> Result<(), AdapterError> {
+    let tensor = || matrix.name.clone();
+    if !matches!(matrix.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(AdapterError::Type {
+            tensor: tensor(),
+            found: matrix.dtype,
+        });
+    }
+    // A product beyond the address space equals no length.
+    let expected = (matrix.shape.iter()).fold(matrix.dtype.block_bytes(), |product, &dim| {
+        product.saturating_mul(dim)
+    });
+    if matrix.bytes.len() != expected {
+        return Err(AdapterError::Size {
+            tensor: tensor(),
+            expected,
+            found: matrix.bytes.len(),
+        });
+    }
+    let mut values = [0.0; 256];
+    let chunk_bytes = values.len() * matrix.dtype.block_bytes();
+    for (i, bytes) in matrix.bytes.chunks(chunk_bytes).enumerate() {
+        let values = &mut values[..bytes.len() / matrix.dtype.block_bytes()];
+        decode_row(matrix.dtype, bytes, values).expect("floats of this length can be decoded");
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(AdapterError::NotFinite {
+                tensor: tensor(),
+                index: i * chunk_bytes / matrix.dtype.block_bytes() + at,
+                found: values[at],
+            });
+        }
+    }
+    Ok(())
+}
+
+/// `n` rows of `k` columns out of `stored`, which lies as `orientation` says: row `i` is row `row(i)` of
+/// the matrix as [`Orientation::RankFirst`] has it.
+fn linear(
+    n: usize,
+    k: usize,
+    stored: &LoraMatrix,
+    orientation: Orientation,
+    row: impl Fn(usize) -> usize,
+) -> LinearSource {
+    let size = stored.dtype.block_bytes();
+    // Stored rows are as long as the rows wanted, or as many as there are of the matrix.
+    let stride = stored.shape[1];
+    let mut bytes = Vec::with_capacity(n * k * size);
+    for i in (0..n).map(row) {
+        match orientation {
+            Orientation::RankFirst => {
+                bytes.extend_from_slice(&stored.bytes[i * k * size..(i + 1) * k * size]);
+            }
+            Orientation::RankLast => {
+                for j in 0..k {
+                    let at = (j * stride + i) * size;
+                    bytes.extend_from_slice(&stored.bytes[at..at + size]);
+                }
+            }
+        }
+    }
+    LinearSource {
+        n,
+        k,
+        weights: WeightData::Blocks {
+            dtype: stored.dtype,
+            bytes: Bytes::from(bytes),
+            int8_activations: false,
+        },
+    }
+}

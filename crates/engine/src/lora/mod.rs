@@ -1,0 +1,346 @@
+//! Low-rank adapters (LoRA): small changes to the linear layers of a model, applied beside its weights.
+//!
+//! A layer `y = W x` with an adapter gives `y = W x + scale · scaling · B (A x)`. Nothing is merged into
+//! `W`, so an adapter works over any type of weights, several may be active at once, and those of a
+//! session are changed without touching the model or other sessions.
+
+mod check;
+
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use sterna_format::DType;
+
+use crate::backend::{Backend, BackendError, LowRank};
+use crate::forward::Batch;
+use crate::model::Model;
+
+use check::{Checked, Factors};
+
+/// A linear layer of a transformer block that an adapter changes, by its name in Hugging Face
+/// checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+// The order of the first seven is that of `BlockUpdates`.
+pub enum Module {
+    /// `q_proj`: queries.
+    Q,
+    /// `k_proj`: keys.
+    K,
+    /// `v_proj`: values.
+    V,
+    /// `o_proj`: what attention adds to the residual.
+    O,
+    /// `gate_proj`: the gate of the feed-forward block.
+    Gate,
+    /// `up_proj`: what the gate lets through.
+    Up,
+    /// `down_proj`: what the feed-forward block adds to the residual.
+    Down,
+    /// `qkv_proj`: queries, keys and values in one matrix, in this order.
+    Qkv,
+    /// `gate_up_proj`: gate and up in one matrix, the gate first.
+    GateUp,
+}
+
+impl Module {
+    /// Every module there is.
+    pub const ALL: [Module; 9] = [
+        Module::Q,
+        Module::K,
+        Module::V,
+        Module::O,
+        Module::Gate,
+        Module::Up,
+        Module::Down,
+        Module::Qkv,
+        Module::GateUp,
+    ];
+
+    /// Its name in Hugging Face checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Module::Q => "q_proj",
+            Module::K => "k_proj",
+            Module::V => "v_proj",
+            Module::O => "o_proj",
+            Module::Gate => "gate_proj",
+            Module::Up => "up_proj",
+            Module::Down => "down_proj",
+            Module::Qkv => "qkv_proj",
+            Module::GateUp => "gate_up_proj",
+        }
+    }
+
+    /// The module with this name in Hugging Face checkpoints.
+    pub fn from_name(name: &str) -> Option<Module> {
+        Module::ALL.into_iter().find(|module| module.name() == name)
+    }
+
+    /// The layers of the engine that it stands for, in the order of its rows.
+    fn parts(self) -> &'static [Module] {
+        match self {
+            Module::Q => &[Module::Q],
+            Module::K => &[Module::K],
+            Module::V => &[Module::V],
+            Module::O => &[Module::O],
+            Module::Gate => &[Module::Gate],
+            Module::Up => &[Module::Up],
+            Module::Down => &[Module::Down],
+            Module::Qkv => &[Module::Q, Module::K, Module::V],
+            Module::GateUp => &[Module::Gate, Module::Up],
+        }
+    }
+}
+
+/// An adapter as its files describe it, whatever their format. Rows of query and key matrices are in
+/// the order of Hugging Face checkpoints.
+#[derive(Debug, Clone)]
+pub struct AdapterSource {
+    /// What to call it in messages.
+    pub name: String,
+    /// How its matrices are meant to lie, for those whose shapes would allow both ways.
+    pub orientation: Orientation,
+    /// The changes of single layers.
+    pub pairs: Vec<LoraPair>,
+}
+
+/// Which way round the matrices of an adapter lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// A is `[rank, in]` and B is `[out, rank]`, as PEFT writes them.
+    RankFirst,
+    /// A is `[in, rank]` and B is `[rank, out]`, as RDRR packages have them.
+    RankLast,
+}
+
+/// What an adapter adds to one linear layer: `scaling · B (A x)`.
+#[derive(Debug, Clone)]
+pub struct LoraPair {
+    /// The transformer block, from 0.
+    pub layer: usize,
+    /// The linear layer in it.
+    pub module: Module,
+    /// Usually `alpha / rank`, or `alpha / √rank` if the adapter is rank-stabilised.
+    pub scaling: f32,
+    /// What makes `rank` values of the layer's inputs.
+    pub a: LoraMatrix,
+    /// What makes the layer's outputs of them.
+    pub b: LoraMatrix,
+}
+
+/// A matrix of a [`LoraPair`].
+#[derive(Debug, Clone)]
+pub struct LoraMatrix {
+    /// Its name in the file, for messages.
+    pub name: String,
+    /// Rows and columns.
+    pub shape: Vec<usize>,
+    /// F32, F16 or BF16.
+    pub dtype: DType,
+    /// The values, row by row.
+    pub bytes: Bytes,
+}
+
+/// Why an adapter does not fit a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// An adapter that changes nothing.
+    #[error("expected tensors that change linear layers, found none")]
+    Empty,
+    /// A block that the model doesn't have.
+    #[error("tensor `{tensor}`: expected a layer below {n_layers}, found {found}")]
+    UnknownLayer {
+        /// Name in the file.
+        tensor: String,
+        /// Blocks of the model.
+        n_layers: usize,
+        /// The block the tensor is for.
+        found: usize,
+    },
+    /// A matrix of another shape than the model's layer calls for.
+    #[error(
+        "tensor `{tensor}`: expected shape {expected} by the {module} of the base model, found {found:?}"
+    )]
+    Shape {
+        /// Name in the file.
+        tensor: String,
+        /// Name of the layer, such as `q_proj`.
+        module: &'static str,
+        /// The shape it should have.
+        expected: String,
+        /// The shape it has.
+        found: Vec<usize>,
+    },
+    /// Values of a type that adapters aren't made of.
+    #[error("tensor `{tensor}`: expected type F32, F16 or BF16, found {found}")]
+    Type {
+        /// Name in the file.
+        tensor: String,
+        /// Its type.
+        found: DType,
+    },
+    /// More or fewer bytes than the shape calls for.
+    #[error("tensor `{tensor}`: expected {expected} bytes by its shape, found {found}")]
+    Size {
+        /// Name in the file.
+        tensor: String,
+        /// Bytes by shape and type.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// A value that isn't a number.
+    #[error("tensor `{tensor}`: expected numbers, found {found} at index {index}")]
+    NotFinite {
+        /// Name in the file.
+        tensor: String,
+        /// Place of the value.
+        index: usize,
+        /// The value.
+        found: f32,
+    },
+    /// A scaling that isn't a number.
+    #[error("tensor `{tensor}`: expected a finite scaling, found {found}")]
+    Scaling {
+        /// Name of the A matrix in the file.
+        tensor: String,
+        /// The scaling.
+        found: f32,
+    },
+    /// Two changes of one layer in one adapter.
+    #[error(
+        "tensor `{tensor}`: expected one change of the {module} of layer {layer}, found another"
+    )]
+    Twice {
+        /// Name in the file of the second one's A matrix.
+        tensor: String,
+        /// Name of the layer in its block.
+        module: &'static str,
+        /// The block.
+        layer: usize,
+    },
+    /// The backend refused a matrix.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// An adapter whose matrices are on the backend of a model, checked against it. Shared by the sessions
+/// it is active in; see [`Model::load_adapter`].
+pub struct Adapter<B: Backend> {
+    name: String,
+    model: Weak<Model<B>>,
+    /// `[n_layers]`.
+    layers: Vec<BlockUpdates<B::Linear>>,
+}
+
+/// What an adapter does to each linear layer of a block, in the order of [`Module`].
+type BlockUpdates<L> = [Option<Update<L>>; 7];
+
+/// `y ← y + scaling · B (A x)`.
+struct Update<L> {
+    /// `[rank, in]`.
+    a: L,
+    /// `[out, rank]`.
+    b: L,
+    scaling: f32,
+}
+
+/// An adapter that is applied, and how strongly.
+pub struct ActiveAdapter<B: Backend> {
+    /// The adapter.
+    pub adapter: Arc<Adapter<B>>,
+    /// Factor on all that it adds; 1 is as it was trained.
+    pub scale: f32,
+}
+
+impl<B: Backend> Clone for ActiveAdapter<B> {
+    fn clone(&self) -> ActiveAdapter<B> {
+        ActiveAdapter {
+            adapter: Arc::clone(&self.adapter),
+            scale: self.scale,
+        }
+    }
+}
+
+impl<B: Backend> PartialEq for ActiveAdapter<B> {
+    fn eq(&self, other: &ActiveAdapter<B>) -> bool {
+        Arc::ptr_eq(&self.adapter, &other.adapter) && self.scale == other.scale
+    }
+}
+
+impl<B: Backend> Adapter<B> {
+    /// What to call it in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it was loaded for `model`.
+    pub(crate) fn is_for(&self, model: &Arc<Model<B>>) -> bool {
+        std::ptr::eq(self.model.as_ptr(), Arc::as_ptr(model))
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// Checks an adapter against this model and puts its matrices on the model's backend. The model's
+    /// own weights are neither read nor changed; the adapter is at work in the sessions that it is given
+    /// to ([`Session::set_adapters`](crate::Session::set_adapters)).
+    ///
+    /// Errors: [`AdapterError`] names the tensor at fault, what was expected and what was found.
+    pub fn load_adapter(
+        self: &Arc<Self>,
+        source: AdapterSource,
+    ) -> Result<Arc<Adapter<B>>, AdapterError> {
+        let mut layers: Vec<BlockUpdates<B::Linear>> = Vec::new();
+        layers.resize_with(self.config.n_layers, Default::default);
+        for Checked {
+            layer,
+            module,
+            factors,
+        } in check::check(&self.config, source.orientation, source.pairs)?
+        {
+            let Factors { a, b, scaling } = factors;
+            layers[layer][module as usize] = Some(Update {
+                a: self.backend.load_linear(a)?,
+                b: self.backend.load_linear(b)?,
+                scaling,
+            });
+        }
+        Ok(Arc::new(Adapter {
+            name: source.name,
+            model: Arc::downgrade(self),
+            layers,
+        }))
+    }
+
+    /// Adds what the adapters of each row give to the outputs of linear layers of block `layer`, which
+    /// all read `x`.
+    pub(crate) fn adapt(
+        &self,
+        batch: &Batch<'_, B>,
+        layer: usize,
+        x: &B::Buffer,
+        outputs: &mut [(Module, &mut B::Buffer)],
+    ) -> Result<(), BackendError> {
+        for (rows, adapters) in batch.adapters {
+            for ActiveAdapter { adapter, scale } in adapters.iter() {
+                let updates = &adapter.layers[layer];
+                let mut low_rank: Vec<LowRank<'_, B>> = Vec::with_capacity(outputs.len());
+                for (module, out) in outputs.iter_mut() {
+                    let Some(Update { a, b, scaling }) = &updates[*module as usize] else {
+                        continue;
+                    };
+                    let scale = scale * scaling;
+                    // Not even the sign of a zero changes.
+                    if scale != 0.0 {
+                        low_rank.push(LowRank { a, b, scale, out });
+                    }
+                }
+                if !low_rank.is_empty() {
+                    self.backend.add_low_rank(x, rows.clone(), &mut low_rank)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! Replacing groups of a model's weights while it runs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::backend::Backend;
+use crate::config::ModelConfig;
+use crate::generation::Group;
+use crate::load::{Feed, LoadError};
+use crate::model::Model;
+use crate::plan::{ModelPlan, TensorRequest};
+
+/// Loads groups of weights from another revision of a model, and puts them in the place of the old ones.
+///
+/// Nothing changes until [`Swap::finish`]. Then all groups change at once: a step that has begun is
+/// computed with the old weights to its end, and every later one, of any session, with the new. Keys and
+/// values in the caches of sessions stay as the old weights made them; a session that is to be as if it
+/// had never met those is [truncated](crate::Session::truncate) to nothing. What only the old weights
+/// needed is freed when the last step with them ends.
+///
+/// A swap that fails or is dropped leaves the model as it was. Several may be under way; each changes its
+/// own groups only, and of two with the same group the one that finishes last stays.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use sterna_engine::{Cpu, Group, Model, ModelPlan, Swap, SwapError};
+/// # fn swap(
+/// #     model: &Arc<Model<Cpu>>, revision: ModelPlan, file: bytes::Bytes,
+/// # ) -> Result<(), SwapError> {
+/// let mut swap = Swap::new(model, revision, &[Group::Layer(3)])?;
+/// while let Some(want) = swap.wanted() {
+///     let range = want.offset as usize..(want.offset + want.len) as usize;
+///     swap.feed(file.slice(range))?;
+/// }
+/// let generation = swap.finish()?;
+/// assert_eq!(model.versions().generation, generation);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Swap<B: Backend> {
+    model: Arc<Model<B>>,
+    /// Ascending, each once.
+    groups: Vec<Group>,
+    feed: Feed<B>,
+}
+
+/// Why weights could not be replaced.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SwapError {
+    /// No group to replace.
+    #[error("expected groups of weights to replace, found none")]
+    NoGroup,
+    /// A layer that the model doesn't have.
+    #[error("layer {found}: expected one below {n_layers}")]
+    UnknownLayer {
+        /// Layers of the model.
+        n_layers: usize,
+        /// The layer asked for.
+        found: usize,
+    },
+    /// A revision that isn't of the same shape.
+    #[error("{what} of the revision: expected {expected} as in the running model, found {found}")]
+    Config {
+        /// The value that differs.
+        what: &'static str,
+        /// What the model has.
+        expected: String,
+        /// What the revision has.
+        found: String,
+    },
+    /// Weights that could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+impl<B: Backend> Swap<B> {
+    /// Begins to replace `groups` of `model` by those of a revision of which `plan` was made. Shapes and
+    /// constants must be the same; types of weights may differ.
+    ///
+    /// Errors: [`SwapError`] names the group that isn't there, or the value that differs.
+    pub fn new(
+        model: &Arc<Model<B>>,
+        plan: ModelPlan,
+        groups: &[Group],
+    ) -> Result<Swap<B>, SwapError> {
+        let mut groups = groups.to_vec();
+        groups.sort();
+        groups.dedup();
+        if groups.is_empty() {
+            return Err(SwapError::NoGroup);
+        }
+        let n_layers = model.config.n_layers;
+        for group in &groups {
+            match *group {
+                Group::Layer(found) if found >= n_layers => {
+                    return Err(SwapError::UnknownLayer { n_layers, found });
+                }
+                _ => {}
+            }
+        }
+        if plan.rope_factors.is_none() {
+            compare(&model.config, &plan.config)?;
+        }
+        expect_same(
+            "output head",
+            head(model.serving().is_tied()),
+            head(plan.weights.output.is_none()),
+        )?;
+        Ok(Swap {
+            model: Arc::clone(model),
+            feed: Feed::of_groups(plan, &groups),
+            groups,
+        })
+    }
+
+    /// The range of the revision to feed next; `None` once everything is there.
+    pub fn wanted(&self) -> Option<&TensorRequest> {
+        self.feed.wanted()
+    }
+
+    /// Takes the bytes of the range [`Swap::wanted`] names. Unlike a [`Loader`](crate::Loader), it looks
+    /// through all weights for values that aren't numbers: a model that serves is not to stop making
+    /// sense.
+    ///
+    /// Errors: [`LoadError`] names the tensor at fault.
+    pub fn feed(&mut self, bytes: Bytes) -> Result<(), LoadError> {
+        self.feed.feed(&self.model.backend, bytes)
+    }
+
+    /// What looks wrong about the weights so far, though it could be right.
+    pub fn warnings(&self) -> &[String] {
+        self.feed.warnings()
+    }
+
+    /// Publishes the new weights, once everything wanted has been fed; the number of the generation that
+    /// they make.
+    ///
+    /// Errors: [`LoadError::Incomplete`] if something is missing; [`SwapError::Config`] if the revision's
+    /// rotary embeddings turn out to be others.
+    pub fn finish(mut self) -> Result<u64, SwapError> {
+        self.feed.expect_complete()?;
+        compare(&self.model.config, &self.feed.config()?)?;
+        let groups: Vec<_> = (self.groups.iter())
+            .map(|group| self.feed.group(*group))
+            .collect();
+        Ok(self.model.publish(|next| {
+            groups
+                .into_iter()
+                .fold(next, |next, group| next.with(group))
+        }))
+    }
+}
+
+fn head(tied: bool) -> &'static str {
+    match tied {
+        true => "the embedding table",
+        false => "a matrix of its own",
+    }
+}
+
+fn expect_same<T: PartialEq + std::fmt::Debug>(
+    what: &'static str,
+    expected: T,
+    found: T,
+) -> Result<(), SwapError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(SwapError::Config {
+        what,
+        expected: format!("{expected:?}"),
+        found: format!("{found:?}"),
+    })
+}
+
+/// Fails if `found` differs from the model's own configuration.
+fn compare(expected: &ModelConfig, found: &ModelConfig) -> Result<(), SwapError> {
+    macro_rules! each {
+        ($($field:ident)*) => {{
+            // A field that isn't compared is an error here.
+            let ModelConfig { family, layers, ropes, $($field),* } = expected;
+            $(expect_same(stringify!($field), $field, &found.$field)?;)*
+            expect_same("family", family.name, found.family.name)?;
+            expect_same("layers", layers.len(), found.layers.len())?;
+            for pair in layers.iter().zip(&found.layers) {
+                expect_same("settings of a layer", pair.0, pair.1)?;
+            }
+            expect_same("ropes", ropes, &found.ropes)
+        }};
+    }
+    each!(
+        n_layers model_dim n_heads n_kv_heads head_dim ffn_dim n_vocab max_ctx norm_eps
+        input_norm_eps embed_scale activation attn_scale attn_softcap logit_softcap
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Weak;
+
+    use sterna_format::gguf::{self, Gguf};
+    use sterna_kernels::Isa;
+
+    use super::*;
+    use crate::{Cpu, Loader, PlanOptions};
+
+    /// Bytes, and what lives as long as they do.
+    struct Tracked(Bytes, #[allow(dead_code)] Arc<()>);
+
+    impl AsRef<[u8]> for Tracked {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn readers_in_flight_keep_the_old_weights_alive() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../testdata/reference-gguf/llama-q8-0/model.gguf");
+        let file = Bytes::from(std::fs::read(path).unwrap());
+        let parsed = Gguf::parse(&file, file.len() as u64).unwrap();
+        let (metadata, tensors) = gguf::Model::from_parts(vec![parsed]).unwrap().into_parts();
+        let plan = || ModelPlan::from_gguf(&metadata, &tensors, &PlanOptions::default()).unwrap();
+        let bytes = |want: &TensorRequest| {
+            file.slice(want.offset as usize..(want.offset + want.len) as usize)
+        };
+        let mut of_layer: Vec<Weak<()>> = Vec::new();
+        let mut loader = Loader::new(plan(), Cpu::new(1, Isa::detect()));
+        while let Some(want) = loader.wanted() {
+            let token = Arc::new(());
+            if want.name.starts_with("blk.0.ffn") && !want.name.contains("norm") {
+                of_layer.push(Arc::downgrade(&token));
+            }
+            let bytes = Bytes::from_owner(Tracked(bytes(want), token));
+            loader.feed(bytes).unwrap();
+        }
+        let model = loader.finish().unwrap();
+        let alive = || {
+            of_layer
+                .iter()
+                .filter(|token| token.strong_count() > 0)
+                .count()
+        };
+        assert_eq!((of_layer.len(), alive()), (3, 3));
+
+        let (first_reader, second_reader) = (model.serving(), model.serving());
+        let mut swap = Swap::new(&model, plan(), &[Group::Layer(0)]).unwrap();
+        while let Some(want) = swap.wanted() {
+            let bytes = bytes(want);
+            swap.feed(bytes).unwrap();
+        }
+        assert_eq!(swap.finish().unwrap(), 1);
+        let late_reader = model.serving();
+        assert_eq!((first_reader.number(), late_reader.number()), (0, 1));
+        drop(first_reader);
+        assert_eq!(alive(), 3);
+        drop(second_reader);
+        assert_eq!(alive(), 0);
+    }
+}
