@@ -1,0 +1,382 @@
+//! Models into packages and packages into the store.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::{json, stdout, sterna, testdata};
+use serde_json::Value;
+
+/// The models of the test data: files and folders.
+fn models() -> Vec<PathBuf> {
+    let mut models = Vec::new();
+    for set in ["reference-gguf", "reference-logits", "reference-variants"] {
+        for dir in fs::read_dir(testdata(set)).unwrap() {
+            let dir = dir.unwrap().path();
+            if dir.is_dir() {
+                models.push(dir);
+            }
+        }
+    }
+    for file in ["f16.gguf", "tq1_0.gguf", "tq2_0.gguf"] {
+        models.push(testdata(&format!("bitllama-3M/bitllama-3M-{file}")));
+    }
+    models.push(testdata("bitllama-3M/hf-packed"));
+    models.retain(|model| model.exists());
+    models.sort();
+    models
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// All files of a folder.
+fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entry = |entry: std::io::Result<fs::DirEntry>| {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        (name, fs::read(path).unwrap())
+    };
+    fs::read_dir(dir).unwrap().map(entry).collect()
+}
+
+/// The bytes of a model's logits for a few ids.
+fn logits(model: &str, dir: &Path) -> Vec<u8> {
+    let out = dir.join("logits.safetensors");
+    let ids = "5,42,79,116,3,40,77,114";
+    stdout(&[
+        "logits",
+        model,
+        "--ids",
+        ids,
+        "-o",
+        text(&out),
+        "--threads",
+        "1",
+    ]);
+    fs::read(out).unwrap()
+}
+
+#[test]
+fn packages_give_the_logits_of_their_source_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut n, mut refused) = (0, Vec::new());
+    for model in models() {
+        let package = dir.path().join("package");
+        let args = [
+            "convert",
+            text(&model),
+            text(&package),
+            "--shard-size",
+            "64K",
+        ];
+        let output = sterna(&args);
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(
+                error.contains("expected a multiple of 128 trits"),
+                "{error}"
+            );
+            refused.push(model);
+            fs::remove_dir_all(dir.path().join("package.partial")).unwrap();
+            continue;
+        }
+        let same = logits(text(&model), dir.path()) == logits(text(&package), dir.path());
+        assert!(same, "{}", model.display());
+        let findings = json(&["verify", text(&package), "--json"]);
+        assert_eq!(findings["ok"], true, "{}: {findings}", model.display());
+        fs::remove_dir_all(&package).unwrap();
+        n += 1;
+    }
+    assert!(n > 120 && refused.len() == 3, "{n}, {refused:?}");
+}
+
+#[test]
+fn the_same_bytes_come_of_any_threads_and_of_an_interrupted_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = testdata("bitllama-3M/bitllama-3M-f16.gguf");
+    let convert = |name: &str, jobs: &str| {
+        let out = dir.path().join(name);
+        let args = [
+            "convert",
+            text(&model),
+            text(&out),
+            "--shard-size",
+            "16K",
+            "--jobs",
+            jobs,
+        ];
+        (out.clone(), args.map(str::to_owned))
+    };
+    let run = |args: &[String]| stdout(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let (one, args) = convert("one", "1");
+    run(&args);
+    let (two, args) = convert("two", "2");
+    run(&args);
+    let expected = contents(&one);
+    assert!(expected == contents(&two));
+    let mut resumed = 0;
+    for delay in [5, 20, 40, 60, 80, 120, 160, 250] {
+        let (out, args) = convert(&format!("killed-{delay}"), "2");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(&args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_millis(delay));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if !out.exists() {
+            let mut args = args.to_vec();
+            args.push("--json".to_owned());
+            let summary: Value = serde_json::from_str(&run(&args)).unwrap();
+            resumed += u64::from(summary["n_resumed"].as_u64().unwrap() > 0);
+        }
+        assert!(expected == contents(&out), "killed after {delay} ms");
+    }
+    println!("{resumed} runs went on with shards of another");
+}
+
+#[test]
+fn every_form_of_ternary_weights_becomes_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tensors: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
+    for (i, form) in ["tq1_0.gguf", "tq2_0.gguf", "f16.gguf"].iter().enumerate() {
+        let model = testdata(&format!("bitllama-3M/bitllama-3M-{form}"));
+        let out = dir.path().join(i.to_string());
+        stdout(&["convert", text(&model), text(&out)]);
+        tensors.push(ternary_tensors(&out));
+    }
+    let hf = dir.path().join("hf");
+    stdout(&[
+        "convert",
+        text(&testdata("bitllama-3M/hf-packed")),
+        text(&hf),
+    ]);
+    let hf = ternary_tensors(&hf);
+    assert!(hf.len() > 10);
+    for other in &tensors {
+        assert!(other.keys().eq(hf.keys()));
+        for (name, bytes) in &hf {
+            let (codes, scale) = bytes.split_at(bytes.len() - 32);
+            let (other_codes, other_scale) = other[name].split_at(bytes.len() - 32);
+            assert!(codes == other_codes, "{name}");
+            // Blocks of TQ have their scales in f16.
+            let (a, b) = (scale_of(scale), scale_of(other_scale));
+            assert!((a / b - 1.0).abs() < 1e-3, "{name}: {a} and {b}");
+        }
+    }
+    assert!(
+        tensors[0] == tensors[1],
+        "TQ1_0 and TQ2_0 have the same scales"
+    );
+}
+
+/// The scale behind the codes, with nothing behind it.
+fn scale_of(trailer: &[u8]) -> f32 {
+    assert!(trailer[4..].iter().all(|&byte| byte == 0));
+    f32::from_le_bytes(trailer[..4].try_into().unwrap())
+}
+
+/// The bytes of the I2_S tensors of a package.
+fn ternary_tensors(package: &Path) -> BTreeMap<String, Vec<u8>> {
+    let map: Value =
+        serde_json::from_slice(&fs::read(package.join("tensors.json")).unwrap()).unwrap();
+    let mut tensors = BTreeMap::new();
+    for (name, tensor) in map.as_object().unwrap() {
+        if tensor["dtype"] != "I2_S" {
+            continue;
+        }
+        let number = |key: &str| tensor[key].as_u64().unwrap() as usize;
+        let shard = package.join(format!("shard_{:05}.bin", number("shard")));
+        let bytes = fs::read(shard).unwrap();
+        let range = number("offset")..number("offset") + number("size");
+        tensors.insert(name.clone(), bytes[range].to_vec());
+    }
+    tensors
+}
+
+#[test]
+fn types_are_chosen_by_part_and_the_rest_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = testdata("stories260K");
+    let model = fs::read_dir(model)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension().is_some_and(|e| e == "gguf"))
+        .unwrap();
+    let out = dir.path().join("out");
+    let args = [
+        "convert",
+        text(&model),
+        text(&out),
+        "--quantize",
+        "q8_0",
+        "--embeddings",
+        "f16",
+    ];
+    stdout(&args);
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(out.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["quantization"], "Q8_0");
+    assert_eq!(manifest["quantizationInfo"]["embeddings"], "f16");
+    for args in [
+        ["convert", text(&model), text(&out), "--quantize", "q8_0"],
+        ["convert", text(&model), "other", "--quantize", "q9"],
+        ["convert", text(&model), "other", "--shard-size", "5"],
+    ] {
+        assert!(!sterna(&args).status.success(), "{args:?}");
+    }
+}
+
+#[test]
+fn damage_is_found_and_never_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let model = testdata("reference-logits/llama");
+    stdout(&["convert", text(&model), text(&out), "--shard-size", "64K"]);
+    let shard = out.join("shard_00001.bin");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[1000] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let output = sterna(&["verify", text(&out)]);
+    let found = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        !output.status.success() && found.contains("shard_00001.bin: expected sha256"),
+        "{found}"
+    );
+    assert!(found.contains("block 0"), "{found}");
+    let output = sterna(&[
+        "logits",
+        text(&out),
+        "--ids",
+        "1,2",
+        "-o",
+        text(&dir.path().join("x")),
+    ]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && error.contains("shard_00001.bin"),
+        "{error}"
+    );
+}
+
+/// Runs with a store of its own.
+fn with_store(home: &Path, args: &[&str]) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(args)
+        .env("STERNA_HOME", home)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.success(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+#[test]
+fn the_second_revision_moves_only_what_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let model = testdata("reference-logits/llama");
+    // Shards that hold a tensor or a few each.
+    let convert = |source: &Path, name: &str| {
+        let out = dir.path().join(name);
+        stdout(&[
+            "convert",
+            text(source),
+            text(&out),
+            "--shard-size",
+            "32K",
+            "--id",
+            "tiny",
+        ]);
+        out
+    };
+    let first = convert(&model, "first");
+    let changed = changed_layer(&model, &dir.path().join("changed"));
+    let second = convert(&changed, "second");
+    let pull = |from: &Path, name: &str| -> Value {
+        let (ok, out, error) = with_store(&home, &["pull", text(from), name, "--json"]);
+        assert!(ok, "{error}");
+        serde_json::from_str(&out).unwrap()
+    };
+    let whole = pull(&first, "tiny");
+    let size = whole["size"].as_u64().unwrap();
+    assert!(whole["received"].as_u64().unwrap() > size / 2);
+    let again = pull(&first, "tiny");
+    assert_eq!(again["received"], 0);
+    let update = pull(&second, "tiny-2");
+    let moved = update["received"].as_u64().unwrap();
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(second.join("manifest.json")).unwrap()).unwrap();
+    let of_layer: u64 = manifest["groups"]["layer.1"]["shards"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|i| {
+            manifest["shards"][i.as_u64().unwrap() as usize]["size"]
+                .as_u64()
+                .unwrap()
+        })
+        .sum();
+    assert!(
+        moved <= of_layer + 65_536 && moved < size,
+        "{moved} of {size}, {of_layer}"
+    );
+    let (ok, list, error) = with_store(&home, &["list", "--json"]);
+    assert!(ok, "{error}");
+    let list: Value = serde_json::from_str(&list).unwrap();
+    for row in list.as_array().unwrap() {
+        assert!(
+            row["own"].as_u64().unwrap() < row["size"].as_u64().unwrap(),
+            "{row}"
+        );
+    }
+    // From the store, under its name.
+    let out = dir.path().join("stored.safetensors");
+    let args = [
+        "logits",
+        "tiny-2",
+        "--ids",
+        "5,42,79,116,3,40,77,114",
+        "-o",
+        text(&out),
+    ];
+    let (ok, _, error) = with_store(&home, &args);
+    assert!(ok, "{error}");
+    assert!(fs::read(&out).unwrap() == logits(text(&changed), dir.path()));
+    let (ok, _, error) = with_store(&home, &["remove", "tiny"]);
+    assert!(ok, "{error}");
+    let (ok, ..) = with_store(&home, &args);
+    assert!(ok, "what two models shared stays for the other");
+    let (ok, _, error) = with_store(&home, &["logits", "tiny", "--ids", "1", "-o", text(&out)]);
+    assert!(!ok && error.contains("tiny"), "{error}");
+}
+
+/// A copy of a model in one safetensors file, with one value of layer 1 changed.
+fn changed_layer(model: &Path, to: &Path) -> PathBuf {
+    fs::create_dir(to).unwrap();
+    for (name, mut bytes) in contents(model) {
+        if name == "model.safetensors" {
+            let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+            let tensor = &header["model.layers.1.mlp.up_proj.weight"];
+            let begin = tensor["data_offsets"][0].as_u64().unwrap() as usize;
+            bytes[8 + n + begin + 10] ^= 1;
+        }
+        if name != "reference.safetensors" {
+            fs::write(to.join(name), bytes).unwrap();
+        }
+    }
+    to.to_owned()
+}
