@@ -118,6 +118,8 @@ struct World {
     committed: Vec<bool>,
     running: Vec<Running>,
     jobs: Vec<HashJob>,
+    /// Commits under way.
+    commits: Vec<usize>,
     now: Duration,
     faults: u64,
     received: u64,
@@ -144,6 +146,7 @@ impl World {
             store,
             running: vec![],
             jobs: vec![],
+            commits: vec![],
             now: Duration::ZERO,
             faults,
             received: 0,
@@ -316,7 +319,7 @@ impl World {
                     assert!((0..versions).any(right), "wrong bytes are committed");
                     assert!(!self.committed[blob], "committed twice");
                     self.committed[blob] = true;
-                    fetch.committed(blob);
+                    self.commits.push(blob);
                 }
                 Action::Wait(until) => self.wait(&mut fetch, until),
                 Action::Done => {
@@ -338,7 +341,7 @@ impl World {
         let lively: Vec<usize> = (0..self.running.len())
             .filter(|&i| !self.running[i].is_stuck())
             .collect();
-        let choices = lively.len() + self.jobs.len();
+        let choices = lively.len() + self.jobs.len() + self.commits.len();
         if choices == 0 {
             self.now = until
                 .expect("nothing runs, and nothing is waited for")
@@ -348,6 +351,11 @@ impl World {
         let choice = self.random(choices as u64) as usize;
         if let Some(&index) = lively.get(choice) {
             self.step(fetch, index);
+            return;
+        }
+        if choice >= lively.len() + self.jobs.len() {
+            let commit = choice - lively.len() - self.jobs.len();
+            fetch.committed(self.commits.swap_remove(commit));
             return;
         }
         let mut job = self.jobs.swap_remove(choice - lively.len());

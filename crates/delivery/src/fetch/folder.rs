@@ -54,7 +54,8 @@ impl Sink for FolderSink {
             PartFile::clean(&path)?;
             return Ok(Present::Complete);
         }
-        Ok(Present::Parts(self.part(blob)?.present()))
+        // Opened when the first byte comes: there may be more blobs than a process can have files.
+        Ok(Present::Parts(PartFile::left(&path, blob)?))
     }
 
     fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), SinkError> {
@@ -104,5 +105,30 @@ fn is_there(path: &Path, blob: &Blob) -> io::Result<bool> {
     match blob.expected().variant_verifier() {
         Some(variant) => matches(&mut File::open(path)?, variant),
         None => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::RangeSet, *};
+
+    #[test]
+    fn asking_what_there_is_opens_and_creates_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let sink = FolderSink::new(dir.path().join("model"));
+        let blob = Blob::new("shards/0.bin", 9, Expected::GitBlob([0; 20])).unwrap();
+        assert_eq!(
+            sink.present(&blob).unwrap(),
+            Present::Parts(RangeSet::new())
+        );
+        assert!(!dir.path().join("model").exists());
+        sink.write_at(&blob, 3, b"abc").unwrap();
+        drop(sink);
+        let sink = FolderSink::new(dir.path().join("model"));
+        let three: RangeSet = std::iter::once(3..6).collect();
+        // Twice, so the first time left nothing open.
+        assert_eq!(sink.present(&blob).unwrap(), Present::Parts(three.clone()));
+        let other = FolderSink::new(dir.path().join("model"));
+        assert_eq!(other.present(&blob).unwrap(), Present::Parts(three));
     }
 }

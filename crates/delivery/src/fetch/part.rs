@@ -108,6 +108,17 @@ impl PartFile {
         })
     }
 
+    /// What an earlier process stored of `blob`; nothing is created.
+    ///
+    /// Errors: as for [`open`](Self::open).
+    pub fn left(target: &Path, blob: &Blob) -> Result<RangeSet, SinkError> {
+        if with_suffix(target, ".part-map").exists() {
+            Ok(Self::open(target, blob)?.present())
+        } else {
+            Ok(RangeSet::new())
+        }
+    }
+
     /// Removes what a process left that was stopped between giving `target` its name and cleaning up.
     pub fn clean(target: &Path) -> Result<(), SinkError> {
         let map_path = with_suffix(target, ".part-map");

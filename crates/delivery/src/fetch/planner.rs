@@ -133,7 +133,13 @@ struct InFlight {
 }
 
 /// Jobs at a time; they wait for memory and processor, not for the network.
-pub(super) const MAX_JOBS: usize = 2;
+const MAX_JOBS: usize = 2;
+
+/// Commits at a time: enough that waits for the disk overlap.
+const MAX_COMMITS: usize = 8;
+
+/// Verified blobs that may wait for their commit before no more are asked for; each may be an open file.
+const MAX_UNCOMMITTED: usize = 32;
 
 /// A failed request that brought this much shows that its source works.
 const WORTH: u64 = 256 << 10;
@@ -477,6 +483,10 @@ impl Fetch {
     }
 
     fn next_commit(&mut self) -> Option<Action> {
+        let committing = |state: &&BlobState| matches!(state.phase, Phase::Committing);
+        if self.blobs.iter().filter(committing).count() >= MAX_COMMITS {
+            return None;
+        }
         let verified = |state: &BlobState| match state.phase {
             Phase::Verified(verified) => Some(verified),
             _ => None,
@@ -497,7 +507,11 @@ impl Fetch {
     }
 
     fn next_transfer(&mut self, now: Duration) -> Option<Action> {
-        if self.transfers.len() >= self.limits.parallel.max(1) {
+        let uncommitted =
+            |state: &&BlobState| matches!(state.phase, Phase::Verified(_) | Phase::Committing);
+        if self.transfers.len() >= self.limits.parallel.max(1)
+            || self.blobs.iter().filter(uncommitted).count() >= MAX_UNCOMMITTED
+        {
             return None;
         }
         let (blob, source, gap) = (0..self.blobs.len()).find_map(|blob| {

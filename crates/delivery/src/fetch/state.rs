@@ -89,7 +89,8 @@ impl BlobState {
                     } else {
                         r.end - r.end % step
                     };
-                    r.start.next_multiple_of(step).min(end)..end
+                    let start = r.start.checked_next_multiple_of(step);
+                    start.map_or(end, |start| start.min(end))..end
                 };
                 self.unchecked = ranges.map(inner).collect();
             }
