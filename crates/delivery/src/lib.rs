@@ -19,9 +19,9 @@ pub mod hash;
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
+pub mod sign;
 #[cfg(not(target_family = "wasm"))]
 pub mod source;
-pub mod sign;
 #[cfg(not(target_family = "wasm"))]
 pub mod store;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch;
-use sterna_delivery::hash::{BlockDigests, Digest, Expected};
+use sterna_delivery::hash::{Algorithm, BlockDigests, Digest, Expected};
 use sterna_delivery::store::{Blob, Group, Piece, Pull, Store};
 use sterna_format::rdrr::{Manifest, Package, TensorMap, is_plain_file_name};
 
@@ -65,7 +65,8 @@ impl PackageContents {
             if let Some(blocks) = blocks
                 && let Some(hashes) = blocks.hashes.get(i)
             {
-                let digests = hashes.iter().map(|hash| digest(algorithm, hash)).collect();
+                let of_block = |hash| digest(Algorithm::Blake3, hash);
+                let digests = hashes.iter().map(of_block).collect();
                 let digests = BlockDigests::new(shard.size, blocks.block_size, digests)
                     .with_context(|| shard.file_name.clone())?;
                 blob = blob.with_blocks(digests)?;

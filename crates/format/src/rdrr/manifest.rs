@@ -262,7 +262,7 @@ pub struct BlockMerkle {
     pub roots: Vec<(String, Digest)>,
 }
 
-/// Hashes of the blocks of every shard, by the manifest's algorithm.
+/// BLAKE3 hashes of the blocks of every shard, whatever the shards themselves are hashed with.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ShardBlocks {
     /// Bytes of a block; the last one of a shard may be shorter.
