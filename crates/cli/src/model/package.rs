@@ -6,6 +6,7 @@ use sterna_format::hf::Config;
 use sterna_format::rdrr::{
     self, HfConfig, MANIFEST_FILE, Manifest, Package, TENSORS_FILE, TensorMap,
 };
+use sterna_kernels::quant::ternary::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::source::Folder;
@@ -73,6 +74,20 @@ impl ModelFiles {
 }
 
 impl PackageHeader {
+    /// How I2_S codes are packed, where the manifest says it.
+    pub(super) fn i2s_layout(&self) -> Result<Option<I2sLayout>> {
+        let info = self.package.manifest().quantization_info.as_ref();
+        match info.and_then(|info| info.i2s_layout.as_deref()) {
+            None => Ok(None),
+            Some("block128") => Ok(Some(I2sLayout::Block128)),
+            Some("block64") => Ok(Some(I2sLayout::Block64)),
+            Some("rows4") => Ok(Some(I2sLayout::Rows4)),
+            Some(other) => bail!(
+                "quantizationInfo.i2sLayout: expected block128, block64 or rows4, found `{other}`"
+            ),
+        }
+    }
+
     /// The Hugging Face configuration of the model.
     pub(super) fn hf_config(&self) -> Result<HfConfig> {
         Ok(rdrr::hf_config(self.package.manifest())?)
