@@ -47,8 +47,8 @@ impl ModelFiles {
             let (entry, made) = assemble::place(tensor, dtype, n_shards + assembled.len())
                 .with_context(|| name.to_owned())?;
             assembled.extend(made);
-            // Names in a tensor map are unique.
-            tensors.insert(entry).ok();
+            let added = tensors.insert(entry);
+            added.expect("names in a tensor map are unique");
         }
         // Under these names lie values as GGUF has them, queries and keys in another order.
         let gguf = |name: &str| name.starts_with("blk.") || name.starts_with("token_embd");
