@@ -142,7 +142,7 @@ fn wrong_values_are_named() {
         (
             "/tensors",
             Value::Null,
-            "tensorsFile: expected the name of a file, or `tensors`, found nothing",
+            "tensors: expected a tensor map, inline or in a file, found none",
         ),
         (
             "/shards",
@@ -452,6 +452,15 @@ fn wrong_values_are_named() {
             "{path} = {value}\nexpected: {message}\nfound: {text}"
         );
     }
+}
+
+#[test]
+fn without_groups_the_tensors_must_be_somewhere() {
+    let mut json = with("/tensors", Value::Null);
+    json["groups"] = Value::Null;
+    let problems = open(&json).unwrap_err().to_string();
+    let expected = "tensorsFile: expected the name of a file, or `tensors`, found nothing";
+    assert_eq!(problems, expected);
 }
 
 #[test]

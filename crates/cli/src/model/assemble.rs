@@ -4,6 +4,8 @@
 //! Each stands behind the model's files as one more file, whose bytes are made when they are asked
 //! for.
 
+use std::ops::Range;
+
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_format::rdrr::{Layout, Packing, Span, Tensor};
@@ -20,23 +22,28 @@ const DECODED: DType = DType::F32;
 pub(crate) struct Assembled {
     name: String,
     pieces: Vec<Span>,
+    /// Bytes of the pieces together.
     size: u64,
-    /// Rows and columns of the matrix as the engine wants it.
+    /// What becomes of the joined pieces; `None` if they are the tensor.
+    matrix: Option<Matrix>,
+}
+
+/// A matrix that is made from another form of it.
+#[derive(Debug, Clone, Copy)]
+struct Matrix {
     rows: usize,
     columns: usize,
-    /// Bytes of a row of it.
+    /// Bytes of a row as it is made.
     row_bytes: usize,
     form: Form,
 }
 
-/// How the bytes are made.
+/// The form in which a matrix is stored.
 #[derive(Debug, Clone, Copy)]
 enum Form {
-    /// One piece behind the other.
-    Joined,
-    /// Values of `size` bytes, stored column by column.
+    /// Values of `size` bytes, column by column.
     Transposed { size: usize },
-    /// Blocks that rows don't fill, or stored column by column, as [`DECODED`].
+    /// Blocks that rows don't fill, or column by column, which become [`DECODED`].
     Decoded {
         dtype: DType,
         packing: Packing,
@@ -61,24 +68,12 @@ pub(super) fn place(
         .with_context(|| format!("tensor `{}`: a size that fits its shape", tensor.name))?;
     let stored_columns = tensor.shape.last().copied().unwrap_or(1);
     let whole_blocks = dtype == DType::I2_S || stored_columns.is_multiple_of(dtype.block_len());
-    let form = if transposed && dtype == DType::I2_S {
-        bail!(
-            "tensor `{}`: expected rows of I2_S, found column layout",
-            tensor.name
-        );
-    } else if !whole_blocks || (transposed && dtype.block_len() > 1) {
-        Form::Decoded {
-            dtype,
-            packing,
-            transposed,
-        }
-    } else if transposed {
-        Form::Transposed {
-            size: dtype.block_bytes(),
-        }
-    } else if tensor.pieces().len() > 1 {
-        Form::Joined
-    } else {
+    if transposed && dtype == DType::I2_S {
+        let name = &tensor.name;
+        bail!("tensor `{name}`: expected rows of I2_S, found column layout");
+    }
+    let is_decoded = !whole_blocks || (transposed && dtype.block_len() > 1);
+    if !is_decoded && !transposed && tensor.pieces().len() == 1 {
         let entry = TensorEntry {
             name: tensor.name.clone(),
             dtype,
@@ -88,57 +83,67 @@ pub(super) fn place(
             len: tensor.size,
         };
         return Ok((entry, None));
-    };
-    let (dtype, row_bytes, len) = match form {
-        // A row of a joined tensor is never asked for by its number.
-        Form::Joined => (dtype, 0, tensor.size),
-        Form::Transposed { size } => (dtype, columns * size, tensor.size),
-        Form::Decoded { .. } => {
-            let row_bytes = columns * DECODED.block_bytes();
-            (DECODED, row_bytes, rows as u64 * row_bytes as u64)
-        }
-    };
+    }
+    let made = if is_decoded { DECODED } else { dtype };
+    let matrix = (is_decoded || transposed).then(|| Matrix {
+        rows,
+        columns,
+        row_bytes: columns.saturating_mul(made.block_bytes()),
+        form: match is_decoded {
+            true => Form::Decoded {
+                dtype,
+                packing,
+                transposed,
+            },
+            false => Form::Transposed {
+                size: dtype.block_bytes(),
+            },
+        },
+    });
     let assembled = Assembled {
         name: tensor.name.clone(),
         pieces: tensor.pieces().to_vec(),
         size: tensor.size,
-        rows,
-        columns,
-        row_bytes,
-        form,
+        matrix,
     };
     let entry = TensorEntry {
         name: tensor.name.clone(),
-        dtype,
+        dtype: made,
         shape,
         file,
         offset: 0,
-        len,
+        len: matrix.map_or(tensor.size, Matrix::n_bytes),
     };
     Ok((entry, Some(assembled)))
+}
+
+impl Matrix {
+    fn n_bytes(self) -> u64 {
+        (self.rows as u64).saturating_mul(self.row_bytes as u64)
+    }
 }
 
 impl Assembled {
     /// `len` bytes from `offset` on, made from `shards`.
     pub(super) fn slice(&self, shards: &[SourceFile], offset: u64, len: u64) -> Result<Bytes> {
-        let end = offset.checked_add(len);
-        if let Form::Joined = self.form {
-            let end = end
-                .filter(|&end| end <= self.size)
-                .context("a range within a tensor")?;
+        let total = self.matrix.map_or(self.size, Matrix::n_bytes);
+        let end = offset.checked_add(len).filter(|&end| end <= total);
+        let end = end.with_context(|| {
+            let name = &self.name;
+            format!("tensor `{name}`: wanted {len} bytes at offset {offset}, but it has {total}")
+        })?;
+        let Some(matrix) = self.matrix.filter(|matrix| matrix.row_bytes > 0) else {
             return self.stored(shards, offset, end);
-        }
-        let total = self.rows as u64 * self.row_bytes as u64;
-        let end = end
-            .filter(|&end| end <= total)
-            .context("a range within a tensor")?;
-        let first = offset / self.row_bytes.max(1) as u64;
-        let last = end.div_ceil(self.row_bytes.max(1) as u64);
-        let rows = self
-            .made(shards, first as usize..last as usize)
+        };
+        let row_bytes = matrix.row_bytes as u64;
+        let first = offset / row_bytes;
+        let rows = first as usize..end.div_ceil(row_bytes) as usize;
+        let stored = self.stored(shards, 0, self.size)?;
+        let made = matrix
+            .made(&stored, rows)
             .with_context(|| format!("tensor `{}`", self.name))?;
-        let skipped = offset - first * self.row_bytes as u64;
-        Ok(rows.slice(skipped as usize..(skipped + len) as usize))
+        let skipped = (offset - first * row_bytes) as usize;
+        Ok(Bytes::from(made).slice(skipped..skipped + len as usize))
     }
 
     /// Bytes `from` to `to` of the stored tensor: in place where they lie in one piece.
@@ -160,54 +165,56 @@ impl Assembled {
         }
         Ok(joined.into())
     }
+}
 
-    /// The bytes of `rows` of the matrix.
-    fn made(&self, shards: &[SourceFile], rows: std::ops::Range<usize>) -> Result<Bytes> {
+impl Matrix {
+    /// The bytes of `rows`, made from all that is stored.
+    fn made(&self, stored: &[u8], rows: Range<usize>) -> Result<Vec<u8>> {
+        let mut out = zeros(rows.len() * self.row_bytes)?;
         match self.form {
-            Form::Joined => {
-                let (from, to) = (rows.start * self.row_bytes, rows.end * self.row_bytes);
-                self.stored(shards, from as u64, to as u64)
-            }
             Form::Transposed { size } => {
-                let stored = self.stored(shards, 0, self.size)?;
-                let mut out = zeros(rows.len() * self.row_bytes)?;
-                // Stored are `columns` rows of `self.rows` values.
-                let stored_row = self.rows * size;
-                for (column, values) in stored.chunks_exact(stored_row.max(1)).enumerate() {
-                    let values = &values[rows.start * size..rows.end * size];
-                    for (row, value) in values.chunks_exact(size).enumerate() {
-                        let at = row * self.row_bytes + column * size;
-                        out[at..at + size].copy_from_slice(value);
-                    }
+                for (column, values) in stored.chunks_exact(self.rows * size).enumerate() {
+                    self.scatter(
+                        &values[rows.start * size..rows.end * size],
+                        size,
+                        column,
+                        &mut out,
+                    );
                 }
-                Ok(out.into())
             }
             Form::Decoded {
                 dtype,
                 packing,
-                transposed,
+                transposed: false,
             } => {
-                let stored = self.stored(shards, 0, self.size)?;
-                let mut out = zeros(rows.len() * self.row_bytes)?;
-                if !transposed {
-                    let mut matrix = Blocks::new(&stored, dtype, packing, self.columns);
-                    for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes)) {
-                        encode_row(DECODED, matrix.row(row)?, out)?;
-                    }
-                    return Ok(out.into());
+                let mut blocks = Blocks::new(stored, dtype, packing, self.columns);
+                for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes)) {
+                    encode_row(DECODED, blocks.row(row)?, out)?;
                 }
-                let size = DECODED.block_bytes();
-                let mut matrix = Blocks::new(&stored, dtype, packing, self.rows);
-                let mut encoded = vec![0; self.rows * size];
-                for column in 0..self.columns {
-                    encode_row(DECODED, matrix.row(column)?, &mut encoded)?;
-                    for (row, out) in rows.clone().zip(out.chunks_exact_mut(self.row_bytes)) {
-                        let value = &encoded[row * size..][..size];
-                        out[column * size..][..size].copy_from_slice(value);
-                    }
-                }
-                Ok(out.into())
             }
+            Form::Decoded {
+                dtype,
+                packing,
+                transposed: true,
+            } => {
+                let size = DECODED.block_bytes();
+                let mut blocks = Blocks::new(stored, dtype, packing, self.rows);
+                let mut values = zeros(rows.len() * size)?;
+                for column in 0..self.columns {
+                    let decoded = &blocks.row(column)?[rows.clone()];
+                    encode_row(DECODED, decoded, &mut values)?;
+                    self.scatter(&values, size, column, &mut out);
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Puts `values` of `size` bytes, one a row, into `column` of the rows in `out`.
+    fn scatter(&self, values: &[u8], size: usize, column: usize, out: &mut [u8]) {
+        let rows = out.chunks_exact_mut(self.row_bytes);
+        for (row, value) in rows.zip(values.chunks_exact(size)) {
+            row[column * size..][..size].copy_from_slice(value);
         }
     }
 }

@@ -243,8 +243,12 @@ impl ModelFiles {
 
     /// What the engine makes of the files; fails if it can't run the model.
     pub(crate) fn plan(&self, flags: &ModelFlags) -> Result<ModelPlan> {
+        let told = match &self.header {
+            Header::Package(header) => header.i2s_layout().with_context(|| self.name.clone())?,
+            _ => None,
+        };
         let options = PlanOptions {
-            i2s_layout: flags.i2s_layout(),
+            i2s_layout: told.unwrap_or(flags.i2s_layout()),
         };
         self.plan_for(&options)?
             .with_head(flags.head())
@@ -327,6 +331,11 @@ impl ModelFiles {
             let len = want.len;
             loader.feed(bytes).with_context(|| self.name.clone())?;
             progress.add(len);
+        }
+        if let Header::Package(header) = &self.header {
+            for warning in header.hf_config()?.warnings {
+                output::note(format_args!("warning: {}: {warning}", self.name));
+            }
         }
         // One of a kind is enough: what is odd about a checkpoint is odd about all its layers.
         if let Some(warning) = loader.warnings().first() {

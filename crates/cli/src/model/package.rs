@@ -12,6 +12,7 @@ use sterna_format::hf::Config;
 use sterna_format::rdrr::{
     self, HfConfig, MANIFEST_FILE, Manifest, Package, TENSORS_FILE, TensorMap,
 };
+use sterna_kernels::quant::ternary::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::source::Folder;
@@ -59,8 +60,8 @@ impl ModelFiles {
             let (entry, made) = assemble::place(tensor, dtype, n_shards + assembled.len())
                 .with_context(|| name.to_owned())?;
             assembled.extend(made);
-            // Names in a tensor map are unique.
-            tensors.insert(entry).ok();
+            let added = tensors.insert(entry);
+            added.expect("names in a tensor map are unique");
         }
         // Under these names lie values as GGUF has them, queries and keys in another order.
         let gguf = |name: &str| name.starts_with("blk.") || name.starts_with("token_embd");
@@ -146,6 +147,20 @@ pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Res
 }
 
 impl PackageHeader {
+    /// How I2_S codes are packed, where the manifest says it.
+    pub(super) fn i2s_layout(&self) -> Result<Option<I2sLayout>> {
+        let info = self.package.manifest().quantization_info.as_ref();
+        match info.and_then(|info| info.i2s_layout.as_deref()) {
+            None => Ok(None),
+            Some("block128") => Ok(Some(I2sLayout::Block128)),
+            Some("block64") => Ok(Some(I2sLayout::Block64)),
+            Some("rows4") => Ok(Some(I2sLayout::Rows4)),
+            Some(other) => bail!(
+                "quantizationInfo.i2sLayout: expected block128, block64 or rows4, found `{other}`"
+            ),
+        }
+    }
+
     /// The Hugging Face configuration of the model.
     pub(super) fn hf_config(&self) -> Result<HfConfig> {
         Ok(rdrr::hf_config(self.package.manifest())?)

@@ -53,7 +53,9 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     let inline = f.take("tensors");
     let path = Path::Key(&f.path, "tensors");
     let tensors = inline.and_then(|json| TensorMap::read(json, path, f.notes));
-    if inline.is_none() && f.take("tensorsFile").is_none() {
+    // Writers that made groups left the external map's name out where it is the usual one.
+    let is_found = inline.is_some() || f.take("tensorsFile").is_some();
+    if !is_found && f.take("groups").is_none() {
         f.missing("tensorsFile", "the name of a file, or `tensors`");
     }
     let tensors_file = f.string("tensorsFile");

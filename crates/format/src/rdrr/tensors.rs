@@ -470,8 +470,9 @@ impl TensorMap {
         let tensors = members(json, path, MAX_TENSORS, notes, &mut Tensor::read)?;
         let mut map = TensorMap::default();
         for tensor in tensors {
-            // Names are those of an object's members, of which no two are the same.
-            map.push(tensor).ok();
+            map.push(tensor).expect(
+                "members of an object differ in name, and a tensor that is read has a piece",
+            );
         }
         Some(map)
     }
