@@ -15,6 +15,7 @@ pub(super) fn integers(block: &[u8; 34]) -> SmallBlock<32> {
 }
 
 /// The largest magnitude gets code ±127; halves round away from zero.
+#[inline(always)]
 pub(super) fn encode(values: &[f32; 32], block: &mut [u8; 34]) {
     let d = absmax(values) / 127.0;
     let inv = invert(d);

@@ -42,6 +42,7 @@ pub(super) fn unpack(block: &[u8; 54]) -> ([u8; 256], f32) {
 }
 
 /// The scale is the largest magnitude, so that ternary values survive exactly.
+#[inline(always)]
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 54]) {
     let (codes, d) = trits_of(values);
     for (byte, width, trits, element) in GROUPS {
@@ -62,6 +63,7 @@ pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 54]) {
 }
 
 /// Codes 0, 1, 2 for −d, 0, +d, where d is the largest magnitude; halves round away from zero.
+#[inline(always)]
 pub(super) fn trits_of(values: &[f32; 256]) -> ([u8; 256], f32) {
     let d = absmax(values);
     let inv = invert(d);
