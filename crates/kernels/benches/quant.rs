@@ -141,12 +141,13 @@ fn converted(c: &mut Criterion) {
             let mut bytes = vec![0; encoder.bytes_of(trits.len()).unwrap()];
             encoder.encode(&exec, 0, &trits, &mut bytes).unwrap();
             let mut rows = vec![0.0; trits.len()];
+            decode_rows(&exec, dtype, &bytes, &mut rows).unwrap();
+            assert!(dtype == DType::Q4_K || rows == trits, "{dtype}");
             group.bench_function(format!("decode-{dtype}"), |b| {
                 b.iter(|| {
                     decode_rows(&exec, dtype, black_box(&bytes), black_box(&mut rows)).unwrap();
                 })
             });
-            assert!(dtype == DType::Q4_K || rows == trits, "{dtype}");
         }
         group.bench_function("ternary-scales", |b| {
             b.iter(|| {

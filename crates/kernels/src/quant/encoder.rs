@@ -299,9 +299,13 @@ multiversion! {
         for (values, block) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
             exact &= i2_s::encode(values, scale, block);
         }
-        match values.iter().position(|v| !(*v == 0.0 || v.abs() == scale)) {
-            Some(col) if !exact => Err(QuantError::NotTernary { row: 0, col, value: values[col], scale }),
-            _ => Ok(()),
+        if exact {
+            return Ok(());
         }
+        let col = values
+            .iter()
+            .position(|v| !(*v == 0.0 || v.abs() == scale))
+            .expect("the encoder saw such a value");
+        Err(QuantError::NotTernary { row: 0, col, value: values[col], scale })
     }
 }

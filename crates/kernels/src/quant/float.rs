@@ -133,7 +133,7 @@ pub(super) fn encode_bf16(values: &[f32; 1], block: &mut [u8; 2]) {
     // Rounded to even, as for f16. A carry out of the significand belongs in the exponent, and no
     // number up to the largest bf16 comes to infinity by it.
     let bits = values[0].to_bits();
-    let rounded = bits + 0x7fff + (bits >> 16 & 1);
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     *block = ((rounded >> 16) as u16).to_le_bytes();
 }
 

@@ -42,6 +42,7 @@ pub(super) fn unpack(block: &[u8; 54]) -> ([u8; 256], f32) {
 }
 
 /// The scale is the largest magnitude, so that ternary values survive exactly.
+#[inline(always)]
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 54]) {
     let (codes, d) = trits_of(values);
     for (byte, width, trits, element) in GROUPS {
@@ -62,11 +63,14 @@ pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 54]) {
 }
 
 /// Codes 0, 1, 2 for −d, 0, +d, where d is the largest magnitude; halves round away from zero.
+#[inline(always)]
 pub(super) fn trits_of(values: &[f32; 256]) -> ([u8; 256], f32) {
     let d = absmax(values);
     let inv = invert(d);
-    (
-        values.map(|x| ((x * inv).round() as i8).clamp(-1, 1).wrapping_add(1) as u8),
-        d,
-    )
+    let mut codes = [0; 256];
+    for (code, x) in codes.iter_mut().zip(values) {
+        let steps = x * inv;
+        *code = 1 + u8::from(steps >= 0.5) - u8::from(steps <= -0.5);
+    }
+    (codes, d)
 }

@@ -28,6 +28,7 @@ pub(super) fn unpack(block: &[u8; 66]) -> ([u8; 256], f32) {
 }
 
 /// The scale is the largest magnitude, so that ternary values survive exactly.
+#[inline(always)]
 pub(super) fn encode(values: &[f32; 256], block: &mut [u8; 66]) {
     let (codes, d) = trits_of(values);
     let halves = codes.as_chunks::<128>().0;
