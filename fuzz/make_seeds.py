@@ -113,3 +113,68 @@ for path in sorted(glob.glob("crates/text/src/template/builtin/*.jinja")):
 with open("testdata/chat-templates/huggingface-jinja-e2e.json", encoding="utf-8") as f:
     for i, case in enumerate(json.load(f)):
         write("template", f"model-{i}", case["chat_template"].encode() + messages)
+
+# Manifests and tensor maps of packages: the samples, cut to a few tensors.
+for path in sorted(glob.glob("testdata/rdrr-samples/*/manifest.json")):
+    manifest = json.load(open(path))
+    name = path.split("/")[-2]
+    tensors = manifest.get("tensors")
+    if tensors:
+        write("rdrr_tensors", name, json.dumps(dict(list(tensors.items())[:4])).encode())
+        manifest["tensors"] = dict(list(tensors.items())[:4])
+        manifest.pop("tensorCount", None)
+    for section in ("execution", "session"):
+        manifest.get("inference", {}).pop(section, None)
+    manifest.pop("integrityExtensions", None)
+    write("rdrr_manifest", name, json.dumps(manifest).encode())
+
+# Every member of a manifest once, and an adapter as the format's description prints it.
+HASH = "ab" * 32
+TENSORS = {
+    "model.embed_tokens.weight": {"group": "embed", "shard": 0, "offset": 0, "size": 8192, "shape": [16, 256],
+        "dtype": "F16", "role": "embedding", "spans": [{"shardIndex": 0, "offset": 0, "size": 4096},
+        {"shardIndex": 1, "offset": 0, "size": 4096}]},
+    "model.layers.0.mlp.experts.1.up_proj.weight": {"group": "layer.0.expert.1", "shard": 1, "offset": 4096,
+        "size": 288, "shape": [1, 320], "dtype": "q4_k_m", "layout": "row", "storage": {"packing": "q4k"}},
+    "model.layers.0.self_attn.q_proj.weight": {"group": "head", "shard": 1, "offset": 8192, "size": 24,
+        "shape": [3, 2], "originalShape": [2, 3], "dtype": "f32", "layout": "column"},
+}
+GROUPS = {
+    "embed": {"type": "embed", "version": "1.0.0", "shards": [0, 1], "hash": HASH,
+        "tensors": ["model.embed_tokens.weight"]},
+    "layer.0.expert.1": {"type": "expert", "version": "1.0.0", "shards": [1], "hash": HASH, "layerIndex": 0,
+        "expertIndex": 1, "tensors": ["model.layers.0.mlp.experts.1.up_proj.weight"]},
+    "head": {"type": "head", "version": "1.0.0", "shards": [1], "hash": HASH,
+        "tensors": ["model.layers.0.self_attn.q_proj.weight"]},
+}
+EVERY = {
+    "version": "1.0", "modelId": "every", "modelType": "mixtral", "quantization": "Q4_K_M",
+    "quantizationInfo": {"weights": "q4_k_m", "embeddings": "f16", "i2sLayout": "block128", "later": 1},
+    "architecture": {"numLayers": 1, "hiddenSize": 256, "intermediateSize": 320, "numAttentionHeads": 2,
+        "vocabSize": 16, "maxSeqLen": 64, "ropeTheta": 1e4},
+    "config": {"model_type": "mixtral", "num_local_experts": 2},
+    "moeConfig": {"numExperts": 2, "numExpertsPerToken": 1, "expertShardMap": {"0_1": [1]}},
+    "groups": GROUPS,
+    "shards": [{"index": 0, "filename": "shard_00000.bin", "size": 4096, "blake3": HASH, "offset": 0},
+        {"index": 1, "fileName": "shard_00001.bin", "size": 8216, "hash": HASH, "hashAlgorithm": "blake3"}],
+    "tensors": TENSORS, "tensorCount": 3, "totalSize": 12312,
+    "tokenizer": {"type": "sentencepiece", "sentencepieceModel": "tokenizer.model", "vocabSize": 16},
+    "runtimeOptimizations": {"preferredKernels": {"matmul": "q4_fused"}, "workgroupOverrides": {"rmsnorm": [256, 1, 1]},
+        "disableFeatures": ["subgroups"], "forceF32Accumulation": True, "attentionTier": "basic",
+        "targetDevice": "apple-m1"},
+    "blake3Full": HASH, "eos_token_id": [1, 2], "metadata": {"source": "x"},
+    "integrityExtensions": {"contractVersion": 1,
+        "blockMerkle": {"blockSize": 1048576, "roots": {"model.embed_tokens.weight": "sha256:" + HASH}},
+        "shardBlocks": {"blockSize": 4096, "hashes": [[HASH], [HASH, HASH, HASH]]}},
+}
+LORA = {
+    "version": "1.0", "modelId": "lora", "modelType": "lora", "adapterType": "lora", "baseModel": "base",
+    "quantization": "F32", "loraConfig": {"rank": 2, "alpha": 4, "targetModules": ["q_proj"]},
+    "shards": [{"index": 0, "fileName": "lora_weights.rdrr", "size": 96, "hash": HASH}],
+    "tensors": {"layers.0.q_proj.lora_a": {"shard": 0, "offset": 0, "size": 64, "shape": [8, 2], "dtype": "f32"},
+        "layers.0.q_proj.lora_b": {"shard": 0, "offset": 64, "size": 32, "shape": [2, 4], "dtype": "f32"}},
+}
+write("rdrr_manifest", "every", json.dumps(EVERY).encode())
+write("rdrr_manifest", "lora", json.dumps(LORA).encode())
+write("rdrr_tensors", "every", json.dumps(TENSORS).encode())
+write("rdrr_tensors", "lora", json.dumps(LORA["tensors"]).encode())

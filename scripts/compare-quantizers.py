@@ -12,7 +12,7 @@ reference quantizers weigh them, as quotients ours / llama.cpp: below 1 ours is 
 weighted error is larger.
 
 `--speed MB` compares the time of one thread over that many megabytes of BF16 instead: CPU seconds
-of llama.cpp's quantizer, which reads and writes files, and of our encoder.
+of llama.cpp's quantizer, which also reads and writes files, and of our encoder from f32 in memory.
 """
 
 import argparse
@@ -135,11 +135,14 @@ def quantize(source, target, dtype):
 
 
 def ours(binary, dtype, values, folder, repeat=1):
-    """Our blocks, and the seconds they took."""
+    """Our blocks, and the CPU seconds of the process that encoded them `repeat` times."""
     values.tofile(folder / "in.f32")
     command = [binary, dtype, str(values.shape[1]), folder / "in.f32", folder / "out.bin"]
-    out = subprocess.run([*command, str(repeat)], check=True, capture_output=True, text=True)
-    return np.fromfile(folder / "out.bin", dtype=np.uint8), float(out.stdout.split()[1])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([*command, str(repeat)], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return np.fromfile(folder / "out.bin", dtype=np.uint8), seconds
 
 
 def compare(binary, types, tensors, folder, every):
@@ -188,7 +191,9 @@ def speed(binary, types, megabytes, folder):
     values = widen(bits)
     for dtype in types:
         theirs = quantize(folder / "in.gguf", folder / "out.gguf", dtype)
-        _, mine = ours(binary, dtype, values, folder, repeat=3)
+        # Reading and converting the values is no part of it.
+        once, often = (ours(binary, dtype, values, folder, repeat)[1] for repeat in (1, 6))
+        mine = (often - once) / 5
         print(
             f"{dtype:5} llama.cpp {values.size / theirs / 1e6:7.1f} M weights/s,"
             f" ours {values.size / mine / 1e6:7.1f}, quotient {theirs / mine:.1f}",

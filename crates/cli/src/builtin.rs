@@ -19,8 +19,8 @@ static FILES: [(&str, &[u8]); 5] = files![
     "tokenizer_config.json",
 ];
 
-/// The file called `name` in the folder of the built-in model.
-pub(crate) fn file(name: &str) -> Option<Bytes> {
-    let (_, bytes) = FILES.iter().find(|file| file.0 == name)?;
-    Some(Bytes::from_static(bytes))
+/// The name and the bytes of the file called `name` in the folder of the built-in model.
+pub(crate) fn file(name: &str) -> Option<(&'static str, Bytes)> {
+    let (name, bytes) = FILES.iter().find(|file| file.0 == name)?;
+    Some((name, Bytes::from_static(bytes)))
 }

@@ -10,15 +10,19 @@ mod builtin;
 mod chat;
 mod convert;
 mod display;
+mod folders;
 mod interrupt;
 mod machine;
 mod model;
 mod output;
 mod progress;
+mod pull;
 mod runtime;
 mod sampling;
+mod serve;
 mod speculate;
 mod stop;
+mod trust;
 mod verbs;
 
 use std::process::ExitCode;
@@ -29,7 +33,7 @@ use clap::{Parser, Subcommand};
 /// Run low-bit language models
 ///
 /// MODEL is a GGUF file (or the first of a split set), a folder with config.json and safetensors
-/// files, or `builtin`: the small story teller inside this program.
+/// files, a package (a folder with manifest.json), or `builtin`: the small story teller inside this program.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version)]
 struct Cli {
@@ -47,7 +51,16 @@ enum Verb {
     Perplexity(verbs::perplexity::Perplexity),
     Bench(verbs::bench::Bench),
     Convert(verbs::convert::Convert),
+    Verify(verbs::verify::Verify),
+    Pull(verbs::pull::PullVerb),
+    List(verbs::pull::List),
+    Remove(verbs::pull::Remove),
+    Gc(verbs::pull::Gc),
+    Diff(verbs::diff::Diff),
     Doctor(verbs::doctor::Doctor),
+    Serve(serve::Serve),
+    Sign(verbs::sign::Sign),
+    Trust(verbs::trust::Trust),
 }
 
 impl Verb {
@@ -61,7 +74,16 @@ impl Verb {
             Verb::Perplexity(verb) => verb.run(),
             Verb::Bench(verb) => verb.run(),
             Verb::Convert(verb) => verb.run(),
+            Verb::Verify(verb) => verb.run(),
+            Verb::Pull(verb) => verb.run(),
+            Verb::List(verb) => verb.run(),
+            Verb::Remove(verb) => verb.run(),
+            Verb::Gc(verb) => verb.run(),
+            Verb::Diff(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Serve(verb) => verb.run(),
+            Verb::Sign(verb) => verb.run(),
+            Verb::Trust(verb) => verb.run(),
         }
     }
 }

@@ -13,11 +13,17 @@
 //! # }
 //! ```
 
+pub mod fetch;
 pub mod hash;
 #[cfg(not(target_family = "wasm"))]
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
+#[cfg(not(target_family = "wasm"))]
+pub mod source;
+pub mod sign;
+#[cfg(not(target_family = "wasm"))]
+pub mod store;
 
 #[cfg(not(target_family = "wasm"))]
 pub use local::{LocalFile, LocalFileError};

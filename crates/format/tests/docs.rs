@@ -5,6 +5,7 @@ use std::path::Path;
 
 use sterna_format::DType;
 use sterna_format::gguf::{self, Array, Gguf, Metadata, Model, Value};
+use sterna_format::rdrr::{Manifest, Package};
 use sterna_format::safetensors::{self, SafeTensors};
 
 /// The bytes of the hex dump in a page: an offset, up to 16 bytes, and a remark in each line.
@@ -90,4 +91,18 @@ fn safetensors_example() {
     let layout = writer.finish();
     assert_eq!(layout.header, bytes[..layout.header.len()]);
     assert_eq!(layout.file_len, bytes.len() as u64);
+}
+
+#[test]
+fn rdrr_example() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats/rdrr.md");
+    let text = fs::read_to_string(path).unwrap();
+    let (_, json) = text.split_once("```json\n").unwrap();
+    let (json, _) = json.split_once("```").unwrap();
+    let manifest = Manifest::parse(json.as_bytes()).unwrap();
+    assert_eq!(String::from_utf8(manifest.to_json()).unwrap(), json);
+    let package = Package::new(manifest, None).unwrap();
+    let embeddings = package.tensors().get("model.embed_tokens.weight").unwrap();
+    assert_eq!(embeddings.pieces().len(), 2);
+    assert_eq!(package.group_of(&embeddings.name).unwrap().id, "embed");
 }

@@ -7,6 +7,10 @@ use std::path::Path;
 mod gguf;
 #[path = "../../../fuzz/checks/hf_config.rs"]
 mod hf_config;
+#[path = "../../../fuzz/checks/rdrr_manifest.rs"]
+mod rdrr_manifest;
+#[path = "../../../fuzz/checks/rdrr_tensors.rs"]
+mod rdrr_tensors;
 #[path = "../../../fuzz/checks/safetensors.rs"]
 mod safetensors;
 
@@ -41,4 +45,14 @@ fn safetensors_inputs() {
 #[test]
 fn hf_config_inputs() {
     replay("hf_config", hf_config::check);
+}
+
+#[test]
+fn rdrr_manifest_inputs() {
+    replay("rdrr_manifest", rdrr_manifest::check);
+}
+
+#[test]
+fn rdrr_tensors_inputs() {
+    replay("rdrr_tensors", rdrr_tensors::check);
 }

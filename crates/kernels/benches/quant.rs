@@ -8,7 +8,9 @@ use std::hint::black_box;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use sterna_format::DType;
 use sterna_kernels::quant::ternary::{I2sLayout, Layout, Source, row_bytes};
-use sterna_kernels::quant::{decode_row, encode_row, q8};
+use sterna_kernels::quant::{
+    Effort, Encoder, TernaryScales, decode_row, decode_rows, encode_row, q8,
+};
 use sterna_kernels::{Exec, Isa, repack};
 
 /// Elements of a row: a usual model width.
@@ -36,7 +38,9 @@ const DECODED: [DType; 19] = [
     DType::MXFP4,
 ];
 
-const ENCODED: [DType; 8] = [
+const ENCODED: [DType; 10] = [
+    DType::F16,
+    DType::BF16,
     DType::Q4_0,
     DType::Q8_0,
     DType::TQ2_0,
@@ -85,19 +89,82 @@ fn decode(c: &mut Criterion) {
     group.finish();
 }
 
+/// Matrices with one thread and every instruction set.
 fn encode(c: &mut Criterion) {
-    let mut group = c.benchmark_group("encode");
-    group
-        .sample_size(20)
-        .throughput(Throughput::Elements(K as u64));
-    let values = weights(K);
-    for dtype in ENCODED {
-        let mut bytes = vec![0; encoded_len(dtype)];
-        group.bench_function(dtype.name(), |b| {
-            b.iter(|| encode_row(dtype, black_box(&values), black_box(&mut bytes)).unwrap())
-        });
+    const N: usize = 16;
+    let values = weights(N * K);
+    for isa in Isa::available() {
+        let exec = Exec::new(1, isa);
+        for (name, effort) in [("quick", Effort::Quick), ("search", Effort::Search)] {
+            let mut group = c.benchmark_group(format!("encode-{name}-{isa}"));
+            group
+                .sample_size(10)
+                .throughput(Throughput::Elements((N * K) as u64));
+            for dtype in ENCODED {
+                let encoder = Encoder::new(dtype, K, effort).unwrap();
+                let mut bytes = vec![0; encoder.bytes_of(values.len()).unwrap()];
+                let mut back = vec![0.0; values.len()];
+                encoder.encode(&exec, 0, &values, &mut bytes).unwrap();
+                decode_row(dtype, &bytes, &mut back).unwrap();
+                let far = values.iter().zip(&back).any(|(a, b)| (a - b).abs() > 0.02);
+                assert!(dtype == DType::TQ2_0 || !far, "{dtype}");
+                group.bench_function(dtype.name(), |b| {
+                    b.iter(|| {
+                        let out = black_box(&mut bytes);
+                        encoder.encode(&exec, 0, black_box(&values), out).unwrap();
+                    })
+                });
+            }
+            group.finish();
+        }
     }
-    group.finish();
+}
+
+/// What a conversion does with every weight besides: widening, and telling and packing trits.
+fn converted(c: &mut Criterion) {
+    const N: usize = 64;
+    let trits: Vec<f32> = weights(N * K).iter().map(|w| w.signum() * 0.375).collect();
+    for isa in Isa::available() {
+        let exec = Exec::new(1, isa);
+        let mut group = c.benchmark_group(format!("convert-{isa}"));
+        group
+            .sample_size(10)
+            .throughput(Throughput::Elements((N * K) as u64));
+        for dtype in [
+            DType::BF16,
+            DType::F16,
+            DType::F32,
+            DType::Q4_K,
+            DType::TQ2_0,
+        ] {
+            let encoder = Encoder::new(dtype, K, Effort::Quick).unwrap();
+            let mut bytes = vec![0; encoder.bytes_of(trits.len()).unwrap()];
+            encoder.encode(&exec, 0, &trits, &mut bytes).unwrap();
+            let mut rows = vec![0.0; trits.len()];
+            group.bench_function(format!("decode-{dtype}"), |b| {
+                b.iter(|| {
+                    decode_rows(&exec, dtype, black_box(&bytes), black_box(&mut rows)).unwrap();
+                })
+            });
+            assert!(dtype == DType::Q4_K || rows == trits, "{dtype}");
+        }
+        group.bench_function("ternary-scales", |b| {
+            b.iter(|| {
+                let scales = TernaryScales::of_rows(&exec, K, black_box(&trits)).unwrap();
+                assert_eq!(scales.one(), Some(0.375));
+            })
+        });
+        let mut codes = vec![0; trits.len() / 4];
+        group.bench_function("encode-I2_S", |b| {
+            b.iter(|| {
+                let out = black_box(&mut codes);
+                Encoder::i2_s(K, 0.375)
+                    .encode(&exec, 0, black_box(&trits), out)
+                    .unwrap();
+            })
+        });
+        group.finish();
+    }
 }
 
 fn activations(c: &mut Criterion) {
@@ -159,5 +226,13 @@ fn check(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decode, encode, activations, repacked, check);
+criterion_group!(
+    benches,
+    decode,
+    encode,
+    converted,
+    activations,
+    repacked,
+    check
+);
 criterion_main!(benches);

@@ -33,6 +33,7 @@ use crate::progress::Progress;
 use companions::Companions;
 use journal::Journal;
 use shards::ShardWriter;
+pub(crate) use shards::{Blocks, merkle_root};
 use types::Encoding;
 pub(crate) use types::{Target, Targets};
 

@@ -225,7 +225,11 @@ fn hash_shards(
 ) -> (Vec<ShardHashes>, Digest) {
     let mut all = Hasher::new(Algorithm::Blake3);
     let mut shards = Vec::new();
-    let (mut whole, mut blocks, mut size) = (Hasher::new(algorithm), Blocks::new(algorithm), 0);
+    let (mut whole, mut blocks, mut size) = (
+        Hasher::new(algorithm),
+        Blocks::new(algorithm, DEFAULT_BLOCK_SIZE),
+        0,
+    );
     for piece in pieces {
         match piece {
             ShardPiece::Bytes(bytes) => {
@@ -236,7 +240,8 @@ fn hash_shards(
             }
             ShardPiece::End => {
                 let whole = std::mem::replace(&mut whole, Hasher::new(algorithm));
-                let blocks = std::mem::replace(&mut blocks, Blocks::new(algorithm));
+                let blocks =
+                    std::mem::replace(&mut blocks, Blocks::new(algorithm, DEFAULT_BLOCK_SIZE));
                 shards.push(ShardHashes {
                     size: std::mem::take(&mut size),
                     digest: whole.finish(),
@@ -253,7 +258,7 @@ fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>)
     let mut groups: HashMap<GroupId, Hasher> = HashMap::new();
     let mut roots = Vec::new();
     let mut group = GroupId::Other;
-    let mut leaves = Blocks::new(Algorithm::Sha256);
+    let mut leaves = Blocks::new(Algorithm::Sha256, DEFAULT_BLOCK_SIZE);
     for piece in pieces {
         match piece {
             TensorPiece::Begin(id) => {
@@ -266,7 +271,10 @@ fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>)
                 hasher.update(&bytes);
             }
             TensorPiece::End => {
-                let blocks = std::mem::replace(&mut leaves, Blocks::new(Algorithm::Sha256));
+                let blocks = std::mem::replace(
+                    &mut leaves,
+                    Blocks::new(Algorithm::Sha256, DEFAULT_BLOCK_SIZE),
+                );
                 roots.push(merkle_root(blocks.finish()));
             }
         }
@@ -299,15 +307,18 @@ pub(crate) fn merkle_root(mut nodes: Vec<Digest>) -> Digest {
 /// Digests of consecutive blocks of bytes that come in pieces of any size.
 pub(crate) struct Blocks {
     algorithm: Algorithm,
+    block_size: u64,
     hasher: Hasher,
     len: u64,
     digests: Vec<Digest>,
 }
 
 impl Blocks {
-    pub(crate) fn new(algorithm: Algorithm) -> Blocks {
+    /// Of blocks of `block_size` bytes, which isn't 0.
+    pub(crate) fn new(algorithm: Algorithm, block_size: u64) -> Blocks {
         Blocks {
             algorithm,
+            block_size,
             hasher: Hasher::new(algorithm),
             len: 0,
             digests: Vec::new(),
@@ -316,12 +327,12 @@ impl Blocks {
 
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let room = (DEFAULT_BLOCK_SIZE - self.len) as usize;
+            let room = usize::try_from(self.block_size - self.len).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(room));
             self.hasher.update(now);
             self.len += now.len() as u64;
             bytes = later;
-            if self.len == DEFAULT_BLOCK_SIZE {
+            if self.len == self.block_size {
                 self.end();
             }
         }

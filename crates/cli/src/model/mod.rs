@@ -1,7 +1,10 @@
 //! Opening a model: which files it has, what they say, and feeding the engine from them.
 
 mod adapter;
+mod assemble;
+mod bundled;
 mod generation;
+mod package;
 mod source;
 mod text;
 
@@ -24,8 +27,10 @@ use crate::output;
 use crate::progress::Progress;
 
 pub(crate) use adapter::{Adapted, LoraFlag};
-pub(crate) use source::SourceFile;
-use source::{Folder, Found};
+use assemble::Assembled;
+pub(crate) use package::{PackageHeader, read_package};
+use source::Found;
+pub(crate) use source::{Folder, SourceFile};
 pub(crate) use text::GGUF_TOKENIZER_FILE;
 
 /// The files of a model, their headers parsed, no weight read.
@@ -34,6 +39,8 @@ pub(crate) struct ModelFiles {
     /// As the user called it.
     name: String,
     files: Vec<SourceFile>,
+    /// Tensors that are made from several places of the files; their indices follow the files'.
+    assembled: Vec<Assembled>,
     /// Tensors under the names that the files give them.
     tensors: TensorCatalog,
     header: Header,
@@ -52,6 +59,7 @@ pub(crate) enum Header {
         /// Where the files beside the weights are.
         folder: Folder,
     },
+    Package(Box<PackageHeader>),
 }
 
 /// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
@@ -65,6 +73,7 @@ impl ModelFiles {
             Found::Gguf(files) => ModelFiles::open_gguf(name, files),
             Found::SafeTensors { file, folder } => ModelFiles::open_file(name, file, folder),
             Found::Folder(folder) => ModelFiles::open_folder(name, folder),
+            Found::Package(folder) => ModelFiles::open_package(name, folder),
         }
     }
 
@@ -77,6 +86,7 @@ impl ModelFiles {
         Ok(ModelFiles {
             name: name.to_owned(),
             files,
+            assembled: Vec::new(),
             tensors,
             header,
         })
@@ -132,6 +142,7 @@ impl ModelFiles {
         Ok(ModelFiles {
             name: name.to_owned(),
             files,
+            assembled: Vec::new(),
             tensors,
             header,
         })
@@ -157,16 +168,18 @@ impl ModelFiles {
         &self.header
     }
 
-    /// The file called `name` beside the weights, and what `parse` makes of it.
-    fn parsed<T, E>(
-        &self,
-        name: &'static str,
-        parse: impl FnOnce(&[u8]) -> Result<T, E>,
-    ) -> Result<Option<T>>
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let Header::SafeTensors { folder, .. } = &self.header else {
+    /// Where the files beside the weights are; a GGUF file has everything inside.
+    fn folder(&self) -> Option<&Folder> {
+        match &self.header {
+            Header::Gguf { .. } => None,
+            Header::SafeTensors { folder, .. } => Some(folder),
+            Header::Package(header) => Some(&header.folder),
+        }
+    }
+
+    /// The bytes of the file called `name` beside the weights, if there is one.
+    fn bytes(&self, name: &str) -> Result<Option<bytes::Bytes>> {
+        let Some(folder) = self.folder() else {
             return Ok(None);
         };
         let Some(file) = folder.file(name)? else {
@@ -178,19 +191,41 @@ impl ModelFiles {
                 file.len()
             );
         }
-        parse(&file.bytes())
-            .map(Some)
-            .with_context(|| file.to_string())
+        Ok(Some(file.bytes()))
     }
 
-    /// `config.json`, of a model that has one.
+    /// The file called `name` beside the weights, and what `parse` makes of it.
+    fn parsed<T, E>(
+        &self,
+        name: &str,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<Option<T>>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let (Some(folder), Some(bytes)) = (self.folder(), self.bytes(name)?) else {
+            return Ok(None);
+        };
+        parse(&bytes)
+            .map(Some)
+            .with_context(|| folder.path_of(name))
+    }
+
+    /// `config.json`, of a model that has one; of a package, what its manifest amounts to.
     pub(crate) fn config(&self) -> Result<Option<Config>> {
-        self.parsed("config.json", Config::parse)
+        match &self.header {
+            Header::Package(header) => header.config().map(Some),
+            _ => self.parsed("config.json", Config::parse),
+        }
+        .with_context(|| self.name.clone())
     }
 
     /// `config.json` as it stands, of a model that has one.
     pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
-        self.parsed("config.json", parse_json)
+        match &self.header {
+            Header::Package(header) => Ok(Some(header.hf_config()?.config.into())),
+            _ => self.parsed("config.json", parse_json),
+        }
     }
 
     /// `generation_config.json`, or the empty one. Warns of recommendations in it that are ignored.
@@ -220,7 +255,7 @@ impl ModelFiles {
     pub(crate) fn plan_for(&self, options: &PlanOptions) -> Result<ModelPlan> {
         match &self.header {
             Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
-            Header::SafeTensors { .. } => {
+            Header::SafeTensors { .. } | Header::Package(_) => {
                 let Some(config) = self.config()? else {
                     bail!(
                         "{}: expected config.json beside the weights, found none",
@@ -233,19 +268,20 @@ impl ModelFiles {
         .with_context(|| self.name.clone())
     }
 
-    /// The file of a range of bytes.
-    fn file_of(&self, want: &TensorRequest) -> Result<&SourceFile> {
-        self.files.get(want.file).with_context(|| {
+    /// A range of bytes that a plan of this model asks for.
+    pub(crate) fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
+        if let Some(file) = self.files.get(want.file) {
+            return file.slice(want.offset, want.len);
+        }
+        let made = self.assembled.get(want.file - self.files.len());
+        let made = made.with_context(|| {
             format!(
                 "tensor `{}`: expected a file of the model, found file {}",
                 want.name, want.file
             )
-        })
-    }
-
-    /// A range of bytes that a plan of this model asks for.
-    pub(crate) fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
-        self.file_of(want)?.slice(want.offset, want.len)
+        })?;
+        made.slice(&self.files, want.offset, want.len)
+            .with_context(|| self.name.clone())
     }
 
     /// The file called `name` beside the weights, as it stands.
@@ -262,6 +298,9 @@ impl ModelFiles {
         backend: Cpu,
         weights: WeightsFlag,
     ) -> Result<Arc<Model<Cpu>>> {
+        if let Header::Package(header) = &self.header {
+            package::verify_shards(header, &self.files)?;
+        }
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,
@@ -275,18 +314,18 @@ impl ModelFiles {
         let progress = Progress::bytes("loading", plan.weight_bytes());
         let mut loader = Loader::new(plan, backend);
         while let Some(want) = loader.wanted() {
-            let file = self.file_of(want)?;
-            let bytes = if weights_read {
-                let memory = match &mut read[want.file] {
-                    Some(memory) => memory,
-                    none => none.insert(file.read()?),
-                };
-                memory.slice(want.offset, want.len)?
-            } else {
-                file.slice(want.offset, want.len)?
+            let bytes = match self.files.get(want.file) {
+                Some(file) if weights_read => {
+                    let memory = match &mut read[want.file] {
+                        Some(memory) => memory,
+                        none => none.insert(file.read()?),
+                    };
+                    memory.slice(want.offset, want.len)?
+                }
+                _ => self.bytes_of(want)?,
             };
             let len = want.len;
-            loader.feed(bytes).with_context(|| file.to_string())?;
+            loader.feed(bytes).with_context(|| self.name.clone())?;
             progress.add(len);
         }
         // One of a kind is enough: what is odd about a checkpoint is odd about all its layers.

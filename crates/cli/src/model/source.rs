@@ -2,13 +2,17 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_delivery::LocalFile;
+use sterna_delivery::fetch::{FetchError, Limits};
+use sterna_delivery::store::{self, StoreError};
 use sterna_format::gguf;
+use sterna_format::rdrr::MANIFEST_FILE;
 
-use crate::builtin;
+use crate::{builtin, output, pull};
 
 /// The file that says where the tensors of a sharded checkpoint are.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -19,7 +23,15 @@ pub(super) const SINGLE: &str = "model.safetensors";
 #[derive(Debug)]
 pub(crate) enum SourceFile {
     Local(LocalFile),
-    Builtin { name: &'static str, bytes: Bytes },
+    /// A file of a model in the store, where files have other names.
+    Stored {
+        name: String,
+        file: LocalFile,
+    },
+    Builtin {
+        name: &'static str,
+        bytes: Bytes,
+    },
 }
 
 impl SourceFile {
@@ -31,6 +43,10 @@ impl SourceFile {
     pub(super) fn read(&self) -> Result<SourceFile> {
         Ok(match self {
             SourceFile::Local(file) => SourceFile::Local(file.read()?),
+            SourceFile::Stored { name, file } => SourceFile::Stored {
+                name: name.clone(),
+                file: file.read()?,
+            },
             SourceFile::Builtin { name, bytes } => SourceFile::Builtin {
                 name,
                 bytes: bytes.clone(),
@@ -41,7 +57,7 @@ impl SourceFile {
     /// Where it is, if it is a file on this machine.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            SourceFile::Local(file) => Some(file.path()),
+            SourceFile::Local(file) | SourceFile::Stored { file, .. } => Some(file.path()),
             SourceFile::Builtin { .. } => None,
         }
     }
@@ -54,6 +70,7 @@ impl SourceFile {
                 .file_name()
                 .map(|name| name.to_string_lossy().into_owned())
                 .unwrap_or_default(),
+            SourceFile::Stored { name, .. } => name.clone(),
             SourceFile::Builtin { name, .. } => (*name).to_owned(),
         }
     }
@@ -61,7 +78,7 @@ impl SourceFile {
     /// Bytes in the file.
     pub(crate) fn len(&self) -> u64 {
         match self {
-            SourceFile::Local(file) => file.len(),
+            SourceFile::Local(file) | SourceFile::Stored { file, .. } => file.len(),
             SourceFile::Builtin { bytes, .. } => bytes.len() as u64,
         }
     }
@@ -69,7 +86,7 @@ impl SourceFile {
     /// The first `n` bytes, or all if there are fewer.
     pub(crate) fn prefix(&self, n: u64) -> Bytes {
         match self {
-            SourceFile::Local(file) => file.prefix(n),
+            SourceFile::Local(file) | SourceFile::Stored { file, .. } => file.prefix(n),
             SourceFile::Builtin { bytes, .. } => {
                 bytes.slice(..usize::try_from(n).map_or(bytes.len(), |n| n.min(bytes.len())))
             }
@@ -84,7 +101,9 @@ impl SourceFile {
     /// `len` bytes from `offset` on.
     pub(crate) fn slice(&self, offset: u64, len: u64) -> Result<Bytes> {
         match self {
-            SourceFile::Local(file) => Ok(file.slice(offset, len)?),
+            SourceFile::Local(file) | SourceFile::Stored { file, .. } => {
+                Ok(file.slice(offset, len)?)
+            }
             SourceFile::Builtin { name, bytes } => {
                 let end = offset
                     .checked_add(len)
@@ -105,6 +124,7 @@ impl fmt::Display for SourceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SourceFile::Local(file) => file.path().display().fmt(f),
+            SourceFile::Stored { name, .. } => f.write_str(name),
             SourceFile::Builtin { name, .. } => write!(f, "{}/{name}", builtin::NAME),
         }
     }
@@ -114,12 +134,14 @@ impl fmt::Display for SourceFile {
 #[derive(Debug, Clone)]
 pub(crate) enum Folder {
     Local(PathBuf),
+    /// A model in the store, whose files were verified on their way there.
+    Stored(Arc<store::Model>),
     Builtin,
 }
 
 impl Folder {
     /// The file called `name`, if there is one.
-    pub(crate) fn file(&self, name: &'static str) -> Result<Option<SourceFile>> {
+    pub(crate) fn file(&self, name: &str) -> Result<Option<SourceFile>> {
         match self {
             Folder::Local(folder) => {
                 let path = folder.join(name);
@@ -129,9 +151,25 @@ impl Folder {
                     Ok(None)
                 }
             }
+            Folder::Stored(model) => match model.paths().get(name) {
+                Some(path) => Ok(Some(SourceFile::Stored {
+                    name: name.to_owned(),
+                    file: LocalFile::open(path)?,
+                })),
+                None => Ok(None),
+            },
             Folder::Builtin => {
-                Ok(builtin::file(name).map(|bytes| SourceFile::Builtin { name, bytes }))
+                Ok(builtin::file(name).map(|(name, bytes)| SourceFile::Builtin { name, bytes }))
             }
+        }
+    }
+
+    /// What messages call the file `name`.
+    pub(super) fn path_of(&self, name: &str) -> String {
+        match self {
+            Folder::Local(folder) => folder.join(name).display().to_string(),
+            Folder::Stored(model) => format!("{}/{name}", model.name()),
+            Folder::Builtin => format!("{}/{name}", builtin::NAME),
         }
     }
 
@@ -139,6 +177,9 @@ impl Folder {
     pub(super) fn shard(&self, name: &str) -> Result<SourceFile> {
         match self {
             Folder::Local(folder) => SourceFile::open(folder.join(name)),
+            Folder::Stored(model) => self.file(name)?.with_context(|| {
+                format!("{}: expected the file `{name}`, found none", model.name())
+            }),
             Folder::Builtin => bail!("{}: expected no shards, found `{name}`", builtin::NAME),
         }
     }
@@ -151,6 +192,8 @@ pub(super) enum Found {
     Gguf(Vec<SourceFile>),
     /// A folder with safetensors files.
     Folder(Folder),
+    /// A folder with a manifest.
+    Package(Folder),
     /// One safetensors file, and the folder it is in.
     SafeTensors { file: SourceFile, folder: Folder },
 }
@@ -160,15 +203,95 @@ pub(super) fn find(model: &str) -> Result<Found> {
     if model == builtin::NAME {
         return Ok(Found::Folder(Folder::Builtin));
     }
+    if model.contains("://") {
+        return find_in_store(fetched(model)?);
+    }
     let path = Path::new(model);
     if path.is_dir() {
-        find_in_folder(path)
-    } else {
-        find_file(path)
+        return find_in_folder(path);
+    }
+    // A name of the store can't look like a path in a folder.
+    if !path.exists()
+        && !model.contains(['/', '\\'])
+        && let Some(stored) = in_store(model)?
+    {
+        return find_in_store(stored);
+    }
+    find_file(path)
+}
+
+/// The model called `name` in the store, if there is one.
+fn in_store(name: &str) -> Result<Option<store::Model>> {
+    let store = pull::store()?;
+    match store.model(name) {
+        Ok(model) => Ok(Some(model)),
+        Err(StoreError::NoSuchModel { .. } | StoreError::Name { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
+/// The model at an address, as it is there now; if it can't be reached, as it was last.
+fn fetched(address: &str) -> Result<store::Model> {
+    let store = pull::store()?;
+    let limits = Limits {
+        seed: std::process::id().into(),
+        ..Limits::default()
+    };
+    let pulled = pull::pull(&store, &[address.to_owned()], None, None, &limits);
+    match pulled {
+        Ok(pulled) => Ok(store.model(&pulled.name)?),
+        Err(error) => {
+            let known = store
+                .list()?
+                .into_iter()
+                .find(|model| model.entry.source == address);
+            match known {
+                // A refusal is no matter of reach.
+                Some(model) if error.downcast_ref::<FetchError>().is_some() => {
+                    output::note(format_args!(
+                        "warning: {error:#}; using `{}` as it is in the store",
+                        model.name
+                    ));
+                    Ok(store.model(&model.name)?)
+                }
+                _ => Err(error),
+            }
+        }
+    }
+}
+
+fn find_in_store(model: store::Model) -> Result<Found> {
+    let folder = Folder::Stored(Arc::new(model));
+    let Folder::Stored(model) = &folder else {
+        unreachable!("made above");
+    };
+    let has = |name: &str| model.paths().contains_key(name);
+    if has(MANIFEST_FILE) {
+        return Ok(Found::Package(folder.clone()));
+    }
+    if has(SINGLE) || has(INDEX) {
+        return Ok(Found::Folder(folder.clone()));
+    }
+    let first = model
+        .paths()
+        .keys()
+        .find(|name| name.ends_with(".gguf") && gguf::split_names(name).is_ok());
+    let Some(first) = first else {
+        bail!(
+            "{}: expected {MANIFEST_FILE}, {SINGLE}, {INDEX} or a .gguf file, found none of them",
+            model.name()
+        );
+    };
+    let names = gguf::split_names(first)?.unwrap_or_else(|| vec![first.clone()]);
+    let files = names.iter().map(|name| folder.shard(name));
+    Ok(Found::Gguf(files.collect::<Result<_>>()?))
+}
+
 fn find_file(path: &Path) -> Result<Found> {
+    if path.file_name().is_some_and(|name| name == MANIFEST_FILE) {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        return Ok(Found::Package(Folder::Local(folder)));
+    }
     let file = SourceFile::open(path)?;
     if &file.prefix(4)[..] == b"GGUF" {
         return gguf_parts(path, file).map(Found::Gguf);
@@ -210,6 +333,9 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     {
         return Ok(Found::Folder(Folder::Local(folder.to_owned())));
     }
+    if folder.join(MANIFEST_FILE).exists() {
+        return Ok(Found::Package(Folder::Local(folder.to_owned())));
+    }
     let entries = folder
         .read_dir()
         .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
@@ -222,7 +348,7 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     });
     if files.is_empty() {
         bail!(
-            "{}: expected {SINGLE}, {INDEX} or a .gguf file in the folder, found {}",
+            "{}: expected {SINGLE}, {INDEX}, {MANIFEST_FILE} or a .gguf file in the folder, found {}",
             folder.display(),
             describe(&others)
         );

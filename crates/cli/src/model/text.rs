@@ -1,10 +1,11 @@
 //! The text side of a model: its tokenizer and chat template, from whichever files have them.
 
 use anyhow::{Context, Result};
+use sterna_format::gguf::Metadata;
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{ChatTemplate, Tokenizer, TokenizerError};
 
-use super::{Header, ModelFiles};
+use super::{Header, ModelFiles, PackageHeader, bundled};
 
 /// The metadata key of the kind of a GGUF file's tokenizer.
 const GGUF_TOKENIZER: &str = "tokenizer.ggml.model";
@@ -17,18 +18,17 @@ pub(crate) const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
 impl ModelFiles {
     /// The tokenizer; `None` if the model comes without one.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        if let Some(metadata) = self.gguf_text() {
+            let kind = metadata.get_str(GGUF_TOKENIZER);
+            return match kind.with_context(|| self.name.clone())? {
+                None | Some("none" | "no_vocab") => Ok(None),
+                Some(_) => Tokenizer::from_gguf(metadata)
+                    .map(Some)
+                    .with_context(|| self.name.clone()),
+            };
+        }
         match &self.header {
-            Header::Gguf { metadata, .. } => {
-                match metadata
-                    .get_str(GGUF_TOKENIZER)
-                    .with_context(|| self.name.clone())?
-                {
-                    None | Some("none" | "no_vocab") => Ok(None),
-                    Some(_) => Tokenizer::from_gguf(metadata)
-                        .map(Some)
-                        .with_context(|| self.name.clone()),
-                }
-            }
+            Header::Gguf { .. } => unreachable!("its metadata were taken above"),
             Header::SafeTensors { .. } => {
                 let config = self.tokenizer_config()?;
                 let json = |bytes: &[u8]| Tokenizer::from_hf_json(bytes, Some(&config));
@@ -38,7 +38,65 @@ impl ModelFiles {
                 let model = |bytes: &[u8]| from_tokenizer_model(bytes, &config);
                 self.parsed("tokenizer.model", model)
             }
+            Header::Package(header) => self.package_tokenizer(header),
         }
+    }
+
+    /// The metadata of a GGUF file, or those that a package took over from one.
+    fn gguf_text(&self) -> Option<&Metadata> {
+        match &self.header {
+            Header::Gguf { metadata, .. } => Some(metadata),
+            Header::SafeTensors { .. } => None,
+            Header::Package(header) => header.gguf_text.as_ref(),
+        }
+    }
+
+    /// The tokenizer of a package: a Hugging Face file, a file made of GGUF's keys, or SentencePiece's,
+    /// told apart by what they hold, as manifests call the first two by one name.
+    fn package_tokenizer(&self, header: &PackageHeader) -> Result<Option<Tokenizer>> {
+        let entry = header.package.manifest().tokenizer.as_ref();
+        let config = self.tokenizer_config()?;
+        let json = entry.and_then(|entry| entry.file.as_deref());
+        let json = json.unwrap_or("tokenizer.json");
+        if let Some(bytes) = self.bytes(json)? {
+            let tokenizer = if bundled::is_bundled(&bytes) {
+                let architecture = self.architecture()?.unwrap_or_default();
+                bundled::tokenizer(&bytes, &architecture)
+            } else if bytes.first() == Some(&FIELD_1) {
+                from_tokenizer_model(&bytes, &config).map_err(Into::into)
+            } else {
+                self.hf_tokenizer(header, &bytes, config)
+            };
+            let tokenizer = tokenizer.with_context(|| format!("{}: {json}", self.name))?;
+            return Ok(Some(tokenizer));
+        }
+        let model = entry.and_then(|entry| entry.sentencepiece_model.as_deref());
+        let model = model.unwrap_or("tokenizer.model");
+        let read = |bytes: &[u8]| from_tokenizer_model(bytes, &config);
+        self.parsed(model, read)
+    }
+
+    /// The tokenizer in a Hugging Face file of a package. Where nothing beside it names the token that
+    /// texts begin with, its id in the configuration does, or else what it is usually called.
+    fn hf_tokenizer(
+        &self,
+        header: &PackageHeader,
+        json: &[u8],
+        mut config: TokenizerConfig,
+    ) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer::from_hf_json(json, Some(&config))?;
+        let configured = (header.hf_config().ok())
+            .and_then(|hf| hf.config.get("bos_token_id")?.as_u64())
+            .and_then(|id| u32::try_from(id).ok());
+        let usual = tokenizer
+            .bos()
+            .filter(|_| config.add_bos_token == Some(true));
+        let bos = configured.or(usual).and_then(|id| tokenizer.piece(id));
+        let (None, Some(bos)) = (&config.bos_token, bos) else {
+            return Ok(tokenizer);
+        };
+        config.bos_token = Some(bos.to_owned());
+        Ok(Tokenizer::from_hf_json(json, Some(&config))?)
     }
 
     /// The tokenizer; fails if the model comes without one.
@@ -46,7 +104,7 @@ impl ModelFiles {
         self.tokenizer()?.with_context(|| {
             let expected = match self.header {
                 Header::Gguf { .. } => "a tokenizer in the metadata (tokenizer.ggml.model)",
-                Header::SafeTensors { .. } => {
+                Header::SafeTensors { .. } | Header::Package(_) => {
                     "tokenizer.json or tokenizer.model beside the weights"
                 }
             };
@@ -63,11 +121,11 @@ impl ModelFiles {
         if tokenizer.adds_bos() {
             return Ok(tokenizer.bos());
         }
-        let added = match &self.header {
-            Header::Gguf { metadata, .. } => metadata
+        let added = match self.gguf_text() {
+            Some(metadata) => metadata
                 .get_bool("tokenizer.ggml.add_bos_token")
                 .with_context(|| self.name.clone())?,
-            Header::SafeTensors { .. } => self.tokenizer_config()?.add_bos_token,
+            None => self.tokenizer_config()?.add_bos_token,
         };
         // Without a name in the files, a tokenizer goes by what tokens are usually called.
         let is_named = tokenizer.special_tokens().bos.is_some();
@@ -92,7 +150,7 @@ impl ModelFiles {
 
     /// The template's text, where the model ships one.
     fn template_source(&self) -> Result<Option<String>> {
-        if let Header::Gguf { metadata, .. } = &self.header {
+        if let Some(metadata) = self.gguf_text() {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)
                 .with_context(|| self.name.clone())?;
@@ -112,22 +170,43 @@ impl ModelFiles {
 
     /// The model's kind, by which default templates are chosen.
     fn architecture(&self) -> Result<Option<String>> {
+        if let Some(metadata) = self.gguf_text() {
+            let name = metadata.architecture().with_context(|| self.name.clone())?;
+            return Ok(name.map(str::to_owned));
+        }
         match &self.header {
-            Header::Gguf { metadata, .. } => {
-                let name = metadata.architecture().with_context(|| self.name.clone())?;
-                Ok(name.map(str::to_owned))
-            }
+            Header::Gguf { .. } => unreachable!("its metadata were taken above"),
             Header::SafeTensors { .. } => Ok(self.config()?.and_then(|config| config.model_type)),
+            // A package that can't be run still has words and templates.
+            Header::Package(header) => {
+                let named = || header.package.manifest().model_type.clone();
+                let config = header.config().ok();
+                Ok(config
+                    .and_then(|config| config.model_type)
+                    .or_else(|| Some(named())))
+            }
         }
     }
 
-    /// `tokenizer_config.json`, or the empty one.
+    /// `tokenizer_config.json`; of a package without one, what its manifest says; or the empty one.
     fn tokenizer_config(&self) -> Result<TokenizerConfig> {
-        Ok(self
-            .parsed("tokenizer_config.json", TokenizerConfig::parse)?
-            .unwrap_or_default())
+        if let Some(config) = self.parsed("tokenizer_config.json", TokenizerConfig::parse)? {
+            return Ok(config);
+        }
+        let mut config = TokenizerConfig::default();
+        if let Header::Package(header) = &self.header
+            && let Some(entry) = &header.package.manifest().tokenizer
+        {
+            let flag = |key: &str| entry.extra.get(key).and_then(|flag| flag.as_bool());
+            config.add_bos_token = flag("addBosToken");
+            config.add_eos_token = flag("addEosToken");
+        }
+        Ok(config)
     }
 }
+
+/// What SentencePiece's files begin with: the tag of their first field.
+const FIELD_1: u8 = 0x0a;
 
 /// Reads a file that two kinds of tokenizer call `tokenizer.model`: SentencePiece's protocol buffer,
 /// which begins with its field 1, and tiktoken's lines of base64, as Llama 3 has it.
@@ -135,7 +214,6 @@ fn from_tokenizer_model(
     file: &[u8],
     config: &TokenizerConfig,
 ) -> Result<Tokenizer, TokenizerError> {
-    const FIELD_1: u8 = 0x0a;
     match file.first() {
         Some(&FIELD_1) => Tokenizer::from_sentencepiece(file, Some(config)),
         _ => Tokenizer::from_tiktoken(file, None, Some(config)),

@@ -1,5 +1,7 @@
 //! `sterna inspect`: what the files of a model hold.
 
+mod package;
+
 use std::collections::BTreeMap;
 
 use anyhow::{Error, Result, bail};
@@ -8,11 +10,13 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use sterna_engine::ModelPlan;
 use sterna_format::gguf::{Array, Value};
+use sterna_format::rdrr::Tensor;
 use sterna_format::{TensorCatalog, TensorEntry};
 
 use crate::args::{EngineFlags, ReportFlags};
 use crate::model::{Header, ModelFiles};
 use crate::output::{self, Bytes, Count};
+use package::PackageReport;
 
 const EXAMPLE: &str = "Example:
   sterna inspect model.gguf
@@ -24,7 +28,7 @@ const EXAMPLE: &str = "Example:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Inspect {
-    /// GGUF file, safetensors file, folder, or `builtin`
+    /// GGUF file, safetensors file, folder, package, or `builtin`
     #[arg(value_name = "PATH")]
     model: String,
 
@@ -42,11 +46,14 @@ struct Report {
     n_tensors: usize,
     /// Values that the tensors hold, packed ones unpacked.
     n_parameters: u64,
-    types: BTreeMap<&'static str, TypeReport>,
+    types: BTreeMap<String, TypeReport>,
     /// What the engine makes of it; `None` if it can't run the model.
     model: Option<ModelReport>,
     /// Why the engine can't run the model.
     not_runnable: Option<String>,
+    /// What a package says besides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    package: Option<PackageReport>,
     metadata: Map<String, Json>,
     tensors: Vec<TensorReport>,
 }
@@ -88,7 +95,7 @@ struct MemoryReport {
 struct TensorReport {
     name: String,
     #[serde(rename = "type")]
-    dtype: &'static str,
+    dtype: String,
     shape: Vec<usize>,
     file: usize,
     offset: u64,
@@ -105,6 +112,17 @@ impl Inspect {
             Ok(plan) => (Some(ModelReport::new(&plan, &self.flags.engine)), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
+        let tensors: Vec<TensorReport> = match files.header() {
+            // As they are stored, not as the engine sees them.
+            Header::Package(header) => (header.package.tensors().iter())
+                .map(TensorReport::of_package)
+                .collect(),
+            _ => files.tensors().iter().map(TensorReport::new).collect(),
+        };
+        let package = match files.header() {
+            Header::Package(header) => Some(PackageReport::new(&header.package)),
+            _ => None,
+        };
         let (metadata, unreadable) = metadata(&files);
         let not_runnable = not_runnable.or(unreadable.map(|error| format!("{error:#}")));
         let report = Report {
@@ -118,13 +136,14 @@ impl Inspect {
                 })
                 .collect(),
             bytes: files.files().iter().map(|file| file.len()).sum(),
-            n_tensors: files.tensors().len(),
+            n_tensors: tensors.len(),
             n_parameters: n_parameters(files.tensors()),
-            types: types(files.tensors()),
+            types: types(&tensors),
             model,
             not_runnable,
+            package,
             metadata,
-            tensors: files.tensors().iter().map(TensorReport::new).collect(),
+            tensors,
         };
         if self.flags.json {
             output::json(&report)
@@ -138,6 +157,7 @@ fn format_name(header: &Header) -> String {
     match header {
         Header::Gguf { version, .. } => format!("GGUF v{version}"),
         Header::SafeTensors { .. } => "safetensors".to_owned(),
+        Header::Package(header) => format!("RDRR {}", header.package.manifest().version),
     }
 }
 
@@ -145,7 +165,7 @@ fn format_name(header: &Header) -> String {
 fn architecture(files: &ModelFiles) -> Option<String> {
     match files.header() {
         Header::Gguf { metadata, .. } => metadata.architecture().ok()?.map(str::to_owned),
-        Header::SafeTensors { .. } => {
+        Header::SafeTensors { .. } | Header::Package(_) => {
             let config = files.config().ok()??;
             config
                 .architectures
@@ -171,12 +191,12 @@ fn n_parameters(tensors: &TensorCatalog) -> u64 {
     tensors.iter().map(count).sum()
 }
 
-fn types(tensors: &TensorCatalog) -> BTreeMap<&'static str, TypeReport> {
+fn types(tensors: &[TensorReport]) -> BTreeMap<String, TypeReport> {
     let mut types = BTreeMap::<_, TypeReport>::new();
-    for tensor in tensors.iter() {
-        let entry = types.entry(tensor.dtype.name()).or_default();
+    for tensor in tensors {
+        let entry = types.entry(tensor.dtype.clone()).or_default();
         entry.n_tensors += 1;
-        entry.bytes += tensor.len;
+        entry.bytes += tensor.bytes;
     }
     types
 }
@@ -203,6 +223,13 @@ fn metadata(files: &ModelFiles) -> (Map<String, Json>, Option<Error>) {
             };
             (all, error)
         }
+        Header::Package(_) => match files.config_json() {
+            Ok(config) => {
+                let config = config.map(|config| ("config.json".to_owned(), config));
+                (config.into_iter().collect(), None)
+            }
+            Err(error) => (Map::new(), Some(error)),
+        },
     }
 }
 
@@ -331,11 +358,24 @@ impl TensorReport {
     fn new(tensor: &TensorEntry) -> TensorReport {
         TensorReport {
             name: tensor.name.clone(),
-            dtype: tensor.dtype.name(),
+            dtype: tensor.dtype.name().to_owned(),
             shape: tensor.shape.clone(),
             file: tensor.file,
             offset: tensor.offset,
             bytes: tensor.len,
+        }
+    }
+
+    /// A tensor of a package; `file` and `offset` are where it begins.
+    fn of_package(tensor: &Tensor) -> TensorReport {
+        let first = tensor.first();
+        TensorReport {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.to_string(),
+            shape: tensor.logical_shape(),
+            file: first.shard,
+            offset: first.offset,
+            bytes: tensor.size,
         }
     }
 }
@@ -373,6 +413,9 @@ impl Report {
                 },
             ),
         ];
+        if let Some(package) = &self.package {
+            rows.extend(package.rows());
+        }
         if let Some(model) = &self.model {
             rows.push(("model", model.shape()));
             rows.push(("memory", model.memory.text()));
@@ -381,6 +424,9 @@ impl Report {
             rows.push(("can't run", reason.clone()));
         }
         let mut text = output::table(&rows);
+        for (title, rows) in self.package.iter().flat_map(PackageReport::sections) {
+            text += &format!("\n\n{title}\n{}", indent(&rows));
+        }
         if !self.metadata.is_empty() {
             let mut rows = Vec::new();
             flatten("", &self.metadata, &mut rows);

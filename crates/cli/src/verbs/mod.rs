@@ -2,13 +2,18 @@
 
 pub(crate) mod bench;
 pub(crate) mod convert;
+pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
+pub(crate) mod pull;
 pub(crate) mod run;
+pub(crate) mod sign;
 pub(crate) mod template;
 pub(crate) mod tokenize;
+pub(crate) mod trust;
+pub(crate) mod verify;
 
 use std::fs::File;
 use std::io::{self, Read};

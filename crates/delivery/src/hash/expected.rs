@@ -136,40 +136,42 @@ impl Verifier {
 
     /// The verdict on all bytes taken. Errors: [`Mismatch`] with both values.
     pub fn finish(self) -> Result<Verified, Mismatch> {
-        let compare = |kind, expected: &[u8], found: &[u8], verified| {
-            if expected == found {
-                return Ok(verified);
-            }
-            let (expected, found) = (Hex(expected).to_string(), Hex(found).to_string());
-            Err(Mismatch {
-                kind,
-                expected,
-                found,
-            })
-        };
         match self.state {
             State::Digest(hasher, digest) => {
-                let algorithm = digest.algorithm();
-                let found = hasher.finish();
-                let verified = Verified::Digest(algorithm);
-                compare(
-                    algorithm.name(),
-                    digest.as_bytes(),
-                    found.as_bytes(),
-                    verified,
-                )
+                digest.compare(&hasher.finish())?;
+                Ok(Verified::Digest(digest.algorithm()))
             }
             State::Variant(variant, digest) => {
                 let kind = "the variant of blake3";
-                compare(kind, &digest, &variant.finish(), Verified::Blake3Variant)
+                compare(kind, &digest, &variant.finish())?;
+                Ok(Verified::Blake3Variant)
             }
             State::GitBlob(sha1, id) => {
                 let found: [u8; 20] = sha1.finalize().into();
-                compare("git object id", &id, &found, Verified::GitBlob)
+                compare("git object id", &id, &found)?;
+                Ok(Verified::GitBlob)
             }
             State::Size => Ok(Verified::SizeOnly),
         }
     }
+}
+
+impl Digest {
+    /// Whether bytes of the digest `found` are the ones this digest was made of.
+    pub(crate) fn compare(&self, found: &Self) -> Result<(), Mismatch> {
+        compare(self.algorithm().name(), self.as_bytes(), found.as_bytes())
+    }
+}
+
+fn compare(kind: &'static str, expected: &[u8], found: &[u8]) -> Result<(), Mismatch> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Mismatch {
+        kind,
+        expected: Hex(expected).to_string(),
+        found: Hex(found).to_string(),
+    })
 }
 
 struct Hex<'a>(&'a [u8]);

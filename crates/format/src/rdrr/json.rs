@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
@@ -13,12 +12,10 @@ use crate::budget::Budget;
 
 /// The largest file that is parsed: the tensor map of a model of 200,000 tensors has about 50 MB.
 const MAX_BYTES: usize = 64 << 20;
-/// What the tree may take: about 1.7 million members of objects.
-const MAX_MEMORY: u64 = 96 << 20;
+/// What the tree may take: three million members of objects. A model of 100,000 tensors has a million.
+const MAX_MEMORY: u64 = 256 << 20;
 /// The most values that are kept though nothing here knows what they mean.
 pub(super) const MAX_UNKNOWN: usize = 200_000;
-/// Members up to which names are compared one by one.
-const FEW: usize = 16;
 
 /// A parsed value; strings without escapes stay where they are in the file.
 #[derive(Debug)]
@@ -187,28 +184,24 @@ impl<'de> Visitor<'de> for Tree<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json<'de>, A::Error> {
         let mut members: Vec<Member<'de>> = Vec::new();
-        let mut names: HashSet<String> = HashSet::new();
         while let Some(key) = map.next_key_seed(Key(self))? {
             self.charge(3 * size_of::<Member<'_>>() / 2)?;
-            let is_new = if members.len() < FEW {
-                members.iter().all(|(other, _)| *other != key)
-            } else {
-                self.charge(key.len() + 2 * size_of::<String>())?;
-                if names.is_empty() {
-                    names.extend(members.iter().map(|(key, _)| key.as_ref().to_owned()));
-                }
-                names.insert(key.as_ref().to_owned())
-            };
-            if !is_new {
-                return Err(A::Error::custom(format_args!(
-                    "{} stands twice",
-                    quoted(&key)
-                )));
-            }
             members.push((key, map.next_value_seed(self)?));
+        }
+        if let Some(twice) = repeated(&members) {
+            let twice = quoted(twice);
+            return Err(A::Error::custom(format_args!("{twice} stands twice")));
         }
         Ok(Json::Object(members))
     }
+}
+
+/// A name that stands twice.
+fn repeated<'m>(members: &'m [Member<'_>]) -> Option<&'m str> {
+    let mut names: Vec<&str> = members.iter().map(|(name, _)| name.as_ref()).collect();
+    names.sort_unstable();
+    let pair = names.windows(2).find(|pair| pair[0] == pair[1])?;
+    Some(pair[0])
 }
 
 /// The name of a member.

@@ -47,44 +47,42 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     let config = f.map("config");
     let architecture = architecture(f, config.is_some(), is_lora);
     let algorithm = f.string("hashAlgorithm");
-    let (hash_algorithm, shards) = shards(f, algorithm.as_deref());
+    let read = shards(f, algorithm.as_deref());
+    let (hash_algorithm, shards, shards_are_good) = (read.algorithm, read.shards, read.are_good);
     let groups = groups(f);
-    let tensors = f.take("tensors").and_then(|json| {
-        let path = Path::Key(&f.path, "tensors");
-        match json {
-            // The JavaScript runtime's own word for an empty map.
-            Json::Array(items) if items.is_empty() => Some(TensorMap::default()),
-            json => TensorMap::read(json, path, f.notes),
-        }
-    });
-    let tensors_file = f.string("tensorsFile");
-    if tensors.is_none() && tensors_file.is_none() && !f.notes.is_bad() {
+    let inline = f.take("tensors");
+    let path = Path::Key(&f.path, "tensors");
+    let tensors = inline.and_then(|json| TensorMap::read(json, path, f.notes));
+    if inline.is_none() && f.take("tensorsFile").is_none() {
         f.missing("tensorsFile", "the name of a file, or `tensors`");
     }
-    let sum = shards
-        .iter()
-        .try_fold(0_u64, |sum, shard| sum.checked_add(shard.size));
+    let tensors_file = f.string("tensorsFile");
+    let sum = (shards.iter()).try_fold(0_u64, |sum, shard| sum.checked_add(shard.size));
     let total_size = match f.count("totalSize") {
-        None if is_lora || f.notes.is_bad() => sum,
-        None => {
+        None if is_lora && f.take("totalSize").is_none() => sum,
+        None if f.take("totalSize").is_none() => {
             f.missing("totalSize", "the bytes of all shards together");
             None
         }
-        Some(total) if sum != Some(total) && !f.notes.is_bad() => {
+        Some(total) if sum != Some(total) && shards_are_good => {
             let sum = sum.map_or("more than can be counted".to_owned(), |sum| sum.to_string());
-            f.wrong(
-                "totalSize",
-                format_args!("{sum}, the bytes of all shards together"),
-                total,
-            );
+            let expected = format_args!("{sum}, the bytes of all shards together");
+            f.wrong("totalSize", expected, total);
             None
         }
         total => total,
     };
     let tokenizer = f.object("tokenizer", tokenizer);
-    check_file_names(f, &shards, tensors_file.as_deref(), tokenizer.as_ref());
+    check_file_names(
+        f,
+        &read.file_names,
+        tensors_file.as_deref(),
+        tokenizer.as_ref(),
+    );
     let eos_token_id = eos(f);
-    let integrity = f.object("integrityExtensions", |f| integrity(f, &shards));
+    let integrity = f.object("integrityExtensions", |f| {
+        integrity(f, &shards, shards_are_good)
+    });
     let manifest = Manifest {
         version: version.unwrap_or_default(),
         model_id: model_id.unwrap_or_default(),
@@ -248,7 +246,6 @@ fn tokenizer(f: &mut Fields<'_>) -> TokenizerEntry {
     }
 }
 
-/// A hash as it is written, or with its algorithm and a colon before it.
 fn digest(json: &Json<'_>) -> Option<Digest> {
     match json {
         Json::String(hex) => hex.parse().ok(),
@@ -256,8 +253,18 @@ fn digest(json: &Json<'_>) -> Option<Digest> {
     }
 }
 
-/// The shards, and what their hashes are: what the manifest says, else the first shard that does.
-fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>) {
+/// What the list of shards says.
+struct Shards {
+    /// What hashes are: as the manifest says, else as the first shard does that says it.
+    algorithm: HashAlgorithm,
+    shards: Vec<Shard>,
+    /// Index and name of each file, of shards too that are bad otherwise.
+    file_names: Vec<(usize, String)>,
+    /// Whether all of them could be read.
+    are_good: bool,
+}
+
+fn shards(f: &mut Fields<'_>, given: Option<&str>) -> Shards {
     let mut algorithm: Option<HashAlgorithm> = None;
     if let Some(name) = given {
         match name.parse() {
@@ -266,13 +273,14 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
         }
     }
     let mut n_read = 0;
+    let mut file_names = Vec::new();
     let mut offset = Some(0_u64);
     let shards = f.list("shards", MAX_SHARDS, |json, path, notes| {
         let mut f = Fields::of(json, path, notes)?;
         let index = n_read;
         n_read += 1;
         if let Some(found) = f.count("index")
-            && found != index
+            && found != index as u64
         {
             f.wrong(
                 "index",
@@ -282,7 +290,10 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
         }
         let name = f.take_any(&["fileName", "filename"]);
         let file_name = match name {
-            Some((_, Json::String(name))) => Some(name.as_ref().to_owned()),
+            Some((_, Json::String(name))) => {
+                file_names.push((index, name.as_ref().to_owned()));
+                Some(name.as_ref().to_owned())
+            }
             Some((key, json)) => {
                 f.wrong(key, "the name of a file", json.shown());
                 None
@@ -329,7 +340,7 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
             (Some(hash), _) => Some(hash),
             (None, _) => blake3.take(),
         };
-        if hash.is_none() && !f.notes.is_bad() {
+        if f.take_any(&["hash", "blake3"]).is_none() {
             f.missing("hash", DIGEST);
         }
         Some(Shard {
@@ -340,12 +351,18 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> (HashAlgorithm, Vec<Shard>
             extra: f.rest(),
         })
     });
-    match &shards {
-        None if !f.notes.is_bad() => f.missing("shards", "a list of shards"),
-        Some(_) if n_read == 0 => f.wrong("shards", "at least one shard", "none"),
-        _ => {}
+    if f.take("shards").is_none() {
+        f.missing("shards", "a list of shards");
+    } else if shards.as_ref().is_some_and(|_| n_read == 0) {
+        f.wrong("shards", "at least one shard", "none");
     }
-    (algorithm.unwrap_or_default(), shards.unwrap_or_default())
+    let shards = shards.unwrap_or_default();
+    Shards {
+        algorithm: algorithm.unwrap_or_default(),
+        are_good: n_read > 0 && shards.len() == n_read,
+        shards,
+        file_names,
+    }
 }
 
 fn groups(f: &mut Fields<'_>) -> Vec<Group> {
@@ -386,7 +403,7 @@ fn groups(f: &mut Fields<'_>) -> Vec<Group> {
 /// No two files of a package may have one name, not even where systems ignore case.
 fn check_file_names(
     f: &mut Fields<'_>,
-    shards: &[Shard],
+    shards: &[(usize, String)],
     tensors_file: Option<&str>,
     tokenizer: Option<&TokenizerEntry>,
 ) {
@@ -403,9 +420,9 @@ fn check_file_names(
         }
     };
     let list = Path::Key(&root, "shards");
-    for (i, shard) in shards.iter().enumerate() {
-        let path = Path::Index(&list, i);
-        check(Path::Key(&path, "fileName"), &shard.file_name, f.notes);
+    for (i, name) in shards {
+        let path = Path::Index(&list, *i);
+        check(Path::Key(&path, "fileName"), name, f.notes);
     }
     if let Some(name) = tensors_file {
         check(Path::Key(&root, "tensorsFile"), name, f.notes);
@@ -451,7 +468,7 @@ fn eos(f: &mut Fields<'_>) -> Vec<u32> {
     }
 }
 
-fn integrity(f: &mut Fields<'_>, shards: &[Shard]) -> Integrity {
+fn integrity(f: &mut Fields<'_>, shards: &[Shard], shards_are_good: bool) -> Integrity {
     let block_merkle = f.object("blockMerkle", |f| {
         let block_size = block_size(f);
         let roots = f.members("roots", MAX_TENSORS, |name, json, path, notes| {
@@ -470,7 +487,7 @@ fn integrity(f: &mut Fields<'_>, shards: &[Shard]) -> Integrity {
             }
             Some((name.to_owned(), root?))
         });
-        if roots.is_none() && !f.notes.is_bad() {
+        if f.take("roots").is_none() {
             f.missing("roots", "an object");
         }
         Some(BlockMerkle {
@@ -478,7 +495,7 @@ fn integrity(f: &mut Fields<'_>, shards: &[Shard]) -> Integrity {
             roots: roots?,
         })
     });
-    let shard_blocks = f.object("shardBlocks", |f| shard_blocks(f, shards));
+    let shard_blocks = f.object("shardBlocks", |f| shard_blocks(f, shards, shards_are_good));
     Integrity {
         block_merkle: block_merkle.flatten(),
         shard_blocks: shard_blocks.flatten(),
@@ -492,7 +509,11 @@ fn block_size(f: &mut Fields<'_>) -> Option<u64> {
     })
 }
 
-fn shard_blocks(f: &mut Fields<'_>, shards: &[Shard]) -> Option<ShardBlocks> {
+fn shard_blocks(
+    f: &mut Fields<'_>,
+    shards: &[Shard],
+    shards_are_good: bool,
+) -> Option<ShardBlocks> {
     let block_size = block_size(f);
     let hashes = f.list("hashes", MAX_SHARDS, |json, path, notes| {
         let Json::Array(items) = json else {
@@ -513,6 +534,9 @@ fn shard_blocks(f: &mut Fields<'_>, shards: &[Shard]) -> Option<ShardBlocks> {
             .collect::<Option<Vec<Digest>>>()
     });
     let (block_size, hashes) = (block_size?, hashes?);
+    if !shards_are_good {
+        return None;
+    }
     let path = Path::Key(&f.path, "hashes");
     if hashes.len() != shards.len() {
         let expected = format_args!("a list for each of {} shards", shards.len());

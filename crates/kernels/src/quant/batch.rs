@@ -71,7 +71,9 @@ fn units<const G: usize, const N: usize>(tops: Lanes) -> Lanes {
     let mut units = [0.0; LANES];
     let lanes = (G / N).min(LANES);
     for (units, tops) in units.chunks_mut(lanes).zip(tops.chunks(lanes)) {
-        let top = tops.iter().fold(0.0f32, |top, &t| if t > top { t } else { top });
+        let top = tops
+            .iter()
+            .fold(0.0f32, |top, &t| if t > top { t } else { top });
         units.fill(if top > 0.0 { 1.0 / top } else { 0.0 });
     }
     units

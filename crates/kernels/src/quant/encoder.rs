@@ -9,8 +9,8 @@ use super::{
     QuantError, check_sizes, decode_row, encode_directly, encode_row, encode_row_quick, i2_s,
     is_searched,
 };
-use crate::isa::multiversion;
 use crate::Exec;
+use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::repack::try_ranges;
 use crate::shape::expect_len;

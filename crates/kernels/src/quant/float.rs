@@ -51,8 +51,14 @@ pub(super) fn f32_to_f16(value: f32) -> u16 {
     let half_step = 0xfff + (magnitude >> 13 & 1);
     let normal = (magnitude + half_step).wrapping_sub(REBIAS) >> 13;
     // Between ½ and 1, f32 has the steps that subnormal halves have, and rounds to them.
-    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-    let half = if magnitude < MIN_NORMAL { subnormal } else { normal };
+    let subnormal = (f32::from_bits(magnitude) + 0.5)
+        .to_bits()
+        .wrapping_sub(0.5f32.to_bits());
+    let half = if magnitude < MIN_NORMAL {
+        subnormal
+    } else {
+        normal
+    };
     let half = if half < F16_INF { half } else { F16_INF };
     (bits >> 16 & 0x8000 | half) as u16
 }
@@ -67,6 +73,29 @@ pub(super) fn f16_bytes(value: f32) -> [u8; 2] {
 #[inline(always)]
 pub(super) fn round_to_f16(value: f32) -> f32 {
     f16_to_f32(f32_to_f16(value))
+}
+
+/// [`round_to_f16`], but away from zero where that would be 0: for factors of integers, which can
+/// make up for it.
+#[inline(always)]
+pub(super) fn round_to_f16_factor(value: f32) -> f32 {
+    /// The smallest half above zero, 2⁻²⁴.
+    const SMALLEST: f32 = f32::from_bits((127 - 24) << 23);
+    let rounded = round_to_f16(value);
+    if rounded == 0.0 && value != 0.0 {
+        SMALLEST.copysign(value)
+    } else {
+        rounded
+    }
+}
+
+/// The half nearest to a positive number, and those next to it; the number itself is a finite half
+/// when rounded.
+#[inline(always)]
+pub(super) fn f16_neighbours(value: f32) -> [f32; 3] {
+    const LARGEST: u16 = 0x7bff;
+    let bits = f32_to_f16(value).min(LARGEST);
+    [bits, bits.saturating_sub(1), (bits + 1).min(LARGEST)].map(f16_to_f32)
 }
 
 #[inline(always)]

@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::batch::{Batch, Weights, codes_by_block, supers_at_once};
-use super::float::round_to_f16;
+use super::float::{f16_neighbours, round_to_f16, round_to_f16_factor};
 use super::k_fit::{Affine, MIN_EXTENT, SUPER};
-use super::lanes::{LANES, Lanes, Simd, Vector, inverse, nearest};
+use super::lanes::{LANES, Lanes, NOTABLE, Simd, Vector, inverse, nearest};
 
 /// What a type allows, and what is made small.
 #[derive(Debug, Clone, Copy)]
@@ -24,8 +24,8 @@ pub(super) struct Limits {
 /// are, and where the smallest value is put, in steps. Outliers make it matter where the levels lie
 /// among the many small values, and whether the ends are cut off.
 const SPREADS: [(f32, f32); 24] = [
-    (0.0, 0.0),
     (-1.0, 0.0),
+    (0.0, 0.0),
     (-0.6, 0.0),
     (-0.3, 0.0),
     (0.3, 0.0),
@@ -145,8 +145,8 @@ impl<S: Simd, const N: usize> Search<S, N> {
         let (mut d, mut dmin) = ([0.0; LANES], [0.0; LANES]);
         for lanes in lanes_of_supers(N) {
             let largest = |of: &Lanes| of[lanes.clone()].iter().fold(0.0f32, |top, &v| top.max(v));
-            d[lanes.clone()].fill(round_to_f16(largest(&scales) / self.max_scale));
-            dmin[lanes.clone()].fill(round_to_f16(largest(&mins) / self.max_scale));
+            d[lanes.clone()].fill(round_to_f16_factor(largest(&scales) / self.max_scale));
+            dmin[lanes.clone()].fill(round_to_f16_factor(largest(&mins) / self.max_scale));
         }
 
         let zero = simd.splat(0.0);
@@ -215,16 +215,18 @@ impl<S: Simd, const N: usize> Search<S, N> {
             offset: zero,
             gain: zero,
         };
-        for attempt in 0..SPREADS.len() + REFINEMENTS {
-            let (per_step, shift) = match SPREADS.get(attempt) {
-                Some(&(more, shift)) => {
-                    let steps = self.max_code + simd.splat(more);
-                    (steps * per_extent, simd.splat(shift))
-                }
-                None => {
-                    let per_step = inverse(simd, best.scale);
-                    (per_step, best.offset * per_step)
-                }
+        // First, and kept unless another is better: where there are negative values an odd number of
+        // levels, of which one is zero if the others reach as far.
+        let odd = zero.if_greater(low, simd.splat(1.0), zero);
+        for attempt in 0..1 + SPREADS.len() + REFINEMENTS {
+            let (per_step, shift) = if attempt == 0 {
+                ((self.max_code - odd) * per_extent, zero)
+            } else if let Some(&(more, shift)) = SPREADS.get(attempt - 1) {
+                let steps = self.max_code + simd.splat(more);
+                (steps * per_extent, simd.splat(shift))
+            } else {
+                let per_step = inverse(simd, best.scale);
+                (per_step, best.offset * per_step)
             };
             self.improve(&mut best, &distances, per_step, shift);
         }
@@ -268,18 +270,15 @@ impl<S: Simd, const N: usize> Search<S, N> {
             - (two * offset * sum_y - two * scale * offset * q + offset * offset * sum_w);
         // Nothing is greater than NaN, and NaN, where there was nothing to divide by, than nothing.
         let gain = scale.if_greater(zero, gain, zero);
-        best.scale = gain.if_greater(best.gain, scale, best.scale);
-        best.offset = gain.if_greater(best.gain, offset, best.offset);
-        best.gain = gain.if_greater(best.gain, gain, best.gain);
+        let enough = best.gain * simd.splat(NOTABLE);
+        best.scale = gain.if_greater(enough, scale, best.scale);
+        best.offset = gain.if_greater(enough, offset, best.offset);
+        best.gain = gain.if_greater(enough, gain, best.gain);
     }
 
     /// The integer scales and minimums next to the real ones that give the smallest errors.
     #[inline(always)]
-    fn round_to_factors(
-        &self,
-        (scale, min): (S::V, S::V),
-        (d, dmin): (S::V, S::V),
-    ) -> Found<S::V> {
+    fn round_to_factors(&self, (scale, min): (S::V, S::V), (d, dmin): (S::V, S::V)) -> Found<S::V> {
         let simd = self.simd;
         let (zero, most) = (simd.splat(0.0), simd.splat(self.max_scale));
         let near_scale = nearest(simd, scale * inverse(simd, d), zero, most);
@@ -329,7 +328,12 @@ impl<S: Simd, const N: usize> Search<S, N> {
         let per_step = inverse(simd, scale);
         let mut codes = self.batch.x;
         for code in &mut codes {
-            *code = nearest(simd, (*code + min) * per_step, simd.splat(0.0), self.max_code);
+            *code = nearest(
+                simd,
+                (*code + min) * per_step,
+                simd.splat(0.0),
+                self.max_code,
+            );
         }
         codes
     }
@@ -355,7 +359,12 @@ impl<S: Simd, const N: usize> Search<S, N> {
         let terms = [aa, ab, bb, scale * qx, min * sum_x].map(S::V::store);
         let (mut d, mut dmin) = (found.d.store(), found.dmin.store());
         for lanes in lanes_of_supers(N) {
-            let sums = terms.map(|of| of[lanes.clone()].iter().fold(0.0, |sum, v| sum + v));
+            let sum = |of: Lanes| {
+                of[lanes.clone()]
+                    .iter()
+                    .fold(0.0, |sum, &v| sum + f64::from(v))
+            };
+            let sums = terms.map(sum);
             let new = factors(sums, (d[lanes.start], dmin[lanes.start]));
             d[lanes.clone()].fill(new.0);
             dmin[lanes.clone()].fill(new.1);
@@ -366,26 +375,40 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
 /// The solution for `d` and `dmin` in f16; the old factors where there is none.
 #[inline(always)]
-fn factors([aa, ab, bb, ax, bx]: [f32; 5], old: (f32, f32)) -> (f32, f32) {
-    /// The largest finite f16.
-    const MAX_FACTOR: f32 = 65504.0;
-    let round = |new: f32, old: f32| {
-        if (0.0..=MAX_FACTOR).contains(&new) {
-            round_to_f16(new)
-        } else {
-            old
-        }
-    };
+fn factors([aa, ab, bb, ax, bx]: [f64; 5], old: (f32, f32)) -> (f32, f32) {
     let det = aa * bb - ab * ab;
     let d = if bb == 0.0 && aa > 0.0 {
         ax / aa
     } else if det > 0.0 {
         (ax * bb - bx * ab) / det
     } else {
-        old.0
+        return old;
     };
-    // Solved for the rounded d, dmin makes good part of what rounding lost.
-    let d = round(d, old.0);
-    let dmin = if bb > 0.0 { (d * ab - bx) / bb } else { old.1 };
-    (d, round(dmin, old.1))
+    let d = d as f32;
+    if !(0.0..=MAX_FACTOR).contains(&d) {
+        return old;
+    }
+    // With the rounded d, the rounded dmin that goes with it makes good part of what is lost; how
+    // much is a matter of chance.
+    let mut best = (f64::INFINITY, old);
+    for d in f16_neighbours(d) {
+        let dmin = if bb > 0.0 {
+            ((f64::from(d) * ab - bx) / bb) as f32
+        } else {
+            old.1
+        };
+        if !(0.0..=MAX_FACTOR).contains(&dmin) {
+            continue;
+        }
+        let dmin = round_to_f16(dmin);
+        let (x, y) = (f64::from(d), f64::from(dmin));
+        let error = x * x * aa - 2.0 * x * y * ab + y * y * bb - 2.0 * x * ax + 2.0 * y * bx;
+        if error < best.0 {
+            best = (error, (d, dmin));
+        }
+    }
+    best.1
 }
+
+/// The largest finite f16.
+const MAX_FACTOR: f32 = 65504.0;

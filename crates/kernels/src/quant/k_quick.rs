@@ -159,12 +159,7 @@ fn solve_affine<const S: usize>(x: &[f32; S], codes: &[f32; S]) -> Option<(f32, 
 
 /// The codes nearest to `(x + min) / scale`.
 #[inline(always)]
-fn affine_codes<const S: usize>(
-    x: &[f32; S],
-    scale: f32,
-    min: f32,
-    max_code: f32,
-) -> [f32; S] {
+fn affine_codes<const S: usize>(x: &[f32; S], scale: f32, min: f32, max_code: f32) -> [f32; S] {
     let inv = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     x.map(|x| round(clamp((x + min) * inv, 0.0, max_code)))
 }

@@ -4,9 +4,9 @@
 //! than above, so scales of either sign are tried.
 
 use super::batch::{Batch, Weights, codes_by_block, supers_at_once};
-use super::float::round_to_f16;
+use super::float::{round_to_f16, round_to_f16_factor};
 use super::k_fit::{MIN_EXTENT, SUPER, Symmetric};
-use super::lanes::{LANES, Lanes, Simd, Vector, inverse, nearest};
+use super::lanes::{LANES, Lanes, NOTABLE, Simd, Vector, inverse, nearest};
 
 /// What a type allows, and what is made small.
 #[derive(Debug, Clone, Copy)]
@@ -22,9 +22,13 @@ pub(super) struct Limits {
 const SUB: usize = 16;
 
 /// Steps from zero to the largest magnitude more than `half`.
-const STRETCHES: [f32; 16] = [
-    0.0, -0.8, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0,
+const STRETCHES: [f32; 12] = [
+    0.0, -0.8, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.33, 1.66, 2.0, 2.5,
 ];
+
+/// Integer scales that are tried around the one nearest to the real scale. With many levels, which
+/// of them fits best is a matter of chance.
+const NEIGHBOURS: [f32; 7] = [0.0, -1.0, 1.0, -2.0, 2.0, -3.0, 3.0];
 
 /// How often the best stretch's codes and scale are fitted to each other.
 const REFINEMENTS: usize = 2;
@@ -125,7 +129,11 @@ impl<S: Simd, const N: usize> Search<S, N> {
             let per_step = match STRETCHES.get(attempt / 2) {
                 Some(&more) => {
                     let steps = self.low - simd.splat(more);
-                    let steps = if attempt % 2 == 0 { steps } else { zero - steps };
+                    let steps = if attempt % 2 == 0 {
+                        steps
+                    } else {
+                        zero - steps
+                    };
                     steps * per_top
                 }
                 None => inverse(simd, best.0),
@@ -143,8 +151,9 @@ impl<S: Simd, const N: usize> Search<S, N> {
         // Nothing is greater than NaN, and NaN, where all codes are zero, than nothing.
         let scale = qx / qq;
         let gain = qx * scale;
-        best.0 = gain.if_greater(best.1, scale, best.0);
-        best.1 = gain.if_greater(best.1, gain, best.1);
+        let enough = best.1 * self.simd.splat(NOTABLE);
+        best.0 = gain.if_greater(enough, scale, best.0);
+        best.1 = gain.if_greater(enough, gain, best.1);
     }
 
     /// `Σ w·q²` and `Σ w·q·x` for the codes `q` nearest to `x · per_step`.
@@ -192,7 +201,7 @@ impl<S: Simd> Search<S, SUB> {
         // The negative end reaches one step further, so the widest sub-block is put there.
         let widest = |top: f32, s: f32| if s.abs() > top.abs() { s } else { top };
         let top = scale.store().into_iter().fold(0.0, widest);
-        let mut d = round_to_f16(top / -half_scale);
+        let mut d = round_to_f16_factor(top / -half_scale);
         let (mut lowest, mut best) = (f32::INFINITY, (d, self.simd.splat(0.0)));
         for round in 0..ROUNDS {
             let (scales, error) = self.round_to_factor(scale, d, half_scale);
@@ -215,7 +224,7 @@ impl<S: Simd> Search<S, SUB> {
         let d = simd.splat(d);
         let near = nearest(simd, scale * inverse(simd, d), low, high);
         let (mut best, mut lowest) = (simd.splat(0.0), simd.splat(f32::INFINITY));
-        for step in [0.0, -1.0, 1.0] {
+        for step in NEIGHBOURS {
             let this = (near + simd.splat(step)).max(low).min(high);
             let error = self.error_of(d * this);
             best = lowest.if_greater(error, this, best);

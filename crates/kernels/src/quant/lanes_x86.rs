@@ -119,12 +119,22 @@ impl Vector for Avx2Vector {
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         // SAFETY: see above.
-        unsafe { Avx2Vector(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
+        unsafe {
+            Avx2Vector(
+                _mm256_max_ps(self.0, other.0),
+                _mm256_max_ps(self.1, other.1),
+            )
+        }
     }
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         // SAFETY: see above.
-        unsafe { Avx2Vector(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
+        unsafe {
+            Avx2Vector(
+                _mm256_min_ps(self.0, other.0),
+                _mm256_min_ps(self.1, other.1),
+            )
+        }
     }
     #[inline(always)]
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self {

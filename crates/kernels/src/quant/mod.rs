@@ -172,7 +172,11 @@ fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Q
 ///
 /// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
 #[inline(always)]
-fn encode_row_quick(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+pub(crate) fn encode_row_quick(
+    dtype: DType,
+    values: &[f32],
+    out: &mut [u8],
+) -> Result<(), QuantError> {
     match dtype {
         DType::Q2_K | DType::Q3_K => return encode_row(dtype, values, out),
         DType::Q4_K | DType::Q5_K | DType::Q6_K => {}

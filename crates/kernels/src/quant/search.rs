@@ -7,9 +7,7 @@ use sterna_format::DType;
 use super::lanes::{Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::lanes_x86::{Avx2, Avx512};
-use super::{
-    QuantError, check_magnitudes, check_sizes, q2_k, q3_k, q4, q4_k, q5_k, q6_k,
-};
+use super::{QuantError, check_magnitudes, check_sizes, q2_k, q3_k, q4, q4_k, q5_k, q6_k};
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;

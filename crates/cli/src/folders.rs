@@ -1,0 +1,67 @@
+//! The folders that belong to this program: where settings and models lie on this machine.
+//!
+//! `STERNA_HOME` puts everything into one folder. Otherwise the system's customs decide: `XDG_CONFIG_HOME`
+//! and `XDG_DATA_HOME` where they are set, `APPDATA` and `LOCALAPPDATA` on Windows, `~/.config` and
+//! `~/.local/share` elsewhere.
+
+use std::env;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// The environment variable that names one folder for everything.
+const HOME_VARIABLE: &str = "STERNA_HOME";
+
+/// The folder for settings.
+pub(crate) fn config() -> Result<PathBuf> {
+    find("XDG_CONFIG_HOME", "APPDATA", ".config", &|name| {
+        env::var_os(name).map(PathBuf::from)
+    })
+}
+
+/// The folder for models.
+pub(crate) fn data() -> Result<PathBuf> {
+    let found = find("XDG_DATA_HOME", "LOCALAPPDATA", ".local/share", &|name| {
+        env::var_os(name).map(PathBuf::from)
+    });
+    Ok(found?.join("store"))
+}
+
+fn find(
+    xdg: &str,
+    windows: &str,
+    under_home: &str,
+    variable: &dyn Fn(&str) -> Option<PathBuf>,
+) -> Result<PathBuf> {
+    let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
+    if let Some(home) = set(HOME_VARIABLE) {
+        return Ok(home);
+    }
+    // The customs say that a path which is not absolute doesn't count.
+    (set(xdg).filter(|path| path.is_absolute()))
+        .or_else(|| set(windows).filter(|_| cfg!(windows)))
+        .or_else(|| env::home_dir().map(|home| home.join(under_home)))
+        .map(|folder| folder.join("sterna"))
+        .with_context(|| format!("no home folder is known; set {HOME_VARIABLE} to a folder"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_variable_beats_the_customs() {
+        let found = |set: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                let value = set.iter().find(|(n, _)| *n == name);
+                value.map(|(_, value)| PathBuf::from(value))
+            };
+            find("XDG_CONFIG_HOME", "APPDATA", ".config", &variable).unwrap()
+        };
+        let all = [("STERNA_HOME", "/s"), ("XDG_CONFIG_HOME", "/x")];
+        assert_eq!(found(&all), PathBuf::from("/s"));
+        let without = [("STERNA_HOME", ""), ("XDG_CONFIG_HOME", "/x")];
+        assert_eq!(found(&without), PathBuf::from("/x/sterna"));
+        assert!(found(&[("XDG_CONFIG_HOME", "relative")]).ends_with(".config/sterna"));
+    }
+}

@@ -1,0 +1,387 @@
+//! Tensors of a package that the engine can't read where they lie: cut across shards, stored
+//! transposed, or with rows that end inside a block.
+//!
+//! Each stands behind the model's files as one more file, whose bytes are made when they are asked
+//! for.
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use sterna_format::rdrr::{Layout, Packing, Span, Tensor};
+use sterna_format::{DType, TensorEntry};
+use sterna_kernels::quant::{decode_row, encode_row};
+
+use super::SourceFile;
+
+/// What rows that end inside a block become: exactly the stored values.
+const DECODED: DType = DType::F32;
+
+/// A tensor that is made from its pieces.
+#[derive(Debug)]
+pub(crate) struct Assembled {
+    name: String,
+    pieces: Vec<Span>,
+    size: u64,
+    /// Rows and columns of the matrix as the engine wants it.
+    rows: usize,
+    columns: usize,
+    /// Bytes of a row of it.
+    row_bytes: usize,
+    form: Form,
+}
+
+/// How the bytes are made.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    /// One piece behind the other.
+    Joined,
+    /// Values of `size` bytes, stored column by column.
+    Transposed { size: usize },
+    /// Blocks that rows don't fill, or stored column by column, as [`DECODED`].
+    Decoded {
+        dtype: DType,
+        packing: Packing,
+        transposed: bool,
+    },
+}
+
+/// Where the engine finds `tensor`, of type `dtype`, and what makes its bytes if that is the file
+/// with index `file`.
+pub(super) fn place(
+    tensor: &Tensor,
+    dtype: DType,
+    file: usize,
+) -> Result<(TensorEntry, Option<Assembled>)> {
+    let shape = tensor.logical_shape();
+    let first = tensor.first();
+    let columns = shape.last().copied().unwrap_or(1);
+    let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
+    let transposed = tensor.layout == Some(Layout::Column);
+    let packing = tensor
+        .packing()
+        .with_context(|| format!("tensor `{}`: a size that fits its shape", tensor.name))?;
+    let stored_columns = tensor.shape.last().copied().unwrap_or(1);
+    let whole_blocks = dtype == DType::I2_S || stored_columns.is_multiple_of(dtype.block_len());
+    let form = if transposed && dtype == DType::I2_S {
+        bail!(
+            "tensor `{}`: expected rows of I2_S, found column layout",
+            tensor.name
+        );
+    } else if !whole_blocks || (transposed && dtype.block_len() > 1) {
+        Form::Decoded {
+            dtype,
+            packing,
+            transposed,
+        }
+    } else if transposed {
+        Form::Transposed {
+            size: dtype.block_bytes(),
+        }
+    } else if tensor.pieces().len() > 1 {
+        Form::Joined
+    } else {
+        let entry = TensorEntry {
+            name: tensor.name.clone(),
+            dtype,
+            shape,
+            file: first.shard,
+            offset: first.offset,
+            len: tensor.size,
+        };
+        return Ok((entry, None));
+    };
+    let (dtype, row_bytes, len) = match form {
+        // A row of a joined tensor is never asked for by its number.
+        Form::Joined => (dtype, 0, tensor.size),
+        Form::Transposed { size } => (dtype, columns * size, tensor.size),
+        Form::Decoded { .. } => {
+            let row_bytes = columns * DECODED.block_bytes();
+            (DECODED, row_bytes, rows as u64 * row_bytes as u64)
+        }
+    };
+    let assembled = Assembled {
+        name: tensor.name.clone(),
+        pieces: tensor.pieces().to_vec(),
+        size: tensor.size,
+        rows,
+        columns,
+        row_bytes,
+        form,
+    };
+    let entry = TensorEntry {
+        name: tensor.name.clone(),
+        dtype,
+        shape,
+        file,
+        offset: 0,
+        len,
+    };
+    Ok((entry, Some(assembled)))
+}
+
+impl Assembled {
+    /// `len` bytes from `offset` on, made from `shards`.
+    pub(super) fn slice(&self, shards: &[SourceFile], offset: u64, len: u64) -> Result<Bytes> {
+        let end = offset.checked_add(len);
+        if let Form::Joined = self.form {
+            let end = end
+                .filter(|&end| end <= self.size)
+                .context("a range within a tensor")?;
+            return self.stored(shards, offset, end);
+        }
+        let total = self.rows as u64 * self.row_bytes as u64;
+        let end = end
+            .filter(|&end| end <= total)
+            .context("a range within a tensor")?;
+        let first = offset / self.row_bytes.max(1) as u64;
+        let last = end.div_ceil(self.row_bytes.max(1) as u64);
+        let rows = self
+            .made(shards, first as usize..last as usize)
+            .with_context(|| format!("tensor `{}`", self.name))?;
+        let skipped = offset - first * self.row_bytes as u64;
+        Ok(rows.slice(skipped as usize..(skipped + len) as usize))
+    }
+
+    /// Bytes `from` to `to` of the stored tensor: in place where they lie in one piece.
+    fn stored(&self, shards: &[SourceFile], from: u64, to: u64) -> Result<Bytes> {
+        let mut joined = Vec::new();
+        let mut at = 0;
+        for piece in &self.pieces {
+            let (start, end) = (from.max(at), to.min(at + piece.size));
+            if start < end {
+                let shard = shards.get(piece.shard).context("a shard of the package")?;
+                let bytes = shard.slice(piece.offset + (start - at), end - start)?;
+                if bytes.len() as u64 == to - from {
+                    return Ok(bytes);
+                }
+                joined.try_reserve_exact((to - from) as usize - joined.len())?;
+                joined.extend_from_slice(&bytes);
+            }
+            at += piece.size;
+        }
+        Ok(joined.into())
+    }
+
+    /// The bytes of `rows` of the matrix.
+    fn made(&self, shards: &[SourceFile], rows: std::ops::Range<usize>) -> Result<Bytes> {
+        match self.form {
+            Form::Joined => {
+                let (from, to) = (rows.start * self.row_bytes, rows.end * self.row_bytes);
+                self.stored(shards, from as u64, to as u64)
+            }
+            Form::Transposed { size } => {
+                let stored = self.stored(shards, 0, self.size)?;
+                let mut out = zeros(rows.len() * self.row_bytes)?;
+                // Stored are `columns` rows of `self.rows` values.
+                let stored_row = self.rows * size;
+                for (column, values) in stored.chunks_exact(stored_row.max(1)).enumerate() {
+                    let values = &values[rows.start * size..rows.end * size];
+                    for (row, value) in values.chunks_exact(size).enumerate() {
+                        let at = row * self.row_bytes + column * size;
+                        out[at..at + size].copy_from_slice(value);
+                    }
+                }
+                Ok(out.into())
+            }
+            Form::Decoded {
+                dtype,
+                packing,
+                transposed,
+            } => {
+                let stored = self.stored(shards, 0, self.size)?;
+                let mut out = zeros(rows.len() * self.row_bytes)?;
+                if !transposed {
+                    let mut matrix = Blocks::new(&stored, dtype, packing, self.columns);
+                    for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes)) {
+                        encode_row(DECODED, matrix.row(row)?, out)?;
+                    }
+                    return Ok(out.into());
+                }
+                let size = DECODED.block_bytes();
+                let mut matrix = Blocks::new(&stored, dtype, packing, self.rows);
+                let mut encoded = vec![0; self.rows * size];
+                for column in 0..self.columns {
+                    encode_row(DECODED, matrix.row(column)?, &mut encoded)?;
+                    for (row, out) in rows.clone().zip(out.chunks_exact_mut(self.row_bytes)) {
+                        let value = &encoded[row * size..][..size];
+                        out[column * size..][..size].copy_from_slice(value);
+                    }
+                }
+                Ok(out.into())
+            }
+        }
+    }
+}
+
+/// So many zeros, or an error where there is no memory for them.
+fn zeros(n: usize) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(n)?;
+    out.resize(n, 0);
+    Ok(out)
+}
+
+/// A matrix of blocks whose rows need not end where blocks do.
+struct Blocks<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+    packing: Packing,
+    columns: usize,
+    /// Values of the blocks that hold a row.
+    values: Vec<f32>,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(bytes: &'a [u8], dtype: DType, packing: Packing, columns: usize) -> Blocks<'a> {
+        Blocks {
+            bytes,
+            dtype,
+            packing,
+            columns,
+            values: Vec::new(),
+        }
+    }
+
+    /// The values of row `i`.
+    fn row(&mut self, i: usize) -> Result<&[f32]> {
+        let (len, size) = (self.dtype.block_len(), self.dtype.block_bytes());
+        let n_blocks = self.columns.div_ceil(len);
+        let (first, skipped, n_blocks) = match self.packing {
+            Packing::PaddedRows => (i * n_blocks, 0, n_blocks),
+            Packing::Flat => {
+                let start = i * self.columns;
+                let end = (start + self.columns).div_ceil(len);
+                (start / len, start % len, end - start / len)
+            }
+        };
+        self.values.resize(n_blocks * len, 0.0);
+        let blocks = &self.bytes[first * size..][..n_blocks * size];
+        decode_row(self.dtype, blocks, &mut self.values)?;
+        Ok(&self.values[skipped..][..self.columns])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_format::rdrr::TensorMap;
+
+    fn shards(parts: &[&[u8]]) -> Vec<SourceFile> {
+        let file = |bytes: &&[u8]| SourceFile::Builtin {
+            name: "shard",
+            bytes: Bytes::copy_from_slice(bytes),
+        };
+        parts.iter().map(file).collect()
+    }
+
+    /// The tensor that `entry` describes, and its bytes as the engine sees them.
+    fn read(entry: &str, parts: &[&[u8]]) -> (TensorEntry, Vec<u8>) {
+        let map = format!(r#"{{"t":{entry}}}"#);
+        let map = TensorMap::parse(map.as_bytes()).unwrap();
+        let tensor = map.get("t").unwrap();
+        let dtype = tensor.dtype.known().unwrap();
+        let (entry, assembled) = place(tensor, dtype, 9).unwrap();
+        let shards = shards(parts);
+        let bytes = match assembled {
+            Some(made) => made.slice(&shards, entry.offset, entry.len).unwrap(),
+            None => shards[entry.file].slice(entry.offset, entry.len).unwrap(),
+        };
+        (entry, bytes.to_vec())
+    }
+
+    #[test]
+    fn a_tensor_in_one_piece_stays_where_it_is() {
+        let entry = r#"{"shard":1,"offset":2,"size":4,"shape":[2,2],"dtype":"U8"}"#;
+        let (entry, bytes) = read(entry, &[&[], &[0, 1, 2, 3, 4, 5]]);
+        assert_eq!((entry.file, entry.offset), (1, 2));
+        assert_eq!(bytes, [2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn pieces_are_joined() {
+        let entry = r#"{"size":5,"shape":[5],"dtype":"U8","spans":[
+            {"shardIndex":0,"offset":3,"size":1},{"shardIndex":1,"offset":0,"size":2},
+            {"shardIndex":2,"offset":1,"size":2}]}"#;
+        let parts: [&[u8]; 3] = [&[0, 0, 0, 1], &[2, 3], &[0, 4, 5]];
+        let (entry, bytes) = read(entry, &parts);
+        assert_eq!((entry.file, entry.offset, entry.len), (9, 0, 5));
+        assert_eq!(bytes, [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn columns_become_rows() {
+        // [[1, 2, 3], [4, 5, 6]] stored as [[1, 4], [2, 5], [3, 6]].
+        let entry = r#"{"size":6,"shape":[3,2],"originalShape":[2,3],"dtype":"U8","layout":"column",
+            "spans":[{"shardIndex":0,"offset":0,"size":4},{"shardIndex":1,"offset":0,"size":2}]}"#;
+        let (entry, bytes) = read(entry, &[&[1, 4, 2, 5], &[3, 6]]);
+        assert_eq!(entry.shape, [2, 3]);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6]);
+    }
+
+    /// 48 values of Q8_0 in a row of one and a half blocks: 0, 1, 2, … times the scale 1.
+    fn q8_0(values: impl Iterator<Item = i8>) -> Vec<u8> {
+        let values: Vec<i8> = values.collect();
+        let mut out = Vec::new();
+        for block in values.chunks(32) {
+            out.extend([0x00, 0x3c]);
+            out.extend(block.iter().map(|&v| v as u8));
+            out.resize(out.len().next_multiple_of(34), 0);
+        }
+        out
+    }
+
+    fn floats(bytes: &[u8]) -> Vec<f32> {
+        let mut out = vec![0.0; bytes.len() / 4];
+        decode_row(DECODED, bytes, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn rows_that_end_inside_a_block() {
+        let expected: Vec<f32> = (0..96).map(|i| i as f32).collect();
+        let padded = [q8_0(0..48), q8_0(48..96)].concat();
+        let entry = format!(
+            r#"{{"shard":0,"offset":0,"size":{},"shape":[2,48],"dtype":"Q8_0","layout":"row"}}"#,
+            padded.len()
+        );
+        let (entry, bytes) = read(&entry, &[&padded]);
+        assert_eq!((entry.dtype, entry.shape), (DECODED, vec![2, 48]));
+        assert_eq!(floats(&bytes), expected);
+
+        let flat = q8_0(0..96);
+        let entry = format!(
+            r#"{{"shard":0,"offset":0,"size":{},"shape":[2,48],"dtype":"Q8_0"}}"#,
+            flat.len()
+        );
+        let (_, bytes) = read(&entry, &[&flat]);
+        assert_eq!(floats(&bytes), expected);
+    }
+
+    #[test]
+    fn blocks_in_columns() {
+        // [2, 48] stored as [48, 2], every row padded to a block.
+        let stored: Vec<u8> = (0..48)
+            .flat_map(|c| q8_0([c, c + 48].into_iter()))
+            .collect();
+        let entry = format!(
+            r#"{{"shard":0,"offset":0,"size":{},"shape":[48,2],"dtype":"Q8_0","layout":"column"}}"#,
+            stored.len()
+        );
+        let (entry, bytes) = read(&entry, &[&stored]);
+        assert_eq!(entry.shape, [2, 48]);
+        let expected: Vec<f32> = (0..96).map(|i| i as f32).collect();
+        assert_eq!(floats(&bytes), expected);
+    }
+
+    #[test]
+    fn rows_are_made_one_by_one() {
+        let entry =
+            r#"{"shard":0,"offset":0,"size":6,"shape":[3,2],"dtype":"U8","layout":"column"}"#;
+        let map = TensorMap::parse(format!(r#"{{"t":{entry}}}"#).as_bytes()).unwrap();
+        let (_, made) = place(map.get("t").unwrap(), DType::U8, 1).unwrap();
+        let made = made.unwrap();
+        let shards = shards(&[&[1, 4, 2, 5, 3, 6]]);
+        assert_eq!(made.slice(&shards, 3, 3).unwrap()[..], [4, 5, 6]);
+        assert_eq!(made.slice(&shards, 1, 4).unwrap()[..], [2, 3, 4, 5]);
+        assert!(made.slice(&shards, 4, 3).is_err());
+    }
+}

@@ -1,0 +1,218 @@
+//! Packages as models: their shards opened, every tensor given a place that the engine can read.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use sterna_delivery::hash::{Expected, Verified};
+use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_format::TensorCatalog;
+use sterna_format::gguf::{self, Gguf, Metadata};
+use sterna_format::hf::Config;
+use sterna_format::rdrr::{
+    self, HfConfig, MANIFEST_FILE, Manifest, Package, TENSORS_FILE, TensorMap,
+};
+
+use super::assemble::{self, Assembled};
+use super::source::Folder;
+use super::text::GGUF_TOKENIZER_FILE;
+use super::{Header, MAX_FILE_BYTES, ModelFiles, SourceFile};
+use crate::progress::Progress;
+use crate::pull::{algorithm, check_signature, digest};
+use crate::{machine, output};
+
+/// A package and the folder it is in.
+#[derive(Debug)]
+pub(crate) struct PackageHeader {
+    pub(crate) package: Package,
+    pub(super) folder: Folder,
+    /// Tokenizer and template of the GGUF file that the package was made from.
+    pub(super) gguf_text: Option<Metadata>,
+    /// Why the package can't be run, though it can be looked at.
+    not_runnable: Option<String>,
+}
+
+impl ModelFiles {
+    /// Opens the package in `folder`.
+    pub(super) fn open_package(name: &str, folder: Folder) -> Result<ModelFiles> {
+        let package = read_package(name, &folder)?;
+        check_signed(name, &folder)?;
+        let n_shards = package.manifest().shards.len();
+        let files: Vec<SourceFile> = (0..n_shards)
+            .map(|index| open_shard(&folder, package.manifest(), index))
+            .collect::<Result<_>>()?;
+        let mut tensors = TensorCatalog::default();
+        let mut assembled: Vec<Assembled> = Vec::new();
+        let is_lora = package.manifest().is_lora();
+        let mut not_runnable = is_lora.then(|| {
+            "expected a model, found a LoRA adapter, which runs with its base model".to_owned()
+        });
+        for tensor in package.tensors().iter() {
+            let Some(dtype) = tensor.dtype.known() else {
+                let reason = format!(
+                    "tensor `{}`: type {} isn't supported",
+                    tensor.name, tensor.dtype
+                );
+                not_runnable.get_or_insert(reason);
+                continue;
+            };
+            let (entry, made) = assemble::place(tensor, dtype, n_shards + assembled.len())
+                .with_context(|| name.to_owned())?;
+            assembled.extend(made);
+            // Names in a tensor map are unique.
+            tensors.insert(entry).ok();
+        }
+        // Under these names lie values as GGUF has them, queries and keys in another order.
+        let gguf = |name: &str| name.starts_with("blk.") || name.starts_with("token_embd");
+        if let Some(tensor) = package.tensors().iter().find(|t| gguf(&t.name)) {
+            not_runnable.get_or_insert(format!(
+                "tensor `{}`: expected Hugging Face names and values, found GGUF's; convert the original again",
+                tensor.name
+            ));
+        }
+        let gguf_text = match small_file(&folder, GGUF_TOKENIZER_FILE)? {
+            Some((file, bytes)) => {
+                let gguf = Gguf::parse(&bytes, bytes.len() as u64);
+                let parts = vec![gguf.with_context(|| file.to_string())?];
+                let model = gguf::Model::from_parts(parts).with_context(|| file.to_string())?;
+                Some(model.into_parts().0)
+            }
+            None => None,
+        };
+        let header = PackageHeader {
+            package,
+            folder,
+            gguf_text,
+            not_runnable,
+        };
+        Ok(ModelFiles {
+            name: name.to_owned(),
+            files,
+            assembled,
+            tensors,
+            header: Header::Package(Box::new(header)),
+        })
+    }
+}
+
+/// Refuses a package that somebody signed whom the user doesn't trust.
+fn check_signed(name: &str, folder: &Folder) -> Result<()> {
+    let Some((file, signature)) = small_file(folder, SIGNATURE_FILE)? else {
+        return Ok(());
+    };
+    let Some((_, manifest)) = small_file(folder, MANIFEST_FILE)? else {
+        return Ok(());
+    };
+    let signature = std::str::from_utf8(&signature).with_context(|| format!("{file}: no text"))?;
+    check_signature(name, &manifest, Some(signature)).map(|_| ())
+}
+
+/// Checks the hash of every shard of `files`, on as many threads as there are cores.
+///
+/// Those of a model in the store were checked before they got there, and the store's files don't change.
+pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Result<()> {
+    if matches!(header.folder, Folder::Stored(_)) {
+        return Ok(());
+    }
+    let manifest = header.package.manifest();
+    let algorithm = algorithm(manifest);
+    let total = manifest.shards.iter().map(|shard| shard.size).sum();
+    let progress = Progress::bytes("verifying", total);
+    let next = AtomicUsize::new(0);
+    let verify = || -> Result<()> {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some((shard, file)) = manifest.shards.get(i).zip(files.get(i)) else {
+                return Ok(());
+            };
+            let verified = Expected::Digest(digest(algorithm, &shard.hash)).verify(&file.bytes());
+            match verified.with_context(|| file.to_string())? {
+                Verified::Blake3Variant => output::note(format_args!(
+                    "note: {file}: verified by the variant of BLAKE3 that the existing JavaScript \
+                     runtime computes"
+                )),
+                _ => {}
+            }
+            progress.add(shard.size);
+        }
+    };
+    let n_threads = machine::default_threads().min(files.len()).max(1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(verify)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("verifying doesn't panic"))
+    })
+}
+
+impl PackageHeader {
+    /// The Hugging Face configuration of the model.
+    pub(super) fn hf_config(&self) -> Result<HfConfig> {
+        Ok(rdrr::hf_config(self.package.manifest())?)
+    }
+
+    /// The same, read; fails for packages that can't be run at all.
+    pub(super) fn config(&self) -> Result<Config> {
+        if let Some(reason) = &self.not_runnable {
+            bail!("{reason}");
+        }
+        let json = serde_json::to_vec(&self.hf_config()?.config)?;
+        Config::parse(&json).context("the configuration that the manifest amounts to")
+    }
+}
+
+/// The manifest and the tensor map of the package in `folder`, which the user calls `name`.
+pub(crate) fn read_package(name: &str, folder: &Folder) -> Result<Package> {
+    let Some((file, bytes)) = small_file(folder, MANIFEST_FILE)? else {
+        bail!("{name}: expected {MANIFEST_FILE} in the folder, found none");
+    };
+    let manifest = Manifest::parse(&bytes).with_context(|| file.to_string())?;
+    let tensors = match &manifest.tensors_file {
+        Some(tensors_file) => match small_file(folder, tensors_file)? {
+            Some((file, bytes)) => {
+                Some(TensorMap::parse(&bytes).with_context(|| file.to_string())?)
+            }
+            // Stored copies may have lost it; what is inline says the same.
+            None if manifest.tensors.is_some() => None,
+            None => bail!("{name}: expected {tensors_file}, which the manifest names, found none"),
+        },
+        None if manifest.tensors.is_none() => match small_file(folder, TENSORS_FILE)? {
+            Some((file, bytes)) => {
+                Some(TensorMap::parse(&bytes).with_context(|| file.to_string())?)
+            }
+            None => None,
+        },
+        None => None,
+    };
+    Package::new(manifest, tensors).with_context(|| name.to_owned())
+}
+
+/// The file called `name` and its bytes, unless there is none.
+fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::Bytes)>> {
+    let Some(file) = folder.file(name)? else {
+        return Ok(None);
+    };
+    if file.len() > MAX_FILE_BYTES {
+        bail!(
+            "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
+            file.len()
+        );
+    }
+    let bytes = file.bytes();
+    Ok(Some((file, bytes)))
+}
+
+/// A shard of the size that the manifest gives. What it holds is verified by [`verify_shards`] before a
+/// model is made of it.
+fn open_shard(folder: &Folder, manifest: &Manifest, index: usize) -> Result<SourceFile> {
+    let shard = &manifest.shards[index];
+    let file = folder.shard(&shard.file_name)?;
+    if file.len() != shard.size {
+        bail!(
+            "{file}: expected {} bytes, found {}",
+            shard.size,
+            file.len()
+        );
+    }
+    Ok(file)
+}

@@ -1,0 +1,297 @@
+//! Models from elsewhere into the store: what there is to fetch, where from, and what is here already.
+
+pub(crate) mod contents;
+mod sink;
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use sterna_delivery::fetch::{self, Cancel, Event, Limits, fetch_small};
+use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
+use sterna_delivery::source::hugging_face::Hub;
+use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
+use sterna_delivery::store::{Entry, Pull, Store};
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
+
+use crate::progress::Progress;
+use crate::{folders, output, trust};
+use contents::{MAX_SMALL, PackageContents};
+use sink::StoreSink;
+pub(crate) use sink::stored;
+
+/// What a pull did.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Pulled {
+    pub(crate) name: String,
+    pub(crate) source: String,
+    /// Bytes of all files.
+    pub(crate) size: u64,
+    /// Bytes that came from sources.
+    pub(crate) received: u64,
+    /// Bytes taken from models that were here.
+    pub(crate) copied: u64,
+    /// Whose signature it bears.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) signer: Option<String>,
+    /// Sources given up, and why.
+    pub(crate) dropped: Vec<(String, String)>,
+}
+
+/// The store of this user.
+pub(crate) fn store() -> Result<Store> {
+    Ok(Store::open(folders::data()?)?)
+}
+
+/// Fetches the model at `sources`, which are the same model in several places, into `store`, under
+/// `name` or one made from the first address.
+///
+/// `file` chooses one of the models of a Hugging Face repository.
+pub(crate) fn pull(
+    store: &Store,
+    sources: &[String],
+    name: Option<&str>,
+    file: Option<&str>,
+    limits: &Limits,
+) -> Result<Pulled> {
+    let first = sources.first().context("expected a source, found none")?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => name_of(first)?,
+    };
+    let pull = store.pull(&name)?;
+    let hub = Hub::from_env()?;
+    if let Ok(url) = Url::parse(first)
+        && let Some(repository) = hub.repository(&url)
+    {
+        if sources.len() > 1 {
+            bail!(
+                "{first}: expected no mirrors of a repository, found {}",
+                sources.len() - 1
+            );
+        }
+        let cancel = Cancel::new();
+        let listing = hub.list(&repository, limits, &cancel)?;
+        let blobs = hub.select(&repository, &listing, file)?;
+        let source = hub.source(&repository, &listing.commit)?;
+        let mut entry = Entry::new(first.as_str());
+        let mut large = Vec::new();
+        for blob in blobs {
+            match stored(&blob) {
+                Some(_) => large.push(blob),
+                None => {
+                    let bytes = small(blob.name(), &[&source], limits)?;
+                    blob.expected()
+                        .verify(&bytes)
+                        .with_context(|| blob.name().to_owned())?;
+                    let file = pull.put(Algorithm::Sha256, &bytes)?;
+                    entry.files.insert(blob.name().to_owned(), file);
+                }
+            }
+        }
+        return finish(pull, entry, large, &[&source], limits, 0);
+    }
+    let opened: Vec<Box<dyn Source>> = sources.iter().map(|s| source(s)).collect::<Result<_>>()?;
+    let all: Vec<&dyn Source> = opened.iter().map(|source| &**source).collect();
+    pull_package(store, pull, first, &all, limits)
+}
+
+/// Fetches a package.
+fn pull_package(
+    store: &Store,
+    pull: Pull,
+    from: &str,
+    sources: &[&dyn Source],
+    limits: &Limits,
+) -> Result<Pulled> {
+    let bytes = small(MANIFEST_FILE, sources, limits)?;
+    let signature = signature(sources, limits)?;
+    // Before anything in it is believed.
+    let signer = check_signature(from, &bytes, signature.as_deref())?;
+    let manifest = Manifest::parse(&bytes).with_context(|| format!("{from}: {MANIFEST_FILE}"))?;
+    let mut entry = Entry::new(from);
+    entry.signer = signer;
+    entry.files.insert(
+        MANIFEST_FILE.to_owned(),
+        pull.put(Algorithm::Sha256, &bytes)?,
+    );
+    if let Some(text) = &signature {
+        let file = pull.put(Algorithm::Sha256, text.as_bytes())?;
+        entry.files.insert(SIGNATURE_FILE.to_owned(), file);
+    }
+    let contents = PackageContents::of(&manifest).with_context(|| from.to_owned())?;
+    for name in &contents.unverified {
+        let bytes = small(name, sources, limits)?;
+        entry
+            .files
+            .insert(name.clone(), pull.put(Algorithm::Sha256, &bytes)?);
+    }
+    if !contents.unverified.is_empty() {
+        output::note(format_args!(
+            "note: {from}: its manifest has no hashes for {}; only its shards are verified",
+            contents.unverified.join(", ")
+        ));
+    }
+    let tensors = contents.tensor_map(&manifest, |name, expected| {
+        let bytes = small(name, sources, limits)?;
+        if let Some(expected) = expected {
+            expected.verify(&bytes).with_context(|| name.to_owned())?;
+        }
+        Ok(bytes)
+    })?;
+    let copied = contents.copy_groups(store, &pull, &manifest, &tensors)?;
+    entry.groups = contents.groups(&manifest, &tensors);
+    finish(pull, entry, contents.blobs, sources, limits, copied)
+}
+
+/// Fetches `blobs` and publishes `entry` with them.
+fn finish(
+    pull: Pull,
+    mut entry: Entry,
+    blobs: Vec<fetch::Blob>,
+    sources: &[&dyn Source],
+    limits: &Limits,
+    copied: u64,
+) -> Result<Pulled> {
+    for blob in &blobs {
+        let file = stored(blob).expect("only blobs with digests get here");
+        entry.files.insert(blob.name().to_owned(), file);
+    }
+    let total = blobs.iter().map(fetch::Blob::size).sum();
+    let progress = Progress::bytes("fetching", total);
+    let mut shown = 0;
+    let report = fetch::fetch(
+        blobs,
+        sources,
+        &StoreSink(&pull),
+        limits.clone(),
+        &Cancel::new(),
+        &mut |event| {
+            if let Event::Progress(so_far) = event {
+                progress.add(so_far.done_bytes.saturating_sub(shown));
+                shown = shown.max(so_far.done_bytes);
+            }
+        },
+    )?;
+    drop(progress);
+    for (source, why) in &report.dropped {
+        output::note(format_args!("warning: {source}: given up: {why}"));
+    }
+    let pulled = Pulled {
+        name: pull.name().to_owned(),
+        source: entry.source.clone(),
+        size: entry.size(),
+        received: report.progress.received_bytes,
+        copied,
+        signer: entry.signer.clone(),
+        dropped: report.dropped,
+    };
+    pull.publish(&entry)?;
+    Ok(pulled)
+}
+
+/// A file of which nothing is known.
+fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>> {
+    Ok(fetch_small(name, MAX_SMALL, sources, limits, &Cancel::new())?.0)
+}
+
+/// The signature of a package, if there is one. That it is missing and that it can't be had are the same
+/// to who would hide it, so a package that must be signed is refused in either case.
+fn signature(sources: &[&dyn Source], limits: &Limits) -> Result<Option<String>> {
+    let few = Limits {
+        retries: 1,
+        ..limits.clone()
+    };
+    match fetch_small(SIGNATURE_FILE, MAX_SMALL, sources, &few, &Cancel::new()) {
+        Ok((bytes, _)) => String::from_utf8(bytes)
+            .map(Some)
+            .with_context(|| format!("{SIGNATURE_FILE}: expected text")),
+        Err(fetch::FetchError::Failed(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The name of the key that signed `manifest`; fails if somebody else did.
+pub(crate) fn check_signature(
+    what: &str,
+    manifest: &[u8],
+    signature: Option<&str>,
+) -> Result<Option<String>> {
+    let list = trust::load(&trust::path()?)?;
+    let verdict = list
+        .check(manifest, signature)
+        .with_context(|| format!("{what}: refused"))?;
+    Ok(match verdict {
+        Verdict::Unsigned => None,
+        Verdict::Signed(signer) => Some(signer.name),
+    })
+}
+
+fn source(address: &str) -> Result<Box<dyn Source>> {
+    if address.contains("://") {
+        let url = Url::parse(address.trim_end_matches('/'))?;
+        return Ok(Box::new(HttpSource::new(url, HttpOptions::default())));
+    }
+    let metadata = fs::metadata(address).with_context(|| address.to_owned())?;
+    if !metadata.is_dir() {
+        bail!("{address}: expected a URL or a folder, found a file");
+    }
+    Ok(Box::new(FolderSource::new(address)))
+}
+
+/// The name that a model gets if nobody gives it one: the last part of its address.
+fn name_of(address: &str) -> Result<String> {
+    let path = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let parts: Vec<&str> = path
+        .split(['/', '\\'])
+        .filter(|part| !part.is_empty())
+        .collect();
+    // A repository is called by its name, whatever revision or file of it is meant.
+    let last = match parts
+        .iter()
+        .position(|part| matches!(*part, "resolve" | "tree" | "blob"))
+    {
+        Some(i) if i > 0 => parts[i - 1],
+        _ => parts.last().copied().unwrap_or_default(),
+    };
+    if last.is_empty() {
+        bail!("{address}: expected a name to keep it under, found none; give one");
+    }
+    Ok(last.to_owned())
+}
+
+/// A digest of a manifest as one that can be computed.
+pub(crate) fn digest(algorithm: Algorithm, digest: &sterna_format::rdrr::Digest) -> Digest {
+    Digest::new(algorithm, digest.0)
+}
+
+/// The algorithm of a manifest as one that can be computed.
+pub(crate) fn algorithm(manifest: &Manifest) -> Algorithm {
+    match manifest.hash_algorithm {
+        sterna_format::rdrr::HashAlgorithm::Sha256 => Algorithm::Sha256,
+        sterna_format::rdrr::HashAlgorithm::Blake3 => Algorithm::Blake3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_called_by_their_address() {
+        for (address, name) in [
+            ("https://example.org/models/tiny-rdrr/", "tiny-rdrr"),
+            ("https://huggingface.co/owner/repo", "repo"),
+            (
+                "https://huggingface.co/owner/repo/resolve/main/a.gguf",
+                "repo",
+            ),
+            ("/some/folder/tiny", "tiny"),
+            ("http://localhost:8765", "localhost:8765"),
+        ] {
+            assert_eq!(name_of(address).unwrap(), name, "{address}");
+        }
+        assert!(name_of("///").is_err());
+    }
+}

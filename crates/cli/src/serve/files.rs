@@ -1,0 +1,124 @@
+//! What a request for a file gets.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::package::{Package, ServedFile};
+use super::range::{self, Wanted};
+
+/// For files whose name would change with their bytes, and for those it would not.
+const IMMUTABLE: &str = "public, max-age=31536000, immutable";
+const REVALIDATE: &str = "no-cache";
+
+/// Answers a request for a file of the package.
+pub(super) async fn file(
+    State(package): State<Arc<Package>>,
+    Path(name): Path<String>,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    match package.file(&name) {
+        Some(file) => answer(file, &method, &headers),
+        None => (StatusCode::NOT_FOUND, "the package has no such file\n").into_response(),
+    }
+}
+
+/// The conditions of RFC 9110, section 13, in its order, then the range.
+fn answer(file: &ServedFile, method: &Method, headers: &HeaderMap) -> Response {
+    let etag = file.etag();
+    if let Some(tags) = joined(headers, header::IF_MATCH)
+        && !names(&tags, etag, Comparison::Strong)
+    {
+        return described(StatusCode::PRECONDITION_FAILED, file, Body::empty());
+    }
+    if let Some(tags) = joined(headers, header::IF_NONE_MATCH)
+        && names(&tags, etag, Comparison::Weak)
+    {
+        return described(StatusCode::NOT_MODIFIED, file, Body::empty());
+    }
+    // Only GET has ranges, and a range of another version of the file is of no use. A date is never the
+    // file's, because the server doesn't say any.
+    let range = text(headers, header::RANGE)
+        .filter(|_| method == Method::GET)
+        .filter(|_| text(headers, header::IF_RANGE).is_none_or(|tag| tag.trim() == etag));
+    match range.map_or(Wanted::Whole, |range| range::parse(range, file.size())) {
+        Wanted::Whole => described(StatusCode::OK, file, Body::from(file.bytes())),
+        Wanted::Part(range) => {
+            let content_range = format!("bytes {}-{}/{}", range.start, range.end - 1, file.size());
+            let body = Body::from(file.part(range));
+            let response = described(StatusCode::PARTIAL_CONTENT, file, body);
+            ([(header::CONTENT_RANGE, content_range)], response).into_response()
+        }
+        Wanted::Unsatisfiable => {
+            let content_range = format!("bytes */{}", file.size());
+            let response = described(StatusCode::RANGE_NOT_SATISFIABLE, file, Body::empty());
+            ([(header::CONTENT_RANGE, content_range)], response).into_response()
+        }
+    }
+}
+
+/// An answer with what is to be known of the file.
+fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
+    let is_about_content = status.is_success() || status == StatusCode::NOT_MODIFIED;
+    let mut response = (status, body).into_response();
+    let headers = response.headers_mut();
+    let mut insert = |name: HeaderName, value: &str| {
+        let value = value.parse().expect("visible ASCII, see `ServedFile`");
+        headers.insert(name, value);
+    };
+    insert(header::ACCEPT_RANGES, "bytes");
+    if is_about_content {
+        insert(header::ETAG, file.etag());
+        let is_immutable = file.is_immutable();
+        insert(
+            header::CACHE_CONTROL,
+            if is_immutable { IMMUTABLE } else { REVALIDATE },
+        );
+    }
+    if status.is_success() {
+        insert(header::CONTENT_TYPE, file.content_type());
+    }
+    response
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    /// Bytes that are the same.
+    Strong,
+    /// Content that is as good; caches may weaken a tag on its way.
+    Weak,
+}
+
+/// Whether a list of entity tags names `etag`; `*` names every one.
+fn names(list: &str, etag: &str, comparison: Comparison) -> bool {
+    list.split(',').map(str::trim).any(|tag| {
+        let weak = tag.strip_prefix("W/");
+        let opaque = weak
+            .filter(|_| comparison == Comparison::Weak)
+            .unwrap_or(tag);
+        tag == "*" || opaque == etag
+    })
+}
+
+/// All values of a header that may be given several times.
+fn joined(headers: &HeaderMap, name: HeaderName) -> Option<String> {
+    let values: Vec<_> = headers
+        .get_all(name)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .collect();
+    (!values.is_empty()).then(|| values.join(","))
+}
+
+/// The value of a header that is given once.
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => value.to_str().ok(),
+        _ => None,
+    }
+}

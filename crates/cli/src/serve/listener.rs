@@ -1,0 +1,140 @@
+//! How connections are kept: few enough, none for nothing, and let go in peace.
+
+use std::io;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time;
+use tokio_io_timeout::TimeoutStream;
+
+use crate::output;
+
+/// Connections at once; more wait until one ends.
+const MAX_CONNECTIONS: usize = 256;
+/// How long a client may take to send the head of a request, or to think of the next.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a client may take none of the bytes that are ready for it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest head of a request.
+const MAX_HEAD_BYTES: usize = 32 << 10;
+/// How long transfers may go on after the server was told to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait when the system has no more connections to give.
+const RETRY_ACCEPT: Duration = Duration::from_millis(100);
+/// Threads: files come from memory, and the network is slower than one of them.
+const MAX_THREADS: usize = 4;
+
+/// Serves `router` until Ctrl-C. Prints its address when it listens.
+pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
+    let n_threads = thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .min(MAX_THREADS);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(n_threads)
+        .enable_all()
+        .build()
+        .context("cannot start the server's threads")?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind((host, port))
+            .await
+            .with_context(|| format!("cannot listen on {host}, port {port}"))?;
+        let address = listener
+            .local_addr()
+            .context("cannot tell the server's address")?;
+        output::line(format_args!("http://{address}/"))?;
+        let connections = GracefulShutdown::new();
+        tokio::select! {
+            () = accept(&listener, &router, &connections) => {}
+            stopped = stop_asked() => stopped?,
+        }
+        drop(listener);
+        output::note("stopping when the transfers have ended; Ctrl-C stops at once");
+        tokio::select! {
+            () = connections.shutdown() => {}
+            () = time::sleep(STOP_TIMEOUT) => {}
+            stopped = stop_asked() => stopped?,
+        }
+        Ok(())
+    })
+}
+
+/// Takes connections, for ever.
+async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulShutdown) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let place = Arc::clone(&places)
+            .acquire_owned()
+            .await
+            .expect("it is never closed");
+        match listener.accept().await {
+            Ok((stream, _)) => spawn(stream, place, router, connections),
+            // That of one client that went away, or no more files; the others go on.
+            Err(error) if is_of_client(&error) => {}
+            Err(error) => {
+                output::note(format_args!("cannot take a connection: {error}"));
+                time::sleep(RETRY_ACCEPT).await;
+            }
+        }
+    }
+}
+
+fn is_of_client(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
+}
+
+fn spawn(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    router: &Router,
+    connections: &GracefulShutdown,
+) {
+    // A small answer shouldn't wait for the next. Without it, all works as well, later.
+    let _ = stream.set_nodelay(true);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .serve_connection(
+            TokioIo::new(Box::pin(stream)),
+            TowerToHyperService::new(router.clone()),
+        );
+    let connection = connections.watch(connection);
+    tokio::spawn(async move {
+        // What goes wrong with a connection is its client's to see.
+        let _ = connection.await;
+        drop(place);
+    });
+}
+
+/// Waits until somebody wants the server to stop.
+async fn stop_asked() -> Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
+        tokio::select! {
+            asked = tokio::signal::ctrl_c() => asked.context("cannot watch for Ctrl-C"),
+            _ = terminate.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c()
+        .await
+        .context("cannot watch for Ctrl-C")
+}

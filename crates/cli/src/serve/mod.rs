@@ -1,0 +1,56 @@
+//! `sterna serve`: the files of a package over HTTP.
+//!
+//! [`package`] says which files there are, [`routes`] which path leads where, [`files`] and [`range`] what a
+//! request for a file gets, [`index`] what the folder shows, and [`listener`] how connections are kept.
+
+mod files;
+mod index;
+mod listener;
+mod package;
+mod range;
+mod routes;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::output;
+
+use package::Package;
+
+const EXAMPLE: &str = "Example:
+  sterna serve model-rdrr
+  sterna serve model-rdrr --host 0.0.0.0 --port 80";
+
+/// Serve the files of a package over HTTP, to browsers, programs and other machines
+///
+/// Only files that the package names are served. Ctrl-C lets transfers end; twice, it doesn't.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Serve {
+    /// Folder with a manifest.json
+    package: PathBuf,
+
+    /// Address to listen on; 0.0.0.0 and :: are all of this machine's
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8765)]
+    port: u16,
+}
+
+impl Serve {
+    pub(crate) fn run(self) -> Result<()> {
+        let package = Package::open(&self.package)?;
+        output::note(format_args!(
+            "serving {}: {} files, {}",
+            package.name(),
+            package.files().count(),
+            output::Bytes(package.files().map(|file| file.size()).sum()),
+        ));
+        listener::serve(&self.host, self.port, routes::router(Arc::new(package)))
+    }
+}

@@ -1,0 +1,264 @@
+//! `sterna diff`: what differs between two packages.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use sterna_format::rdrr::{Digest, Group, HashAlgorithm, Manifest, Package, Shard, Span, Tensor};
+
+use crate::model::{Folder, read_package};
+use crate::output::{self, Bytes};
+
+const EXAMPLE: &str = "Example:
+  sterna diff model-v1 model-v2
+  sterna diff model-v1 model-v2 --json";
+
+/// Show what differs between two packages
+///
+/// Which component groups, tensors and shards, and how many bytes whoever has A fetches to have B:
+/// those of the shards that A doesn't hold under any name.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Diff {
+    /// Folder of the package to start from
+    a: PathBuf,
+    /// Folder of the package to arrive at
+    b: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Report {
+    groups: Changes,
+    tensors: Changes,
+    shards: Changes,
+    /// Bytes of the shards of B that A doesn't hold.
+    fetch_bytes: u64,
+    /// Bytes of all shards of B.
+    total_bytes: u64,
+}
+
+/// Names of what only B has, only A has, and both have otherwise.
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Changes {
+    added: Vec<String>,
+    removed: Vec<String>,
+    changed: Vec<String>,
+    same: usize,
+}
+
+impl Diff {
+    pub(crate) fn run(self) -> Result<()> {
+        let read = |path: PathBuf| {
+            let name = path.display().to_string();
+            read_package(&name, &Folder::Local(path))
+        };
+        let report = Report::new(&read(self.a)?, &read(self.b)?);
+        if self.json {
+            output::json(&report)
+        } else {
+            output::line(report.text())
+        }
+    }
+}
+
+impl Report {
+    fn new(a: &Package, b: &Package) -> Report {
+        let held = held_shards(a.manifest());
+        let algorithm = b.manifest().hash_algorithm;
+        let missing = b.manifest().shards.iter();
+        let missing = missing.filter(|shard| !held.contains(&(algorithm, shard.hash)));
+        let groups = |package: &Package| -> Vec<(String, GroupId)> {
+            let algorithm = package.manifest().hash_algorithm;
+            let group = |group: &Group| (group.id.clone(), (algorithm, group.hash));
+            package.manifest().groups.iter().map(group).collect()
+        };
+        let shards = |package: &Package| -> Vec<(String, (HashAlgorithm, Digest, u64))> {
+            let manifest = package.manifest();
+            let shards = manifest.shards.iter();
+            let shard = |shard: &Shard| {
+                let value = (manifest.hash_algorithm, shard.hash, shard.size);
+                (shard.file_name.clone(), value)
+            };
+            shards.map(shard).collect()
+        };
+        let tensors = |package: &Package| -> Vec<(String, TensorId)> {
+            let roots = Roots::of(package.manifest());
+            let tensors = package.tensors().iter();
+            let tensor = |tensor: &Tensor| {
+                let id = TensorId::new(package.manifest(), &roots, tensor);
+                (tensor.name.clone(), id)
+            };
+            tensors.map(tensor).collect()
+        };
+        Report {
+            groups: Changes::between(&groups(a), &groups(b)),
+            tensors: Changes::between(&tensors(a), &tensors(b)),
+            shards: Changes::between(&shards(a), &shards(b)),
+            fetch_bytes: missing.map(|shard| shard.size).sum(),
+            total_bytes: b.manifest().total_size,
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut rows = Vec::new();
+        for (what, changes) in [
+            ("groups", &self.groups),
+            ("tensors", &self.tensors),
+            ("shards", &self.shards),
+        ] {
+            rows.push((what, changes.summary()));
+        }
+        rows.push((
+            "to fetch",
+            format!("{} of {}", Bytes(self.fetch_bytes), Bytes(self.total_bytes)),
+        ));
+        let mut text = output::table(&rows);
+        for (what, changes) in [
+            ("groups", &self.groups),
+            ("tensors", &self.tensors),
+            ("shards", &self.shards),
+        ] {
+            for (sign, names) in [
+                ("+", &changes.added),
+                ("-", &changes.removed),
+                ("~", &changes.changed),
+            ] {
+                for name in names {
+                    text += &format!("\n{sign} {what}: {}", name.escape_debug());
+                }
+            }
+        }
+        text
+    }
+}
+
+type GroupId = (HashAlgorithm, Digest);
+
+/// Every hash under which `manifest` lists a shard.
+fn held_shards(manifest: &Manifest) -> HashSet<(HashAlgorithm, Digest)> {
+    let mut held = HashSet::new();
+    for shard in &manifest.shards {
+        held.insert((manifest.hash_algorithm, shard.hash));
+        held.extend(shard.blake3.map(|hash| (HashAlgorithm::Blake3, hash)));
+    }
+    held
+}
+
+/// What tells two tensors of one name apart without reading them.
+#[derive(PartialEq)]
+struct TensorId {
+    dtype: String,
+    shape: Vec<usize>,
+    size: u64,
+    content: Content,
+}
+
+/// What is known of a tensor's bytes, the surest first.
+#[derive(PartialEq)]
+enum Content {
+    /// The root of its hash tree, and the size of the blocks.
+    Root(u64, Digest),
+    /// The same place in shards of the same hashes.
+    Place(Vec<(HashAlgorithm, Digest, u64, u64)>),
+}
+
+/// Roots of hash trees by the names of their tensors, and the size of the blocks.
+#[derive(Default)]
+struct Roots<'a> {
+    block_size: u64,
+    by_name: HashMap<&'a str, Digest>,
+}
+
+impl Roots<'_> {
+    fn of(manifest: &Manifest) -> Roots<'_> {
+        let integrity = manifest.integrity.as_ref();
+        let Some(merkle) = integrity.and_then(|integrity| integrity.block_merkle.as_ref()) else {
+            return Roots::default();
+        };
+        Roots {
+            block_size: merkle.block_size,
+            by_name: (merkle.roots.iter())
+                .map(|(name, root)| (name.as_str(), *root))
+                .collect(),
+        }
+    }
+}
+
+impl TensorId {
+    fn new(manifest: &Manifest, roots: &Roots<'_>, tensor: &Tensor) -> TensorId {
+        let content = match roots.by_name.get(tensor.name.as_str()) {
+            Some(root) => Content::Root(roots.block_size, *root),
+            None => {
+                let piece = |piece: &Span| {
+                    let hash = manifest.shards[piece.shard].hash;
+                    (manifest.hash_algorithm, hash, piece.offset, piece.size)
+                };
+                Content::Place(tensor.pieces().iter().map(piece).collect())
+            }
+        };
+        TensorId {
+            dtype: tensor.dtype.to_string(),
+            shape: tensor.logical_shape(),
+            size: tensor.size,
+            content,
+        }
+    }
+}
+
+impl Changes {
+    /// What differs between the named things of two packages.
+    fn between<T: PartialEq>(a: &[(String, T)], b: &[(String, T)]) -> Changes {
+        let before: HashMap<&str, &T> = a.iter().map(|(name, value)| (&**name, value)).collect();
+        let after: HashSet<&str> = b.iter().map(|(name, _)| &**name).collect();
+        let mut changes = Changes::default();
+        for (name, value) in b {
+            match before.get(&**name) {
+                None => changes.added.push(name.clone()),
+                Some(old) if *old != value => changes.changed.push(name.clone()),
+                Some(_) => changes.same += 1,
+            }
+        }
+        let gone = a.iter().filter(|(name, _)| !after.contains(&**name));
+        changes.removed = gone.map(|(name, _)| name.clone()).collect();
+        changes
+    }
+
+    fn summary(&self) -> String {
+        format!(
+            "{} changed, {} added, {} removed, {} the same",
+            self.changed.len(),
+            self.added.len(),
+            self.removed.len(),
+            self.same
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_compared() {
+        let list = |items: &[(&str, u8)]| -> Vec<(String, u8)> {
+            items
+                .iter()
+                .map(|&(name, value)| (name.to_owned(), value))
+                .collect()
+        };
+        let a = list(&[("a", 1), ("b", 2), ("c", 3)]);
+        let b = list(&[("c", 4), ("b", 2), ("d", 5)]);
+        let expected = Changes {
+            added: vec!["d".into()],
+            removed: vec!["a".into()],
+            changed: vec!["c".into()],
+            same: 1,
+        };
+        assert_eq!(Changes::between(&a, &b), expected);
+    }
+}

@@ -1,0 +1,163 @@
+//! What `inspect` says of a package besides its tensors.
+
+use serde::Serialize;
+use sterna_format::rdrr::{self, Manifest, Package, hints};
+
+use crate::output::{self, Bytes};
+
+/// What a package says of itself, and what was made of it.
+#[derive(Debug, Serialize)]
+pub(super) struct PackageReport {
+    id: String,
+    model_type: String,
+    quantization: String,
+    variant: Option<String>,
+    hash_algorithm: &'static str,
+    base_model: Option<String>,
+    tokenizer: Option<String>,
+    groups: Vec<GroupReport>,
+    shards: Vec<ShardReport>,
+    hints: Vec<HintReport>,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct GroupReport {
+    id: String,
+    #[serde(rename = "type")]
+    kind: String,
+    version: String,
+    n_tensors: usize,
+    bytes: u64,
+    shards: Vec<usize>,
+    hash: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ShardReport {
+    file: String,
+    bytes: u64,
+    hash: String,
+}
+
+#[derive(Debug, Serialize)]
+struct HintReport {
+    hint: String,
+    value: String,
+    outcome: &'static str,
+    reason: String,
+}
+
+impl PackageReport {
+    pub(super) fn new(package: &Package) -> PackageReport {
+        let manifest = package.manifest();
+        let info = manifest.quantization_info.as_ref();
+        let groups = manifest.groups.iter().map(|group| GroupReport {
+            id: group.id.clone(),
+            kind: group.kind.name().to_owned(),
+            version: group.version.clone(),
+            n_tensors: group.tensors.len(),
+            bytes: package.group_tensors(group).map(|tensor| tensor.size).sum(),
+            shards: group.shards.clone(),
+            hash: group.hash.to_string(),
+        });
+        let shards = manifest.shards.iter().map(|shard| ShardReport {
+            file: shard.file_name.clone(),
+            bytes: shard.size,
+            hash: shard.hash.to_string(),
+        });
+        PackageReport {
+            id: manifest.model_id.clone(),
+            model_type: manifest.model_type.clone(),
+            quantization: manifest.quantization.clone(),
+            variant: info.and_then(|info| info.variant_tag.clone()),
+            hash_algorithm: manifest.hash_algorithm.name(),
+            base_model: manifest.base_model.clone(),
+            tokenizer: manifest.tokenizer.as_ref().map(|entry| entry.kind.clone()),
+            groups: groups.collect(),
+            shards: shards.collect(),
+            hints: hints(manifest),
+            // Why there is no configuration is said where the model can't be run.
+            warnings: rdrr::hf_config(manifest).map_or_else(|_| Vec::new(), |hf| hf.warnings),
+        }
+    }
+
+    /// Rows for the table at the top.
+    pub(super) fn rows(&self) -> Vec<(&'static str, String)> {
+        let mut rows = vec![
+            ("package", format!("{} ({})", self.id, self.model_type)),
+            (
+                "quantization",
+                match &self.variant {
+                    Some(variant) => format!("{}, variant {variant}", self.quantization),
+                    None => self.quantization.clone(),
+                },
+            ),
+            (
+                "shards",
+                format!("{}, hashed by {}", self.shards.len(), self.hash_algorithm),
+            ),
+        ];
+        if let Some(base) = &self.base_model {
+            rows.push(("base model", base.clone()));
+        }
+        if let Some(tokenizer) = &self.tokenizer {
+            rows.push(("tokenizer", tokenizer.clone()));
+        }
+        for warning in &self.warnings {
+            rows.push(("warning", warning.clone()));
+        }
+        rows
+    }
+
+    /// Sections below the table: a title and its rows.
+    pub(super) fn sections(&self) -> Vec<(&'static str, String)> {
+        let groups = self.groups.iter().map(|group| {
+            let shards: Vec<_> = group.shards.iter().map(usize::to_string).collect();
+            let text = format!(
+                "{:6} {}  {:>10}  {} tensors in shards {}",
+                group.kind,
+                group.version,
+                Bytes(group.bytes),
+                group.n_tensors,
+                shards.join(", ")
+            );
+            (group.id.as_str(), text)
+        });
+        let shards = self.shards.iter().map(|shard| {
+            let text = format!("{:>10}  {}", Bytes(shard.bytes), shard.hash);
+            (shard.file.as_str(), text)
+        });
+        let hints = self.hints.iter().map(|hint| {
+            let text = format!("{}: {} ({})", hint.value, hint.outcome, hint.reason);
+            (hint.hint.as_str(), text)
+        });
+        let sections: [(_, Vec<(&str, String)>); 3] = [
+            ("groups", groups.collect()),
+            ("shards", shards.collect()),
+            ("hints", hints.collect()),
+        ];
+        sections
+            .into_iter()
+            .filter(|(_, rows)| !rows.is_empty())
+            .map(|(title, rows)| (title, output::table(&rows)))
+            .collect()
+    }
+}
+
+/// What becomes of the hints of the package where the CPU runs it.
+fn hints(manifest: &Manifest) -> Vec<HintReport> {
+    let Some(hints) = &manifest.runtime_optimizations else {
+        return Vec::new();
+    };
+    let decisions = hints::resolve(hints, &hints::Capabilities { gpu: None });
+    decisions
+        .into_iter()
+        .map(|decision| HintReport {
+            hint: decision.hint,
+            value: decision.value,
+            outcome: decision.outcome.name(),
+            reason: decision.reason,
+        })
+        .collect()
+}

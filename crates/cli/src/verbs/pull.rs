@@ -1,0 +1,181 @@
+//! `sterna pull`, `list` and `remove`: models in the store.
+
+use std::num::NonZero;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use sterna_delivery::fetch::Limits;
+use sterna_delivery::store::Interrupted;
+
+use crate::output::{self, Bytes};
+use crate::pull;
+
+/// Fetch a model into the store
+///
+/// SOURCE is the URL of a package (the folder with its manifest.json), a Hugging Face repository such as
+/// https://huggingface.co/OWNER/REPO, or a folder. Every byte is verified before it is kept; an
+/// interrupted pull goes on where it was; what models in the store have in common with this one is not
+/// fetched again. HF_TOKEN and HF_ENDPOINT are understood.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  sterna pull https://example.org/tiny-rdrr tiny
+  sterna pull https://huggingface.co/OWNER/REPO-GGUF --file Q4_K_M")]
+pub(crate) struct PullVerb {
+    /// Where the model is
+    #[arg(value_name = "SOURCE")]
+    source: String,
+
+    /// What to call it here [default: the last part of the address]
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+
+    /// Another place where the same package is; may be given several times
+    #[arg(long, value_name = "SOURCE")]
+    mirror: Vec<String>,
+
+    /// Which model of a repository: a file's name, or a part of a GGUF file's
+    #[arg(long, value_name = "FILE")]
+    file: Option<String>,
+
+    /// Bytes a second at most
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<NonZero<u64>>,
+
+    /// Requests at a time
+    #[arg(long, value_name = "N", default_value = "4")]
+    parallel: NonZero<u8>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl PullVerb {
+    pub(crate) fn run(self) -> Result<()> {
+        let limits = Limits {
+            parallel: self.parallel.get().into(),
+            bytes_per_second: self.rate.map(NonZero::get),
+            seed: std::process::id().into(),
+            ..Limits::default()
+        };
+        let mut sources = vec![self.source];
+        sources.extend(self.mirror);
+        let store = pull::store()?;
+        let pulled = pull::pull(
+            &store,
+            &sources,
+            self.name.as_deref(),
+            self.file.as_deref(),
+            &limits,
+        )?;
+        if self.json {
+            return output::json(&pulled);
+        }
+        let mut parts = vec![format!("{} fetched", Bytes(pulled.received))];
+        if pulled.copied > 0 {
+            parts.push(format!("{} taken from models here", Bytes(pulled.copied)));
+        }
+        if let Some(signer) = &pulled.signer {
+            parts.push(format!("signed by {signer}"));
+        }
+        output::line(format_args!(
+            "{}: {}, {}",
+            pulled.name,
+            Bytes(pulled.size),
+            parts.join(", ")
+        ))
+    }
+}
+
+/// List the models in the store
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  sterna list --json")]
+pub(crate) struct List {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    /// Bytes of all its files.
+    size: u64,
+    /// Bytes that no other model has.
+    own: u64,
+    source: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signer: Option<String>,
+}
+
+impl List {
+    pub(crate) fn run(self) -> Result<()> {
+        let rows = pull::store()?.list()?.into_iter().map(|model| Row {
+            size: model.entry.size(),
+            name: model.name,
+            own: model.own_bytes,
+            source: model.entry.source,
+            signer: model.entry.signer,
+        });
+        let rows: Vec<Row> = rows.collect();
+        if self.json {
+            return output::json(&rows);
+        }
+        if rows.is_empty() {
+            output::note("no models; sterna pull SOURCE fetches one");
+            return Ok(());
+        }
+        let texts: Vec<(&str, String)> = (rows.iter())
+            .map(|row| {
+                let shared = match row.size - row.own {
+                    0 => String::new(),
+                    shared => format!(" ({} shared)", Bytes(shared)),
+                };
+                let text = format!("{:>10}{shared}  {}", Bytes(row.size), row.source);
+                (row.name.as_str(), text)
+            })
+            .collect();
+        output::line(output::table(&texts))
+    }
+}
+
+/// Remove a model from the store, and the bytes that no other has
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  sterna remove tiny")]
+pub(crate) struct Remove {
+    /// Name of the model, as `sterna list` shows it
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+impl Remove {
+    pub(crate) fn run(self) -> Result<()> {
+        let swept = pull::store()?.remove(&self.name)?;
+        output::line(format_args!(
+            "{}: removed, {} freed",
+            self.name,
+            Bytes(swept.bytes)
+        ))
+    }
+}
+
+/// Delete what no model in the store needs
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  sterna gc --interrupted")]
+pub(crate) struct Gc {
+    /// Also what interrupted pulls left, which a later one could go on with
+    #[arg(long)]
+    interrupted: bool,
+}
+
+impl Gc {
+    pub(crate) fn run(self) -> Result<()> {
+        let interrupted = match self.interrupted {
+            true => Interrupted::Drop,
+            false => Interrupted::Keep,
+        };
+        let swept = pull::store()?.gc(interrupted)?;
+        output::line(format_args!("{} freed", Bytes(swept.bytes)))
+    }
+}

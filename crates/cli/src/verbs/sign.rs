@@ -1,0 +1,216 @@
+//! `sterna sign`: keys and signatures.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Serialize;
+use sterna_delivery::sign::{SIGNATURE_FILE, SecretKey};
+use tempfile::NamedTempFile;
+
+use crate::output;
+
+const EXAMPLE: &str = "Example:
+  sterna sign --generate --key release.key
+  sterna sign model-rdrr --key release.key
+  minisign -Vm model-rdrr/manifest.json -p release.key.pub";
+
+/// Sign a package, or make a key to sign with
+///
+/// The manifest is signed, which holds the hashes of all else; the signature is put beside it as
+/// manifest.json.minisig, in minisign's format. Others believe it after `sterna trust NAME KEY.pub`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Sign {
+    /// Folder with a manifest.json
+    #[arg(required_unless_present = "generate")]
+    package: Option<PathBuf>,
+
+    /// File of the secret key, as made by this program or by minisign
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+
+    /// Make a new key first: FILE, and FILE.pub to give away
+    #[arg(long)]
+    generate: bool,
+
+    /// Keep the new key in a file that needs no password: whoever reads it can sign
+    #[arg(long, requires = "generate")]
+    no_password: bool,
+
+    /// File whose first line is the key's password [default: asked for on the terminal]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_password")]
+    password_file: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    key_id: String,
+    public_key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signature: Option<&'a Path>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trusted_comment: Option<&'a str>,
+}
+
+impl Sign {
+    pub(crate) fn run(self) -> Result<()> {
+        // What is to be signed is looked at before a key is made or a password asked for.
+        let manifest = self.package.as_deref().map(Manifest::read).transpose()?;
+        let key = if self.generate {
+            self.generate()?
+        } else {
+            self.read_key()?
+        };
+        let mut signature = None;
+        let mut comment = None;
+        if let (Some(folder), Some(manifest)) = (&self.package, &manifest) {
+            let line = manifest.comment();
+            let path = folder.join(SIGNATURE_FILE);
+            write_whole(&path, &key.sign(&manifest.bytes, &line)?)?;
+            (signature, comment) = (Some(path), Some(line));
+        }
+        if self.json {
+            return output::json(&Report {
+                key_id: key.public().id().to_string(),
+                public_key: key.public().to_string(),
+                signature: signature.as_deref(),
+                trusted_comment: comment.as_deref(),
+            });
+        }
+        let mut rows = vec![
+            ("key", key.public().id().to_string()),
+            ("public key", key.public().to_string()),
+        ];
+        rows.extend(signature.map(|path| ("signature", path.display().to_string())));
+        rows.extend(comment.map(|comment| ("says", comment.replace('\t', "  "))));
+        output::line(output::table(&rows))
+    }
+
+    /// Makes a key and its two files. No file is overwritten: a lost key can't be had again.
+    fn generate(&self) -> Result<SecretKey> {
+        let (key, file) = if self.no_password {
+            let key = SecretKey::generate()?;
+            let file = key.to_unencrypted_file()?;
+            (key, file)
+        } else {
+            SecretKey::generate_encrypted(&self.password(Ask::Twice)?)?
+        };
+        let mut public = self.key.clone().into_os_string();
+        public.push(".pub");
+        let public = PathBuf::from(public);
+        ensure!(!public.exists(), "{}: exists already", public.display());
+        create_secret(&self.key, &file)?;
+        write_whole(&public, &key.public().to_file())?;
+        Ok(key)
+    }
+
+    fn read_key(&self) -> Result<SecretKey> {
+        let place = self.key.display();
+        let file =
+            fs::read_to_string(&self.key).with_context(|| format!("{place}: cannot read"))?;
+        let is_encrypted = SecretKey::is_encrypted(&file).with_context(|| place.to_string())?;
+        let password = is_encrypted.then(|| self.password(Ask::Once)).transpose()?;
+        SecretKey::parse(&file, password.as_deref()).with_context(|| place.to_string())
+    }
+
+    fn password(&self, ask: Ask) -> Result<String> {
+        if let Some(path) = &self.password_file {
+            let text = fs::read_to_string(path)
+                .with_context(|| format!("{}: cannot read", path.display()))?;
+            return Ok(text.lines().next().unwrap_or_default().to_owned());
+        }
+        ensure!(
+            io::stdin().is_terminal(),
+            "the key needs a password, and there is no terminal to ask; use --password-file{}",
+            if self.generate {
+                " or --no-password"
+            } else {
+                ""
+            }
+        );
+        let prompt =
+            |text: &str| rpassword::prompt_password(text).context("cannot ask for a password");
+        let password = prompt(&format!("Password of {}: ", self.key.display()))?;
+        if ask == Ask::Twice && prompt("Again: ")? != password {
+            bail!("the passwords differ");
+        }
+        Ok(password)
+    }
+}
+
+/// How often to ask for a password: twice where a slip would lock the key for ever.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    Once,
+    Twice,
+}
+
+struct Manifest {
+    bytes: Vec<u8>,
+    model_id: String,
+}
+
+impl Manifest {
+    fn read(folder: &Path) -> Result<Manifest> {
+        let path = folder.join("manifest.json");
+        let place = path.display();
+        let bytes = fs::read(&path).with_context(|| format!("{place}: cannot read"))?;
+        let json: serde_json::Value = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{place}: expected a manifest in JSON"))?;
+        let model_id = (json["modelId"].as_str())
+            .with_context(|| format!("{place}: modelId: expected text"))?;
+        // It becomes part of one line.
+        let model_id = model_id.split(|c: char| c.is_control() || c.is_whitespace());
+        let model_id = model_id.collect::<Vec<_>>().join("_");
+        Ok(Manifest { bytes, model_id })
+    }
+
+    /// What is signed together with the manifest, as minisign begins it. There is no time in it, so that
+    /// it is the same for the same package.
+    fn comment(&self) -> String {
+        format!("file:manifest.json\tmodel:{}", self.model_id)
+    }
+}
+
+/// Writes a new file that only its owner can read.
+fn create_secret(path: &Path, text: &str) -> Result<()> {
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let write = || -> io::Result<()> {
+        let mut file = options.open(path)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("{}: cannot create", path.display()))
+}
+
+/// Writes a file wholly or not at all.
+fn write_whole(path: &Path, text: &str) -> Result<()> {
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let write = || -> io::Result<()> {
+        let mut file = NamedTempFile::new_in(folder)?;
+        file.write_all(text.as_bytes())?;
+        #[cfg(unix)]
+        {
+            // What anybody may read; temporary files are their owner's only.
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+            file.as_file().set_permissions(permissions)?;
+        }
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("{}: cannot write", path.display()))
+}

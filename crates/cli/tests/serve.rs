@@ -1,0 +1,447 @@
+//! `sterna serve`, over real sockets.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_delivery::hash::{Algorithm, Digest};
+
+struct Server {
+    child: Child,
+    address: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        let header = self
+            .headers
+            .iter()
+            .find(|(n, _)| n.eq_ignore_ascii_case(name));
+        header.map(|(_, value)| value.as_str())
+    }
+}
+
+fn shard_bytes() -> Vec<u8> {
+    (0..3_000_000u32)
+        .map(|i| (i.wrapping_mul(2654435761) >> 24) as u8)
+        .collect()
+}
+
+fn shard_etag() -> String {
+    format!(
+        "\"sha256-{}\"",
+        Digest::of(Algorithm::Sha256, &shard_bytes())
+    )
+}
+
+fn start() -> Server {
+    let dir = tempfile::tempdir().unwrap();
+    let shard = shard_bytes();
+    let manifest = json!({
+        "version": 1,
+        "modelId": "tiny <model>",
+        "hashAlgorithm": "sha256",
+        "shards": [{
+            "index": 0,
+            "fileName": "shard_00000.bin",
+            "size": shard.len(),
+            "hash": Digest::of(Algorithm::Sha256, &shard).to_string(),
+        }],
+        "tensorsFile": "tensors.json",
+    });
+    fs::write(dir.path().join("manifest.json"), manifest.to_string()).unwrap();
+    fs::write(dir.path().join("tensors.json"), "{}").unwrap();
+    fs::write(dir.path().join("shard_00000.bin"), shard).unwrap();
+    fs::write(dir.path().join("private.txt"), "secret").unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", "--port", "0"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let address = line
+        .trim()
+        .strip_prefix("http://")
+        .and_then(|a| a.strip_suffix('/'));
+    Server {
+        address: address.expect("the first line is the address").to_owned(),
+        child,
+        _dir: dir,
+    }
+}
+
+/// A connection that is kept.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn connect(server: &Server) -> Client {
+        let stream = TcpStream::connect(&server.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        Client(BufReader::new(stream))
+    }
+
+    fn request(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        let mut text = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n");
+        for (name, value) in headers {
+            text += &format!("{name}: {value}\r\n");
+        }
+        self.0
+            .get_mut()
+            .write_all((text + "\r\n").as_bytes())
+            .unwrap();
+        let mut lines = Vec::new();
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).unwrap();
+            match line.trim_end() {
+                "" => break,
+                line => lines.push(line.to_owned()),
+            }
+        }
+        let status = lines[0].split(' ').nth(1).unwrap().parse().unwrap();
+        let headers: Vec<_> = lines[1..]
+            .iter()
+            .map(|line| line.split_once(": ").unwrap())
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        let mut answer = Answer {
+            status,
+            headers,
+            body: Vec::new(),
+        };
+        let has_body = method != "HEAD" && status != 204 && status != 304;
+        let len = answer
+            .header("content-length")
+            .map_or(0, |len| len.parse().unwrap());
+        answer.body = vec![0; if has_body { len } else { 0 }];
+        self.0.read_exact(&mut answer.body).unwrap();
+        answer
+    }
+}
+
+fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Answer {
+    Client::connect(server).request("GET", path, headers)
+}
+
+#[test]
+fn files_come_whole_with_what_caches_and_other_sites_need() {
+    let server = start();
+    let shard = shard_bytes();
+    // One connection for all.
+    let mut client = Client::connect(&server);
+    let answer = client.request("GET", "/shard_00000.bin", &[]);
+    assert_eq!(answer.status, 200);
+    assert!(answer.body == shard);
+    for (name, value) in [
+        ("etag", shard_etag().as_str()),
+        ("cache-control", "public, max-age=31536000, immutable"),
+        ("accept-ranges", "bytes"),
+        ("content-type", "application/octet-stream"),
+        ("access-control-allow-origin", "*"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-embedder-policy", "require-corp"),
+        ("cross-origin-resource-policy", "cross-origin"),
+    ] {
+        assert_eq!(answer.header(name), Some(value), "{name}");
+    }
+    let exposed = answer.header("access-control-expose-headers").unwrap();
+    assert!(
+        exposed.contains("ETag") && exposed.contains("Content-Range"),
+        "{exposed}"
+    );
+
+    let head = client.request("HEAD", "/shard_00000.bin", &[("Range", "bytes=0-9")]);
+    assert_eq!(
+        (head.status, head.header("content-length")),
+        (200, Some("3000000"))
+    );
+
+    let manifest = client.request("GET", "/manifest.json", &[]);
+    assert_eq!(manifest.header("cache-control"), Some("no-cache"));
+    assert_eq!(manifest.header("content-type"), Some("application/json"));
+    let etag = format!(
+        "\"sha256-{}\"",
+        Digest::of(Algorithm::Sha256, &manifest.body)
+    );
+    assert_eq!(manifest.header("etag"), Some(etag.as_str()));
+    assert_eq!(
+        serde_json::from_slice::<Value>(&manifest.body).unwrap()["version"],
+        1
+    );
+}
+
+#[test]
+fn ranges_are_exact() {
+    let server = start();
+    let shard = shard_bytes();
+    let mut client = Client::connect(&server);
+    for (range, start, end) in [
+        ("bytes=0-0", 0, 1),
+        ("bytes=100-2000000", 100, 2_000_001),
+        ("bytes=2999999-", 2_999_999, 3_000_000),
+        ("bytes=-5", 2_999_995, 3_000_000),
+        ("bytes=2999000-9999999", 2_999_000, 3_000_000),
+    ] {
+        let answer = client.request("GET", "/shard_00000.bin", &[("Range", range)]);
+        assert_eq!(answer.status, 206, "{range}");
+        let content_range = format!("bytes {start}-{}/3000000", end - 1);
+        assert_eq!(answer.header("content-range"), Some(content_range.as_str()));
+        assert!(answer.body == shard[start..end], "{range}");
+        assert_eq!(answer.header("etag"), Some(shard_etag().as_str()));
+    }
+    let answer = client.request("GET", "/shard_00000.bin", &[("Range", "bytes=3000000-")]);
+    assert_eq!(
+        (answer.status, answer.header("content-range")),
+        (416, Some("bytes */3000000"))
+    );
+    for ignored in ["bytes=0-1,5-6", "bytes=x", "lines=0-1"] {
+        let answer = client.request("GET", "/shard_00000.bin", &[("Range", ignored)]);
+        assert_eq!(
+            (answer.status, answer.body.len()),
+            (200, 3_000_000),
+            "{ignored}"
+        );
+    }
+}
+
+#[test]
+fn conditions_are_kept() {
+    let server = start();
+    let etag = shard_etag();
+    let mut client = Client::connect(&server);
+    let (weak, list) = (format!("W/{etag}"), format!("\"x\", {etag}"));
+    for tag in [etag.as_str(), &weak, &list, "*"] {
+        let answer = client.request("GET", "/shard_00000.bin", &[("If-None-Match", tag)]);
+        assert_eq!((answer.status, answer.body.len()), (304, 0), "{tag}");
+        assert_eq!(answer.header("etag"), Some(etag.as_str()));
+    }
+    let answer = client.request("GET", "/shard_00000.bin", &[("If-None-Match", "\"x\"")]);
+    assert_eq!(answer.status, 200);
+    // A range only of the version that the client has.
+    let date = "Wed, 21 Oct 2015 07:28:00 GMT";
+    for (tag, status) in [
+        (etag.as_str(), 206),
+        ("\"x\"", 200),
+        (&weak, 200),
+        (date, 200),
+    ] {
+        let headers = [("Range", "bytes=0-9"), ("If-Range", tag)];
+        assert_eq!(
+            client.request("GET", "/shard_00000.bin", &headers).status,
+            status,
+            "{tag}"
+        );
+    }
+    for (tag, status) in [
+        (etag.as_str(), 200),
+        ("*", 200),
+        ("\"x\"", 412),
+        (&weak, 412),
+    ] {
+        let answer = client.request("HEAD", "/shard_00000.bin", &[("If-Match", tag)]);
+        assert_eq!(answer.status, status, "{tag}");
+    }
+}
+
+#[test]
+fn only_what_the_package_names_can_be_had() {
+    let server = start();
+    for path in [
+        "/private.txt",
+        "/../private.txt",
+        "/..%2fprivate.txt",
+        "/./private.txt",
+        "/shard_00000.bin/",
+        "//etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/none",
+        "/shard_00000.bin%00",
+        "/%ff",
+    ] {
+        let answer = get(&server, path, &[]);
+        assert!(
+            matches!(answer.status, 400 | 404),
+            "{path}: {}",
+            answer.status
+        );
+        assert!(!answer.body.windows(6).any(|w| w == b"secret"));
+        assert_eq!(answer.header("access-control-allow-origin"), Some("*"));
+    }
+    // An escaped letter is the letter.
+    assert_eq!(get(&server, "/tensors%2Ejson", &[]).status, 200);
+    for method in ["POST", "PUT", "DELETE", "PATCH"] {
+        let answer = Client::connect(&server).request(method, "/manifest.json", &[]);
+        assert_eq!(answer.status, 405, "{method}");
+        assert!(
+            answer
+                .header("allow")
+                .is_some_and(|allow| allow.contains("GET")),
+            "{method}"
+        );
+    }
+    let headers = [
+        ("Origin", "https://example.org"),
+        ("Access-Control-Request-Method", "GET"),
+        ("Access-Control-Request-Headers", "range"),
+    ];
+    let answer = Client::connect(&server).request("OPTIONS", "/manifest.json", &headers);
+    assert_eq!(answer.status, 204);
+    let allowed = answer.header("access-control-allow-headers").unwrap();
+    assert!(allowed.contains("Range"), "{allowed}");
+}
+
+#[test]
+fn the_folder_is_shown_to_people_and_programs() {
+    let server = start();
+    let index: Value = serde_json::from_slice(&get(&server, "/", &[]).body).unwrap();
+    let again: Value = serde_json::from_slice(&get(&server, "/index.json", &[]).body).unwrap();
+    assert_eq!(index, again);
+    let files = index["files"].as_array().unwrap();
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["manifest.json", "shard_00000.bin", "tensors.json"]);
+    assert_eq!(
+        (files[1]["size"].as_u64(), files[1]["etag"].as_str()),
+        (Some(3_000_000), Some(shard_etag().as_str()))
+    );
+    let page = get(&server, "/", &[("Accept", "text/html,*/*;q=0.8")]);
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    let page = String::from_utf8(page.body).unwrap();
+    assert!(
+        page.contains("tiny &lt;model&gt;") && page.contains("href=\"shard_00000.bin\""),
+        "{page}"
+    );
+}
+
+#[test]
+fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
+    let server = start();
+    // Heads that never end, and a reader that never reads.
+    let mut idle = Vec::new();
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream
+            .write_all(b"GET /manifest.json HTTP/1.1\r\nHost: te")
+            .unwrap();
+        idle.push(stream);
+    }
+    let mut deaf = TcpStream::connect(&server.address).unwrap();
+    deaf.write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n")
+        .unwrap();
+    let mut nonsense = TcpStream::connect(&server.address).unwrap();
+    nonsense
+        .write_all(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    nonsense.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    let mut long = TcpStream::connect(&server.address).unwrap();
+    let head = format!(
+        "GET /{} HTTP/1.1\r\nHost: test\r\n\r\n",
+        "x".repeat(100_000)
+    );
+    // The server may hang up before it has read all.
+    let _ = long.write_all(head.as_bytes());
+    let mut answer = Vec::new();
+    let _ = long.read_to_end(&mut answer);
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"));
+    assert_eq!(get(&server, "/manifest.json", &[]).status, 200);
+    // A head that takes too long ends the connection.
+    let begun = Instant::now();
+    let stream = &mut idle[0];
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+    assert!(begun.elapsed() < Duration::from_secs(40));
+}
+
+#[cfg(unix)]
+#[test]
+fn told_to_stop_it_ends_transfers_first() {
+    use std::os::unix::process::ExitStatusExt;
+    let mut server = start();
+    let mut idle = Client::connect(&server);
+    assert_eq!(idle.request("GET", "/manifest.json", &[]).status, 200);
+    // Part of the shard is on its way when the server is told.
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream
+        .write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n")
+        .unwrap();
+    let mut first = [0; 1000];
+    stream.read_exact(&mut first).unwrap();
+    let pid = server.child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    std::thread::sleep(Duration::from_millis(200));
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(
+        rest.ends_with(&shard_bytes()[2_999_000..]),
+        "the transfer came to its end"
+    );
+    let status = server.child.wait().unwrap();
+    assert!(status.success(), "{status:?}, signal {:?}", status.signal());
+}
+
+#[test]
+fn what_cannot_be_served_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    for (manifest, message) in [
+        (None, "manifest.json: cannot open"),
+        (Some("{"), "expected a manifest in JSON"),
+        (
+            Some(r#"{"shards": [{"fileName": "../x", "size": 1}]}"#),
+            "shards[0]",
+        ),
+    ] {
+        if let Some(text) = manifest {
+            fs::write(dir.path().join("manifest.json"), text).unwrap();
+        }
+        let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["serve", "--port", "0"])
+            .arg(dir.path())
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && stderr.contains(message),
+            "{stderr}"
+        );
+    }
+}

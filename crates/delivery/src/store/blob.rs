@@ -1,0 +1,127 @@
+//! What the store holds, and where it lies.
+
+use std::{fmt, fs, path::PathBuf};
+
+use crate::hash::{Algorithm, Digest};
+
+use super::{StoreError, disk, name};
+
+/// A run of bytes, named by its digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Blob {
+    /// The digest of the bytes.
+    pub digest: Digest,
+    /// How many there are.
+    pub size: u64,
+}
+
+impl Blob {
+    /// The blob that `bytes` are.
+    pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
+        Self {
+            digest: Digest::of(algorithm, bytes),
+            size: bytes.len() as u64,
+        }
+    }
+
+    /// Checks that `len` bytes at `offset` lie within; returns where they end.
+    pub(super) fn end_of(&self, offset: u64, len: u64) -> Result<u64, StoreError> {
+        (offset.checked_add(len).filter(|end| *end <= self.size)).ok_or(StoreError::OutOfBounds {
+            blob: *self,
+            offset,
+            len,
+        })
+    }
+}
+
+impl fmt::Display for Blob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.digest.algorithm(), self.digest)
+    }
+}
+
+/// Part of a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The blob.
+    pub blob: Blob,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Where everything lies under the root of a store.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    pub(super) root: PathBuf,
+}
+
+impl Layout {
+    /// Held shared for moments, while something is looked up or given its name; held exclusively while
+    /// something is deleted.
+    pub(super) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(super) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    pub(super) fn blob(&self, digest: &Digest) -> PathBuf {
+        let hex = digest.to_string();
+        let folder = self.blobs().join(digest.algorithm().name());
+        folder.join(&hex[..2]).join(hex)
+    }
+
+    pub(super) fn models(&self) -> PathBuf {
+        self.root.join("models")
+    }
+
+    /// The folder with the revisions of a model, and the mark that says which one counts.
+    pub(super) fn model(&self, name: &str) -> PathBuf {
+        self.models().join(name::key(name))
+    }
+
+    pub(super) fn partial(&self) -> PathBuf {
+        self.root.join("partial")
+    }
+
+    /// The folder of what is being fetched for a model.
+    pub(super) fn fetching(&self, name: &str) -> PathBuf {
+        self.partial().join(name::key(name))
+    }
+
+    /// Held by whoever fetches the model.
+    pub(super) fn fetching_lock(&self, name: &str) -> PathBuf {
+        // No name of a model begins like this, so no two of these are the same.
+        self.partial().join(format!(".{}", name::key(name)))
+    }
+
+    /// Where damaged blobs are put aside.
+    pub(super) fn damaged(&self) -> PathBuf {
+        self.root.join("damaged")
+    }
+
+    /// True if all bytes of `blob` are in the store. A file of another size is damaged, or `blob` is wrong;
+    /// either way fetching tells.
+    ///
+    /// To be called while the store's lock is held.
+    pub(super) fn has(&self, blob: &Blob) -> Result<bool, StoreError> {
+        let size = disk::file_size(&self.blob(&blob.digest))?;
+        Ok(size == Some(blob.size))
+    }
+
+    /// Takes the damaged file of a blob out of sight.
+    pub(super) fn put_aside(&self, blob: &Blob) -> Result<(), StoreError> {
+        let path = &self.blob(&blob.digest);
+        let folder = self.damaged();
+        disk::create_folder(&folder)?;
+        let to = folder.join(format!("{}-{}", blob.digest.algorithm(), blob.digest));
+        match fs::rename(path, &to) {
+            // Another process has done it.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            result => result.map_err(StoreError::io("put aside the damaged", path)),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What the store asks of a file system: locks between processes, and writes that survive a crash.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Read, Write},
+    path::Path,
+};
+
+use super::StoreError;
+
+/// A lock that other processes and other handles of this one see, until it is dropped.
+///
+/// The system drops it when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct Lock(
+    // Closing the file unlocks it.
+    #[allow(dead_code)] File,
+);
+
+/// Opens the file at `path` to be locked, creating it if need be. Nothing is ever written to it.
+fn open_lock(path: &Path) -> Result<File, StoreError> {
+    (File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true))
+    .open(path)
+    .map_err(StoreError::io("open the lock file", path))
+}
+
+/// Waits until nobody holds `path` exclusively, then holds it with others.
+pub(super) fn lock_shared(path: &Path) -> Result<Lock, StoreError> {
+    let file = open_lock(path)?;
+    uninterrupted(|| file.lock_shared()).map_err(StoreError::io("lock", path))?;
+    Ok(Lock(file))
+}
+
+/// Waits until nobody holds `path`, then holds it alone.
+pub(super) fn lock(path: &Path) -> Result<Lock, StoreError> {
+    let file = open_lock(path)?;
+    uninterrupted(|| file.lock()).map_err(StoreError::io("lock", path))?;
+    Ok(Lock(file))
+}
+
+/// Holds `path` alone, unless somebody else holds it.
+pub(super) fn try_lock(path: &Path) -> Result<Option<Lock>, StoreError> {
+    try_lock_file(open_lock(path)?, path)
+}
+
+/// Holds the open `file` alone, unless somebody else holds it.
+pub(super) fn try_lock_file(file: File, path: &Path) -> Result<Option<Lock>, StoreError> {
+    match file.try_lock() {
+        Ok(()) => Ok(Some(Lock(file))),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(source)) => Err(StoreError::io("lock", path)(source)),
+    }
+}
+
+/// Holds the open `file` with others. Waits for whoever holds it alone.
+pub(super) fn share_file(file: File, path: &Path) -> Result<Lock, StoreError> {
+    uninterrupted(|| file.lock_shared()).map_err(StoreError::io("lock", path))?;
+    Ok(Lock(file))
+}
+
+fn uninterrupted(mut wait: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    loop {
+        match wait() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Creates the folder at `path`, and those above it, so that they survive a crash.
+pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        create_folder(parent)?;
+        match fs::create_dir(path) {
+            // Another process was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+            result => result.map_err(StoreError::io("create the folder", path))?,
+        }
+        return sync_folder(parent);
+    }
+    fs::create_dir_all(path).map_err(StoreError::io("create the folder", path))
+}
+
+/// Puts `bytes` at `path`, wholly or not at all, whatever happens; by way of the file `temporary`,
+/// which nobody else may use. When this returns, a crash of the system leaves them there.
+pub(super) fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let mut file = File::create(temporary).map_err(StoreError::io("create", temporary))?;
+    (file.write_all(bytes).and_then(|()| file.sync_all()))
+        .map_err(StoreError::io("write", temporary))?;
+    drop(file);
+    rename(temporary, path)
+}
+
+/// Moves the file `from` to `to`, in place of what is there, and waits until that would survive a
+/// crash. Both must be on one file system. `from`'s bytes are the caller's to make durable first.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::rename(from, to).map_err(StoreError::io("give its final name to", from))?;
+    to.parent().map_or(Ok(()), sync_folder)
+}
+
+/// Makes the names in a folder survive a crash of the system.
+pub(super) fn sync_folder(path: &Path) -> Result<(), StoreError> {
+    // Windows has no such operation; its file systems keep a log of names.
+    if cfg!(unix) {
+        (File::open(path).and_then(|folder| folder.sync_all()))
+            .map_err(StoreError::io("make durable the folder", path))?;
+    }
+    Ok(())
+}
+
+/// Deletes a file; true if it is gone, false if the system keeps it because somebody uses it (Windows).
+pub(super) fn delete(path: &Path) -> Result<bool, StoreError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) if cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+        Err(e) => Err(StoreError::io("delete", path)(e)),
+    }
+}
+
+/// Deletes a folder of ours and all in it; none is no error.
+pub(super) fn delete_folder(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result.map_err(StoreError::io("delete the folder", path)),
+    }
+}
+
+/// The names in a folder, sorted; none if there is no such folder.
+pub(super) fn names_in(path: &Path) -> Result<Vec<String>, StoreError> {
+    let failed = |e| StoreError::io("list the folder", path)(e);
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(failed(e)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        // Names that are no Unicode are none of ours.
+        names.extend(entry.map_err(failed)?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Bytes in the regular file at `path`; `None` if there is no such file.
+pub(super) fn file_size(path: &Path) -> Result<Option<u64>, StoreError> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.is_file().then_some(metadata.len())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(StoreError::io("examine", path)(e)),
+    }
+}
+
+/// The bytes of `file`, unless there are more than `limit`.
+pub(super) fn read_bounded(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
+    let mut bytes = Vec::new();
+    (file.take(limit + 1).read_to_end(&mut bytes)).map_err(StoreError::io("read", path))?;
+    if bytes.len() as u64 > limit {
+        return Err(StoreError::Index {
+            path: path.to_owned(),
+            problem: format!("expected at most {limit} bytes, found more"),
+        });
+    }
+    Ok(bytes)
+}
+
+/// Writes all of `bytes` at `offset`.
+pub(super) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::write_all_at(file, bytes, offset);
+    #[cfg(windows)]
+    {
+        let (mut bytes, mut offset) = (bytes, offset);
+        while !bytes.is_empty() {
+            match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    bytes = &bytes[n..];
+                    offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fills `bytes` from `offset`.
+pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset);
+    #[cfg(windows)]
+    {
+        let (mut bytes, mut offset) = (bytes, offset);
+        while !bytes.is_empty() {
+            match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => {
+                    bytes = &mut bytes[n..];
+                    offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+//! A blob that is arriving: its bytes so far, in whatever order, and what is known about them.
+
+use std::{
+    fs::File,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::hash::{Expected, Mismatch, Verifier};
+
+use super::{Blob, StoreError, disk, extents::Extents};
+
+/// Bytes that a crash may make us forget that we have, for each blob.
+const JOURNAL_EVERY: u64 = 1 << 20;
+/// Bytes in a record of the journal: an offset and a length.
+const RECORD: usize = 16;
+/// Largest journal that is believed: more pieces than any transfer has, and little memory.
+const MAX_JOURNAL: u64 = 16 << 20;
+/// Bytes read at once when what has arrived is hashed.
+const READ: usize = 256 << 10;
+
+/// A blob that is arriving.
+///
+/// Two files: the bytes, and a journal of which are there. The journal is written after the bytes and may
+/// be behind them; it is never ahead, unless the system itself crashed, and then the digest tells.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    blob: Blob,
+    path: PathBuf,
+    file: Arc<File>,
+    journal_path: PathBuf,
+    journal: File,
+    journal_len: u64,
+    /// What is there, and the part of it that the journal doesn't say yet.
+    extents: Extents,
+    unwritten: Range<u64>,
+}
+
+impl Incoming {
+    /// Where the bytes of `blob` are gathered in `folder`.
+    fn path(folder: &Path, blob: &Blob) -> PathBuf {
+        let digest = &blob.digest;
+        folder.join(format!("{}-{digest}-{}", digest.algorithm(), blob.size))
+    }
+
+    /// True if bytes of `blob` have been gathered in `folder`.
+    pub(super) fn exists(folder: &Path, blob: &Blob) -> Result<bool, StoreError> {
+        Ok(disk::file_size(&Self::path(folder, blob))?.is_some())
+    }
+
+    /// Goes on with what is in `folder` of `blob`, or begins.
+    pub(super) fn open(folder: &Path, blob: Blob) -> Result<Self, StoreError> {
+        let path = Self::path(folder, &blob);
+        let open = |path: &Path| {
+            (File::options()
+                .create(true)
+                .truncate(false)
+                .read(true)
+                .write(true))
+            .open(path)
+            .map_err(StoreError::io("open", path))
+        };
+        let file = open(&path)?;
+        let journal_path = path.with_extension("have");
+        let journal = open(&journal_path)?;
+        let len = file
+            .metadata()
+            .map_err(StoreError::io("examine", &path))?
+            .len();
+        let records = match disk::file_size(&journal_path)? {
+            Some(0..=MAX_JOURNAL) => disk::read_bounded(&journal, &journal_path, MAX_JOURNAL)?,
+            _ => Vec::new(),
+        };
+        let mut extents = Extents::default();
+        // A record that was cut short says nothing, and is written over.
+        let records = records.as_chunks::<RECORD>().0;
+        let mut is_true = true;
+        for record in records {
+            let (offset, n) = record.split_at(8);
+            let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+            let (offset, n) = (number(offset), number(n));
+            match offset
+                .checked_add(n)
+                .filter(|end| *end <= len.min(blob.size))
+            {
+                Some(end) => extents.insert(offset..end),
+                None => is_true = false,
+            }
+        }
+        let mut incoming = Self {
+            blob,
+            path,
+            file: Arc::new(file),
+            journal_path,
+            journal,
+            journal_len: (records.len() * RECORD) as u64,
+            extents,
+            unwritten: 0..0,
+        };
+        if !is_true {
+            // It speaks of bytes that a crash of the system took; other bytes may come to lie there.
+            incoming.rewrite_journal()?;
+        }
+        Ok(incoming)
+    }
+
+    pub(super) fn extents(&self) -> &Extents {
+        &self.extents
+    }
+
+    /// The file that bytes are written to, each at its offset; then they are [noted](Self::note). Two
+    /// steps, so that several threads can write at once.
+    pub(super) fn file(&self) -> (Arc<File>, &Path) {
+        (Arc::clone(&self.file), &self.path)
+    }
+
+    /// Notes that the bytes of `range` are there. The journal says so a little later.
+    pub(super) fn note(&mut self, range: Range<u64>) -> Result<(), StoreError> {
+        self.extents.insert(range.clone());
+        if self.unwritten.is_empty() {
+            self.unwritten = range;
+        } else if self.unwritten.end == range.start {
+            self.unwritten.end = range.end;
+        } else {
+            self.flush_journal()?;
+            self.unwritten = range;
+        }
+        if self.unwritten.end - self.unwritten.start >= JOURNAL_EVERY {
+            self.flush_journal()?;
+        }
+        Ok(())
+    }
+
+    fn flush_journal(&mut self) -> Result<(), StoreError> {
+        if self.unwritten.is_empty() {
+            return Ok(());
+        }
+        let record = record(&self.unwritten);
+        disk::write_all_at(&self.journal, &record, self.journal_len)
+            .map_err(StoreError::io("write", &self.journal_path))?;
+        self.journal_len += RECORD as u64;
+        self.unwritten = 0..0;
+        Ok(())
+    }
+
+    /// Writes the journal anew, from what is known. Cut short, it says less than there is.
+    fn rewrite_journal(&mut self) -> Result<(), StoreError> {
+        let records: Vec<u8> = self.extents.ranges().iter().flat_map(record).collect();
+        (self
+            .journal
+            .set_len(0)
+            .and_then(|()| disk::write_all_at(&self.journal, &records, 0)))
+        .map_err(StoreError::io("write", &self.journal_path))?;
+        self.journal_len = records.len() as u64;
+        Ok(())
+    }
+
+    /// Forgets the bytes of `range`.
+    pub(super) fn discard(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
+        self.extents.remove(range);
+        self.unwritten = 0..0;
+        // Forgotten first, then gone.
+        self.rewrite_journal()?;
+        let (len, end) = (self.file_len()?, self.extents.end());
+        if len > end {
+            self.file
+                .set_len(end)
+                .map_err(StoreError::io("cut short", &self.path))?;
+        }
+        Ok(())
+    }
+
+    fn file_len(&self) -> Result<u64, StoreError> {
+        let metadata = self.file.metadata();
+        Ok(metadata
+            .map_err(StoreError::io("examine", &self.path))?
+            .len())
+    }
+
+    /// Reads all bytes and checks that they are the right ones. Wrong ones are discarded, all of them:
+    /// nothing says which they are.
+    pub(super) fn verify(&mut self) -> Result<(), StoreError> {
+        self.check_whole()?;
+        let blob = self.blob;
+        match check_file(&self.file, &self.path, &blob)? {
+            Ok(()) => Ok(()),
+            Err(problem) => {
+                self.discard(&(0..blob.size))?;
+                Err(StoreError::Mismatch { blob, problem })
+            }
+        }
+    }
+
+    /// Checks that all bytes have arrived.
+    pub(super) fn check_whole(&self) -> Result<(), StoreError> {
+        let (blob, found) = (self.blob, self.extents.len());
+        if found == blob.size {
+            Ok(())
+        } else {
+            Err(StoreError::Incomplete { blob, found })
+        }
+    }
+
+    /// Waits until the bytes would survive a crash of the system.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        self.file
+            .sync_all()
+            .map_err(StoreError::io("make durable", &self.path))
+    }
+
+    /// Moves the verified and durable bytes to `to`, their final name.
+    pub(super) fn finish(self, to: &Path) -> Result<(), StoreError> {
+        let (path, journal_path) = self.close();
+        disk::rename(&path, to)?;
+        disk::delete(&journal_path).map(|_| ())
+    }
+
+    /// Deletes what has arrived.
+    pub(super) fn remove(self) -> Result<(), StoreError> {
+        let (path, journal_path) = self.close();
+        disk::delete(&path)?;
+        disk::delete(&journal_path).map(|_| ())
+    }
+
+    /// Lets go of both files: not every system moves or deletes open ones.
+    fn close(self) -> (PathBuf, PathBuf) {
+        (self.path, self.journal_path)
+    }
+
+    /// Has the journal say all that is there, so that another process can go on.
+    pub(super) fn pause(&mut self) -> Result<(), StoreError> {
+        self.flush_journal()
+    }
+}
+
+fn record(range: &Range<u64>) -> [u8; RECORD] {
+    let mut record = [0; RECORD];
+    record[..8].copy_from_slice(&range.start.to_le_bytes());
+    record[8..].copy_from_slice(&(range.end - range.start).to_le_bytes());
+    record
+}
+
+/// What is wrong with the file of a published blob; `None` if it holds the right bytes.
+pub(super) fn problem_in(path: &Path, blob: &Blob) -> Result<Option<String>, StoreError> {
+    let Some(size) = disk::file_size(path)? else {
+        return Ok(Some("is missing".to_owned()));
+    };
+    if size != blob.size {
+        return Ok(Some(format!("expected {} bytes, found {size}", blob.size)));
+    }
+    let file = File::open(path).map_err(StoreError::io("open", path))?;
+    Ok(check_file(&file, path, blob)?
+        .err()
+        .map(|mismatch| mismatch.to_string()))
+}
+
+/// Whether `file`, of the right size, holds the bytes of `blob`: by its digest, or by the other reading of
+/// the digest where there is one, BLAKE3 as a known writer gets it wrong.
+fn check_file(file: &File, path: &Path, blob: &Blob) -> Result<Result<(), Mismatch>, StoreError> {
+    let expected = Expected::Digest(blob.digest);
+    let verify = |mut verifier: Verifier| {
+        hash_file(file, path, &mut verifier, blob.size)?;
+        Ok(verifier.finish().map(|_| ()))
+    };
+    match (
+        verify(Verifier::new(expected, blob.size))?,
+        expected.variant_verifier(),
+    ) {
+        (Err(mismatch), Some(variant)) => Ok(verify(variant)?.map_err(|_| mismatch)),
+        (verdict, _) => Ok(verdict),
+    }
+}
+
+fn hash_file(
+    file: &File,
+    path: &Path,
+    verifier: &mut Verifier,
+    size: u64,
+) -> Result<(), StoreError> {
+    let mut buffer = vec![0; READ];
+    let mut at = 0;
+    while at < size {
+        // At most the length of the buffer.
+        let bytes = &mut buffer[..(size - at).min(READ as u64) as usize];
+        disk::read_exact_at(file, bytes, at).map_err(StoreError::io("read", path))?;
+        verifier.update(bytes);
+        at += bytes.len() as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Names that every file system takes for the same thing.
+
+use super::StoreError;
+
+/// Characters in a model name, at most: leaves room for what is put around it in file names.
+const MAX_MODEL_NAME: usize = 128;
+/// Characters in the path of a file within a model, at most.
+const MAX_FILE_NAME: usize = 512;
+
+/// Names of devices on Windows, whatever follows after a full stop.
+const DEVICES: [&str; 4] = ["con", "prn", "aux", "nul"];
+
+/// Checks the name of a model: 1 to 128 letters, digits, `.`, `_` and `-` of ASCII.
+pub(super) fn check_model(name: &str) -> Result<(), StoreError> {
+    let problem = if name.len() > MAX_MODEL_NAME {
+        Some("expected at most 128 characters")
+    } else {
+        component_problem(name)
+    };
+    refuse("model", name, problem)
+}
+
+/// Checks the path of a file within a model: such names, with `/` between them. It never becomes a path
+/// in the store; but whoever writes the files of a model elsewhere may rely on it.
+pub(super) fn check_file(name: &str) -> Result<(), StoreError> {
+    let problem = if name.len() > MAX_FILE_NAME {
+        Some("expected at most 512 characters")
+    } else {
+        name.split('/').find_map(component_problem)
+    };
+    refuse("file", name, problem)
+}
+
+/// What stands for a name where names that differ in case only must meet.
+pub(super) fn key(name: &str) -> String {
+    name.to_ascii_lowercase()
+}
+
+fn refuse(kind: &'static str, name: &str, problem: Option<&'static str>) -> Result<(), StoreError> {
+    problem.map_or(Ok(()), |problem| {
+        Err(StoreError::Name {
+            kind,
+            name: name.chars().take(MAX_FILE_NAME).collect(),
+            problem,
+        })
+    })
+}
+
+fn component_problem(name: &str) -> Option<&'static str> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() {
+        Some("expected at least one character")
+    } else if !name.chars().all(allowed) {
+        Some("expected letters, digits, '.', '_' and '-' of ASCII")
+    } else if !name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
+        Some("expected a letter, a digit or '_' at the start")
+    } else if name.ends_with('.') {
+        Some("expected no '.' at the end")
+    } else if is_device(name) {
+        Some("is the name of a device on Windows")
+    } else {
+        None
+    }
+}
+
+fn is_device(name: &str) -> bool {
+    let stem = key(name.split('.').next().unwrap_or(name));
+    let numbered = (stem.strip_prefix("com").or(stem.strip_prefix("lpt")))
+        .is_some_and(|n| n.len() == 1 && n.starts_with(|c: char| c.is_ascii_digit()));
+    numbered || DEVICES.contains(&stem.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_mean_the_same_everywhere_or_are_refused() {
+        for name in [
+            "a",
+            "gemma-2-2b-it-q4",
+            "Llama_3.2",
+            "7b",
+            "com10",
+            "console",
+            "_x",
+        ] {
+            assert!(check_model(name).is_ok(), "{name}");
+        }
+        let long = "x".repeat(129);
+        for name in [
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "-flag",
+            "a/b",
+            "a\\b",
+            "a:b",
+            "a b",
+            "trailing.",
+            "nul",
+            "CON",
+            "com1",
+            "LPT9.txt",
+            "aux.json",
+            "ä",
+            "a\0",
+            "a\n",
+            &long,
+        ] {
+            assert!(check_model(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn file_names_stay_inside_their_folder() {
+        for name in [
+            "manifest.json",
+            "shard_00000.bin",
+            "onnx/model.json",
+            "a/b/c",
+        ] {
+            assert!(check_file(name).is_ok(), "{name}");
+        }
+        for name in [
+            "/etc/passwd",
+            "../x",
+            "a/../b",
+            "a//b",
+            "a/",
+            "a/nul.bin",
+            "C:x",
+            "a\\..\\b",
+        ] {
+            assert!(check_file(name).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Bringing a model into the store.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    io::{self, Write},
+    iter,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::hash::{Algorithm, Verified};
+
+use super::{
+    Blob, Entry, Piece, StoreError,
+    blob::Layout,
+    disk::{self, Lock},
+    incoming::Incoming,
+    index, revision,
+};
+
+/// The file in which a pull says which blobs it needs, so that none is swept away meanwhile.
+pub(super) const CLAIMS: &str = "claims";
+/// Largest file of claims that is read: 700,000 blobs.
+pub(super) const MAX_CLAIMS_BYTES: u64 = 64 << 20;
+/// Bytes copied at once from one blob to another.
+const COPY: u64 = 1 << 20;
+
+/// A model on its way into the store; one process, and one `Pull` in it, at a time for each model.
+///
+/// Its methods may be called from several threads. Dropped before [`publish`](Self::publish), what has
+/// arrived stays for the next pull of the same name to go on with, as it does when the process is killed.
+#[derive(Debug)]
+pub struct Pull {
+    layout: Layout,
+    name: String,
+    folder: PathBuf,
+    claims: Mutex<Claims>,
+    arriving: Mutex<HashMap<Blob, Arc<Mutex<Option<Incoming>>>>>,
+    _lock: Lock,
+}
+
+#[derive(Debug)]
+struct Claims {
+    file: File,
+    path: PathBuf,
+    blobs: HashSet<Blob>,
+}
+
+impl Pull {
+    /// To be called with both locks held: the store's shared, and the one of the model.
+    pub(super) fn begin(layout: Layout, name: &str, lock: Lock) -> Result<Self, StoreError> {
+        let folder = layout.fetching(name);
+        disk::create_folder(&folder)?;
+        // What an interrupted pull brought is still needed. Cut short by a crash, this says too little, and
+        // what is swept then is fetched again.
+        let blobs: HashSet<_> = read_claims(&folder)?.into_iter().collect();
+        let path = folder.join(CLAIMS);
+        let mut file = File::create(&path).map_err(StoreError::io("create", &path))?;
+        let text: String = blobs.iter().map(claim_line).collect();
+        (file.write_all(text.as_bytes())).map_err(StoreError::io("write", &path))?;
+        Ok(Self {
+            layout,
+            name: name.to_owned(),
+            folder,
+            claims: Mutex::new(Claims { file, path, blobs }),
+            arriving: Mutex::default(),
+            _lock: lock,
+        })
+    }
+
+    /// The name that the model will have.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of `blob` that are there without a gap, from the first on: all of them only if they are
+    /// verified and in the store.
+    ///
+    /// From now on, nothing that is there of `blob` is swept away before this pull ends.
+    pub fn present(&self, blob: &Blob) -> Result<u64, StoreError> {
+        if self.claim(blob)? {
+            return Ok(blob.size);
+        }
+        let slot = self.slot(blob);
+        let mut slot = lock(&slot);
+        // Nothing is created to find that nothing is there, and nothing stays open.
+        let prefix = match &*slot {
+            Some(incoming) => incoming.extents().prefix(),
+            None if blob.size > 0 && !Incoming::exists(&self.folder, blob)? => return Ok(0),
+            None => Incoming::open(&self.folder, *blob)?.extents().prefix(),
+        };
+        if prefix < blob.size {
+            return Ok(prefix);
+        }
+        // Killed just before it was committed.
+        match self.open_in(&mut slot, blob)?.verify() {
+            Ok(()) => self.finish(&mut slot, blob).map(|_| blob.size),
+            Err(StoreError::Mismatch { .. }) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Which bytes of `blob` have arrived: ranges that neither overlap nor touch, in order.
+    pub fn extents(&self, blob: &Blob) -> Result<Vec<Range<u64>>, StoreError> {
+        if self.claim(blob)? {
+            return Ok(iter::once(0..blob.size).collect());
+        }
+        let slot = self.slot(blob);
+        let slot = lock(&slot);
+        Ok(match &*slot {
+            Some(incoming) => incoming.extents().ranges().to_vec(),
+            None if !Incoming::exists(&self.folder, blob)? => Vec::new(),
+            None => Incoming::open(&self.folder, *blob)?
+                .extents()
+                .ranges()
+                .to_vec(),
+        })
+    }
+
+    /// Takes bytes of `blob` that begin at `offset`. They may come in any order, and again.
+    ///
+    /// Errors: [`StoreError::OutOfBounds`] past the end of the blob; [`StoreError::Io`] where the system
+    /// has no room for them. What was there before is there still.
+    pub fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let end = blob.end_of(offset, bytes.len() as u64)?;
+        let (file, path) = self.file(blob)?;
+        disk::write_all_at(&file, bytes, offset).map_err(StoreError::io("write", path))?;
+        self.arriving(blob, |incoming| incoming.note(offset..end))
+    }
+
+    /// Fills `bytes` with what has arrived of `blob` at `offset`; what has not is an error or zeros.
+    pub fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
+        blob.end_of(offset, bytes.len() as u64)?;
+        let (file, path) = self.file(blob)?;
+        disk::read_exact_at(&file, bytes, offset).map_err(StoreError::io("read", path))
+    }
+
+    /// The file that gathers the bytes of `blob`.
+    fn file(&self, blob: &Blob) -> Result<(Arc<File>, PathBuf), StoreError> {
+        self.arriving(blob, |incoming| {
+            let (file, path) = incoming.file();
+            Ok((file, path.to_owned()))
+        })
+    }
+
+    /// Copies `piece` to `offset` of `blob`; false if the store doesn't have it any more. As with any
+    /// bytes, whether they are the right ones is known when `blob` is committed.
+    ///
+    /// Errors: as for [`write_at`](Self::write_at).
+    pub fn copy_from(&self, blob: &Blob, offset: u64, piece: &Piece) -> Result<bool, StoreError> {
+        let end = piece.blob.end_of(piece.offset, piece.len)?;
+        blob.end_of(offset, piece.len)?;
+        if !self.claim(&piece.blob)? {
+            return Ok(false);
+        }
+        let path = self.layout.blob(&piece.blob.digest);
+        let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+        // At most `COPY`, which fits an address.
+        let mut buffer = vec![0; piece.len.min(COPY) as usize];
+        let mut at = piece.offset;
+        while at < end {
+            let bytes = &mut buffer[..(end - at).min(COPY) as usize];
+            disk::read_exact_at(&file, bytes, at).map_err(StoreError::io("read", &path))?;
+            self.write_at(blob, offset + (at - piece.offset), bytes)?;
+            at += bytes.len() as u64;
+        }
+        Ok(true)
+    }
+
+    /// Forgets the bytes of `range`. A blob that is in the store stays.
+    pub fn discard(&self, blob: &Blob, range: Range<u64>) -> Result<(), StoreError> {
+        self.arriving(blob, |incoming| incoming.discard(&range))
+    }
+
+    /// Reads and verifies `blob`, makes it durable and puts it into the store; gives the path of its file,
+    /// whose bytes never change.
+    ///
+    /// Errors: [`StoreError::Incomplete`] if bytes are missing; [`StoreError::Mismatch`] if they are
+    /// wrong, and then they are discarded.
+    pub fn commit(&self, blob: &Blob) -> Result<PathBuf, StoreError> {
+        self.commit_if(blob, Incoming::verify)
+    }
+
+    /// As [`commit`](Self::commit), for who has verified every byte on its way here, what an earlier pull
+    /// had brought included ([`read_at`](Self::read_at)), and says by what. They are read again only if
+    /// that was not the digest.
+    pub fn commit_verified(&self, blob: &Blob, verified: Verified) -> Result<PathBuf, StoreError> {
+        match verified {
+            Verified::Digest(algorithm) if algorithm == blob.digest.algorithm() => {
+                self.commit_if(blob, |incoming| incoming.check_whole())
+            }
+            Verified::Blake3Variant if blob.digest.algorithm() == Algorithm::Blake3 => {
+                self.commit_if(blob, |incoming| incoming.check_whole())
+            }
+            _ => self.commit(blob),
+        }
+    }
+
+    fn commit_if(
+        &self,
+        blob: &Blob,
+        check: impl FnOnce(&mut Incoming) -> Result<(), StoreError>,
+    ) -> Result<PathBuf, StoreError> {
+        let slot = self.slot(blob);
+        let mut slot = lock(&slot);
+        if self.claim(blob)? {
+            if let Some(incoming) = slot.take() {
+                incoming.remove()?;
+            }
+            return Ok(self.layout.blob(&blob.digest));
+        }
+        check(self.open_in(&mut slot, blob)?)?;
+        self.finish(&mut slot, blob)
+    }
+
+    /// Puts bytes that were found right into the store.
+    fn finish(&self, slot: &mut Option<Incoming>, blob: &Blob) -> Result<PathBuf, StoreError> {
+        let path = self.layout.blob(&blob.digest);
+        self.open_in(slot, blob)?.sync()?;
+        let folder = path.parent().expect("blobs lie in folders");
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        disk::create_folder(folder)?;
+        if let Some(incoming) = slot.take() {
+            incoming.finish(&path)?;
+        }
+        Ok(path)
+    }
+
+    /// Puts `bytes` into the store as a blob, durably.
+    pub fn put(&self, algorithm: Algorithm, bytes: &[u8]) -> Result<Blob, StoreError> {
+        let blob = Blob::of(algorithm, bytes);
+        if !self.claim(&blob)? {
+            self.write_at(&blob, 0, bytes)?;
+            self.commit_verified(&blob, Verified::Digest(algorithm))?;
+        }
+        Ok(blob)
+    }
+
+    /// Makes `entry` what the store has under this name, in place of what it had. Readers of that keep it
+    /// until they are done. When this returns, a crash of the system leaves the new one.
+    ///
+    /// Errors: [`StoreError::MissingBlob`] if a file is not in the store whole; [`StoreError::Name`] and
+    /// [`StoreError::NameTaken`] for file names that some system can't have. After these errors,
+    /// what the store had is what it has; after [`StoreError::Io`] it may be the new one, if the system
+    /// could not promise that it survives a crash.
+    pub fn publish(self, entry: &Entry) -> Result<(), StoreError> {
+        let bytes = index::write(&self.name, entry)?;
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        for (file, blob) in &entry.files {
+            if !self.layout.has(blob)? {
+                return Err(StoreError::MissingBlob {
+                    file: file.clone(),
+                    blob: *blob,
+                });
+            }
+        }
+        revision::publish(&self.layout, &self.name, &self.folder, &bytes)?;
+        // What is published needs no claims, and what was not used of the rest is not missed.
+        lock(&self.arriving).clear();
+        // The model is published, whatever becomes of this folder; the next pull or sweep deletes it.
+        let _ = disk::delete_folder(&self.folder);
+        Ok(())
+    }
+
+    /// Has everything recorded, so that another process can go on from here; done when this is dropped,
+    /// but then nobody learns of errors.
+    pub fn pause(self) -> Result<(), StoreError> {
+        for slot in lock(&self.arriving).values() {
+            if let Some(incoming) = lock(slot).as_mut() {
+                incoming.pause()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that `blob` is needed; true if it is in the store.
+    fn claim(&self, blob: &Blob) -> Result<bool, StoreError> {
+        // In this order: a sweep sees the claim, or this sees that the blob is gone.
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let mut claims = lock(&self.claims);
+        if !claims.blobs.contains(blob) {
+            let line = claim_line(blob);
+            let Claims { file, path, blobs } = &mut *claims;
+            file.write_all(line.as_bytes())
+                .map_err(StoreError::io("write", &*path))?;
+            blobs.insert(*blob);
+        }
+        self.layout.has(blob)
+    }
+
+    fn slot(&self, blob: &Blob) -> Arc<Mutex<Option<Incoming>>> {
+        lock(&self.arriving).entry(*blob).or_default().clone()
+    }
+
+    /// Does something with what has arrived of `blob`.
+    fn arriving<T>(
+        &self,
+        blob: &Blob,
+        act: impl FnOnce(&mut Incoming) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let slot = self.slot(blob);
+        let mut slot = lock(&slot);
+        act(self.open_in(&mut slot, blob)?)
+    }
+
+    fn open_in<'a>(
+        &self,
+        slot: &'a mut Option<Incoming>,
+        blob: &Blob,
+    ) -> Result<&'a mut Incoming, StoreError> {
+        let incoming = match slot.take() {
+            Some(incoming) => incoming,
+            None => Incoming::open(&self.folder, *blob)?,
+        };
+        Ok(slot.insert(incoming))
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        for slot in lock(&self.arriving).values() {
+            if let Some(incoming) = lock(slot).as_mut() {
+                // What is not recorded is fetched again: no harm, and nobody left to tell.
+                let _ = incoming.pause();
+            }
+        }
+    }
+}
+
+/// The blobs that the pull in `folder` said it needs. A line cut short by a crash says nothing.
+pub(super) fn read_claims(folder: &Path) -> Result<Vec<Blob>, StoreError> {
+    let path = folder.join(CLAIMS);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(StoreError::io("open", &path)(e)),
+    };
+    let bytes = disk::read_bounded(&file, &path, MAX_CLAIMS_BYTES)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines = text
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'));
+    Ok(lines.filter_map(parse_claim).collect())
+}
+
+/// One claim. The empty line before it ends one that could not be written whole.
+fn claim_line(blob: &Blob) -> String {
+    format!("\n{blob} {}\n", blob.size)
+}
+
+fn parse_claim(line: &str) -> Option<Blob> {
+    let (digest, size) = line.split_once(' ')?;
+    let (algorithm, hex) = digest.split_once(':')?;
+    let algorithm = algorithm.parse().ok()?;
+    Some(Blob {
+        digest: crate::hash::Digest::from_hex(algorithm, hex).ok()?,
+        size: size.parse().ok()?,
+    })
+}
+
+/// What the mutex guards is whole between any two steps, so a thread that panicked left no harm.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

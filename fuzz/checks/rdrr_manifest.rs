@@ -1,0 +1,42 @@
+//! `manifest.json` of packages, alone and joined with its own inline tensor map.
+
+use sterna_format::rdrr::{Manifest, Package, hf_config, hints, is_plain_file_name};
+
+/// Panics if a promise of the parser is broken.
+pub(crate) fn check(data: &[u8]) {
+    let manifest = match Manifest::parse(data) {
+        Ok(manifest) => manifest,
+        Err(problems) => {
+            assert!(!problems.is_empty() && !problems.to_string().is_empty());
+            return;
+        }
+    };
+    let total: u64 = manifest.shards.iter().map(|shard| shard.size).sum();
+    assert_eq!(total, manifest.total_size);
+    assert!(
+        manifest
+            .shards
+            .iter()
+            .all(|shard| is_plain_file_name(&shard.file_name))
+    );
+    let _ = hf_config(&manifest);
+    if let Some(hints) = &manifest.runtime_optimizations {
+        let _ = hints::resolve(hints, &hints::Capabilities { gpu: None });
+    }
+    let text = manifest.to_json();
+    let again = Manifest::parse(&text).expect("what was written");
+    assert_eq!(again, manifest);
+    assert_eq!(again.to_json(), text);
+    if let Ok(package) = Package::new(manifest, None) {
+        let shards = &package.manifest().shards;
+        for tensor in package.tensors().iter() {
+            let pieces = tensor.pieces();
+            assert!(
+                pieces
+                    .iter()
+                    .all(|p| p.offset + p.size <= shards[p.shard].size)
+            );
+            assert_eq!(pieces.iter().map(|p| p.size).sum::<u64>(), tensor.size);
+        }
+    }
+}
