@@ -119,7 +119,7 @@ fn what_does_not_fit_is_refused() {
             "reference-logits/gemma3",
             all.clone(),
             [
-                "adapters/llama/all: not an adapter of this model",
+                "adapters/llama/all: not an adapter of this model; it was made for `reference/llama`: ",
                 "expected shape [96, 4] by the k_proj of the base model, found [64, 4]",
             ],
         ),
@@ -161,7 +161,7 @@ fn what_does_not_fit_is_refused() {
     let adapter = changed(dir, r#""r": 4"#, r#""r": 5"#);
     let found = refuse("reference-logits/llama", &adapter);
     assert!(
-        found.contains("expected rank 5 by adapter_config.json, found shape"),
+        found.contains("expected rank 5 by the adapter's configuration, found shape"),
         "{found}"
     );
 

@@ -56,10 +56,11 @@ impl Adapted {
     /// Loads the adapters that `flags` name for `model`.
     pub(crate) fn new(model: Arc<Model<Cpu>>, flags: &[LoraFlag]) -> Result<Adapted> {
         let adapters = flags.iter().map(|LoraFlag { folder, scale }| {
-            let source = open(folder)?;
-            let adapter = model
-                .load_adapter(source)
-                .with_context(|| format!("{}: not an adapter of this model", folder.display()))?;
+            let (source, base) = open(folder)?;
+            let adapter = model.load_adapter(source).with_context(|| {
+                let base = base.map_or(String::new(), |base| format!("; it was made for `{base}`"));
+                format!("{}: not an adapter of this model{base}", folder.display())
+            })?;
             let scale = *scale;
             Ok(ActiveAdapter { adapter, scale })
         });
@@ -85,8 +86,8 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// Largest configuration that is read; the parser takes no larger one.
 const MAX_CONFIG_BYTES: u64 = 8 << 20;
 
-/// The adapter in a folder as PEFT saves it.
-fn open(folder: &Path) -> Result<AdapterSource> {
+/// The adapter in a folder as PEFT saves it, and what its maker called the model it was made for.
+fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
     if folder.is_dir() && !folder.join(CONFIG).exists() {
         bail!(
             "{}: expected an adapter as PEFT saves it, with {CONFIG} and {WEIGHTS}, found a folder \
@@ -107,12 +108,55 @@ fn open(folder: &Path) -> Result<AdapterSource> {
         );
     }
     let weights = LocalFile::open(&path)?;
-    let pairs = pairs(&weights, &config).with_context(|| path.display().to_string())?;
-    Ok(AdapterSource {
+    let found = tensors(&weights).with_context(|| path.display().to_string())?;
+    let pairs = pair_up(found, |module| {
+        (config.rank(module), config.scaling(module))
+    })
+    .with_context(|| path.display().to_string())?;
+    let source = AdapterSource {
         name: folder.display().to_string(),
         orientation: Orientation::RankFirst,
         pairs,
-    })
+    };
+    Ok((source, config.base_model))
+}
+
+/// A tensor of an adapter, whatever the format.
+struct Found {
+    /// What its two matrices are both called.
+    path: String,
+    layer: usize,
+    /// Name of the linear layer.
+    module: String,
+    factor: LoraFactor,
+    matrix: LoraMatrix,
+}
+
+/// The tensors of a file that PEFT wrote.
+fn tensors(file: &LocalFile) -> Result<Vec<Found>> {
+    let header = SafeTensors::parse(&file.prefix(u64::MAX), file.len())?;
+    let found = header.tensors().iter().map(|entry| {
+        let AdapterTensor {
+            path,
+            layer,
+            module,
+            matrix: factor,
+        } = AdapterTensor::parse(&entry.name)?;
+        let matrix = LoraMatrix {
+            name: entry.name.clone(),
+            shape: entry.shape.clone(),
+            dtype: entry.dtype,
+            bytes: file.slice(entry.offset, entry.len)?,
+        };
+        Ok(Found {
+            path,
+            layer,
+            module,
+            factor,
+            matrix,
+        })
+    });
+    found.collect()
 }
 
 /// The two matrices of a module, as far as they have been found.
@@ -123,55 +167,40 @@ struct Halves {
     b: Option<LoraMatrix>,
 }
 
-/// Puts the tensors of `file` together by twos.
-fn pairs(file: &LocalFile, config: &AdapterConfig) -> Result<Vec<LoraPair>> {
-    let header = SafeTensors::parse(&file.prefix(u64::MAX), file.len())?;
+/// Puts tensors together by twos. Rank and scaling of a module are what `strength` says.
+fn pair_up(found: Vec<Found>, strength: impl Fn(&str) -> (usize, f64)) -> Result<Vec<LoraPair>> {
     let mut modules: BTreeMap<String, Halves> = BTreeMap::new();
-    for entry in header.tensors() {
-        let AdapterTensor {
-            path,
-            layer,
-            module,
-            matrix,
-        } = AdapterTensor::parse(&entry.name)?;
-        let Some(module) = Module::from_name(&module) else {
+    for tensor in found {
+        let Some(module) = Module::from_name(&tensor.module) else {
             let known: Vec<_> = Module::ALL.iter().map(|module| module.name()).collect();
             bail!(
-                "tensor `{}`: expected a module among {}, found `{module}`",
-                entry.name,
-                known.join(", ")
+                "tensor `{}`: expected a module among {}, found `{}`",
+                tensor.matrix.name,
+                known.join(", "),
+                tensor.module
             );
         };
-        let halves = modules.entry(path).or_insert(Halves {
-            layer,
+        let halves = modules.entry(tensor.path).or_insert(Halves {
+            layer: tensor.layer,
             module,
             a: None,
             b: None,
         });
-        let half = match matrix {
+        let half = match tensor.factor {
             LoraFactor::A => &mut halves.a,
             LoraFactor::B => &mut halves.b,
         };
-        let found = LoraMatrix {
-            name: entry.name.clone(),
-            shape: entry.shape.clone(),
-            dtype: entry.dtype,
-            bytes: file.slice(entry.offset, entry.len)?,
-        };
-        if let Some(LoraMatrix { name, .. }) = half.replace(found) {
-            bail!(
-                "tensor `{}`: expected one such matrix of its module, found `{name}` too",
-                entry.name
-            );
+        match half {
+            None => *half = Some(tensor.matrix),
+            Some(other) => bail!(
+                "tensor `{}`: expected one such matrix of its module, found `{}` too",
+                tensor.matrix.name,
+                other.name
+            ),
         }
     }
     let pairs = modules.into_iter().map(|(path, halves)| {
-        let Halves {
-            layer,
-            module,
-            a,
-            b,
-        } = halves;
+        let Halves { layer, module, a, b } = halves;
         let (a, b) = match (a, b) {
             (Some(a), Some(b)) => (a, b),
             (Some(one), None) | (None, Some(one)) => bail!(
@@ -180,10 +209,10 @@ fn pairs(file: &LocalFile, config: &AdapterConfig) -> Result<Vec<LoraPair>> {
             ),
             (None, None) => unreachable!("a module is entered with one of its matrices"),
         };
-        let rank = config.rank(&path);
+        let (rank, scaling) = strength(&path);
         if !a.shape.contains(&rank) {
             bail!(
-                "tensor `{}`: expected rank {rank} by {CONFIG}, found shape {:?}",
+                "tensor `{}`: expected rank {rank} by the adapter's configuration, found shape {:?}",
                 a.name,
                 a.shape
             );
@@ -191,7 +220,7 @@ fn pairs(file: &LocalFile, config: &AdapterConfig) -> Result<Vec<LoraPair>> {
         Ok(LoraPair {
             layer,
             module,
-            scaling: config.scaling(&path) as f32,
+            scaling: scaling as f32,
             a,
             b,
         })
