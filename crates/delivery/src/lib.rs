@@ -13,12 +13,15 @@
 //! # }
 //! ```
 
+pub mod fetch;
 pub mod hash;
 #[cfg(not(target_family = "wasm"))]
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
 pub mod sign;
+#[cfg(not(target_family = "wasm"))]
+pub mod source;
 #[cfg(not(target_family = "wasm"))]
 pub mod store;
 

@@ -1,0 +1,390 @@
+//! A fetch on a machine with threads.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read as _},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::{self, Scope},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Action, Blob, Failure, Fault, Fetch, HashJob, Limits, Pace, PlanError, Present, Progress, Sink,
+    SinkError, Transfer,
+};
+use crate::{
+    hash::Verified,
+    source::{Source, body_fault},
+};
+
+/// A wish to stop, that can be spoken from any thread.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Not spoken yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Speaks it.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was spoken.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What happens during a fetch.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// How far it has come, about ten times a second.
+    Progress(Progress),
+    /// A blob is verified and visible.
+    Committed {
+        /// The blob.
+        blob: &'a Blob,
+        /// How it was verified; `None` if the sink had it already.
+        verified: Option<Verified>,
+    },
+}
+
+/// How a fetch went that ended well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The final figures.
+    pub progress: Progress,
+    /// How each blob was verified, in the order given; `None` if the sink had it already.
+    pub verified: Vec<Option<Verified>>,
+    /// Sources that were given up, and why.
+    pub dropped: Vec<(String, String)>,
+}
+
+/// Why a fetch ended without every blob. What is verified stays, and what is stored helps the next one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FetchError {
+    /// What was asked for makes no sense.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The sources failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The bytes could not be stored.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// The system gives no more threads.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// It was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Bytes that are read, hashed and stored at once.
+const PIECE: usize = 256 << 10;
+
+/// How often progress is told and cancellation looked for.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Fetches `blobs` into `sink` from `sources`, each of which should have them all, with
+/// [`Limits::parallel`] requests at a time. Returns when every blob is committed.
+///
+/// Errors: [`FetchError`].
+pub fn fetch(
+    blobs: Vec<Blob>,
+    sources: &[&dyn Source],
+    sink: &dyn Sink,
+    limits: Limits,
+    cancel: &Cancel,
+    notify: &mut dyn FnMut(Event<'_>),
+) -> Result<Report, FetchError> {
+    let pace = limits
+        .bytes_per_second
+        .map(|rate| Mutex::new(Pace::new(rate)));
+    let names = sources
+        .iter()
+        .map(|source| source.name().to_owned())
+        .collect();
+    let shared = Shared {
+        blobs: blobs.clone(),
+        sources,
+        sink,
+        pace,
+        began: Instant::now(),
+    };
+    let mut fetch = Fetch::new(blobs, names, limits)?;
+    for (index, blob) in shared.blobs.iter().enumerate() {
+        match sink.present(blob)? {
+            Present::Complete => {
+                fetch.committed(index);
+                notify(Event::Committed {
+                    blob,
+                    verified: None,
+                });
+            }
+            Present::Parts(ranges) => fetch.stored(index, &ranges),
+        }
+    }
+    let (sender, reports) = mpsc::channel();
+    thread::scope(|scope| {
+        let mut driver = Driver {
+            verified: vec![None; shared.blobs.len()],
+            shared: &shared,
+            fetch,
+            scope,
+            sender,
+            flags: HashMap::new(),
+        };
+        let outcome = driver.run(&reports, cancel, notify);
+        if outcome.is_err() {
+            driver.flags.values().for_each(Cancel::cancel);
+            sources.iter().for_each(|source| source.interrupt());
+        }
+        outcome
+    })
+}
+
+/// What threads need.
+struct Shared<'a> {
+    blobs: Vec<Blob>,
+    sources: &'a [&'a dyn Source],
+    sink: &'a dyn Sink,
+    pace: Option<Mutex<Pace>>,
+    began: Instant,
+}
+
+/// What threads report.
+enum Message {
+    Progress(u64, u64),
+    Transferred(Transfer, Result<(), Stop>),
+    Hashed(HashJob, Result<(), SinkError>),
+    Committed(usize, Verified, Result<(), SinkError>),
+}
+
+/// Why a transfer ended.
+enum Stop {
+    Fault(Fault),
+    Sink(SinkError),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<SinkError> for Stop {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
+    }
+}
+
+struct Driver<'scope, 'env> {
+    shared: &'env Shared<'env>,
+    fetch: Fetch,
+    scope: &'scope Scope<'scope, 'env>,
+    sender: mpsc::Sender<Message>,
+    flags: HashMap<u64, Cancel>,
+    verified: Vec<Option<Verified>>,
+}
+
+impl<'scope, 'env> Driver<'scope, 'env> {
+    fn run(
+        &mut self,
+        reports: &mpsc::Receiver<Message>,
+        cancel: &Cancel,
+        notify: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Report, FetchError> {
+        let mut told = None;
+        loop {
+            if cancel.is_cancelled() {
+                return Err(FetchError::Cancelled);
+            }
+            let now = self.shared.began.elapsed();
+            match self.fetch.poll(now) {
+                Action::Transfer(transfer) => self.start_transfer(transfer)?,
+                Action::Hash(mut job) => {
+                    let shared = self.shared;
+                    self.spawn(move || {
+                        let outcome = shared.read_back(&mut job);
+                        Message::Hashed(job, outcome)
+                    })?;
+                }
+                Action::Cancel(id) => {
+                    if let Some(flag) = self.flags.get(&id) {
+                        flag.cancel();
+                    }
+                }
+                Action::Discard { blob, range } => {
+                    self.shared.sink.discard(&self.shared.blobs[blob], range)?;
+                }
+                Action::Commit { blob, verified } => {
+                    let shared = self.shared;
+                    self.spawn(move || {
+                        let outcome = shared.sink.commit(&shared.blobs[blob], verified);
+                        Message::Committed(blob, verified, outcome)
+                    })?;
+                }
+                Action::Wait(until) => {
+                    if told.is_none_or(|told| now >= told + TICK) {
+                        told = Some(now);
+                        notify(Event::Progress(self.fetch.so_far()));
+                    }
+                    let left = until.map_or(TICK, |until| until.saturating_sub(now).min(TICK));
+                    match reports.recv_timeout(left) {
+                        Ok(message) => self.take(message, notify)?,
+                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+                    }
+                    for message in reports.try_iter() {
+                        self.take(message, notify)?;
+                    }
+                }
+                Action::Done => {
+                    let progress = self.fetch.so_far();
+                    notify(Event::Progress(progress));
+                    let dropped = self.fetch.dropped_sources();
+                    return Ok(Report {
+                        progress,
+                        verified: std::mem::take(&mut self.verified),
+                        dropped: dropped
+                            .map(|(name, why)| (name.into(), why.into()))
+                            .collect(),
+                    });
+                }
+                Action::Failed(failure) => return Err(failure.into()),
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        message: Message,
+        notify: &mut dyn FnMut(Event<'_>),
+    ) -> Result<(), FetchError> {
+        let now = self.shared.began.elapsed();
+        match message {
+            Message::Progress(id, received) => self.fetch.progress(id, received, now),
+            Message::Transferred(transfer, outcome) => {
+                self.flags.remove(&transfer.id());
+                let outcome = match outcome {
+                    Ok(()) => Ok(()),
+                    Err(Stop::Fault(fault)) => Err(fault),
+                    Err(Stop::Sink(error)) => return Err(error.into()),
+                };
+                self.fetch.transferred(transfer, outcome, now);
+            }
+            Message::Hashed(job, outcome) => {
+                outcome?;
+                self.fetch.hashed(job);
+            }
+            Message::Committed(blob, verified, outcome) => {
+                outcome?;
+                self.fetch.committed(blob);
+                self.verified[blob] = Some(verified);
+                notify(Event::Committed {
+                    blob: &self.shared.blobs[blob],
+                    verified: Some(verified),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn start_transfer(&mut self, mut transfer: Transfer) -> Result<(), FetchError> {
+        let flag = Cancel::new();
+        self.flags.insert(transfer.id(), flag.clone());
+        let (shared, sender) = (self.shared, self.sender.clone());
+        self.spawn(move || {
+            let outcome = shared.transfer(&mut transfer, &flag, &sender);
+            Message::Transferred(transfer, outcome)
+        })
+    }
+
+    /// A thread for each piece of work: it waits far longer than it takes to start, and there are
+    /// never more than a few.
+    fn spawn(&self, work: impl FnOnce() -> Message + Send + 'scope) -> Result<(), FetchError> {
+        let sender = self.sender.clone();
+        thread::Builder::new()
+            .name("fetch".into())
+            .spawn_scoped(self.scope, move || {
+                // Nobody listens any more once the fetch has ended.
+                let _ = sender.send(work());
+            })
+            .map(drop)
+            .map_err(FetchError::Thread)
+    }
+}
+
+impl Shared<'_> {
+    fn transfer(
+        &self,
+        transfer: &mut Transfer,
+        cancel: &Cancel,
+        sender: &mpsc::Sender<Message>,
+    ) -> Result<(), Stop> {
+        let request = transfer.request();
+        let blob = &self.blobs[request.blob];
+        let mut answer = self.sources[request.source].open(&request.name, request.range.clone())?;
+        transfer.begin(&answer.head)?;
+        let piece = self
+            .pace
+            .as_ref()
+            .map_or(PIECE, |pace| lock(pace).piece().min(PIECE));
+        let mut buffer = vec![0; piece];
+        while !transfer.is_complete() {
+            if cancel.is_cancelled() {
+                return Err(Fault::Cancelled.into());
+            }
+            let n = match answer.body.read(&mut buffer) {
+                Ok(0) => return Ok(transfer.end()?),
+                Ok(n) => n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    let expected = transfer.request().range.as_ref();
+                    let expected = expected.map_or(blob.size(), |r| r.end - r.start);
+                    return Err(body_fault(&error, transfer.received(), expected).into());
+                }
+            };
+            let wanted = transfer.wanted(&buffer[..n])?;
+            self.sink.write_at(blob, transfer.offset(), wanted)?;
+            transfer.stored(wanted)?;
+            let _ = sender.send(Message::Progress(transfer.id(), transfer.received()));
+            if let Some(pace) = &self.pace {
+                let wait = lock(pace).take(n, self.began.elapsed());
+                thread::sleep(wait);
+            }
+        }
+        // What is left of an answer that was taken whole is its end: read, so that the connection
+        // can be used again.
+        if transfer.request().range.is_some() || transfer.received() == blob.size() {
+            let _ = answer.body.read(&mut [0]);
+        }
+        Ok(())
+    }
+
+    fn read_back(&self, job: &mut HashJob) -> Result<(), SinkError> {
+        let blob = &self.blobs[job.blob()];
+        let mut buffer = vec![0; PIECE];
+        while !job.remaining().is_empty() {
+            let range = job.remaining();
+            let n = usize::try_from(range.end - range.start).map_or(PIECE, |n| n.min(PIECE));
+            self.sink.read_at(blob, range.start, &mut buffer[..n])?;
+            job.take(&buffer[..n]);
+        }
+        Ok(())
+    }
+}
+
+fn lock(pace: &Mutex<Pace>) -> std::sync::MutexGuard<'_, Pace> {
+    // A pace is whole at any moment.
+    pace.lock().unwrap_or_else(PoisonError::into_inner)
+}

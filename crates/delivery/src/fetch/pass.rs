@@ -1,0 +1,294 @@
+//! Bytes on their way through the hashes.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{Fault, RangeSet};
+use crate::hash::{BlockDigests, Hasher, Verifier};
+
+/// One run over consecutive bytes of a blob: through the digest of the whole, if everything before
+/// them went through it, and through the digests of their blocks, if there are any.
+#[derive(Debug)]
+pub(super) struct Pass {
+    offset: u64,
+    /// Up to where bytes are known to be right, as far as blocks can tell; without block digests, all.
+    kept: u64,
+    whole: Option<Verifier>,
+    blocks: Option<Blocks>,
+}
+
+#[derive(Debug)]
+struct Blocks {
+    digests: Arc<BlockDigests>,
+    hasher: Option<Hasher>,
+    /// The whole's state at `kept`, to go back to when a block is wrong.
+    checkpoint: Option<Verifier>,
+}
+
+impl Pass {
+    /// A pass from `offset` on, which is where a block begins if there are block digests. `whole` has
+    /// taken the `offset` bytes before.
+    pub(super) fn new(
+        offset: u64,
+        whole: Option<Verifier>,
+        blocks: Option<Arc<BlockDigests>>,
+    ) -> Self {
+        let blocks = blocks.map(|digests| Blocks {
+            digests,
+            hasher: None,
+            checkpoint: whole.clone(),
+        });
+        Self {
+            offset,
+            kept: offset,
+            whole,
+            blocks,
+        }
+    }
+
+    /// Where the next byte lies.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Up to where its bytes count.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// Takes the next bytes. Errors: [`Fault::WrongBlock`]; what lies before the block was right.
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            let n = self.take_some(bytes)?;
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Takes bytes up to the end of a block, and says how many.
+    fn take_some(&mut self, bytes: &[u8]) -> Result<usize, Fault> {
+        let block = (self.blocks.as_ref()).and_then(|b| b.digests.block_at(self.offset));
+        let n = match &block {
+            Some((_, range)) => usize::try_from(range.end - self.offset)
+                .map_or(bytes.len(), |left| left.min(bytes.len())),
+            None => bytes.len(),
+        };
+        let bytes = &bytes[..n];
+        if let Some(whole) = &mut self.whole {
+            whole.update(bytes);
+        }
+        self.offset += n as u64;
+        let (Some(blocks), Some((digest, range))) = (&mut self.blocks, block) else {
+            self.kept = self.offset;
+            return Ok(n);
+        };
+        let hasher = (blocks.hasher).get_or_insert_with(|| Hasher::new(digest.algorithm()));
+        hasher.update(bytes);
+        if self.offset == range.end {
+            let found = blocks.hasher.take().map(Hasher::finish);
+            if let Some(mismatch) = found.and_then(|found| digest.compare(&found).err()) {
+                return Err(Fault::WrongBlock {
+                    block: range,
+                    mismatch,
+                });
+            }
+            self.kept = self.offset;
+            blocks.checkpoint.clone_from(&self.whole);
+        }
+        Ok(n)
+    }
+
+    /// Ends the pass: up to where its bytes count, and the whole's state there.
+    pub(super) fn end(self) -> (u64, Option<Verifier>) {
+        match self.blocks {
+            Some(blocks) => (self.kept, blocks.checkpoint),
+            None => (self.kept, self.whole),
+        }
+    }
+}
+
+/// A run over bytes that are stored already: left from an earlier fetch, or come out of order.
+///
+/// Whoever drives a [`Fetch`](super::Fetch) reads the job's bytes back, passes them to
+/// [`HashJob::take`] in order, and gives the job to [`Fetch::hashed`](super::Fetch::hashed).
+#[derive(Debug)]
+pub struct HashJob {
+    blob: usize,
+    start: u64,
+    end: u64,
+    pass: Pass,
+    /// Where the pass began: at the job's start, or behind the last wrong block.
+    pass_start: u64,
+    /// What was found right by passes before it.
+    right: RangeSet,
+    /// Where the first pass ended, and the whole's state there, if it isn't the first any more.
+    first: Option<(u64, Option<Verifier>)>,
+    second_opinion: bool,
+}
+
+/// What a job found.
+pub(super) struct Findings {
+    pub(super) blob: usize,
+    /// The bytes that were read.
+    pub(super) checked: Range<u64>,
+    /// Bytes whose blocks are right; all bytes read, where there are no block digests.
+    pub(super) right: RangeSet,
+    /// Up to where the whole's state reaches.
+    pub(super) frontier: u64,
+    pub(super) whole: Option<Verifier>,
+    pub(super) second_opinion: bool,
+}
+
+impl HashJob {
+    pub(super) fn new(
+        blob: usize,
+        range: Range<u64>,
+        whole: Option<Verifier>,
+        blocks: Option<Arc<BlockDigests>>,
+    ) -> Self {
+        Self {
+            blob,
+            start: range.start,
+            end: range.end,
+            pass: Pass::new(range.start, whole, blocks),
+            pass_start: range.start,
+            right: RangeSet::new(),
+            first: None,
+            second_opinion: false,
+        }
+    }
+
+    /// All bytes again, through the verifier that is tried when the first one says no.
+    pub(super) fn second_opinion(blob: usize, size: u64, verifier: Verifier) -> Self {
+        Self {
+            second_opinion: true,
+            ..Self::new(blob, 0..size, Some(verifier), None)
+        }
+    }
+
+    /// Which blob, counted as they were given.
+    pub fn blob(&self) -> usize {
+        self.blob
+    }
+
+    /// The bytes of the blob that are still to be read.
+    pub fn remaining(&self) -> Range<u64> {
+        self.pass.offset()..self.end
+    }
+
+    /// Takes the next bytes; what exceeds [`remaining`](Self::remaining) is ignored.
+    pub fn take(&mut self, bytes: &[u8]) {
+        let left = self.end - self.pass.offset();
+        let n = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
+        let mut bytes = &bytes[..n];
+        while !bytes.is_empty() {
+            let before = self.pass.offset();
+            let taken = self.pass.take_some(bytes);
+            // No more than the bytes there were.
+            bytes = &bytes[(self.pass.offset() - before) as usize..];
+            if taken.is_err() {
+                // Nobody's fault: the block is fetched, and the pass goes on behind it.
+                self.next_pass();
+            }
+        }
+    }
+
+    fn next_pass(&mut self) {
+        let offset = self.pass.offset();
+        let blocks = self.pass.blocks.as_ref().map(|b| b.digests.clone());
+        let ended = std::mem::replace(&mut self.pass, Pass::new(offset, None, blocks));
+        let (kept, whole) = ended.end();
+        self.right.insert(self.pass_start..kept);
+        self.pass_start = offset;
+        self.first.get_or_insert((kept, whole));
+    }
+
+    pub(super) fn findings(mut self) -> Findings {
+        self.next_pass();
+        let (frontier, whole) = self.first.expect("`next_pass` sets it");
+        Findings {
+            blob: self.blob,
+            checked: self.start..self.pass_start,
+            right: self.right,
+            frontier,
+            whole,
+            second_opinion: self.second_opinion,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::{Algorithm, Digest, Expected};
+
+    fn bytes() -> Vec<u8> {
+        (0..1000u32).map(|i| ((i * i) >> 3) as u8).collect()
+    }
+
+    fn verifier(bytes: &[u8]) -> Verifier {
+        let digest = Digest::of(Algorithm::Sha256, bytes);
+        Verifier::new(Expected::Digest(digest), bytes.len() as u64)
+    }
+
+    fn blocks(bytes: &[u8]) -> Arc<BlockDigests> {
+        Arc::new(BlockDigests::of(Algorithm::Blake3, 300, bytes).unwrap())
+    }
+
+    #[test]
+    fn a_wrong_block_leaves_what_came_before_it() {
+        let good = bytes();
+        let mut bad = good.clone();
+        bad[650] ^= 1;
+        let mut pass = Pass::new(0, Some(verifier(&good)), Some(blocks(&good)));
+        let error = bad.chunks(70).try_for_each(|part| pass.take(part));
+        let Err(Fault::WrongBlock { block, .. }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(block, 600..900);
+        let (kept, whole) = pass.end();
+        assert_eq!(kept, 600);
+        let mut pass = Pass::new(600, whole, Some(blocks(&good)));
+        pass.take(&good[600..]).unwrap();
+        let (kept, whole) = pass.end();
+        assert_eq!(kept, 1000);
+        assert!(whole.unwrap().finish().is_ok());
+    }
+
+    #[test]
+    fn bytes_that_end_inside_a_block_count_only_without_blocks() {
+        let good = bytes();
+        let mut pass = Pass::new(0, Some(verifier(&good)), Some(blocks(&good)));
+        pass.take(&good[..500]).unwrap();
+        assert_eq!(pass.end().0, 300);
+        let mut pass = Pass::new(0, Some(verifier(&good)), None);
+        pass.take(&good[..500]).unwrap();
+        assert_eq!(pass.end().0, 500);
+    }
+
+    #[test]
+    fn a_job_finds_every_right_block_of_what_is_stored() {
+        let good = bytes();
+        let mut stored = good.clone();
+        stored[310] ^= 1;
+        let mut job = HashJob::new(3, 0..1000, Some(verifier(&good)), Some(blocks(&good)));
+        stored.chunks(64).for_each(|part| job.take(part));
+        job.take(b"more than was asked for");
+        assert_eq!((job.blob(), job.remaining()), (3, 1000..1000));
+        let found = job.findings();
+        assert_eq!(found.right.iter().collect::<Vec<_>>(), [0..300, 600..1000]);
+        assert_eq!(found.frontier, 300);
+        let mut pass = Pass::new(300, found.whole, None);
+        pass.take(&good[300..]).unwrap();
+        assert!(pass.end().1.unwrap().finish().is_ok());
+    }
+
+    #[test]
+    fn a_job_without_blocks_takes_all_as_it_is() {
+        let good = bytes();
+        let mut job = HashJob::new(0, 0..1000, Some(verifier(&good)), None);
+        job.take(&good);
+        let found = job.findings();
+        assert_eq!((found.frontier, found.right.len()), (1000, 1000));
+        assert!(found.whole.unwrap().finish().is_ok() && !found.second_opinion);
+    }
+}

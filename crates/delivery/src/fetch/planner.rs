@@ -1,0 +1,623 @@
+//! What to do next, decided without doing anything.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    time::Duration,
+};
+
+use super::{
+    Blob, Fault, HashJob, Limits, PlanError, RangeSet, Request, Transfer,
+    blob::check_all,
+    fault::Verdict,
+    pass::Pass,
+    state::{BlobState, Jitter, Phase, Ranges, SourceState},
+};
+use crate::hash::{Expected, Mismatch, Verified};
+
+/// A fetch of several blobs from several sources: a state machine without sockets, files or clock.
+///
+/// [`poll`](Self::poll) says what to do next; what came of it is told by [`progress`](Self::progress),
+/// [`transferred`](Self::transferred), [`hashed`](Self::hashed) and [`committed`](Self::committed).
+/// Times are durations since any fixed moment, the same one for all.
+///
+/// Blobs are fetched in the order given, several ranges at a time. A source that fails is asked again
+/// after a while; one that is caught with something false is not asked again. Of bytes that turn out
+/// wrong, a block is fetched again where block digests told, and else the blob.
+#[derive(Debug)]
+pub struct Fetch {
+    limits: Limits,
+    blobs: Vec<BlobState>,
+    sources: Vec<SourceState>,
+    transfers: BTreeMap<u64, InFlight>,
+    n_jobs: usize,
+    next_id: u64,
+    received_bytes: u64,
+    jitter: Jitter,
+    queue: VecDeque<Action>,
+    failed: Option<Failure>,
+}
+
+/// What a driver of a [`Fetch`] is to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Action {
+    /// Send this request, and give the transfer back to [`Fetch::transferred`].
+    Transfer(Transfer),
+    /// Read these bytes back, and give the job back to [`Fetch::hashed`].
+    Hash(HashJob),
+    /// End the transfer of this id soon, with [`Fault::Cancelled`].
+    Cancel(u64),
+    /// Forget stored bytes, before any later action is begun.
+    Discard {
+        /// Which blob, counted as they were given.
+        blob: usize,
+        /// Its bytes to forget.
+        range: Range<u64>,
+    },
+    /// Make a blob visible: all its bytes are stored and verified. Then call [`Fetch::committed`].
+    Commit {
+        /// Which blob, counted as they were given.
+        blob: usize,
+        /// How it was verified.
+        verified: Verified,
+    },
+    /// Nothing until something is told, or until this time.
+    Wait(Option<Duration>),
+    /// Every blob is committed.
+    Done,
+    /// A blob can't be had. Transfers under way are of no use any more.
+    Failed(Failure),
+}
+
+/// Why a fetch ended without every blob.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// No source is left for a blob.
+    #[error("`{blob}`: no source can deliver it:{}", list(reasons))]
+    Exhausted {
+        /// The blob.
+        blob: String,
+        /// Every source, and why it can't.
+        reasons: Vec<(String, String)>,
+    },
+    /// No bytes can be right: the digest of no bytes is not that of no bytes, or every block is right
+    /// and the whole is not. Whoever wrote the digests made a mistake.
+    #[error("`{blob}`: what is said of it contradicts itself: {mismatch}")]
+    Contradiction {
+        /// The blob.
+        blob: String,
+        /// The digests of the whole.
+        mismatch: Mismatch,
+    },
+}
+
+fn list(reasons: &[(String, String)]) -> String {
+    if reasons.is_empty() {
+        return " there is none".to_owned();
+    }
+    reasons
+        .iter()
+        .map(|(source, why)| format!("\n  {source}: {why}"))
+        .collect()
+}
+
+/// How far a fetch has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Blobs there are.
+    pub n_blobs: usize,
+    /// Blobs that are committed.
+    pub n_done: usize,
+    /// Bytes of all blobs.
+    pub total_bytes: u64,
+    /// Bytes of them that are there, verified or not yet.
+    pub done_bytes: u64,
+    /// Bytes that sources sent since the start, those fetched twice counted twice.
+    pub received_bytes: u64,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    blob: usize,
+    source: usize,
+    /// Failures of its source that were counted before it began.
+    n_failures_before: u64,
+    /// Whether it has the digest's state.
+    has_whole: bool,
+    received: u64,
+    /// When it last had brought enough, and how much it had brought then.
+    mark: (Duration, u64),
+    cancelled: Option<Fault>,
+}
+
+/// Jobs at a time; they wait for memory and processor, not for the network.
+pub(super) const MAX_JOBS: usize = 2;
+
+/// A failed request that brought this much shows that its source works.
+const WORTH: u64 = 256 << 10;
+
+/// What a request must bring within the stall timeout.
+const TRICKLE: u64 = 4 << 10;
+
+impl Fetch {
+    /// A fetch of `blobs` from the sources called `sources`, each of which is thought to have them all.
+    /// Without any, it fails unless every blob is committed already.
+    ///
+    /// Errors: [`PlanError`].
+    pub fn new(blobs: Vec<Blob>, sources: Vec<String>, limits: Limits) -> Result<Self, PlanError> {
+        check_all(&blobs)?;
+        let n_sources = sources.len();
+        Ok(Self {
+            blobs: (blobs.into_iter())
+                .map(|blob| BlobState::new(blob, n_sources))
+                .collect(),
+            sources: sources.into_iter().map(SourceState::new).collect(),
+            transfers: BTreeMap::new(),
+            n_jobs: 0,
+            next_id: 0,
+            received_bytes: 0,
+            jitter: Jitter(limits.seed),
+            limits,
+            queue: VecDeque::new(),
+            failed: None,
+        })
+    }
+
+    /// The blobs, in the order given.
+    pub fn blobs(&self) -> impl ExactSizeIterator<Item = &Blob> {
+        self.blobs.iter().map(|state| &state.blob)
+    }
+
+    /// Takes note, before the first [`poll`](Self::poll), of bytes that an earlier fetch left. They are
+    /// read back and hashed before anything is believed of them.
+    pub fn stored(&mut self, blob: usize, ranges: &RangeSet) {
+        let state = &mut self.blobs[blob];
+        if !state.inherit(ranges) {
+            let range = 0..state.blob.size();
+            self.queue.push_back(Action::Discard { blob, range });
+        }
+    }
+
+    /// What to do next. To be asked again after each action, until it says to wait or has ended.
+    pub fn poll(&mut self, now: Duration) -> Action {
+        if let Some(failure) = &self.failed {
+            return Action::Failed(failure.clone());
+        }
+        // What settles one blob may unsettle another.
+        while (0..self.blobs.len()).any(|blob| self.settle(blob)) {}
+        if let Some(action) = self.queue.pop_front() {
+            return action;
+        }
+        self.failed = self.failed.take().or_else(|| self.failure());
+        if let Some(failure) = &self.failed {
+            return Action::Failed(failure.clone());
+        }
+        (self.cancel_stalled(now))
+            .or_else(|| self.next_commit())
+            .or_else(|| self.next_job())
+            .or_else(|| self.next_transfer(now))
+            .unwrap_or_else(|| {
+                let done = |state: &BlobState| matches!(state.phase, Phase::Done);
+                if self.blobs.iter().all(done) {
+                    Action::Done
+                } else {
+                    Action::Wait(self.wake(now))
+                }
+            })
+    }
+
+    /// Takes note that a transfer has brought `received` bytes in all.
+    pub fn progress(&mut self, id: u64, received: u64, now: Duration) {
+        let enough = self.trickle();
+        if let Some(transfer) = self.transfers.get_mut(&id) {
+            transfer.received = received;
+            if received.saturating_sub(transfer.mark.1) >= enough {
+                transfer.mark = (now, received);
+            }
+        }
+    }
+
+    /// Takes back a transfer that has ended.
+    pub fn transferred(&mut self, transfer: Transfer, outcome: Result<(), Fault>, now: Duration) {
+        let Some(flight) = self.transfers.remove(&transfer.id()) else {
+            return;
+        };
+        let (blob, source) = (flight.blob, flight.source);
+        self.received_bytes += transfer.received();
+        self.sources[source].n_transfers -= 1;
+        let outcome = match outcome {
+            // Given up for a reason known here, or for one of the driver's.
+            Err(Fault::Cancelled) => Err(flight.cancelled.unwrap_or(Fault::Unreachable {
+                message: Fault::Cancelled.to_string(),
+            })),
+            outcome => outcome.and_then(|()| self.same_etag(blob, source, &transfer)),
+        };
+        let kept = self.store(blob, source, flight.has_whole, transfer);
+        let Err(fault) = outcome else {
+            self.sources[source].failures = 0;
+            return;
+        };
+        match fault.verdict() {
+            Verdict::Again => {
+                let state = &mut self.sources[source];
+                if kept >= WORTH {
+                    state.failures = 0;
+                }
+                let jitter = self.jitter.next();
+                if !state.fail(&fault, flight.n_failures_before, now, &self.limits, jitter) {
+                    self.left(source);
+                }
+            }
+            Verdict::NotHere => {
+                self.blobs[blob].refusals[source] = Some(fault.to_string());
+                self.find_alone(blob);
+            }
+            Verdict::AskWhole => self.sources[source].ranges = Ranges::No,
+            Verdict::Nothing => {}
+            Verdict::Drop => {
+                let state = &mut self.blobs[blob];
+                // What it sent before it changed is not what it has now.
+                if matches!(fault, Fault::Changed { .. }) && state.blob.blocks().is_none() {
+                    state.doomed |= state.contributors.contains(&source);
+                }
+                self.drop_source(blob, source, &fault);
+            }
+        }
+    }
+
+    /// Takes back a job whose bytes were all read.
+    pub fn hashed(&mut self, job: HashJob) {
+        self.n_jobs -= 1;
+        let found = job.findings();
+        let state = &mut self.blobs[found.blob];
+        state.busy = false;
+        if found.second_opinion {
+            let Phase::Doubted(mismatch, _) = &state.phase else {
+                return;
+            };
+            let mismatch = mismatch.clone();
+            match found.whole.map(crate::hash::Verifier::finish) {
+                Some(Ok(verified)) => state.phase = Phase::Verified(verified),
+                _ => self.wrong(found.blob, mismatch),
+            }
+            return;
+        }
+        state.unchecked.remove(found.checked);
+        for range in found.right.iter() {
+            state.present.insert(range);
+        }
+        if found.whole.is_some() {
+            (state.frontier, state.whole) = (found.frontier, found.whole);
+        }
+    }
+
+    /// Takes note that a blob is committed, now or before the first [`poll`](Self::poll).
+    pub fn committed(&mut self, blob: usize) {
+        self.blobs[blob].phase = Phase::Done;
+    }
+
+    /// How far it has come.
+    pub fn so_far(&self) -> Progress {
+        let under_way = self
+            .transfers
+            .values()
+            .map(|transfer| transfer.received)
+            .sum::<u64>();
+        let total_bytes = self.blobs.iter().map(|state| state.blob.size()).sum();
+        let stored: u64 = self.blobs.iter().map(BlobState::done_bytes).sum();
+        Progress {
+            n_blobs: self.blobs.len(),
+            n_done: (self.blobs.iter())
+                .filter(|s| matches!(s.phase, Phase::Done))
+                .count(),
+            total_bytes,
+            done_bytes: stored.saturating_add(under_way).min(total_bytes),
+            received_bytes: self.received_bytes + under_way,
+        }
+    }
+
+    /// The sources that are not used any more, and why.
+    pub fn dropped_sources(&self) -> impl Iterator<Item = (&str, &str)> {
+        (self.sources.iter()).filter_map(|s| Some((s.name.as_str(), s.dropped.as_deref()?)))
+    }
+
+    /// Stores what a transfer brought in the blob's state; the number of bytes that count.
+    fn store(&mut self, blob: usize, source: usize, has_whole: bool, transfer: Transfer) -> u64 {
+        let state = &mut self.blobs[blob];
+        state.n_transfers -= 1;
+        state.taken.remove(transfer.range());
+        let (kept, spoilt) = (transfer.kept(), transfer.spoilt());
+        if !kept.is_empty() {
+            state.contributors.insert(source);
+        }
+        let n = kept.end - kept.start;
+        state.present.insert(kept);
+        if !spoilt.is_empty() {
+            let range = spoilt;
+            self.queue.push_back(Action::Discard { blob, range });
+        }
+        let (end, whole) = transfer.into_pass().end();
+        if has_whole {
+            (state.frontier, state.whole) = (end, whole);
+        }
+        n
+    }
+
+    /// Whether a source still has the file it had when it was first asked.
+    fn same_etag(&mut self, blob: usize, source: usize, transfer: &Transfer) -> Result<(), Fault> {
+        let known = &mut self.blobs[blob].etags[source];
+        match (transfer.etag(), &known) {
+            (Some(now), Some(before)) if now != before => Err(Fault::Changed {
+                before: before.clone(),
+                now: now.to_owned(),
+            }),
+            (Some(now), None) => {
+                *known = Some(now.to_owned());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what needs no driver: judges a blob that is hashed, starts a doomed one over. Whether there
+    /// was anything to do.
+    fn settle(&mut self, blob: usize) -> bool {
+        let state = &mut self.blobs[blob];
+        if state.doomed && state.is_idle() {
+            state.start_over();
+            let range = 0..state.blob.size();
+            self.queue.push_back(Action::Discard { blob, range });
+            return true;
+        }
+        if !state.is_hashed() {
+            return false;
+        }
+        let whole = state.whole.take().expect("`is_hashed` saw it");
+        match (whole.finish(), state.blob.expected().variant_verifier()) {
+            (Ok(verified), _) => state.phase = Phase::Verified(verified),
+            (Err(mismatch), Some(second)) => {
+                state.phase = Phase::Doubted(mismatch, Some(Box::new(second)))
+            }
+            (Err(mismatch), None) => self.wrong(blob, mismatch),
+        }
+        true
+    }
+
+    /// All bytes of a blob are there, and they are not the ones expected.
+    fn wrong(&mut self, blob: usize, mismatch: Mismatch) {
+        let state = &mut self.blobs[blob];
+        state.phase = Phase::Fetching;
+        if state.blob.blocks().is_some() || state.blob.size() == 0 {
+            self.failed = Some(Failure::Contradiction {
+                blob: state.blob.name().to_owned(),
+                mismatch,
+            });
+            return;
+        }
+        let contributors: Vec<usize> = state.contributors.iter().copied().collect();
+        let inherited = state.inherited;
+        state.doomed = true;
+        match contributors[..] {
+            [] => {}
+            [source] if !inherited => {
+                self.drop_source(blob, source, &Fault::WrongBytes(mismatch));
+            }
+            // One of several, and nobody can tell which: from now on one at a time.
+            [source, ..] => self.blobs[blob].alone = Some(source),
+        }
+        self.find_alone(blob);
+    }
+
+    fn drop_source(&mut self, blob: usize, source: usize, fault: &Fault) {
+        let name = self.blobs[blob].blob.name();
+        (self.sources[source].dropped).get_or_insert_with(|| format!("`{name}`: {fault}"));
+        self.left(source);
+    }
+
+    /// Carries out that a source is not used any more.
+    fn left(&mut self, source: usize) {
+        for (&id, transfer) in &mut self.transfers {
+            if transfer.source == source && transfer.cancelled.is_none() {
+                transfer.cancelled = Some(Fault::Cancelled);
+                self.queue.push_back(Action::Cancel(id));
+            }
+        }
+        for blob in 0..self.blobs.len() {
+            self.find_alone(blob);
+        }
+    }
+
+    fn is_usable(&self, blob: usize, source: usize) -> bool {
+        self.sources[source].dropped.is_none() && self.blobs[blob].refusals[source].is_none()
+    }
+
+    /// Replaces the one source of a blob that may have only one, if that can't be used any more. What
+    /// it brought is kept if a digest will tell whether it fits what the next one brings.
+    fn find_alone(&mut self, blob: usize) {
+        let Some(source) = self.blobs[blob].alone else {
+            return;
+        };
+        let fetching = matches!(self.blobs[blob].phase, Phase::Fetching);
+        if self.is_usable(blob, source) || !fetching {
+            return;
+        }
+        if let Some(next) = (0..self.sources.len()).find(|&s| self.is_usable(blob, s)) {
+            let state = &mut self.blobs[blob];
+            state.alone = Some(next);
+            state.doomed |= state.blob.expected() == Expected::SizeOnly;
+        }
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        let (_, state) = (self.blobs.iter().enumerate()).find(|(blob, state)| {
+            let usable = (0..self.sources.len()).any(|source| self.is_usable(*blob, source));
+            !usable && state.is_idle() && state.gap().is_some()
+        })?;
+        let reason = |(source, refusal): (&SourceState, &Option<String>)| {
+            let why = refusal.as_ref().or(source.dropped.as_ref())?;
+            Some((source.name.clone(), why.clone()))
+        };
+        Some(Failure::Exhausted {
+            blob: state.blob.name().to_owned(),
+            reasons: (self.sources.iter().zip(&state.refusals))
+                .filter_map(reason)
+                .collect(),
+        })
+    }
+
+    fn cancel_stalled(&mut self, now: Duration) -> Option<Action> {
+        let timeout = self.limits.stall_timeout;
+        let (&id, transfer) = self.transfers.iter_mut().find(|(_, transfer)| {
+            transfer.cancelled.is_none() && now >= transfer.mark.0.saturating_add(timeout)
+        })?;
+        transfer.cancelled = Some(Fault::Stalled);
+        Some(Action::Cancel(id))
+    }
+
+    fn next_commit(&mut self) -> Option<Action> {
+        let verified = |state: &BlobState| match state.phase {
+            Phase::Verified(verified) => Some(verified),
+            _ => None,
+        };
+        let (blob, verified) = (self.blobs.iter().enumerate())
+            .find_map(|(blob, state)| Some((blob, verified(state)?)))?;
+        self.blobs[blob].phase = Phase::Committing;
+        Some(Action::Commit { blob, verified })
+    }
+
+    fn next_job(&mut self) -> Option<Action> {
+        if self.n_jobs == MAX_JOBS {
+            return None;
+        }
+        let job = (self.blobs.iter_mut().enumerate()).find_map(|(i, state)| job_for(i, state))?;
+        self.n_jobs += 1;
+        Some(Action::Hash(job))
+    }
+
+    fn next_transfer(&mut self, now: Duration) -> Option<Action> {
+        if self.transfers.len() >= self.limits.parallel.max(1) {
+            return None;
+        }
+        let (blob, source, gap) = (0..self.blobs.len()).find_map(|blob| {
+            let gap = self.blobs[blob].gap()?;
+            Some((blob, self.choose(blob, now)?, gap))
+        })?;
+        let state = &mut self.blobs[blob];
+        if state.blob.expected() == Expected::SizeOnly {
+            // Nothing would show that parts from two sources don't belong together.
+            state.alone = Some(source);
+        }
+        let size = state.blob.size();
+        let range = match self.sources[source].ranges {
+            Ranges::Supposed => state.segment(&gap, &self.limits),
+            Ranges::No => gap,
+        };
+        let whole = range == (0..size) || self.sources[source].ranges == Ranges::No;
+        let request = Request {
+            blob,
+            name: state.blob.name().to_owned(),
+            source,
+            size,
+            range: (!whole).then(|| range.clone()),
+        };
+        let lent = (state.frontier == range.start)
+            .then(|| state.whole.take())
+            .flatten();
+        let has_whole = lent.is_some();
+        let pass = Pass::new(range.start, lent, state.blob.blocks().cloned());
+        state.taken.insert(range.clone());
+        state.n_transfers += 1;
+        self.sources[source].n_transfers += 1;
+        let id = self.next_id;
+        self.next_id += 1;
+        self.transfers.insert(
+            id,
+            InFlight {
+                blob,
+                source,
+                n_failures_before: self.sources[source].n_failures,
+                has_whole,
+                received: 0,
+                mark: (now, 0),
+                cancelled: None,
+            },
+        );
+        let etag = state.etags[source].clone();
+        Some(Action::Transfer(Transfer::new(
+            id, request, range, etag, pass,
+        )))
+    }
+
+    /// The source to ask for bytes of a blob now: rather one it comes from already, so that it is clear
+    /// whose fault wrong bytes are; then one that serves parts; then the least busy.
+    fn choose(&self, blob: usize, now: Duration) -> Option<usize> {
+        let state = &self.blobs[blob];
+        (0..self.sources.len())
+            .filter(|&s| self.is_usable(blob, s) && self.sources[s].wait_until <= now)
+            .filter(|&s| state.alone.is_none_or(|alone| alone == s))
+            .filter(|&s| self.sources[s].ranges == Ranges::Supposed || state.n_transfers == 0)
+            .min_by_key(|&s| {
+                let source = &self.sources[s];
+                let stranger = state.blob.blocks().is_none() && !self.brings(blob, s);
+                (stranger, source.ranges == Ranges::No, source.n_transfers, s)
+            })
+    }
+
+    /// Whether a source has brought bytes of a blob, or does now.
+    fn brings(&self, blob: usize, source: usize) -> bool {
+        let state = &self.blobs[blob];
+        state.contributors.contains(&source)
+            || (state.n_transfers > 0)
+                && (self.transfers.values()).any(|t| t.blob == blob && t.source == source)
+    }
+
+    /// When something changes by itself.
+    fn wake(&self, now: Duration) -> Option<Duration> {
+        let stalls = (self.transfers.values())
+            .filter(|transfer| transfer.cancelled.is_none())
+            .map(|transfer| transfer.mark.0.saturating_add(self.limits.stall_timeout));
+        let waits = (self.sources.iter())
+            .filter(|source| source.dropped.is_none() && source.wait_until > now)
+            .map(|source| source.wait_until);
+        stalls.chain(waits).min()
+    }
+
+    /// Bytes within the stall timeout that show that a request is alive: a quarter of its share, where
+    /// a rate limit leaves little.
+    fn trickle(&self) -> u64 {
+        self.limits.bytes_per_second.map_or(TRICKLE, |rate| {
+            let parallel = self.limits.parallel.max(1) as f64;
+            let share = rate as f64 * self.limits.stall_timeout.as_secs_f64() / parallel;
+            ((share / 4.0) as u64).clamp(1, TRICKLE)
+        })
+    }
+}
+
+/// What is to be read back of a blob.
+fn job_for(index: usize, state: &mut BlobState) -> Option<HashJob> {
+    if state.busy || state.doomed {
+        return None;
+    }
+    let job = match &mut state.phase {
+        Phase::Doubted(_, second) => {
+            HashJob::second_opinion(index, state.blob.size(), *second.take()?)
+        }
+        Phase::Fetching => {
+            if let Some(range) = state.unchecked.iter().next() {
+                let whole = (state.frontier == range.start)
+                    .then(|| state.whole.take())
+                    .flatten();
+                HashJob::new(index, range, whole, state.blob.blocks().cloned())
+            } else {
+                let end = state.present.end_of_run(state.frontier)?;
+                let whole = state.whole.take()?;
+                HashJob::new(index, state.frontier..end, Some(whole), None)
+            }
+        }
+        _ => return None,
+    };
+    state.busy = true;
+    Some(job)
+}

@@ -1,0 +1,322 @@
+//! What a planner knows of each blob and each source.
+
+use std::{collections::BTreeSet, ops::Range, time::Duration};
+
+use super::{Blob, Fault, Limits, RangeSet};
+use crate::hash::{Expected, Mismatch, Verified, Verifier};
+
+/// How far a blob has come.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Bytes are missing, or not hashed yet.
+    Fetching,
+    /// The digest says no, and a second verifier is to be asked (`None`: is being asked).
+    Doubted(Mismatch, Option<Box<Verifier>>),
+    /// The digest says yes.
+    Verified(Verified),
+    /// Its commit is under way.
+    Committing,
+    /// It is committed.
+    Done,
+}
+
+#[derive(Debug)]
+pub(super) struct BlobState {
+    pub(super) blob: Blob,
+    pub(super) phase: Phase,
+    /// Bytes that are stored; with block digests, in blocks that are right.
+    pub(super) present: RangeSet,
+    /// Whole blocks left from an earlier fetch, not yet compared with their digests.
+    pub(super) unchecked: RangeSet,
+    /// Bytes that requests under way will bring.
+    pub(super) taken: RangeSet,
+    pub(super) n_transfers: usize,
+    /// Whether a job is reading it back.
+    pub(super) busy: bool,
+    /// Bytes from the start on that went through the digest.
+    pub(super) frontier: u64,
+    /// The digest's state at `frontier`, unless a transfer or a job has it.
+    pub(super) whole: Option<Verifier>,
+    /// The sources that its bytes came from.
+    pub(super) contributors: BTreeSet<usize>,
+    /// Whether some were left from an earlier fetch.
+    pub(super) inherited: bool,
+    /// The one source it may come from, once it was wrong and nobody could tell whose fault that was.
+    pub(super) alone: Option<usize>,
+    /// Its bytes can't be trusted: start over as soon as nothing writes to it.
+    pub(super) doomed: bool,
+    /// For each source, the ETag it gave.
+    pub(super) etags: Vec<Option<String>>,
+    /// For each source, why it can't give this blob.
+    pub(super) refusals: Vec<Option<String>>,
+}
+
+impl BlobState {
+    pub(super) fn new(blob: Blob, n_sources: usize) -> Self {
+        Self {
+            phase: Phase::Fetching,
+            present: RangeSet::new(),
+            unchecked: RangeSet::new(),
+            taken: RangeSet::new(),
+            n_transfers: 0,
+            busy: false,
+            frontier: 0,
+            whole: Some(Verifier::new(blob.expected(), blob.size())),
+            contributors: BTreeSet::new(),
+            inherited: false,
+            alone: None,
+            doomed: false,
+            etags: vec![None; n_sources],
+            refusals: vec![None; n_sources],
+            blob,
+        }
+    }
+
+    /// Takes note of bytes left from an earlier fetch, and says whether they are of any use.
+    pub(super) fn inherit(&mut self, ranges: &RangeSet) -> bool {
+        let size = self.blob.size();
+        let ranges = ranges.iter().map(|r| r.start.min(size)..r.end.min(size));
+        if self.blob.expected() == Expected::SizeOnly {
+            // Nothing would show that they belong to the same file.
+            return ranges.into_iter().all(|r| r.is_empty());
+        }
+        match self.blob.blocks() {
+            Some(blocks) => {
+                let step = blocks.block_size();
+                let inner = |r: Range<u64>| {
+                    let end = if r.end == size {
+                        size
+                    } else {
+                        r.end - r.end % step
+                    };
+                    r.start.next_multiple_of(step).min(end)..end
+                };
+                self.unchecked = ranges.map(inner).collect();
+            }
+            None => {
+                self.present = ranges.collect();
+                self.inherited = !self.present.is_empty();
+            }
+        }
+        true
+    }
+
+    /// Forgets every byte, when nothing reads or writes it any more.
+    pub(super) fn start_over(&mut self) {
+        self.present = RangeSet::new();
+        self.unchecked = RangeSet::new();
+        self.frontier = 0;
+        self.whole = Some(Verifier::new(self.blob.expected(), self.blob.size()));
+        self.contributors.clear();
+        self.inherited = false;
+        self.doomed = false;
+        self.etags.fill(None);
+        self.phase = Phase::Fetching;
+    }
+
+    /// The first bytes that nobody has and nobody brings.
+    pub(super) fn gap(&self) -> Option<Range<u64>> {
+        if self.doomed || !matches!(self.phase, Phase::Fetching) {
+            return None;
+        }
+        let claimed = self.present.union(&self.taken).union(&self.unchecked);
+        claimed.first_gap(self.blob.size())
+    }
+
+    /// Whether every byte went through the digest.
+    pub(super) fn is_hashed(&self) -> bool {
+        matches!(self.phase, Phase::Fetching)
+            && !self.doomed
+            && self.whole.is_some()
+            && self.frontier == self.blob.size()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.n_transfers == 0 && !self.busy
+    }
+
+    /// Bytes that count as fetched.
+    pub(super) fn done_bytes(&self) -> u64 {
+        match self.phase {
+            Phase::Fetching => self.present.len(),
+            _ => self.blob.size(),
+        }
+    }
+
+    /// The range to ask for at the start of `gap`: whole blocks if there are block digests.
+    pub(super) fn segment(&self, gap: &Range<u64>, limits: &Limits) -> Range<u64> {
+        let step = self.blob.blocks().map_or(1, |blocks| blocks.block_size());
+        let wanted = limits
+            .segment_bytes
+            .max(1)
+            .div_ceil(step)
+            .saturating_mul(step);
+        gap.start..gap.start.saturating_add(wanted).min(gap.end)
+    }
+}
+
+/// Whether a source answers with parts of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ranges {
+    Supposed,
+    No,
+}
+
+#[derive(Debug)]
+pub(super) struct SourceState {
+    pub(super) name: String,
+    pub(super) ranges: Ranges,
+    pub(super) n_transfers: usize,
+    /// Failures in a row.
+    pub(super) failures: u32,
+    /// Failures counted in all. A request that was under way when one was says nothing new.
+    pub(super) n_failures: u64,
+    /// Not to be asked before.
+    pub(super) wait_until: Duration,
+    /// Why it is not used any more.
+    pub(super) dropped: Option<String>,
+}
+
+impl SourceState {
+    pub(super) fn new(name: String) -> Self {
+        Self {
+            name,
+            ranges: Ranges::Supposed,
+            n_transfers: 0,
+            failures: 0,
+            n_failures: 0,
+            wait_until: Duration::ZERO,
+            dropped: None,
+        }
+    }
+
+    /// Counts a failure that may pass, and sets when to ask again. `n_failures_before` is the count when
+    /// the request began, `jitter` is in `0.0..1.0`. `false` if it was one too many.
+    pub(super) fn fail(
+        &mut self,
+        fault: &Fault,
+        n_failures_before: u64,
+        now: Duration,
+        limits: &Limits,
+        jitter: f64,
+    ) -> bool {
+        if self.n_failures == n_failures_before {
+            self.failures += 1;
+            self.n_failures += 1;
+        }
+        if self.failures > limits.retries {
+            self.dropped = Some(match limits.retries {
+                0 => fault.to_string(),
+                n => format!("{fault} (and no better after {n} retries)"),
+            });
+            return false;
+        }
+        let doublings = self.failures.saturating_sub(1).min(30);
+        let backoff = (limits.backoff_base.saturating_mul(1 << doublings)).min(limits.backoff_cap);
+        let mut wait = backoff.mul_f64(0.5 + jitter / 2.0);
+        if let Fault::Busy {
+            retry_after: Some(asked),
+            status,
+        } = fault
+        {
+            if *asked > limits.retry_after_cap {
+                let asked = asked.as_secs();
+                self.dropped = Some(format!("HTTP status {status}, asks to wait {asked} s"));
+                return false;
+            }
+            wait = wait.max(*asked);
+        }
+        self.wait_until = self.wait_until.max(now.saturating_add(wait));
+        true
+    }
+}
+
+/// Numbers that differ from seed to seed: SplitMix64, by Steele, Lea and Flood.
+#[derive(Debug)]
+pub(super) struct Jitter(pub(super) u64);
+
+impl Jitter {
+    /// The next one, in `0.0..1.0`.
+    pub(super) fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(fault: &Fault, limits: &Limits, jitter: f64, n: u32) -> Vec<Option<u128>> {
+        let mut source = SourceState::new("s".into());
+        let mut now = Duration::from_secs(1000);
+        (0..n)
+            .map(|_| {
+                let before = source.n_failures;
+                let alive = source.fail(fault, before, now, limits, jitter);
+                let wait = source.wait_until.saturating_sub(now);
+                now += wait;
+                alive.then_some(wait.as_millis())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn waits_double_up_to_a_cap_and_end() {
+        let limits = Limits {
+            retries: 8,
+            ..Limits::default()
+        };
+        let some = |waits: [u128; 8]| {
+            waits
+                .map(Some)
+                .into_iter()
+                .chain([None])
+                .collect::<Vec<_>>()
+        };
+        let slow = [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000];
+        assert_eq!(waits(&Fault::Stalled, &limits, 1.0, 9), some(slow));
+        assert_eq!(
+            waits(&Fault::Stalled, &limits, 0.0, 9),
+            some(slow.map(|ms| ms / 2))
+        );
+    }
+
+    #[test]
+    fn a_server_that_asks_is_given_its_time_within_reason() {
+        let limits = Limits::default();
+        let busy = |seconds| Fault::Busy {
+            status: 429,
+            retry_after: Some(Duration::from_secs(seconds)),
+        };
+        assert_eq!(waits(&busy(7), &limits, 1.0, 2), [Some(7000), Some(7000)]);
+        assert_eq!(waits(&busy(0), &limits, 1.0, 2), [Some(500), Some(1000)]);
+        assert_eq!(waits(&busy(301), &limits, 1.0, 1), [None]);
+    }
+
+    #[test]
+    fn requests_that_fail_together_count_once() {
+        let (limits, now) = (Limits::default(), Duration::ZERO);
+        let mut source = SourceState::new("s".into());
+        for _ in 0..10 {
+            assert!(source.fail(&Fault::Stalled, 0, now, &limits, 0.5));
+        }
+        assert_eq!(source.failures, 1);
+    }
+
+    #[test]
+    fn jitter_is_spread_and_the_same_for_a_seed() {
+        let values = |seed| {
+            let mut jitter = Jitter(seed);
+            [(); 1000].map(|()| jitter.next())
+        };
+        assert_eq!(values(1), values(1));
+        assert_ne!(values(1), values(2));
+        assert!(values(3).iter().all(|x| (0.0..1.0).contains(x)));
+        let mean = values(4).iter().sum::<f64>() / 1000.0;
+        assert!((0.45..0.55).contains(&mean), "{mean}");
+    }
+}

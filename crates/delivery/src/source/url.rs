@@ -1,0 +1,194 @@
+//! Addresses of web servers.
+
+use std::fmt;
+
+use ureq::http::Uri;
+
+/// An `http` or `https` address, with everything but a fragment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Url {
+    scheme: &'static str,
+    /// Host and port, in lower case.
+    authority: String,
+    /// Path and query; begins with `/`.
+    path: String,
+}
+
+/// Why text is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("address {text:?}: {why}")]
+pub struct UrlError {
+    /// The text, cut to 200 characters.
+    pub text: String,
+    /// What is wrong with it.
+    pub why: &'static str,
+}
+
+impl Url {
+    /// Reads an absolute address.
+    ///
+    /// Errors: [`UrlError`], also for one that carries a user name or password.
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
+        let error = |why| UrlError {
+            text: text.chars().take(200).collect(),
+            why,
+        };
+        let text = text.split('#').next().unwrap_or(text);
+        let scheme = match text.split_once("://") {
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("http") => "http",
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("https") => "https",
+            _ => return Err(error("expected http:// or https://")),
+        };
+        let uri: Uri = text.parse().map_err(|_| error("it is no valid address"))?;
+        let authority = uri.authority().ok_or_else(|| error("it names no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(error("it has a user name or password, which are not sent"));
+        }
+        if authority.host().is_empty() {
+            return Err(error("it names no host"));
+        }
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        Ok(Self {
+            scheme,
+            authority: authority.as_str().to_ascii_lowercase(),
+            path: format!("{slash}{path}"),
+        })
+    }
+
+    /// True for `https`.
+    pub fn is_secure(&self) -> bool {
+        self.scheme == "https"
+    }
+
+    /// Host and port, as it stands.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// The path, without a query.
+    pub fn path(&self) -> &str {
+        self.path.split('?').next().unwrap_or(&self.path)
+    }
+
+    /// Whether both have one scheme, host and port.
+    pub fn same_origin(&self, other: &Self) -> bool {
+        self.scheme == other.scheme && self.authority == other.authority
+    }
+
+    /// The address of the file `name` below this one, whose query it keeps.
+    pub fn below(&self, name: &str) -> Self {
+        let (path, query) = match self.path.split_once('?') {
+            Some((path, query)) => (path, format!("?{query}")),
+            None => (self.path.as_str(), String::new()),
+        };
+        let slash = if path.ends_with('/') { "" } else { "/" };
+        Self {
+            path: format!("{path}{slash}{}{query}", encoded(name)),
+            ..self.clone()
+        }
+    }
+
+    /// The folder it lies in, without the query; a folder, whose path ends in `/`, is its own.
+    pub fn folder(&self) -> Self {
+        let path = self.path();
+        Self {
+            path: path.rfind('/').map_or("/", |end| &path[..=end]).to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// Where a `Location` of an answer from this address leads.
+    ///
+    /// Errors: [`UrlError`].
+    pub fn resolve(&self, location: &str) -> Result<Self, UrlError> {
+        let location = location.trim();
+        let here = self.path();
+        let has_scheme =
+            (location.split_once(':')).is_some_and(|(scheme, _)| !scheme.contains(['/', '?', '#']));
+        if has_scheme {
+            Self::parse(location)
+        } else if location.starts_with("//") {
+            Self::parse(&format!("{}:{location}", self.scheme))
+        } else if location.starts_with('/') {
+            Self::parse(&format!("{}://{}{location}", self.scheme, self.authority))
+        } else if location.starts_with('?') {
+            Self::parse(&format!(
+                "{}://{}{here}{location}",
+                self.scheme, self.authority
+            ))
+        } else {
+            Self::parse(&format!("{}{location}", self.folder()))
+        }
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}{}", self.scheme, self.authority, self.path)
+    }
+}
+
+/// A path with everything percent-encoded that has a meaning in addresses.
+pub(super) fn encoded(path: &str) -> String {
+    let mut text = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
+                text.push(char::from(byte));
+            }
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_joined() {
+        let url = Url::parse("https://Example.org:8443/a/b?key=1#part").unwrap();
+        assert_eq!(url.to_string(), "https://example.org:8443/a/b?key=1");
+        assert_eq!((url.path(), url.authority()), ("/a/b", "example.org:8443"));
+        assert_eq!(
+            url.below("x y/é?.bin").to_string(),
+            "https://example.org:8443/a/b/x%20y/%C3%A9%3F.bin?key=1"
+        );
+        assert_eq!(url.folder().to_string(), "https://example.org:8443/a/");
+        assert_eq!(url.folder().folder(), url.folder());
+        let bare = Url::parse("http://host").unwrap();
+        assert_eq!(bare.below("m.json").to_string(), "http://host/m.json");
+        for bad in [
+            "",
+            "host/a",
+            "ftp://host/a",
+            "file:///etc/passwd",
+            "http://",
+            "http://u:p@host/",
+            "http://a b/",
+        ] {
+            assert!(Url::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn redirects_lead_where_they_say() {
+        let url = Url::parse("https://host/a/b?q").unwrap();
+        for (location, target) in [
+            ("http://other/x", "http://other/x"),
+            ("//other/x", "https://other/x"),
+            ("/x?y", "https://host/x?y"),
+            ("x", "https://host/a/x"),
+            ("?z", "https://host/a/b?z"),
+            ("x?to=http://c/", "https://host/a/x?to=http://c/"),
+            ("/x?to=http://c/", "https://host/x?to=http://c/"),
+        ] {
+            assert_eq!(url.resolve(location).unwrap().to_string(), target);
+        }
+        assert!(url.resolve("file:///x").is_err());
+        let target = url.resolve("http://host/x").unwrap();
+        assert!(!target.same_origin(&url) && !target.is_secure());
+    }
+}

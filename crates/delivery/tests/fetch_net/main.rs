@@ -1,0 +1,10 @@
+//! Fetching over the network, from servers that misbehave in every way known.
+#![cfg(feature = "http")]
+
+#[cfg(target_os = "linux")]
+mod cost;
+mod http;
+mod hugging_face;
+#[cfg(target_os = "linux")]
+mod process;
+mod server;

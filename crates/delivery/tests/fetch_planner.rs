@@ -1,0 +1,461 @@
+//! The planner, driven by a simulated world of sources that fail and lie at random.
+
+use std::{ops::Range, time::Duration};
+
+use proptest::prelude::*;
+use sterna_delivery::{
+    fetch::{Action, Blob, Fault, Fetch, HashJob, Head, Limits, RangeSet, Transfer},
+    hash::{Algorithm, BlockDigests, Digest, Expected},
+};
+
+const BLOCK: u64 = 64;
+
+/// How a source misbehaves, on one answer in three unless it says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Honest,
+    /// Honest, but gives whole files only.
+    WholeOnly,
+    Cuts,
+    Stalls,
+    Busy,
+    Unreachable,
+    /// Has no blob of odd index, ever.
+    Lacks,
+    WrongBytes,
+    /// Wrong bytes in every answer.
+    Garbage,
+    Page,
+    WrongSize,
+    WrongRange,
+    NewEtag,
+    /// Whole files only, and cuts them.
+    WholeAndCuts,
+}
+
+const KINDS: [Kind; 14] = [
+    Kind::Honest,
+    Kind::WholeOnly,
+    Kind::Cuts,
+    Kind::Stalls,
+    Kind::Busy,
+    Kind::Unreachable,
+    Kind::Lacks,
+    Kind::WrongBytes,
+    Kind::Garbage,
+    Kind::Page,
+    Kind::WrongSize,
+    Kind::WrongRange,
+    Kind::NewEtag,
+    Kind::WholeAndCuts,
+];
+
+#[derive(Debug, Clone)]
+struct Case {
+    sizes: Vec<usize>,
+    algorithm: Algorithm,
+    blocks: bool,
+    kinds: Vec<Kind>,
+    parallel: usize,
+    segment: u64,
+    /// For each blob, what an earlier fetch left of it, and whether that is right.
+    left: Vec<(Range<u64>, bool)>,
+    seed: u64,
+    /// Nothing is known of the bytes but their number, and each source has others.
+    size_only: bool,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let left = (0u64..1200, 0u64..1200, prop::bool::weighted(0.8));
+    (
+        prop::collection::vec((0usize..1000, left), 1..6),
+        prop::sample::select(vec![Algorithm::Sha256, Algorithm::Blake3]),
+        any::<bool>(),
+        prop::collection::vec(prop::sample::select(KINDS.to_vec()), 1..5),
+        1usize..6,
+        1u64..400,
+        any::<u64>(),
+    )
+        .prop_map(
+            |(blobs, algorithm, blocks, kinds, parallel, segment, seed)| Case {
+                sizes: blobs.iter().map(|(size, _)| *size).collect(),
+                left: (blobs.into_iter())
+                    .map(|(_, (a, b, right))| (a.min(b)..a.max(b), right))
+                    .collect(),
+                algorithm,
+                blocks,
+                kinds,
+                parallel,
+                segment,
+                seed,
+                size_only: false,
+            },
+        )
+}
+
+/// A request under way: what the source will say, send, and do then.
+struct Running {
+    transfer: Transfer,
+    head: Head,
+    body: Vec<u8>,
+    sent: usize,
+    begun: bool,
+    then: Then,
+    cancelled: bool,
+}
+
+#[derive(PartialEq)]
+enum Then {
+    End,
+    Stall,
+    NoAnswer,
+}
+
+struct World {
+    case: Case,
+    truth: Vec<Vec<u8>>,
+    store: Vec<Vec<u8>>,
+    committed: Vec<bool>,
+    running: Vec<Running>,
+    jobs: Vec<HashJob>,
+    now: Duration,
+    faults: u64,
+    received: u64,
+    random: u64,
+}
+
+enum End {
+    Done,
+    Failed(String),
+}
+
+fn truth(sizes: &[usize]) -> Vec<Vec<u8>> {
+    let byte = |i: usize, j: usize| (i * 31 + j * 7 + (j >> 8)) as u8;
+    (sizes.iter().enumerate())
+        .map(|(i, size)| (0..*size).map(|j| byte(i, j)).collect())
+        .collect()
+}
+
+impl World {
+    fn new(case: Case, truth: Vec<Vec<u8>>, store: Vec<Vec<u8>>, faults: u64) -> Self {
+        Self {
+            committed: vec![false; truth.len()],
+            truth,
+            store,
+            running: vec![],
+            jobs: vec![],
+            now: Duration::ZERO,
+            faults,
+            received: 0,
+            random: case.seed | 1,
+            case,
+        }
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 16) % below.max(1)
+    }
+
+    /// A source's version of a blob.
+    fn version(&self, blob: usize, source: usize) -> Vec<u8> {
+        let key = if self.case.size_only { source as u8 } else { 0 };
+        self.truth[blob].iter().map(|byte| byte ^ key).collect()
+    }
+
+    fn answer(&mut self, transfer: Transfer) -> Running {
+        let request = transfer.request().clone();
+        let kind = self.case.kinds[request.source];
+        let truth = &self.version(request.blob, request.source);
+        let size = truth.len() as u64;
+        let whole_only = matches!(kind, Kind::WholeOnly | Kind::WholeAndCuts);
+        let range = request
+            .range
+            .clone()
+            .filter(|_| !whole_only)
+            .unwrap_or(0..size);
+        let mut body = truth[range.start as usize..range.end as usize].to_vec();
+        let mut head = Head {
+            status: 200,
+            content_length: Some(body.len() as u64),
+            etag: Some("\"1\"".into()),
+            ..Head::default()
+        };
+        if request.range.is_some() && !whole_only {
+            head.status = 206;
+            head.content_range = Some(format!("bytes {}-{}/{size}", range.start, range.end - 1));
+        }
+        let mut then = Then::End;
+        let strikes = match kind {
+            Kind::Garbage => true,
+            Kind::Lacks => request.blob % 2 == 1,
+            _ => self.random(3) == 0,
+        };
+        let mut fault = strikes;
+        match kind {
+            _ if !strikes => {}
+            Kind::Honest | Kind::WholeOnly => fault = false,
+            Kind::Cuts | Kind::WholeAndCuts => {
+                body.truncate(self.random(range.end - range.start) as usize)
+            }
+            Kind::Stalls => {
+                body.truncate(self.random(range.end - range.start) as usize);
+                then = Then::Stall;
+            }
+            Kind::Busy => {
+                head.status = 503;
+                head.retry_after = (self.random(2) == 0).then(|| "3".into());
+            }
+            Kind::Unreachable => then = Then::NoAnswer,
+            Kind::Lacks => head.status = 404,
+            Kind::WrongBytes | Kind::Garbage => {
+                let at = self.random(body.len() as u64) as usize;
+                body[at..].fill(0x55);
+                body[at] ^= 0xFF;
+            }
+            Kind::Page => head.content_type = Some("text/html".into()),
+            Kind::WrongSize => {
+                head.content_length = Some(size + 1);
+                head.content_range = head
+                    .content_range
+                    .map(|r| r.replace(&format!("/{size}"), "/77777"));
+            }
+            Kind::WrongRange => {
+                head.status = 206;
+                head.content_range =
+                    Some(format!("bytes {}-{}/{size}", range.start + 1, range.end));
+            }
+            Kind::NewEtag => head.etag = Some("\"2\"".into()),
+        }
+        // A source that gives whole files only sends what is there already once more.
+        let again = request.range.is_none() && transfer.offset() > 0;
+        self.faults += u64::from(fault || again);
+        Running {
+            transfer,
+            head,
+            body,
+            sent: 0,
+            begun: false,
+            then,
+            cancelled: false,
+        }
+    }
+
+    /// Lets one request go on by one step, and ends it if it ends.
+    fn step(&mut self, fetch: &mut Fetch, index: usize) {
+        let piece = 1 + self.random(200) as usize;
+        self.now += Duration::from_millis(1);
+        let running = &mut self.running[index];
+        match running.advance(&mut self.store, piece) {
+            None => {
+                let (id, received) = (running.transfer.id(), running.transfer.received());
+                fetch.progress(id, received, self.now);
+            }
+            Some(outcome) => {
+                let running = self.running.swap_remove(index);
+                self.received += running.transfer.received();
+                fetch.transferred(running.transfer, outcome, self.now);
+            }
+        }
+    }
+
+    fn run(&mut self) -> End {
+        let blobs: Vec<Blob> = (self.truth.iter().enumerate())
+            .map(|(i, truth)| {
+                let expected = match self.case.size_only {
+                    true => Expected::SizeOnly,
+                    false => Expected::Digest(Digest::of(self.case.algorithm, truth)),
+                };
+                let blob = Blob::new(&format!("b{i}"), truth.len() as u64, expected).unwrap();
+                if !self.case.blocks {
+                    return blob;
+                }
+                let blocks = BlockDigests::of(Algorithm::Sha256, BLOCK, truth).unwrap();
+                blob.with_blocks(blocks).unwrap()
+            })
+            .collect();
+        let names = (0..self.case.kinds.len())
+            .map(|i| format!("source {i}"))
+            .collect();
+        let limits = Limits {
+            parallel: self.case.parallel,
+            segment_bytes: self.case.segment,
+            seed: self.case.seed,
+            ..Limits::default()
+        };
+        let mut fetch = Fetch::new(blobs, names, limits).unwrap();
+        for (blob, (range, _)) in self.case.left.iter().enumerate() {
+            fetch.stored(blob, &[range.clone()].into_iter().collect::<RangeSet>());
+        }
+        for _ in 0..200_000 {
+            match fetch.poll(self.now) {
+                Action::Transfer(transfer) => {
+                    let running = self.answer(transfer);
+                    self.running.push(running);
+                    assert!(self.running.len() <= self.case.parallel);
+                }
+                Action::Hash(job) => self.jobs.push(job),
+                Action::Cancel(id) => {
+                    // A request given up in the middle of a block loses that block.
+                    self.faults += 1;
+                    let running = self.running.iter_mut().find(|r| r.transfer.id() == id);
+                    running.expect("only what runs is cancelled").cancelled = true;
+                }
+                Action::Discard { blob, range } => {
+                    self.store[blob][range.start as usize..range.end as usize].fill(0xEE);
+                }
+                Action::Commit { blob, .. } => {
+                    let versions = if self.case.size_only {
+                        self.case.kinds.len()
+                    } else {
+                        1
+                    };
+                    let right = |source| self.store[blob] == self.version(blob, source);
+                    assert!((0..versions).any(right), "wrong bytes are committed");
+                    assert!(!self.committed[blob], "committed twice");
+                    self.committed[blob] = true;
+                    fetch.committed(blob);
+                }
+                Action::Wait(until) => self.wait(&mut fetch, until),
+                Action::Done => {
+                    assert!(self.committed.iter().all(|c| *c) && self.running.is_empty());
+                    let so_far = fetch.so_far();
+                    assert_eq!(so_far.done_bytes, so_far.total_bytes);
+                    assert_eq!(so_far.received_bytes, self.received);
+                    return End::Done;
+                }
+                Action::Failed(failure) => return End::Failed(failure.to_string()),
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("it does not end");
+    }
+
+    /// Something happens: a request goes on, a job is done, or time passes.
+    fn wait(&mut self, fetch: &mut Fetch, until: Option<Duration>) {
+        let lively: Vec<usize> = (0..self.running.len())
+            .filter(|&i| !self.running[i].is_stuck())
+            .collect();
+        let choices = lively.len() + self.jobs.len();
+        if choices == 0 {
+            self.now = until
+                .expect("nothing runs, and nothing is waited for")
+                .max(self.now);
+            return;
+        }
+        let choice = self.random(choices as u64) as usize;
+        if let Some(&index) = lively.get(choice) {
+            self.step(fetch, index);
+            return;
+        }
+        let mut job = self.jobs.swap_remove(choice - lively.len());
+        let (blob, range) = (job.blob(), job.remaining());
+        for piece in self.store[blob][range.start as usize..range.end as usize].chunks(100) {
+            job.take(piece);
+        }
+        fetch.hashed(job);
+    }
+}
+
+impl Running {
+    fn is_stuck(&self) -> bool {
+        self.then == Then::Stall && self.begun && self.sent == self.body.len() && !self.cancelled
+    }
+
+    /// The outcome, if it is over.
+    fn advance(&mut self, store: &mut [Vec<u8>], piece: usize) -> Option<Result<(), Fault>> {
+        if self.cancelled {
+            return Some(Err(Fault::Cancelled));
+        }
+        if self.then == Then::NoAnswer {
+            let message = "connection refused".into();
+            return Some(Err(Fault::Unreachable { message }));
+        }
+        if !self.begun {
+            self.begun = true;
+            return self.transfer.begin(&self.head).err().map(Err);
+        }
+        if self.transfer.is_complete() {
+            return Some(Ok(()));
+        }
+        if self.sent == self.body.len() {
+            return Some(self.transfer.end());
+        }
+        let end = (self.sent + piece).min(self.body.len());
+        let bytes = &self.body[self.sent..end];
+        self.sent = end;
+        let offset = |transfer: &Transfer| transfer.offset() as usize;
+        let stored = self.transfer.wanted(bytes).and_then(|bytes| {
+            let at = offset(&self.transfer);
+            store[self.transfer.request().blob][at..at + bytes.len()].copy_from_slice(bytes);
+            self.transfer.stored(bytes)
+        });
+        stored.err().map(Err)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_fetch_always_ends_with_the_right_bytes_or_an_error(case in case()) {
+        let truth = truth(&case.sizes);
+        let mut store: Vec<Vec<u8>> = truth.iter().map(|t| vec![0xEE; t.len()]).collect();
+        let mut missing = 0;
+        let mut faults = 0;
+        for (i, (range, right)) in case.left.iter().enumerate() {
+            let size = truth[i].len();
+            let range = (range.start as usize).min(size)..(range.end as usize).min(size);
+            store[i][range.clone()].copy_from_slice(&truth[i][range.clone()]);
+            if !right && !range.is_empty() {
+                store[i][range.start] ^= 1;
+                // What it was worth is fetched, and that is no waste yet.
+                faults += 1;
+            }
+            let mut left = range.len();
+            if case.blocks {
+                // Blocks that are there in part are fetched whole.
+                left = left.saturating_sub(2 * BLOCK as usize);
+            }
+            missing += size - left.min(size);
+        }
+        let mut world = World::new(case, truth, store, faults);
+        match world.run() {
+            End::Done => {
+                let largest = world.case.sizes.iter().max().copied().unwrap_or(0);
+                let whole = world.case.kinds.iter().any(|k| matches!(k, Kind::WholeOnly | Kind::WholeAndCuts));
+                let unit = if world.case.blocks && !whole { BLOCK as usize } else { largest };
+                let bound = missing as u64 + world.faults * unit as u64;
+                prop_assert!(
+                    world.received <= bound,
+                    "received {} of {missing}, {} faults, unit {unit}", world.received, world.faults
+                );
+            }
+            End::Failed(message) => {
+                prop_assert!(!world.case.kinds.contains(&Kind::Honest), "{message}");
+                for i in 0..world.case.kinds.len() {
+                    prop_assert!(message.contains(&format!("source {i}: ")), "{message}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_two_sources_are_never_mixed_where_no_digest_would_tell(case in case()) {
+        let lies = [
+            Kind::WrongBytes, Kind::Garbage, Kind::Page, Kind::WrongSize, Kind::WrongRange, Kind::NewEtag,
+        ];
+        let kinds = case.kinds.iter().map(|kind| if lies.contains(kind) { Kind::Cuts } else { *kind });
+        let kinds = kinds.collect();
+        let case = Case { size_only: true, blocks: false, kinds, ..case };
+        let truth = truth(&case.sizes);
+        // What an earlier fetch left can't be told from anything.
+        let store = truth.iter().map(|t| vec![0xEE; t.len()]).collect();
+        let mut world = World::new(case, truth, store, 0);
+        if let End::Failed(message) = world.run() {
+            prop_assert!(!world.case.kinds.contains(&Kind::Honest), "{message}");
+        }
+    }
+}
