@@ -26,7 +26,8 @@ const EXAMPLE: &str = "Example:
 
 /// Serve the files of a package over HTTP, to browsers, programs and other machines
 ///
-/// Only files that the package names are served. Ctrl-C lets transfers end; twice, it doesn't.
+/// Only files that the package names are served; they must not be changed meanwhile. Ctrl-C lets transfers
+/// end; twice, it doesn't.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
