@@ -1,24 +1,21 @@
 //! Models from elsewhere into the store: what there is to fetch, where from, and what is here already.
 
 pub(crate) mod contents;
-mod sink;
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch::{self, Cancel, Event, Limits, fetch_small};
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, Digest, Expected};
 use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
-use sterna_delivery::store::{Entry, Pull, Store};
+use sterna_delivery::store::{self, Entry, Pull, Store};
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
 use crate::progress::Progress;
 use crate::{folders, output, trust};
 use contents::{MAX_SMALL, PackageContents};
-use sink::StoreSink;
-pub(crate) use sink::stored;
 
 /// What a pull did.
 #[derive(Debug, serde::Serialize)]
@@ -163,7 +160,7 @@ fn finish(
     let report = fetch::fetch(
         blobs,
         sources,
-        &StoreSink(&pull),
+        &pull,
         limits.clone(),
         &Cancel::new(),
         &mut |event| {
@@ -208,6 +205,17 @@ fn signature(sources: &[&dyn Source], limits: &Limits) -> Result<Option<String>>
             .with_context(|| format!("{SIGNATURE_FILE}: expected text")),
         Err(fetch::FetchError::Failed(_)) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// A blob as the store knows it; `None` if its digest isn't known.
+pub(crate) fn stored(blob: &fetch::Blob) -> Option<store::Blob> {
+    match blob.expected() {
+        Expected::Digest(digest) => Some(store::Blob {
+            digest,
+            size: blob.size(),
+        }),
+        _ => None,
     }
 }
 

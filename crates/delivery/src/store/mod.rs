@@ -50,6 +50,7 @@ mod index;
 mod name;
 mod pull;
 mod revision;
+mod sink;
 mod sweep;
 
 use std::{
