@@ -5,7 +5,10 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{json, logits, refusal, stdout, testdata};
+use common::{logits, refusal, stdout, testdata};
+use serde_json::json;
+use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_format::rdrr::lora::parse_name;
 use sterna_format::safetensors::SafeTensors;
 
 fn path(name: &str) -> String {
@@ -75,7 +78,7 @@ fn bench_takes_adapters() {
         "--lora",
         &all,
     ];
-    assert!(json(&args)["runs"].is_array());
+    assert!(common::json(&args)["runs"].is_array());
     let llama = llama();
     let refused = refusal(&["inspect", &llama, "--lora", &all]);
     assert!(
@@ -136,7 +139,7 @@ fn what_does_not_fit_is_refused() {
             path("reference-logits/llama"),
             [
                 "expected an adapter as PEFT saves it",
-                "a folder without adapter_config.json",
+                "found a folder without adapter_config.json",
             ],
         ),
         (
@@ -214,4 +217,70 @@ fn a_scale_must_be_a_number() {
         "{stderr}"
     );
     assert!(stdout(&["run", "--help"]).contains("--lora <DIR[=SCALE]>"));
+}
+
+/// The adapter `all` as a package: matrices the other way round, in one shard.
+fn package(dir: &Path) {
+    let bytes = fs::read(testdata("adapters/llama/all/adapter_model.safetensors")).unwrap();
+    let file = SafeTensors::parse(&bytes, bytes.len() as u64).unwrap();
+    let (mut shard, mut tensors) = (Vec::new(), serde_json::Map::new());
+    for tensor in file.tensors() {
+        let name = parse_name(&tensor.name).unwrap().to_tensor_name();
+        let &[rows, columns] = &tensor.shape[..] else {
+            panic!("two dimensions")
+        };
+        tensors.insert(
+            name,
+            json!({
+                "shard": 0, "offset": shard.len(), "size": tensor.len,
+                "shape": [columns, rows], "dtype": "f32",
+            }),
+        );
+        let stored = &bytes[tensor.offset as usize..][..tensor.len as usize];
+        for j in 0..columns {
+            for i in 0..rows {
+                let at = 4 * (i * columns + j);
+                shard.extend_from_slice(&stored[at..at + 4]);
+            }
+        }
+    }
+    let manifest = json!({
+        "version": "1.0", "modelId": "all", "modelType": "lora", "adapterType": "lora",
+        "baseModel": "reference/llama", "quantization": "F32", "hashAlgorithm": "sha256",
+        "loraConfig": { "rank": 4, "alpha": 8, "targetModules": ["q_proj"] },
+        "shards": [{
+            "index": 0, "fileName": "weights.rdrr", "size": shard.len(),
+            "hash": Digest::of(Algorithm::Sha256, &shard).to_string(),
+        }],
+        "tensors": tensors,
+    });
+    fs::write(dir.join("weights.rdrr"), shard).unwrap();
+    fs::write(dir.join("manifest.json"), manifest.to_string()).unwrap();
+}
+
+#[test]
+fn packages_are_adapters_too() {
+    let dir = tempfile::tempdir().unwrap();
+    package(dir.path());
+    let dir = dir.path().to_str().unwrap();
+    let (ids, _) = reference("logits.all");
+    let saved = path("adapters/llama/all");
+    let want = logits(&llama(), &ids, &["--lora", &saved]);
+    assert_eq!(logits(&llama(), &ids, &["--lora", dir]), want);
+    let shard = format!("{dir}/weights.rdrr");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[5] ^= 1;
+    fs::write(shard, bytes).unwrap();
+    let llama = llama();
+    let args = [
+        "logits",
+        &llama,
+        "--ids",
+        "1",
+        "-o",
+        "/nowhere/x",
+        "--lora",
+        dir,
+    ];
+    assert!(refusal(&args).contains("weights.rdrr"));
 }

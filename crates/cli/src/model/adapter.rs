@@ -9,10 +9,13 @@ use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::{
     ActiveAdapter, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module, Orientation, Session,
-    SessionOptions,
+    SessionOptions, TensorRequest,
 };
 use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
+use sterna_format::rdrr::{MANIFEST_FILE, lora};
 use sterna_format::safetensors::SafeTensors;
+
+use super::{Header, ModelFiles, package};
 
 /// What `--lora` names: a folder, and how strongly its adapter is applied.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,12 +89,15 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// Largest configuration that is read; the parser takes no larger one.
 const MAX_CONFIG_BYTES: u64 = 8 << 20;
 
-/// The adapter in a folder as PEFT saves it, and what its maker called the model it was made for.
+/// The adapter in a folder, and what its maker called the model it was made for.
 fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
     if folder.is_dir() && !folder.join(CONFIG).exists() {
+        if folder.join(MANIFEST_FILE).exists() {
+            return open_package(&folder.to_string_lossy());
+        }
         bail!(
-            "{}: expected an adapter as PEFT saves it, with {CONFIG} and {WEIGHTS}, found a folder \
-             without {CONFIG}",
+            "{}: expected an adapter as PEFT saves it, with {CONFIG} and {WEIGHTS}, or a package with \
+             {MANIFEST_FILE}, found a folder without {CONFIG}",
             folder.display()
         );
     }
@@ -119,6 +125,65 @@ fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
         pairs,
     };
     Ok((source, config.base_model))
+}
+
+/// The adapter in an RDRR package.
+fn open_package(name: &str) -> Result<(AdapterSource, Option<String>)> {
+    let files = ModelFiles::open(name)?;
+    let Header::Package(header) = files.header() else {
+        bail!(
+            "{name}: expected the package of an adapter, found another model beside {MANIFEST_FILE}"
+        );
+    };
+    let manifest = header.package.manifest();
+    let Some(config) = manifest.lora_config.as_ref().filter(|_| manifest.is_lora()) else {
+        bail!("{name}: expected an adapter, with `loraConfig` in {MANIFEST_FILE}, found none");
+    };
+    package::verify_shards(header, files.files())?;
+    let found = files.tensors().iter().map(|entry| {
+        let Some(tensor) = lora::parse_name(&entry.name) else {
+            bail!(
+                "tensor `{}`: expected a name such as layers.0.q_proj.lora_a, found another",
+                entry.name
+            );
+        };
+        let bytes = files.bytes_of(&TensorRequest {
+            name: entry.name.clone(),
+            file: entry.file,
+            offset: entry.offset,
+            len: entry.len,
+        })?;
+        Ok(Found {
+            path: format!("layers.{}.{}", tensor.layer, tensor.module),
+            layer: tensor.layer as usize,
+            module: tensor.module,
+            factor: match tensor.matrix {
+                lora::LoraMatrix::A => LoraFactor::A,
+                lora::LoraMatrix::B => LoraFactor::B,
+            },
+            matrix: LoraMatrix {
+                name: entry.name.clone(),
+                shape: entry.shape.clone(),
+                dtype: entry.dtype,
+                bytes,
+            },
+        })
+    });
+    let found = found
+        .collect::<Result<_>>()
+        .with_context(|| name.to_owned())?;
+    let rank = config.rank as f64;
+    let scaling = match config.rank_stabilized {
+        true => config.alpha / rank.sqrt(),
+        false => config.alpha / rank,
+    };
+    let pairs = pair_up(found, |_| (config.rank as usize, scaling));
+    let source = AdapterSource {
+        name: name.to_owned(),
+        orientation: Orientation::RankLast,
+        pairs: pairs.with_context(|| name.to_owned())?,
+    };
+    Ok((source, manifest.base_model.clone()))
 }
 
 /// A tensor of an adapter, whatever the format.
