@@ -240,14 +240,27 @@ pub struct LoraConfig {
 }
 
 /// Hashes of parts.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Integrity {
+    /// Version of these members; 1 where the file doesn't say.
+    pub contract_version: u64,
     /// Root of a hash tree for each tensor.
     pub block_merkle: Option<BlockMerkle>,
     /// Hashes of the blocks of each shard, for verifying a shard while it arrives.
     pub shard_blocks: Option<ShardBlocks>,
-    /// Members of unknown meaning, such as `contractVersion`.
+    /// Members of unknown meaning.
     pub extra: Map<String, Value>,
+}
+
+impl Default for Integrity {
+    fn default() -> Integrity {
+        Integrity {
+            contract_version: 1,
+            block_merkle: None,
+            shard_blocks: None,
+            extra: Map::new(),
+        }
+    }
 }
 
 /// A tree of SHA-256 hashes for each tensor.

@@ -499,6 +499,7 @@ fn integrity(f: &mut Fields<'_>, shards: &[Shard], shards_are_good: bool) -> Int
     });
     let shard_blocks = f.object("shardBlocks", |f| shard_blocks(f, shards, shards_are_good));
     Integrity {
+        contract_version: f.count("contractVersion").unwrap_or(1),
         block_merkle: block_merkle.flatten(),
         shard_blocks: shard_blocks.flatten(),
         extra: f.rest(),

@@ -182,6 +182,7 @@ fn shard(manifest: &Manifest, index: usize, shard: &Shard) -> Value {
 
 fn integrity(integrity: &Integrity) -> Value {
     let mut out = Object::new();
+    out.put("contractVersion", integrity.contract_version);
     if let Some(merkle) = &integrity.block_merkle {
         let roots = merkle.roots.iter();
         let roots: Map<String, Value> = roots
@@ -200,9 +201,7 @@ fn integrity(integrity: &Integrity) -> Value {
             json!({ "blockSize": blocks.block_size, "hashes": hashes }),
         );
     }
-    let mut extra = integrity.extra.clone();
-    extra.entry("contractVersion").or_insert(json!(1));
-    out.with(&extra)
+    out.with(&integrity.extra)
 }
 
 /// `x` as JavaScript writes it: without a point where it is whole.
