@@ -94,7 +94,7 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
                 block_size: DEFAULT_BLOCK_SIZE,
                 hashes: written.shards.iter().map(blocks).collect(),
             }),
-            extra: Map::from_iter([("contractVersion".to_owned(), json!(1))]),
+            ..Integrity::default()
         }),
         metadata: Some(metadata),
         ..Manifest::default()
