@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -379,4 +380,52 @@ fn changed_layer(model: &Path, to: &Path) -> PathBuf {
         }
     }
     to.to_owned()
+}
+
+#[test]
+fn a_served_package_is_pulled_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let package = dir.path().join("package");
+    let model = testdata("stories260K/stories260K-f16.gguf");
+    stdout(&[
+        "convert",
+        text(&model),
+        text(&package),
+        "--shard-size",
+        "64K",
+    ]);
+    let mut server = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", text(&package), "--port", "0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut url = String::new();
+    BufReader::new(server.stdout.take().unwrap())
+        .read_line(&mut url)
+        .unwrap();
+    let url = url.trim();
+    let home = dir.path().join("home");
+    let pulled = with_store(&home, &["pull", url, "tiny"]);
+    let prompt = [
+        "--raw",
+        "-p",
+        "Once upon",
+        "--max-tokens",
+        "12",
+        "--temperature",
+        "0",
+    ];
+    let told = |model: &str| with_store(&home, &[&["run", model][..], &prompt].concat());
+    let (from_store, from_file, from_url) = (told("tiny"), told(text(&model)), told(url));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    // Once it has been fetched, it is there without the server.
+    let offline = told(url);
+    assert!(pulled.0, "{}", pulled.2);
+    for (ok, out, error) in [&from_store, &from_url, &offline] {
+        assert!(ok, "{error}");
+        assert_eq!(*out, from_file.1);
+    }
+    assert!(offline.2.contains("as it is in the store"), "{}", offline.2);
 }

@@ -30,7 +30,7 @@ pub(crate) use adapter::{Adapted, LoraFlag};
 use assemble::Assembled;
 pub(crate) use package::{PackageHeader, read_package};
 use source::Found;
-pub(crate) use source::{Folder, SourceFile};
+pub(crate) use source::{Folder, SourceFile, package_folder};
 pub(crate) use text::GGUF_TOKENIZER_FILE;
 
 /// The files of a model, their headers parsed, no weight read.

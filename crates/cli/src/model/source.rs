@@ -165,7 +165,7 @@ impl Folder {
     }
 
     /// What messages call the file `name`.
-    pub(super) fn path_of(&self, name: &str) -> String {
+    pub(crate) fn path_of(&self, name: &str) -> String {
         match self {
             Folder::Local(folder) => folder.join(name).display().to_string(),
             Folder::Stored(model) => format!("{}/{name}", model.name()),
@@ -174,7 +174,7 @@ impl Folder {
     }
 
     /// The weight file called `name`, which an index lists.
-    pub(super) fn shard(&self, name: &str) -> Result<SourceFile> {
+    pub(crate) fn shard(&self, name: &str) -> Result<SourceFile> {
         match self {
             Folder::Local(folder) => SourceFile::open(folder.join(name)),
             Folder::Stored(model) => self.file(name)?.with_context(|| {
@@ -220,6 +220,20 @@ pub(super) fn find(model: &str) -> Result<Found> {
     find_file(path)
 }
 
+/// The folder of a package: a path, or a name in the store.
+pub(crate) fn package_folder(name: &str) -> Result<Folder> {
+    let path = Path::new(name);
+    if path.exists() {
+        return Ok(Folder::Local(path.to_owned()));
+    }
+    match in_store(name)? {
+        Some(model) => Ok(Folder::Stored(Arc::new(model))),
+        None => {
+            bail!("{name}: expected a folder or the name of a model in the store, found neither")
+        }
+    }
+}
+
 /// The model called `name` in the store, if there is one.
 fn in_store(name: &str) -> Result<Option<store::Model>> {
     let store = pull::store()?;
@@ -233,30 +247,34 @@ fn in_store(name: &str) -> Result<Option<store::Model>> {
 /// The model at an address, as it is there now; if it can't be reached, as it was last.
 fn fetched(address: &str) -> Result<store::Model> {
     let store = pull::store()?;
+    let known = store
+        .list()?
+        .into_iter()
+        .find(|model| model.entry.source == address);
+    let name = known.as_ref().map(|model| model.name.as_str());
     let limits = Limits {
         seed: std::process::id().into(),
+        // What is here already isn't waited for.
+        retries: if known.is_some() {
+            1
+        } else {
+            Limits::default().retries
+        },
         ..Limits::default()
     };
-    let pulled = pull::pull(&store, &[address.to_owned()], None, None, &limits);
-    match pulled {
-        Ok(pulled) => Ok(store.model(&pulled.name)?),
-        Err(error) => {
-            let known = store
-                .list()?
-                .into_iter()
-                .find(|model| model.entry.source == address);
-            match known {
-                // A refusal is no matter of reach.
-                Some(model) if error.downcast_ref::<FetchError>().is_some() => {
-                    output::note(format_args!(
-                        "warning: {error:#}; using `{}` as it is in the store",
-                        model.name
-                    ));
-                    Ok(store.model(&model.name)?)
-                }
-                _ => Err(error),
-            }
+    match (
+        pull::pull(&store, &[address.to_owned()], name, None, &limits),
+        name,
+    ) {
+        (Ok(pulled), _) => Ok(store.model(&pulled.name)?),
+        // That it can't be reached is no refusal.
+        (Err(error), Some(name)) if error.downcast_ref::<FetchError>().is_some() => {
+            output::note(format_args!(
+                "warning: {error:#}; using `{name}` as it is in the store"
+            ));
+            Ok(store.model(name)?)
         }
+        (Err(error), _) => Err(error),
     }
 }
 

@@ -266,7 +266,9 @@ fn name_of(address: &str) -> Result<String> {
     if last.is_empty() {
         bail!("{address}: expected a name to keep it under, found none; give one");
     }
-    Ok(last.to_owned())
+    // What the store doesn't take in names, such as the colon before a port.
+    let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    Ok(last.replace(|c| !taken(c), "-"))
 }
 
 /// A digest of a manifest as one that can be computed.
@@ -296,7 +298,7 @@ mod tests {
                 "repo",
             ),
             ("/some/folder/tiny", "tiny"),
-            ("http://localhost:8765", "localhost:8765"),
+            ("http://localhost:8765", "localhost-8765"),
         ] {
             assert_eq!(name_of(address).unwrap(), name, "{address}");
         }

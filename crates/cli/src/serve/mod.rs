@@ -10,12 +10,12 @@ mod package;
 mod range;
 mod routes;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
 
+use crate::model::package_folder;
 use crate::output;
 
 use package::Package;
@@ -31,8 +31,8 @@ const EXAMPLE: &str = "Example:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
-    /// Folder with a manifest.json
-    package: PathBuf,
+    /// Folder with a manifest.json, or the name of a package in the store
+    package: String,
 
     /// Address to listen on; 0.0.0.0 and :: are all of this machine's
     #[arg(long, default_value = "127.0.0.1")]
@@ -45,7 +45,7 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let package = Package::open(&self.package)?;
+        let package = Package::open(&package_folder(&self.package)?)?;
         output::note(format_args!(
             "serving {}: {} files, {}",
             package.name(),

@@ -1,18 +1,18 @@
 //! The files that a package names.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::ops::Range;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use serde_json::Value;
-use sterna_delivery::LocalFile;
 use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-const MANIFEST: &str = "manifest.json";
+use crate::model::{Folder, SourceFile};
+use crate::pull::contents::PackageContents;
+use crate::pull::stored;
+
 /// Largest file that is not mapped but read: manifest, tensor map, tokenizer.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
 
@@ -34,40 +34,46 @@ pub(super) struct ServedFile {
 
 impl Package {
     /// Opens the package in `folder`, and every file that its manifest names.
-    pub(super) fn open(folder: &Path) -> Result<Package> {
-        let path = folder.join(MANIFEST);
-        let place = path.display();
-        let bytes = read_small(&path)?;
-        let manifest: Value = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{place}: expected a manifest in JSON"))?;
+    pub(super) fn open(folder: &Folder) -> Result<Package> {
+        let place = folder.path_of(MANIFEST_FILE);
+        let file = folder.file(MANIFEST_FILE)?;
+        let file =
+            file.with_context(|| format!("{place}: expected a package, found no manifest"))?;
+        let bytes = read_small(&file)?;
+        let manifest = Manifest::parse(&bytes).with_context(|| place.clone())?;
+        let contents = PackageContents::of(&manifest).with_context(|| place.clone())?;
         let mut package = Package {
-            name: manifest["modelId"].as_str().unwrap_or("package").to_owned(),
+            name: manifest.model_id.clone(),
             files: BTreeMap::new(),
         };
-        package.add(small(MANIFEST, bytes)?)?;
-        let shards = (manifest["shards"].as_array())
-            .with_context(|| format!("{place}: shards: expected an array"))?;
-        let default = manifest["hashAlgorithm"].as_str();
-        for (i, entry) in shards.iter().enumerate() {
-            let shard =
-                shard(folder, entry, default).with_context(|| format!("{place}: shards[{i}]"))?;
-            package.add(shard)?;
+        package.add(small(MANIFEST_FILE, bytes))?;
+        for blob in &contents.blobs {
+            let (name, size) = (blob.name(), blob.size());
+            let file = folder.shard(name)?;
+            ensure!(
+                file.len() == size,
+                "{file}: expected {size} bytes, found {}",
+                file.len()
+            );
+            let digest = stored(blob)
+                .expect("files of a package have digests")
+                .digest;
+            let is_shard = manifest.shards.iter().any(|shard| shard.file_name == name);
+            package.add(ServedFile {
+                name: name.to_owned(),
+                etag: etag(&digest),
+                bytes: match is_shard {
+                    true => file.bytes(),
+                    false => read_small(&file)?,
+                },
+                is_shard,
+            })?;
         }
-        let tokenizer = &manifest["tokenizer"];
-        let named = [
-            &manifest["tensorsFile"],
-            &tokenizer["file"],
-            &tokenizer["sentencepieceModel"],
-        ];
-        for name in named.into_iter().filter_map(Value::as_str) {
-            check_name(name).with_context(|| format!("{place}: a file it names"))?;
-            if !package.files.contains_key(name) {
-                package.add(small(name, read_small(&folder.join(name))?)?)?;
-            }
+        for name in &contents.unverified {
+            package.add(small(name, read_small(&folder.shard(name)?)?))?;
         }
-        let signature = folder.join(SIGNATURE_FILE);
-        if signature.exists() {
-            package.add(small(SIGNATURE_FILE, read_small(&signature)?)?)?;
+        if let Some(file) = folder.file(SIGNATURE_FILE)? {
+            package.add(small(SIGNATURE_FILE, read_small(&file)?))?;
         }
         Ok(package)
     }
@@ -75,7 +81,7 @@ impl Package {
     fn add(&mut self, file: ServedFile) -> Result<()> {
         let name = file.name.clone();
         if self.files.insert(name.clone(), file).is_some() {
-            bail!("{MANIFEST}: names the file {name:?} twice");
+            bail!("{MANIFEST_FILE}: names the file {name:?} twice");
         }
         Ok(())
     }
@@ -138,145 +144,83 @@ impl ServedFile {
     }
 }
 
-/// A shard, mapped. Its tag is the digest in the manifest, which is not checked here.
-fn shard(folder: &Path, entry: &Value, default: Option<&str>) -> Result<ServedFile> {
-    let name = (entry["fileName"].as_str().or(entry["filename"].as_str()))
-        .context("expected a file name")?;
-    check_name(name)?;
-    let bytes = LocalFile::open(folder.join(name))?.prefix(u64::MAX);
-    let size = entry["size"].as_u64().context("size: expected a number")?;
-    ensure!(
-        bytes.len() as u64 == size,
-        "{name}: expected {size} bytes, found {}",
-        bytes.len()
-    );
-    let algorithm = entry["hashAlgorithm"]
-        .as_str()
-        .or(default)
-        .map(str::parse::<Algorithm>);
-    let digest = match (entry["hash"].as_str(), entry["blake3"].as_str(), algorithm) {
-        (Some(hex), _, Some(algorithm)) => Digest::from_hex(algorithm?, hex)?,
-        (_, Some(hex), _) => Digest::from_hex(Algorithm::Blake3, hex)?,
-        // Nothing says what its bytes are.
-        _ => Digest::of(Algorithm::Sha256, &bytes),
-    };
-    Ok(ServedFile {
-        name: name.to_owned(),
-        etag: etag(&digest),
-        bytes,
-        is_shard: true,
-    })
-}
-
 /// A file that is read now, so that it can be replaced while the server runs.
-fn small(name: &str, bytes: Vec<u8>) -> Result<ServedFile> {
-    Ok(ServedFile {
+fn small(name: &str, bytes: Bytes) -> ServedFile {
+    ServedFile {
         name: name.to_owned(),
         etag: etag(&Digest::of(Algorithm::Sha256, &bytes)),
-        bytes: bytes.into(),
+        bytes,
         is_shard: false,
-    })
+    }
 }
 
 fn etag(digest: &Digest) -> String {
     format!("\"{}-{digest}\"", digest.algorithm())
 }
 
-fn read_small(path: &Path) -> Result<Vec<u8>> {
-    let place = path.display();
-    let size = fs::metadata(path)
-        .with_context(|| format!("{place}: cannot open"))?
-        .len();
+/// The bytes of a file as they are now.
+fn read_small(file: &SourceFile) -> Result<Bytes> {
     ensure!(
-        size <= MAX_SMALL_BYTES,
-        "{place}: expected at most {MAX_SMALL_BYTES} bytes, found {size}"
+        file.len() <= MAX_SMALL_BYTES,
+        "{file}: expected at most {MAX_SMALL_BYTES} bytes, found {}",
+        file.len()
     );
-    fs::read(path).with_context(|| format!("{place}: cannot read"))
-}
-
-/// Names are paths within the folder, and mean the same in a URL.
-fn check_name(name: &str) -> Result<()> {
-    let is_part = |part: &str| {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        !part.is_empty() && part.chars().all(allowed) && !part.starts_with('.')
-    };
-    ensure!(
-        name.split('/').all(is_part),
-        "expected a file in the package's folder, named with letters, digits, '.', '_' and '-', found {name:?}"
-    );
-    Ok(())
+    Ok(Bytes::copy_from_slice(&file.bytes()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
 
-    fn folder(manifest: &Value) -> tempfile::TempDir {
+    const SAMPLE: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../testdata/rdrr-samples/v1-gemma3-q4k"
+    );
+
+    fn copy() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(MANIFEST), manifest.to_string()).unwrap();
-        fs::write(dir.path().join("s.bin"), b"0123456789").unwrap();
-        fs::write(dir.path().join("t.json"), b"{}").unwrap();
+        for entry in fs::read_dir(SAMPLE).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+        }
         fs::write(dir.path().join("secret"), b"not named").unwrap();
         dir
     }
 
-    fn shard_entry() -> Value {
-        serde_json::json!({"index": 0, "filename": "s.bin", "size": 10, "hash": "ab".repeat(32)})
+    fn open(dir: &Path) -> Result<Package> {
+        Package::open(&Folder::Local(dir.to_owned()))
     }
 
     #[test]
     fn only_named_files_are_served() {
-        let manifest = serde_json::json!({
-            "modelId": "m",
-            "hashAlgorithm": "blake3",
-            "shards": [shard_entry()],
-            "tensorsFile": "t.json",
-            "tokenizer": {"type": "huggingface", "file": "t.json"},
-        });
-        let dir = folder(&manifest);
-        let package = Package::open(dir.path()).unwrap();
+        let dir = copy();
+        let package = open(dir.path()).unwrap();
         let names: Vec<_> = package.files().map(ServedFile::name).collect();
-        assert_eq!(names, ["manifest.json", "s.bin", "t.json"]);
-        let shard = package.file("s.bin").unwrap();
-        assert_eq!(shard.etag(), format!("\"blake3-{}\"", "ab".repeat(32)));
-        assert_eq!(shard.part(2..5), "234");
-        assert!(shard.is_immutable() && !package.file("t.json").unwrap().is_immutable());
-        assert!(package.file("secret").is_none());
+        assert!(names.contains(&"manifest.json") && names.contains(&"tensors.json"));
+        assert!(names.contains(&"tokenizer.json") && names.contains(&"shard_00000.bin"));
+        assert!(package.file("secret").is_none() && package.file(SIGNATURE_FILE).is_none());
+        let shard = package.file("shard_00000.bin").unwrap();
+        assert!(shard.etag().starts_with("\"sha256-0ac4dd4e30ebc330"));
+        assert_eq!(shard.part(2..5), shard.bytes().slice(2..5));
+        assert!(shard.is_immutable() && !package.file("tensors.json").unwrap().is_immutable());
         fs::write(dir.path().join(SIGNATURE_FILE), b"x").unwrap();
-        assert!(
-            Package::open(dir.path())
-                .unwrap()
-                .file(SIGNATURE_FILE)
-                .is_some()
-        );
+        assert!(open(dir.path()).unwrap().file(SIGNATURE_FILE).is_some());
     }
 
     #[test]
-    fn wrong_manifests_are_refused() {
-        let with = |key: &str, value: Value| {
-            let mut entry = shard_entry();
-            entry[key] = value;
-            serde_json::json!({"hashAlgorithm": "sha256", "shards": [entry]})
-        };
-        let twice = serde_json::json!({"hashAlgorithm": "sha256", "shards": [shard_entry(), shard_entry()]});
-        for (manifest, message) in [
-            (serde_json::json!({}), "shards: expected an array"),
-            (
-                with("filename", "../secret".into()),
-                "expected a file in the package's folder",
-            ),
-            (
-                with("filename", "/etc/passwd".into()),
-                "expected a file in the package's folder",
-            ),
-            (with("filename", "none.bin".into()), "cannot open"),
-            (with("size", 11.into()), "expected 11 bytes, found 10"),
-            (with("hash", "abc".into()), "expected 64 hexadecimal digits"),
-            (twice, "twice"),
-        ] {
-            let dir = folder(&manifest);
-            let error = format!("{:#}", Package::open(dir.path()).unwrap_err());
-            assert!(error.contains(message), "{error}");
-        }
+    fn packages_that_lack_bytes_are_refused() {
+        let dir = copy();
+        let shard = dir.path().join("shard_00001.bin");
+        fs::write(&shard, b"short").unwrap();
+        let error = format!("{:#}", open(dir.path()).unwrap_err());
+        assert!(error.contains("expected 161792 bytes, found 5"), "{error}");
+        fs::remove_file(&shard).unwrap();
+        assert!(open(dir.path()).is_err());
+        fs::remove_file(dir.path().join("manifest.json")).unwrap();
+        let error = format!("{:#}", open(dir.path()).unwrap_err());
+        assert!(error.contains("no manifest"), "{error}");
     }
 }
