@@ -127,12 +127,11 @@ pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Res
                 return Ok(());
             };
             let verified = Expected::Digest(digest(algorithm, &shard.hash)).verify(&file.bytes());
-            match verified.with_context(|| file.to_string())? {
-                Verified::Blake3Variant => output::note(format_args!(
+            if verified.with_context(|| file.to_string())? == Verified::Blake3Variant {
+                output::note(format_args!(
                     "note: {file}: verified by the variant of BLAKE3 that the existing JavaScript \
                      runtime computes"
-                )),
-                _ => {}
+                ));
             }
             progress.add(shard.size);
         }

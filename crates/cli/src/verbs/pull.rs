@@ -13,8 +13,8 @@ use crate::pull;
 
 /// Fetch a model into the store
 ///
-/// SOURCE is the URL of a package (the folder with its manifest.json), a Hugging Face repository such as
-/// https://huggingface.co/OWNER/REPO, or a folder. Every byte is verified before it is kept; an
+/// SOURCE is the URL of a package (the folder with its manifest.json), the URL of a Hugging Face repository,
+/// or a folder. Every byte is verified before it is kept; an
 /// interrupted pull goes on where it was; what models in the store have in common with this one is not
 /// fetched again. HF_TOKEN and HF_ENDPOINT are understood.
 #[derive(Debug, Args)]
