@@ -417,13 +417,17 @@ fn a_served_package_is_pulled_whole() {
         "0",
     ];
     let told = |model: &str| with_store(&home, &[&["run", model][..], &prompt].concat());
-    let (from_store, from_file, from_url) = (told("tiny"), told(text(&model)), told(url));
+    let (from_store, from_file) = (told("tiny"), told(text(&model)));
+    // Into an empty store, loading while it arrives.
+    let run = [&["run", url][..], &prompt].concat();
+    let from_url = with_store(&dir.path().join("other-home"), &run);
+    let again = told(url);
     server.kill().unwrap();
     server.wait().unwrap();
     // Once it has been fetched, it is there without the server.
     let offline = told(url);
     assert!(pulled.0, "{}", pulled.2);
-    for (ok, out, error) in [&from_store, &from_url, &offline] {
+    for (ok, out, error) in [&from_store, &from_url, &again, &offline] {
         assert!(ok, "{error}");
         assert_eq!(*out, from_file.1);
     }

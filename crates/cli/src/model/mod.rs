@@ -191,7 +191,7 @@ impl ModelFiles {
                 file.len()
             );
         }
-        Ok(Some(file.bytes()))
+        file.bytes().map(Some)
     }
 
     /// The file called `name` beside the weights, and what `parse` makes of it.
@@ -341,6 +341,9 @@ impl ModelFiles {
         if let Some(warning) = loader.warnings().first() {
             output::note(format_args!("warning: {}: {warning}", self.name));
         }
+        if let Header::Package(header) = &self.header {
+            header.settle()?;
+        }
         loader.finish().with_context(|| self.name.clone())
     }
 
@@ -384,7 +387,7 @@ fn read_index(folder: &Folder) -> Result<Option<Index>> {
     let Some(file) = folder.file(source::INDEX)? else {
         return Ok(None);
     };
-    Index::parse(&file.bytes())
+    Index::parse(&file.bytes()?)
         .map(Some)
         .with_context(|| file.to_string())
 }
@@ -392,9 +395,9 @@ fn read_index(folder: &Folder) -> Result<Option<Index>> {
 // A mapped file costs nothing to hand over whole: only pages that the parser looks at are read.
 
 fn parse_gguf(file: &SourceFile) -> Result<Gguf> {
-    Gguf::parse(&file.bytes(), file.len()).with_context(|| file.to_string())
+    Gguf::parse(&file.bytes()?, file.len()).with_context(|| file.to_string())
 }
 
 fn parse_safetensors(file: &SourceFile) -> Result<SafeTensors> {
-    SafeTensors::parse(&file.bytes(), file.len()).with_context(|| file.to_string())
+    SafeTensors::parse(&file.bytes()?, file.len()).with_context(|| file.to_string())
 }

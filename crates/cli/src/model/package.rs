@@ -110,9 +110,10 @@ fn check_signed(name: &str, folder: &Folder) -> Result<()> {
 
 /// Checks the hash of every shard of `files`, on as many threads as there are cores.
 ///
-/// Those of a model in the store were checked before they got there, and the store's files don't change.
+/// Those of a model in the store, or on its way there, were checked before they got there, and the store's
+/// files don't change.
 pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Result<()> {
-    if matches!(header.folder, Folder::Stored(_)) {
+    if matches!(header.folder, Folder::Stored(_) | Folder::Arriving(_)) {
         return Ok(());
     }
     let manifest = header.package.manifest();
@@ -126,7 +127,7 @@ pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Res
             let Some((shard, file)) = manifest.shards.get(i).zip(files.get(i)) else {
                 return Ok(());
             };
-            let verified = Expected::Digest(digest(algorithm, &shard.hash)).verify(&file.bytes());
+            let verified = Expected::Digest(digest(algorithm, &shard.hash)).verify(&file.bytes()?);
             if verified.with_context(|| file.to_string())? == Verified::Blake3Variant {
                 output::note(format_args!(
                     "note: {file}: verified by the variant of BLAKE3 that the existing JavaScript \
@@ -146,6 +147,14 @@ pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Res
 }
 
 impl PackageHeader {
+    /// Waits until a package that is being fetched is in the store.
+    pub(super) fn settle(&self) -> Result<()> {
+        match &self.folder {
+            Folder::Arriving(arrival) => arrival.finish(),
+            _ => Ok(()),
+        }
+    }
+
     /// How I2_S codes are packed, where the manifest says it.
     pub(super) fn i2s_layout(&self) -> Result<Option<I2sLayout>> {
         let info = self.package.manifest().quantization_info.as_ref();
@@ -212,7 +221,7 @@ fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::
             file.len()
         );
     }
-    let bytes = file.bytes();
+    let bytes = file.bytes()?;
     Ok(Some((file, bytes)))
 }
 

@@ -12,6 +12,7 @@ use sterna_delivery::store::{self, StoreError};
 use sterna_format::gguf;
 use sterna_format::rdrr::MANIFEST_FILE;
 
+use crate::pull::Arrival;
 use crate::{builtin, output, pull};
 
 /// The file that says where the tensors of a sharded checkpoint are.
@@ -27,6 +28,12 @@ pub(crate) enum SourceFile {
     Stored {
         name: String,
         file: LocalFile,
+    },
+    /// A file of `size` bytes that is being fetched.
+    Arriving {
+        name: String,
+        size: u64,
+        arrival: Arc<Arrival>,
     },
     Builtin {
         name: &'static str,
@@ -47,6 +54,10 @@ impl SourceFile {
                 name: name.clone(),
                 file: file.read()?,
             },
+            SourceFile::Arriving { name, arrival, .. } => SourceFile::Stored {
+                name: name.clone(),
+                file: LocalFile::open(arrival.path(name)?)?.read()?,
+            },
             SourceFile::Builtin { name, bytes } => SourceFile::Builtin {
                 name,
                 bytes: bytes.clone(),
@@ -58,7 +69,7 @@ impl SourceFile {
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             SourceFile::Local(file) | SourceFile::Stored { file, .. } => Some(file.path()),
-            SourceFile::Builtin { .. } => None,
+            SourceFile::Arriving { .. } | SourceFile::Builtin { .. } => None,
         }
     }
 
@@ -70,7 +81,7 @@ impl SourceFile {
                 .file_name()
                 .map(|name| name.to_string_lossy().into_owned())
                 .unwrap_or_default(),
-            SourceFile::Stored { name, .. } => name.clone(),
+            SourceFile::Stored { name, .. } | SourceFile::Arriving { name, .. } => name.clone(),
             SourceFile::Builtin { name, .. } => (*name).to_owned(),
         }
     }
@@ -79,22 +90,26 @@ impl SourceFile {
     pub(crate) fn len(&self) -> u64 {
         match self {
             SourceFile::Local(file) | SourceFile::Stored { file, .. } => file.len(),
+            SourceFile::Arriving { size, .. } => *size,
             SourceFile::Builtin { bytes, .. } => bytes.len() as u64,
         }
     }
 
-    /// The first `n` bytes, or all if there are fewer.
-    pub(crate) fn prefix(&self, n: u64) -> Bytes {
-        match self {
+    /// The first `n` bytes, or all if there are fewer. A file that is being fetched is waited for.
+    pub(crate) fn prefix(&self, n: u64) -> Result<Bytes> {
+        Ok(match self {
             SourceFile::Local(file) | SourceFile::Stored { file, .. } => file.prefix(n),
+            SourceFile::Arriving { name, arrival, .. } => {
+                LocalFile::open(arrival.path(name)?)?.prefix(n)
+            }
             SourceFile::Builtin { bytes, .. } => {
                 bytes.slice(..usize::try_from(n).map_or(bytes.len(), |n| n.min(bytes.len())))
             }
-        }
+        })
     }
 
     /// All bytes.
-    pub(crate) fn bytes(&self) -> Bytes {
+    pub(crate) fn bytes(&self) -> Result<Bytes> {
         self.prefix(u64::MAX)
     }
 
@@ -103,6 +118,9 @@ impl SourceFile {
         match self {
             SourceFile::Local(file) | SourceFile::Stored { file, .. } => {
                 Ok(file.slice(offset, len)?)
+            }
+            SourceFile::Arriving { name, arrival, .. } => {
+                Ok(LocalFile::open(arrival.path(name)?)?.slice(offset, len)?)
             }
             SourceFile::Builtin { name, bytes } => {
                 let end = offset
@@ -124,7 +142,9 @@ impl fmt::Display for SourceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SourceFile::Local(file) => file.path().display().fmt(f),
-            SourceFile::Stored { name, .. } => f.write_str(name),
+            SourceFile::Stored { name, .. } | SourceFile::Arriving { name, .. } => {
+                f.write_str(name)
+            }
             SourceFile::Builtin { name, .. } => write!(f, "{}/{name}", builtin::NAME),
         }
     }
@@ -136,6 +156,8 @@ pub(crate) enum Folder {
     Local(PathBuf),
     /// A model in the store, whose files were verified on their way there.
     Stored(Arc<store::Model>),
+    /// A package on its way into the store.
+    Arriving(Arc<Arrival>),
     Builtin,
 }
 
@@ -158,6 +180,14 @@ impl Folder {
                 })),
                 None => Ok(None),
             },
+            Folder::Arriving(arrival) => {
+                let size = arrival.files()?.get(name).copied();
+                Ok(size.map(|size| SourceFile::Arriving {
+                    name: name.to_owned(),
+                    size,
+                    arrival: Arc::clone(arrival),
+                }))
+            }
             Folder::Builtin => {
                 Ok(builtin::file(name).map(|(name, bytes)| SourceFile::Builtin { name, bytes }))
             }
@@ -169,6 +199,7 @@ impl Folder {
         match self {
             Folder::Local(folder) => folder.join(name).display().to_string(),
             Folder::Stored(model) => format!("{}/{name}", model.name()),
+            Folder::Arriving(_) => name.to_owned(),
             Folder::Builtin => format!("{}/{name}", builtin::NAME),
         }
     }
@@ -180,6 +211,9 @@ impl Folder {
             Folder::Stored(model) => self.file(name)?.with_context(|| {
                 format!("{}: expected the file `{name}`, found none", model.name())
             }),
+            Folder::Arriving(_) => self
+                .file(name)?
+                .with_context(|| format!("expected the file `{name}`, found none")),
             Folder::Builtin => bail!("{}: expected no shards, found `{name}`", builtin::NAME),
         }
     }
@@ -204,7 +238,7 @@ pub(super) fn find(model: &str) -> Result<Found> {
         return Ok(Found::Folder(Folder::Builtin));
     }
     if model.contains("://") {
-        return find_in_store(fetched(model)?);
+        return fetched(model);
     }
     let path = Path::new(model);
     if path.is_dir() {
@@ -244,11 +278,12 @@ fn in_store(name: &str) -> Result<Option<store::Model>> {
     }
 }
 
-/// The model at an address, as it is there now; if it can't be reached, as it was last.
-fn fetched(address: &str) -> Result<store::Model> {
+/// The model at an address, as it is there now: a package while it is fetched, others once they are in
+/// the store. One that can't be reached is taken as it was last.
+fn fetched(address: &str) -> Result<Found> {
     let store = pull::store()?;
-    let known = store
-        .list()?
+    let known = store.list()?;
+    let known = known
         .into_iter()
         .find(|model| model.entry.source == address);
     let name = known.as_ref().map(|model| model.name.as_str());
@@ -262,20 +297,28 @@ fn fetched(address: &str) -> Result<store::Model> {
         },
         ..Limits::default()
     };
-    match (
-        pull::pull(&store, &[address.to_owned()], name, None, &limits),
-        name,
-    ) {
-        (Ok(pulled), _) => Ok(store.model(&pulled.name)?),
+    let arrival = Arrival::begin(store.clone(), address, name, limits);
+    let failed = match arrival.files() {
+        Ok(files) if files.contains_key(MANIFEST_FILE) => {
+            return Ok(Found::Package(Folder::Arriving(arrival)));
+        }
+        Ok(_) => arrival.finish().err(),
+        Err(error) => Some(error),
+    };
+    match (failed, name) {
+        (None, _) => {}
         // That it can't be reached is no refusal.
-        (Err(error), Some(name)) if error.downcast_ref::<FetchError>().is_some() => {
+        (Some(error), Some(name)) if error.downcast_ref::<FetchError>().is_some() => {
             output::note(format_args!(
                 "warning: {error:#}; using `{name}` as it is in the store"
             ));
-            Ok(store.model(name)?)
         }
-        (Err(error), _) => Err(error),
+        (Some(error), _) => return Err(error),
     }
+    let models = store.list()?;
+    let model = models.iter().find(|model| model.entry.source == address);
+    let model = model.with_context(|| format!("{address}: not in the store"))?;
+    find_in_store(store.model(&model.name)?)
 }
 
 fn find_in_store(model: store::Model) -> Result<Found> {
@@ -311,7 +354,7 @@ fn find_file(path: &Path) -> Result<Found> {
         return Ok(Found::Package(Folder::Local(folder)));
     }
     let file = SourceFile::open(path)?;
-    if &file.prefix(4)[..] == b"GGUF" {
+    if &file.prefix(4)?[..] == b"GGUF" {
         return gguf_parts(path, file).map(Found::Gguf);
     }
     if path
@@ -322,7 +365,7 @@ fn find_file(path: &Path) -> Result<Found> {
         let folder = Folder::Local(path.parent().unwrap_or(Path::new("")).to_owned());
         return Ok(Found::SafeTensors { file, folder });
     }
-    let start = file.prefix(4);
+    let start = file.prefix(4)?;
     bail!(
         "{file}: expected a GGUF file, which begins with `GGUF`, or a name that ends in .safetensors; \
          found {} bytes that begin with `{}`",

@@ -1,5 +1,6 @@
 //! Models from elsewhere into the store: what there is to fetch, where from, and what is here already.
 
+mod arrival;
 pub(crate) mod contents;
 
 use std::fs;
@@ -15,6 +16,7 @@ use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
 use crate::progress::Progress;
 use crate::{folders, output, trust};
+pub(crate) use arrival::Arrival;
 use contents::{MAX_SMALL, PackageContents};
 
 /// What a pull did.
@@ -43,13 +45,15 @@ pub(crate) fn store() -> Result<Store> {
 /// Fetches the model at `sources`, which are the same model in several places, into `store`, under
 /// `name` or one made from the first address.
 ///
-/// `file` chooses one of the models of a Hugging Face repository.
+/// `file` chooses one of the models of a Hugging Face repository. `arrival` is told of the files of a
+/// package as soon as they are verified.
 pub(crate) fn pull(
     store: &Store,
     sources: &[String],
     name: Option<&str>,
     file: Option<&str>,
     limits: &Limits,
+    arrival: Option<&Arrival>,
 ) -> Result<Pulled> {
     let first = sources.first().context("expected a source, found none")?;
     let name = match name {
@@ -86,11 +90,11 @@ pub(crate) fn pull(
                 }
             }
         }
-        return finish(pull, entry, large, &[&source], limits, 0);
+        return finish(pull, entry, large, &[&source], limits, 0, None);
     }
     let opened: Vec<Box<dyn Source>> = sources.iter().map(|s| source(s)).collect::<Result<_>>()?;
     let all: Vec<&dyn Source> = opened.iter().map(|source| &**source).collect();
-    pull_package(store, pull, first, &all, limits)
+    pull_package(store, pull, first, &all, limits, arrival)
 }
 
 /// Fetches a package.
@@ -100,6 +104,7 @@ fn pull_package(
     from: &str,
     sources: &[&dyn Source],
     limits: &Limits,
+    arrival: Option<&Arrival>,
 ) -> Result<Pulled> {
     let bytes = small(MANIFEST_FILE, sources, limits)?;
     let signature = signature(sources, limits)?;
@@ -116,7 +121,7 @@ fn pull_package(
         let file = pull.put(Algorithm::Sha256, text.as_bytes())?;
         entry.files.insert(SIGNATURE_FILE.to_owned(), file);
     }
-    let contents = PackageContents::of(&manifest).with_context(|| from.to_owned())?;
+    let mut contents = PackageContents::of(&manifest).with_context(|| from.to_owned())?;
     for name in &contents.unverified {
         let bytes = small(name, sources, limits)?;
         entry
@@ -138,7 +143,31 @@ fn pull_package(
     })?;
     let copied = contents.copy_groups(store, &pull, &manifest, &tensors)?;
     entry.groups = contents.groups(&manifest, &tensors);
-    finish(pull, entry, contents.blobs, sources, limits, copied)
+    if let Some(arrival) = arrival {
+        let small = entry
+            .files
+            .iter()
+            .map(|(name, file)| (name.clone(), file.size));
+        let large = contents
+            .blobs
+            .iter()
+            .map(|blob| (blob.name().to_owned(), blob.size()));
+        arrival.announce(small.chain(large).collect());
+        for (name, file) in &entry.files {
+            arrival.add(name, pull.commit(file)?);
+        }
+    }
+    // Small files first: they are wanted before the shards.
+    contents.blobs.rotate_left(manifest.shards.len());
+    finish(
+        pull,
+        entry,
+        contents.blobs,
+        sources,
+        limits,
+        copied,
+        arrival,
+    )
 }
 
 /// Fetches `blobs` and publishes `entry` with them.
@@ -149,6 +178,7 @@ fn finish(
     sources: &[&dyn Source],
     limits: &Limits,
     copied: u64,
+    arrival: Option<&Arrival>,
 ) -> Result<Pulled> {
     for blob in &blobs {
         let file = stored(blob).expect("only blobs with digests get here");
@@ -156,20 +186,32 @@ fn finish(
     }
     let total = blobs.iter().map(fetch::Blob::size).sum();
     let progress = Progress::bytes("fetching", total);
-    let mut shown = 0;
+    let (mut shown, mut lost) = (0, None);
     let report = fetch::fetch(
         blobs,
         sources,
         &pull,
         limits.clone(),
         &Cancel::new(),
-        &mut |event| {
-            if let Event::Progress(so_far) = event {
+        &mut |event| match (event, arrival) {
+            (Event::Committed { blob, .. }, Some(arrival)) => {
+                let file = stored(blob).expect("only blobs with digests get here");
+                match pull.commit(&file) {
+                    Ok(path) => arrival.add(blob.name(), path),
+                    Err(error) => lost = Some(error),
+                }
+            }
+            // Whoever waits for the files shows how far they are.
+            (Event::Progress(so_far), None) => {
                 progress.add(so_far.done_bytes.saturating_sub(shown));
                 shown = shown.max(so_far.done_bytes);
             }
+            _ => {}
         },
     )?;
+    if let Some(error) = lost {
+        return Err(error.into());
+    }
     drop(progress);
     for (source, why) in &report.dropped {
         output::note(format_args!("warning: {source}: given up: {why}"));

@@ -63,7 +63,7 @@ impl Package {
                 name: name.to_owned(),
                 etag: etag(&digest),
                 bytes: match is_shard {
-                    true => file.bytes(),
+                    true => file.bytes()?,
                     false => read_small(&file)?,
                 },
                 is_shard,
@@ -165,7 +165,7 @@ fn read_small(file: &SourceFile) -> Result<Bytes> {
         "{file}: expected at most {MAX_SMALL_BYTES} bytes, found {}",
         file.len()
     );
-    Ok(Bytes::copy_from_slice(&file.bytes()))
+    Ok(Bytes::copy_from_slice(&file.bytes()?))
 }
 
 #[cfg(test)]

@@ -68,6 +68,7 @@ impl PullVerb {
             self.name.as_deref(),
             self.file.as_deref(),
             &limits,
+            None,
         )?;
         if self.json {
             return output::json(&pulled);

@@ -115,7 +115,7 @@ impl Bench {
             name: files.name().to_owned(),
             family: plan.config().family.name.to_owned(),
             file_bytes: files.files().iter().map(SourceFile::len).sum(),
-            head_fnv1a64: format!("{:016x}", head_hash(files.files())),
+            head_fnv1a64: format!("{:016x}", head_hash(files.files())?),
             bytes_per_token: plan.bytes_per_token(),
         };
         let machine = Machine::detect();
@@ -125,7 +125,8 @@ impl Bench {
             let exec = Exec::new(threads, args::isa()?);
             candidates.push(Candidate::new(threads, load_ms, model, exec));
         }
-        let mapped: Vec<Bytes> = files.files().iter().map(SourceFile::bytes).collect();
+        let mapped = files.files().iter().map(SourceFile::bytes);
+        let mapped: Vec<Bytes> = mapped.collect::<Result<_>>()?;
         let plan = measure::Plan {
             tests: &tests,
             options,
@@ -272,15 +273,16 @@ fn normalized_error(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// FNV-1a, 64 bits, over each file's length (8 bytes, little-endian) and first MiB.
-fn head_hash(files: &[SourceFile]) -> u64 {
+fn head_hash(files: &[SourceFile]) -> Result<u64> {
     const HEAD: u64 = 1 << 20;
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let add = |hash: u64, bytes: &[u8]| {
         (bytes.iter()).fold(hash, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(PRIME))
     };
-    files.iter().fold(BASIS, |hash, file| {
-        add(add(hash, &file.len().to_le_bytes()), &file.prefix(HEAD))
+    files.iter().try_fold(BASIS, |hash, file| {
+        let head = file.prefix(HEAD)?;
+        Ok(add(add(hash, &file.len().to_le_bytes()), &head))
     })
 }
 
