@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
-use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, Digest};
+use sterna_delivery::hash::{Algorithm, DEFAULT_BLOCK_SIZE, Digest};
 use sterna_engine::{ModelConfig, RopeScaling};
 use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
@@ -98,6 +98,14 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
         }),
         metadata: Some(metadata),
         ..Manifest::default()
+    }
+}
+
+/// An algorithm as manifests have it.
+pub(super) fn hash_algorithm(algorithm: Algorithm) -> rdrr::HashAlgorithm {
+    match algorithm {
+        Algorithm::Sha256 => rdrr::HashAlgorithm::Sha256,
+        Algorithm::Blake3 => rdrr::HashAlgorithm::Blake3,
     }
 }
 

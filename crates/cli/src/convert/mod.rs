@@ -6,6 +6,7 @@
 //! its name at the end; if the conversion is interrupted, the next one goes on with the shards that are
 //! there.
 
+mod adapter;
 mod companions;
 mod journal;
 mod manifest;
@@ -24,12 +25,13 @@ use sterna_engine::{Exporter, PlanOptions};
 use sterna_format::DType;
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
 use sterna_format::rdrr::naming::Variant;
-use sterna_format::rdrr::{self, MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
+use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
 
 use crate::model::ModelFiles;
 use crate::output;
 use crate::progress::Progress;
+pub(crate) use adapter::convert_adapter;
 use companions::Companions;
 use journal::Journal;
 use shards::ShardWriter;
@@ -148,10 +150,7 @@ pub(crate) fn convert(
         tokenizer: companions.tokenizer.clone(),
         has_chat_template: companions.has_chat_template,
         source: stem(files.name()),
-        algorithm: match algorithm {
-            Algorithm::Sha256 => rdrr::HashAlgorithm::Sha256,
-            Algorithm::Blake3 => rdrr::HashAlgorithm::Blake3,
-        },
+        algorithm: manifest::hash_algorithm(algorithm),
         tied,
         hf,
     };

@@ -83,14 +83,15 @@ impl Adapted {
     }
 }
 
-const CONFIG: &str = "adapter_config.json";
+/// The file that makes a folder an adapter.
+pub(crate) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Largest configuration that is read; the parser takes no larger one.
 const MAX_CONFIG_BYTES: u64 = 8 << 20;
 
 /// The adapter in a folder, and what its maker called the model it was made for.
-fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
+pub(crate) fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
     if folder.is_dir() && !folder.join(CONFIG).exists() {
         if folder.join(MANIFEST_FILE).exists() {
             return open_package(&folder.to_string_lossy());

@@ -26,7 +26,7 @@ use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
-pub(crate) use adapter::{Adapted, LoraFlag};
+pub(crate) use adapter::{Adapted, CONFIG as ADAPTER_CONFIG, LoraFlag, open as open_adapter};
 use assemble::Assembled;
 pub(crate) use package::{PackageHeader, read_package};
 use source::Found;

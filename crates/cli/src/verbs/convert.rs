@@ -1,7 +1,7 @@
 //! `sterna convert`: a package of a model in any form.
 
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -11,9 +11,9 @@ use sterna_engine::PlanOptions;
 use sterna_kernels::Exec;
 
 use crate::args::{I2sLayoutFlag, isa, thread_count};
-use crate::convert::{Options, Target, Targets, convert};
+use crate::convert::{Options, Summary, Target, Targets, convert, convert_adapter};
 use crate::machine;
-use crate::model::ModelFiles;
+use crate::model::{ADAPTER_CONFIG, ModelFiles};
 use crate::output::{self, Bytes};
 
 /// Make an RDRR package of a model
@@ -25,7 +25,8 @@ use crate::output::{self, Bytes};
     after_help = "Example:\n  sterna convert Llama-3.2-1B/ llama-rdrr --quantize q4_k_m --embeddings f16"
 )]
 pub(crate) struct Convert {
-    /// GGUF file (or the first of a split set), Hugging Face folder or package
+    /// GGUF file (or the first of a split set), Hugging Face folder, package, or the folder of an adapter as
+    /// PEFT saves it
     #[arg(value_name = "MODEL")]
     model: String,
 
@@ -97,6 +98,13 @@ fn shard_size(text: &str) -> Result<NonZero<u64>, String> {
 
 impl Convert {
     pub(crate) fn run(self) -> Result<()> {
+        let folder = Path::new(&self.model);
+        if folder.join(ADAPTER_CONFIG).exists() {
+            let id = self.id.as_deref();
+            let size = self.shard_size.get();
+            let summary = convert_adapter(folder, &self.out, id, size, self.hash)?;
+            return say(&summary, self.json);
+        }
         let files = ModelFiles::open(&self.model)?;
         let n_threads = self
             .jobs
@@ -116,22 +124,27 @@ impl Convert {
         };
         let exec = Arc::new(Exec::new(n_threads, isa()?));
         let summary = convert(&files, &self.out, &options, exec)?;
-        if self.json {
-            return output::json(&summary);
-        }
-        let resumed = match summary.n_resumed {
-            0 => String::new(),
-            n => format!(", {n} of them from an interrupted run"),
-        };
-        output::note(format_args!(
-            "{}: {} tensors, {} in {} shards{resumed}",
-            summary.model_id,
-            summary.n_tensors,
-            Bytes(summary.total_size),
-            summary.n_shards,
-        ));
-        output::line(summary.package.display())
+        say(&summary, self.json)
     }
+}
+
+/// Prints what came of a conversion.
+fn say(summary: &Summary, as_json: bool) -> Result<()> {
+    if as_json {
+        return output::json(summary);
+    }
+    let resumed = match summary.n_resumed {
+        0 => String::new(),
+        n => format!(", {n} of them from an interrupted run"),
+    };
+    output::note(format_args!(
+        "{}: {} tensors, {} in {} shards{resumed}",
+        summary.model_id,
+        summary.n_tensors,
+        Bytes(summary.total_size),
+        summary.n_shards,
+    ));
+    output::line(summary.package.display())
 }
 
 #[cfg(test)]

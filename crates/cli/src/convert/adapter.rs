@@ -1,0 +1,207 @@
+//! From a low-rank adapter as PEFT saves it to a package.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
+use serde_json::{Map, json};
+use sterna_delivery::hash::Algorithm;
+use sterna_engine::{AdapterSource, LoraMatrix, Orientation};
+use sterna_format::DType;
+use sterna_format::rdrr::groups::GroupId;
+use sterna_format::rdrr::lora::{LoraMatrix as Factor, LoraName};
+use sterna_format::rdrr::{
+    LoraConfig, MANIFEST_FILE, Manifest, Role, Shard, Tensor, TensorMap, shard_file_name,
+};
+use sterna_kernels::quant::decode_row;
+
+use super::journal::Journal;
+use super::manifest::{hash_algorithm, plain};
+use super::shards::ShardWriter;
+use super::{Summary, partial, stem, write};
+use crate::model::open_adapter;
+
+/// Writes the adapter in `folder` to the package `out`, which must not exist.
+///
+/// The package has one rank and one strength for all modules: smaller ranks are filled up with zeros, and
+/// other strengths go into the second matrix.
+pub(crate) fn convert_adapter(
+    folder: &Path,
+    out: &Path,
+    model_id: Option<&str>,
+    shard_size: u64,
+    algorithm: Algorithm,
+) -> Result<Summary> {
+    if out.exists() {
+        bail!("{}: exists already", out.display());
+    }
+    let (source, base_model) = open_adapter(folder)?;
+    let dir = partial(out)?;
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let lock_path = dir.with_extension("lock");
+    let lock = File::create(&lock_path).with_context(|| lock_path.display().to_string())?;
+    if lock.try_lock().is_err() {
+        bail!("{}: another conversion is writing it", out.display());
+    }
+    // Small: always begun anew.
+    let journal = Journal::open(&dir, &format!("adapter {}", std::process::id()))?;
+    let mut writer = ShardWriter::new(&dir, shard_size, algorithm, journal);
+    let ranks = source.pairs.iter().map(|pair| rank(&source, &pair.a));
+    let rank = ranks.collect::<Result<Vec<_>>>()?.into_iter().max();
+    let (Some(rank), Some(first)) = (rank, source.pairs.first()) else {
+        bail!(
+            "{}: expected an adapter, found one without matrices",
+            source.name
+        );
+    };
+    let scaling = first.scaling;
+    let mut tensors = TensorMap::default();
+    let mut modules = Vec::new();
+    for pair in &source.pairs {
+        let module = pair.module.name();
+        if !modules.contains(&module) {
+            modules.push(module);
+        }
+        let a = input_first(&source, &pair.a, rank)?;
+        let b = rank_first(&source, &pair.b, rank, pair.scaling / scaling)?;
+        for (matrix, values) in [(Factor::A, a), (Factor::B, b)] {
+            let name = LoraName {
+                layer: pair.layer as u32,
+                module: module.to_owned(),
+                matrix,
+            };
+            let width = values.len() / rank;
+            let bytes: Bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let group = GroupId::Layer(u32::try_from(pair.layer).unwrap_or(u32::MAX));
+            let spans = writer.begin(group, bytes.len() as u64)?;
+            let tensor = Tensor {
+                name: name.to_tensor_name(),
+                group: None,
+                dtype: DType::F32.into(),
+                shape: match matrix {
+                    Factor::A => vec![width, rank],
+                    Factor::B => vec![rank, width],
+                },
+                size: bytes.len() as u64,
+                layout: None,
+                spans,
+                role: Some(Role::Other),
+                original_shape: None,
+                extra: Map::new(),
+            };
+            writer.write(bytes)?;
+            tensors
+                .push(tensor)
+                .map_err(|twice| anyhow!("tensor `{}`: twice in the adapter", twice.name))?;
+        }
+    }
+    let written = writer.finish()?;
+    let name = stem(&folder.to_string_lossy());
+    let n_tensors = tensors.len();
+    let total_size = written.shards.iter().map(|shard| shard.size).sum();
+    let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
+        file_name: shard_file_name(i),
+        size: shard.size,
+        hash: plain(&shard.digest),
+        blake3: None,
+        extra: Map::new(),
+    });
+    let mut metadata = Map::new();
+    metadata.insert("source".into(), json!(name));
+    let manifest = Manifest {
+        model_id: model_id.map_or(name, str::to_owned),
+        model_type: "lora".to_owned(),
+        quantization: "F32".to_owned(),
+        hash_algorithm: hash_algorithm(algorithm),
+        shards: shards.collect(),
+        total_size,
+        tensor_count: Some(n_tensors as u64),
+        tensors: Some(tensors),
+        adapter_type: Some("lora".to_owned()),
+        base_model,
+        lora_config: Some(LoraConfig {
+            rank: rank as u64,
+            alpha: f64::from(scaling) * rank as f64,
+            rank_stabilized: false,
+            target_modules: modules.into_iter().map(str::to_owned).collect(),
+            extra: Map::new(),
+        }),
+        blake3_full: Some(plain(&written.blake3)),
+        metadata: Some(metadata),
+        ..Manifest::default()
+    };
+    write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
+    Journal::remove(&dir)?;
+    fs::rename(&dir, out)
+        .with_context(|| format!("cannot rename {} to {}", dir.display(), out.display()))?;
+    // It held nothing.
+    let _ = fs::remove_file(&lock_path);
+    Ok(Summary {
+        package: out.to_owned(),
+        model_id: manifest.model_id,
+        n_tensors,
+        n_shards: written.shards.len(),
+        total_size,
+        n_resumed: 0,
+    })
+}
+
+/// The values of a matrix with its rows as they are stored.
+fn values(matrix: &LoraMatrix) -> Result<(usize, usize, Vec<f32>)> {
+    let name = || format!("tensor `{}`", matrix.name);
+    let [rows, columns] = matrix.shape[..] else {
+        bail!(
+            "{}: expected a matrix, found shape {:?}",
+            name(),
+            matrix.shape
+        );
+    };
+    let mut values = vec![0.0; rows * columns];
+    decode_row(matrix.dtype, &matrix.bytes, &mut values).with_context(name)?;
+    Ok((rows, columns, values))
+}
+
+/// The rank of the first matrix of a pair.
+fn rank(source: &AdapterSource, a: &LoraMatrix) -> Result<usize> {
+    let at = usize::from(source.orientation == Orientation::RankLast);
+    let rank = a.shape.get(at).copied();
+    rank.with_context(|| format!("tensor `{}`: expected a matrix", a.name))
+}
+
+/// `[in, rank]` of a first matrix.
+fn input_first(source: &AdapterSource, a: &LoraMatrix, rank: usize) -> Result<Vec<f32>> {
+    let (rows, columns, values) = values(a)?;
+    Ok(match source.orientation {
+        Orientation::RankFirst => filled(&transposed(rows, columns, &values), columns, rows, rank),
+        Orientation::RankLast => filled(&values, rows, columns, rank),
+    })
+}
+
+/// `[rank, out]` of a second matrix.
+fn rank_first(source: &AdapterSource, b: &LoraMatrix, rank: usize, by: f32) -> Result<Vec<f32>> {
+    let (rows, columns, values) = values(b)?;
+    let (n_ranks, width, mut values) = match source.orientation {
+        Orientation::RankFirst => (columns, rows, transposed(rows, columns, &values)),
+        Orientation::RankLast => (rows, columns, values),
+    };
+    debug_assert!(n_ranks <= rank);
+    values.iter_mut().for_each(|v| *v *= by);
+    values.resize(rank * width, 0.0);
+    Ok(values)
+}
+
+/// A matrix with `rank` columns, those it doesn't have zero.
+fn filled(values: &[f32], rows: usize, columns: usize, rank: usize) -> Vec<f32> {
+    let mut out = vec![0.0; rows * rank];
+    for (out, row) in out.chunks_exact_mut(rank).zip(values.chunks_exact(columns)) {
+        out[..columns].copy_from_slice(row);
+    }
+    out
+}
+
+fn transposed(rows: usize, columns: usize, values: &[f32]) -> Vec<f32> {
+    (0..columns)
+        .flat_map(|column| (0..rows).map(move |row| values[row * columns + column]))
+        .collect()
+}
