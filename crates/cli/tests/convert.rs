@@ -269,6 +269,50 @@ fn damage_is_found_and_never_run() {
     );
 }
 
+#[test]
+fn wrong_bytes_get_no_right_hashes_and_no_files_are_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    stdout(&["convert", "builtin", text(&out)]);
+    let refused = |args: &[&str], what: &str| {
+        let output = sterna(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && error.contains(what),
+            "{args:?}: {error}"
+        );
+    };
+    let again = dir.path().join("again");
+    // A file beside the shards that isn't as the manifest says.
+    let config = out.join("tokenizer_config.json");
+    let good = fs::read(&config).unwrap();
+    fs::write(&config, b"{}").unwrap();
+    let run = ["run", text(&out), "-p", "hi", "--max-tokens", "1"];
+    refused(&run, "tokenizer_config.json");
+    refused(
+        &["convert", text(&out), text(&again)],
+        "tokenizer_config.json",
+    );
+    fs::write(&config, good).unwrap();
+    // One that the manifest doesn't know counts for nothing.
+    let template = out.join("chat_template.jinja");
+    fs::write(&template, "{{ raise_exception('read') }}").unwrap();
+    stdout(&run);
+    fs::remove_file(template).unwrap();
+    let shard = out.join("shard_00000.bin");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    refused(&["convert", text(&out), text(&again)], "shard_00000.bin");
+    // Folders of somebody else's.
+    let partial = dir.path().join("mine.partial");
+    fs::create_dir(&partial).unwrap();
+    fs::write(partial.join("notes.txt"), "keep").unwrap();
+    let mine = dir.path().join("mine");
+    refused(&["convert", "builtin", text(&mine)], "other files");
+    assert_eq!(fs::read(partial.join("notes.txt")).unwrap(), b"keep");
+}
+
 /// Runs with a store of its own.
 fn with_store(home: &Path, args: &[&str]) -> (bool, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_sterna"))

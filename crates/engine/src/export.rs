@@ -97,8 +97,8 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
 #[derive(Debug, Clone)]
 struct Target {
     name: String,
-    /// Heads whose rows stand in pairs and are to stand in halves.
-    pairs: Option<usize>,
+    /// Heads whose rows stand in pairs and are to stand in halves, and how many rows of each do.
+    pairs: Option<(usize, usize)>,
     /// One is to be taken off every value.
     less_one: bool,
 }
@@ -266,17 +266,19 @@ impl Exporter {
 impl Target {
     /// `bytes`, which are `n` rows, with the rows of every head in the order that rotates halves.
     fn in_halves(&self, bytes: Bytes, n: usize) -> Bytes {
-        let Some(n_heads) = self.pairs else {
+        let Some((n_heads, rotated)) = self.pairs else {
             return bytes;
         };
-        let (stride, half) = (bytes.len() / n, n / n_heads / 2);
+        let stride = bytes.len() / n;
         let mut out = Vec::with_capacity(bytes.len());
-        for head in bytes.chunks_exact(2 * half * stride) {
+        for head in bytes.chunks_exact(n / n_heads * stride) {
+            let (rotated, rest) = head.split_at(rotated * stride);
             for first in [0, 1] {
-                for row in head.chunks_exact(stride).skip(first).step_by(2) {
+                for row in rotated.chunks_exact(stride).skip(first).step_by(2) {
                     out.extend_from_slice(row);
                 }
             }
+            out.extend_from_slice(rest);
         }
         out.into()
     }
@@ -299,7 +301,8 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
     let config = &plan.config;
     let mut naming = Naming {
         model_type: config.family.hf_name(),
-        in_pairs: config.ropes[0].layout == RopeLayout::Pairs,
+        in_pairs: (config.ropes[0].layout == RopeLayout::Pairs)
+            .then_some(2 * config.ropes[0].pairs()),
         norms_less_one: plan.values == Values::Gguf && config.family.gemma,
         targets: vec![None; plan.specs.len()],
     };
@@ -342,7 +345,8 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
 /// Gives weights their names.
 struct Naming {
     model_type: &'static str,
-    in_pairs: bool,
+    /// Rows of each head that stand in pairs, if any do.
+    in_pairs: Option<usize>,
     norms_less_one: bool,
     targets: Vec<Option<Target>>,
 }
@@ -353,7 +357,7 @@ impl Naming {
         let name = hugging_face(self.model_type, name);
         self.targets[id].insert(Target {
             name: name.expect("the planner's names are in the table"),
-            pairs: heads.filter(|_| self.in_pairs),
+            pairs: heads.zip(self.in_pairs),
             less_one: false,
         })
     }

@@ -1,6 +1,5 @@
 //! From a low-rank adapter as PEFT saves it to a package.
 
-use std::fs::{self, File};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,7 +18,7 @@ use sterna_kernels::quant::decode_row;
 use super::journal::Journal;
 use super::manifest::{hash_algorithm, plain};
 use super::shards::ShardWriter;
-use super::{Summary, partial, stem, write};
+use super::{Staging, Summary, stem, write};
 use crate::model::open_adapter;
 
 /// Writes the adapter in `folder` to the package `out`, which must not exist.
@@ -33,20 +32,12 @@ pub(crate) fn convert_adapter(
     shard_size: u64,
     algorithm: Algorithm,
 ) -> Result<Summary> {
-    if out.exists() {
-        bail!("{}: exists already", out.display());
-    }
     let (source, base_model) = open_adapter(folder)?;
-    let dir = partial(out)?;
-    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    let lock_path = dir.with_extension("lock");
-    let lock = File::create(&lock_path).with_context(|| lock_path.display().to_string())?;
-    if lock.try_lock().is_err() {
-        bail!("{}: another conversion is writing it", out.display());
-    }
+    let staging = Staging::begin(out)?;
+    let dir = &staging.dir;
     // Small: always begun anew.
-    let journal = Journal::open(&dir, &format!("adapter {}", std::process::id()))?;
-    let mut writer = ShardWriter::new(&dir, shard_size, algorithm, journal);
+    let journal = Journal::fresh(dir)?;
+    let mut writer = ShardWriter::new(dir, shard_size, algorithm, journal);
     let ranks = source.pairs.iter().map(|pair| rank(&source, &pair.a));
     let rank = ranks.collect::<Result<Vec<_>>>()?.into_iter().max();
     let (Some(rank), Some(first)) = (rank, source.pairs.first()) else {
@@ -132,11 +123,7 @@ pub(crate) fn convert_adapter(
         ..Manifest::default()
     };
     write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
-    Journal::remove(&dir)?;
-    fs::rename(&dir, out)
-        .with_context(|| format!("cannot rename {} to {}", dir.display(), out.display()))?;
-    // It held nothing.
-    let _ = fs::remove_file(&lock_path);
+    staging.finish(out)?;
     Ok(Summary {
         package: out.to_owned(),
         model_id: manifest.model_id,
@@ -172,6 +159,9 @@ fn rank(source: &AdapterSource, a: &LoraMatrix) -> Result<usize> {
 /// `[in, rank]` of a first matrix.
 fn input_first(source: &AdapterSource, a: &LoraMatrix, rank: usize) -> Result<Vec<f32>> {
     let (rows, columns, values) = values(a)?;
+    if rows == 0 || columns == 0 {
+        bail!("tensor `{}`: expected values, found none", a.name);
+    }
     Ok(match source.orientation {
         Orientation::RankFirst => filled(&transposed(rows, columns, &values), columns, rows, rank),
         Orientation::RankLast => filled(&values, rows, columns, rank),
@@ -185,7 +175,13 @@ fn rank_first(source: &AdapterSource, b: &LoraMatrix, rank: usize, by: f32) -> R
         Orientation::RankFirst => (columns, rows, transposed(rows, columns, &values)),
         Orientation::RankLast => (rows, columns, values),
     };
-    debug_assert!(n_ranks <= rank);
+    if n_ranks > rank || width == 0 || rank == 0 {
+        bail!(
+            "tensor `{}`: expected rank 1 to {rank} and some outputs, found shape {:?}",
+            b.name,
+            b.shape
+        );
+    }
     values.iter_mut().for_each(|v| *v *= by);
     values.resize(rank * width, 0.0);
     Ok(values)

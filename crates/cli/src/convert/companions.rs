@@ -58,6 +58,23 @@ impl Companions {
         companions.eos = eos;
         match files.header() {
             Header::Gguf { metadata, .. } => companions.take_gguf(metadata)?,
+            Header::Package(header) => {
+                let entry = header.package.manifest().tokenizer.clone();
+                let named = entry
+                    .iter()
+                    .flat_map(|entry| [&entry.file, &entry.sentencepiece_model]);
+                let mut names: Vec<&str> = named.flatten().map(String::as_str).collect();
+                names.extend(TAKEN);
+                names.push(GGUF_TOKENIZER_FILE);
+                names.sort_unstable();
+                names.dedup();
+                for name in names {
+                    if let Some(bytes) = files.beside(name)? {
+                        companions.files.push((name.to_owned(), bytes));
+                    }
+                }
+                companions.tokenizer = entry;
+            }
             _ => companions.take_folder(files)?,
         }
         Ok(companions)

@@ -55,20 +55,30 @@ impl Journal {
         let state = match found.filter(complete) {
             Some(state) => state,
             None => {
-                for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
-                    let path = entry.with_context(|| dir.display().to_string())?.path();
-                    fs::remove_file(&path).with_context(|| path.display().to_string())?;
-                }
+                clear(dir)?;
                 State {
                     key: key.to_owned(),
                     shards: Vec::new(),
                 }
             }
         };
-        Ok(Journal {
+        let journal = Journal {
             path: Some(path),
             state,
-        })
+        };
+        journal.save()?;
+        Ok(journal)
+    }
+
+    /// A journal in `dir` of a conversion that doesn't go on with what another left.
+    pub(super) fn fresh(dir: &Path) -> Result<Journal> {
+        clear(dir)?;
+        let journal = Journal {
+            path: Some(dir.join(FILE)),
+            state: State::default(),
+        };
+        journal.save()?;
+        Ok(journal)
     }
 
     /// How many shards an earlier run finished.
@@ -89,6 +99,10 @@ impl Journal {
             "shards are finished in order"
         );
         self.state.shards.push(size);
+        self.save()
+    }
+
+    fn save(&self) -> Result<()> {
         let Some(path) = &self.path else {
             return Ok(());
         };
@@ -108,4 +122,27 @@ impl Journal {
         let path = dir.join(FILE);
         fs::remove_file(&path).with_context(|| path.display().to_string())
     }
+}
+
+/// Empties the folder of an interrupted conversion; refuses one that isn't ours.
+fn clear(dir: &Path) -> Result<()> {
+    let what = || dir.display().to_string();
+    let entries: Vec<_> = fs::read_dir(dir)
+        .and_then(|entries| entries.collect::<Result<_, _>>())
+        .with_context(what)?;
+    // A journal is the first thing that a conversion writes.
+    if !entries.is_empty() && !dir.join(FILE).exists() {
+        anyhow::bail!(
+            "{}: expected an empty folder or that of an interrupted conversion, found other files",
+            dir.display()
+        );
+    }
+    let (journal, others): (Vec<_>, Vec<_>) = entries
+        .iter()
+        .map(fs::DirEntry::path)
+        .partition(|path| path.ends_with(FILE));
+    for path in others.into_iter().chain(journal) {
+        fs::remove_file(&path).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }

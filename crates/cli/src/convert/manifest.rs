@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 use sterna_delivery::hash::{Algorithm, DEFAULT_BLOCK_SIZE, Digest};
-use sterna_engine::{ModelConfig, RopeScaling};
+use sterna_engine::{LayerConfig, ModelConfig, RopeScaling};
 use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
 use sterna_format::rdrr::{
@@ -170,6 +170,23 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     let mut layer_pattern = layer_pattern;
     layer_pattern["globalPattern"] = Value::Null;
     layer_pattern["layerTypes"] = Value::Null;
+    let number = |key: &str| layer_pattern[key].as_u64().map(|n| n as usize);
+    if let (Some(period), Some(offset)) = (number("period"), number("offset")) {
+        let said = (0..c.n_layers).filter(|i| i % period == offset % period);
+        if !said.eq(full.iter().copied()) {
+            let kind = |layer: &LayerConfig| match layer.window {
+                Some(_) => "sliding_attention",
+                None => "full_attention",
+            };
+            let kinds: Vec<_> = c.layers.iter().map(kind).collect();
+            layer_pattern["type"] = json!("custom");
+            layer_pattern["period"] = Value::Null;
+            layer_pattern["offset"] = Value::Null;
+            layer_pattern["layerTypes"] = json!(kinds);
+            // The JavaScript runtime's word for any other list.
+            layer_pattern["attentionLayers"] = json!(full);
+        }
+    }
     layer_pattern["residualBranchScale"] = json!(1);
     let inference = json!({
         "attention": {

@@ -68,20 +68,13 @@ pub(crate) fn convert(
     options: &Options,
     exec: Arc<Exec>,
 ) -> Result<Summary> {
-    if out.exists() {
-        bail!("{}: exists already", out.display());
-    }
+    // Wrong bytes must not get right hashes.
+    files.verify()?;
     let plan = files.plan_for(&options.plan)?;
     let config = plan.config().clone();
     let n_bytes = plan.weight_bytes();
-    let dir = partial(out)?;
-    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    // Two at once would write into each other's files.
-    let lock_path = dir.with_extension("lock");
-    let lock = File::create(&lock_path).with_context(|| lock_path.display().to_string())?;
-    if lock.try_lock().is_err() {
-        bail!("{}: another conversion is writing it", out.display());
-    }
+    let staging = Staging::begin(out)?;
+    let dir = staging.dir.clone();
     let journal = Journal::open(&dir, &key(files, options)?)?;
     let n_resumed = journal.n_finished();
     let algorithm = options.algorithm;
@@ -173,11 +166,8 @@ pub(crate) fn convert(
         write(&dir.join(name), bytes)?;
     }
     write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
-    Journal::remove(&dir)?;
-    fs::rename(&dir, out)
-        .with_context(|| format!("cannot rename {} to {}", dir.display(), out.display()))?;
-    // It held nothing; whoever waits for it finds the package.
-    let _ = fs::remove_file(&lock_path);
+    staging.finish(out)?;
+    files.settle()?;
     Ok(Summary {
         package: out.to_owned(),
         model_id,
@@ -227,14 +217,57 @@ fn variant(tensors: &TensorMap, tied: bool) -> Variant {
     }
 }
 
-/// Where a package is written before it is whole.
-fn partial(out: &Path) -> Result<PathBuf> {
-    let name = out
-        .file_name()
-        .with_context(|| format!("{}: expected the name of a folder", out.display()))?;
-    let mut name = name.to_owned();
-    name.push(".partial");
-    Ok(out.with_file_name(name))
+/// The folder in which a package is written before it is whole; one conversion at a time.
+struct Staging {
+    dir: PathBuf,
+    lock_path: PathBuf,
+    _lock: File,
+}
+
+impl Staging {
+    /// Begins to write the package `out`, which must not exist.
+    fn begin(out: &Path) -> Result<Staging> {
+        let name = out
+            .file_name()
+            .with_context(|| format!("{}: expected the name of a folder", out.display()))?;
+        let beside = |end: &str| {
+            let mut name = name.to_owned();
+            name.push(end);
+            out.with_file_name(name)
+        };
+        let (dir, lock_path) = (beside(".partial"), beside(".partial.lock"));
+        let what = || lock_path.display().to_string();
+        let lock = File::options()
+            .create(true)
+            .append(true)
+            .open(&lock_path)
+            .with_context(what)?;
+        // Two at once would write into each other's files.
+        if lock.try_lock().is_err() {
+            bail!("{}: another conversion is writing it", out.display());
+        }
+        if out.exists() {
+            // Nobody needs the lock of a package that is there.
+            let _ = fs::remove_file(&lock_path);
+            bail!("{}: exists already", out.display());
+        }
+        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        Ok(Staging {
+            dir,
+            lock_path,
+            _lock: lock,
+        })
+    }
+
+    /// Gives the package its name.
+    fn finish(self, out: &Path) -> Result<()> {
+        let what = || format!("cannot rename {} to {}", self.dir.display(), out.display());
+        fs::rename(&self.dir, out).with_context(what)?;
+        Journal::remove(out)?;
+        // It held nothing; whoever waits for it finds the package.
+        let _ = fs::remove_file(&self.lock_path);
+        Ok(())
+    }
 }
 
 /// The last part of a model's name, without an extension.
@@ -260,6 +293,11 @@ fn key(files: &ModelFiles, options: &Options) -> Result<String> {
         options.shard_size,
         options.algorithm,
     );
+    for name in [MANIFEST_FILE, TENSORS_FILE, "config.json"] {
+        if let Some(bytes) = files.beside(name)? {
+            key += &format!("; {name} {}", Digest::of(Algorithm::Blake3, &bytes));
+        }
+    }
     for file in files.files() {
         key += &format!("; {file} of {} bytes", file.len());
         if let Some(path) = file.path() {

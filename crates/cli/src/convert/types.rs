@@ -227,9 +227,18 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
         return (from, None);
     }
     let k = tensor.shape.last().copied().unwrap_or(0);
+    // Trits with several scales stay as exact as those with one.
+    let trits = matches!(from, DType::TQ1_0 | DType::TQ2_0);
+    if trits && !matches!(asked, DType::TQ1_0 | DType::TQ2_0 | DType::F32) {
+        let remark = format!(
+            "{asked} would not hold the trits of `{}` exactly; kept as {from}",
+            tensor.name
+        );
+        return (from, Some(remark));
+    }
     // Floats aren't rounded to trits that nobody trained.
     let ternary = matches!(asked, DType::I2_S | DType::TQ1_0 | DType::TQ2_0);
-    if !ternary && k.is_multiple_of(asked.block_len()) {
+    if (!ternary || trits) && k.is_multiple_of(asked.block_len()) {
         return (asked, None);
     }
     if ternary {

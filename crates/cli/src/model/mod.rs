@@ -182,6 +182,9 @@ impl ModelFiles {
         let Some(folder) = self.folder() else {
             return Ok(None);
         };
+        if let Header::Package(header) = &self.header {
+            return header.beside(name);
+        }
         let Some(file) = folder.file(name)? else {
             return Ok(None);
         };
@@ -243,12 +246,8 @@ impl ModelFiles {
 
     /// What the engine makes of the files; fails if it can't run the model.
     pub(crate) fn plan(&self, flags: &ModelFlags) -> Result<ModelPlan> {
-        let told = match &self.header {
-            Header::Package(header) => header.i2s_layout().with_context(|| self.name.clone())?,
-            _ => None,
-        };
         let options = PlanOptions {
-            i2s_layout: told.unwrap_or(flags.i2s_layout()),
+            i2s_layout: flags.i2s_layout(),
         };
         self.plan_for(&options)?
             .with_head(flags.head())
@@ -256,7 +255,16 @@ impl ModelFiles {
     }
 
     /// What the engine makes of the files, its output head as it is stored.
+    ///
+    /// What a package says of its I2_S weights counts, not what `options` say.
     pub(crate) fn plan_for(&self, options: &PlanOptions) -> Result<ModelPlan> {
+        let told = match &self.header {
+            Header::Package(header) => header.i2s_layout().with_context(|| self.name.clone())?,
+            _ => None,
+        };
+        let options = &PlanOptions {
+            i2s_layout: told.unwrap_or(options.i2s_layout),
+        };
         match &self.header {
             Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
             Header::SafeTensors { .. } | Header::Package(_) => {
@@ -270,6 +278,22 @@ impl ModelFiles {
             }
         }
         .with_context(|| self.name.clone())
+    }
+
+    /// Checks the bytes of a package that nobody has checked yet, before anything is made of them.
+    pub(crate) fn verify(&self) -> Result<()> {
+        match &self.header {
+            Header::Package(header) => package::verify_shards(header, &self.files),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until a package that is being fetched is in the store.
+    pub(crate) fn settle(&self) -> Result<()> {
+        match &self.header {
+            Header::Package(header) => header.settle(),
+            _ => Ok(()),
+        }
     }
 
     /// A range of bytes that a plan of this model asks for.
@@ -289,7 +313,7 @@ impl ModelFiles {
     }
 
     /// The file called `name` beside the weights, as it stands.
-    pub(crate) fn beside(&self, name: &'static str) -> Result<Option<Bytes>> {
+    pub(crate) fn beside(&self, name: &str) -> Result<Option<Bytes>> {
         self.parsed(name, |bytes| {
             Ok::<_, Infallible>(Bytes::copy_from_slice(bytes))
         })
@@ -302,9 +326,7 @@ impl ModelFiles {
         backend: Cpu,
         weights: WeightsFlag,
     ) -> Result<Arc<Model<Cpu>>> {
-        if let Header::Package(header) = &self.header {
-            package::verify_shards(header, &self.files)?;
-        }
+        self.verify()?;
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,
@@ -341,9 +363,7 @@ impl ModelFiles {
         if let Some(warning) = loader.warnings().first() {
             output::note(format_args!("warning: {}: {warning}", self.name));
         }
-        if let Header::Package(header) = &self.header {
-            header.settle()?;
-        }
+        self.settle()?;
         loader.finish().with_context(|| self.name.clone())
     }
 

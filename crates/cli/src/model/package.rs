@@ -1,10 +1,12 @@
 //! Packages as models: their shards opened, every tensor given a place that the engine can read.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use sterna_delivery::hash::{Expected, Verified};
+use bytes::Bytes;
+use sterna_delivery::hash::{Digest, Expected, Verified};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
@@ -19,6 +21,7 @@ use super::source::Folder;
 use super::text::GGUF_TOKENIZER_FILE;
 use super::{Header, MAX_FILE_BYTES, ModelFiles, SourceFile};
 use crate::progress::Progress;
+use crate::pull::contents::hashed_files;
 use crate::pull::{algorithm, check_signature, digest};
 use crate::{machine, output};
 
@@ -27,6 +30,8 @@ use crate::{machine, output};
 pub(crate) struct PackageHeader {
     pub(crate) package: Package,
     pub(super) folder: Folder,
+    /// Files beside the shards that the manifest gives hashes of: sizes and digests.
+    hashed: BTreeMap<String, (u64, Digest)>,
     /// Tokenizer and template of the GGUF file that the package was made from.
     pub(super) gguf_text: Option<Metadata>,
     /// Why the package can't be run, though it can be looked at.
@@ -71,21 +76,19 @@ impl ModelFiles {
                 tensor.name
             ));
         }
-        let gguf_text = match small_file(&folder, GGUF_TOKENIZER_FILE)? {
-            Some((file, bytes)) => {
-                let gguf = Gguf::parse(&bytes, bytes.len() as u64);
-                let parts = vec![gguf.with_context(|| file.to_string())?];
-                let model = gguf::Model::from_parts(parts).with_context(|| file.to_string())?;
-                Some(model.into_parts().0)
-            }
-            None => None,
-        };
-        let header = PackageHeader {
+        let mut header = PackageHeader {
+            hashed: hashed_files(package.manifest()).with_context(|| name.to_owned())?,
             package,
             folder,
-            gguf_text,
+            gguf_text: None,
             not_runnable,
         };
+        if let Some(bytes) = header.beside(GGUF_TOKENIZER_FILE)? {
+            let what = || header.folder.path_of(GGUF_TOKENIZER_FILE);
+            let gguf = Gguf::parse(&bytes, bytes.len() as u64).with_context(what)?;
+            let model = gguf::Model::from_parts(vec![gguf]).with_context(what)?;
+            header.gguf_text = Some(model.into_parts().0);
+        }
         Ok(ModelFiles {
             name: name.to_owned(),
             files,
@@ -147,6 +150,26 @@ pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Res
 }
 
 impl PackageHeader {
+    /// The bytes of the file called `name` beside the shards, as the manifest says they must be. Where it
+    /// gives hashes of such files, others are taken not to be there: anybody may have put them.
+    pub(super) fn beside(&self, name: &str) -> Result<Option<Bytes>> {
+        let expected = self.hashed.get(name);
+        if expected.is_none() && !self.hashed.is_empty() {
+            return Ok(None);
+        }
+        let Some((file, bytes)) = small_file(&self.folder, name)? else {
+            return match expected {
+                Some(_) => bail!("{}: expected a file, found none", self.folder.path_of(name)),
+                None => Ok(None),
+            };
+        };
+        if let Some((_, digest)) = expected {
+            let verified = Expected::Digest(*digest).verify(&bytes);
+            verified.with_context(|| file.to_string())?;
+        }
+        Ok(Some(bytes))
+    }
+
     /// Waits until a package that is being fetched is in the store.
     pub(super) fn settle(&self) -> Result<()> {
         match &self.folder {

@@ -29,6 +29,16 @@ struct State {
     fetching: Option<JoinHandle<Result<Pulled>>>,
 }
 
+/// Tells those who wait that nothing more comes, however fetching ends.
+struct End<'a>(&'a Arrival);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
 impl Arrival {
     /// Begins to fetch the model at `address` into `store`, under `name` if one is given.
     pub(crate) fn begin(
@@ -41,17 +51,15 @@ impl Arrival {
         let (shared, sources) = (Arc::clone(&arrival), vec![address.to_owned()]);
         let name = name.map(str::to_owned);
         let fetching = thread::spawn(move || {
-            let result = pull(
+            let _end = End(&shared);
+            pull(
                 &store,
                 &sources,
                 name.as_deref(),
                 None,
                 &limits,
                 Some(&shared),
-            );
-            shared.lock().ended = true;
-            shared.changed.notify_all();
-            result
+            )
         });
         arrival.lock().fetching = Some(fetching);
         arrival
@@ -110,7 +118,10 @@ impl Arrival {
     pub(crate) fn finish(&self) -> Result<()> {
         let fetching = self.lock().fetching.take();
         match fetching {
-            Some(thread) => thread.join().expect("fetching doesn't panic").map(|_| ()),
+            Some(thread) => match thread.join() {
+                Ok(result) => result.map(|_| ()),
+                Err(_) => Err(anyhow!("fetching failed; its message is above")),
+            },
             // Somebody else has waited, and been told.
             None => Ok(()),
         }

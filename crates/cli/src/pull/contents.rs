@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch;
 use sterna_delivery::hash::{Algorithm, BlockDigests, Digest, Expected};
+use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_delivery::store::{Blob, Group, Piece, Pull, Store};
-use sterna_format::rdrr::{Manifest, Package, TensorMap, is_plain_file_name};
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap, is_plain_file_name};
 
 use super::{algorithm, digest};
 
@@ -35,8 +36,9 @@ pub(crate) fn hashed_files(manifest: &Manifest) -> Result<BTreeMap<String, (u64,
         .iter()
         .map(|(name, entry)| {
             let place = || format!("integrityExtensions.files.{name}");
-            if !is_plain_file_name(name) {
-                bail!("{}: expected a plain file name", place());
+            if !is_plain_file_name(name) || [MANIFEST_FILE, SIGNATURE_FILE].contains(&name.as_str())
+            {
+                bail!("{}: expected the plain name of another file", place());
             }
             let size = entry["size"]
                 .as_u64()

@@ -6,7 +6,7 @@ pub(crate) mod contents;
 use std::fs;
 
 use anyhow::{Context, Result, bail};
-use sterna_delivery::fetch::{self, Cancel, Event, Limits, fetch_small};
+use sterna_delivery::fetch::{self, Cancel, Event, Fault, Limits, fetch_small};
 use sterna_delivery::hash::{Algorithm, Digest, Expected};
 use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
 use sterna_delivery::source::hugging_face::Hub;
@@ -56,10 +56,22 @@ pub(crate) fn pull(
     arrival: Option<&Arrival>,
 ) -> Result<Pulled> {
     let first = sources.first().context("expected a source, found none")?;
+    let unnamed = name.is_none();
     let name = match name {
         Some(name) => name.to_owned(),
         None => name_of(first)?,
     };
+    let before = store.list()?.into_iter().find(|model| model.name == name);
+    if let Some(before) = &before
+        && unnamed
+        && before.entry.source != *first
+    {
+        bail!(
+            "{first}: the store has another model called `{name}`, from {}; give a name",
+            before.entry.source
+        );
+    }
+    let must_be_signed = before.and_then(|model| model.entry.signer);
     let pull = store.pull(&name)?;
     let hub = Hub::from_env()?;
     if let Ok(url) = Url::parse(first)
@@ -94,7 +106,7 @@ pub(crate) fn pull(
     }
     let opened: Vec<Box<dyn Source>> = sources.iter().map(|s| source(s)).collect::<Result<_>>()?;
     let all: Vec<&dyn Source> = opened.iter().map(|source| &**source).collect();
-    pull_package(store, pull, first, &all, limits, arrival)
+    pull_package(store, pull, first, &all, limits, arrival, must_be_signed)
 }
 
 /// Fetches a package.
@@ -105,11 +117,18 @@ fn pull_package(
     sources: &[&dyn Source],
     limits: &Limits,
     arrival: Option<&Arrival>,
+    must_be_signed: Option<String>,
 ) -> Result<Pulled> {
     let bytes = small(MANIFEST_FILE, sources, limits)?;
     let signature = signature(sources, limits)?;
     // Before anything in it is believed.
     let signer = check_signature(from, &bytes, signature.as_deref())?;
+    if let (None, Some(name)) = (&signer, must_be_signed) {
+        bail!(
+            "{from}: refused: not signed, but what the store has under this name was signed by {name}; \
+             remove that first if this is meant"
+        );
+    }
     let manifest = Manifest::parse(&bytes).with_context(|| format!("{from}: {MANIFEST_FILE}"))?;
     let mut entry = Entry::new(from);
     entry.signer = signer;
@@ -234,19 +253,44 @@ fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>
     Ok(fetch_small(name, MAX_SMALL, sources, limits, &Cancel::new())?.0)
 }
 
-/// The signature of a package, if there is one. That it is missing and that it can't be had are the same
-/// to who would hide it, so a package that must be signed is refused in either case.
+/// The signature of a package; `None` only if sources say that there is none.
 fn signature(sources: &[&dyn Source], limits: &Limits) -> Result<Option<String>> {
-    let few = Limits {
-        retries: 1,
-        ..limits.clone()
-    };
-    match fetch_small(SIGNATURE_FILE, MAX_SMALL, sources, &few, &Cancel::new()) {
-        Ok((bytes, _)) => String::from_utf8(bytes)
-            .map(Some)
-            .with_context(|| format!("{SIGNATURE_FILE}: expected text")),
-        Err(fetch::FetchError::Failed(_)) => Ok(None),
-        Err(error) => Err(error.into()),
+    let mut says_none = false;
+    let mut failure = None;
+    for source in sources {
+        match has_signature(*source, limits) {
+            Ok(true) => {
+                let bytes = small(SIGNATURE_FILE, &[*source], limits)?;
+                return String::from_utf8(bytes)
+                    .map(Some)
+                    .with_context(|| format!("{SIGNATURE_FILE}: expected text"));
+            }
+            Ok(false) => says_none = true,
+            Err(fault) => failure = Some(fault),
+        }
+    }
+    match failure {
+        Some(fault) if !says_none => Err(fault).with_context(|| SIGNATURE_FILE.to_owned()),
+        _ => Ok(None),
+    }
+}
+
+/// Whether a source has a signature; asked again while there is no answer.
+fn has_signature(source: &dyn Source, limits: &Limits) -> Result<bool, Fault> {
+    let mut tries = 0;
+    loop {
+        match source.open(SIGNATURE_FILE, None) {
+            Ok(answer) if answer.head.status == 404 || answer.head.status == 410 => {
+                return Ok(false);
+            }
+            Ok(_) => return Ok(true),
+            Err(Fault::Missing { .. } | Fault::Refused { status: 404 | 410 }) => return Ok(false),
+            Err(fault) if tries == limits.retries => return Err(fault),
+            Err(_) => {
+                std::thread::sleep(limits.backoff_base);
+                tries += 1;
+            }
+        }
     }
 }
 

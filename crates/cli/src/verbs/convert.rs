@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::PlanOptions;
 use sterna_kernels::Exec;
@@ -57,7 +58,7 @@ pub(crate) struct Convert {
     hash: Algorithm,
 
     /// What the package is called [default: the name of the model and its types]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
 
     /// Threads to compute with [default: one for each physical core available]

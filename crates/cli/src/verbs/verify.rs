@@ -13,13 +13,13 @@ use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
 use crate::convert::{Blocks, merkle_root};
 use crate::output::{self, Bytes};
 use crate::progress::Progress;
-use crate::pull::{algorithm, check_signature, contents::hashed_files, digest};
+use crate::pull::{self, algorithm, check_signature, contents::hashed_files, digest};
 
 /// Check every hash of a package, and its signature
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna verify llama-rdrr")]
 pub(crate) struct Verify {
-    /// Folder with a manifest.json
+    /// Folder with a manifest.json, or the name of a model in the store
     #[arg(value_name = "PACKAGE")]
     package: PathBuf,
 
@@ -45,7 +45,11 @@ pub(crate) struct Findings {
 
 impl Verify {
     pub(crate) fn run(self) -> Result<()> {
-        let findings = verify(&self.package)?;
+        let name = self.package.to_str().filter(|_| !self.package.exists());
+        let findings = match name {
+            Some(name) => verify_stored(name)?,
+            None => verify(&self.package)?,
+        };
         if self.json {
             output::json(&findings)?;
         } else {
@@ -78,6 +82,30 @@ impl Verify {
         }
         Ok(())
     }
+}
+
+/// Reads all files of a model in the store again. Those that have changed are put aside, so that the next
+/// pull fetches them.
+fn verify_stored(name: &str) -> Result<Findings> {
+    let store = pull::store()?;
+    let model = store.model(name)?;
+    let (n_bytes, signer) = (model.entry().size(), model.entry().signer.clone());
+    let n_shards = model.paths().len();
+    let n_groups = model.entry().groups.len();
+    drop(model);
+    let damage = store.verify(name)?;
+    let problems: Vec<_> = (damage.iter())
+        .map(|damage| format!("{}: {}", damage.file, damage.problem))
+        .collect();
+    Ok(Findings {
+        ok: problems.is_empty(),
+        n_shards,
+        n_groups,
+        n_bytes,
+        signer,
+        problems,
+        remarks: Vec::new(),
+    })
 }
 
 /// Checks the package in `folder`. A manifest that can't be believed at all is an error.

@@ -101,10 +101,11 @@ fn row_order(config: &ModelConfig, module: Module) -> impl Fn(usize) -> usize {
     let pairs = matches!(module, Module::Q | Module::K)
         && (config.ropes.first()).is_some_and(|rope| rope.layout == RopeLayout::Pairs);
     let head_dim = config.head_dim;
+    let half = config.ropes.first().map_or(0, |rope| rope.pairs());
     move |row| {
         let (head, i) = (row / head_dim, row % head_dim);
-        if pairs && i < head_dim / 2 * 2 {
-            head * head_dim + i % 2 * (head_dim / 2) + i / 2
+        if pairs && i < 2 * half {
+            head * head_dim + i % 2 * half + i / 2
         } else {
             row
         }

@@ -162,6 +162,7 @@ pub(super) fn inverse<S: Simd>(simd: S, v: S::V) -> S::V {
 mod tests {
     use super::*;
     use crate::Isa;
+    #[cfg(target_arch = "x86_64")]
     use crate::isa::Level;
     #[cfg(target_arch = "x86_64")]
     use crate::quant::lanes_x86::{Avx2, Avx512};
