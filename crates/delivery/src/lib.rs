@@ -19,6 +19,8 @@ pub mod hash;
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
+#[cfg(not(target_family = "wasm"))]
+mod positioned;
 pub mod sign;
 #[cfg(not(target_family = "wasm"))]
 pub mod source;

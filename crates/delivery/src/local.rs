@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::mmap;
+use crate::{mmap, positioned};
 
 /// A regular file, its bytes in memory and shared without copies: mapped, or read
 /// ([`LocalFile::read`]).
@@ -172,34 +172,13 @@ fn fill(file: &File, bytes: &mut [u8]) -> io::Result<()> {
     thread::scope(|scope| {
         let readers: Vec<_> = (bytes.chunks_mut(share).enumerate())
             .map(|(i, part)| {
-                scope.spawn(move || read_exact_at(file, part, i as u64 * share as u64))
+                scope.spawn(move || positioned::read_exact_at(file, part, i as u64 * share as u64))
             })
             .collect();
         readers
             .into_iter()
             .try_for_each(|reader| reader.join().expect("a reader panicked"))
     })
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => {
-                bytes = &mut bytes[n..];
-                offset += n as u64;
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,11 +11,9 @@ use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::{Exec, repack};
 
 use crate::backend::{TernaryPacking, WeightData};
-use crate::load::{LoadError, linear, vector};
-use crate::plan::{
-    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, Values, VectorId,
-};
-use crate::rope::RopeScaling;
+use crate::config::ModelConfig;
+use crate::load::{LoadError, expect_wanted, linear, vector};
+use crate::plan::{LinearId, LinearRecipe, ModelPlan, Recipe, TensorRequest, Values, VectorId};
 use crate::weights::Projection;
 
 /// Gives the weights of a model one after another, in the order of execution, under the names and
@@ -97,8 +95,8 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
 #[derive(Debug, Clone)]
 struct Target {
     name: String,
-    /// Heads whose rows stand in pairs and are to stand in halves, and how many rows of each do.
-    pairs: Option<(usize, usize)>,
+    /// Rows are those of rotated heads, and are to stand as in a checkpoint.
+    rotated: bool,
     /// One is to be taken off every value.
     less_one: bool,
 }
@@ -128,17 +126,7 @@ impl Exporter {
     ///
     /// Errors: [`LoadError`] names the tensor at fault.
     pub fn feed(&mut self, bytes: Bytes) -> Result<Option<Exported>, LoadError> {
-        let (name, expected) = match self.wanted() {
-            Some(want) => (want.name.as_str(), want.len),
-            None => ("none", 0),
-        };
-        if bytes.len() as u64 != expected || self.wanted().is_none() {
-            return Err(LoadError::WrongLength {
-                name: name.to_owned(),
-                expected,
-                found: bytes.len() as u64,
-            });
-        }
+        expect_wanted(self.wanted(), &bytes)?;
         self.parts.push(bytes);
         let spec = &self.plan.specs[self.next];
         if self.parts.len() < spec.parts.len() {
@@ -170,7 +158,7 @@ impl Exporter {
                 } else {
                     ExportedData::Blocks {
                         dtype: recipe.dtype,
-                        bytes: target().in_halves(parts[0].clone(), recipe.len),
+                        bytes: target().in_order(&self.plan.config, parts[0].clone(), recipe.len),
                     }
                 };
                 (vec![recipe.len], data)
@@ -198,7 +186,7 @@ impl Exporter {
         Ok(match linear(&self.exec, recipe, requests, parts)? {
             WeightData::Blocks { dtype, bytes, .. } => ExportedData::Blocks {
                 dtype,
-                bytes: target.in_halves(bytes, n),
+                bytes: target.in_order(&self.plan.config, bytes, n),
             },
             WeightData::Ternary {
                 mut codes,
@@ -215,7 +203,7 @@ impl Exporter {
                         .into();
                 }
                 ExportedData::Ternary {
-                    codes: target.in_halves(codes, n),
+                    codes: target.in_order(&self.plan.config, codes, n),
                     scale,
                 }
             }
@@ -243,20 +231,7 @@ impl Exporter {
                 let found = self.factors.iter().find(|(of, _)| of.0 == id.0);
                 found.map(|(_, list)| list.clone()).unwrap_or_default()
             };
-            config.ropes[0].scaling = match factors {
-                RopeFactors::One(id) => RopeScaling::Factors(list(id)),
-                RopeFactors::ShortAndLong {
-                    short,
-                    long,
-                    original_ctx,
-                    attention_factor,
-                } => RopeScaling::LongRope {
-                    short: list(short),
-                    long: list(long),
-                    original_ctx,
-                    attention_factor,
-                },
-            };
+            config.ropes[0].scaling = factors.scaling(list);
             config = config.validated()?;
         }
         Ok(config.to_hf(self.plan.weights.output.is_none())?)
@@ -264,21 +239,15 @@ impl Exporter {
 }
 
 impl Target {
-    /// `bytes`, which are `n` rows, with the rows of every head in the order that rotates halves.
-    fn in_halves(&self, bytes: Bytes, n: usize) -> Bytes {
-        let Some((n_heads, rotated)) = self.pairs else {
+    /// `bytes`, which are `n` rows, in the order of a checkpoint of `config`.
+    fn in_order(&self, config: &ModelConfig, bytes: Bytes, n: usize) -> Bytes {
+        if !self.rotated || config.ropes[0].layout != RopeLayout::Pairs {
             return bytes;
-        };
+        }
         let stride = bytes.len() / n;
-        let mut out = Vec::with_capacity(bytes.len());
-        for head in bytes.chunks_exact(n / n_heads * stride) {
-            let (rotated, rest) = head.split_at(rotated * stride);
-            for first in [0, 1] {
-                for row in rotated.chunks_exact(stride).skip(first).step_by(2) {
-                    out.extend_from_slice(row);
-                }
-            }
-            out.extend_from_slice(rest);
+        let mut out = vec![0; bytes.len()];
+        for (i, row) in bytes.chunks_exact(stride).enumerate() {
+            out[config.checkpoint_row(i) * stride..][..stride].copy_from_slice(row);
         }
         out.into()
     }
@@ -301,13 +270,11 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
     let config = &plan.config;
     let mut naming = Naming {
         model_type: config.family.hf_name(),
-        in_pairs: (config.ropes[0].layout == RopeLayout::Pairs)
-            .then_some(2 * config.ropes[0].pairs()),
         norms_less_one: plan.values == Values::Gguf && config.family.gemma,
         targets: vec![None; plan.specs.len()],
     };
     let weights = &plan.weights;
-    naming.set(weights.token_embd.0, "token_embd.weight", None);
+    naming.set(weights.token_embd.0, "token_embd.weight", false);
     for (i, layer) in weights.layers.iter().enumerate() {
         for (part, id) in [
             ("attn_norm", Some(layer.attn_norm)),
@@ -323,21 +290,21 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
                 naming.norm(id, &format!("blk.{i}.{part}.weight"));
             }
         }
-        for (part, projection, heads) in [
-            ("attn_q", &layer.q, Some(config.n_heads)),
-            ("attn_k", &layer.k, Some(config.n_kv_heads)),
-            ("attn_v", &layer.v, None),
-            ("attn_output", &layer.o, None),
-            ("ffn_gate", &layer.gate, None),
-            ("ffn_up", &layer.up, None),
-            ("ffn_down", &layer.down, None),
+        for (part, projection, rotated) in [
+            ("attn_q", &layer.q, true),
+            ("attn_k", &layer.k, true),
+            ("attn_v", &layer.v, false),
+            ("attn_output", &layer.o, false),
+            ("ffn_gate", &layer.gate, false),
+            ("ffn_up", &layer.up, false),
+            ("ffn_down", &layer.down, false),
         ] {
-            naming.projection(projection, &format!("blk.{i}.{part}"), heads);
+            naming.projection(projection, &format!("blk.{i}.{part}"), rotated);
         }
     }
     naming.norm(weights.output_norm, "output_norm.weight");
     if let Some(head) = &weights.output {
-        naming.projection(head, "output", None);
+        naming.projection(head, "output", false);
     }
     naming.targets
 }
@@ -345,35 +312,33 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
 /// Gives weights their names.
 struct Naming {
     model_type: &'static str,
-    /// Rows of each head that stand in pairs, if any do.
-    in_pairs: Option<usize>,
     norms_less_one: bool,
     targets: Vec<Option<Target>>,
 }
 
 impl Naming {
-    /// `heads` are those whose elements are rotated together.
-    fn set(&mut self, id: usize, name: &str, heads: Option<usize>) -> &mut Target {
+    /// `rotated` are rows of heads that rotate.
+    fn set(&mut self, id: usize, name: &str, rotated: bool) -> &mut Target {
         let name = hugging_face(self.model_type, name);
         self.targets[id].insert(Target {
             name: name.expect("the planner's names are in the table"),
-            pairs: heads.zip(self.in_pairs),
+            rotated,
             less_one: false,
         })
     }
 
     fn norm(&mut self, id: VectorId, name: &str) {
         let less_one = self.norms_less_one;
-        self.set(id.0, name, None).less_one = less_one;
+        self.set(id.0, name, false).less_one = less_one;
     }
 
-    fn projection(&mut self, p: &Projection<LinearId, VectorId>, name: &str, heads: Option<usize>) {
+    fn projection(&mut self, p: &Projection<LinearId, VectorId>, name: &str, rotated: bool) {
         if let Some(id) = p.input_norm {
-            self.set(id.0, &format!("{name}_norm_in.weight"), None);
+            self.set(id.0, &format!("{name}_norm_in.weight"), false);
         }
-        self.set(p.weight.0, &format!("{name}.weight"), heads);
+        self.set(p.weight.0, &format!("{name}.weight"), rotated);
         if let Some(id) = p.bias {
-            self.set(id.0, &format!("{name}.bias"), heads);
+            self.set(id.0, &format!("{name}.bias"), rotated);
         }
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{Blob, RangeSet, SinkError};
+use crate::positioned;
 
 /// A file `NAME.part` that is filled in any order, with a log `NAME.part-map` beside it of what has
 /// been filled, so that the next process knows.
@@ -251,57 +252,6 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 fn sync_folder(_: &Path) -> io::Result<()> {
     Ok(())
-}
-
-/// Reading and writing at an offset, without a common position.
-mod positioned {
-    use std::{fs::File, io};
-
-    #[cfg(unix)]
-    pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-    }
-
-    #[cfg(unix)]
-    pub(super) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-    }
-
-    #[cfg(windows)]
-    pub(super) fn read_exact_at(
-        file: &File,
-        mut bytes: &mut [u8],
-        mut offset: u64,
-    ) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => {
-                    bytes = &mut bytes[n..];
-                    offset += n as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    #[cfg(windows)]
-    pub(super) fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    bytes = &bytes[n..];
-                    offset += n as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

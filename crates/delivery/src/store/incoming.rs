@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::hash::{Expected, Mismatch, Verifier};
+use crate::{
+    hash::{Expected, Mismatch, Verifier},
+    positioned,
+};
 
 use super::{Blob, StoreError, disk, extents::Extents};
 
@@ -137,7 +140,7 @@ impl Incoming {
             return Ok(());
         }
         let record = record(&self.unwritten);
-        disk::write_all_at(&self.journal, &record, self.journal_len)
+        positioned::write_all_at(&self.journal, &record, self.journal_len)
             .map_err(StoreError::io("write", &self.journal_path))?;
         self.journal_len += RECORD as u64;
         self.unwritten = 0..0;
@@ -150,7 +153,7 @@ impl Incoming {
         (self
             .journal
             .set_len(0)
-            .and_then(|()| disk::write_all_at(&self.journal, &records, 0)))
+            .and_then(|()| positioned::write_all_at(&self.journal, &records, 0)))
         .map_err(StoreError::io("write", &self.journal_path))?;
         self.journal_len = records.len() as u64;
         Ok(())
@@ -283,7 +286,7 @@ fn hash_file(
     while at < size {
         // At most the length of the buffer.
         let bytes = &mut buffer[..(size - at).min(READ as u64) as usize];
-        disk::read_exact_at(file, bytes, at).map_err(StoreError::io("read", path))?;
+        positioned::read_exact_at(file, bytes, at).map_err(StoreError::io("read", path))?;
         verifier.update(bytes);
         at += bytes.len() as u64;
     }

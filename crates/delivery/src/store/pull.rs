@@ -10,7 +10,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::hash::{Algorithm, Verified};
+use crate::{
+    hash::{Algorithm, Verified},
+    positioned,
+};
 
 use super::{
     Blob, Entry, Piece, StoreError,
@@ -126,7 +129,7 @@ impl Pull {
     pub fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let end = blob.end_of(offset, bytes.len() as u64)?;
         let (file, path) = self.file(blob)?;
-        disk::write_all_at(&file, bytes, offset).map_err(StoreError::io("write", path))?;
+        positioned::write_all_at(&file, bytes, offset).map_err(StoreError::io("write", path))?;
         self.arriving(blob, |incoming| incoming.note(offset..end))
     }
 
@@ -134,7 +137,7 @@ impl Pull {
     pub fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
         blob.end_of(offset, bytes.len() as u64)?;
         let (file, path) = self.file(blob)?;
-        disk::read_exact_at(&file, bytes, offset).map_err(StoreError::io("read", path))
+        positioned::read_exact_at(&file, bytes, offset).map_err(StoreError::io("read", path))
     }
 
     /// The file that gathers the bytes of `blob`.
@@ -162,7 +165,7 @@ impl Pull {
         let mut at = piece.offset;
         while at < end {
             let bytes = &mut buffer[..(end - at).min(COPY) as usize];
-            disk::read_exact_at(&file, bytes, at).map_err(StoreError::io("read", &path))?;
+            positioned::read_exact_at(&file, bytes, at).map_err(StoreError::io("read", &path))?;
             self.write_at(blob, offset + (at - piece.offset), bytes)?;
             at += bytes.len() as u64;
         }

@@ -5,6 +5,7 @@ pub(crate) mod hf;
 mod to_hf;
 
 use sterna_kernels::activation::Activation;
+use sterna_kernels::rope::RopeLayout;
 
 use crate::error::PlanError;
 use crate::family::Family;
@@ -76,6 +77,20 @@ impl ModelConfig {
     /// Width of the queries of one position.
     pub fn q_dim(&self) -> usize {
         self.n_heads * self.head_dim
+    }
+
+    /// Which row of queries or keys in a Hugging Face checkpoint is row `i` of the engine's.
+    ///
+    /// GGUF files of some families keep rows so that elements which rotate together are neighbours; the
+    /// rotary layout says so.
+    pub(crate) fn checkpoint_row(&self, i: usize) -> usize {
+        let rope = &self.ropes[0];
+        let (head, within) = (i / self.head_dim, i % self.head_dim);
+        if rope.layout == RopeLayout::Pairs && within < 2 * rope.pairs() {
+            head * self.head_dim + within % 2 * rope.pairs() + within / 2
+        } else {
+            i
+        }
     }
 
     /// Checks what the readers of single values can't: that the values go together.

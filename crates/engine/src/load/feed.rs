@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::LoadError;
-use super::recipe;
+use super::{expect_wanted, recipe};
 use crate::backend::{Backend, LinearSource, WeightData};
 use crate::config::ModelConfig;
 use crate::generation::{Embedding, Generation, Group, Head, NewGroup, Output};
@@ -11,7 +11,6 @@ use crate::head::screening::Screening;
 use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
 };
-use crate::rope::RopeScaling;
 use crate::weights::{Convert, Layer, Projection};
 
 /// Makes weights from their bytes, some or all of a plan.
@@ -98,17 +97,7 @@ impl<B: Backend> Feed<B> {
 
     /// Takes the bytes of the range [`Feed::wanted`] names.
     pub(crate) fn feed(&mut self, backend: &B, bytes: Bytes) -> Result<(), LoadError> {
-        let (name, expected) = match self.wanted() {
-            Some(want) => (want.name.as_str(), want.len),
-            None => ("none", 0),
-        };
-        if bytes.len() as u64 != expected || self.wanted().is_none() {
-            return Err(LoadError::WrongLength {
-                name: name.to_owned(),
-                expected,
-                found: bytes.len() as u64,
-            });
-        }
+        expect_wanted(self.wanted(), &bytes)?;
         let id = self.order[self.n_made];
         self.parts.push(bytes);
         let spec = &self.plan.specs[id];
@@ -204,20 +193,7 @@ impl<B: Backend> Feed<B> {
             return Ok(config);
         };
         let mut take = Take(&mut self.loaded);
-        config.ropes[0].scaling = match factors {
-            RopeFactors::One(id) => RopeScaling::Factors(take.host(id)),
-            RopeFactors::ShortAndLong {
-                short,
-                long,
-                original_ctx,
-                attention_factor,
-            } => RopeScaling::LongRope {
-                short: take.host(short),
-                long: take.host(long),
-                original_ctx,
-                attention_factor,
-            },
-        };
+        config.ropes[0].scaling = factors.scaling(|id| take.host(id));
         Ok(config.validated()?)
     }
 

@@ -95,6 +95,19 @@ pub enum LoadError {
     Backend(#[from] BackendError),
 }
 
+/// Checks that `bytes` are as many as `want` asks for, and that anything is wanted at all.
+pub(crate) fn expect_wanted(want: Option<&TensorRequest>, bytes: &[u8]) -> Result<(), LoadError> {
+    let found = bytes.len() as u64;
+    match want {
+        Some(want) if want.len == found => Ok(()),
+        _ => Err(LoadError::WrongLength {
+            name: want.map_or("none", |want| &want.name).to_owned(),
+            expected: want.map_or(0, |want| want.len),
+            found,
+        }),
+    }
+}
+
 impl<B: Backend> Loader<B> {
     /// Begins to load `plan` onto `backend`.
     pub fn new(plan: ModelPlan, backend: B) -> Loader<B> {

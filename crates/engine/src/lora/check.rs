@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::quant::decode_row;
-use sterna_kernels::rope::RopeLayout;
 
 use super::{AdapterError, LoraMatrix, LoraPair, Module, Orientation};
 use crate::backend::{LinearSource, WeightData};
@@ -76,7 +75,11 @@ pub(super) fn check(
                 });
             }
             let n_out = Shape::of(config, part).n_out;
-            let order = row_order(config, part);
+            let rotated = matches!(part, Module::Q | Module::K);
+            let order = |row| match rotated {
+                true => config.checkpoint_row(row),
+                false => row,
+            };
             let b_source = linear(n_out, rank, &b, orientation, |row| first + order(row));
             first += n_out;
             out.push(Checked {
@@ -91,25 +94,6 @@ pub(super) fn check(
         }
     }
     Ok(out)
-}
-
-/// Which row of a matrix in the order of Hugging Face checkpoints is row `i` of the engine's.
-///
-/// GGUF files of some families keep rows of queries and keys so that elements which rotate together are
-/// neighbours; the rotary layout says so.
-fn row_order(config: &ModelConfig, module: Module) -> impl Fn(usize) -> usize {
-    let pairs = matches!(module, Module::Q | Module::K)
-        && (config.ropes.first()).is_some_and(|rope| rope.layout == RopeLayout::Pairs);
-    let head_dim = config.head_dim;
-    let half = config.ropes.first().map_or(0, |rope| rope.pairs());
-    move |row| {
-        let (head, i) = (row / head_dim, row % head_dim);
-        if pairs && i < 2 * half {
-            head * head_dim + i % 2 * half + i / 2
-        } else {
-            row
-        }
-    }
 }
 
 /// Inputs and outputs of a linear layer.

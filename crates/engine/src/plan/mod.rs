@@ -12,6 +12,7 @@ use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
 use crate::head::Head;
+use crate::rope::RopeScaling;
 use crate::weights::Weights;
 use planner::{BitLinears, Planner};
 
@@ -61,6 +62,26 @@ pub(crate) enum RopeFactors {
         original_ctx: usize,
         attention_factor: f64,
     },
+}
+
+impl RopeFactors {
+    /// The scaling that these divisors make, each list being what `list` gives for its place.
+    pub(crate) fn scaling(self, mut list: impl FnMut(VectorId) -> Vec<f32>) -> RopeScaling {
+        match self {
+            RopeFactors::One(id) => RopeScaling::Factors(list(id)),
+            RopeFactors::ShortAndLong {
+                short,
+                long,
+                original_ctx,
+                attention_factor,
+            } => RopeScaling::LongRope {
+                short: list(short),
+                long: list(long),
+                original_ctx,
+                attention_factor,
+            },
+        }
+    }
 }
 
 /// One weight: the bytes it is made from, and how.
