@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use sterna_format::DType;
-use sterna_kernels::quant::ternary::{I2sLayout, Layout, row_bytes};
+use sterna_kernels::quant::ternary::{Layout, Source, row_bytes};
 use sterna_kernels::quant::{QuantError, decode_row};
 use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
 
@@ -137,8 +137,9 @@ pub(crate) fn linear(
             scale: given_scale.unwrap_or(1.0),
         }),
         Stored::I2s(layout) => {
-            let in_place = layout == I2sLayout::Block128 && row_bytes(k) * 4 == k;
-            let codes = if in_place {
+            let stored = Source::new(Layout::I2S(layout), recipe.n_stored, k, bytes)
+                .map_err(weights_error)?;
+            let codes = if stored.is_working_layout() {
                 let stride = row_bytes(k);
                 let codes = bytes.slice(recipe.first_row * stride..(recipe.first_row + n) * stride);
                 repack::check_codes(host, n, k, &codes).map_err(weights_error)?;
