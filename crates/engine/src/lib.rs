@@ -40,7 +40,8 @@ pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
 pub use lora::{
-    ActiveAdapter, Adapter, AdapterError, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
+    ActiveAdapter, Adapter, AdapterError, AdapterOptions, AdapterSource, LoraMatrix, LoraPair,
+    Module, Orientation,
 };
 pub use model::{Model, Versions};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::{
-    ActiveAdapter, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module, Orientation, Session,
-    SessionOptions, TensorRequest,
+    ActiveAdapter, AdapterOptions, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module,
+    Orientation, Session, SessionOptions, TensorRequest,
 };
 use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
 use sterna_format::rdrr::{MANIFEST_FILE, lora};
@@ -60,10 +60,13 @@ impl Adapted {
     pub(crate) fn new(model: Arc<Model<Cpu>>, flags: &[LoraFlag]) -> Result<Adapted> {
         let adapters = flags.iter().map(|LoraFlag { folder, scale }| {
             let (source, base) = open(folder)?;
-            let adapter = model.load_adapter(source).with_context(|| {
-                let base = base.map_or(String::new(), |base| format!("; it was made for `{base}`"));
-                format!("{}: not an adapter of this model{base}", folder.display())
-            })?;
+            let adapter = model
+                .load_adapter(source, AdapterOptions::default())
+                .with_context(|| {
+                    let base =
+                        base.map_or(String::new(), |base| format!("; it was made for `{base}`"));
+                    format!("{}: not an adapter of this model{base}", folder.display())
+                })?;
             let scale = *scale;
             Ok(ActiveAdapter { adapter, scale })
         });
