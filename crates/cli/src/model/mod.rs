@@ -2,6 +2,7 @@
 
 mod adapter;
 mod assemble;
+mod bundle;
 mod bundled;
 mod generation;
 mod package;
@@ -19,6 +20,7 @@ use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::safetensors::{self, Index, SafeTensors};
+use sterna_kernels::quant::ternary::I2sLayout;
 use sterna_text::Tokenizer;
 
 use crate::args::{EngineFlags, ModelFlags, WeightsFlag};
@@ -28,6 +30,7 @@ use crate::progress::Progress;
 
 pub(crate) use adapter::{Adapted, CONFIG as ADAPTER_CONFIG, LoraFlag, open as open_adapter};
 use assemble::Assembled;
+pub(crate) use bundle::BundleHeader;
 pub(crate) use package::{PackageHeader, read_package};
 use source::Found;
 pub(crate) use source::{Folder, SourceFile, package_folder};
@@ -60,6 +63,7 @@ pub(crate) enum Header {
         folder: Folder,
     },
     Package(Box<PackageHeader>),
+    Bundle(Box<BundleHeader>),
 }
 
 /// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
@@ -74,6 +78,7 @@ impl ModelFiles {
             Found::SafeTensors { file, folder } => ModelFiles::open_file(name, file, folder),
             Found::Folder(folder) => ModelFiles::open_folder(name, folder),
             Found::Package(folder) => ModelFiles::open_package(name, folder),
+            Found::Bundle(folder) => ModelFiles::open_bundle(name, folder),
         }
     }
 
@@ -174,6 +179,7 @@ impl ModelFiles {
             Header::Gguf { .. } => None,
             Header::SafeTensors { folder, .. } => Some(folder),
             Header::Package(header) => Some(&header.folder),
+            Header::Bundle(header) => Some(&header.folder),
         }
     }
 
@@ -218,6 +224,12 @@ impl ModelFiles {
     pub(crate) fn config(&self) -> Result<Option<Config>> {
         match &self.header {
             Header::Package(header) => header.config().map(Some),
+            Header::Bundle(header) => match header.made_config() {
+                Some(made) => Config::parse(&serde_json::to_vec(&made)?)
+                    .map(Some)
+                    .map_err(Into::into),
+                None => self.parsed("config.json", Config::parse),
+            },
             _ => self.parsed("config.json", Config::parse),
         }
         .with_context(|| self.name.clone())
@@ -227,6 +239,10 @@ impl ModelFiles {
     pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
         match &self.header {
             Header::Package(header) => Ok(Some(header.hf_config()?.config.into())),
+            Header::Bundle(header) => match header.made_config() {
+                Some(made) => Ok(Some(made)),
+                None => self.parsed("config.json", parse_json),
+            },
             _ => self.parsed("config.json", parse_json),
         }
     }
@@ -260,6 +276,7 @@ impl ModelFiles {
     pub(crate) fn plan_for(&self, options: &PlanOptions) -> Result<ModelPlan> {
         let told = match &self.header {
             Header::Package(header) => header.i2s_layout().with_context(|| self.name.clone())?,
+            Header::Bundle(_) => Some(I2sLayout::PaddedRows),
             _ => None,
         };
         let options = &PlanOptions {
@@ -267,7 +284,7 @@ impl ModelFiles {
         };
         match &self.header {
             Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
-            Header::SafeTensors { .. } | Header::Package(_) => {
+            Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
                 let Some(config) = self.config()? else {
                     bail!(
                         "{}: expected config.json beside the weights, found none",

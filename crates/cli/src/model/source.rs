@@ -9,6 +9,7 @@ use bytes::Bytes;
 use sterna_delivery::LocalFile;
 use sterna_delivery::fetch::{FetchError, Limits};
 use sterna_delivery::store::{self, StoreError};
+use sterna_format::bundle::TENSORS_FILE as BUNDLE_FILE;
 use sterna_format::gguf;
 use sterna_format::rdrr::MANIFEST_FILE;
 
@@ -228,6 +229,8 @@ pub(super) enum Found {
     Folder(Folder),
     /// A folder with a manifest.
     Package(Folder),
+    /// A folder with the weight file of an engine.
+    Bundle(Folder),
     /// One safetensors file, and the folder it is in.
     SafeTensors { file: SourceFile, folder: Folder },
 }
@@ -397,6 +400,9 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     if folder.join(MANIFEST_FILE).exists() {
         return Ok(Found::Package(Folder::Local(folder.to_owned())));
     }
+    if folder.join(BUNDLE_FILE).exists() {
+        return Ok(Found::Bundle(Folder::Local(folder.to_owned())));
+    }
     let entries = folder
         .read_dir()
         .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
@@ -409,7 +415,8 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     });
     if files.is_empty() {
         bail!(
-            "{}: expected {SINGLE}, {INDEX}, {MANIFEST_FILE} or a .gguf file in the folder, found {}",
+            "{}: expected {SINGLE}, {INDEX}, {MANIFEST_FILE}, {BUNDLE_FILE} or a .gguf file in the \
+             folder, found {}",
             folder.display(),
             describe(&others)
         );

@@ -11,6 +11,7 @@ mod error;
 mod extent;
 mod lora;
 mod manifest;
+mod metadata;
 mod names;
 mod read;
 mod rope;
@@ -22,6 +23,14 @@ pub use lora::{LoraFile, LoraPair, StoredMatrix};
 pub use manifest::{
     LoraBlock, LoraSource, Manifest, ManifestTensor, MatrixSource, Section, ShardRange,
 };
+pub use metadata::{BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, identity};
 pub use names::{Names, layer_order, tensor_names};
 pub use rope::RopeFile;
 pub use tensors::{ModelFacts, StoredTensor, TensorFile, TensorForm};
+
+/// The weights of a model; see [`TensorFile`].
+pub const TENSORS_FILE: &str = "qmodel.tensors";
+/// The parameters of its rotary embedding; see [`RopeFile`].
+pub const ROPE_FILE: &str = "rope.cache";
+/// The matrices of an adapter; see [`LoraFile`].
+pub const LORA_FILE: &str = "qmodel.lora";
