@@ -43,7 +43,7 @@ pub use lora::{
     ActiveAdapter, Adapter, AdapterError, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
 pub use model::{Model, Versions};
-pub use plan::{ModelPlan, PlanOptions, TensorRequest};
+pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use session::{EngineError, Logits, Session, SessionOptions, Step};
