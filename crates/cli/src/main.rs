@@ -14,9 +14,11 @@ mod folders;
 mod interrupt;
 mod machine;
 mod model;
+mod multicall;
 mod output;
 mod progress;
 mod pull;
+mod quantize;
 mod runtime;
 mod sampling;
 mod serve;
@@ -58,6 +60,7 @@ enum Verb {
     Gc(verbs::pull::Gc),
     Diff(verbs::diff::Diff),
     Doctor(verbs::doctor::Doctor),
+    Quantize(verbs::quantize::Quantize),
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
     Trust(verbs::trust::Trust),
@@ -81,6 +84,7 @@ impl Verb {
             Verb::Gc(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Quantize(verb) => verb.run(),
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),
             Verb::Trust(verb) => verb.run(),
@@ -89,7 +93,7 @@ impl Verb {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().verb.run() {
+    match Cli::parse_from(multicall::args()).verb.run() {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever closed the pipe has what they wanted.
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,

@@ -44,7 +44,7 @@ pub use lora::{
     Module, Orientation,
 };
 pub use model::{Model, Versions};
-pub use plan::{ModelPlan, PlanOptions, TensorRequest};
+pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use session::{EngineError, Logits, Session, SessionOptions, Step};

@@ -37,6 +37,7 @@ use journal::Journal;
 use shards::ShardWriter;
 pub(crate) use shards::{Blocks, merkle_root};
 use types::Encoding;
+pub(crate) use types::chunks;
 pub(crate) use types::{Target, Targets};
 
 /// How to convert.

@@ -161,7 +161,7 @@ impl<'a> Encoding<'a> {
 }
 
 /// Ranges of rows whose encoding takes some megabytes.
-fn chunks(n: usize, k: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn chunks(n: usize, k: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
     let row = (k / dtype.block_len() * dtype.block_bytes()).max(1);
     // As many as 64, so that every thread has some.
     let step = (CHUNK_BYTES / row).max(64);

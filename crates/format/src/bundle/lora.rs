@@ -74,10 +74,9 @@ impl LoraFile {
         let n_layers = cursor.u32(place)?;
         let n_targets = LoraTarget::ALL.len() as u32;
         cursor.fixed(place, "targets of a layer", n_targets)?;
-        cursor.fixed(place, "reserved field", 0)?;
         let scale = cursor.f64(place)?;
         check_lora_head(n_layers, scale)?;
-        for _ in 0..6 {
+        for _ in 0..8 {
             cursor.fixed(place, "reserved field", 0)?;
         }
         let n = n_layers * n_targets;
@@ -156,7 +155,7 @@ impl LoraFile {
     pub fn header(&self) -> Vec<u8> {
         let n_targets = LoraTarget::ALL.len();
         let mut out = header(MAGIC);
-        for word in [0, BODY_VERSION, self.n_layers, n_targets as u32, 0] {
+        for word in [0, BODY_VERSION, self.n_layers, n_targets as u32] {
             out.extend_from_slice(&word.to_le_bytes());
         }
         out.extend_from_slice(&self.scale.to_le_bytes());
