@@ -182,7 +182,12 @@ impl Runtime {
         self.session.ctx_len()
     }
 
-    /// Tokens in the cache.
+    /// The tokens in the cache, in order.
+    pub(crate) fn cached(&self) -> &[u32] {
+        &self.cached
+    }
+
+    /// How many tokens are in the cache.
     pub(crate) fn n_cached(&self) -> usize {
         self.cached.len()
     }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use serde_json::Value;
 use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
@@ -44,6 +45,8 @@ pub(crate) struct ModelFiles {
     /// Tensors under the names that the files give them.
     tensors: TensorCatalog,
     header: Header,
+    /// The configuration of a model whose files have none.
+    told: Option<Value>,
 }
 
 /// What the files say besides tensors.
@@ -77,6 +80,14 @@ impl ModelFiles {
         }
     }
 
+    /// The same; `told` is the `config.json` of a model whose files have none.
+    pub(crate) fn open_told(name: &str, told: Value) -> Result<ModelFiles> {
+        Ok(ModelFiles {
+            told: Some(told),
+            ..ModelFiles::open(name)?
+        })
+    }
+
     fn open_gguf(name: &str, files: Vec<SourceFile>) -> Result<ModelFiles> {
         let parts: Vec<Gguf> = files.iter().map(parse_gguf).collect::<Result<_>>()?;
         let version = parts.first().map_or(0, Gguf::version);
@@ -89,6 +100,7 @@ impl ModelFiles {
             assembled: Vec::new(),
             tensors,
             header,
+            told: None,
         })
     }
 
@@ -145,6 +157,7 @@ impl ModelFiles {
             assembled: Vec::new(),
             tensors,
             header,
+            told: None,
         })
     }
 
@@ -218,16 +231,22 @@ impl ModelFiles {
     pub(crate) fn config(&self) -> Result<Option<Config>> {
         match &self.header {
             Header::Package(header) => header.config().map(Some),
-            _ => self.parsed("config.json", Config::parse),
+            _ => match (self.parsed("config.json", Config::parse)?, &self.told) {
+                (None, Some(told)) => Ok(Some(Config::parse(told.to_string().as_bytes())?)),
+                (own, _) => Ok(own),
+            },
         }
         .with_context(|| self.name.clone())
     }
 
     /// `config.json` as it stands, of a model that has one.
-    pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
+    pub(crate) fn config_json(&self) -> Result<Option<Value>> {
         match &self.header {
             Header::Package(header) => Ok(Some(header.hf_config()?.config.into())),
-            _ => self.parsed("config.json", parse_json),
+            _ => {
+                let own = self.parsed("config.json", parse_json)?;
+                Ok(own.or_else(|| self.told.clone()))
+            }
         }
     }
 
@@ -385,13 +404,13 @@ impl ModelFiles {
         Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
     }
 
-    /// Every token that ends an answer.
+    /// Every token that ends an answer: those that the files name, and those that `tokenizer` knows of.
     pub(crate) fn stop_ids(
         &self,
-        tokenizer: &Tokenizer,
+        tokenizer: Option<&Tokenizer>,
         generation: &GenerationConfig,
     ) -> Result<Vec<u32>> {
-        let mut ids = tokenizer.end_ids().to_vec();
+        let mut ids = tokenizer.map_or(Vec::new(), |tokenizer| tokenizer.end_ids().to_vec());
         ids.extend(&generation.eos_token_id);
         if let Some(config) = self.config()? {
             ids.extend(config.eos_token_id);
