@@ -185,7 +185,7 @@ enum ActivationsFlag {
 }
 
 /// More threads than any machine has use for; each takes memory of its own.
-const MAX_THREADS: usize = 1024;
+pub(crate) const MAX_THREADS: usize = 1024;
 
 /// Parses a number of threads.
 pub(crate) fn thread_count(text: &str) -> Result<NonZero<usize>, String> {
@@ -202,6 +202,20 @@ const DEFAULT_CTX_LIMIT: usize = 4096;
 const ISA_VARIABLE: &str = "STERNA_ISA";
 
 impl EngineFlags {
+    /// As if these threads and adapters had been asked for, and weights to stay in their files, so that a
+    /// model is there at once.
+    pub(crate) fn with(threads: Option<NonZero<usize>>, lora: Vec<LoraFlag>) -> EngineFlags {
+        EngineFlags {
+            backend: BackendFlag::Auto,
+            threads,
+            ctx: None,
+            cache: CacheFlag::F32,
+            activations: ActivationsFlag::Int8,
+            weights: WeightsFlag::Map,
+            lora,
+        }
+    }
+
     /// Threads to use.
     pub(crate) fn n_threads(&self) -> usize {
         self.threads

@@ -97,10 +97,11 @@ impl Chat {
             prompt,
             max_tokens: self.max_tokens,
             stop_ids: &self.stop_ids,
-            stop_strings: self.stop_strings.clone(),
             speculate: self.speculate,
         };
-        self.runtime.start(request, &self.tokenizer)
+        let answer = self.runtime.start(request)?;
+        let stop_strings = self.stop_strings.clone();
+        Ok(Generation::new(answer, &self.tokenizer, stop_strings))
     }
 
     /// Talks with whoever sits at the terminal, until they leave.

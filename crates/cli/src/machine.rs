@@ -55,7 +55,8 @@ impl Machine {
     }
 }
 
-fn available_threads() -> usize {
+/// Hardware threads this process may use, affinity and quotas considered.
+pub(crate) fn available_threads() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 

@@ -26,6 +26,7 @@ mod speculate;
 mod stop;
 mod trust;
 mod verbs;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -64,6 +65,7 @@ enum Verb {
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
     Trust(verbs::trust::Trust),
+    Worker(verbs::worker::Worker),
 }
 
 impl Verb {
@@ -88,6 +90,7 @@ impl Verb {
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),
             Verb::Trust(verb) => verb.run(),
+            Verb::Worker(verb) => verb.run(),
         }
     }
 }
@@ -99,7 +102,17 @@ fn main() -> ExitCode {
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::note(format_args!("error: {error:#}"));
-            ExitCode::FAILURE
+            exit_code(&error)
         }
+    }
+}
+
+/// What a program ends with that failed by `error`.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if error.is::<worker::ProtocolError>() {
+        // As for arguments that make no sense: whoever called said something wrong.
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
     }
 }

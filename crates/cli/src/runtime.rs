@@ -1,7 +1,9 @@
-//! From a prompt to an answer, pulled piece by piece.
+//! From a prompt to an answer, pulled token by token; [`text`] makes words of it.
 //!
-//! Nothing here prints or reads: whoever pulls decides what becomes of the text, and stops by not
+//! Nothing here prints or reads: whoever pulls decides what becomes of the tokens, and stops by not
 //! pulling on. Tokens that the session already holds are not computed again.
+
+mod text;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use sterna_engine::{Cpu, HeadUse, Logits, Sampler, Session};
-use sterna_text::{Decode, StreamDecoder, Tokenizer};
 
 use crate::speculate::{Ahead, Drafter};
-use crate::stop::StopStrings;
+
+pub(crate) use text::Generation;
 
 /// Prompt tokens computed between two chances to stop. Longer pieces are hardly faster, and shorter ones
 /// let an interruption be heeded sooner.
@@ -37,8 +39,6 @@ pub(crate) struct Request<'a> {
     pub(crate) max_tokens: usize,
     /// Tokens that end the answer and are no part of it.
     pub(crate) stop_ids: &'a [u32],
-    /// Text that ends the answer and is no part of it.
-    pub(crate) stop_strings: Vec<String>,
     /// Tokens to draft at most, and to compute together; `None` drafts none. No answer depends on it.
     pub(crate) speculate: Option<usize>,
 }
@@ -182,7 +182,12 @@ impl Runtime {
         self.session.ctx_len()
     }
 
-    /// Tokens in the cache.
+    /// The tokens in the cache, in order.
+    pub(crate) fn cached(&self) -> &[u32] {
+        &self.cached
+    }
+
+    /// How many tokens are in the cache.
     pub(crate) fn n_cached(&self) -> usize {
         self.cached.len()
     }
@@ -256,14 +261,15 @@ impl Runtime {
         Ok(logits)
     }
 
-    /// Prepares to answer `request`, whose text `tokenizer` decodes.
+    /// Chooses the tokens of the answers to come by `sampler`.
+    pub(crate) fn set_sampler(&mut self, sampler: Sampler) {
+        self.sampler = sampler;
+    }
+
+    /// Prepares to answer `request`.
     ///
     /// Fails if the prompt is empty or leaves no room in the context.
-    pub(crate) fn start<'a>(
-        &'a mut self,
-        request: Request<'a>,
-        tokenizer: &'a Tokenizer,
-    ) -> Result<Generation<'a>> {
+    pub(crate) fn start<'a>(&'a mut self, request: Request<'a>) -> Result<Answer<'a>> {
         let (n_prompt, ctx_len) = (request.prompt.len(), self.ctx_len());
         if n_prompt == 0 {
             bail!("the prompt has no tokens: expected at least one");
@@ -290,14 +296,13 @@ impl Runtime {
             request.prompt.iter().for_each(|&id| drafter.push(id));
             drafter
         });
-        Ok(Generation {
+        Ok(Answer {
             head_before: self.session.head_use().unwrap_or_default(),
             runtime: self,
             drafter,
-            decoder: Some(decoder_after(tokenizer, request.prompt.last().copied())),
-            stops: StopStrings::new(request.stop_strings.clone()),
             logits: Vec::new(),
             ids: Vec::new(),
+            stop_id: None,
             stats: Stats {
                 n_prompt,
                 n_reused,
@@ -308,24 +313,22 @@ impl Runtime {
     }
 }
 
-/// An answer in the making: an iterator over pieces of text, none of them empty.
-pub(crate) struct Generation<'a> {
+/// An answer in the making.
+pub(crate) struct Answer<'a> {
     runtime: &'a mut Runtime,
     request: Request<'a>,
     /// Knows the prompt and the answer so far.
     drafter: Option<Drafter>,
-    /// Taken when the answer ends.
-    decoder: Option<StreamDecoder>,
-    stops: StopStrings,
     /// What follows the last token computed; empty until the prompt is computed.
     logits: Vec<f32>,
     ids: Vec<u32>,
+    stop_id: Option<u32>,
     stats: Stats,
     /// What was read of the output head before.
     head_before: HeadUse,
 }
 
-impl Generation<'_> {
+impl Answer<'_> {
     /// Tokens of the prompt that are still to be computed.
     pub(crate) fn n_left(&self) -> usize {
         self.request
@@ -353,9 +356,9 @@ impl Generation<'_> {
         Ok(rest.len() - chunk.len())
     }
 
-    /// Tokens generated so far.
-    pub(crate) fn ids(&self) -> &[u32] {
-        &self.ids
+    /// The stop token that ended it.
+    pub(crate) fn stop_id(&self) -> Option<u32> {
+        self.stop_id
     }
 
     /// What it took so far.
@@ -367,22 +370,40 @@ impl Generation<'_> {
         }
     }
 
-    /// Generates a token; returns the text that became certain by it.
-    fn step(&mut self) -> Result<String> {
-        if self.ids.len() == self.request.max_tokens {
-            return Ok(self.finish(StopReason::MaxTokens));
+    /// Generates a token, after what is left of the prompt is computed; `None` once the answer has ended,
+    /// for the reason that the statistics give.
+    pub(crate) fn next_id(&mut self) -> Result<Option<u32>> {
+        while self.n_left() > 0 {
+            self.prefill()?;
         }
-        // The token chosen last is computed only now, so that its text is out before that.
+        if self.stats.stop.is_some() {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let id = self.step();
+        self.stats.decode += start.elapsed();
+        id
+    }
+
+    fn step(&mut self) -> Result<Option<u32>> {
+        if self.ids.len() == self.request.max_tokens {
+            self.stop(StopReason::MaxTokens);
+            return Ok(None);
+        }
+        // The token chosen last is computed only now, so that it is out before that.
         if let Some(&last) = self.ids.last() {
             if self.runtime.cached.len() == self.runtime.ctx_len() {
-                return Ok(self.finish(StopReason::ContextFull));
+                self.stop(StopReason::ContextFull);
+                return Ok(None);
             }
             self.logits = self.feed(last)?;
             self.stats.n_decoded += 1;
         }
         let id = self.runtime.sampler.sample(&self.logits);
         if self.request.stop_ids.contains(&id) {
-            return Ok(self.finish(StopReason::StopToken));
+            self.stop_id = Some(id);
+            self.stop(StopReason::StopToken);
+            return Ok(None);
         }
         self.runtime.sampler.accept(id);
         self.ids.push(id);
@@ -390,17 +411,13 @@ impl Generation<'_> {
             drafter.push(id);
         }
         self.stats.n_generated += 1;
-        let text = self
-            .decoder
-            .as_mut()
-            .map(|decoder| decoder.push(id))
-            .unwrap_or_default();
-        let passed = self.stops.push(&text);
-        if passed.stopped {
-            self.stats.stop = Some(StopReason::StopString);
-            self.runtime.forget_drafts();
-        }
-        Ok(passed.text)
+        Ok(Some(id))
+    }
+
+    /// Ends the answer.
+    fn stop(&mut self, reason: StopReason) {
+        self.runtime.forget_drafts();
+        self.stats.stop = Some(reason);
     }
 
     /// The logits that follow `last`, the newest token of the answer.
@@ -422,64 +439,6 @@ impl Generation<'_> {
         self.stats.n_drafted += drafts.len();
         self.runtime.append_with_drafts(last, drafts)
     }
-
-    /// Ends the answer; returns the text that was held back.
-    fn finish(&mut self, reason: StopReason) -> String {
-        self.runtime.forget_drafts();
-        let rest = self
-            .decoder
-            .take()
-            .map(StreamDecoder::finish)
-            .unwrap_or_default();
-        let passed = self.stops.push(&rest);
-        let held = if passed.stopped {
-            String::new()
-        } else {
-            self.stops.finish()
-        };
-        self.stats.stop = Some(if passed.stopped {
-            StopReason::StopString
-        } else {
-            reason
-        });
-        passed.text + &held
-    }
-}
-
-impl Iterator for Generation<'_> {
-    type Item = Result<String>;
-
-    fn next(&mut self) -> Option<Result<String>> {
-        while self.n_left() > 0 {
-            if let Err(error) = self.prefill() {
-                return Some(Err(error));
-            }
-        }
-        let start = Instant::now();
-        let mut piece = Ok(String::new());
-        while self.stats.stop.is_none() && matches!(&piece, Ok(text) if text.is_empty()) {
-            piece = self.step();
-        }
-        self.stats.decode += start.elapsed();
-        match piece {
-            Ok(text) if text.is_empty() => None,
-            piece => Some(piece),
-        }
-    }
-}
-
-/// A decoder for what follows `last`, the end of a prompt.
-fn decoder_after(tokenizer: &Tokenizer, last: Option<u32>) -> StreamDecoder {
-    let options = Decode { skip_special: true };
-    let mut decoder = tokenizer.stream(options);
-    let Some(last) = last else { return decoder };
-    // A decoder that sees the token before keeps the space between two words, which it would take
-    // off at the start of a text.
-    if decoder.push(last) == tokenizer.decode(&[last], options) {
-        return decoder;
-    }
-    // It holds the token back, to give it out as if it were part of the answer.
-    tokenizer.stream(options)
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ fn recommendation(model: &GenerationConfig) -> SamplerConfig {
 }
 
 /// A seed that nobody chose: the standard library keys its hash maps at random.
-fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     // Short enough to be typed again.
     RandomState::new().build_hasher().finish() >> 32
 }

@@ -48,6 +48,13 @@ impl FromStr for LoraFlag {
     }
 }
 
+impl LoraFlag {
+    /// The adapter in `folder`, applied as it was trained.
+    pub(crate) fn new(folder: PathBuf) -> LoraFlag {
+        LoraFlag { folder, scale: 1.0 }
+    }
+}
+
 /// A model, and the adapters that its sessions begin with.
 #[derive(Clone)]
 pub(crate) struct Adapted {

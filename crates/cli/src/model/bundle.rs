@@ -20,8 +20,6 @@ pub(crate) struct BundleHeader {
     /// What the weight file says about the model.
     pub(crate) model: ModelFacts,
     rope: RopeFile,
-    /// The configuration of a bundle that has none of its own, if its user gave one.
-    given: Option<Map<String, Value>>,
 }
 
 /// The newest version of the metadata that is taken.
@@ -63,7 +61,6 @@ impl ModelFiles {
             folder,
             model: parsed.model,
             rope,
-            given: None,
         };
         Ok(ModelFiles {
             name: name.to_owned(),
@@ -71,22 +68,8 @@ impl ModelFiles {
             assembled,
             tensors,
             header: Header::Bundle(Box::new(header)),
+            told: None,
         })
-    }
-
-    /// The same model with `config` as its configuration, a Hugging Face one, if it is a bundle that has
-    /// none of its own. Widths in it may be rounded up as engines compute with them.
-    ///
-    /// Fails if the bundle's files say otherwise.
-    pub(crate) fn configured(mut self, config: Map<String, Value>) -> Result<ModelFiles> {
-        let Header::Bundle(header) = &mut self.header else {
-            return Ok(self);
-        };
-        if header.folder.file("config.json")?.is_none() {
-            header.check(&config).with_context(|| self.name.clone())?;
-            header.given = Some(config);
-        }
-        Ok(self)
     }
 }
 
@@ -113,10 +96,16 @@ fn check_metadata(folder: &Folder) -> Result<()> {
 }
 
 impl BundleHeader {
-    /// The configuration that the bundle's own files and the one it was given amount to; `None` unless it
-    /// was given one.
-    pub(super) fn made_config(&self) -> Option<Value> {
-        let mut config = self.given.clone()?;
+    /// What `told`, a Hugging Face configuration, and the bundle's own files amount to. Widths in it may
+    /// be rounded up as engines compute with them.
+    ///
+    /// Fails if the files say otherwise.
+    pub(super) fn complete(&self, told: &Value) -> Result<Value> {
+        let told = told.as_object();
+        let mut config = told
+            .context("expected a configuration, found no object")?
+            .clone();
+        self.check(&config)?;
         let model = &self.model;
         for (key, value) in [
             ("hidden_size", json!(model.hidden_dim_orig)),
@@ -127,7 +116,7 @@ impl BundleHeader {
             config.insert(key.to_owned(), value);
         }
         config.extend(self.rope.to_config());
-        Some(config.into())
+        Ok(config.into())
     }
 
     /// Whether `config` is about the model in the files.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use serde_json::Value;
 use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
@@ -47,6 +48,8 @@ pub(crate) struct ModelFiles {
     /// Tensors under the names that the files give them.
     tensors: TensorCatalog,
     header: Header,
+    /// The configuration of a model whose files have none.
+    told: Option<Value>,
 }
 
 /// What the files say besides tensors.
@@ -82,6 +85,14 @@ impl ModelFiles {
         }
     }
 
+    /// The same; `told` is the `config.json` of a model whose files have none.
+    pub(crate) fn open_told(name: &str, told: Value) -> Result<ModelFiles> {
+        Ok(ModelFiles {
+            told: Some(told),
+            ..ModelFiles::open(name)?
+        })
+    }
+
     fn open_gguf(name: &str, files: Vec<SourceFile>) -> Result<ModelFiles> {
         let parts: Vec<Gguf> = files.iter().map(parse_gguf).collect::<Result<_>>()?;
         let version = parts.first().map_or(0, Gguf::version);
@@ -94,6 +105,7 @@ impl ModelFiles {
             assembled: Vec::new(),
             tensors,
             header,
+            told: None,
         })
     }
 
@@ -150,6 +162,7 @@ impl ModelFiles {
             assembled: Vec::new(),
             tensors,
             header,
+            told: None,
         })
     }
 
@@ -224,27 +237,38 @@ impl ModelFiles {
     pub(crate) fn config(&self) -> Result<Option<Config>> {
         match &self.header {
             Header::Package(header) => header.config().map(Some),
-            Header::Bundle(header) => match header.made_config() {
-                Some(made) => Config::parse(&serde_json::to_vec(&made)?)
-                    .map(Some)
-                    .map_err(Into::into),
-                None => self.parsed("config.json", Config::parse),
+            _ => match (
+                self.parsed("config.json", Config::parse)?,
+                self.told_config()?,
+            ) {
+                (None, Some(told)) => Ok(Some(Config::parse(told.to_string().as_bytes())?)),
+                (own, _) => Ok(own),
             },
-            _ => self.parsed("config.json", Config::parse),
         }
         .with_context(|| self.name.clone())
     }
 
     /// `config.json` as it stands, of a model that has one.
-    pub(crate) fn config_json(&self) -> Result<Option<serde_json::Value>> {
+    pub(crate) fn config_json(&self) -> Result<Option<Value>> {
         match &self.header {
             Header::Package(header) => Ok(Some(header.hf_config()?.config.into())),
-            Header::Bundle(header) => match header.made_config() {
-                Some(made) => Ok(Some(made)),
-                None => self.parsed("config.json", parse_json),
+            _ => match self.parsed("config.json", parse_json)? {
+                None => self.told_config(),
+                own => Ok(own),
             },
-            _ => self.parsed("config.json", parse_json),
         }
+    }
+
+    /// What the model's user said in the place of `config.json`, completed by what files of a bundle say.
+    fn told_config(&self) -> Result<Option<Value>> {
+        let Some(told) = &self.told else {
+            return Ok(None);
+        };
+        match &self.header {
+            Header::Bundle(header) => header.complete(told).map(Some),
+            _ => Ok(Some(told.clone())),
+        }
+        .with_context(|| self.name.clone())
     }
 
     /// `generation_config.json`, or the empty one. Warns of recommendations in it that are ignored.
@@ -402,13 +426,13 @@ impl ModelFiles {
         Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
     }
 
-    /// Every token that ends an answer.
+    /// Every token that ends an answer: those that the files name, and those that `tokenizer` knows of.
     pub(crate) fn stop_ids(
         &self,
-        tokenizer: &Tokenizer,
+        tokenizer: Option<&Tokenizer>,
         generation: &GenerationConfig,
     ) -> Result<Vec<u32>> {
-        let mut ids = tokenizer.end_ids().to_vec();
+        let mut ids = tokenizer.map_or(Vec::new(), |tokenizer| tokenizer.end_ids().to_vec());
         ids.extend(&generation.eos_token_id);
         if let Some(config) = self.config()? {
             ids.extend(config.eos_token_id);

@@ -95,6 +95,7 @@ impl ModelFiles {
             assembled,
             tensors,
             header: Header::Package(Box::new(header)),
+            told: None,
         })
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::Parser;
 use sterna_engine::SamplerConfig;
+use sterna_text::Tokenizer;
 
 use super::*;
 use crate::args::ReportFlags;
@@ -28,7 +29,7 @@ struct Answering {
 
 /// All that a caller sees of an answer, but for its time.
 #[derive(Debug, PartialEq)]
-struct Answer {
+struct Told {
     pieces: Vec<String>,
     ids: Vec<u32>,
     stop: Option<StopReason>,
@@ -61,22 +62,23 @@ impl Answering {
     }
 
     /// The answer to `prompt`, of which `n_pieces` are pulled at most.
-    fn answer(&mut self, prompt: &str, stop: &str, n_pieces: usize) -> (Answer, Stats) {
+    fn answer(&mut self, prompt: &str, stop: &str, n_pieces: usize) -> (Told, Stats) {
         let request = Request {
             prompt: encode(&self.tokenizer, prompt),
             max_tokens: MAX_TOKENS,
             stop_ids: self.tokenizer.end_ids(),
-            stop_strings: vec![stop.to_owned()],
             speculate: self.speculate,
         };
-        let mut answer = self.runtime.start(request, &self.tokenizer).unwrap();
+        let answer = self.runtime.start(request).unwrap();
+        let stop_strings = vec![stop.to_owned()];
+        let mut answer = Generation::new(answer, &self.tokenizer, stop_strings);
         let pieces = answer.by_ref().take(n_pieces).map(Result::unwrap).collect();
         let (ids, stats) = (answer.ids().to_vec(), answer.stats());
         if stats.stop.is_some() {
             let n_computed = self.runtime.session.len();
             assert_eq!(n_computed, self.runtime.cached.len(), "{prompt}");
         }
-        let answer = Answer {
+        let answer = Told {
             pieces,
             ids,
             stop: stats.stop,

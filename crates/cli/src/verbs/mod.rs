@@ -15,6 +15,7 @@ pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod trust;
 pub(crate) mod verify;
+pub(crate) mod worker;
 
 use std::fs::File;
 use std::io::{self, Read};

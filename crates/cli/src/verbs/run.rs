@@ -117,7 +117,7 @@ impl Run {
         let mut chat = Chat {
             runtime: Runtime::new(session, sampler),
             template,
-            stop_ids: files.stop_ids(&tokenizer, &generation_config)?,
+            stop_ids: files.stop_ids(Some(&tokenizer), &generation_config)?,
             tokenizer,
             stop_strings: self.stop,
             max_tokens: self

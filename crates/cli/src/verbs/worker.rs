@@ -1,0 +1,43 @@
+//! `sterna worker`: lets another program drive a model.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{output, worker};
+
+const EXAMPLE: &str = "Example:
+  sterna worker --print-config builtin
+  printf '2\\n1\\n0\\n0\\n1\\n1\\n0\\n8\\n1\\n53\\n0\\n' |
+    sterna worker builtin --config $(sterna worker --print-config builtin)";
+
+/// Serve token ids to another program, over standard input and output
+///
+/// With --config, requests are lines in the order of version 1 of the protocol; without it, the
+/// configuration and each request are blocks of key=value lines. docs/worker.md describes both.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Worker {
+    /// Model to serve
+    model: String,
+
+    /// Apply the adapter in the folder of the model, qmodel.lora
+    #[arg(long)]
+    lora: bool,
+
+    /// Print what belongs behind --config for this model, and leave
+    #[arg(long, conflicts_with_all = ["lora", "config"])]
+    print_config: bool,
+
+    /// The model's configuration in the order of version 1; all arguments that follow belong to it
+    #[arg(long, value_name = "ARGS", num_args = 0.., allow_hyphen_values = true)]
+    config: Option<Vec<String>>,
+}
+
+impl Worker {
+    pub(crate) fn run(self) -> Result<()> {
+        if self.print_config {
+            return output::line(worker::describe(&self.model)?);
+        }
+        worker::serve(&self.model, self.lora, self.config.as_deref())
+    }
+}

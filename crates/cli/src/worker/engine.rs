@@ -1,0 +1,133 @@
+//! From requests to replies, in token ids alone.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use sterna_engine::{Cpu, Sampler, SamplerConfig, Session};
+
+use super::driver::Driver;
+use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling};
+use crate::runtime::{self, Runtime, StopReason};
+use crate::sampling::random_seed;
+
+/// A model that continues sequences of tokens.
+pub(crate) struct Engine {
+    runtime: Runtime,
+    n_vocab: usize,
+    form: Form,
+    /// Ids that end a reply.
+    eos_ids: Vec<u32>,
+    /// The same for each request, if there is one; otherwise each has its own.
+    seed: Option<u64>,
+    driver: Driver,
+}
+
+impl Engine {
+    /// An engine with nothing in its cache, which `session` has to be without; replies are those of
+    /// `form`.
+    pub(crate) fn new(
+        session: Session<Cpu>,
+        form: Form,
+        eos_ids: Vec<u32>,
+        seed: Option<u64>,
+        driver: Driver,
+    ) -> Result<Engine> {
+        let n_vocab = session.model().config().n_vocab;
+        let sampler = Sampler::new(SamplerConfig::default(), n_vocab)?;
+        Ok(Engine {
+            runtime: Runtime::new(session, sampler),
+            n_vocab,
+            form,
+            eos_ids,
+            seed,
+            driver,
+        })
+    }
+
+    /// Replies to `request`; false if there is nobody left to reply to.
+    ///
+    /// Errors: a [`ProtocolError`] for what the model or its cache can't take, before anything is
+    /// written; others if the reply can't be made or written.
+    pub(crate) fn answer(
+        &mut self,
+        request: Request,
+        reply: &mut Reply<impl Write>,
+    ) -> Result<bool> {
+        let config = sampler_config(&request.sampling, self.seed.unwrap_or_else(random_seed));
+        self.runtime
+            .set_sampler(Sampler::new(config, self.n_vocab)?);
+        let max_tokens = match request.max_tokens {
+            0 => usize::MAX,
+            n => n,
+        };
+        let mut answer = self.runtime.start(runtime::Request {
+            prompt: self.prompt(request)?,
+            max_tokens,
+            stop_ids: &self.eos_ids,
+            speculate: None,
+        })?;
+        while answer.n_left() > 0 {
+            if self.driver.is_gone() {
+                return Ok(false);
+            }
+            answer.prefill()?;
+        }
+        while let Some(id) = answer.next_id()? {
+            reply.line(id).context(WRITING)?;
+        }
+        let ends_at_limit = self.form == Form::Positional;
+        let terminator = match answer.stats().stop {
+            Some(StopReason::MaxTokens) if ends_at_limit => None,
+            _ => answer.stop_id().or(self.eos_ids.first().copied()),
+        };
+        if let Some(id) = terminator {
+            reply.line(id).context(WRITING)?;
+        }
+        reply.line(self.runtime.n_cached()).context(WRITING)?;
+        Ok(true)
+    }
+
+    /// The whole sequence that `request` continues.
+    fn prompt(&self, request: Request) -> Result<Vec<u32>, ProtocolError> {
+        let place = |what| format!("request in line {}: {what}", request.line);
+        let cached = self.runtime.cached();
+        let n_kept = match request.keep {
+            Keep::All => cached.len(),
+            Keep::First(n) => n,
+        };
+        let kept = cached.get(..n_kept).ok_or_else(|| {
+            let expected = format!("at most {}, the tokens in the cache", cached.len());
+            ProtocolError::new(place("`kv_position`"), expected, n_kept)
+        })?;
+        let n_vocab = self.n_vocab;
+        if let Some(i) = request.ids.iter().position(|&id| id as usize >= n_vocab) {
+            let place = place(&format!("token {i}"));
+            let expected = format!("an id below {n_vocab}");
+            return Err(ProtocolError::new(place, expected, request.ids[i]));
+        }
+        let (len, ctx_len) = (kept.len() + request.ids.len(), self.runtime.ctx_len());
+        if len == 0 || len >= ctx_len {
+            let expected = format!(
+                "1 to {} with those in the cache, in a context of {ctx_len}",
+                ctx_len - 1
+            );
+            return Err(ProtocolError::new(place("tokens"), expected, len));
+        }
+        Ok([kept, &request.ids].concat())
+    }
+}
+
+const WRITING: &str = "cannot write to standard output";
+
+fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {
+    SamplerConfig {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        // The sampler takes no 0; this keeps the best token as well.
+        top_p: sampling.top_p.max(f32::MIN_POSITIVE),
+        repeat_penalty: sampling.repetition_penalty,
+        repeat_last_n: sampling.rep_penalty_lookback,
+        seed,
+        ..SamplerConfig::default()
+    }
+}

@@ -1,0 +1,150 @@
+//! The token-protocol worker: a program drives a model over this process's standard input and output.
+//!
+//! [`protocol`] turns bytes into requests, [`config`] is what the driver says about the model, [`input`]
+//! reads, [`driver`] knows whether anybody is there, [`engine`] replies. There is no tokenizer, and no
+//! text.
+
+mod config;
+mod driver;
+mod engine;
+mod input;
+mod protocol;
+
+use std::env;
+use std::io;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use sterna_engine::{CacheType, HeadOptions, HeadScreen, ModelPlan};
+
+use crate::args::{EngineFlags, ModelFlags};
+use crate::machine::{self, Machine};
+use crate::model::{LoraFlag, ModelFiles};
+use crate::output;
+
+use config::Quant;
+pub(crate) use config::WorkerConfig;
+use driver::Driver;
+use engine::Engine;
+use input::Input;
+pub(crate) use protocol::ProtocolError;
+use protocol::{Form, Message, Reply};
+
+/// The adapter in the folder of a model, for version 1.
+const LORA_FILE: &str = "qmodel.lora";
+
+/// Environment variable that seeds the choice of tokens.
+const SEED_VARIABLE: &str = "STERNA_SEED";
+
+/// Context that is given even where memory is short, rather than refuse every prompt.
+const MIN_CTX: usize = 512;
+
+/// Serves requests from standard input for the model called `name` until there are no more.
+///
+/// `args` is what stands behind `--config`: without it, the keyed form is spoken. `lora` applies the
+/// adapter in the folder of the model.
+/// Errors: a [`ProtocolError`] if the driver said something wrong.
+pub(crate) fn serve(name: &str, lora: bool, args: Option<&[String]>) -> Result<()> {
+    let form = match args {
+        Some(_) => Form::Positional,
+        None => Form::Keyed,
+    };
+    let given = args.map(WorkerConfig::from_args).transpose()?;
+    let seed = seed()?;
+    let driver = Driver::current();
+    let input = Input::begin(form, driver)?;
+    let config = match given {
+        Some(config) => config,
+        None => match input.next()? {
+            Some(Message::Init(pairs)) => WorkerConfig::from_pairs(&pairs)?,
+            _ => return Ok(()),
+        },
+    };
+    let mut engine = load(name, lora, &config, form, seed, driver)?;
+    let mut reply = Reply::new(io::stdout().lock());
+    while let Some(Message::Request(request)) = input.next()? {
+        if !engine.answer(request, &mut reply)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The arguments of version 1, behind `--config`, that describe the model called `name`.
+pub(crate) fn describe(name: &str) -> Result<String> {
+    let files = ModelFiles::open(name)?;
+    let plan = files.plan(&ModelFlags::default())?;
+    let tokenizer = files.tokenizer()?;
+    let generation_config = files.generation_config()?;
+    let eos_ids = files.stop_ids(tokenizer.as_ref(), &generation_config)?;
+    let config = WorkerConfig::of_model(&plan, &eos_ids).with_context(|| name.to_owned())?;
+    Ok(config.to_args())
+}
+
+fn load(
+    name: &str,
+    lora: bool,
+    config: &WorkerConfig,
+    form: Form,
+    seed: Option<u64>,
+    driver: Driver,
+) -> Result<Engine> {
+    let files = ModelFiles::open_told(name, config.hf_config())?;
+    let plan = files.plan(&ModelFlags::default())?;
+    config.check(plan.config())?;
+    let head = HeadOptions {
+        dtype: config.unembed_quant().dtype(),
+        screen: HeadScreen::Off,
+    };
+    let plan = plan.with_head(head).context("unembed_quant")?;
+    let ctx_len = ctx_len(&plan, config.max_ctx());
+    let n_threads = NonZero::new(config.n_threads(machine::available_threads()));
+    let flags = EngineFlags::with(n_threads, adapters(name, lora, config)?);
+    let session = files.session(plan, &flags, ctx_len)?;
+    Engine::new(session, form, config.eos_ids().to_vec(), seed, driver)
+}
+
+/// The adapters to apply: that in the folder of the model, if `lora`, and that of the configuration.
+fn adapters(name: &str, lora: bool, config: &WorkerConfig) -> Result<Vec<LoraFlag>> {
+    let mut adapters = Vec::new();
+    if lora {
+        if !Path::new(name).join(LORA_FILE).is_file() {
+            bail!("--lora: expected {LORA_FILE} in {name}, found none");
+        }
+        adapters.push(LoraFlag::new(PathBuf::from(name)));
+    }
+    if let Some((folder, quant)) = config.lora() {
+        if quant != Quant::Keep {
+            output::note("warning: lora_quant: adapters are held as they are stored");
+        }
+        adapters.push(LoraFlag::new(folder.clone()));
+    }
+    Ok(adapters)
+}
+
+/// Tokens of context: as many as model and driver allow, and as the memory has room for beside the
+/// weights. The cache takes memory as it grows.
+fn ctx_len(plan: &ModelPlan, max_ctx: usize) -> usize {
+    let max_ctx = max_ctx.min(plan.config().max_ctx);
+    let free = Machine::detect().free_memory_bytes;
+    let room = free.saturating_sub(plan.memory_bytes());
+    let fits = room / plan.cache_bytes(1, CacheType::F32).max(1);
+    let fits = usize::try_from(fits).unwrap_or(usize::MAX);
+    max_ctx.min(fits.max(MIN_CTX))
+}
+
+/// What the environment says about the choice of tokens.
+fn seed() -> Result<Option<u64>> {
+    let Some(text) = env::var_os(SEED_VARIABLE) else {
+        return Ok(None);
+    };
+    let text = text.to_string_lossy();
+    let seed = text.parse();
+    seed.map(Some).with_context(|| {
+        format!(
+            "{SEED_VARIABLE}: expected a number from 0 to {}, found `{text}`",
+            u64::MAX
+        )
+    })
+}

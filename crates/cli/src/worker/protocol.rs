@@ -1,0 +1,562 @@
+//! The token protocol: from the bytes of standard input to requests, and back from tokens to lines.
+//!
+//! No input or output happens here, and no allocation is chosen by the input: bytes come in pieces of
+//! any size, lists grow as they are read, and everything has a limit. `docs/worker.md` describes both
+//! forms.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::mem;
+use std::str::FromStr;
+
+/// The two forms of the protocol, chosen by how the process is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Version 1: lines in a fixed order. The configuration stands among the arguments of the process.
+    Positional,
+    /// Blocks of lines `key=value`, each begun by their number. The first one is the configuration.
+    Keyed,
+}
+
+/// Longest line taken: as long as [`MAX_IDS`] ids in one line need, most of the time.
+const MAX_LINE_BYTES: usize = 32 << 20;
+/// Most ids taken in a request: many times what any context holds.
+const MAX_IDS: usize = 4 << 20;
+/// Most lines taken in a block.
+const MAX_PAIRS: usize = 1024;
+/// Most bytes taken in the lines of the block that comes first.
+const MAX_INIT_BYTES: usize = 64 << 10;
+
+/// What somebody who drives this process has said.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Message {
+    /// The block that begins the keyed form.
+    Init(Pairs),
+    /// Tokens to compute and to continue.
+    Request(Request),
+    /// There is no more to do.
+    Quit,
+}
+
+/// Lines `key=value`, no key twice.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Pairs(Vec<(String, String)>);
+
+impl Pairs {
+    /// The value of `key`.
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
+        let pair = self.0.iter().find(|pair| pair.0 == key)?;
+        Some(&pair.1)
+    }
+}
+
+/// Tokens to compute, and how to choose those that follow.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Request {
+    /// The line it begins in, from 1; for messages.
+    pub(crate) line: u64,
+    /// What stays of the tokens in the cache.
+    pub(crate) keep: Keep,
+    /// The tokens that follow those.
+    pub(crate) ids: Vec<u32>,
+    /// Tokens to generate at most; 0 for as many as the context holds.
+    pub(crate) max_tokens: usize,
+    /// How to choose them.
+    pub(crate) sampling: Sampling,
+}
+
+/// How much of the cache a request continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Everything, as version 1 does unless it resets.
+    All,
+    /// So many tokens from the first on.
+    First(usize),
+}
+
+/// How tokens are chosen. Every value is in the range given here.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sampling {
+    /// Divides logits; 0 takes the best token. Finite, at least 0.
+    pub(crate) temperature: f32,
+    /// Keeps so many of the best tokens; 0 keeps all.
+    pub(crate) top_k: usize,
+    /// Keeps the fewest best tokens that are so probable together, but one at least. From 0 to 1.
+    pub(crate) top_p: f32,
+    /// Divides the logits of tokens that occurred; 1 changes nothing. Finite, above 0.
+    pub(crate) repetition_penalty: f32,
+    /// How many of the last tokens count as having occurred.
+    pub(crate) rep_penalty_lookback: usize,
+}
+
+impl Default for Sampling {
+    /// What the keyed form means by leaving a key out.
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 0.6,
+            top_k: 50,
+            top_p: 0.9,
+            repetition_penalty: 1.1,
+            rep_penalty_lookback: 64,
+        }
+    }
+}
+
+/// Something that isn't as the protocol has it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: expected {expected}, found {found}")]
+pub(crate) struct ProtocolError {
+    place: String,
+    expected: String,
+    found: String,
+}
+
+impl ProtocolError {
+    /// At `place`, there should be what is `expected`, not what was `found`. All three are short.
+    pub(crate) fn new(
+        place: impl fmt::Display,
+        expected: impl fmt::Display,
+        found: impl fmt::Display,
+    ) -> ProtocolError {
+        ProtocolError {
+            place: place.to_string(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }
+    }
+}
+
+/// `text` in a message: the beginning of what is long, and escapes for what isn't printable.
+pub(crate) fn quoted(text: &[u8]) -> String {
+    const SHOWN: usize = 40;
+    let shown = &text[..text.len().min(SHOWN)];
+    let more = if text.len() > SHOWN { "…" } else { "" };
+    format!("`{}{more}`", shown.escape_ascii())
+}
+
+/// The number in `text`; `expected` says which numbers `is_valid` takes.
+pub(crate) fn number<T: FromStr>(
+    place: impl fmt::Display,
+    text: &[u8],
+    expected: &str,
+    is_valid: impl FnOnce(&T) -> bool,
+) -> Result<T, ProtocolError> {
+    let text = text.trim_ascii();
+    let parsed = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    parsed
+        .filter(is_valid)
+        .ok_or_else(|| ProtocolError::new(place, expected, quoted(text)))
+}
+
+/// Numbers that count something.
+pub(crate) const COUNT: &str = "a whole number";
+const TOKEN_ID: &str = "a token id";
+
+/// Reads messages from bytes.
+#[derive(Debug)]
+pub(crate) struct Parser {
+    form: Form,
+    /// The line that has begun.
+    line: Vec<u8>,
+    /// Lines that have ended.
+    n_lines: u64,
+    block: Block,
+}
+
+/// What the next line belongs to.
+#[derive(Debug)]
+enum Block {
+    /// The number that begins the configuration.
+    InitStart,
+    /// The configuration; `left` of its lines are to come.
+    Init {
+        pairs: Pairs,
+        n_bytes: usize,
+        left: usize,
+    },
+    /// The number that begins a request.
+    Start,
+    /// A request of version 1 with `n_ids` ids; the next line is that of `FIELDS[field]`.
+    Fields {
+        request: Request,
+        n_ids: usize,
+        field: usize,
+    },
+    /// The ids of a request of version 1; `left` of them are to come.
+    Ids { request: Request, left: usize },
+    /// A request of the keyed form; `left` of its lines are to come.
+    Keyed {
+        request: Request,
+        given: Vec<Field>,
+        left: usize,
+    },
+}
+
+/// What a line makes of a block.
+enum Step {
+    More(Block),
+    Done(Message),
+}
+
+/// A part of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    ResetFlag,
+    KvPosition,
+    Tokens,
+    Temperature,
+    TopK,
+    TopP,
+    RepetitionPenalty,
+    Lookback,
+    MaxTokens,
+}
+
+/// The lines of a request of version 1 between the number of its ids and the ids.
+const FIELDS: [Field; 7] = [
+    Field::ResetFlag,
+    Field::Temperature,
+    Field::TopK,
+    Field::TopP,
+    Field::RepetitionPenalty,
+    Field::Lookback,
+    Field::MaxTokens,
+];
+
+/// The keys of a request of the keyed form.
+const KEYS: [Field; 8] = [
+    Field::KvPosition,
+    Field::Tokens,
+    Field::Temperature,
+    Field::TopK,
+    Field::TopP,
+    Field::RepetitionPenalty,
+    Field::Lookback,
+    Field::MaxTokens,
+];
+
+impl Field {
+    const fn name(self) -> &'static str {
+        match self {
+            Field::ResetFlag => "reset_flag",
+            Field::KvPosition => "kv_position",
+            Field::Tokens => "tokens",
+            Field::Temperature => "temperature",
+            Field::TopK => "top_k",
+            Field::TopP => "top_p",
+            Field::RepetitionPenalty => "repetition_penalty",
+            Field::Lookback => "rep_penalty_lookback",
+            Field::MaxTokens => "max_tokens",
+        }
+    }
+}
+
+impl Parser {
+    /// A parser of what comes first in `form`.
+    pub(crate) fn new(form: Form) -> Parser {
+        Parser {
+            form,
+            line: Vec::new(),
+            n_lines: 0,
+            block: match form {
+                Form::Positional => Block::Start,
+                Form::Keyed => Block::InitStart,
+            },
+        }
+    }
+
+    /// Takes `bytes` up to the end of the next message, which it returns, or all of them.
+    ///
+    /// Errors: [`ProtocolError`] names the line. After one, nothing that follows makes sense.
+    pub(crate) fn push(&mut self, bytes: &mut &[u8]) -> Result<Option<Message>, ProtocolError> {
+        while !bytes.is_empty() {
+            let end = bytes.iter().position(|&byte| byte == b'\n');
+            let piece = &bytes[..end.unwrap_or(bytes.len())];
+            if self.line.len() + piece.len() > MAX_LINE_BYTES {
+                let expected = format!("at most {MAX_LINE_BYTES} bytes");
+                return Err(self.error(expected, "more"));
+            }
+            self.line.extend_from_slice(piece);
+            let Some(end) = end else {
+                *bytes = &[];
+                break;
+            };
+            *bytes = &bytes[end + 1..];
+            let line = mem::take(&mut self.line);
+            let step = self.take_line(line.strip_suffix(b"\r").unwrap_or(&line))?;
+            self.n_lines += 1;
+            match step {
+                Step::More(block) => self.block = block,
+                Step::Done(message) => return Ok(Some(message)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes note that no bytes follow.
+    ///
+    /// Errors: [`ProtocolError`] if that leaves something unfinished.
+    pub(crate) fn end(&self) -> Result<(), ProtocolError> {
+        let expected = match &self.block {
+            _ if !self.line.is_empty() => "the end of the line".to_owned(),
+            Block::InitStart | Block::Start => return Ok(()),
+            Block::Init { left, .. } | Block::Keyed { left, .. } => {
+                format!("{left} more lines `key=value`")
+            }
+            Block::Fields { field, .. } => format!("`{}`", FIELDS[*field].name()),
+            Block::Ids { left, .. } => format!("{left} more token ids"),
+        };
+        Err(self.error(expected, "the end of the input"))
+    }
+
+    /// An error in the line that is being read.
+    fn error(&self, expected: impl fmt::Display, found: impl fmt::Display) -> ProtocolError {
+        ProtocolError::new(self.place(), expected, found)
+    }
+
+    fn place(&self) -> String {
+        format!("line {}", self.n_lines + 1)
+    }
+
+    fn take_line(&mut self, text: &[u8]) -> Result<Step, ProtocolError> {
+        match mem::replace(&mut self.block, Block::Start) {
+            Block::InitStart => {
+                let place = format!("{}: number of settings", self.place());
+                let expected = format!("1 to {MAX_PAIRS}");
+                let left = number(place, text, &expected, |n| (1..=MAX_PAIRS).contains(n))?;
+                let (pairs, n_bytes) = (Pairs::default(), 0);
+                Ok(Step::More(Block::Init {
+                    pairs,
+                    n_bytes,
+                    left,
+                }))
+            }
+            Block::Init {
+                pairs,
+                n_bytes,
+                left,
+            } => self.init_line(text, pairs, n_bytes, left - 1),
+            Block::Start => self.start(text),
+            Block::Fields {
+                mut request,
+                n_ids,
+                field,
+            } => {
+                self.set(&mut request, FIELDS[field], text)?;
+                let field = field + 1;
+                Ok(Step::More(if field < FIELDS.len() {
+                    Block::Fields {
+                        request,
+                        n_ids,
+                        field,
+                    }
+                } else {
+                    let left = n_ids;
+                    Block::Ids { request, left }
+                }))
+            }
+            Block::Ids { mut request, left } => {
+                request.ids.push(number(self.place(), text, TOKEN_ID, any)?);
+                Ok(match left - 1 {
+                    0 => Step::Done(Message::Request(request)),
+                    left => Step::More(Block::Ids { request, left }),
+                })
+            }
+            Block::Keyed {
+                request,
+                given,
+                left,
+            } => self.keyed_line(text, request, given, left - 1),
+        }
+    }
+
+    /// The number that begins a request, or ends everything.
+    fn start(&self, text: &[u8]) -> Result<Step, ProtocolError> {
+        let (what, max) = match self.form {
+            Form::Positional => ("number of tokens", MAX_IDS),
+            Form::Keyed => ("number of settings", MAX_PAIRS),
+        };
+        let place = format!("{}: {what}", self.place());
+        let n = number(place, text, &format!("0 to {max}"), |n| *n <= max)?;
+        let request = Request {
+            line: self.n_lines + 1,
+            keep: Keep::First(0),
+            ids: Vec::new(),
+            max_tokens: 0,
+            sampling: Sampling::default(),
+        };
+        Ok(match (n, self.form) {
+            (0, _) => Step::Done(Message::Quit),
+            (n_ids, Form::Positional) => Step::More(Block::Fields {
+                request,
+                n_ids,
+                field: 0,
+            }),
+            (left, Form::Keyed) => Step::More(Block::Keyed {
+                request,
+                given: Vec::new(),
+                left,
+            }),
+        })
+    }
+
+    /// A line of the configuration, which `left` more follow.
+    fn init_line(
+        &self,
+        text: &[u8],
+        mut pairs: Pairs,
+        n_bytes: usize,
+        left: usize,
+    ) -> Result<Step, ProtocolError> {
+        let (key, value) = self.pair(text)?;
+        let n_bytes = n_bytes + text.len();
+        if n_bytes > MAX_INIT_BYTES {
+            let expected = format!("at most {MAX_INIT_BYTES} bytes of settings");
+            return Err(self.error(expected, "more"));
+        }
+        let text = |bytes: &[u8]| match str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(self.error("UTF-8", quoted(bytes))),
+        };
+        let (key, value) = (text(key)?, text(value)?);
+        if pairs.get(&key).is_some() {
+            return Err(self.twice(&key));
+        }
+        pairs.0.push((key, value));
+        Ok(match left {
+            0 => Step::Done(Message::Init(pairs)),
+            left => Step::More(Block::Init {
+                pairs,
+                n_bytes,
+                left,
+            }),
+        })
+    }
+
+    /// A line of a request of the keyed form, which `left` more follow.
+    fn keyed_line(
+        &self,
+        text: &[u8],
+        mut request: Request,
+        mut given: Vec<Field>,
+        left: usize,
+    ) -> Result<Step, ProtocolError> {
+        let (key, value) = self.pair(text)?;
+        if let Some(field) = KEYS
+            .into_iter()
+            .find(|field| field.name().as_bytes() == key)
+        {
+            if given.contains(&field) {
+                return Err(self.twice(field.name()));
+            }
+            self.set(&mut request, field, value)?;
+            given.push(field);
+        }
+        if left > 0 {
+            return Ok(Step::More(Block::Keyed {
+                request,
+                given,
+                left,
+            }));
+        }
+        if !given.contains(&Field::Tokens) {
+            let place = format!("lines {} to {}", request.line, self.n_lines + 1);
+            let expected = format!("key `{}`", Field::Tokens.name());
+            return Err(ProtocolError::new(place, expected, "none"));
+        }
+        Ok(Step::Done(Message::Request(request)))
+    }
+
+    /// Key and value, a line being `key=value`.
+    fn pair<'a>(&self, text: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), ProtocolError> {
+        let at = text.iter().position(|&byte| byte == b'=');
+        let at = at.ok_or_else(|| self.error("`key=value`", quoted(text)))?;
+        Ok((text[..at].trim_ascii(), &text[at + 1..]))
+    }
+
+    fn twice(&self, key: &str) -> ProtocolError {
+        self.error("each key once", format!("{} again", quoted(key.as_bytes())))
+    }
+
+    /// Sets `field` to what `text` says.
+    fn set(&self, request: &mut Request, field: Field, text: &[u8]) -> Result<(), ProtocolError> {
+        let name = field.name();
+        let line = self.n_lines + 1;
+        let place = format_args!("line {line}: `{name}`");
+        let sampling = &mut request.sampling;
+        match field {
+            Field::ResetFlag => {
+                let reset: u8 = number(place, text, "0 or 1", |flag| *flag <= 1)?;
+                request.keep = if reset == 1 {
+                    Keep::First(0)
+                } else {
+                    Keep::All
+                };
+            }
+            Field::KvPosition => request.keep = Keep::First(number(place, text, COUNT, any)?),
+            Field::Tokens => request.ids = ids(line, text)?,
+            Field::Temperature => {
+                let expected = "a number of at least 0";
+                sampling.temperature =
+                    number(place, text, expected, |t: &f32| *t >= 0.0 && t.is_finite())?;
+            }
+            Field::TopK => sampling.top_k = number(place, text, COUNT, any)?,
+            Field::TopP => {
+                let expected = "a number from 0 to 1";
+                sampling.top_p = number(place, text, expected, |p| (0.0..=1.0).contains(p))?;
+            }
+            Field::RepetitionPenalty => {
+                let expected = "a number above 0";
+                sampling.repetition_penalty =
+                    number(place, text, expected, |p: &f32| *p > 0.0 && p.is_finite())?;
+            }
+            Field::Lookback => sampling.rep_penalty_lookback = number(place, text, COUNT, any)?,
+            Field::MaxTokens => request.max_tokens = number(place, text, COUNT, any)?,
+        }
+        Ok(())
+    }
+}
+
+/// Any number that its type holds.
+fn any<T>(_: &T) -> bool {
+    true
+}
+
+/// Ids separated by commas, or none; in line `line`, for messages.
+fn ids(line: u64, text: &[u8]) -> Result<Vec<u32>, ProtocolError> {
+    let mut ids = Vec::new();
+    if text.trim_ascii().is_empty() {
+        return Ok(ids);
+    }
+    for (i, word) in text.split(|&byte| byte == b',').enumerate() {
+        let place = format_args!("line {line}: `tokens`, id {i}");
+        if i == MAX_IDS {
+            let expected = format!("at most {MAX_IDS}");
+            return Err(ProtocolError::new(place, expected, "more"));
+        }
+        ids.push(number(place, word, TOKEN_ID, any)?);
+    }
+    Ok(ids)
+}
+
+/// Writes a reply: ids, then the number of tokens in the cache, each in a line that is out at once.
+pub(crate) struct Reply<W> {
+    out: W,
+    line: Vec<u8>,
+}
+
+impl<W: Write> Reply<W> {
+    /// Replies on `out`.
+    pub(crate) fn new(out: W) -> Reply<W> {
+        let line = Vec::new();
+        Reply { out, line }
+    }
+
+    /// Writes `number` and a line end, in one piece.
+    pub(crate) fn line(&mut self, number: impl fmt::Display) -> io::Result<()> {
+        self.line.clear();
+        writeln!(self.line, "{number}")?;
+        self.out.write_all(&self.line)?;
+        self.out.flush()
+    }
+}

@@ -1,0 +1,576 @@
+//! `sterna worker`: what it says, in both forms of its protocol, and how it ends.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{best, ids, join, json, logits, stdout, success, testdata};
+
+/// A session as it is written down, in `tests/golden/worker`.
+///
+/// Its lines begin with `$` for the arguments, `<` for what is said, `>` and `!` for what comes back on
+/// standard output and error, and `=` for the exit code. `\xff` and the like stand for bytes, `\` at the
+/// end for a line that doesn't end, and `*9 ` before a line for nine of them.
+#[derive(Debug, Default, PartialEq)]
+struct Transcript {
+    args: Vec<String>,
+    input: Vec<String>,
+    output: Vec<String>,
+    errors: Vec<String>,
+    code: String,
+}
+
+impl Transcript {
+    fn parse(text: &str) -> Transcript {
+        let mut transcript = Transcript::default();
+        for line in text.lines() {
+            let (kind, rest) = line.split_at_checked(2).unwrap_or((line, ""));
+            let rest = rest.to_owned();
+            match kind.trim_end() {
+                "$" => transcript.args = rest.split(' ').map(str::to_owned).collect(),
+                "<" => transcript.input.push(rest),
+                ">" => transcript.output.push(rest),
+                "!" => transcript.errors.push(rest),
+                "=" => transcript.code = rest,
+                "#" | "" => {}
+                _ => panic!("`{line}`"),
+            }
+        }
+        transcript
+    }
+
+    /// The bytes that are said.
+    fn input(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for line in &self.input {
+            let (n, line) = match line.strip_prefix('*').and_then(|line| line.split_once(' ')) {
+                Some((n, line)) => (n.parse().unwrap(), line),
+                None => (1, line.as_str()),
+            };
+            let (line, end) = match line.strip_suffix('\\') {
+                Some(line) => (line, ""),
+                None => (line, "\n"),
+            };
+            let line = [unescaped(line), end.as_bytes().to_vec()].concat();
+            bytes.extend(line.repeat(n));
+        }
+        bytes
+    }
+
+    /// The same with what really comes back.
+    fn replayed(&self) -> Transcript {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        let output = talk(&args, &self.input());
+        let lines = |bytes: &[u8]| -> Vec<String> {
+            String::from_utf8_lossy(bytes)
+                .lines()
+                .map(str::to_owned)
+                .collect()
+        };
+        Transcript {
+            args: self.args.clone(),
+            input: self.input.clone(),
+            output: lines(&output.stdout),
+            errors: lines(&output.stderr),
+            code: output.status.code().unwrap().to_string(),
+        }
+    }
+}
+
+/// `\xff` and the like as bytes.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut parts = text.split("\\x");
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
+        bytes.extend(part[2..].as_bytes());
+    }
+    bytes
+}
+
+/// A worker in the folder of the test data, started with `args`.
+fn worker(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command
+        .arg("worker")
+        .args(args)
+        .current_dir(testdata(""))
+        .env("STERNA_SEED", "7")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What a worker with `args` says to `input`.
+fn talk(args: &[&str], input: &[u8]) -> Output {
+    let mut child = worker(args).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_owned();
+    // A worker that refuses what it is told doesn't read all of it.
+    let writing = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    writing.join().unwrap();
+    output
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/worker")
+}
+
+#[test]
+fn transcripts_are_true() {
+    let mut n = 0;
+    for entry in fs::read_dir(golden()).unwrap() {
+        let path = entry.unwrap().path();
+        let transcript = Transcript::parse(&fs::read_to_string(&path).unwrap());
+        let replayed = transcript.replayed();
+        assert_eq!(replayed, transcript, "{}", path.display());
+        n += 1;
+    }
+    assert!(n > 30, "{n}");
+}
+
+#[test]
+fn the_session_in_the_documentation_is_true() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/worker.md");
+    let page = fs::read_to_string(path).unwrap();
+    let sessions: Vec<&str> = page
+        .split("```transcript\n")
+        .skip(1)
+        .map(|rest| rest.split_once("```").unwrap().0)
+        .collect();
+    assert_eq!(sessions.len(), 2);
+    for session in sessions {
+        let transcript = Transcript::parse(session);
+        assert_eq!(transcript.replayed(), transcript);
+    }
+}
+
+/// The arguments behind `--config` for `model`.
+fn config(model: &str) -> Vec<String> {
+    let line = stdout(&["worker", "--print-config", model]);
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The arguments that start a worker of version 1 for `model`.
+fn positional(model: &str) -> Vec<String> {
+    let mut args = vec![model.to_owned(), "--config".to_owned()];
+    args.extend(config(model));
+    args
+}
+
+/// A request of version 1.
+fn request(reset: bool, temperature: &str, max_tokens: usize, ids: &[u32]) -> String {
+    let ids: String = ids.iter().map(|id| format!("{id}\n")).collect();
+    let n = ids.lines().count();
+    format!(
+        "{n}\n{}\n{temperature}\n40\n0.95\n1.1\n64\n{max_tokens}\n{ids}",
+        u8::from(reset)
+    )
+}
+
+/// A greedy request of version 1.
+fn greedy(reset: bool, max_tokens: usize, ids: &[u32]) -> String {
+    request(reset, "0", max_tokens, ids).replace("\n1.1\n", "\n1\n")
+}
+
+/// A worker that is spoken with.
+struct Worker {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    fn start(mut command: Command) -> Worker {
+        let mut child = command.spawn().unwrap();
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Worker {
+            child,
+            stdin,
+            stdout,
+        }
+    }
+
+    /// A worker of version 1 for `model`.
+    fn positional(model: &str) -> Worker {
+        let args = positional(model);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Worker::start(worker(&args))
+    }
+
+    fn say(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().unwrap();
+        stdin.write_all(text.as_bytes()).unwrap();
+    }
+
+    fn line(&mut self) -> u32 {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().parse().unwrap()
+    }
+
+    /// The answer to `request`, which ends after `max_tokens` or with an id in `eos`; and the position.
+    fn reply(&mut self, request: &str, max_tokens: usize, eos: &[u32]) -> (Vec<u32>, usize) {
+        self.say(request);
+        let mut ids = Vec::new();
+        while ids.len() < max_tokens && !ids.last().is_some_and(|id| eos.contains(id)) {
+            let id = self.line();
+            ids.push(id);
+        }
+        (ids, self.line() as usize)
+    }
+
+    /// Waits for the end; the exit code.
+    fn end(mut self) -> Option<i32> {
+        drop(self.stdin.take());
+        ended(&mut self.child)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // One that ended by itself can't be killed, and needn't.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The exit code of `child`, which should end soon.
+fn ended(child: &mut Child) -> Option<i32> {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "still running");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Models in every form, with the number of their tokens.
+fn models() -> Vec<String> {
+    let path = |name: &str| testdata(name).to_str().unwrap().to_owned();
+    vec![
+        "builtin".to_owned(),
+        path("reference-logits/bitnet-packed"),
+        path("reference-logits/llama"),
+        path("reference-logits/llama-bitlinear-packed"),
+        path("reference-gguf/bitnet-b1.58-i2-s/model.gguf"),
+        path("reference-gguf/llama/model.gguf"),
+        path("bitllama-3M/bitllama-3M-tq2_0.gguf"),
+    ]
+}
+
+#[test]
+fn greedy_ids_are_those_of_the_logits() {
+    for model in models() {
+        let prompt = [3, 17, 40, 5, 9];
+        let mut worker = Worker::positional(&model);
+        let (ids, position) = worker.reply(&greedy(true, 12, &prompt), 12, &[]);
+        assert_eq!(worker.end(), Some(0), "{model}");
+        let sequence = [&prompt[..], &ids].concat();
+        let rows = logits(&model, &sequence, &[]);
+        let expected: Vec<u32> = rows[prompt.len() - 1..]
+            .iter()
+            .map(|row| best(row))
+            .collect();
+        assert_eq!(ids, expected[..ids.len()], "{model}");
+        // The last one chosen was not computed.
+        assert_eq!(position, sequence.len() - 1, "{model}");
+    }
+}
+
+#[test]
+fn greedy_ids_are_those_of_run() {
+    let story = "Once upon a time";
+    for model in ["builtin".to_owned(), models().pop().unwrap()] {
+        let run = json(&[
+            "run",
+            &model,
+            "--raw",
+            "-p",
+            story,
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "30",
+            "--json",
+        ]);
+        let tokens = json(&["tokenize", &model, "-p", story, "--json"]);
+        let prompt = ids(&tokens["ids"]);
+        let config = config(&model);
+        let eos: Vec<u32> = config[18..].iter().map(|id| id.parse().unwrap()).collect();
+        let mut worker = Worker::positional(&model);
+        let (mut found, _) = worker.reply(&greedy(true, 30, &prompt), 30, &eos);
+        found.retain(|id| !eos.contains(id));
+        assert_eq!(found, ids(&run["ids"]), "{model}");
+    }
+}
+
+#[test]
+fn what_is_cached_changes_no_reply() {
+    let prompt = [3, 17, 40, 5, 9, 100, 101, 102];
+    for temperature in ["0", "1.2"] {
+        let fresh = |ids: &[u32]| {
+            let mut worker = Worker::positional("builtin");
+            let reply = worker.reply(&request(true, temperature, 10, ids), 10, &[]);
+            assert_eq!(worker.end(), Some(0));
+            reply
+        };
+        let (first, position) = fresh(&prompt);
+        let mut worker = Worker::positional("builtin");
+        let again = worker.reply(&request(true, temperature, 10, &prompt), 10, &[]);
+        assert_eq!(again, (first.clone(), position));
+        // Everything that was said, and more: the last id is not in the cache yet.
+        let more = [*first.last().unwrap(), 7, 8];
+        let continued = worker.reply(&request(false, temperature, 10, &more), 10, &[]);
+        let whole = [&prompt[..], &first, &[7, 8]].concat();
+        assert_eq!(continued, fresh(&whole), "{temperature}");
+        // From the beginning, though it is cached.
+        let again = worker.reply(&request(true, temperature, 10, &prompt), 10, &[]);
+        assert_eq!(again, (first, position));
+    }
+}
+
+/// The block that begins the keyed form for `model`.
+fn init(model: &str) -> String {
+    let names = [
+        "arch_type",
+        "activation",
+        "hidden_dim",
+        "intermediate_dim",
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "vocab_size",
+        "head_dim",
+        "max_position_embeddings",
+        "norm_eps",
+        "rope_theta",
+        "tie_word_embeddings",
+        "has_qkv_bias",
+        "has_attn_sub_norm",
+        "has_ffn_sub_norm",
+    ];
+    let config = config(model);
+    let pairs = names.iter().zip(&config);
+    let pairs: String = pairs
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect();
+    let eos = config[18..].join(",");
+    let eos = if eos.is_empty() { "2".to_owned() } else { eos };
+    format!("18\n{pairs}eos_tokens={eos}\nquantization=auto\n")
+}
+
+/// A greedy request of the keyed form.
+fn keyed(kv_position: usize, ids: &[u32], max_tokens: usize) -> String {
+    format!(
+        "6\nkv_position={kv_position}\ntokens={}\ntemperature=0.0\nrepetition_penalty=1.0\n\
+         max_tokens={max_tokens}\nlater=1\n",
+        join(ids)
+    )
+}
+
+#[test]
+fn the_keyed_form_rolls_back_and_reuses() {
+    let model = "builtin";
+    let eos: Vec<u32> = config(model)[18..]
+        .iter()
+        .map(|id| id.parse().unwrap())
+        .collect();
+    let mut worker = Worker::start(worker(&[model]));
+    worker.say(&init(model));
+    let prompt = [3, 17, 40, 5, 9, 100, 101, 102];
+    let fresh = worker.reply(&keyed(0, &prompt, 6), usize::MAX, &eos);
+    // Six ids, and one that ends them.
+    assert_eq!((fresh.0.len(), fresh.1), (7, prompt.len() + 5));
+    // Everything is cached already, or a part.
+    for kept in [prompt.len(), 5, 1, 0] {
+        let reply = worker.reply(&keyed(kept, &prompt[kept..], 6), usize::MAX, &eos);
+        assert_eq!(reply, fresh, "{kept}");
+    }
+    // Another end, and back.
+    let (_, position) = worker.reply(&keyed(3, &[55, 56], 4), usize::MAX, &eos);
+    assert_eq!(position, 3 + 2 + 3);
+    let reply = worker.reply(&keyed(3, &prompt[3..], 6), usize::MAX, &eos);
+    assert_eq!(reply, fresh);
+    assert_eq!(worker.end(), Some(0));
+}
+
+#[test]
+fn the_end_of_the_context_ends_a_reply() {
+    let model = testdata("reference-logits/llama")
+        .to_str()
+        .unwrap()
+        .to_owned();
+    let mut args = positional(&model);
+    // A context of 20 tokens, and an EOS id that is never chosen.
+    args[2 + 9] = "20".to_owned();
+    args.truncate(2 + 17);
+    args.extend(["1".to_owned(), "4000000000".to_owned()]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut worker = Worker::start(worker(&args));
+    let (ids, position) = worker.reply(&greedy(true, 0, &[1; 15]), usize::MAX, &[4_000_000_000]);
+    // The last one fits no more, but is chosen; then comes the one that says so.
+    assert_eq!((ids.len(), position), (6 + 1, 20));
+    let (ids, position) = worker.reply(&greedy(true, 3, &[1; 15]), 3, &[4_000_000_000]);
+    assert_eq!((ids.len(), position), (3, 17));
+    assert_eq!(worker.end(), Some(0));
+}
+
+#[test]
+fn seeds_repeat_and_differ() {
+    let args = positional("builtin");
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let sample = |seed: Option<&str>| {
+        let mut command = worker(&args);
+        match seed {
+            Some(seed) => command.env("STERNA_SEED", seed),
+            None => command.env_remove("STERNA_SEED"),
+        };
+        let mut worker = Worker::start(command);
+        let request = request(true, "2", 20, &[3, 17, 40]);
+        let first = worker.reply(&request, 20, &[]).0;
+        let second = worker.reply(&request, 20, &[]).0;
+        (first, second)
+    };
+    let (first, second) = sample(Some("1"));
+    assert_eq!(first, second);
+    assert_eq!(sample(Some("1")).0, first);
+    assert_ne!(sample(Some("2")).0, first);
+    let (third, fourth) = sample(None);
+    assert_ne!(third, fourth);
+
+    let mut command = worker(&args);
+    let output = command.env("STERNA_SEED", "x").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "error: STERNA_SEED: expected a number from 0 to 18446744073709551615, found `x`: invalid digit \
+         found in string\n"
+    );
+}
+
+#[test]
+fn a_reader_that_leaves_ends_it_quietly() {
+    let mut worker = Worker::positional("builtin");
+    worker.say(&request(true, "2", 100, &[3, 17, 40]));
+    worker.line();
+    let Worker { child, stdout, .. } = &mut worker;
+    let mut stderr = child.stderr.take().unwrap();
+    drop(std::mem::replace(stdout, {
+        let other = Command::new("true").stdout(Stdio::piped()).spawn();
+        BufReader::new(other.unwrap().stdout.unwrap())
+    }));
+    assert_eq!(ended(child), Some(0));
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "");
+}
+
+/// Whether a process of this id is there and not a zombie.
+#[cfg(target_os = "linux")]
+fn is_running(id: u32) -> bool {
+    fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| {
+        let state = stat
+            .rsplit_once(") ")
+            .map(|(_, rest)| rest.starts_with('Z'));
+        state == Some(false)
+    })
+}
+
+/// A parent that is killed while this process holds the other ends of the worker's pipes: only that
+/// the parent is another shows it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_parent_that_is_killed_ends_it() {
+    for request in ["", &request(true, "2", 0, &[3, 17, 40])] {
+        let program = env!("CARGO_BIN_EXE_sterna");
+        let config = config("builtin").join(" ");
+        let script = format!(
+            "exec 3<&0; {program} worker builtin --config {config} <&3 & echo $! >&2; wait"
+        );
+        let mut shell = Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut stderr = BufReader::new(shell.stderr.take().unwrap());
+        stderr.read_line(&mut line).unwrap();
+        let id = line.trim().parse().unwrap();
+        let mut stdin = shell.stdin.take().unwrap();
+        stdin.write_all(request.as_bytes()).unwrap();
+        let mut stdout = BufReader::new(shell.stdout.take().unwrap());
+        if !request.is_empty() {
+            stdout.read_line(&mut line).unwrap();
+        }
+        assert!(is_running(id));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        let start = Instant::now();
+        while is_running(id) {
+            assert!(start.elapsed() < Duration::from_secs(60), "still running");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// `scripts/worker-cycles.py` does it a thousand times.
+#[test]
+#[cfg(target_os = "linux")]
+fn workers_that_are_killed_leave_nothing_behind() {
+    let args = positional("builtin");
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let scratch = tempfile::tempdir().unwrap();
+    for _ in 0..100 {
+        let mut command = worker(&args);
+        command.env("TMPDIR", scratch.path());
+        let mut worker = Worker::start(command);
+        worker.say(&request(true, "1", 0, &[3, 17, 40]));
+        worker.line();
+        worker.child.kill().unwrap();
+        worker.child.wait().unwrap();
+        assert!(!is_running(worker.child.id()));
+    }
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_model_without_configuration_takes_that_of_the_driver() {
+    let model = testdata("reference-logits/llama");
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(
+        model.join("model.safetensors"),
+        folder.path().join("model.safetensors"),
+    )
+    .unwrap();
+    let mut args = positional(model.to_str().unwrap());
+    let mut worker = Worker::positional(model.to_str().unwrap());
+    let expected = worker.reply(&greedy(true, 8, &[1, 2, 3]), 8, &[]);
+    args[0] = folder.path().to_str().unwrap().to_owned();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut worker = Worker::start(self::worker(&args));
+    assert_eq!(worker.reply(&greedy(true, 8, &[1, 2, 3]), 8, &[]), expected);
+    let refused = common::refusal(&["worker", "--print-config", folder.path().to_str().unwrap()]);
+    assert!(refused.contains("expected config.json"), "{refused}");
+}
+
+#[test]
+fn configurations_are_printed_in_one_line() {
+    for model in models() {
+        let args = ["worker", "--print-config", &model];
+        let line = success(&args, common::sterna(&args));
+        assert_eq!(line.lines().count(), 1);
+        assert!(line.split(' ').count() >= 18, "{model}: {line}");
+    }
+}
