@@ -7,6 +7,7 @@
 
 mod args;
 mod builtin;
+mod bundle;
 mod chat;
 mod convert;
 mod display;
@@ -61,6 +62,7 @@ enum Verb {
     Gc(verbs::pull::Gc),
     Diff(verbs::diff::Diff),
     Doctor(verbs::doctor::Doctor),
+    Bundle(verbs::bundle::Bundle),
     Quantize(verbs::quantize::Quantize),
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
@@ -86,6 +88,7 @@ impl Verb {
             Verb::Gc(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Bundle(verb) => verb.run(),
             Verb::Quantize(verb) => verb.run(),
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),

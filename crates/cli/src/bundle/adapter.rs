@@ -5,7 +5,6 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
-use sterna_engine::ModelConfig;
 use sterna_format::TensorEntry;
 use sterna_format::bundle::{
     LoraBlock, LoraSource, LoraTarget, MatrixSource, ShardRange, SourceType,
@@ -20,10 +19,11 @@ pub(super) fn base_model(folder: &Path) -> Result<Option<String>> {
     Ok(adapter_config(folder)?.base_model)
 }
 
-/// The matrices of the adapter in `folder`, for a model of `config`; its file is added to `shards`.
+/// The matrices of the adapter in `folder`, for a model of `n_layers`; its file is added to `shards`.
+/// Whether they fit the model otherwise is for the quantizer to check.
 pub(super) fn block(
     folder: &Path,
-    config: &ModelConfig,
+    n_layers: usize,
     shards: &mut Vec<String>,
 ) -> Result<LoraBlock> {
     let adapter = adapter_config(folder)?;
@@ -57,14 +57,13 @@ pub(super) fn block(
             );
         }
         let rank = adapter.rank(&tensor.path);
-        let (n_in, n_out) = dims(config, target);
-        let (place, expected) = match tensor.matrix {
-            LoraFactor::A => (0, [rank, n_in]),
-            LoraFactor::B => (1, [n_out, rank]),
+        let place = match tensor.matrix {
+            LoraFactor::A => 0,
+            LoraFactor::B => 1,
         };
-        if entry.shape != expected {
+        if entry.shape.len() != 2 || entry.shape[place] != rank {
             bail!(
-                "{}: expected shape {expected:?} by its rank and the base model, found {:?}",
+                "{}: expected two dimensions, the rank {rank} in place {place}, found {:?}",
                 in_tensor(),
                 entry.shape
             );
@@ -81,10 +80,9 @@ pub(super) fn block(
                 target.module()
             );
         };
-        if layer >= config.n_layers {
+        if layer >= n_layers {
             bail!(
-                "{path}: expected layers below {}, found layer {layer}",
-                config.n_layers
+                "{path}: expected layers below {n_layers}, found layer {layer}"
             );
         }
         Ok(LoraSource {
@@ -99,22 +97,10 @@ pub(super) fn block(
         bail!("{path}: expected the matrices of an adapter, found none ({ADAPTER_CONFIG} is there)");
     };
     Ok(LoraBlock {
-        n_layers: config.n_layers as u32,
+        n_layers: n_layers as u32,
         scale,
         pairs,
     })
-}
-
-/// Inputs and outputs of a projection.
-fn dims(config: &ModelConfig, target: LoraTarget) -> (usize, usize) {
-    let (model, ffn) = (config.model_dim, config.ffn_dim);
-    match target {
-        LoraTarget::K | LoraTarget::V => (model, config.kv_dim()),
-        LoraTarget::Q => (model, config.q_dim()),
-        LoraTarget::O => (config.q_dim(), model),
-        LoraTarget::Gate | LoraTarget::Up => (model, ffn),
-        LoraTarget::Down => (ffn, model),
-    }
 }
 
 fn matrix(entry: &TensorEntry, shard: u16) -> Result<MatrixSource> {

@@ -18,9 +18,10 @@ use sterna_format::bundle::{
     ArchType, BundleKind, BundleMetadata, LORA_FILE, METADATA_FILE, METADATA_VERSION, ROPE_FILE,
     TENSORS_FILE, identity,
 };
+use sterna_kernels::Exec;
 
 use crate::model::ModelFiles;
-use crate::quantize::{self, Settings};
+use crate::quantize::{self, AdapterOutput, Settings};
 use source::Source;
 
 /// What to make.
@@ -35,8 +36,6 @@ pub(crate) struct Options {
     pub(crate) arch: Option<ArchType>,
     /// Whether the embedding table becomes int8.
     pub(crate) embeddings_i8: bool,
-    /// Threads to compute with.
-    pub(crate) n_threads: usize,
 }
 
 /// What came of it.
@@ -59,7 +58,7 @@ const COMPLETE_FILE: &str = ".trillim-quantize-complete";
 const PLATFORMS: [&str; 2] = ["x86_64", "aarch64"];
 
 /// Writes the bundle of the model in `files`, or that of an adapter for it.
-pub(crate) fn bundle(files: &ModelFiles, options: &Options) -> Result<Summary> {
+pub(crate) fn bundle(files: &ModelFiles, options: &Options, exec: &Exec) -> Result<Summary> {
     let out = &options.out;
     if out.exists() {
         bail!("{}: exists already", out.display());
@@ -77,10 +76,10 @@ pub(crate) fn bundle(files: &ModelFiles, options: &Options) -> Result<Summary> {
     };
     let mut settings = Settings {
         model: source.facts(),
+        head_dim: u32::try_from(source.config().head_dim).ok(),
         output: None,
         rope: None,
-        lora: None,
-        n_threads: options.n_threads,
+        adapter: None,
     };
     let mut manifest = source.empty_manifest();
     if with_model {
@@ -91,13 +90,18 @@ pub(crate) fn bundle(files: &ModelFiles, options: &Options) -> Result<Summary> {
         support::copy_model(files, dir)?;
     }
     if let Some(folder) = &options.adapter {
-        let lora = adapter::block(folder, source.config(), &mut manifest.shards)?;
+        let lora = adapter::block(folder, source.config().n_layers, &mut manifest.shards)?;
         summary.n_adapted = lora.pairs.len();
         manifest.lora = Some(lora);
-        settings.lora = Some(dir.join(LORA_FILE));
+        settings.adapter = Some(AdapterOutput {
+            path: dir.join(LORA_FILE),
+            rank: None,
+            n_heads: u32::try_from(source.config().n_heads).ok(),
+            n_kv_heads: u32::try_from(source.config().n_kv_heads).ok(),
+        });
         support::copy_adapter(folder, dir, with_model)?;
     }
-    summary.bytes = quantize::run(&manifest, &settings)?.bytes;
+    summary.bytes = quantize::run(&manifest, &settings, exec)?.size;
     let metadata = metadata(files, &source, options, with_model)?;
     support::write(&dir.join(METADATA_FILE), &metadata)?;
     support::write(&dir.join(COMPLETE_FILE), b"ready\n")?;
@@ -131,7 +135,7 @@ fn metadata(
         source_model,
         architecture: source.arch.name().to_owned(),
         platforms: PLATFORMS.map(str::to_owned).to_vec(),
-        base_model_config_hash: Digest::of(Algorithm::Sha256, identity.as_bytes()).to_hex(),
+        base_model_config_hash: Digest::of(Algorithm::Sha256, identity.as_bytes()).to_string(),
         remote_code: false,
     };
     let mut json = serde_json::to_vec_pretty(&metadata)?;

@@ -1,6 +1,6 @@
 //! The tensors of a Hugging Face folder in the order of an engine's file, and what becomes of each.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
@@ -231,11 +231,6 @@ impl<'a> Source<'a> {
         };
         let [rows, cols] = [rows, cols].map(|dim| dim as u32);
         let action = self.action(&entry.name, dtype, cols == 1, embeddings_i8);
-        let action = match (action, scale) {
-            // Trits that aren't packed, beside their scale.
-            (Action::TernaryQuantize, Some(_)) if !dtype.is_float() => Action::RepackTernary,
-            (action, _) => action,
-        };
         Ok(ManifestTensor {
             action,
             dtype,

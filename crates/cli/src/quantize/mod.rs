@@ -35,8 +35,8 @@ pub(crate) struct Settings {
     pub(crate) model: ModelFacts,
     /// Elements of a head, where they are known.
     pub(crate) head_dim: Option<u32>,
-    /// The file of tensors.
-    pub(crate) output: PathBuf,
+    /// The file of tensors; none of a manifest that has only an adapter.
+    pub(crate) output: Option<PathBuf>,
     /// The file of the rotary embedding, and what it is to say.
     pub(crate) rope: Option<(PathBuf, RopeFile)>,
     /// The file of an adapter.
@@ -47,10 +47,10 @@ pub(crate) struct Settings {
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
     /// The file of tensors.
-    pub(crate) output: PathBuf,
+    pub(crate) output: Option<PathBuf>,
     /// Tensors in it.
     pub(crate) n_tensors: usize,
-    /// Its bytes.
+    /// Bytes of all files.
     pub(crate) size: u64,
     /// The file of the rotary embedding.
     pub(crate) rope: Option<PathBuf>,
@@ -107,6 +107,33 @@ pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Resu
         n_lora_pairs = block.pairs.len();
         files.push(adapter.write(block, settings, &shards)?);
     }
+    let mut files = Vec::new();
+    if let Some(output) = &settings.output {
+        let mut tensors = OutputFile::create(output)?;
+        tensors.write(&layout.header())?;
+        let total = manifest.tensors.iter().map(|tensor| tensor.data.size).sum();
+        let progress = Progress::bytes("quantizing", total);
+        for (encoding, stored) in encodings.iter().zip(&layout.tensors) {
+            tensors.pad_to(stored.offset)?;
+            encoding.write(exec, &shards, |bytes| tensors.write(bytes), &progress)?;
+            assert_eq!(
+                tensors.len(),
+                stored.offset + stored.size,
+                "a tensor has as many bytes as its form takes"
+            );
+        }
+        files.push(tensors);
+    }
+    if let Some((path, rope)) = &settings.rope {
+        let mut file = OutputFile::create(path)?;
+        file.write(&rope.to_bytes()?)?;
+        files.push(file);
+    }
+    let mut n_lora_pairs = 0;
+    if let (Some(adapter), Some(block)) = (&settings.adapter, &manifest.lora) {
+        n_lora_pairs = block.pairs.len();
+        files.push(adapter.write(block, settings, &shards)?);
+    }
     let mut tensors = OutputFile::create(&settings.output)?;
     tensors.write(&layout.header())?;
     let total = manifest.tensors.iter().map(|tensor| tensor.data.size).sum();
@@ -122,11 +149,12 @@ pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Resu
     }
     drop(progress);
     files.push(tensors);
+    let size = files.iter().map(OutputFile::len).sum();
     output::commit(files)?;
     Ok(Summary {
         output: settings.output.clone(),
         n_tensors: manifest.tensors.len(),
-        size: layout.file_len(),
+        size,
         rope: settings.rope.as_ref().map(|(path, _)| path.clone()),
         lora: settings
             .adapter
@@ -146,7 +174,10 @@ impl Settings {
             }
             _ => {}
         }
-        let mut paths: Vec<&Path> = vec![&self.output];
+        if self.output.is_none() && !manifest.tensors.is_empty() {
+            bail!("expected a file to write the manifest's tensors to, found none");
+        }
+        let mut paths: Vec<&Path> = self.output.iter().map(PathBuf::as_path).collect();
         paths.extend(self.rope.iter().map(|(path, _)| path.as_path()));
         paths.extend(self.adapter.iter().map(|adapter| adapter.path.as_path()));
         for (i, path) in paths.iter().enumerate() {

@@ -263,8 +263,6 @@ fn blocks(
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use sterna_format::bundle::ArchType;
 
     use super::*;
@@ -282,7 +280,7 @@ mod tests {
                 norm_eps: 1e-5,
             },
             head_dim: Some(18),
-            output: PathBuf::new(),
+            output: None,
             rope: None,
             adapter: None,
         };

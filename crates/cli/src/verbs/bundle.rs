@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use sterna_format::bundle::ArchType;
+use sterna_kernels::Exec;
 
-use crate::args::thread_count;
+use crate::args::{isa, thread_count};
 use crate::bundle::{Options, Summary, bundle};
 use crate::machine;
 use crate::model::ModelFiles;
@@ -67,11 +68,12 @@ impl Bundle {
             together: self.together,
             arch: self.arch,
             embeddings_i8: self.embeddings_i8,
-            n_threads: self
-                .jobs
-                .map_or_else(machine::default_threads, NonZero::get),
         };
-        let summary = bundle(&files, &options)?;
+        let n_threads = self
+            .jobs
+            .map_or_else(machine::default_threads, NonZero::get);
+        let exec = Exec::new(n_threads, isa()?);
+        let summary = bundle(&files, &options, &exec)?;
         if self.json {
             return output::json(&summary);
         }

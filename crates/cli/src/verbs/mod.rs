@@ -1,6 +1,7 @@
 //! The verbs of the command line, one file each, and what several of them do alike.
 
 pub(crate) mod bench;
+pub(crate) mod bundle;
 pub(crate) mod convert;
 pub(crate) mod diff;
 pub(crate) mod doctor;

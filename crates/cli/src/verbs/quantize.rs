@@ -149,7 +149,7 @@ impl Quantize {
                 norm_eps: self.norm_eps,
             },
             head_dim: self.head_dim,
-            output: self.output,
+            output: Some(self.output),
             rope,
             adapter: self.adapter.lora_output.map(|path| AdapterOutput {
                 path,
@@ -174,7 +174,7 @@ impl Quantize {
             Bytes(summary.size)
         ));
         let others = summary.rope.iter().chain(&summary.lora);
-        for path in [&summary.output].into_iter().chain(others) {
+        for path in summary.output.iter().chain(others) {
             output::line(path.display())?;
         }
         Ok(())
