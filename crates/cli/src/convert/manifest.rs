@@ -190,7 +190,7 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     layer_pattern["residualBranchScale"] = json!(1);
     let inference = json!({
         "attention": {
-            "queryPreAttnScalar": query_scalar(c),
+            "queryPreAttnScalar": c.query_scalar(),
             "queryKeyNorm": has("q_norm.weight"),
             "valueNorm": false,
             "attentionBias": has("q_proj.bias"),
@@ -237,16 +237,6 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     match inference {
         Value::Object(map) => map,
         _ => unreachable!("it is written as an object above"),
-    }
-}
-
-/// The number whose root divides attention scores; whole where it is meant to be.
-fn query_scalar(c: &ModelConfig) -> Value {
-    let scalar = 1.0 / (f64::from(c.attn_scale) * f64::from(c.attn_scale));
-    let whole = scalar.round();
-    match (1.0 / whole.sqrt()) as f32 == c.attn_scale {
-        true => json!(whole as u64),
-        false => json!(scalar),
     }
 }
 
