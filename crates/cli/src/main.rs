@@ -11,6 +11,7 @@ mod chat;
 mod convert;
 mod display;
 mod folders;
+mod hashes;
 mod interrupt;
 mod machine;
 mod model;

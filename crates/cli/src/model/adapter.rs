@@ -15,7 +15,9 @@ use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
 use sterna_format::rdrr::{MANIFEST_FILE, lora};
 use sterna_format::safetensors::SafeTensors;
 
+use super::called::is_called;
 use super::{Header, ModelFiles, package};
+use crate::output;
 
 /// What `--lora` names: a folder, and how strongly its adapter is applied.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,10 +58,28 @@ pub(crate) struct Adapted {
 }
 
 impl Adapted {
-    /// Loads the adapters that `flags` name for `model`.
-    pub(crate) fn new(model: Arc<Model<Cpu>>, flags: &[LoraFlag]) -> Result<Adapted> {
+    /// Loads the adapters that `flags` name for `model`, which is made of `files`.
+    ///
+    /// One whose matrices don't fit is refused; one that was made for a model of another name is taken
+    /// with a warning, as the same model has many.
+    pub(crate) fn new(
+        model: Arc<Model<Cpu>>,
+        files: &ModelFiles,
+        flags: &[LoraFlag],
+    ) -> Result<Adapted> {
+        let names = match flags {
+            [] => Vec::new(),
+            _ => files.names()?,
+        };
         let adapters = flags.iter().map(|LoraFlag { folder, scale }| {
             let (source, base) = open(folder)?;
+            if let Some(base) = base.as_deref().filter(|base| !is_called(base, &names)) {
+                output::note(format_args!(
+                    "warning: {}: it was made for `{base}`; this model is called `{}`",
+                    folder.display(),
+                    names.join("`, `")
+                ));
+            }
             let adapter = model.load_adapter(source).with_context(|| {
                 let base = base.map_or(String::new(), |base| format!("; it was made for `{base}`"));
                 format!("{}: not an adapter of this model{base}", folder.display())

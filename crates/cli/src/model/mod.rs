@@ -3,6 +3,7 @@
 mod adapter;
 mod assemble;
 mod bundled;
+mod called;
 mod generation;
 mod package;
 mod source;
@@ -28,6 +29,8 @@ use crate::progress::Progress;
 
 pub(crate) use adapter::{Adapted, CONFIG as ADAPTER_CONFIG, LoraFlag, open as open_adapter};
 use assemble::Assembled;
+pub(crate) use bundled::Bundled;
+pub(crate) use called::stem;
 pub(crate) use package::{PackageHeader, read_package};
 use source::Found;
 pub(crate) use source::{Folder, SourceFile, package_folder};
@@ -151,6 +154,31 @@ impl ModelFiles {
     /// As the user called it.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What the model is called: by the user, and by its makers in its files.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let mut names = vec![stem(&self.name)];
+        match &self.header {
+            Header::Gguf { metadata, .. } => {
+                for key in ["general.name", "general.basename"] {
+                    names.extend(metadata.get_str(key)?.map(str::to_owned));
+                }
+            }
+            Header::SafeTensors { .. } => {
+                let config = self.config_json()?.unwrap_or_default();
+                names.extend(config["_name_or_path"].as_str().map(str::to_owned));
+            }
+            Header::Package(header) => {
+                let manifest = header.package.manifest();
+                names.push(manifest.model_id.clone());
+                let source = manifest.metadata.as_ref().and_then(|m| m.get("source"));
+                names.extend(source.and_then(|s| s.as_str()).map(str::to_owned));
+            }
+        }
+        names.retain(|name| !name.is_empty());
+        names.dedup();
+        Ok(names)
     }
 
     /// The files that hold tensors; [`TensorEntry::file`](sterna_format::TensorEntry) counts them.
@@ -382,7 +410,7 @@ impl ModelFiles {
             ));
         }
         let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
-        Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
+        Adapted::new(model, self, flags.lora())?.session(flags.session(ctx_len))
     }
 
     /// Every token that ends an answer.

@@ -6,14 +6,15 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use sterna_delivery::LocalFile;
-use sterna_delivery::hash::{Algorithm, BlockDigests, Expected, Hasher, Verified};
+use sterna_delivery::hash::{Algorithm, BlockDigests, BlockHasher, Expected, Hasher, Verified};
 use sterna_delivery::sign::SIGNATURE_FILE;
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
+use sterna_format::rdrr::MANIFEST_FILE;
 
-use crate::convert::{Blocks, merkle_root};
+use crate::hashes::{algorithm, digest, shard_blocks};
+use crate::model::{Folder, read_package};
 use crate::output::{self, Bytes};
 use crate::progress::Progress;
-use crate::pull::{self, algorithm, check_signature, contents::hashed_files, digest};
+use crate::pull::{self, check_signature, contents::hashed_files};
 
 /// Check every hash of a package, and its signature
 #[derive(Debug, Args)]
@@ -113,7 +114,8 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
     let read = |name: &str| -> Result<LocalFile> { Ok(LocalFile::open(folder.join(name))?) };
     let place = folder.display().to_string();
     let bytes = read(MANIFEST_FILE)?.prefix(u64::MAX);
-    let manifest = Manifest::parse(&bytes).with_context(|| format!("{place}: {MANIFEST_FILE}"))?;
+    let package = read_package(&place, &Folder::Local(folder.to_owned()))?;
+    let manifest = package.manifest();
     let mut findings = Findings::default();
     let signature = match folder.join(SIGNATURE_FILE).exists() {
         true => Some(read(SIGNATURE_FILE)?.prefix(u64::MAX)),
@@ -127,16 +129,8 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
         Ok(signer) => findings.signer = signer,
         Err(error) => findings.problems.push(format!("{error:#}")),
     }
-    let external = match &manifest.tensors_file {
-        Some(name) if folder.join(name).exists() || manifest.tensors.is_none() => {
-            let bytes = read(name)?.prefix(u64::MAX);
-            Some(TensorMap::parse(&bytes).with_context(|| format!("{place}: {name}"))?)
-        }
-        _ => None,
-    };
-    let package = Package::new(manifest.clone(), external).with_context(|| place.clone())?;
-    let algorithm = algorithm(&manifest);
-    for (name, (size, expected)) in hashed_files(&manifest)? {
+    let algorithm = algorithm(manifest);
+    for (name, (size, expected)) in hashed_files(manifest) {
         match read(&name) {
             Ok(file) => findings.check(&name, &file, size, Expected::Digest(expected)),
             Err(error) => findings.problems.push(format!("{error:#}")),
@@ -167,15 +161,10 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
         let expected = Expected::Digest(digest(algorithm, &shard.hash));
         findings.check(&shard.file_name, &file, shard.size, expected);
         let bytes = file.prefix(u64::MAX);
-        if let Some(blocks) = manifest
-            .integrity
-            .as_ref()
-            .and_then(|i| i.shard_blocks.as_ref())
-            && let Some(hashes) = blocks.hashes.get(i)
-        {
-            let found = BlockDigests::of(Algorithm::Blake3, blocks.block_size, &bytes)?;
-            let differs = (found.digests().iter().zip(hashes))
-                .position(|(found, said)| *found != digest(Algorithm::Blake3, said));
+        if let Some(said) = shard_blocks(manifest, i)? {
+            let found = BlockDigests::of(Algorithm::Blake3, said.block_size(), &bytes)?;
+            let differs = (found.digests().iter().zip(said.digests()))
+                .position(|(found, said)| found != said);
             if let Some(block) = differs {
                 findings.problems.push(format!(
                     "{}: block {block} isn't as its hash says",
@@ -234,12 +223,12 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
             {
                 continue;
             }
-            let mut blocks = Blocks::new(Algorithm::Sha256, merkle.block_size);
+            let mut blocks = BlockHasher::new(Algorithm::Sha256, merkle.block_size)?;
             for span in tensor.pieces() {
                 let bytes = shards[span.shard].as_ref().expect("checked above");
                 blocks.update(&bytes[span.offset as usize..][..span.size as usize]);
             }
-            if merkle_root(blocks.finish()) != digest(Algorithm::Sha256, root) {
+            if blocks.finish().merkle_root() != digest(Algorithm::Sha256, root) {
                 findings
                     .problems
                     .push(format!("tensor `{name}`: its hash tree has another root"));
