@@ -213,16 +213,7 @@ impl ModelFiles {
         if let Header::Package(header) = &self.header {
             return header.beside(name);
         }
-        let Some(file) = folder.file(name)? else {
-            return Ok(None);
-        };
-        if file.len() > MAX_FILE_BYTES {
-            bail!(
-                "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
-                file.len()
-            );
-        }
-        file.bytes().map(Some)
+        Ok(package::small_file(folder, name)?.map(|(_, bytes)| bytes))
     }
 
     /// The file called `name` beside the weights, and what `parse` makes of it.

@@ -223,7 +223,7 @@ pub(crate) fn read_package(name: &str, folder: &Folder) -> Result<Package> {
 }
 
 /// The file called `name` and its bytes, unless there is none.
-fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::Bytes)>> {
+pub(super) fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, Bytes)>> {
     let Some(file) = folder.file(name)? else {
         return Ok(None);
     };
