@@ -12,6 +12,7 @@ mod chat;
 mod convert;
 mod display;
 mod folders;
+mod hashes;
 mod interrupt;
 mod machine;
 mod model;

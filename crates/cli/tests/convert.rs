@@ -238,6 +238,71 @@ fn types_are_chosen_by_part_and_the_rest_is_said() {
 }
 
 #[test]
+fn a_folder_gives_the_same_bytes_however_it_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("tiny");
+    fs::create_dir(&model).unwrap();
+    for (name, bytes) in contents(&testdata("reference-logits/llama")) {
+        fs::write(model.join(name), bytes).unwrap();
+    }
+    let convert = |from: &Path, typed: &str, out: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .current_dir(from)
+            .args(["convert", typed, out])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{typed}: {stderr}");
+    };
+    convert(dir.path(), "tiny", "a");
+    convert(dir.path(), "tiny/", "b");
+    convert(&model, ".", "../c");
+    convert(&model, "../tiny/../tiny", "../d");
+    let expected = contents(&dir.path().join("a"));
+    assert!(String::from_utf8_lossy(&expected["manifest.json"]).contains("\"tiny-wf32-embf32\""));
+    for other in ["b", "c", "d"] {
+        assert!(contents(&dir.path().join(other)) == expected, "{other}");
+    }
+}
+
+#[test]
+fn a_type_for_the_head_of_a_tied_model_is_for_its_table() {
+    let dir = tempfile::tempdir().unwrap();
+    // Its embedding table is its output head too.
+    let model = testdata("reference-logits/gemma3");
+    for (i, (more, table, said)) in [
+        (
+            &["--head", "q8_0"][..],
+            "q8_0",
+            "note: the model has no output head",
+        ),
+        (
+            &["--head", "q8_0", "--embeddings", "f16"],
+            "f16",
+            "--head is ignored",
+        ),
+        (&["--embeddings", "f16"], "f16", ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = dir.path().join(i.to_string());
+        let args = [&["convert", text(&model), text(&out)], more].concat();
+        let output = sterna(&args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && stderr.contains(said), "{stderr}");
+        assert_eq!(
+            stderr.contains("no output head"),
+            !said.is_empty(),
+            "{stderr}"
+        );
+        let manifest = fs::read(out.join("manifest.json")).unwrap();
+        let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+        assert_eq!(manifest["quantizationInfo"]["embeddings"], table);
+    }
+}
+
+#[test]
 fn damage_is_found_and_never_run() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");

@@ -9,7 +9,7 @@ use sterna_format::TensorEntry;
 use sterna_format::bundle::{
     LoraBlock, LoraSource, LoraTarget, MatrixSource, ShardRange, SourceType,
 };
-use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
+use sterna_format::hf::{AdapterTensor, LoraFactor};
 use sterna_format::safetensors::SafeTensors;
 
 use crate::model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config};
@@ -21,11 +21,7 @@ pub(super) fn base_model(folder: &Path) -> Result<Option<String>> {
 
 /// The matrices of the adapter in `folder`, for a model of `n_layers`; its file is added to `shards`.
 /// Whether they fit the model otherwise is for the quantizer to check.
-pub(super) fn block(
-    folder: &Path,
-    n_layers: usize,
-    shards: &mut Vec<String>,
-) -> Result<LoraBlock> {
+pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) -> Result<LoraBlock> {
     let adapter = adapter_config(folder)?;
     let path = folder.join(ADAPTER_WEIGHTS);
     let what = || path.display().to_string();
@@ -46,7 +42,10 @@ pub(super) fn block(
         let target = LoraTarget::ALL.into_iter().find(ends);
         let target = target.with_context(|| {
             let known = LoraTarget::ALL.map(LoraTarget::module).join(", ");
-            format!("{}: expected a module among {known}, found another", in_tensor())
+            format!(
+                "{}: expected a module among {known}, found another",
+                in_tensor()
+            )
         })?;
         let own = adapter.scaling(&tensor.path);
         if *scale.get_or_insert(own) != own {
@@ -81,9 +80,7 @@ pub(super) fn block(
             );
         };
         if layer >= n_layers {
-            bail!(
-                "{path}: expected layers below {n_layers}, found layer {layer}"
-            );
+            bail!("{path}: expected layers below {n_layers}, found layer {layer}");
         }
         Ok(LoraSource {
             layer: layer as u32,
@@ -94,7 +91,9 @@ pub(super) fn block(
     });
     let pairs: Vec<_> = pairs.collect::<Result<_>>()?;
     let Some(scale) = scale else {
-        bail!("{path}: expected the matrices of an adapter, found none ({ADAPTER_CONFIG} is there)");
+        bail!(
+            "{path}: expected the matrices of an adapter, found none ({ADAPTER_CONFIG} is there)"
+        );
     };
     Ok(LoraBlock {
         n_layers: n_layers as u32,

@@ -13,14 +13,13 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_format::bundle::{
     ArchType, BundleKind, BundleMetadata, LORA_FILE, METADATA_FILE, METADATA_VERSION, ROPE_FILE,
-    TENSORS_FILE, identity,
+    TENSORS_FILE,
 };
 use sterna_kernels::Exec;
 
-use crate::model::ModelFiles;
+use crate::model::{ModelFiles, identity_hash};
 use crate::quantize::{self, AdapterOutput, Settings};
 use source::Source;
 
@@ -116,7 +115,6 @@ fn metadata(
     with_model: bool,
 ) -> Result<Vec<u8>> {
     let config = files.config_json()?.unwrap_or_default();
-    let identity = identity(&config).context("config.json: expected an object")?;
     let source_model = match (&options.adapter, with_model) {
         (Some(folder), false) => adapter::base_model(folder)?.unwrap_or_default(),
         _ => {
@@ -135,7 +133,7 @@ fn metadata(
         source_model,
         architecture: source.arch.name().to_owned(),
         platforms: PLATFORMS.map(str::to_owned).to_vec(),
-        base_model_config_hash: Digest::of(Algorithm::Sha256, identity.as_bytes()).to_string(),
+        base_model_config_hash: identity_hash(&config)?,
         remote_code: false,
     };
     let mut json = serde_json::to_vec_pretty(&metadata)?;

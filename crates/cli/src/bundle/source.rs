@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
 use sterna_engine::{ModelConfig, PlanOptions};
+use sterna_format::TensorEntry;
 use sterna_format::bundle::{
     Action, ArchType, Manifest, ManifestTensor, ModelFacts, RopeFile, Section, ShardRange,
     SourceType, layer_order,
 };
 use sterna_format::hf::Config;
-use sterna_format::{DType, TensorEntry};
 
 use crate::model::{Header, ModelFiles};
 
@@ -41,7 +41,9 @@ impl<'a> Source<'a> {
     pub(super) fn of(files: &'a ModelFiles, arch: Option<ArchType>) -> Result<Source<'a>> {
         let name = files.name();
         if !matches!(files.header(), Header::SafeTensors { .. }) {
-            bail!("{name}: expected a Hugging Face folder with safetensors files, found another form");
+            bail!(
+                "{name}: expected a Hugging Face folder with safetensors files, found another form"
+            );
         }
         let hf = files.config()?;
         let hf = hf.with_context(|| format!("{name}: expected config.json, found none"))?;
@@ -52,7 +54,7 @@ impl<'a> Source<'a> {
             None => architecture(files, &hf)?,
         };
         // Fails for an architecture whose tensors have no order.
-        layer_order(arch)?;
+        drop(layer_order(arch)?);
         Ok(Source {
             files,
             arch,
@@ -221,9 +223,8 @@ impl<'a> Source<'a> {
         scale: Option<&TensorEntry>,
         embeddings_i8: bool,
     ) -> Result<ManifestTensor> {
-        let dtype = SourceType::from_dtype(entry.dtype).with_context(|| {
-            format!("expected F32, F16, BF16, I8 or U8, found {}", entry.dtype)
-        })?;
+        let dtype = SourceType::from_dtype(entry.dtype)
+            .with_context(|| format!("expected F32, F16, BF16, I8 or U8, found {}", entry.dtype))?;
         let (rows, cols) = match entry.shape[..] {
             [rows] => (rows, 1),
             [rows, cols] => (rows, cols),

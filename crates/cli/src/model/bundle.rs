@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
+use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_format::TensorCatalog;
 use sterna_format::bundle::{
     BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, ModelFacts, ROPE_FILE, RopeFile,
-    TENSORS_FILE, TensorFile,
+    TENSORS_FILE, TensorFile, identity,
 };
 use sterna_format::hf::Config;
 
@@ -28,7 +29,13 @@ const NEWEST_VERSION: u64 = METADATA_VERSION + 1;
 impl ModelFiles {
     /// Opens the bundle in `folder`.
     pub(super) fn open_bundle(name: &str, folder: Folder) -> Result<ModelFiles> {
-        check_metadata(&folder)?;
+        if let Some(metadata) = read_metadata(&folder)?
+            && metadata.kind != BundleKind::Model
+        {
+            bail!(
+                "{name}: expected a model, found an adapter; apply it to its base model (--lora)"
+            );
+        }
         let file = folder.shard(TENSORS_FILE)?;
         let parsed = TensorFile::parse(&file.bytes()?, file.len());
         let parsed = parsed.with_context(|| file.to_string())?;
@@ -76,23 +83,27 @@ impl ModelFiles {
 /// The longest `rope.cache` there is, and a byte.
 const MAX_ROPE_BYTES: u64 = (1 << 20) + 4096;
 
-/// Refuses a folder whose metadata, if it has any, are those of something else than a model.
-fn check_metadata(folder: &Folder) -> Result<()> {
+/// What a bundle says about itself, if it does.
+pub(super) fn read_metadata(folder: &Folder) -> Result<Option<BundleMetadata>> {
     let Some(file) = folder.file(METADATA_FILE)? else {
-        return Ok(());
+        return Ok(None);
     };
     let metadata: BundleMetadata =
         serde_json::from_slice(&file.bytes()?).with_context(|| file.to_string())?;
-    if metadata.kind != BundleKind::Model {
-        bail!("{file}: expected a model, found an adapter; apply it to its base model (--lora)");
-    }
     let version = metadata.format_version;
     if !(METADATA_VERSION..=NEWEST_VERSION).contains(&version) {
         bail!(
             "{file}: format_version: expected {METADATA_VERSION} or {NEWEST_VERSION}, found {version}"
         );
     }
-    Ok(())
+    Ok(Some(metadata))
+}
+
+/// SHA-256 of what a configuration says about the shape of its model, in hexadecimal: what tells whether an
+/// adapter in a bundle fits.
+pub(crate) fn identity_hash(config: &Value) -> Result<String> {
+    let identity = identity(config).context("config.json: expected an object")?;
+    Ok(Digest::of(Algorithm::Sha256, identity.as_bytes()).to_string())
 }
 
 impl BundleHeader {

@@ -4,6 +4,7 @@ mod adapter;
 mod assemble;
 mod bundle;
 mod bundled;
+mod called;
 mod generation;
 mod package;
 mod source;
@@ -29,9 +30,14 @@ use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
-pub(crate) use adapter::{Adapted, CONFIG as ADAPTER_CONFIG, LoraFlag, open as open_adapter};
+pub(crate) use adapter::{
+    Adapted, AdapterFiles, CONFIG as ADAPTER_CONFIG, LoraFlag, WEIGHTS as ADAPTER_WEIGHTS,
+    config as adapter_config, open as open_adapter,
+};
 use assemble::Assembled;
-pub(crate) use bundle::BundleHeader;
+pub(crate) use bundle::{BundleHeader, identity_hash};
+pub(crate) use bundled::Bundled;
+pub(crate) use called::stem;
 pub(crate) use package::{PackageHeader, read_package};
 use source::Found;
 pub(crate) use source::{Folder, SourceFile, package_folder};
@@ -171,6 +177,31 @@ impl ModelFiles {
         &self.name
     }
 
+    /// What the model is called: by the user, and by its makers in its files.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let mut names = vec![stem(&self.name)];
+        match &self.header {
+            Header::Gguf { metadata, .. } => {
+                for key in ["general.name", "general.basename"] {
+                    names.extend(metadata.get_str(key)?.map(str::to_owned));
+                }
+            }
+            Header::SafeTensors { .. } | Header::Bundle(_) => {
+                let config = self.config_json()?.unwrap_or_default();
+                names.extend(config["_name_or_path"].as_str().map(str::to_owned));
+            }
+            Header::Package(header) => {
+                let manifest = header.package.manifest();
+                names.push(manifest.model_id.clone());
+                let source = manifest.metadata.as_ref().and_then(|m| m.get("source"));
+                names.extend(source.and_then(|s| s.as_str()).map(str::to_owned));
+            }
+        }
+        names.retain(|name| !name.is_empty());
+        names.dedup();
+        Ok(names)
+    }
+
     /// The files that hold tensors; [`TensorEntry::file`](sterna_format::TensorEntry) counts them.
     pub(crate) fn files(&self) -> &[SourceFile] {
         &self.files
@@ -204,16 +235,7 @@ impl ModelFiles {
         if let Header::Package(header) = &self.header {
             return header.beside(name);
         }
-        let Some(file) = folder.file(name)? else {
-            return Ok(None);
-        };
-        if file.len() > MAX_FILE_BYTES {
-            bail!(
-                "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
-                file.len()
-            );
-        }
-        file.bytes().map(Some)
+        Ok(package::small_file(folder, name)?.map(|(_, bytes)| bytes))
     }
 
     /// The file called `name` beside the weights, and what `parse` makes of it.
@@ -423,7 +445,7 @@ impl ModelFiles {
             ));
         }
         let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
-        Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
+        Adapted::new(model, self, flags.lora())?.session(flags.session(ctx_len))
     }
 
     /// Every token that ends an answer: those that the files name, and those that `tokenizer` knows of.

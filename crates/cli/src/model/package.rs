@@ -11,18 +11,17 @@ use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::Config;
-use sterna_format::rdrr::{
-    self, HfConfig, MANIFEST_FILE, Manifest, Package, TENSORS_FILE, TensorMap,
-};
+use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
 use sterna_kernels::quant::ternary::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::source::Folder;
 use super::text::GGUF_TOKENIZER_FILE;
 use super::{Header, MAX_FILE_BYTES, ModelFiles, SourceFile};
+use crate::hashes::{algorithm, digest};
 use crate::progress::Progress;
+use crate::pull::check_signature;
 use crate::pull::contents::hashed_files;
-use crate::pull::{algorithm, check_signature, digest};
 use crate::{machine, output};
 
 /// A package and the folder it is in.
@@ -77,7 +76,7 @@ impl ModelFiles {
             ));
         }
         let mut header = PackageHeader {
-            hashed: hashed_files(package.manifest()).with_context(|| name.to_owned())?,
+            hashed: hashed_files(package.manifest()),
             package,
             folder,
             gguf_text: None,
@@ -214,28 +213,18 @@ pub(crate) fn read_package(name: &str, folder: &Folder) -> Result<Package> {
         bail!("{name}: expected {MANIFEST_FILE} in the folder, found none");
     };
     let manifest = Manifest::parse(&bytes).with_context(|| file.to_string())?;
-    let tensors = match &manifest.tensors_file {
-        Some(tensors_file) => match small_file(folder, tensors_file)? {
-            Some((file, bytes)) => {
-                Some(TensorMap::parse(&bytes).with_context(|| file.to_string())?)
-            }
-            // Stored copies may have lost it; what is inline says the same.
-            None if manifest.tensors.is_some() => None,
-            None => bail!("{name}: expected {tensors_file}, which the manifest names, found none"),
-        },
-        None if manifest.tensors.is_none() => match small_file(folder, TENSORS_FILE)? {
-            Some((file, bytes)) => {
-                Some(TensorMap::parse(&bytes).with_context(|| file.to_string())?)
-            }
-            None => None,
-        },
-        None => None,
-    };
-    Package::new(manifest, tensors).with_context(|| name.to_owned())
+    let package = Package::open(manifest, |map| match small_file(folder, map)? {
+        Some((file, bytes)) => {
+            let tensors = TensorMap::parse(&bytes).with_context(|| file.to_string())?;
+            Ok::<_, anyhow::Error>(Some(tensors))
+        }
+        None => Ok(None),
+    });
+    package.with_context(|| name.to_owned())
 }
 
 /// The file called `name` and its bytes, unless there is none.
-fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::Bytes)>> {
+pub(super) fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, Bytes)>> {
     let Some(file) = folder.file(name)? else {
         return Ok(None);
     };

@@ -7,7 +7,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch::{self, Cancel, Event, Fault, Limits, fetch_small};
-use sterna_delivery::hash::{Algorithm, Digest, Expected};
+use sterna_delivery::hash::{Algorithm, Expected};
 use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
@@ -355,19 +355,6 @@ fn name_of(address: &str) -> Result<String> {
     // What the store doesn't take in names, such as the colon before a port.
     let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     Ok(last.replace(|c| !taken(c), "-"))
-}
-
-/// A digest of a manifest as one that can be computed.
-pub(crate) fn digest(algorithm: Algorithm, digest: &sterna_format::rdrr::Digest) -> Digest {
-    Digest::new(algorithm, digest.0)
-}
-
-/// The algorithm of a manifest as one that can be computed.
-pub(crate) fn algorithm(manifest: &Manifest) -> Algorithm {
-    match manifest.hash_algorithm {
-        sterna_format::rdrr::HashAlgorithm::Sha256 => Algorithm::Sha256,
-        sterna_format::rdrr::HashAlgorithm::Blake3 => Algorithm::Blake3,
-    }
 }
 
 #[cfg(test)]

@@ -107,7 +107,6 @@ pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Resu
         n_lora_pairs = block.pairs.len();
         files.push(adapter.write(block, settings, &shards)?);
     }
-    let mut files = Vec::new();
     if let Some(output) = &settings.output {
         let mut tensors = OutputFile::create(output)?;
         tensors.write(&layout.header())?;
@@ -124,31 +123,6 @@ pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Resu
         }
         files.push(tensors);
     }
-    if let Some((path, rope)) = &settings.rope {
-        let mut file = OutputFile::create(path)?;
-        file.write(&rope.to_bytes()?)?;
-        files.push(file);
-    }
-    let mut n_lora_pairs = 0;
-    if let (Some(adapter), Some(block)) = (&settings.adapter, &manifest.lora) {
-        n_lora_pairs = block.pairs.len();
-        files.push(adapter.write(block, settings, &shards)?);
-    }
-    let mut tensors = OutputFile::create(&settings.output)?;
-    tensors.write(&layout.header())?;
-    let total = manifest.tensors.iter().map(|tensor| tensor.data.size).sum();
-    let progress = Progress::bytes("quantizing", total);
-    for (encoding, stored) in encodings.iter().zip(&layout.tensors) {
-        tensors.pad_to(stored.offset)?;
-        encoding.write(exec, &shards, |bytes| tensors.write(bytes), &progress)?;
-        assert_eq!(
-            tensors.len(),
-            stored.offset + stored.size,
-            "a tensor has as many bytes as its form takes"
-        );
-    }
-    drop(progress);
-    files.push(tensors);
     let size = files.iter().map(OutputFile::len).sum();
     output::commit(files)?;
     Ok(Summary {

@@ -107,12 +107,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
 
 /// Makes the names in a folder survive a crash of the system.
 pub(super) fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    // Windows has no such operation; its file systems keep a log of names.
-    if cfg!(unix) {
-        (File::open(path).and_then(|folder| folder.sync_all()))
-            .map_err(StoreError::io("make durable the folder", path))?;
-    }
-    Ok(())
+    crate::sync_folder(path).map_err(StoreError::io("make durable the folder", path))
 }
 
 /// Deletes a file; true if it is gone, false if the system keeps it because somebody uses it (Windows).
