@@ -15,9 +15,11 @@ use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
 use sterna_format::rdrr::{MANIFEST_FILE, lora};
 use sterna_format::safetensors::SafeTensors;
 
-use super::{Header, ModelFiles, package};
+use super::source::in_store;
+use super::{Header, ModelFiles};
 
-/// What `--lora` names: a folder, and how strongly its adapter is applied.
+/// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
+/// applied.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LoraFlag {
     folder: PathBuf,
@@ -90,8 +92,14 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// Largest configuration that is read; the parser takes no larger one.
 const MAX_CONFIG_BYTES: u64 = 8 << 20;
 
-/// The adapter in a folder, and what its maker called the model it was made for.
+/// The adapter in a folder, at an address or in the store, and what its maker called the model it was made
+/// for.
 pub(crate) fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
+    if let Some(name) = folder.to_str().filter(|_| !folder.exists())
+        && (name.contains("://") || in_store(name)?.is_some())
+    {
+        return open_package(name);
+    }
     if folder.is_dir() && !folder.join(CONFIG).exists() {
         if folder.join(MANIFEST_FILE).exists() {
             return open_package(&folder.to_string_lossy());
@@ -140,7 +148,7 @@ fn open_package(name: &str) -> Result<(AdapterSource, Option<String>)> {
     let Some(config) = manifest.lora_config.as_ref().filter(|_| manifest.is_lora()) else {
         bail!("{name}: expected an adapter, with `loraConfig` in {MANIFEST_FILE}, found none");
     };
-    package::verify_shards(header, files.files())?;
+    files.verify()?;
     let found = files.tensors().iter().map(|entry| {
         let Some(tensor) = lora::parse_name(&entry.name) else {
             bail!(

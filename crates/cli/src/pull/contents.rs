@@ -7,12 +7,10 @@ use sterna_delivery::fetch;
 use sterna_delivery::hash::{Algorithm, BlockDigests, Digest, Expected};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_delivery::store::{Blob, Group, Piece, Pull, Store};
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap, is_plain_file_name};
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TENSORS_FILE, is_plain_file_name};
 
 use super::{algorithm, digest};
-
-/// Bytes that a file beside the shards may have.
-pub(super) const MAX_SMALL: usize = 256 << 20;
+use crate::model::MAX_FILE_BYTES;
 
 /// The files of a package besides its manifest.
 pub(crate) struct PackageContents {
@@ -20,6 +18,8 @@ pub(crate) struct PackageContents {
     pub(crate) blobs: Vec<fetch::Blob>,
     /// Files that the manifest names without a digest.
     pub(crate) unverified: Vec<String>,
+    /// The file that says where the tensors are, unless only the manifest does.
+    pub(crate) tensors_file: Option<String>,
     n_shards: usize,
 }
 
@@ -43,6 +43,12 @@ pub(crate) fn hashed_files(manifest: &Manifest) -> Result<BTreeMap<String, (u64,
             let size = entry["size"]
                 .as_u64()
                 .with_context(|| format!("{}.size: expected a number of bytes", place()))?;
+            if size > MAX_FILE_BYTES {
+                bail!(
+                    "{}.size: expected at most {MAX_FILE_BYTES} bytes, found {size}",
+                    place()
+                );
+            }
             let hash = entry["hash"]
                 .as_str()
                 .with_context(|| format!("{}.hash: expected a digest", place()))?;
@@ -81,8 +87,13 @@ impl PackageContents {
             blobs.push(fetch::Blob::new(name, *size, Expected::Digest(*digest))?);
         }
         let tokenizer = manifest.tokenizer.as_ref();
+        // Without any map in the manifest, it lies under its usual name.
+        let tensors_file = match (&manifest.tensors_file, &manifest.tensors) {
+            (None, None) => Some(TENSORS_FILE.to_owned()),
+            (named, _) => named.clone(),
+        };
         let named = [
-            manifest.tensors_file.as_ref(),
+            tensors_file.as_ref(),
             tokenizer.and_then(|entry| entry.file.as_ref()),
             tokenizer.and_then(|entry| entry.sentencepiece_model.as_ref()),
         ];
@@ -94,25 +105,14 @@ impl PackageContents {
         Ok(PackageContents {
             blobs,
             unverified,
+            tensors_file,
             n_shards,
         })
     }
 
-    /// Where the tensors are: `read` fetches the external map, which must be as its hash says.
-    pub(crate) fn tensor_map(
-        &self,
-        manifest: &Manifest,
-        read: impl FnOnce(&str, Option<Expected>) -> Result<Vec<u8>>,
-    ) -> Result<Package> {
-        let external = match (&manifest.tensors_file, &manifest.tensors) {
-            (Some(name), None) => {
-                let blob = self.blobs.iter().find(|blob| blob.name() == name);
-                let bytes = read(name, blob.map(fetch::Blob::expected))?;
-                Some(TensorMap::parse(&bytes).with_context(|| name.clone())?)
-            }
-            _ => None,
-        };
-        Ok(Package::new(manifest.clone(), external)?)
+    /// What the bytes of the file called `name` must be, where the manifest says it.
+    pub(crate) fn blob(&self, name: &str) -> Option<&fetch::Blob> {
+        self.blobs.iter().find(|blob| blob.name() == name)
     }
 
     fn shard(&self, index: usize) -> Blob {
