@@ -223,7 +223,13 @@ fn damage_in_the_store_is_noticed_and_repaired() {
     // By the name that it has.
     fs::write(&blob, &wrong).unwrap();
     let pulled = json_of(&home, &["pull", "tiny", "--json"]);
-    assert_eq!(&pulled["received"], size);
+    let received = pulled["received"].as_u64().unwrap();
+    // All of the shard but zeros between tensors.
+    let size = size.as_u64().unwrap();
+    assert!(
+        (size / 2..=size).contains(&received),
+        "{received} of {size}"
+    );
     assert!(fs::read(&blob).unwrap() == bytes);
     let logits = ["logits", "tiny", "--ids", "1", "-o", "/dev/null"];
     fs::write(&blob, &wrong).unwrap();
@@ -289,12 +295,12 @@ fn a_package_of_many_shards_needs_few_open_files() {
         text(&model),
         text(&package),
         "--shard-size",
-        "1K",
+        "4K",
     ];
     let (ok, _, error) = sterna(&home, &convert);
     assert!(ok, "{error}");
     let n_shards = manifest_of(&package)["shards"].as_array().unwrap().len();
-    assert!(n_shards > 150, "{n_shards} shards");
+    assert!(n_shards > 100, "{n_shards} shards");
     let limited = |args: &[&str]| {
         let output = Command::new("sh")
             .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""])
