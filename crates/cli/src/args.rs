@@ -149,8 +149,8 @@ pub(crate) struct EngineFlags {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
     weights: WeightsFlag,
 
-    /// Folder of a LoRA adapter to apply, as PEFT saves it; =SCALE says how strongly [SCALE: 1]; may be
-    /// given several times
+    /// LoRA adapter to apply: a folder as PEFT saves it, a package, its URL, or its name in the store; =SCALE
+    /// says how strongly [SCALE: 1]; may be given several times
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Vec<LoraFlag>,
 }

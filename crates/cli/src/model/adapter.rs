@@ -21,11 +21,12 @@ use sterna_format::safetensors::SafeTensors;
 
 use super::bundle::{identity_hash, read_metadata};
 use super::called::is_called;
-use super::source::Folder;
-use super::{Header, ModelFiles, package};
+use super::source::{Folder, in_store};
+use super::{Header, ModelFiles};
 use crate::output;
 
-/// What `--lora` names: a folder, and how strongly its adapter is applied.
+/// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
+/// applied.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LoraFlag {
     folder: PathBuf,
@@ -166,8 +167,13 @@ pub(crate) struct AdapterFiles {
     base_hash: Option<String>,
 }
 
-/// The adapter in a folder: PEFT's, of a package, or of an engine bundle.
+/// The adapter in a folder, at an address or in the store: PEFT's, of a package, or of an engine bundle.
 pub(crate) fn open(folder: &Path) -> Result<AdapterFiles> {
+    if let Some(name) = folder.to_str().filter(|_| !folder.exists())
+        && (name.contains("://") || in_store(name)?.is_some())
+    {
+        return open_package(name);
+    }
     if folder.join(LORA_FILE).exists() && !folder.join(WEIGHTS).exists() {
         return open_bundle(folder);
     }
@@ -277,7 +283,7 @@ fn open_package(name: &str) -> Result<AdapterFiles> {
     let Some(config) = manifest.lora_config.as_ref().filter(|_| manifest.is_lora()) else {
         bail!("{name}: expected an adapter, with `loraConfig` in {MANIFEST_FILE}, found none");
     };
-    package::verify_shards(header, files.files())?;
+    files.verify()?;
     let found = files.tensors().iter().map(|entry| {
         let Some(tensor) = lora::parse_name(&entry.name) else {
             bail!(

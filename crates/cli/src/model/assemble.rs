@@ -164,6 +164,11 @@ impl Matrix {
 }
 
 impl Assembled {
+    /// The shards that it is made from.
+    pub(super) fn shards(&self) -> impl Iterator<Item = usize> {
+        self.pieces.iter().map(|piece| piece.shard)
+    }
+
     /// `len` bytes from `offset` on, made from `shards`.
     pub(super) fn slice(&self, shards: &[SourceFile], offset: u64, len: u64) -> Result<Bytes> {
         let total = self.matrix.map_or(self.size, Matrix::n_bytes);

@@ -7,12 +7,14 @@ mod bundled;
 mod called;
 mod generation;
 mod package;
+mod shards;
 mod source;
 mod text;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -39,6 +41,7 @@ pub(crate) use bundle::{BundleHeader, identity_hash};
 pub(crate) use bundled::Bundled;
 pub(crate) use called::stem;
 pub(crate) use package::{PackageHeader, read_package};
+use shards::Shards;
 use source::Found;
 pub(crate) use source::{Folder, SourceFile, package_folder};
 pub(crate) use text::GGUF_TOKENIZER_FILE;
@@ -75,9 +78,9 @@ pub(crate) enum Header {
     Bundle(Box<BundleHeader>),
 }
 
-/// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
-/// 35 MB. What a parser refuses, it may read to the end first.
-const MAX_FILE_BYTES: u64 = 64 << 20;
+/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
+/// one, and the largest `tokenizer.json` in use have about 35 MB.
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 impl ModelFiles {
     /// Opens what `name` stands for: a path, or the built-in model.
@@ -346,7 +349,7 @@ impl ModelFiles {
     /// Checks the bytes of a package that nobody has checked yet, before anything is made of them.
     pub(crate) fn verify(&self) -> Result<()> {
         match &self.header {
-            Header::Package(header) => package::verify_shards(header, &self.files),
+            Header::Package(header) => shards::verify(&self.files, header.checks()),
             _ => Ok(()),
         }
     }
@@ -361,18 +364,26 @@ impl ModelFiles {
 
     /// A range of bytes that a plan of this model asks for.
     pub(crate) fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
-        if let Some(file) = self.files.get(want.file) {
-            return file.slice(want.offset, want.len);
+        match self.assembled(want)? {
+            None => self.files[want.file].slice(want.offset, want.len),
+            Some(made) => made
+                .slice(&self.files, want.offset, want.len)
+                .with_context(|| self.name.clone()),
         }
-        let made = self.assembled.get(want.file - self.files.len());
-        let made = made.with_context(|| {
+    }
+
+    /// What makes the bytes that are asked for; `None` if they lie in a file.
+    fn assembled(&self, want: &TensorRequest) -> Result<Option<&Assembled>> {
+        let Some(index) = want.file.checked_sub(self.files.len()) else {
+            return Ok(None);
+        };
+        let made = self.assembled.get(index).with_context(|| {
             format!(
                 "tensor `{}`: expected a file of the model, found file {}",
                 want.name, want.file
             )
         })?;
-        made.slice(&self.files, want.offset, want.len)
-            .with_context(|| self.name.clone())
+        Ok(Some(made))
     }
 
     /// The file called `name` beside the weights, as it stands.
@@ -389,7 +400,6 @@ impl ModelFiles {
         backend: Cpu,
         weights: WeightsFlag,
     ) -> Result<Arc<Model<Cpu>>> {
-        self.verify()?;
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,
@@ -398,25 +408,29 @@ impl ModelFiles {
                 n_bytes <= Machine::detect().free_memory_bytes / 2
             }
         };
-        // Files that were read, each when its first weight is wanted.
-        let mut read: Vec<Option<SourceFile>> = self.files.iter().map(|_| None).collect();
+        let checks = match &self.header {
+            Header::Package(header) => header.checks(),
+            _ => Vec::new(),
+        };
         let progress = Progress::bytes("loading", plan.weight_bytes());
         let mut loader = Loader::new(plan, backend);
-        while let Some(want) = loader.wanted() {
-            let bytes = match self.files.get(want.file) {
-                Some(file) if weights_read => {
-                    let memory = match &mut read[want.file] {
-                        Some(memory) => memory,
-                        none => none.insert(file.read()?),
-                    };
-                    memory.slice(want.offset, want.len)?
-                }
-                _ => self.bytes_of(want)?,
-            };
-            let len = want.len;
-            loader.feed(bytes).with_context(|| self.name.clone())?;
-            progress.add(len);
-        }
+        thread::scope(|scope| {
+            let mut shards = Shards::start(scope, &self.files, checks, weights_read);
+            while let Some(want) = loader.wanted() {
+                let bytes = match self.assembled(want)? {
+                    None => shards.get(want.file)?.slice(want.offset, want.len)?,
+                    Some(made) => {
+                        made.shards().try_for_each(|i| shards.get(i).map(drop))?;
+                        made.slice(shards.files(), want.offset, want.len)
+                            .with_context(|| self.name.clone())?
+                    }
+                };
+                let len = want.len;
+                loader.feed(bytes).with_context(|| self.name.clone())?;
+                progress.add(len);
+            }
+            shards.finish()
+        })?;
         if let Header::Package(header) = &self.header {
             for warning in header.hf_config()?.warnings {
                 output::note(format_args!("warning: {}: {warning}", self.name));

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch;
 use sterna_delivery::hash::{Digest, Expected};
 use sterna_delivery::store::{Blob, Group, Piece, Pull, Store};
-use sterna_format::rdrr::{Manifest, Package, TensorMap};
+use sterna_format::rdrr::{Manifest, Package};
 
 use crate::hashes::{algorithm, digest, shard_blocks};
-
-/// Bytes that a file beside the shards may have.
-pub(super) const MAX_SMALL: usize = 256 << 20;
+use crate::model::MAX_FILE_BYTES;
 
 /// The files of a package besides its manifest.
 pub(crate) struct PackageContents {
@@ -19,6 +17,8 @@ pub(crate) struct PackageContents {
     pub(crate) blobs: Vec<fetch::Blob>,
     /// Files that the manifest names without a digest.
     pub(crate) unverified: Vec<String>,
+    /// The file that says where the tensors are, unless only the manifest does.
+    pub(crate) tensors_file: Option<String>,
     n_shards: usize,
 }
 
@@ -53,11 +53,17 @@ impl PackageContents {
         let n_shards = blobs.len();
         let hashed = hashed_files(manifest);
         for (name, (size, digest)) in &hashed {
+            if *size > MAX_FILE_BYTES {
+                bail!(
+                    "integrityExtensions.files.{name}.size: expected at most {MAX_FILE_BYTES} bytes, found {size}"
+                );
+            }
             blobs.push(fetch::Blob::new(name, *size, Expected::Digest(*digest))?);
         }
         let tokenizer = manifest.tokenizer.as_ref();
+        let tensors_file = manifest.tensor_map_file().map(str::to_owned);
         let named = [
-            manifest.tensor_map_file(),
+            tensors_file.as_deref(),
             tokenizer.and_then(|entry| entry.file.as_deref()),
             tokenizer.and_then(|entry| entry.sentencepiece_model.as_deref()),
         ];
@@ -69,26 +75,14 @@ impl PackageContents {
         Ok(PackageContents {
             blobs,
             unverified,
+            tensors_file,
             n_shards,
         })
     }
 
-    /// Where the tensors are: `read` fetches the external map, which must be as its hash says.
-    pub(crate) fn tensor_map(
-        &self,
-        manifest: &Manifest,
-        read: impl FnOnce(&str, Option<Expected>) -> Result<Vec<u8>>,
-    ) -> Result<Package> {
-        Package::open(manifest.clone(), |name| {
-            // Until the rest has come, what is inline is enough.
-            if manifest.tensors.is_some() {
-                return Ok(None);
-            }
-            let blob = self.blobs.iter().find(|blob| blob.name() == name);
-            let bytes = read(name, blob.map(fetch::Blob::expected))?;
-            let map = TensorMap::parse(&bytes).with_context(|| name.to_owned())?;
-            Ok(Some(map))
-        })
+    /// What the bytes of the file called `name` must be, where the manifest says it.
+    pub(crate) fn blob(&self, name: &str) -> Option<&fetch::Blob> {
+        self.blobs.iter().find(|blob| blob.name() == name)
     }
 
     fn shard(&self, index: usize) -> Blob {

@@ -63,8 +63,12 @@ impl Verify {
             }
         }
         if !findings.ok {
+            let repair = match name {
+                Some(name) => format!("; `sterna pull {name}` fetches what is wrong again"),
+                None => String::new(),
+            };
             bail!(
-                "{}: {} problems",
+                "{}: {} problems{repair}",
                 self.package.display(),
                 findings.problems.len()
             );

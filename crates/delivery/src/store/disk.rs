@@ -1,7 +1,7 @@
 //! What the store asks of a file system: locks between processes, and writes that survive a crash.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File, Metadata, TryLockError},
     io::{self, Read, Write},
     path::Path,
 };
@@ -145,13 +145,18 @@ pub(super) fn names_in(path: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Bytes in the regular file at `path`; `None` if there is no such file.
-pub(super) fn file_size(path: &Path) -> Result<Option<u64>, StoreError> {
+/// What the system says of the regular file at `path`; `None` if there is no such file.
+pub(super) fn examine(path: &Path) -> Result<Option<Metadata>, StoreError> {
     match fs::metadata(path) {
-        Ok(metadata) => Ok(metadata.is_file().then_some(metadata.len())),
+        Ok(metadata) => Ok(Some(metadata).filter(Metadata::is_file)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(StoreError::io("examine", path)(e)),
     }
+}
+
+/// Bytes in the regular file at `path`; `None` if there is no such file.
+pub(super) fn file_size(path: &Path) -> Result<Option<u64>, StoreError> {
+    Ok(examine(path)?.map(|metadata| metadata.len()))
 }
 
 /// The bytes of `file`, unless there are more than `limit`.
