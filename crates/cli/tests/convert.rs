@@ -238,6 +238,32 @@ fn types_are_chosen_by_part_and_the_rest_is_said() {
 }
 
 #[test]
+fn a_conversion_interrupted_at_its_first_or_last_step_is_no_obstacle() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = testdata("stories260K/hf");
+    let out = dir.path().join("out");
+    // The first journal was being written.
+    fs::create_dir(dir.path().join("out.partial")).unwrap();
+    fs::write(dir.path().join("out.partial.new"), "{").unwrap();
+    stdout(&["convert", text(&model), text(&out)]);
+    let names: Vec<_> = contents(&out).into_keys().collect();
+    assert!(
+        !names.iter().any(|name| name.starts_with("conversion")),
+        "{names:?}"
+    );
+    // The package had its name, and the journal was still there.
+    fs::write(dir.path().join("out.partial.json"), "{}").unwrap();
+    let refused = common::refusal(&["convert", text(&model), text(&out)]);
+    assert!(refused.contains("exists already"), "{refused}");
+    let mut left: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["out"]);
+}
+
+#[test]
 fn a_folder_gives_the_same_bytes_however_it_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("tiny");
@@ -259,7 +285,8 @@ fn a_folder_gives_the_same_bytes_however_it_is_named() {
     convert(&model, ".", "../c");
     convert(&model, "../tiny/../tiny", "../d");
     let expected = contents(&dir.path().join("a"));
-    assert!(String::from_utf8_lossy(&expected["manifest.json"]).contains("\"tiny-wf32-embf32\""));
+    let manifest = String::from_utf8_lossy(&expected["manifest.json"]);
+    assert!(manifest.contains("\"modelId\": \"tiny-w"), "{manifest}");
     for other in ["b", "c", "d"] {
         assert!(contents(&dir.path().join(other)) == expected, "{other}");
     }
@@ -269,7 +296,7 @@ fn a_folder_gives_the_same_bytes_however_it_is_named() {
 fn a_type_for_the_head_of_a_tied_model_is_for_its_table() {
     let dir = tempfile::tempdir().unwrap();
     // Its embedding table is its output head too.
-    let model = testdata("reference-logits/gemma3");
+    let model = testdata("stories260K/hf");
     for (i, (more, table, said)) in [
         (
             &["--head", "q8_0"][..],
@@ -391,6 +418,28 @@ fn with_store(home: &Path, args: &[&str]) -> (bool, String, String) {
         text(&output.stdout),
         text(&output.stderr),
     )
+}
+
+#[test]
+fn a_tensor_map_that_no_manifest_names_is_pulled_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (package, home) = (dir.path().join("tiny"), dir.path().join("home"));
+    let model = testdata("reference-logits/llama");
+    stdout(&["convert", text(&model), text(&package)]);
+    let path = package.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for member in ["tensorsFile", "tensors", "integrityExtensions"] {
+        manifest.as_object_mut().unwrap().remove(member).unwrap();
+    }
+    fs::write(&path, manifest.to_string()).unwrap();
+    for args in [
+        &["verify", text(&package)][..],
+        &["pull", text(&package), "tiny"],
+        &["inspect", "tiny"],
+    ] {
+        let (ok, _, stderr) = with_store(&home, args);
+        assert!(ok, "{args:?}: {stderr}");
+    }
 }
 
 #[test]

@@ -203,8 +203,12 @@ impl Staging {
             bail!("{}: another conversion is writing it", out.display());
         }
         if out.exists() {
-            // Nobody needs the lock of a package that is there.
+            // Nobody needs the lock of a package that is there, nor its journal, which is left if the
+            // conversion was interrupted at the very end.
             let _ = fs::remove_file(&lock_path);
+            if !dir.exists() {
+                let _ = Journal::remove(&dir);
+            }
             bail!("{}: exists already", out.display());
         }
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -225,8 +229,7 @@ impl Staging {
         if let Some(parent) = out.parent() {
             durable(parent)?;
         }
-        // Until here a conversion that is begun again would have gone on from it.
-        Journal::remove(out)?;
+        Journal::remove(&self.dir)?;
         // It held nothing; whoever waits for it finds the package.
         let _ = fs::remove_file(&self.lock_path);
         Ok(())

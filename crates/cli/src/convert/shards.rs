@@ -394,10 +394,12 @@ mod tests {
         let (_, expected) = write(whole.path(), &SIZES, 6, Journal::none());
         for upto in 0..6 {
             let dir = tempfile::tempdir().unwrap();
-            let journal = Journal::open(dir.path(), "key").unwrap();
-            write(dir.path(), &SIZES, upto, journal);
-            let journal = Journal::open(dir.path(), "key").unwrap();
-            let (_, written) = write(dir.path(), &SIZES, 6, journal);
+            let dir = dir.path().join("package.partial");
+            std::fs::create_dir(&dir).unwrap();
+            let journal = Journal::open(&dir, "key").unwrap();
+            write(&dir, &SIZES, upto, journal);
+            let journal = Journal::open(&dir, "key").unwrap();
+            let (_, written) = write(&dir, &SIZES, 6, journal);
             let (written, expected) = (written.unwrap(), expected.as_ref().unwrap());
             assert_eq!(written.blake3, expected.blake3, "{upto}");
             assert_eq!(written.tensors.roots, expected.tensors.roots);

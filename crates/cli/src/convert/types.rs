@@ -319,7 +319,7 @@ pub(super) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sterna_format::rdrr::Tensor;
+    use sterna_format::rdrr::{Span, Tensor};
 
     fn tensor(name: &str, shape: &[usize]) -> Exported {
         let n: usize = shape.iter().product();
@@ -406,7 +406,11 @@ mod tests {
                     shape: shape.to_vec(),
                     size: 0,
                     layout: None,
-                    spans: Vec::new(),
+                    spans: vec![Span {
+                        shard: 0,
+                        offset: 0,
+                        size: 1,
+                    }],
                     role: None,
                     original_shape: None,
                     extra: serde_json::Map::new(),
