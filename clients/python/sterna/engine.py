@@ -61,8 +61,8 @@ class Engine:
         ``threads`` 0 leaves the number to the worker. ``lora`` is the folder of an adapter; in
         version 1 it can only lie in the model's own folder, and ``lora_quant`` and
         ``unembed_quant``, the types that adapter and output head are kept in, are unknown.
-        ``eos`` are the ids that end an answer, if not those of the model. With ``seed``, every
-        worker draws the same random numbers from its start on.
+        ``eos`` are the ids that end an answer, if not those of the model. With ``seed``, the same
+        prompt has the same answer each time, whatever the temperature.
 
         ``first_token_timeout`` includes loading and reading the prompt; ``token_timeout`` is for
         each token after it. Both are in seconds, ``None`` for no limit.
@@ -85,7 +85,7 @@ class Engine:
 
         config = Config.parse(self._output_of("worker", "--print-config", self._model))
         self._config = config if eos is None else Config(config.values, _checked(eos, config.n_vocab))
-        if form is Form.KEY_VALUE and not self._config.eos:
+        if not self._config.eos:
             raise ValueError(f"{self._model} names no id that ends an answer: give some as `eos`")
 
         self._cached: list[int] = []
@@ -171,10 +171,6 @@ class Engine:
             raise ValueError(f"tokens: {len(prompt)} leave no room in a context of {self.n_ctx}")
         if max_tokens < 0:
             raise ValueError(f"max_tokens: {max_tokens} is negative")
-        if self._form is Form.V1:
-            # Here a context that is full ends the ids with nothing to tell them from the position.
-            room = self.n_ctx - len(prompt)
-            max_tokens = min(max_tokens, room) if max_tokens else room
         with self._lock:
             if self._closed:
                 raise ValueError("the engine is closed")
@@ -360,7 +356,7 @@ class Answer(Iterator[int], AsyncIterator[int]):
 
     def _read(self) -> int | None:
         engine, n_tokens = self._engine, len(self._tokens)
-        if engine._form is Form.V1 and n_tokens == self._max_tokens:
+        if engine._form is Form.V1 and n_tokens == self._max_tokens > 0:
             self._finish([])
             return None
         what, seconds = "a token", engine._token_timeout

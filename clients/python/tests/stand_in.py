@@ -171,8 +171,9 @@ def reply(
             go_on = os.path.join(model, f"go-{n_given}")
             while not os.path.exists(go_on):
                 time.sleep(0.002)
-        if "too-many" not in behaviour and (n_given == max_tokens or len(cache) == n_ctx):
-            if not version_1:
+        at_limit = n_given == max_tokens and "too-many" not in behaviour
+        if at_limit or len(cache) == n_ctx:
+            if not (at_limit and version_1):
                 say(eos[0])
             break
         cache.append(token)
