@@ -359,10 +359,11 @@ def write_adapter(model, target, rank=4):
     header, data = {}, bytearray()
     for layer in range(n_layers):
         for name, (n_out, n_in) in shapes.items():
-            for part, shape in (("A", (rank, n_in)), ("B", (n_out, rank))):
+            # Of a size that changes what the model says, and leaves it a model.
+            for part, shape, size in (("A", (rank, n_in), 1.0), ("B", (n_out, rank), 0.5)):
                 n = shape[0] * shape[1]
                 start = len(data)
-                data += struct.pack(f"<{n}f", *(draw.gauss(0, shape[1] ** -0.5) for _ in range(n)))
+                data += struct.pack(f"<{n}f", *(draw.gauss(0, size * shape[1] ** -0.5) for _ in range(n)))
                 header[f"base_model.model.model.layers.{layer}.{name}.lora_{part}.weight"] = {
                     "dtype": "F32",
                     "shape": shape,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pathlib
+import tempfile
+import threading
 import unittest
+from unittest import mock
 
 from sterna import GREEDY, Engine, Form
 
@@ -36,3 +41,26 @@ class ProgramTest(unittest.TestCase):
 
         self.assertEqual(draw(1), draw(1))
         self.assertNotEqual(draw(1), draw(2))
+
+    def test_a_thousand_stops_leave_nothing(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        temporary = mock.patch.dict(os.environ, TMPDIR=folder.name)
+        with temporary, Engine("builtin", program=PROGRAM) as engine:
+            prompt = engine.encode("Once upon a time")
+            for _ in range(5):
+                next(engine.stream(prompt))
+            before = self.left()
+            for _ in range(1000):
+                # Dropped at once, and so stopped.
+                next(engine.stream(prompt))
+            self.assertEqual(self.left(), before)
+            self.assertGreater(len(engine.generate(prompt, max_tokens=8)), 0)
+
+    def left(self) -> tuple[object, ...]:
+        """What could be left behind, as far as this system shows it."""
+        gc.collect()
+        folders = map(pathlib.Path, ("/proc/self/fd", "/dev/shm", os.environ["TMPDIR"]))
+        files = [len(list(folder.iterdir())) if folder.exists() else 0 for folder in folders]
+        children = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/children")]
+        return (threading.active_count(), sorted(children), *files)
