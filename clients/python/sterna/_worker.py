@@ -63,11 +63,6 @@ class Worker:
             thread.start()
 
     @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
-    @property
     def killed(self) -> bool:
         """Whether :meth:`kill` was called."""
         return self._killed
@@ -124,22 +119,18 @@ class Worker:
     def stop(self) -> None:
         """Asks the worker to end, and kills it if it does not."""
         self.send(QUIT)
-        self.send_eof()
+        self._to_write.put(None)
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self.reap()
 
-    def send_eof(self) -> None:
-        """Closes the worker's standard input when all is written."""
-        self._to_write.put(None)
-
     def reap(self) -> None:
         """Waits for the end of a process that was killed or asked to end, its threads and its pipes."""
         with self._reap_lock:
             self._process.wait()
-            self.send_eof()
+            self._to_write.put(None)
             self._deadline.stop()
             for thread in self._threads:
                 thread.join(_END_SECONDS)
