@@ -141,9 +141,7 @@ def runs(members, wanted, end_of_last):
 
 
 def from_folder(folder):
-    """The same of a folder that holds the package, or that is the package."""
-    if (folder / "_model_store.py").is_file():
-        raise SystemExit(f"{folder} is the package itself: give the folder that holds it")
+    """The same of a folder that holds the package."""
     if not (folder / PACKAGE / "__init__.py").is_file():
         raise SystemExit(f"{folder}: expected a folder `{PACKAGE}` with the package in it")
     tops = [folder / PACKAGE, *folder.glob(f"{PACKAGE}-*.dist-info")]
