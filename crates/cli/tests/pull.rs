@@ -303,7 +303,7 @@ fn a_package_of_many_shards_needs_few_open_files() {
     assert!(n_shards > 100, "{n_shards} shards");
     let limited = |args: &[&str]| {
         let output = Command::new("sh")
-            .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""])
+            .args(["-c", "ulimit -n 100; exec \"$0\" \"$@\""])
             .arg(env!("CARGO_BIN_EXE_sterna"))
             .args(args)
             .env("STERNA_HOME", &home)

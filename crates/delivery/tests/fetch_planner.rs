@@ -424,8 +424,8 @@ proptest! {
             }
             let mut left = range.len();
             if case.blocks {
-                // Blocks that are there in part are fetched whole.
-                left = left.saturating_sub(2 * BLOCK as usize);
+                // Blocks whose beginning is missing are fetched whole.
+                left = range.end.saturating_sub(range.start.next_multiple_of(BLOCK as usize));
             }
             missing += size - left.min(size);
         }

@@ -378,7 +378,7 @@ fn a_pull_of_many_files_has_few_open() {
         link.is_ok_and(|link| link.is_ok_and(|link| link.starts_with(&root)))
     });
     let n_open = open.count();
-    assert!(n_open < 140, "{n_open} files open");
+    assert!(n_open < 60, "{n_open} files open");
     for (blob, content) in &blobs {
         assert_eq!(pull.present(blob).unwrap(), 500);
         pull.write_at(blob, 500, &content[500..]).unwrap();

@@ -146,16 +146,17 @@ impl<'a> Offer<'a> {
                     continue;
                 }
                 // What was taken off the first may be there.
-                Ok(bytes) if self.signature.is_none() => match signature {
-                    Ok(Some(text)) => match check_signature(name, &bytes, Some(&text)) {
-                        Ok(signer) => (self.signer, self.signature) = (signer, Some(text)),
-                        Err(error) => {
-                            self.dropped.push((name.to_owned(), format!("{error:#}")));
-                            continue;
+                Ok(bytes) if self.signature.is_none() => {
+                    if let Ok(Some(text)) = signature {
+                        match check_signature(name, &bytes, Some(&text)) {
+                            Ok(signer) => (self.signer, self.signature) = (signer, Some(text)),
+                            Err(error) => {
+                                self.dropped.push((name.to_owned(), format!("{error:#}")));
+                                continue;
+                            }
                         }
-                    },
-                    Ok(None) | Err(_) => {}
-                },
+                    }
+                }
                 // No answer is no contradiction; it may have shards, and fetching finds out.
                 Ok(_) | Err(_) => {}
             }

@@ -1,6 +1,8 @@
 //! `sterna pull`, `list` and `remove`: models in the store.
 
+use std::env;
 use std::num::NonZero;
+use std::path::Path;
 
 use anyhow::Result;
 use clap::Args;
@@ -142,12 +144,23 @@ impl List {
                     Some(signer) => format!("  signed by {signer}"),
                     None => String::new(),
                 };
-                let text = format!("{:>10}{shared}  {}{signed}", Bytes(row.size), row.source);
+                let source = from_here(&row.source);
+                let text = format!("{:>10}{shared}  {source}{signed}", Bytes(row.size));
                 (row.name.as_str(), text)
             })
             .collect();
         output::line(output::table(&texts))
     }
+}
+
+/// A path without that of the current folder, where it is in there; anything else as it is.
+fn from_here(source: &str) -> &str {
+    let here = env::current_dir();
+    let below = here
+        .ok()
+        .and_then(|here| Path::new(source).strip_prefix(here).ok());
+    let below = below.and_then(Path::to_str).filter(|path| !path.is_empty());
+    below.unwrap_or(source)
 }
 
 /// Remove a model from the store, and the bytes that no other has

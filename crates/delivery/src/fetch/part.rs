@@ -37,7 +37,7 @@ struct Map {
 }
 
 /// Bytes that may be stored without being logged, in each file.
-const LOG_EVERY: u64 = 256 << 10;
+const LOG_EVERY: u64 = 64 << 10;
 
 /// Bytes of the log that are read; far more than a fetch writes.
 const MAX_LOG: u64 = 64 << 20;

@@ -55,6 +55,16 @@ impl Pass {
         self.kept
     }
 
+    /// Whether it ended inside a block, and could go on there.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.offset > self.kept
+    }
+
+    /// Whether it feeds the digest of the whole.
+    pub(super) fn has_whole(&self) -> bool {
+        self.whole.is_some()
+    }
+
     /// Takes the next bytes. Errors: [`Fault::WrongBlock`]; what lies before the block was right.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
@@ -123,6 +133,8 @@ pub struct HashJob {
     /// Where the first pass ended, and the whole's state there, if it isn't the first any more.
     first: Option<(u64, Option<Verifier>)>,
     second_opinion: bool,
+    /// Whether it reads the start of a block whose rest is missing.
+    unfinished: bool,
 }
 
 /// What a job found.
@@ -154,6 +166,28 @@ impl HashJob {
             right: RangeSet::new(),
             first: None,
             second_opinion: false,
+            unfinished: false,
+        }
+    }
+
+    /// The start of a block whose rest is missing, so that the rest can follow.
+    pub(super) fn unfinished(
+        blob: usize,
+        range: Range<u64>,
+        whole: Option<Verifier>,
+        blocks: Option<Arc<BlockDigests>>,
+    ) -> Self {
+        Self {
+            unfinished: true,
+            ..Self::new(blob, range, whole, blocks)
+        }
+    }
+
+    /// Where the block starts and the pass over it, if that is what it has read.
+    pub(super) fn into_unfinished(self) -> Result<(usize, u64, Pass), Box<Self>> {
+        match self.unfinished {
+            true => Ok((self.blob, self.start, self.pass)),
+            false => Err(Box::new(self)),
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
     blob::check_all,
     fault::Verdict,
     pass::Pass,
-    state::{BlobState, Jitter, Phase, Ranges, SourceState},
+    state::{BlobState, Jitter, Phase, Ranges, SourceState, Unfinished},
 };
 use crate::hash::{Expected, Mismatch, Verified};
 
@@ -126,6 +126,8 @@ struct InFlight {
     n_failures_before: u64,
     /// Whether it has the digest's state.
     has_whole: bool,
+    /// The block that it goes on with, of which a part was there.
+    resumed: Option<u64>,
     received: u64,
     /// When it last had brought enough, and how much it had brought then.
     mark: (Duration, u64),
@@ -240,7 +242,18 @@ impl Fetch {
             })),
             outcome => outcome.and_then(|()| self.same_etag(blob, source, &transfer)),
         };
-        let kept = self.store(blob, source, flight.has_whole, transfer);
+        // What came before from this source is as good as what comes next from another.
+        let is_honest = match &outcome {
+            Ok(()) => true,
+            Err(fault) => fault.verdict() != Verdict::Drop,
+        };
+        let kept = self.store(blob, source, flight.has_whole, is_honest, transfer);
+        if let Err(Fault::WrongBlock { block, .. }) = &outcome
+            && flight.resumed == Some(block.start)
+        {
+            // Whose part is wrong is not known; the block is fetched anew, and then it is.
+            return;
+        }
         let Err(fault) = outcome else {
             self.sources[source].failures = 0;
             return;
@@ -276,6 +289,17 @@ impl Fetch {
     /// Takes back a job whose bytes were all read.
     pub fn hashed(&mut self, job: HashJob) {
         self.n_jobs -= 1;
+        let job = match job.into_unfinished() {
+            Ok((blob, start, pass)) => {
+                let state = &mut self.blobs[blob];
+                state.busy = false;
+                if let Some(part) = state.unfinished.get_mut(&start) {
+                    part.pass = Some(pass);
+                }
+                return;
+            }
+            Err(job) => job,
+        };
         let found = job.findings();
         let state = &mut self.blobs[found.blob];
         state.busy = false;
@@ -329,22 +353,42 @@ impl Fetch {
         (self.sources.iter()).filter_map(|s| Some((s.name.as_str(), s.dropped.as_deref()?)))
     }
 
-    /// Stores what a transfer brought in the blob's state; the number of bytes that count.
-    fn store(&mut self, blob: usize, source: usize, has_whole: bool, transfer: Transfer) -> u64 {
+    /// Stores what a transfer brought in the blob's state; the number of bytes that count. Of a source that
+    /// was not caught lying, the start of a block counts too.
+    fn store(
+        &mut self,
+        blob: usize,
+        source: usize,
+        has_whole: bool,
+        is_honest: bool,
+        transfer: Transfer,
+    ) -> u64 {
         let state = &mut self.blobs[blob];
         state.n_transfers -= 1;
-        state.taken.remove(transfer.range());
+        state.taken.remove(transfer.claim());
         let (kept, spoilt) = (transfer.kept(), transfer.spoilt());
         if !kept.is_empty() {
             state.contributors.insert(source);
         }
         let n = kept.end - kept.start;
         state.present.insert(kept);
+        let pass = transfer.into_pass();
+        if is_honest && pass.is_unfinished() {
+            if has_whole {
+                state.frontier = spoilt.start;
+            }
+            let part = Unfinished {
+                end: spoilt.end,
+                pass: Some(pass),
+            };
+            state.unfinished.insert(spoilt.start, part);
+            return n;
+        }
         if !spoilt.is_empty() {
             let range = spoilt;
             self.queue.push_back(Action::Discard { blob, range });
         }
-        let (end, whole) = transfer.into_pass().end();
+        let (end, whole) = pass.end();
         if has_whole {
             (state.frontier, state.whole) = (end, whole);
         }
@@ -528,19 +572,29 @@ impl Fetch {
             Ranges::Supposed => state.segment(&gap, &self.limits),
             Ranges::No => gap,
         };
-        let whole = range == (0..size) || self.sources[source].ranges == Ranges::No;
+        // Where the whole is asked for, parts of other blocks come again.
+        let part = state.unfinished.remove(&range.start);
+        state.unfinished.retain(|start, _| !range.contains(start));
+        let resumed = part.is_some().then_some(range.start);
+        let pass = match part.and_then(|part| part.pass) {
+            Some(pass) => pass,
+            None => {
+                let lent = (state.frontier == range.start)
+                    .then(|| state.whole.take())
+                    .flatten();
+                Pass::new(range.start, lent, state.blob.blocks().cloned())
+            }
+        };
+        let wanted = pass.offset()..range.end;
+        let whole = wanted == (0..size) || self.sources[source].ranges == Ranges::No;
         let request = Request {
             blob,
             name: state.blob.name().to_owned(),
             source,
             size,
-            range: (!whole).then(|| range.clone()),
+            range: (!whole).then_some(wanted),
         };
-        let lent = (state.frontier == range.start)
-            .then(|| state.whole.take())
-            .flatten();
-        let has_whole = lent.is_some();
-        let pass = Pass::new(range.start, lent, state.blob.blocks().cloned());
+        let has_whole = pass.has_whole();
         state.taken.insert(range.clone());
         state.n_transfers += 1;
         self.sources[source].n_transfers += 1;
@@ -553,6 +607,7 @@ impl Fetch {
                 source,
                 n_failures_before: self.sources[source].n_failures,
                 has_whole,
+                resumed,
                 received: 0,
                 mark: (now, 0),
                 cancelled: None,
@@ -619,7 +674,12 @@ fn job_for(index: usize, state: &mut BlobState) -> Option<HashJob> {
             HashJob::second_opinion(index, state.blob.size(), *second.take()?)
         }
         Phase::Fetching => {
-            if let Some(range) = state.unchecked.iter().next() {
+            if let Some((start, end)) = state.part_to_read() {
+                let whole = (state.frontier == start)
+                    .then(|| state.whole.take())
+                    .flatten();
+                HashJob::unfinished(index, start..end, whole, state.blob.blocks().cloned())
+            } else if let Some(range) = state.unchecked.iter().next() {
                 let whole = (state.frontier == range.start)
                     .then(|| state.whole.take())
                     .flatten();

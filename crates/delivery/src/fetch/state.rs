@@ -1,8 +1,12 @@
 //! What a planner knows of each blob and each source.
 
-use std::{collections::BTreeSet, ops::Range, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    time::Duration,
+};
 
-use super::{Blob, Fault, Limits, RangeSet};
+use super::{Blob, Fault, Limits, RangeSet, pass::Pass};
 use crate::hash::{Expected, Mismatch, Verified, Verifier};
 
 /// How far a blob has come.
@@ -20,6 +24,15 @@ pub(super) enum Phase {
     Done,
 }
 
+/// A block that begins with bytes that are stored and whose rest is missing.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    /// Where the bytes end that are stored.
+    pub(super) end: u64,
+    /// The pass over them, to go on with; `None` until they were read back.
+    pub(super) pass: Option<Pass>,
+}
+
 #[derive(Debug)]
 pub(super) struct BlobState {
     pub(super) blob: Blob,
@@ -28,6 +41,8 @@ pub(super) struct BlobState {
     pub(super) present: RangeSet,
     /// Whole blocks left from an earlier fetch, not yet compared with their digests.
     pub(super) unchecked: RangeSet,
+    /// Blocks of which a part is there, by where they start.
+    pub(super) unfinished: BTreeMap<u64, Unfinished>,
     /// Bytes that requests under way will bring.
     pub(super) taken: RangeSet,
     pub(super) n_transfers: usize,
@@ -57,6 +72,7 @@ impl BlobState {
             phase: Phase::Fetching,
             present: RangeSet::new(),
             unchecked: RangeSet::new(),
+            unfinished: BTreeMap::new(),
             taken: RangeSet::new(),
             n_transfers: 0,
             busy: false,
@@ -83,16 +99,22 @@ impl BlobState {
         match self.blob.blocks() {
             Some(blocks) => {
                 let step = blocks.block_size();
-                let inner = |r: Range<u64>| {
-                    let end = if r.end == size {
-                        size
-                    } else {
-                        r.end - r.end % step
+                for range in ranges {
+                    let end = match range.end == size {
+                        true => size,
+                        false => range.end - range.end % step,
                     };
-                    let start = r.start.checked_next_multiple_of(step);
-                    start.map_or(end, |start| start.min(end))..end
-                };
-                self.unchecked = ranges.map(inner).collect();
+                    let start = range.start.checked_next_multiple_of(step);
+                    self.unchecked
+                        .insert(start.map_or(end, |start| start.min(end))..end);
+                    if range.start <= end && end < range.end {
+                        let part = Unfinished {
+                            end: range.end,
+                            pass: None,
+                        };
+                        self.unfinished.insert(end, part);
+                    }
+                }
             }
             None => {
                 self.present = ranges.collect();
@@ -106,6 +128,7 @@ impl BlobState {
     pub(super) fn start_over(&mut self) {
         self.present = RangeSet::new();
         self.unchecked = RangeSet::new();
+        self.unfinished.clear();
         self.frontier = 0;
         self.whole = Some(Verifier::new(self.blob.expected(), self.blob.size()));
         self.contributors.clear();
@@ -120,8 +143,29 @@ impl BlobState {
         if self.doomed || !matches!(self.phase, Phase::Fetching) {
             return None;
         }
-        let claimed = self.present.union(&self.taken).union(&self.unchecked);
+        let mut claimed = self.present.union(&self.taken).union(&self.unchecked);
+        // What is being read back can be gone on with a little later.
+        for (&start, part) in &self.unfinished {
+            if part.pass.is_none() {
+                claimed.insert(start..self.block_end(start));
+            }
+        }
         claimed.first_gap(self.blob.size())
+    }
+
+    /// The first part of a block that is to be read back, once everything before it was.
+    pub(super) fn part_to_read(&self) -> Option<(u64, u64)> {
+        let unchecked = self.unchecked.iter().next();
+        (self.unfinished.iter())
+            .find(|(_, part)| part.pass.is_none())
+            .map(|(start, part)| (*start, part.end))
+            .filter(|(start, _)| unchecked.is_none_or(|range| *start < range.start))
+    }
+
+    /// Where the block ends that starts at `start`.
+    fn block_end(&self, start: u64) -> u64 {
+        let block = self.blob.blocks().and_then(|blocks| blocks.block_at(start));
+        block.map_or(start, |(_, range)| range.end)
     }
 
     /// Whether every byte went through the digest.
@@ -139,12 +183,17 @@ impl BlobState {
     /// Bytes that count as fetched.
     pub(super) fn done_bytes(&self) -> u64 {
         match self.phase {
-            Phase::Fetching => self.present.len(),
+            Phase::Fetching => {
+                let parts = self.unfinished.iter();
+                let parts: u64 = parts.map(|(start, part)| part.end - start).sum();
+                self.present.len() + parts
+            }
             _ => self.blob.size(),
         }
     }
 
-    /// The range to ask for at the start of `gap`: whole blocks if there are block digests.
+    /// The range to ask for at the start of `gap`: whole blocks if there are block digests, and none
+    /// but the first of which a part is there.
     pub(super) fn segment(&self, gap: &Range<u64>, limits: &Limits) -> Range<u64> {
         let step = self.blob.blocks().map_or(1, |blocks| blocks.block_size());
         let wanted = limits
@@ -152,7 +201,9 @@ impl BlobState {
             .max(1)
             .div_ceil(step)
             .saturating_mul(step);
-        gap.start..gap.start.saturating_add(wanted).min(gap.end)
+        let mut parts = self.unfinished.range(gap.start + 1..);
+        let next_part = parts.next().map_or(gap.end, |(start, _)| *start);
+        gap.start..gap.start.saturating_add(wanted).min(gap.end).min(next_part)
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Request {
 pub struct Transfer {
     id: u64,
     request: Request,
+    /// What is there once it is complete: what an earlier one brought of the first block, and `range`.
+    claim: Range<u64>,
     /// The bytes that are wanted of what the source sends.
     range: Range<u64>,
     /// Bytes that come first and are there already.
@@ -46,14 +48,15 @@ impl Transfer {
     pub(super) fn new(
         id: u64,
         request: Request,
-        range: Range<u64>,
+        claim: Range<u64>,
         known_etag: Option<String>,
         pass: Pass,
     ) -> Self {
         Self {
             id,
             request,
-            range,
+            range: pass.offset()..claim.end,
+            claim,
             skip: 0,
             skipped: 0,
             counted: true,
@@ -152,13 +155,13 @@ impl Transfer {
         self.etag.as_deref()
     }
 
-    pub(super) fn range(&self) -> Range<u64> {
-        self.range.clone()
+    pub(super) fn claim(&self) -> Range<u64> {
+        self.claim.clone()
     }
 
-    /// The bytes that were stored and count.
+    /// The bytes that are stored and count.
     pub(super) fn kept(&self) -> Range<u64> {
-        self.range.start..self.pass.kept()
+        self.claim.start..self.pass.kept()
     }
 
     /// The bytes that were stored and don't.

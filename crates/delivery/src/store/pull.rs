@@ -29,7 +29,7 @@ pub(super) const CLAIMS: &str = "claims";
 pub(super) const MAX_CLAIMS_BYTES: u64 = 64 << 20;
 /// Blobs whose files are open at a time, two each: a process may open a few hundred, and a model may have
 /// thousands.
-const MAX_OPEN: usize = 64;
+const MAX_OPEN: usize = 24;
 /// Bytes copied at once from one blob to another.
 const COPY: u64 = 1 << 20;
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::server::{Files, Server, files};
+use crate::server::{Asked, Files, Reply, Server, files};
 use sterna_delivery::{
     fetch::{Blob, Cancel, FetchError, FolderSink, Limits, fetch},
     hash::{Algorithm, BlockDigests, Digest, Expected},
@@ -29,6 +29,9 @@ fn some_files() -> Files {
     ])
 }
 
+/// Bytes in a block; more than a file that is fetched may lack in its log.
+const BLOCK: u64 = 1 << 20;
+
 fn pull(url: &str, folder: &Path, blocks: bool) -> Result<u64, FetchError> {
     let blobs = (some_files().iter())
         .map(|(name, bytes)| {
@@ -37,7 +40,7 @@ fn pull(url: &str, folder: &Path, blocks: bool) -> Result<u64, FetchError> {
             if !blocks {
                 return blob;
             }
-            let blocks = BlockDigests::of(Algorithm::Blake3, 64 << 10, bytes).unwrap();
+            let blocks = BlockDigests::of(Algorithm::Blake3, BLOCK, bytes).unwrap();
             blob.with_blocks(blocks).unwrap()
         })
         .collect();
@@ -47,7 +50,7 @@ fn pull(url: &str, folder: &Path, blocks: bool) -> Result<u64, FetchError> {
     };
     let source = HttpSource::new(Url::parse(url).unwrap(), options);
     let limits = Limits {
-        segment_bytes: 400_000,
+        segment_bytes: BLOCK,
         ..Limits::default()
     };
     let sink = FolderSink::new(folder);
@@ -132,8 +135,49 @@ fn a_killed_fetch_goes_on_where_it_was() {
         // A kill loses what no log line told of, and what was under way in the four requests.
         let again = server.sent.load(Ordering::Relaxed) - total;
         assert!(
-            again <= kills * 4 * 400_000,
+            again <= kills * 4 * BLOCK,
             "{again} bytes twice in {kills} kills"
+        );
+    }
+}
+
+/// Bytes of the files that are in `folder`, under any name: in pages that are not all zeros, as pages that
+/// were never written are.
+fn written(folder: &Path) -> u64 {
+    let mut n = 0;
+    for name in some_files().keys() {
+        let paths = [name.clone(), format!("{name}.part")].map(|name| folder.join(name));
+        for bytes in paths.iter().filter_map(|path| fs::read(path).ok()) {
+            let pages = bytes.chunks(4096);
+            let written = pages.filter(|page| page.iter().any(|byte| *byte != 0));
+            n += written.map(|page| page.len() as u64).sum::<u64>();
+        }
+    }
+    n
+}
+
+#[test]
+fn a_kill_costs_at_most_a_block() {
+    let files = some_files();
+    let total: u64 = files.values().map(|bytes| bytes.len() as u64).sum();
+    let slowly = |_: &Asked, mut reply: Reply| {
+        reply.piece_pause = Duration::from_millis(2);
+        reply
+    };
+    let server = Server::start(&files, slowly);
+    for i in 0..8 {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = start(client_command(), &server, dir.path(), true);
+        thread::sleep(Duration::from_millis(30 + i * 17));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let written = written(dir.path());
+        let received = pull(&server.url(), dir.path(), true).unwrap();
+        check(dir.path(), true);
+        let again = (written + received).saturating_sub(total);
+        assert!(
+            again <= BLOCK,
+            "{again} bytes again, of {written} that were written"
         );
     }
 }

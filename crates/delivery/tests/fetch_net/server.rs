@@ -33,6 +33,8 @@ pub(crate) struct Reply {
     pub(crate) cut: Option<usize>,
     /// A pause in the middle of what is sent of the body, and at its end.
     pub(crate) pause: Duration,
+    /// A pause after every piece of 64 KiB.
+    pub(crate) piece_pause: Duration,
     /// Whether a byte comes at a time, fifty a second.
     pub(crate) drip: bool,
 }
@@ -222,6 +224,9 @@ fn send(mut stream: &TcpStream, reply: &Reply, sent: &AtomicU64) -> Option<()> {
         for piece in part.chunks(64 << 10) {
             stream.write_all(piece).ok()?;
             sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            if !reply.piece_pause.is_zero() {
+                thread::sleep(reply.piece_pause);
+            }
         }
         if !reply.pause.is_zero() {
             thread::sleep(reply.pause);
