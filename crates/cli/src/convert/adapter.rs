@@ -33,8 +33,8 @@ pub(crate) fn convert_adapter(
     algorithm: Algorithm,
 ) -> Result<Summary> {
     let (source, base_model) = open_adapter(folder)?;
-    let staging = Staging::begin(out)?;
-    let dir = &staging.dir;
+    let staging = Staging::begin_package(out)?;
+    let dir = &staging.path;
     // Small: always begun anew.
     let journal = Journal::fresh(dir)?;
     let mut writer = ShardWriter::new(dir, shard_size, algorithm, journal);
@@ -123,7 +123,7 @@ pub(crate) fn convert_adapter(
         ..Manifest::default()
     };
     write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
-    staging.finish(out)?;
+    staging.finish_package(out)?;
     Ok(Summary {
         package: out.to_owned(),
         model_id: manifest.model_id,

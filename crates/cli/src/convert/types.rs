@@ -1,4 +1,4 @@
-//! Which type each tensor of a package has, and getting it there.
+//! Which type each tensor of a package or a GGUF file has, and getting it there.
 
 use std::ops::Range;
 
@@ -81,8 +81,8 @@ impl<'a> Encoding<'a> {
     pub(super) fn of(tensor: &'a Exported, targets: &Targets) -> Result<Encoding<'a>> {
         let target = match (tensor.name.as_str(), tensor.shape.len()) {
             (_, 1) => Target::Keep,
-            ("model.embed_tokens.weight", _) => targets.embeddings,
-            ("lm_head.weight", _) => targets.head,
+            ("model.embed_tokens.weight" | "token_embd.weight", _) => targets.embeddings,
+            ("lm_head.weight" | "output.weight", _) => targets.head,
             _ => targets.weights,
         };
         let (dtype, remark) = match &tensor.data {

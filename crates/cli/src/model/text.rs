@@ -43,7 +43,7 @@ impl ModelFiles {
     }
 
     /// The metadata of a GGUF file, or those that a package took over from one.
-    fn gguf_text(&self) -> Option<&Metadata> {
+    pub(crate) fn gguf_text(&self) -> Option<&Metadata> {
         match &self.header {
             Header::Gguf { metadata, .. } => Some(metadata),
             Header::SafeTensors { .. } => None,
