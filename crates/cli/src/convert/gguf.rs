@@ -147,28 +147,38 @@ fn metadata(files: &ModelFiles, options: &GgufOptions, head: &GgufHead) -> Resul
     for (key, value) in own {
         metadata.insert(key, value.clone())?;
     }
-    put_tokenizer(files, &mut metadata)?;
+    put_text(files, &mut metadata)?;
     Ok(metadata)
 }
 
 const NAME: &str = "general.name";
 const FILE_TYPE: &str = "general.file_type";
 
-/// What a GGUF file says of its tokenizer stays as it is.
-fn put_tokenizer(files: &ModelFiles, metadata: &mut Metadata) -> Result<()> {
+/// Tokenizer and template. What a GGUF file says of its own stays as it is.
+fn put_text(files: &ModelFiles, metadata: &mut Metadata) -> Result<()> {
     const KIND: &str = "tokenizer.ggml.model";
     if let Some(source) = files.gguf_text() {
-        for (key, value) in source
+        let text = source
             .iter()
-            .filter(|(key, _)| key.starts_with("tokenizer."))
-        {
+            .filter(|(key, _)| key.starts_with("tokenizer."));
+        for (key, value) in text {
             metadata.insert(key, value.clone())?;
         }
-    } else if files.tokenizer()?.is_some() {
-        bail!(
-            "{}: expected a tokenizer as GGUF has it, found another",
-            files.name()
-        );
+    } else if let Some(tokenizer) = files.tokenizer()? {
+        let architecture = metadata.architecture()?.unwrap_or_default().to_owned();
+        let n_vocab = metadata.require_u64(&format!("{architecture}.vocab_size"))?;
+        let written = tokenizer
+            .to_gguf(&architecture, n_vocab as usize)
+            .with_context(|| files.name().to_owned())?;
+        for (key, value) in written.entries {
+            metadata.insert(key, value)?;
+        }
+        for remark in written.remarks {
+            output::note(format_args!("note: {}: tokenizer: {remark}", files.name()));
+        }
+        if let Some(template) = files.template_source()? {
+            metadata.insert("tokenizer.chat_template", Value::String(template))?;
+        }
     }
     if metadata.get(KIND).is_none() {
         metadata.insert(KIND, Value::String("none".to_owned()))?;

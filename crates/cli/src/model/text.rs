@@ -149,7 +149,7 @@ impl ModelFiles {
     }
 
     /// The template's text, where the model ships one.
-    fn template_source(&self) -> Result<Option<String>> {
+    pub(crate) fn template_source(&self) -> Result<Option<String>> {
         if let Some(metadata) = self.gguf_text() {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)
