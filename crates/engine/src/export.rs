@@ -14,6 +14,7 @@ use sterna_kernels::{Exec, repack};
 
 use crate::backend::{TernaryPacking, WeightData};
 use crate::config::ModelConfig;
+use crate::config::gguf::INPUT_NORM_EPS;
 use crate::config::to_gguf::{DIVISORS, GgufConfig, LONG, SHORT};
 use crate::error::PlanError;
 use crate::load::{LoadError, expect_wanted, linear, vector};
@@ -93,13 +94,23 @@ impl ModelPlan {
     ///
     /// Errors: [`PlanError::Inexpressible`] if the model can't be said in GGUF.
     pub fn to_gguf(&self) -> Result<GgufHead, PlanError> {
-        let family = self.config.family;
-        for projection in self.weights.layers.iter().flat_map(|l| l.projections()) {
+        let ModelConfig {
+            family,
+            input_norm_eps,
+            ..
+        } = self.config;
+        let in_layers = self.weights.layers.iter().flat_map(|l| l.projections());
+        for projection in in_layers.chain(&self.weights.output) {
             let spec = &self.specs[projection.weight.0];
+            if projection.input_norm.is_some() && input_norm_eps != INPUT_NORM_EPS {
+                let found = format!("that its norm has an epsilon of {input_norm_eps}");
+                return Err(PlanError::inexpressible(&spec.parts[0].name, "GGUF", found));
+            }
             // A reader of such a file takes every matrix for a ternary one.
             if let Recipe::Linear(recipe) = &spec.recipe
                 && let Stored::Blocks(dtype) = recipe.stored
                 && family.bit_linear
+                && spec.parts[0].name.starts_with("blk.")
                 && is_float(dtype)
             {
                 let found = format!("that it isn't ternary in a {} model", family.name);

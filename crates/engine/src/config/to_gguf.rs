@@ -295,6 +295,8 @@ impl ModelConfig {
         }
         let rest = |config: &ModelConfig| ModelConfig {
             family: read.family,
+            // Only those count that have such norms, which their weights tell.
+            input_norm_eps: read.input_norm_eps,
             layers: Vec::new(),
             ropes: Vec::new(),
             ..config.clone()
