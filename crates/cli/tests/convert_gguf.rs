@@ -97,7 +97,7 @@ fn files_give_the_logits_of_their_source_bit_for_bit() {
         fs::remove_file(&file).unwrap();
         n += 1;
     }
-    assert!(n >= 130 && rounded.is_empty(), "{n}, {rounded:?}");
+    assert!(n > 120 && rounded.is_empty(), "{n}, {rounded:?}");
     // Models whose like nobody published: each tests something that transformers has and GGUF has not.
     let expected = [
         ("gemma2-no-caps-bias", "that a gemma2 model has no bound"),

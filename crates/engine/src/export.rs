@@ -121,8 +121,14 @@ impl ModelPlan {
         let GgufConfig {
             metadata,
             tensors,
-            remarks,
+            mut remarks,
         } = self.config.to_gguf(self.rope_factors)?;
+        if self.weights.output.is_some() && (family.gemma || family.bit_linear) {
+            let architecture = metadata.architecture()?.unwrap_or_default();
+            remarks.push(format!(
+                "output.weight: llama.cpp may take no head of its own in a {architecture} model"
+            ));
+        }
         let tensors = tensors.into_iter().map(|(name, values)| Exported {
             name: name.to_owned(),
             shape: vec![values.len()],

@@ -7,7 +7,7 @@ use sterna_kernels::activation::Activation;
 
 use super::{LayerConfig, ModelConfig, gguf, yarn_magnitude};
 use crate::error::PlanError;
-use crate::family::WindowPattern;
+use crate::family::{Family, WindowPattern};
 use crate::plan::RopeFactors;
 use crate::rope::RopeScaling;
 
@@ -45,7 +45,12 @@ impl ModelConfig {
     /// It is read back and compared, so that it means the same model.
     /// Errors: [`PlanError::Inexpressible`] if GGUF has no words for a value.
     pub(crate) fn to_gguf(&self, stored: Option<RopeFactors>) -> Result<GgufConfig, PlanError> {
-        let architecture = self.family.gguf_name();
+        // The first BitNet models differ from the others in this, and have an architecture of their own.
+        let named = match self.family.bit_linear && self.activation == Activation::Silu {
+            true => Family::first_bitnet(),
+            false => self.family,
+        };
+        let architecture = named.gguf_name();
         let mut out = Keys {
             architecture,
             config: GgufConfig {
@@ -72,7 +77,7 @@ impl ModelConfig {
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
         self.put_softcaps(&mut out)?;
-        self.put_what_others_do_not_read(&mut out)?;
+        self.put_what_others_do_not_read(&mut out, named)?;
         self.put_windows(&mut out)?;
         self.put_ropes(&mut out, stored)?;
         self.check_gguf(&out.config, stored)?;
@@ -97,7 +102,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    fn put_what_others_do_not_read(&self, out: &mut Keys) -> Result<(), PlanError> {
+    fn put_what_others_do_not_read(&self, out: &mut Keys, named: &Family) -> Result<(), PlanError> {
         let (n_layers, model_dim) = (self.n_layers, self.model_dim);
         let scale = self
             .family
@@ -106,7 +111,7 @@ impl ModelConfig {
             out.float("attention.scale", self.attn_scale)?;
             out.remark("attention.scale", "takes the usual scale of the family");
         }
-        if self.activation != self.family.activation {
+        if self.activation != named.activation {
             let name = match self.activation {
                 Activation::Silu => "silu",
                 Activation::Relu2 => "relu2",
@@ -393,6 +398,7 @@ mod tests {
             json!({"model_type": "llama", "weight_bits": 1}),
             json!({"model_type": "bitnet"}),
             json!({"model_type": "bitnet", "hidden_act": "silu"}),
+            json!({"model_type": "bitnet", "hidden_act": "relu"}),
             json!({"model_type": "mistral", "sliding_window": 64}),
             json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 32,
                    "max_window_layers": 2}),
@@ -447,6 +453,12 @@ mod tests {
             remarks(json!({"model_type": "mistral", "sliding_window": 64})),
             ["llama.attention.sliding_window: llama.cpp lets all positions be seen"]
         );
+        assert_eq!(
+            remarks(json!({"model_type": "bitnet", "hidden_act": "relu"})),
+            ["bitnet-b1.58.hidden_act: llama.cpp takes the usual activation of the family"]
+        );
+        let silu = json!({"model_type": "bitnet", "hidden_act": "silu"});
+        assert_eq!(remarks(silu), [""; 0]);
         // As long as the context: no position is out of sight.
         let wide = json!({"model_type": "mistral", "sliding_window": 512});
         assert_eq!(remarks(wide), [""; 0]);
