@@ -16,7 +16,7 @@ use sterna_format::{DType, FileLayout};
 use sterna_kernels::Exec;
 
 use super::types::{Encoding, Targets};
-use super::{Staging, say, stem};
+use super::{Staging, say, stem, type_of_most};
 use crate::model::{Header, ModelFiles};
 use crate::output;
 use crate::progress::Progress;
@@ -271,7 +271,13 @@ impl DataSection {
 
     /// Writes the header. Gives the number of tensors and the size of the file.
     fn finish(mut self, metadata: &Metadata) -> Result<(usize, u64)> {
-        let most = self.most_bytes();
+        let in_layers = (self.written.iter())
+            .filter(|(name, _, shape)| name.starts_with("blk.") && shape.len() > 1)
+            .filter_map(|(_, dtype, shape)| {
+                let n = shape.iter().product::<usize>() as u64;
+                Some((*dtype, dtype.tensor_bytes(n)?))
+            });
+        let most = type_of_most(in_layers).unwrap_or(DType::F32);
         let tensors = self.written.iter();
         let tensors = tensors.map(|(name, dtype, shape)| (name.as_str(), *dtype, shape.clone()));
         let layout = layout(metadata, most, tensors)?;
@@ -293,23 +299,5 @@ impl DataSection {
         };
         write().with_context(|| format!("{}: cannot write", self.path.display()))?;
         Ok((self.written.len(), size))
-    }
-
-    /// The type that most bytes of matrices in layers are of; of all matrices, if there are none.
-    fn most_bytes(&self) -> DType {
-        let mut sizes: Vec<(DType, u64)> = Vec::new();
-        for (name, dtype, shape) in &self.written {
-            if !name.starts_with("blk.") || shape.len() < 2 {
-                continue;
-            }
-            let size = dtype.tensor_bytes(shape.iter().product::<usize>() as u64);
-            let size = size.unwrap_or(0);
-            match sizes.iter_mut().find(|(of, _)| of == dtype) {
-                Some((_, sum)) => *sum += size,
-                None => sizes.push((*dtype, size)),
-            }
-        }
-        let most = sizes.iter().max_by_key(|(dtype, size)| (*size, *dtype));
-        most.map_or(DType::F32, |(dtype, _)| *dtype)
     }
 }

@@ -195,28 +195,33 @@ fn say(remarks: &[String]) {
 fn variant(tensors: &TensorMap, tied: bool) -> Variant {
     let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
     let embeddings = of("model.embed_tokens.weight").unwrap_or(DType::F32);
-    let mut sizes: Vec<(DType, u64)> = Vec::new();
-    for tensor in tensors
-        .iter()
-        .filter(|t| t.name.contains(".layers.") && t.shape.len() > 1)
-    {
-        let Some(dtype) = tensor.dtype.known() else {
-            continue;
-        };
-        match sizes.iter_mut().find(|(of, _)| *of == dtype) {
-            Some((_, size)) => *size += tensor.size,
-            None => sizes.push((dtype, tensor.size)),
-        }
-    }
-    let most = sizes.iter().max_by_key(|(dtype, size)| (*size, *dtype));
+    let in_layers = (tensors.iter())
+        .filter(|tensor| tensor.name.contains(".layers.") && tensor.shape.len() > 1)
+        .filter_map(|tensor| Some((tensor.dtype.known()?, tensor.size)));
+    let most = type_of_most(in_layers);
     Variant {
-        weights: most.map_or(embeddings, |(dtype, _)| *dtype),
+        weights: most.unwrap_or(embeddings),
         embeddings,
         head: match tied {
             true => embeddings,
             false => of("lm_head.weight").unwrap_or(embeddings),
         },
     }
+}
+
+/// Of tensors of these types and sizes, the type of the most bytes.
+fn type_of_most(tensors: impl Iterator<Item = (DType, u64)>) -> Option<DType> {
+    let mut sizes: Vec<(DType, u64)> = Vec::new();
+    for (dtype, size) in tensors {
+        match sizes.iter_mut().find(|(of, _)| *of == dtype) {
+            Some((_, sum)) => *sum += size,
+            None => sizes.push((dtype, size)),
+        }
+    }
+    let most = sizes
+        .into_iter()
+        .max_by_key(|(dtype, size)| (*size, *dtype));
+    most.map(|(dtype, _)| dtype)
 }
 
 /// The folder or file that is written before it is whole; one conversion at a time.

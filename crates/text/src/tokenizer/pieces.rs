@@ -38,9 +38,7 @@ impl PieceType {
             _ => Self::Normal,
         }
     }
-}
 
-impl PieceType {
     /// The number of this type.
     pub(super) fn number(self) -> i32 {
         match self {

@@ -38,6 +38,9 @@ const PROBES: [&str; 10] = [
     "don't DON'T we're WE'RE I'm I'M he'd He'D",
 ];
 
+/// What a reader doesn't do to texts; it takes them for composed, as nearly all are.
+const UNCOMPOSED: &str = "texts aren't brought to NFC first";
+
 impl Tokenizer {
     /// This tokenizer in the words of GGUF, for a model of `architecture` with `n_vocab` embeddings.
     ///
@@ -124,10 +127,7 @@ impl Entries {
     fn byte_level(&mut self, parts: &Parts, bpe: &Bpe) -> Result<bool, TokenizerError> {
         for step in parts.normalizer.iter().flat_map(steps_of) {
             match step {
-                // Readers take text for composed, as nearly all is.
-                Normalizer::Nfc => self
-                    .remarks
-                    .push("texts aren't brought to NFC first".into()),
+                Normalizer::Nfc => self.remarks.push(UNCOMPOSED.into()),
                 _ => return Err(inexpressible("normalizer", format!("{step:?}"))),
             }
         }
@@ -210,6 +210,9 @@ impl Entries {
             self.remarks.push(remark.into());
         }
         let prefixed = marks || steps().any(prepends);
+        if steps().any(|step| matches!(step, Normalizer::Nfc)) {
+            self.remarks.push(UNCOMPOSED.into());
+        }
         let collapses = steps().any(|step| matches!(step, Normalizer::CollapseSpaces));
         self.word("model", "llama");
         self.word("pre", "default");
@@ -314,9 +317,9 @@ impl Entries {
     /// Says which tokens lose flags.
     fn say_flags(&mut self, parts: &Parts, architecture: &str) {
         // Readers know that Phi-3's tokens take space along.
-        let known = |rstrip: bool| rstrip && architecture == "phi3";
+        let keeps_rstrip = architecture == "phi3";
         let mut flagged = parts.added.iter().filter(|(_, token)| {
-            token.lstrip || token.single_word || (token.rstrip && !known(token.rstrip))
+            token.lstrip || token.single_word || (token.rstrip && !keeps_rstrip)
         });
         if let Some((_, first)) = flagged.next() {
             let more = flagged.count();
