@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// Its name, beside the shards that it speaks of.
 const FILE: &str = "conversion.json";
+/// How it ends while it is written.
+const NEW: &str = "new";
 
 /// The shards that are complete and on disk.
 pub(super) struct Journal {
@@ -107,7 +109,7 @@ impl Journal {
             return Ok(());
         };
         let json = serde_json::to_vec(&self.state).context("the journal")?;
-        let new = path.with_extension("new");
+        let new = path.with_extension(NEW);
         let write = || -> std::io::Result<()> {
             let mut file = File::create(&new)?;
             file.write_all(&json)?;
@@ -130,8 +132,9 @@ fn clear(dir: &Path) -> Result<()> {
     let entries: Vec<_> = fs::read_dir(dir)
         .and_then(|entries| entries.collect::<Result<_, _>>())
         .with_context(what)?;
-    // A journal is the first thing that a conversion writes.
-    if !entries.is_empty() && !dir.join(FILE).exists() {
+    // A journal is the first thing that a conversion writes, under another name until it is whole.
+    let unfinished = |entry: &fs::DirEntry| entry.path() == dir.join(FILE).with_extension(NEW);
+    if !entries.iter().all(unfinished) && !dir.join(FILE).exists() {
         anyhow::bail!(
             "{}: expected an empty folder or that of an interrupted conversion, found other files",
             dir.display()
@@ -145,4 +148,19 @@ fn clear(dir: &Path) -> Result<()> {
         fs::remove_file(&path).with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_while_the_first_journal_is_written_leaves_a_folder_that_is_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("conversion.new"), "{").unwrap();
+        assert_eq!(Journal::open(dir.path(), "key").unwrap().n_finished(), 0);
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("thesis.txt"), "").unwrap();
+        assert!(Journal::open(dir.path(), "key").is_err());
+    }
 }
