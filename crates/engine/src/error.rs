@@ -29,10 +29,12 @@ pub enum PlanError {
         found: String,
     },
     /// A value that another format has no words for.
-    #[error("{what}: `config.json` can't say {found}")]
+    #[error("{what}: {format} can't say {found}")]
     Inexpressible {
         /// The value.
         what: String,
+        /// The other format.
+        format: &'static str,
         /// What it is.
         found: String,
     },
@@ -81,9 +83,14 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    pub(crate) fn inexpressible(what: impl Into<String>, found: impl Display) -> PlanError {
+    pub(crate) fn inexpressible(
+        what: impl Into<String>,
+        format: &'static str,
+        found: impl Display,
+    ) -> PlanError {
         PlanError::Inexpressible {
             what: what.into(),
+            format,
             found: found.to_string(),
         }
     }

@@ -1,10 +1,12 @@
-//! From a plan to the tensors of a Hugging Face checkpoint, whatever files the model came in.
+//! From a plan to the tensors of a Hugging Face checkpoint or of a GGUF file, whatever files the model
+//! came in.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use sterna_format::DType;
+use sterna_format::gguf::Metadata;
 use sterna_format::names::hugging_face;
 use sterna_kernels::quant::ternary::{BLOCK, BLOCK_BYTES, Layout, row_bytes, unpack_row};
 use sterna_kernels::rope::RopeLayout;
@@ -12,30 +14,43 @@ use sterna_kernels::{Exec, repack};
 
 use crate::backend::{TernaryPacking, WeightData};
 use crate::config::ModelConfig;
+use crate::config::gguf::INPUT_NORM_EPS;
+use crate::config::to_gguf::{DIVISORS, GgufConfig, LONG, SHORT};
+use crate::error::PlanError;
 use crate::load::{LoadError, expect_wanted, linear, vector};
-use crate::plan::{LinearId, LinearRecipe, ModelPlan, Recipe, TensorRequest, Values, VectorId};
+use crate::plan::{
+    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
+    VectorId, is_float,
+};
 use crate::weights::Projection;
 
 /// Gives the weights of a model one after another, in the order of execution, under the names and
-/// with the values of a Hugging Face checkpoint. Fused projections come apart; ternary weights come
-/// as trits with one scale in whatever form they were stored.
+/// with the values of a Hugging Face checkpoint or of a GGUF file. Fused projections come apart, or
+/// together where GGUF has them so; ternary weights come as trits with one scale in whatever form they
+/// were stored.
 ///
 /// It is fed as [`Loader`](crate::Loader) is. A tensor at a time is in memory.
 pub struct Exporter {
     plan: ModelPlan,
     exec: Arc<Exec>,
+    /// Whose names and values are given.
+    to: Values,
+    /// The configuration by which rows of a GGUF file are ordered.
+    in_gguf: ModelConfig,
     /// What each weight of the plan becomes; `None` for what isn't a tensor of a checkpoint.
     targets: Vec<Option<Target>>,
     parts: Vec<Bytes>,
     next: usize,
+    /// The first rows of a tensor that several weights make up.
+    begun: Option<Exported>,
     factors: Vec<(VectorId, Vec<f32>)>,
     warnings: Vec<String>,
 }
 
-/// A tensor of a Hugging Face checkpoint.
+/// A tensor of a Hugging Face checkpoint or of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exported {
-    /// Its name, such as `model.layers.0.mlp.up_proj.weight`.
+    /// Its name, such as `model.layers.0.mlp.up_proj.weight` or `blk.0.ffn_up.weight`.
     pub name: String,
     /// Row-major, outermost first: a linear weight is `[n, k]`.
     pub shape: Vec<usize>,
@@ -60,6 +75,71 @@ pub enum ExportedData {
         /// What a code of +1 is worth.
         scale: f32,
     },
+}
+
+/// What a GGUF file of a model says besides the tensors that an [`Exporter`] gives.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct GgufHead {
+    /// `general.architecture`, and what the architecture's own keys say.
+    pub metadata: Metadata,
+    /// Tensors that the configuration makes: divisors of rotary frequencies.
+    pub tensors: Vec<Exported>,
+    /// What llama.cpp doesn't make of the file as this engine does.
+    pub remarks: Vec<String>,
+}
+
+impl ModelPlan {
+    /// What a GGUF file of this model says.
+    ///
+    /// Errors: [`PlanError::Inexpressible`] if the model can't be said in GGUF.
+    pub fn to_gguf(&self) -> Result<GgufHead, PlanError> {
+        let ModelConfig {
+            family,
+            input_norm_eps,
+            ..
+        } = self.config;
+        let in_layers = self.weights.layers.iter().flat_map(|l| l.projections());
+        for projection in in_layers.chain(&self.weights.output) {
+            let spec = &self.specs[projection.weight.0];
+            if projection.input_norm.is_some() && input_norm_eps != INPUT_NORM_EPS {
+                let found = format!("that its norm has an epsilon of {input_norm_eps}");
+                return Err(PlanError::inexpressible(&spec.parts[0].name, "GGUF", found));
+            }
+            // A reader of such a file takes every matrix for a ternary one.
+            if let Recipe::Linear(recipe) = &spec.recipe
+                && let Stored::Blocks(dtype) = recipe.stored
+                && family.bit_linear
+                && spec.parts[0].name.starts_with("blk.")
+                && is_float(dtype)
+            {
+                let found = format!("that it isn't ternary in a {} model", family.name);
+                let name = &spec.parts[0].name;
+                return Err(PlanError::inexpressible(name, "GGUF", found));
+            }
+        }
+        let GgufConfig {
+            metadata,
+            tensors,
+            mut remarks,
+        } = self.config.to_gguf(self.rope_factors)?;
+        if self.weights.output.is_some() && (family.gemma || family.bit_linear) {
+            let architecture = metadata.architecture()?.unwrap_or_default();
+            remarks.push(format!(
+                "output.weight: llama.cpp may take no head of its own in a {architecture} model"
+            ));
+        }
+        let tensors = tensors.into_iter().map(|(name, values)| Exported {
+            name: name.to_owned(),
+            shape: vec![values.len()],
+            data: f32s(&values),
+        });
+        Ok(GgufHead {
+            metadata,
+            tensors: tensors.collect(),
+            remarks,
+        })
+    }
 }
 
 /// The bytes of an I2_S tensor `[n, k]` with these trits: codes over the flattened tensor, the scale, 28
@@ -95,21 +175,33 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
 #[derive(Debug, Clone)]
 struct Target {
     name: String,
-    /// Rows are those of rotated heads, and are to stand as in a checkpoint.
+    /// Rows are those of rotated heads, whose order is another in GGUF files of some families.
     rotated: bool,
     /// One is to be taken off every value.
     less_one: bool,
 }
 
 impl Exporter {
-    /// Begins to export the model of `plan`, computing on `exec`.
+    /// Begins to export the model of `plan` as a checkpoint, computing on `exec`.
     pub fn new(plan: ModelPlan, exec: Arc<Exec>) -> Exporter {
+        Exporter::with_values(plan, exec, Values::HuggingFace)
+    }
+
+    /// Begins to export the tensors of a GGUF file, which come behind those of [`ModelPlan::to_gguf`].
+    pub fn for_gguf(plan: ModelPlan, exec: Arc<Exec>) -> Exporter {
+        Exporter::with_values(plan, exec, Values::Gguf)
+    }
+
+    fn with_values(plan: ModelPlan, exec: Arc<Exec>, to: Values) -> Exporter {
         Exporter {
-            targets: targets(&plan),
+            targets: targets(&plan, to),
+            in_gguf: plan.config.in_gguf(),
             plan,
             exec,
+            to,
             parts: Vec::new(),
             next: 0,
+            begun: None,
             factors: Vec::new(),
             warnings: Vec::new(),
         }
@@ -118,6 +210,25 @@ impl Exporter {
     /// Whether the embedding table is the output head too.
     pub fn is_tied(&self) -> bool {
         self.plan.weights.output.is_none()
+    }
+
+    /// Names and shapes of the tensors that are to come, in their order.
+    pub fn tensors(&self) -> Vec<(&str, Vec<usize>)> {
+        let mut tensors: Vec<(&str, Vec<usize>)> = Vec::new();
+        for (spec, target) in self.plan.specs.iter().zip(&self.targets).skip(self.next) {
+            let Some(Target { name, .. }) = target else {
+                continue;
+            };
+            let shape = match spec.recipe {
+                Recipe::Vector(recipe) | Recipe::HostVector(recipe) => vec![recipe.len],
+                Recipe::Linear(recipe) => vec![recipe.n, recipe.k],
+            };
+            match tensors.last_mut() {
+                Some((last, rows)) if last == name => rows[0] += shape[0],
+                _ => tensors.push((name, shape)),
+            }
+        }
+        tensors
     }
 
     /// The range to feed next; `None` once everything has been exported.
@@ -141,43 +252,56 @@ impl Exporter {
         let id = self.next;
         self.next += 1;
         let target = self.targets[id].as_ref();
-        let target = || target.expect("only host vectors have no target");
-        let (shape, data) = match &spec.recipe {
-            Recipe::HostVector(recipe) => {
+        let (shape, data) = match (&spec.recipe, target) {
+            (Recipe::HostVector(recipe), None) => {
                 let values = vector(recipe, &spec.parts[0], &parts[0])?;
                 self.factors.push((VectorId(id), values));
                 return Ok(None);
             }
-            Recipe::Vector(recipe) => {
+            (Recipe::Vector(recipe) | Recipe::HostVector(recipe), Some(target)) => {
                 // Decoded for its checks, even where the bytes are passed on.
                 let values = vector(recipe, &spec.parts[0], &parts[0])?;
-                let data = if target().less_one {
+                let data = if self.to == Values::Gguf {
+                    // Norms and biases are floats there, and norms whole.
+                    self.in_order(target, f32s(&values), recipe.len)
+                } else if target.less_one {
                     let (data, exact) = less_one(&values);
                     if !exact {
                         self.warnings.push(format!(
                             "tensor `{}`: not all values are exact as one and a float",
-                            target().name
+                            target.name
                         ));
                     }
                     data
                 } else {
-                    ExportedData::Blocks {
+                    let stored = ExportedData::Blocks {
                         dtype: recipe.dtype,
-                        bytes: target().in_order(&self.plan.config, parts[0].clone(), recipe.len),
-                    }
+                        bytes: parts[0].clone(),
+                    };
+                    self.in_order(target, stored, recipe.len)
                 };
                 (vec![recipe.len], data)
             }
-            Recipe::Linear(recipe) => {
-                let data = self.matrix(recipe, &spec.parts, parts, target())?;
+            (Recipe::Linear(recipe), Some(target)) => {
+                let data = self.matrix(recipe, &spec.parts, parts)?;
+                let data = self.in_order(target, data, recipe.n);
                 (vec![recipe.n, recipe.k], data)
             }
+            (Recipe::Vector(_) | Recipe::Linear(_), None) => {
+                unreachable!("only host vectors have no target")
+            }
         };
-        Ok(Some(Exported {
-            name: target().name.clone(),
-            shape,
-            data,
-        }))
+        let name = target.map(|target| target.name.clone()).unwrap_or_default();
+        let mut tensor = Exported { name, shape, data };
+        if let Some(begun) = self.begun.take() {
+            tensor = begun.joined(tensor)?;
+        }
+        let next = self.targets.get(self.next).and_then(Option::as_ref);
+        if next.is_some_and(|next| next.name == tensor.name) {
+            self.begun = Some(tensor);
+            return Ok(None);
+        }
+        Ok(Some(tensor))
     }
 
     fn matrix(
@@ -185,14 +309,10 @@ impl Exporter {
         recipe: &LinearRecipe,
         requests: &[TensorRequest],
         parts: Vec<Bytes>,
-        target: &Target,
     ) -> Result<ExportedData, LoadError> {
         let LinearRecipe { n, k, .. } = *recipe;
         Ok(match linear(&self.exec, recipe, requests, parts)? {
-            WeightData::Blocks { dtype, bytes, .. } => ExportedData::Blocks {
-                dtype,
-                bytes: target.in_order(&self.plan.config, bytes, n),
-            },
+            WeightData::Blocks { dtype, bytes, .. } => ExportedData::Blocks { dtype, bytes },
             WeightData::Ternary {
                 mut codes,
                 packing,
@@ -207,12 +327,40 @@ impl Exporter {
                         })?
                         .into();
                 }
-                ExportedData::Ternary {
-                    codes: target.in_order(&self.plan.config, codes, n),
-                    scale,
-                }
+                ExportedData::Ternary { codes, scale }
             }
         })
+    }
+
+    /// `data`, which are `n` rows as they are stored, in the order that tensors are given with.
+    fn in_order(&self, target: &Target, data: ExportedData, n: usize) -> ExportedData {
+        let layout = self.in_gguf.ropes[0].layout;
+        if !target.rotated || self.plan.values == self.to || layout != RopeLayout::Pairs {
+            return data;
+        }
+        let permuted = |bytes: Bytes| -> Bytes {
+            let stride = bytes.len() / n;
+            let mut out = vec![0; bytes.len()];
+            for row in 0..n {
+                let of_checkpoint = self.in_gguf.checkpoint_row(row);
+                let (from, to) = match self.to {
+                    Values::HuggingFace => (row, of_checkpoint),
+                    Values::Gguf => (of_checkpoint, row),
+                };
+                out[to * stride..][..stride].copy_from_slice(&bytes[from * stride..][..stride]);
+            }
+            out.into()
+        };
+        match data {
+            ExportedData::Blocks { dtype, bytes } => ExportedData::Blocks {
+                dtype,
+                bytes: permuted(bytes),
+            },
+            ExportedData::Ternary { codes, scale } => ExportedData::Ternary {
+                codes: permuted(codes),
+                scale,
+            },
+        }
     }
 
     /// What could not be carried over exactly so far.
@@ -243,18 +391,39 @@ impl Exporter {
     }
 }
 
-impl Target {
-    /// `bytes`, which are `n` rows, in the order of a checkpoint of `config`.
-    fn in_order(&self, config: &ModelConfig, bytes: Bytes, n: usize) -> Bytes {
-        if !self.rotated || config.ropes[0].layout != RopeLayout::Pairs {
-            return bytes;
-        }
-        let stride = bytes.len() / n;
-        let mut out = vec![0; bytes.len()];
-        for (i, row) in bytes.chunks_exact(stride).enumerate() {
-            out[config.checkpoint_row(i) * stride..][..stride].copy_from_slice(row);
-        }
-        out.into()
+impl Exported {
+    /// This tensor with the rows of `more` behind its own.
+    ///
+    /// Errors: types or scales that aren't the same.
+    fn joined(mut self, more: Exported) -> Result<Exported, PlanError> {
+        self.data = match (self.data, more.data) {
+            (
+                ExportedData::Blocks { dtype, bytes },
+                ExportedData::Blocks {
+                    dtype: other,
+                    bytes: more,
+                },
+            ) if dtype == other => ExportedData::Blocks {
+                dtype,
+                bytes: [bytes, more].concat().into(),
+            },
+            (
+                ExportedData::Ternary { codes, scale },
+                ExportedData::Ternary {
+                    codes: more,
+                    scale: other,
+                },
+            ) if scale == other => ExportedData::Ternary {
+                codes: [codes, more].concat().into(),
+                scale,
+            },
+            _ => {
+                let found = "parts of different types or scales";
+                return Err(PlanError::inexpressible(self.name, "GGUF", found));
+            }
+        };
+        self.shape[0] += more.shape[0];
+        Ok(self)
     }
 }
 
@@ -262,23 +431,45 @@ impl Target {
 fn less_one(values: &[f32]) -> (ExportedData, bool) {
     let less: Vec<f32> = values.iter().map(|v| v - 1.0).collect();
     let exact = less.iter().zip(values).all(|(less, v)| less + 1.0 == *v);
-    let bytes: Vec<u8> = less.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let data = ExportedData::Blocks {
+    (f32s(&less), exact)
+}
+
+/// Values as they are.
+fn f32s(values: &[f32]) -> ExportedData {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    ExportedData::Blocks {
         dtype: DType::F32,
         bytes: bytes.into(),
-    };
-    (data, exact)
+    }
 }
 
 /// What each weight of `plan` becomes.
-fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
+fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     let config = &plan.config;
     let mut naming = Naming {
+        to,
         model_type: config.family.hf_name(),
         norms_less_one: plan.values == Values::Gguf && config.family.gemma,
         targets: vec![None; plan.specs.len()],
     };
     let weights = &plan.weights;
+    if to == Values::Gguf {
+        match plan.rope_factors {
+            Some(RopeFactors::One(id)) => {
+                naming.set(id.0, DIVISORS, false);
+            }
+            Some(RopeFactors::ShortAndLong { short, long, .. }) => {
+                naming.set(short.0, SHORT, false);
+                naming.set(long.0, LONG, false);
+            }
+            None => {}
+        }
+    }
+    let fused = to == Values::Gguf && config.family.gguf_fused;
+    let part = |own: &'static str, fused_name: &'static str| match fused {
+        true => fused_name,
+        false => own,
+    };
     naming.set(weights.token_embd.0, "token_embd.weight", false);
     for (i, layer) in weights.layers.iter().enumerate() {
         for (part, id) in [
@@ -296,11 +487,11 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
             }
         }
         for (part, projection, rotated) in [
-            ("attn_q", &layer.q, true),
-            ("attn_k", &layer.k, true),
-            ("attn_v", &layer.v, false),
+            (part("attn_q", "attn_qkv"), &layer.q, true),
+            (part("attn_k", "attn_qkv"), &layer.k, true),
+            (part("attn_v", "attn_qkv"), &layer.v, false),
             ("attn_output", &layer.o, false),
-            ("ffn_gate", &layer.gate, false),
+            (part("ffn_gate", "ffn_up"), &layer.gate, false),
             ("ffn_up", &layer.up, false),
             ("ffn_down", &layer.down, false),
         ] {
@@ -316,6 +507,7 @@ fn targets(plan: &ModelPlan) -> Vec<Option<Target>> {
 
 /// Gives weights their names.
 struct Naming {
+    to: Values,
     model_type: &'static str,
     norms_less_one: bool,
     targets: Vec<Option<Target>>,
@@ -324,9 +516,14 @@ struct Naming {
 impl Naming {
     /// `rotated` are rows of heads that rotate.
     fn set(&mut self, id: usize, name: &str, rotated: bool) -> &mut Target {
-        let name = hugging_face(self.model_type, name);
+        let name = match self.to {
+            Values::Gguf => name.to_owned(),
+            Values::HuggingFace => {
+                hugging_face(self.model_type, name).expect("the planner's names are in the table")
+            }
+        };
         self.targets[id].insert(Target {
-            name: name.expect("the planner's names are in the table"),
+            name,
             rotated,
             less_one: false,
         })

@@ -19,6 +19,8 @@ pub struct Family {
     pub(crate) activation: Activation,
     /// Rotary layout of GGUF files; Hugging Face weights always rotate halves.
     pub(crate) gguf_rope: RopeLayout,
+    /// GGUF files have queries, keys and values in one tensor, and gate and up in another.
+    pub(crate) gguf_fused: bool,
     /// Tensors that every layer must have besides the common ones.
     pub(crate) parts: Parts,
     /// Gemma's ways: embeddings times the square root of the width; in Hugging Face files, norm
@@ -111,6 +113,7 @@ const LLAMA: Family = Family {
     hf: &["llama"],
     activation: Activation::Silu,
     gguf_rope: RopeLayout::Pairs,
+    gguf_fused: false,
     parts: PLAIN,
     gemma: false,
     bit_linear: false,
@@ -253,6 +256,7 @@ static FAMILIES: [Family; 10] = [
         hf: &["phi3"],
         windows: WindowPattern::All,
         gguf_rope: RopeLayout::Halves,
+        gguf_fused: true,
         hf_defaults: HfDefaults {
             norm_eps: 1e-5,
             max_ctx: 4096,
@@ -291,6 +295,12 @@ impl Family {
     pub(crate) fn hf_name(&self) -> &'static str {
         // The first BitNet models call themselves llama.
         self.hf.first().copied().unwrap_or("llama")
+    }
+
+    /// The GGUF architecture that files of its models name.
+    pub(crate) fn gguf_name(&self) -> &'static str {
+        // Mistral's models are Llama's there.
+        self.gguf.first().copied().unwrap_or("llama")
     }
 
     /// The community's first BitNet models.

@@ -33,7 +33,7 @@ pub use backend::{
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
-pub use export::{Exported, ExportedData, Exporter, i2_s};
+pub use export::{Exported, ExportedData, Exporter, GgufHead, i2_s};
 pub use family::Family;
 pub use generation::Group;
 pub use head::screening::HeadUse;

@@ -23,6 +23,105 @@ impl RopeConfig {
     pub fn pairs(&self) -> usize {
         self.dim.div_ceil(2)
     }
+
+    /// Frequencies without scaling: radians per position, `[pairs]`.
+    fn plain(&self, base: f64) -> impl Iterator<Item = f64> {
+        let dim = self.dim as f64;
+        (0..self.pairs()).map(move |i| libm::pow(base, -2.0 * i as f64 / dim))
+    }
+
+    /// Frequencies in a session of `ctx_len` positions, `[pairs]`, and the factor on cosines and sines.
+    fn scaled(&self, ctx_len: usize) -> (Vec<f64>, f64) {
+        let dim = self.dim as f64;
+        let plain = || self.plain(self.base);
+        let divided_by = |factors: &[f32]| -> Vec<f64> {
+            plain()
+                .zip(factors)
+                .map(|(f, &by)| f / f64::from(by))
+                .collect()
+        };
+        match &self.scaling {
+            RopeScaling::None => (plain().collect(), 1.0),
+            RopeScaling::Linear { factor } => (plain().map(|f| f / factor).collect(), 1.0),
+            RopeScaling::Dynamic {
+                factor,
+                original_ctx,
+            } => {
+                let stretch = ctx_len.max(*original_ctx) as f64 / *original_ctx as f64;
+                let grown = libm::pow(factor * stretch - (factor - 1.0), dim / (dim - 2.0));
+                (self.plain(self.base * grown).collect(), 1.0)
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_ctx,
+            } => {
+                let adapt = |f: f64| {
+                    // Rotations over the original context.
+                    let turns = *original_ctx as f64 * f / TAU;
+                    let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor))
+                        .clamp(0.0, 1.0);
+                    (1.0 - keep) * f / factor + keep * f
+                };
+                (plain().map(adapt).collect(), 1.0)
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_ctx,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate,
+            } => {
+                // The (fractional) pair that makes this many rotations over the original context.
+                let pair = |turns: f64| {
+                    dim * libm::log(*original_ctx as f64 / (turns * TAU))
+                        / (2.0 * libm::log(self.base))
+                };
+                let (mut low, mut high) = (pair(*beta_fast), pair(*beta_slow));
+                if *truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(dim - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                let adapt = |(i, f): (usize, f64)| {
+                    let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    ramp * f / factor + (1.0 - ramp) * f
+                };
+                (plain().enumerate().map(adapt).collect(), *attention_factor)
+            }
+            RopeScaling::LongRope {
+                short,
+                long,
+                original_ctx,
+                attention_factor,
+            } => {
+                let factors = if ctx_len > *original_ctx { long } else { short };
+                (divided_by(factors), *attention_factor)
+            }
+            RopeScaling::Factors(factors) => (divided_by(factors), 1.0),
+        }
+    }
+
+    /// What frequencies without scaling, of the base as GGUF has it, are divided by to become those of
+    /// this embedding, `[pairs]`.
+    ///
+    /// Quotients are rounded so that a reader gets the same frequencies in f32, wherever a divisor does
+    /// that: some lie between the quotients of two neighbours.
+    pub(crate) fn divisors(&self) -> Vec<f32> {
+        let (scaled, _) = self.scaled(1);
+        let divisor = |(plain, scaled): (f64, f64)| {
+            let nearest = (plain / scaled) as f32;
+            let gives = |by: &f32| (plain / f64::from(*by)) as f32 == scaled as f32;
+            let near = [nearest, nearest.next_down(), nearest.next_up()];
+            near.into_iter().find(gives).unwrap_or(nearest)
+        };
+        let plain = self.plain(f64::from(self.base as f32));
+        plain.zip(scaled).map(divisor).collect()
+    }
 }
 
 /// How rotation angles are adapted to contexts longer than those the model was first trained on.
@@ -133,80 +232,7 @@ impl Angles {
 impl Rope {
     /// The angles of `config` in a session of `ctx_len` positions.
     pub(crate) fn new(config: &RopeConfig, ctx_len: usize) -> Rope {
-        let dim = config.dim as f64;
-        let with_base =
-            |base: f64| (0..config.pairs()).map(move |i| libm::pow(base, -2.0 * i as f64 / dim));
-        let plain = || with_base(config.base);
-        let divided_by = |factors: &[f32]| -> Vec<f64> {
-            plain()
-                .zip(factors)
-                .map(|(f, &by)| f / f64::from(by))
-                .collect()
-        };
-        let (frequencies, magnitude): (Vec<f64>, f64) = match &config.scaling {
-            RopeScaling::None => (plain().collect(), 1.0),
-            RopeScaling::Linear { factor } => (plain().map(|f| f / factor).collect(), 1.0),
-            RopeScaling::Dynamic {
-                factor,
-                original_ctx,
-            } => {
-                let stretch = ctx_len.max(*original_ctx) as f64 / *original_ctx as f64;
-                let grown = libm::pow(factor * stretch - (factor - 1.0), dim / (dim - 2.0));
-                (with_base(config.base * grown).collect(), 1.0)
-            }
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_ctx,
-            } => {
-                let adapt = |f: f64| {
-                    // Rotations over the original context.
-                    let turns = *original_ctx as f64 * f / TAU;
-                    let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor))
-                        .clamp(0.0, 1.0);
-                    (1.0 - keep) * f / factor + keep * f
-                };
-                (plain().map(adapt).collect(), 1.0)
-            }
-            RopeScaling::Yarn {
-                factor,
-                original_ctx,
-                beta_fast,
-                beta_slow,
-                attention_factor,
-                truncate,
-            } => {
-                // The (fractional) pair that makes this many rotations over the original context.
-                let pair = |turns: f64| {
-                    dim * libm::log(*original_ctx as f64 / (turns * TAU))
-                        / (2.0 * libm::log(config.base))
-                };
-                let (mut low, mut high) = (pair(*beta_fast), pair(*beta_slow));
-                if *truncate {
-                    (low, high) = (low.floor(), high.ceil());
-                }
-                (low, high) = (low.max(0.0), high.min(dim - 1.0));
-                if low == high {
-                    high += 0.001;
-                }
-                let adapt = |(i, f): (usize, f64)| {
-                    let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-                    ramp * f / factor + (1.0 - ramp) * f
-                };
-                (plain().enumerate().map(adapt).collect(), *attention_factor)
-            }
-            RopeScaling::LongRope {
-                short,
-                long,
-                original_ctx,
-                attention_factor,
-            } => {
-                let factors = if ctx_len > *original_ctx { long } else { short };
-                (divided_by(factors), *attention_factor)
-            }
-            RopeScaling::Factors(factors) => (divided_by(factors), 1.0),
-        };
+        let (frequencies, magnitude) = config.scaled(ctx_len);
         Rope {
             layout: config.layout,
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),

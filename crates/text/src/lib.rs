@@ -30,5 +30,6 @@ mod tokenizer;
 pub use prompt::Prompt;
 pub use template::{ChatFormat, ChatInput, ChatTemplate, DateTime, TemplateError};
 pub use tokenizer::{
-    Decode, Encode, SpecialTokens, StreamDecoder, TiktokenEncoding, Tokenizer, TokenizerError,
+    Decode, Encode, GgufTokenizer, SpecialTokens, StreamDecoder, TiktokenEncoding, Tokenizer,
+    TokenizerError,
 };

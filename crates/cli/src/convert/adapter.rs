@@ -37,8 +37,8 @@ pub(crate) fn convert_adapter(
         base: base_model,
         ..
     } = open_adapter(folder)?;
-    let staging = Staging::begin(out)?;
-    let dir = &staging.dir;
+    let staging = Staging::begin_package(out)?;
+    let dir = &staging.path;
     // Small: always begun anew.
     let journal = Journal::fresh(dir)?;
     let mut writer = ShardWriter::new(dir, shard_size, algorithm, journal);
@@ -110,7 +110,7 @@ pub(crate) fn convert_adapter(
         ..manifest::of_weights(MODEL_TYPE, &name, tensors, &written)
     };
     manifest::write(dir, &mut manifest, Vec::new())?;
-    staging.finish(out)?;
+    staging.finish_package(out)?;
     Ok(Summary {
         package: out.to_owned(),
         model_id: manifest.model_id,

@@ -1,4 +1,4 @@
-//! From a model in any form to an RDRR package.
+//! From a model in any form to an RDRR package, or to a GGUF file ([`gguf`]).
 //!
 //! The engine's exporter gives tensor after tensor as a checkpoint has them ([`sterna_engine::Exporter`]);
 //! [`types`] says what each is stored as and encodes it, [`shards`] lays it out, hashes and writes it,
@@ -8,6 +8,7 @@
 
 mod adapter;
 mod companions;
+mod gguf;
 mod journal;
 mod manifest;
 mod shards;
@@ -31,6 +32,7 @@ use crate::output;
 use crate::progress::Progress;
 pub(crate) use adapter::convert_adapter;
 use companions::Companions;
+pub(crate) use gguf::{GgufOptions, convert_gguf};
 use journal::Journal;
 use shards::ShardWriter;
 use types::Encoding;
@@ -71,8 +73,8 @@ pub(crate) fn convert(
     let plan = files.plan_for(&options.plan)?;
     let config = plan.config().clone();
     let n_bytes = plan.weight_bytes();
-    let staging = Staging::begin(out)?;
-    let dir = staging.dir.clone();
+    let staging = Staging::begin_package(out)?;
+    let dir = staging.path.clone();
     let journal = Journal::open(&dir, &key(files, options)?)?;
     let n_resumed = journal.n_finished();
     let algorithm = options.algorithm;
@@ -150,7 +152,7 @@ pub(crate) fn convert(
     let (n_tensors, n_shards) = (tensors.len(), written.shards.len());
     let mut manifest = manifest::manifest(facts, tensors, &written);
     manifest::write(&dir, &mut manifest, companions.files)?;
-    staging.finish(out)?;
+    staging.finish_package(out)?;
     files.settle()?;
     Ok(Summary {
         package: out.to_owned(),
@@ -173,25 +175,24 @@ fn say(remarks: &[String]) {
     }
 }
 
-/// The folder in which a package is written before it is whole; one conversion at a time.
+/// The folder or file that is written before it is whole; one conversion at a time.
 struct Staging {
-    dir: PathBuf,
+    path: PathBuf,
     lock_path: PathBuf,
     _lock: File,
 }
 
 impl Staging {
-    /// Begins to write the package `out`, which must not exist.
+    /// Begins to write `out`, which must not exist.
     fn begin(out: &Path) -> Result<Staging> {
-        let name = out
-            .file_name()
-            .with_context(|| format!("{}: expected the name of a folder", out.display()))?;
+        let name = out.file_name();
+        let name = name.with_context(|| format!("{}: expected a name", out.display()))?;
         let beside = |end: &str| {
             let mut name = name.to_owned();
             name.push(end);
             out.with_file_name(name)
         };
-        let (dir, lock_path) = (beside(".partial"), beside(".partial.lock"));
+        let (path, lock_path) = (beside(".partial"), beside(".partial.lock"));
         let what = || lock_path.display().to_string();
         let lock = File::options()
             .create(true)
@@ -206,31 +207,43 @@ impl Staging {
             // Nobody needs the lock of a package that is there, nor its journal, which is left if the
             // conversion was interrupted at the very end.
             let _ = fs::remove_file(&lock_path);
-            if !dir.exists() {
-                let _ = Journal::remove(&dir);
+            if !path.exists() {
+                let _ = Journal::remove(&path);
             }
             bail!("{}: exists already", out.display());
         }
-        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         Ok(Staging {
-            dir,
+            path,
             lock_path,
             _lock: lock,
         })
     }
 
-    /// Gives the package its name.
-    fn finish(self, out: &Path) -> Result<()> {
+    /// Begins to write the folder of a package, which has a journal.
+    fn begin_package(out: &Path) -> Result<Staging> {
+        let staging = Staging::begin(out)?;
+        let what = || staging.path.display().to_string();
+        fs::create_dir_all(&staging.path).with_context(what)?;
+        Ok(staging)
+    }
+
+    /// Gives a package its name.
+    fn finish_package(self, out: &Path) -> Result<()> {
+        let dir = self.path.clone();
         // Names of files in the package first, then its own.
-        let durable = |dir: &Path| sync_folder(dir).with_context(|| dir.display().to_string());
-        durable(&self.dir)?;
-        let what = || format!("cannot rename {} to {}", self.dir.display(), out.display());
-        fs::rename(&self.dir, out).with_context(what)?;
+        sync_folder(&dir).with_context(|| dir.display().to_string())?;
+        self.finish(out)?;
+        Journal::remove(&dir)
+    }
+
+    /// Gives what was written its name.
+    fn finish(self, out: &Path) -> Result<()> {
+        let what = || format!("cannot rename {} to {}", self.path.display(), out.display());
+        fs::rename(&self.path, out).with_context(what)?;
         if let Some(parent) = out.parent() {
-            durable(parent)?;
+            sync_folder(parent).with_context(|| parent.display().to_string())?;
         }
-        Journal::remove(&self.dir)?;
-        // It held nothing; whoever waits for it finds the package.
+        // It held nothing; whoever waits for it finds what was written.
         let _ = fs::remove_file(&self.lock_path);
         Ok(())
     }

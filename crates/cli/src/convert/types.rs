@@ -1,4 +1,4 @@
-//! Which type each tensor of a package has, and getting it there.
+//! Which type each tensor of a package or a GGUF file has, and getting it there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,6 +16,9 @@ use sterna_kernels::quant::{Effort, Encoder, QuantError};
 /// What exported models call their embedding table and their output head.
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
+/// The same in GGUF files.
+const GGUF_EMBEDDINGS: &str = "token_embd.weight";
+const GGUF_HEAD: &str = "output.weight";
 /// Tensors with fewer elements keep their type.
 const MIN_ELEMENTS: usize = 1024;
 /// Bytes made at a time.
@@ -109,8 +112,8 @@ impl<'a> Encoding<'a> {
     pub(super) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
         let target = match (tensor.name.as_str(), tensor.shape.len()) {
             (_, 1) => Target::Keep,
-            (EMBEDDINGS, _) => targets.table(tied),
-            (HEAD, _) => targets.head.unwrap_or_else(|| targets.table(false)),
+            (EMBEDDINGS | GGUF_EMBEDDINGS, _) => targets.table(tied),
+            (HEAD | GGUF_HEAD, _) => targets.head.unwrap_or_else(|| targets.table(false)),
             _ => targets.weights,
         };
         let (dtype, remark) = match &tensor.data {
@@ -292,18 +295,17 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
 pub(super) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant {
     let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
     let embeddings = of(EMBEDDINGS).unwrap_or(DType::F32);
-    let mut counts: BTreeMap<DType, u64> = BTreeMap::new();
-    for tensor in tensors.iter() {
-        if let (Some(dtype), [_, _, ..]) = (tensor.dtype.known(), &tensor.shape[..])
-            && tensor.name.contains(".layers.")
-        {
-            *counts.entry(dtype).or_default() += tensor.shape.iter().product::<usize>() as u64;
-        }
-    }
-    let most = counts.iter().max_by_key(|(_, n_elements)| **n_elements);
+    let in_layers = tensors.iter().filter(|t| t.name.contains(".layers."));
+    let in_layers = in_layers.filter_map(|t| Some((t.dtype.known()?, &t.shape[..])));
     let weights = match asked {
-        Target::To(dtype) if counts.contains_key(&dtype) => dtype,
-        _ => most.map_or(embeddings, |(dtype, _)| *dtype),
+        Target::To(dtype)
+            if in_layers
+                .clone()
+                .any(|(of, shape)| of == dtype && shape.len() > 1) =>
+        {
+            dtype
+        }
+        _ => most_used(in_layers).unwrap_or(embeddings),
     };
     let head = match tied {
         true => embeddings,
@@ -314,6 +316,16 @@ pub(super) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant
         embeddings,
         head,
     }
+}
+
+/// Of tensors of these types and shapes, the type that most elements of matrices have.
+pub(super) fn most_used<'a>(tensors: impl Iterator<Item = (DType, &'a [usize])>) -> Option<DType> {
+    let mut counts: BTreeMap<DType, u64> = BTreeMap::new();
+    for (dtype, shape) in tensors.filter(|(_, shape)| shape.len() > 1) {
+        *counts.entry(dtype).or_default() += shape.iter().product::<usize>() as u64;
+    }
+    let most = counts.into_iter().max_by_key(|(_, n_elements)| *n_elements);
+    most.map(|(dtype, _)| dtype)
 }
 
 #[cfg(test)]

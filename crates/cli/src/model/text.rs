@@ -43,7 +43,7 @@ impl ModelFiles {
     }
 
     /// The metadata of a GGUF file, or those that a package took over from one.
-    fn gguf_text(&self) -> Option<&Metadata> {
+    pub(crate) fn gguf_text(&self) -> Option<&Metadata> {
         match &self.header {
             Header::Gguf { metadata, .. } => Some(metadata),
             Header::SafeTensors { .. } | Header::Bundle(_) => None,
@@ -149,7 +149,7 @@ impl ModelFiles {
     }
 
     /// The template's text, where the model ships one.
-    fn template_source(&self) -> Result<Option<String>> {
+    pub(crate) fn template_source(&self) -> Result<Option<String>> {
         if let Some(metadata) = self.gguf_text() {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)

@@ -1,29 +1,33 @@
-//! `sterna convert`: a package of a model in any form.
+//! `sterna convert`: a package or a GGUF file of a model in any form.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Result;
-use clap::Args;
+use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::PlanOptions;
 use sterna_kernels::Exec;
 
 use crate::args::{I2sLayoutFlag, isa, thread_count};
-use crate::convert::{Options, Summary, Target, Targets, convert, convert_adapter};
+use crate::convert::{
+    GgufOptions, Options, Summary, Target, Targets, convert, convert_adapter, convert_gguf,
+};
 use crate::machine;
 use crate::model::{ADAPTER_CONFIG, ModelFiles};
 use crate::output::{self, Bytes};
 
-/// Make an RDRR package of a model
+/// Make an RDRR package or a GGUF file of a model
 ///
-/// The same model and options give the same bytes, on any number of threads. An interrupted
-/// conversion goes on where it was when it is started again.
+/// The same model and options give the same bytes, on any number of threads. What is written has its
+/// name only once it is whole. An interrupted conversion to a package goes on where it was when it is
+/// started again; one to a GGUF file starts anew.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  sterna convert Llama-3.2-1B/ llama-rdrr --quantize q4_k_m --embeddings f16"
+    after_help = "Examples:\n  sterna convert Llama-3.2-1B/ llama-rdrr --quantize q4_k_m --embeddings f16\n  \
+                  sterna convert llama-rdrr llama.gguf --to gguf"
 )]
 pub(crate) struct Convert {
     /// GGUF file (or the first of a split set), Hugging Face folder, package, or the folder of an adapter as
@@ -31,9 +35,13 @@ pub(crate) struct Convert {
     #[arg(value_name = "MODEL")]
     model: String,
 
-    /// Folder to write; must not exist
+    /// Folder or GGUF file to write; must not exist
     #[arg(value_name = "OUT")]
     out: PathBuf,
+
+    /// What to make
+    #[arg(long, value_enum, default_value_t)]
+    to: To,
 
     /// Type of the matrices in the layers: keep, q4_k_m, q4_k, q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0,
     /// i2_s, f16, bf16 or f32. Ternary ones are stored as I2_S unless a type that holds them exactly is
@@ -50,15 +58,16 @@ pub(crate) struct Convert {
     #[arg(long, value_name = "TYPE", value_parser = Target::parse)]
     head: Option<Target>,
 
-    /// Bytes of a shard at most, such as 64MiB
+    /// Bytes of a package's shard at most, such as 64MiB
     #[arg(long, value_name = "SIZE", value_parser = shard_size, default_value = "64MiB")]
     shard_size: NonZero<u64>,
 
-    /// What shards and groups are hashed with
+    /// What a package's shards and groups are hashed with
     #[arg(long, value_name = "ALGORITHM", default_value = "sha256")]
     hash: Algorithm,
 
-    /// What the package is called [default: the name of the model and its types]
+    /// What the package is called [default: the name of the model and its types], or the model in a GGUF
+    /// file [default: its name]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
 
@@ -73,6 +82,16 @@ pub(crate) struct Convert {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Forms that a model can be given.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum To {
+    /// A folder with a manifest and shards
+    #[default]
+    Package,
+    /// One file, for llama.cpp and its kin too
+    Gguf,
 }
 
 /// Smallest shard that is taken: what tensors are aligned to.
@@ -102,6 +121,10 @@ impl Convert {
     pub(crate) fn run(self) -> Result<()> {
         let folder = Path::new(&self.model);
         if folder.join(ADAPTER_CONFIG).exists() {
+            if self.to == To::Gguf {
+                let model = &self.model;
+                bail!("{model}: expected a model to make a GGUF file of, found an adapter");
+            }
             let id = self.id.as_deref();
             let size = self.shard_size.get();
             let summary = convert_adapter(folder, &self.out, id, size, self.hash)?;
@@ -111,22 +134,46 @@ impl Convert {
         let n_threads = self
             .jobs
             .map_or_else(machine::default_threads, NonZero::get);
-        let options = Options {
-            plan: PlanOptions {
-                i2s_layout: self.i2s_layout.layout(),
-            },
-            targets: Targets {
-                weights: self.quantize,
-                embeddings: self.embeddings,
-                head: self.head,
-            },
-            shard_size: self.shard_size.get(),
-            algorithm: self.hash,
-            model_id: self.id,
-        };
         let exec = Arc::new(Exec::new(n_threads, isa()?));
-        let summary = convert(&files, &self.out, &options, exec)?;
-        say(&summary, self.json)
+        let plan = PlanOptions {
+            i2s_layout: self.i2s_layout.layout(),
+        };
+        let targets = Targets {
+            weights: self.quantize,
+            embeddings: self.embeddings,
+            head: self.head,
+        };
+        match self.to {
+            To::Package => {
+                let options = Options {
+                    plan,
+                    targets,
+                    shard_size: self.shard_size.get(),
+                    algorithm: self.hash,
+                    model_id: self.id,
+                };
+                let summary = convert(&files, &self.out, &options, exec)?;
+                say(&summary, self.json)
+            }
+            To::Gguf => {
+                let options = GgufOptions {
+                    plan,
+                    targets,
+                    name: self.id,
+                };
+                let summary = convert_gguf(&files, &self.out, &options, exec)?;
+                if self.json {
+                    return output::json(&summary);
+                }
+                output::note(format_args!(
+                    "{}: {} tensors, {}",
+                    summary.architecture,
+                    summary.n_tensors,
+                    Bytes(summary.size),
+                ));
+                output::line(summary.file.display())
+            }
+        }
     }
 }
 

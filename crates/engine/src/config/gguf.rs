@@ -10,10 +10,10 @@ use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// Epsilon of norms that belong to a single projection; no key gives it.
-const INPUT_NORM_EPS: f32 = 1e-6;
+pub(crate) const INPUT_NORM_EPS: f32 = 1e-6;
 
 /// The scaling type of models with divisors for short and long contexts.
-const LONG_ROPE: &str = "longrope";
+pub(super) const LONG_ROPE: &str = "longrope";
 
 /// Rope scaling and windows are read here; divisors of rotary frequencies, which GGUF keeps in
 /// tensors, are filled in when those are loaded.

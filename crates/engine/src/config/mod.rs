@@ -2,6 +2,7 @@
 
 pub(crate) mod gguf;
 pub(crate) mod hf;
+pub(crate) mod to_gguf;
 mod to_hf;
 
 use sterna_kernels::activation::Activation;

@@ -9,6 +9,9 @@ use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
 
+/// What messages call the format.
+const FORMAT: &str = "`config.json`";
+
 impl ModelConfig {
     /// The `config.json` of this model, whose embedding table is its output head too if it is `tied`.
     ///
@@ -176,7 +179,7 @@ impl ModelConfig {
     fn check(&self, hf: &Map<String, Value>) -> Result<(), PlanError> {
         let text = Value::Object(hf.clone()).to_string();
         let read = Config::parse(text.as_bytes())
-            .map_err(|error| PlanError::inexpressible("configuration", error))?;
+            .map_err(|error| PlanError::inexpressible("configuration", FORMAT, error))?;
         let read = ModelConfig::from_hf(&read, self.n_vocab)?;
         for i in 0..self.n_layers {
             let same_window = self.layers[i].window == read.layers[i].window;
@@ -190,6 +193,7 @@ impl ModelConfig {
                 };
                 return Err(PlanError::inexpressible(
                     what,
+                    FORMAT,
                     format!("that of layer {i} of a {} model", self.family.name),
                 ));
             }
@@ -205,6 +209,7 @@ impl ModelConfig {
         } else {
             Err(PlanError::inexpressible(
                 "model",
+                FORMAT,
                 format!("{ours:?} would be read as {theirs:?}"),
             ))
         }
@@ -212,7 +217,7 @@ impl ModelConfig {
 
     /// What rotates layer `i` in a session of `ctx_len` positions: elements of a head, and the angles of
     /// the second position. `None` if nothing turns.
-    fn angles(&self, i: usize, ctx_len: usize) -> Option<(usize, Vec<f32>, Vec<f32>)> {
+    pub(super) fn angles(&self, i: usize, ctx_len: usize) -> Option<(usize, Vec<f32>, Vec<f32>)> {
         let rope = &self.ropes[self.layers[i].rope?];
         let angles = Rope::new(rope, ctx_len).angles(1, 1);
         let turns = angles.sin.iter().any(|&sin| sin != 0.0);

@@ -26,6 +26,15 @@ pub enum TokenizerError {
         found: String,
     },
 
+    /// GGUF has no words for a part of the tokenizer.
+    #[error("tokenizer {place}: GGUF can't say {found}")]
+    Inexpressible {
+        /// Which part, in the spelling of `tokenizer.json`.
+        place: &'static str,
+        /// What it is, cut to a readable length.
+        found: String,
+    },
+
     /// A regular expression does not compile.
     #[error("tokenizer pattern `{pattern}`: {source}")]
     Pattern {

@@ -19,6 +19,7 @@ mod specials;
 mod splits;
 mod stream;
 mod tiktoken;
+mod to_gguf;
 mod unigram;
 mod vocab;
 mod wordpiece;
@@ -40,6 +41,7 @@ pub use error::TokenizerError;
 pub use specials::SpecialTokens;
 pub use stream::StreamDecoder;
 pub use tiktoken::TiktokenEncoding;
+pub use to_gguf::GgufTokenizer;
 
 /// How to encode a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

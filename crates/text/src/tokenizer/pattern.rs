@@ -110,6 +110,15 @@ impl Pattern {
             })
     }
 
+    /// The expression that this was made of; a fixed text as it is.
+    pub(crate) fn expression(&self) -> String {
+        match self {
+            Self::Literal(text) => text.clone(),
+            Self::Regex(regex) => regex.as_str().to_owned(),
+            Self::BeforeSpaces(head) => format!("{}{SPACES}", head.as_str()),
+        }
+    }
+
     /// Calls `found` with every match in `text`, from left to right, not overlapping.
     pub(crate) fn each_match(
         &self,

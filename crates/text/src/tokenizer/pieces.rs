@@ -38,6 +38,18 @@ impl PieceType {
             _ => Self::Normal,
         }
     }
+
+    /// The number of this type.
+    pub(super) fn number(self) -> i32 {
+        match self {
+            Self::Normal => 1,
+            Self::Unknown => 2,
+            Self::Control => 3,
+            Self::UserDefined => 4,
+            Self::Unused => 5,
+            Self::Byte => 6,
+        }
+    }
 }
 
 /// How pieces are chosen.

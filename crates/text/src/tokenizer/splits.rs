@@ -150,6 +150,38 @@ pub(super) fn choose(pre: Option<&str>, architecture: &str, n_tokens: usize) -> 
     }
 }
 
+/// Names to write, of rules that differ.
+const NAMES: [&str; 14] = [
+    "llama-bpe",
+    "dbrx",
+    "gpt-2",
+    "smollm",
+    "qwen2",
+    "qwen35",
+    "gpt-4o",
+    "tekken",
+    "falcon",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+    "bloom",
+    "viking",
+];
+
+/// The name of the rule that cuts at `expressions` in turn, and the rule. Whether whole words come before merges
+/// must be as `ignore_merges` says, if it does.
+pub(super) fn name_of(
+    expressions: &[String],
+    ignore_merges: Option<bool>,
+) -> Option<(&'static str, Split)> {
+    let rules = NAMES.iter().filter_map(|name| Some((*name, named(name)?)));
+    let mut fitting = rules.filter(|(_, split)| {
+        let same = split.expressions.iter().eq(expressions);
+        same && ignore_merges.is_none_or(|ignored| ignored == split.ignore_merges)
+    });
+    fitting.next()
+}
+
 impl Split {
     /// The rule as a pre-tokenizer, ending with the spelling of bytes.
     pub(super) fn pre_tokenizer(self) -> Result<PreTokenizer, TokenizerError> {

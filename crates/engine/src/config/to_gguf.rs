@@ -1,0 +1,508 @@
+//! A configuration as the metadata of a GGUF file would say it.
+
+use std::fmt::Display;
+
+use sterna_format::gguf::{Array, Metadata, Value};
+use sterna_kernels::activation::Activation;
+
+use super::{LayerConfig, ModelConfig, gguf, yarn_magnitude};
+use crate::error::PlanError;
+use crate::family::{Family, WindowPattern};
+use crate::plan::RopeFactors;
+use crate::rope::RopeScaling;
+
+/// What messages call the format.
+const FORMAT: &str = "GGUF";
+
+/// How far rotations may be from each other to count as the same: divisors and bases are f32 in GGUF.
+const TOLERANCE: f32 = 1e-6;
+
+/// Rotations of YaRN's ramp that need no key.
+const BETAS: (f64, f64) = (32.0, 1.0);
+
+/// What a GGUF file says of a model besides its weights.
+pub(crate) struct GgufConfig {
+    pub(crate) metadata: Metadata,
+    /// Tensors that belong to the configuration: names and values.
+    pub(crate) tensors: Vec<(&'static str, Vec<f32>)>,
+    /// What llama.cpp doesn't make of the file as Sterna does.
+    pub(crate) remarks: Vec<String>,
+}
+
+impl ModelConfig {
+    /// This configuration of a GGUF file's weights, whose rows are in the order that the family has there.
+    pub(crate) fn in_gguf(&self) -> ModelConfig {
+        let mut config = self.clone();
+        for rope in &mut config.ropes {
+            rope.layout = self.family.gguf_rope;
+        }
+        config
+    }
+
+    /// What a GGUF file of this model says. `stored` are divisors of rotary frequencies that are tensors of
+    /// the model already; others that it needs come with the result.
+    ///
+    /// It is read back and compared, so that it means the same model.
+    /// Errors: [`PlanError::Inexpressible`] if GGUF has no words for a value.
+    pub(crate) fn to_gguf(&self, stored: Option<RopeFactors>) -> Result<GgufConfig, PlanError> {
+        // The first BitNet models differ from the others in this, and have an architecture of their own.
+        let named = match self.family.bit_linear && self.activation == Activation::Silu {
+            true => Family::first_bitnet(),
+            false => self.family,
+        };
+        let architecture = named.gguf_name();
+        let mut out = Keys {
+            architecture,
+            config: GgufConfig {
+                metadata: Metadata::new(),
+                tensors: Vec::new(),
+                remarks: Vec::new(),
+            },
+        };
+        let name = Value::String(architecture.to_owned());
+        out.config.metadata.insert("general.architecture", name)?;
+        for (key, count) in [
+            ("vocab_size", self.n_vocab),
+            ("context_length", self.max_ctx),
+            ("embedding_length", self.model_dim),
+            ("block_count", self.n_layers),
+            ("feed_forward_length", self.ffn_dim),
+            ("attention.head_count", self.n_heads),
+            ("attention.head_count_kv", self.n_kv_heads),
+            ("attention.key_length", self.head_dim),
+            ("attention.value_length", self.head_dim),
+            ("rope.dimension_count", self.ropes[0].dim),
+        ] {
+            out.count(key, count)?;
+        }
+        out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
+        self.put_softcaps(&mut out)?;
+        self.put_what_others_do_not_read(&mut out, named)?;
+        self.put_windows(&mut out)?;
+        self.put_ropes(&mut out, stored)?;
+        self.check_gguf(&out.config, stored)?;
+        Ok(out.config)
+    }
+
+    fn put_softcaps(&self, out: &mut Keys) -> Result<(), PlanError> {
+        let defaults = self.family.gguf_softcaps.unzip();
+        for (key, cap, default) in [
+            ("attn_logit_softcapping", self.attn_softcap, defaults.0),
+            ("final_logit_softcapping", self.logit_softcap, defaults.1),
+        ] {
+            match (cap, default) {
+                (Some(cap), _) => out.float(key, cap)?,
+                (None, Some(_)) => {
+                    let model = format!("that a {} model has no bound", self.family.name);
+                    return Err(inexpressible(key, model));
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn put_what_others_do_not_read(&self, out: &mut Keys, named: &Family) -> Result<(), PlanError> {
+        let (n_layers, model_dim) = (self.n_layers, self.model_dim);
+        let scale = self
+            .family
+            .attn_scale(n_layers, model_dim, self.n_heads, self.head_dim);
+        if self.attn_scale != scale {
+            out.float("attention.scale", self.attn_scale)?;
+            out.remark("attention.scale", "takes the usual scale of the family");
+        }
+        if self.activation != named.activation {
+            let name = match self.activation {
+                Activation::Silu => "silu",
+                Activation::Relu2 => "relu2",
+                Activation::Relu => "relu",
+                Activation::GeluTanh => "gelu_pytorch_tanh",
+                Activation::GeluErf => "gelu",
+            };
+            out.put("hidden_act", Value::String(name.to_owned()))?;
+            out.remark("hidden_act", "takes the usual activation of the family");
+        }
+        Ok(())
+    }
+
+    fn put_windows(&self, out: &mut Keys) -> Result<(), PlanError> {
+        const WINDOW: &str = "attention.sliding_window";
+        let window = self.layers.iter().find_map(|layer| layer.window);
+        match (window, self.family.gguf_window) {
+            (Some(window), _) => out.count(WINDOW, window)?,
+            (None, Some(_)) => out.count(WINDOW, 0)?,
+            (None, None) => {}
+        }
+        let by_family = match self.family.windows {
+            WindowPattern::AllButEvery(n) => Some(n),
+            _ => None,
+        };
+        if window.is_some_and(|window| window < self.max_ctx) && by_family.is_none() {
+            out.remark(WINDOW, "lets all positions be seen");
+        }
+        // Windowed layers may have a rotary embedding of their own, even if their window is as good as none.
+        let is_windowed = |layer: &LayerConfig| match self.family.local_rope_base {
+            Some(_) => layer.rope == Some(1),
+            None => layer.window.is_some(),
+        };
+        let windowed: Vec<bool> = self.layers.iter().map(is_windowed).collect();
+        if window.is_none() && self.family.local_rope_base.is_none() {
+            return Ok(());
+        }
+        let is_every = |n: usize| {
+            let expected = (1..=self.n_layers).map(|i| !i.is_multiple_of(n));
+            expected.eq(windowed.iter().copied())
+        };
+        if is_every(by_family.unwrap_or(usize::MAX)) {
+            return Ok(());
+        }
+        let key = "attention.sliding_window_pattern";
+        match (2..=self.n_layers).find(|&n| is_every(n)) {
+            Some(n) => out.count(key, n)?,
+            None => out.put(key, Value::Array(Array::Bool(windowed)))?,
+        }
+        out.remark(key, "may know but the usual pattern");
+        Ok(())
+    }
+
+    fn put_ropes(&self, out: &mut Keys, stored: Option<RopeFactors>) -> Result<(), PlanError> {
+        let rope = &self.ropes[0];
+        out.float("rope.freq_base", rope.base as f32)?;
+        if self.family.local_rope_base.is_some()
+            && let Some(local) = self.ropes.get(1)
+        {
+            out.float("rope.freq_base_swa", local.base as f32)?;
+        }
+        match stored {
+            Some(RopeFactors::One(_)) => return Ok(()),
+            Some(RopeFactors::ShortAndLong {
+                original_ctx,
+                attention_factor,
+                ..
+            }) => return self.put_long_rope(out, original_ctx, attention_factor),
+            None => {}
+        }
+        match &rope.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => {
+                out.scaling("linear")?;
+                out.float("rope.scaling.factor", *factor as f32)?;
+            }
+            RopeScaling::Dynamic { .. } => {
+                return Err(inexpressible("rope scaling", "`dynamic`"));
+            }
+            RopeScaling::Yarn {
+                truncate: false,
+                original_ctx,
+                attention_factor,
+                ..
+            } => {
+                let divisors = rope.divisors();
+                self.put_long_rope(out, *original_ctx, *attention_factor)?;
+                out.factors(divisors.clone(), divisors);
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_ctx,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate: true,
+            } => {
+                out.scaling("yarn")?;
+                out.float("rope.scaling.factor", *factor as f32)?;
+                out.count("rope.scaling.original_context_length", *original_ctx)?;
+                if (*beta_fast, *beta_slow) != BETAS {
+                    out.float("rope.scaling.yarn_beta_fast", *beta_fast as f32)?;
+                    out.float("rope.scaling.yarn_beta_slow", *beta_slow as f32)?;
+                    out.remark("rope.scaling.yarn_beta_fast", "may take 32 and 1");
+                }
+                let usual = yarn_magnitude(f64::from(*factor as f32), 1.0);
+                if attention_factor != &usual {
+                    let extra = attention_factor / usual;
+                    out.float("rope.scaling.attn_factor", extra as f32)?;
+                }
+            }
+            // Divisors that are the same for every context, and nothing else.
+            RopeScaling::LongRope {
+                short,
+                long,
+                attention_factor,
+                ..
+            } if short == long && *attention_factor == 1.0 => out.divisors(short.clone()),
+            RopeScaling::LongRope {
+                short,
+                long,
+                original_ctx,
+                attention_factor,
+            } => {
+                self.put_long_rope(out, *original_ctx, *attention_factor)?;
+                out.factors(short.clone(), long.clone());
+            }
+            RopeScaling::Llama3 { .. } => out.divisors(rope.divisors()),
+            RopeScaling::Factors(factors) => out.divisors(factors.clone()),
+        }
+        Ok(())
+    }
+
+    fn put_long_rope(
+        &self,
+        out: &mut Keys,
+        original_ctx: usize,
+        attention_factor: f64,
+    ) -> Result<(), PlanError> {
+        // Other readers expect no type in a model of this family.
+        if self.family.name != "phi3" {
+            out.scaling(gguf::LONG_ROPE)?;
+        }
+        out.count("rope.scaling.original_context_length", original_ctx)?;
+        out.float("rope.scaling.attn_factor", attention_factor as f32)
+    }
+
+    /// That `gguf` means this model.
+    fn check_gguf(&self, gguf: &GgufConfig, stored: Option<RopeFactors>) -> Result<(), PlanError> {
+        let mut read = ModelConfig::from_gguf(&gguf.metadata, self.n_vocab)?;
+        let factors = |name: &str| {
+            let found = gguf.tensors.iter().find(|(of, _)| *of == name);
+            found.map(|(_, factors)| factors.clone())
+        };
+        if let Some(factors) = factors(DIVISORS) {
+            read.ropes[0].scaling = RopeScaling::Factors(factors);
+        } else if let (Some(short), Some(long)) = (factors(SHORT), factors(LONG)) {
+            let (original_ctx, attention_factor) = gguf::long_rope(&gguf.metadata, &read)?;
+            read.ropes[0].scaling = RopeScaling::LongRope {
+                short,
+                long,
+                original_ctx,
+                attention_factor,
+            };
+        }
+        let read = read.validated()?;
+        let ctx_lens = [1, self.max_ctx, self.max_ctx.saturating_mul(2)];
+        for i in 0..self.n_layers {
+            let layer = format!("that of layer {i} of a {} model", self.family.name);
+            if self.layers[i].window != read.layers[i].window {
+                return Err(inexpressible("attention window", layer));
+            }
+            let turns_alike = ctx_lens.iter().all(|&ctx_len| {
+                let (ours, theirs) = (self.angles(i, ctx_len), read.angles(i, ctx_len));
+                match (ours, theirs) {
+                    (Some(ours), Some(theirs)) => {
+                        ours.0 == theirs.0 && near(&ours.1, &theirs.1) && near(&ours.2, &theirs.2)
+                    }
+                    (ours, theirs) => ours.is_none() && theirs.is_none(),
+                }
+            });
+            // Divisors that the model brings aren't known yet, to either.
+            if !turns_alike && stored.is_none() {
+                return Err(inexpressible("rotary embedding", layer));
+            }
+        }
+        let rest = |config: &ModelConfig| ModelConfig {
+            family: read.family,
+            // Only those count that have such norms, which their weights tell.
+            input_norm_eps: read.input_norm_eps,
+            layers: Vec::new(),
+            ropes: Vec::new(),
+            ..config.clone()
+        };
+        let (ours, theirs) = (rest(self), rest(&read));
+        if ours == theirs {
+            Ok(())
+        } else {
+            let found = format!("{ours:?}, which would be read as {theirs:?}");
+            Err(inexpressible("model", found))
+        }
+    }
+}
+
+/// Names of the tensors of divisors.
+pub(crate) const DIVISORS: &str = "rope_freqs.weight";
+pub(crate) const SHORT: &str = "rope_factors_short.weight";
+pub(crate) const LONG: &str = "rope_factors_long.weight";
+
+/// Metadata under construction.
+struct Keys {
+    architecture: &'static str,
+    config: GgufConfig,
+}
+
+impl Keys {
+    fn put(&mut self, key: &str, value: Value) -> Result<(), PlanError> {
+        let key = format!("{}.{key}", self.architecture);
+        self.config.metadata.insert(key, value).map_err(Into::into)
+    }
+
+    fn count(&mut self, key: &str, count: usize) -> Result<(), PlanError> {
+        let count = u32::try_from(count).map_err(|_| inexpressible(key, count))?;
+        self.put(key, Value::U32(count))
+    }
+
+    fn float(&mut self, key: &str, value: f32) -> Result<(), PlanError> {
+        self.put(key, Value::F32(value))
+    }
+
+    fn scaling(&mut self, kind: &str) -> Result<(), PlanError> {
+        self.put("rope.scaling.type", Value::String(kind.to_owned()))
+    }
+
+    /// Divisors for every context; none if they change nothing.
+    fn divisors(&mut self, divisors: Vec<f32>) {
+        if divisors.iter().any(|&by| by != 1.0) {
+            self.config.tensors.push((DIVISORS, divisors));
+        }
+    }
+
+    fn factors(&mut self, short: Vec<f32>, long: Vec<f32>) {
+        self.config.tensors.extend([(SHORT, short), (LONG, long)]);
+    }
+
+    /// Says what llama.cpp does where it doesn't read `key`.
+    fn remark(&mut self, key: &str, otherwise: &str) {
+        let architecture = self.architecture;
+        let remark = format!("{architecture}.{key}: llama.cpp {otherwise}");
+        self.config.remarks.push(remark);
+    }
+}
+
+fn inexpressible(what: &str, found: impl Display) -> PlanError {
+    PlanError::inexpressible(what, FORMAT, found)
+}
+
+fn near(a: &[f32], b: &[f32]) -> bool {
+    let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE * a.abs().max(b.abs());
+    a.len() == b.len() && a.iter().zip(b).all(is_near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value as Json, json};
+    use sterna_format::hf::Config;
+
+    fn model(json: &Json) -> ModelConfig {
+        let mut hf = json!({
+            "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,
+            "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        });
+        let more = json.as_object().unwrap().clone();
+        hf.as_object_mut().unwrap().extend(more);
+        let hf = Config::parse(hf.to_string().as_bytes()).unwrap();
+        ModelConfig::from_hf(&hf, 100).unwrap()
+    }
+
+    #[test]
+    fn every_family_and_scaling_is_said_so_that_it_is_read_back() {
+        for family in [
+            json!({"model_type": "llama"}),
+            json!({"model_type": "llama", "weight_bits": 1}),
+            json!({"model_type": "bitnet"}),
+            json!({"model_type": "bitnet", "hidden_act": "silu"}),
+            json!({"model_type": "bitnet", "hidden_act": "relu"}),
+            json!({"model_type": "mistral", "sliding_window": 64}),
+            json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 32,
+                   "max_window_layers": 2}),
+            json!({"model_type": "qwen3"}),
+            json!({"model_type": "gemma2", "query_pre_attn_scalar": 24,
+                   "attn_logit_softcapping": 50.0, "final_logit_softcapping": 7.0}),
+            json!({"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2}),
+            json!({"model_type": "gemma3_text", "layer_types": ["full_attention",
+                   "sliding_attention", "full_attention", "full_attention"]}),
+            json!({"model_type": "phi3"}),
+            json!({"model_type": "smollm3"}),
+        ] {
+            for rope in [
+                json!({}),
+                json!({"rope_theta": 123_456.789}),
+                json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": false,
+                    "attention_factor": 0.9, "beta_fast": 20}}),
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_slow": 2,
+                    "attention_factor": 0.9}}),
+                json!({"rope_scaling": {"rope_type": "llama3", "factor": 32.0,
+                    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 128}}),
+                json!({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 1, 1, 1],
+                    "long_factor": [1.1, 1.7, 2.5, 9.25], "partial_rotary_factor": 0.5,
+                    "original_max_position_embeddings": 128}}),
+            ] {
+                let is = |name: &str| family["model_type"] == name;
+                let scaling = &rope["rope_scaling"];
+                // Phi's configurations mean something else by this word, and in GGUF all layers of a
+                // Gemma rotate as many elements.
+                if (is("phi3") && scaling["rope_type"] == "yarn")
+                    || (is("gemma3_text") && scaling["partial_rotary_factor"] == 0.5)
+                {
+                    continue;
+                }
+                let mut json = family.clone();
+                let rope = rope.as_object().unwrap().clone();
+                json.as_object_mut().unwrap().extend(rope);
+                let gguf = model(&json).to_gguf(None);
+                assert!(gguf.is_ok(), "{json}: {}", gguf.err().unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn what_other_readers_do_not_take_is_said() {
+        let remarks = |json| model(&json).to_gguf(None).unwrap().remarks;
+        assert_eq!(remarks(json!({"model_type": "llama"})), [""; 0]);
+        assert_eq!(
+            remarks(json!({"model_type": "mistral", "sliding_window": 64})),
+            ["llama.attention.sliding_window: llama.cpp lets all positions be seen"]
+        );
+        assert_eq!(
+            remarks(json!({"model_type": "bitnet", "hidden_act": "relu"})),
+            ["bitnet-b1.58.hidden_act: llama.cpp takes the usual activation of the family"]
+        );
+        let silu = json!({"model_type": "bitnet", "hidden_act": "silu"});
+        assert_eq!(remarks(silu), [""; 0]);
+        // As long as the context: no position is out of sight.
+        let wide = json!({"model_type": "mistral", "sliding_window": 512});
+        assert_eq!(remarks(wide), [""; 0]);
+    }
+
+    #[test]
+    fn llama3_scaling_becomes_divisors_that_give_the_same_frequencies() {
+        let config = model(
+            &json!({"model_type": "llama", "head_dim": 64, "rope_theta": 500_000.0,
+            "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
+        );
+        let gguf = config.to_gguf(None).unwrap();
+        let [(DIVISORS, divisors)] = &gguf.tensors[..] else {
+            panic!("{} tensors", gguf.tensors.len());
+        };
+        assert_eq!((divisors[0], divisors[31]), (1.0, 32.0));
+        let mut read = config.clone();
+        read.ropes[0].scaling = RopeScaling::Factors(divisors.clone());
+        let (ours, theirs) = (config.angles(0, 1).unwrap(), read.angles(0, 1).unwrap());
+        let same = ours.2.iter().zip(&theirs.2).filter(|(a, b)| a == b).count();
+        assert!(same >= 31, "{same} of 32");
+    }
+
+    #[test]
+    fn what_cannot_be_said_is_refused() {
+        for (json, expected) in [
+            (
+                json!({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2}}),
+                "rope scaling: GGUF can't say `dynamic`",
+            ),
+            (
+                json!({"model_type": "smollm3", "no_rope_layer_interval": 2}),
+                "rotary embedding: GGUF can't say that of layer 1 of a smollm3 model",
+            ),
+            (
+                json!({"model_type": "gemma2"}),
+                "attn_logit_softcapping: GGUF can't say that a gemma2 model has no bound",
+            ),
+        ] {
+            let Err(error) = model(&json).to_gguf(None) else {
+                panic!("{json}");
+            };
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+}
