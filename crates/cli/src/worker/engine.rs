@@ -74,6 +74,9 @@ impl Engine {
         }
         while let Some(id) = answer.next_id()? {
             reply.line(id).context(WRITING)?;
+            if self.driver.is_gone() {
+                return Ok(false);
+            }
         }
         let ends_at_limit = self.form == Form::Positional;
         let terminator = match answer.stats().stop {
