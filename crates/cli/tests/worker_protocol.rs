@@ -10,6 +10,11 @@ use proptest::prelude::*;
 #[path = "../src/worker/protocol.rs"]
 mod protocol;
 
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+#[allow(dead_code)]
+#[path = "../src/worker/driver.rs"]
+mod driver;
+
 #[path = "../../../fuzz/checks/worker_protocol.rs"]
 mod check;
 
@@ -170,4 +175,38 @@ fn replies_are_lines_that_are_out_at_once() {
     reply.line(17).unwrap();
     reply.line(4_294_967_295_u32).unwrap();
     assert_eq!(pieces.0, ["17\n", "flushed", "4294967295\n", "flushed"]);
+}
+
+/// What a worker does for every token besides computing it, towards a reader who waits at the other end
+/// of a pipe. `-- --nocapture` shows the time.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+#[test]
+fn a_token_costs_less_than_50_microseconds() {
+    use std::io::{BufRead, BufReader};
+    use std::time::{Duration, Instant};
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    let reading = std::thread::spawn(move || {
+        let lines = BufReader::new(reader).lines();
+        lines
+            .map(|line| line.unwrap().parse::<u64>().unwrap())
+            .sum::<u64>()
+    });
+    let driver = driver::Driver::current();
+    let mut reply = Reply::new(writer);
+    let mut times = Vec::new();
+    for id in 126_000..128_000_u64 {
+        // As long as the reader needs to fall asleep.
+        std::thread::sleep(Duration::from_micros(200));
+        let start = Instant::now();
+        reply.line(id).unwrap();
+        assert!(!driver.is_gone());
+        times.push(start.elapsed());
+    }
+    drop(reply);
+    assert_eq!(reading.join().unwrap(), (126_000..128_000).sum());
+    times.sort();
+    let (median, most) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+    println!("a token: {median:?} (median), {most:?} (99 % take no longer)");
+    assert!(median < Duration::from_micros(50));
 }
