@@ -87,7 +87,7 @@ fn unescaped(text: &str) -> Vec<u8> {
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
         bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
-        bytes.extend(part[2..].as_bytes());
+        bytes.extend(&part.as_bytes()[2..]);
     }
     bytes
 }
@@ -572,9 +572,18 @@ fn a_model_without_configuration_takes_that_of_the_driver() {
     let mut worker = Worker::positional(model.to_str().unwrap());
     let expected = worker.reply(&greedy(true, 8, &[1, 2, 3]), 8);
     args[0] = folder.path().to_str().unwrap().to_owned();
+    // The cache of so long a context would fill any memory, but grows only as it is used.
+    args[2 + 9] = "16777216".to_owned();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut worker = Worker::start(self::worker(&args), worker.eos.clone());
     assert_eq!(worker.reply(&greedy(true, 8, &[1, 2, 3]), 8), expected);
+    #[cfg(target_os = "linux")]
+    {
+        let status = fs::read_to_string(format!("/proc/{}/status", worker.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.unwrap().trim().strip_suffix(" kB").unwrap();
+        assert!(kib.parse::<u64>().unwrap() < 200_000, "{kib}");
+    }
     let refused = common::refusal(&["worker", "--print-config", folder.path().to_str().unwrap()]);
     assert!(refused.contains("expected config.json"), "{refused}");
 }
