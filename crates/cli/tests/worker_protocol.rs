@@ -149,6 +149,7 @@ fn lines() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn promises_are_kept(form in any::<bool>(), lines in lines()) {
         check::check(&[vec![u8::from(form)], lines].concat());
