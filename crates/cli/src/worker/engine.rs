@@ -78,9 +78,9 @@ impl Engine {
                 return Ok(false);
             }
         }
-        let ends_at_limit = self.form == Form::Positional;
         let terminator = match answer.stats().stop {
-            Some(StopReason::MaxTokens) if ends_at_limit => None,
+            // In version 1, readers count; in the keyed form, they wait for an EOS id.
+            Some(StopReason::MaxTokens) if self.form == Form::Positional => None,
             _ => answer.stop_id().or(self.eos_ids.first().copied()),
         };
         if let Some(id) = terminator {
