@@ -180,6 +180,29 @@ write("rdrr_manifest", "lora", json.dumps(LORA).encode())
 write("rdrr_tensors", "every", json.dumps(TENSORS).encode())
 write("rdrr_tensors", "lora", json.dumps(LORA["tensors"]).encode())
 
+# The files of engine bundles, which a page of the documentation prints, and manifests of both forms.
+dumps = open("docs/formats/engine-bundle.md").read().split("```text\n")[1:]
+dumps = [
+    b"".join(bytes.fromhex(line[6:53]) for line in dump.split("```")[0].splitlines()) for dump in dumps
+]
+write("bundle_manifest", "sections", dumps[0])
+write("bundle_tensors", "tensors", dumps[1])
+write("bundle_tensors", "rope", dumps[2])
+write("bundle_lora", "one", dumps[3])
+write("bundle_manifest", "version-1", dumps[0][: 9 + 2 * 55])
+FLOATS = struct.pack("<BIIHQQ", 2, 1, 2, 0, 80, 4) + struct.pack("<BIIHQQ", 0, 3, 1, 0, 84, 12)
+ADAPTER = struct.pack("<IId", 1, 7, 2.0) + b"\0\0\1" + FLOATS + bytes(4)
+NO_TENSORS = struct.pack("<HH", 1, 1) + b"m" + struct.pack("<I", 0)
+write("bundle_manifest", "adapter", NO_TENSORS + struct.pack("<I", 0) + ADAPTER)
+write("bundle_manifest", "adapter-version-1", NO_TENSORS + ADAPTER)
+ACTIONS = [(0, 2), (1, 2), (2, 1), (3, 4), (3, 3), (4, 0), (5, 0), (6, 0), (7, 0)]
+ENTRIES = [
+    struct.pack("<BBIIIIHQQBHQQ", action, dtype, 2, 3, 2, 32, 0, 9, 6 * [4, 2, 2, 1, 1][dtype], 0, 0, 0, 0)
+    for action, dtype in ACTIONS
+]
+EVERY_ACTION = NO_TENSORS[:5] + struct.pack("<I", len(ENTRIES)) + b"".join(ENTRIES)
+write("bundle_manifest", "every-action", EVERY_ACTION)
+
 # What is said to a worker in the recorded sessions. The first byte tells the forms of the protocol apart.
 for path in sorted(glob.glob("crates/cli/tests/golden/worker/*.txt")):
     with open(path, encoding="utf-8") as f:

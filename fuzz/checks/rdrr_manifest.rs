@@ -19,6 +19,8 @@ pub(crate) fn check(data: &[u8]) {
             .iter()
             .all(|shard| is_plain_file_name(&shard.file_name))
     );
+    let files = manifest.hashed_files();
+    assert!(files.iter().all(|file| is_plain_file_name(&file.name)));
     let _ = hf_config(&manifest);
     if let Some(hints) = &manifest.runtime_optimizations {
         let _ = hints::resolve(hints, &hints::Capabilities { gpu: None });

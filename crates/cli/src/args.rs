@@ -149,8 +149,8 @@ pub(crate) struct EngineFlags {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
     weights: WeightsFlag,
 
-    /// Folder of a LoRA adapter to apply, as PEFT saves it; =SCALE says how strongly [SCALE: 1]; may be
-    /// given several times
+    /// LoRA adapter to apply: a folder as PEFT saves it, a package, its URL, or its name in the store; =SCALE
+    /// says how strongly [SCALE: 1]; may be given several times
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Vec<LoraFlag>,
 }
@@ -202,7 +202,8 @@ const DEFAULT_CTX_LIMIT: usize = 4096;
 const ISA_VARIABLE: &str = "STERNA_ISA";
 
 impl EngineFlags {
-    /// As if these threads and adapters had been asked for, and nothing else.
+    /// As if these threads and adapters had been asked for, and weights to stay in their files, so that a
+    /// model is there at once.
     pub(crate) fn with(threads: Option<NonZero<usize>>, lora: Vec<LoraFlag>) -> EngineFlags {
         EngineFlags {
             backend: BackendFlag::Auto,
@@ -210,7 +211,7 @@ impl EngineFlags {
             ctx: None,
             cache: CacheFlag::F32,
             activations: ActivationsFlag::Int8,
-            weights: WeightsFlag::Auto,
+            weights: WeightsFlag::Map,
             lora,
         }
     }

@@ -7,16 +7,20 @@
 
 mod args;
 mod builtin;
+mod bundle;
 mod chat;
 mod convert;
 mod display;
 mod folders;
+mod hashes;
 mod interrupt;
 mod machine;
 mod model;
+mod multicall;
 mod output;
 mod progress;
 mod pull;
+mod quantize;
 mod runtime;
 mod sampling;
 mod serve;
@@ -59,6 +63,8 @@ enum Verb {
     Gc(verbs::pull::Gc),
     Diff(verbs::diff::Diff),
     Doctor(verbs::doctor::Doctor),
+    Bundle(verbs::bundle::Bundle),
+    Quantize(verbs::quantize::Quantize),
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
     Trust(verbs::trust::Trust),
@@ -83,6 +89,8 @@ impl Verb {
             Verb::Gc(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Bundle(verb) => verb.run(),
+            Verb::Quantize(verb) => verb.run(),
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),
             Verb::Trust(verb) => verb.run(),
@@ -92,7 +100,7 @@ impl Verb {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().verb.run() {
+    match Cli::parse_from(multicall::args()).verb.run() {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever closed the pipe has what they wanted.
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,

@@ -299,7 +299,20 @@ fn converted_adapters_do_what_their_source_does() {
             }
             let source = adapter.to_str().unwrap().to_owned();
             stdout(&["convert", &source, out]);
-            stdout(&["verify", out]);
+            let verified = common::json(&["verify", out, "--json"]);
+            assert!(verified["n_groups"].as_u64().unwrap() > 0, "{source}");
+            let manifest = fs::read(Path::new(out).join("manifest.json")).unwrap();
+            let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+            let integrity = &manifest["integrityExtensions"];
+            for (place, n) in [
+                (&integrity["blockMerkle"]["roots"], &manifest["tensorCount"]),
+                (&integrity["files"], &json!(1)),
+            ] {
+                let found = place.as_object().map(|members| members.len() as u64);
+                assert_eq!(found, n.as_u64(), "{source}");
+            }
+            assert!(integrity["shardBlocks"]["hashes"][0].is_array(), "{source}");
+            assert!(manifest["blake3Full"].is_string(), "{source}");
             let ids = [5, 42, 79, 116, 3];
             let want = logits(&model, &ids, &["--lora", &source]).concat();
             let got = logits(&model, &ids, &["--lora", out]).concat();
@@ -309,5 +322,26 @@ fn converted_adapters_do_what_their_source_does() {
             assert!(difference < 1e-3, "{source}: {difference}");
             fs::remove_dir_all(out).unwrap();
         }
+    }
+}
+
+#[test]
+fn an_adapter_of_a_model_of_another_name_is_said_to_be_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let base = "\"base_model_name_or_path\": \"reference/llama\"";
+    let other = changed(dir, base, &base.replace("reference/llama", "acme/Other-3B"));
+    let out = dir.join("logits.safetensors");
+    let (llama, out) = (llama(), out.to_str().unwrap());
+    for (adapter, warned) in [(path("adapters/llama/all"), false), (other, true)] {
+        let args = [
+            "logits", &llama, "--ids", "1,2", "-o", out, "--lora", &adapter,
+        ];
+        let output = common::sterna(&args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{stderr}");
+        let warning = "it was made for `acme/Other-3B`; this model is called `llama`";
+        assert_eq!(stderr.contains(warning), warned, "{stderr}");
+        assert_eq!(stderr.contains("warning"), warned, "{stderr}");
     }
 }

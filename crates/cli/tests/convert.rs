@@ -238,6 +238,98 @@ fn types_are_chosen_by_part_and_the_rest_is_said() {
 }
 
 #[test]
+fn a_conversion_interrupted_at_its_first_or_last_step_is_no_obstacle() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = testdata("stories260K/hf");
+    let out = dir.path().join("out");
+    // The first journal was being written.
+    fs::create_dir(dir.path().join("out.partial")).unwrap();
+    fs::write(dir.path().join("out.partial.new"), "{").unwrap();
+    stdout(&["convert", text(&model), text(&out)]);
+    let names: Vec<_> = contents(&out).into_keys().collect();
+    assert!(
+        !names.iter().any(|name| name.starts_with("conversion")),
+        "{names:?}"
+    );
+    // The package had its name, and the journal was still there.
+    fs::write(dir.path().join("out.partial.json"), "{}").unwrap();
+    let refused = common::refusal(&["convert", text(&model), text(&out)]);
+    assert!(refused.contains("exists already"), "{refused}");
+    let mut left: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["out"]);
+}
+
+#[test]
+fn a_folder_gives_the_same_bytes_however_it_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("tiny");
+    fs::create_dir(&model).unwrap();
+    for (name, bytes) in contents(&testdata("reference-logits/llama")) {
+        fs::write(model.join(name), bytes).unwrap();
+    }
+    let convert = |from: &Path, typed: &str, out: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .current_dir(from)
+            .args(["convert", typed, out])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{typed}: {stderr}");
+    };
+    convert(dir.path(), "tiny", "a");
+    convert(dir.path(), "tiny/", "b");
+    convert(&model, ".", "../c");
+    convert(&model, "../tiny/../tiny", "../d");
+    let expected = contents(&dir.path().join("a"));
+    let manifest = String::from_utf8_lossy(&expected["manifest.json"]);
+    assert!(manifest.contains("\"modelId\": \"tiny-w"), "{manifest}");
+    for other in ["b", "c", "d"] {
+        assert!(contents(&dir.path().join(other)) == expected, "{other}");
+    }
+}
+
+#[test]
+fn a_type_for_the_head_of_a_tied_model_is_for_its_table() {
+    let dir = tempfile::tempdir().unwrap();
+    // Its embedding table is its output head too.
+    let model = testdata("stories260K/hf");
+    for (i, (more, table, said)) in [
+        (
+            &["--head", "q8_0"][..],
+            "q8_0",
+            "note: the model has no output head",
+        ),
+        (
+            &["--head", "q8_0", "--embeddings", "f16"],
+            "f16",
+            "--head is ignored",
+        ),
+        (&["--embeddings", "f16"], "f16", ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = dir.path().join(i.to_string());
+        let args = [&["convert", text(&model), text(&out)], more].concat();
+        let output = sterna(&args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && stderr.contains(said), "{stderr}");
+        assert_eq!(
+            stderr.contains("no output head"),
+            !said.is_empty(),
+            "{stderr}"
+        );
+        let manifest = fs::read(out.join("manifest.json")).unwrap();
+        let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+        assert_eq!(manifest["quantizationInfo"]["embeddings"], table);
+    }
+}
+
+#[test]
 fn damage_is_found_and_never_run() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
@@ -326,6 +418,28 @@ fn with_store(home: &Path, args: &[&str]) -> (bool, String, String) {
         text(&output.stdout),
         text(&output.stderr),
     )
+}
+
+#[test]
+fn a_tensor_map_that_no_manifest_names_is_pulled_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (package, home) = (dir.path().join("tiny"), dir.path().join("home"));
+    let model = testdata("reference-logits/llama");
+    stdout(&["convert", text(&model), text(&package)]);
+    let path = package.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for member in ["tensorsFile", "tensors", "integrityExtensions"] {
+        manifest.as_object_mut().unwrap().remove(member).unwrap();
+    }
+    fs::write(&path, manifest.to_string()).unwrap();
+    for args in [
+        &["verify", text(&package)][..],
+        &["pull", text(&package), "tiny"],
+        &["inspect", "tiny"],
+    ] {
+        let (ok, _, stderr) = with_store(&home, args);
+        assert!(ok, "{args:?}: {stderr}");
+    }
 }
 
 #[test]

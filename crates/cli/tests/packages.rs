@@ -133,7 +133,7 @@ fn a_damaged_package_is_refused() {
     fs::remove_file(copy.join("tensors.json")).unwrap();
     let message = refusal(&["inspect", model]);
     assert!(
-        message.contains("expected tensors.json, which the manifest names, found none"),
+        message.contains("tensors: expected a tensor map, inline or in `tensors.json`, found none"),
         "{message}"
     );
     fs::write(copy.join("manifest.json"), "{}").unwrap();

@@ -13,6 +13,8 @@
 //! # }
 //! ```
 
+#[cfg(not(target_family = "wasm"))]
+mod durable;
 pub mod fetch;
 pub mod hash;
 #[cfg(not(target_family = "wasm"))]
@@ -27,5 +29,7 @@ pub mod source;
 #[cfg(not(target_family = "wasm"))]
 pub mod store;
 
+#[cfg(not(target_family = "wasm"))]
+pub use durable::sync_folder;
 #[cfg(not(target_family = "wasm"))]
 pub use local::{LocalFile, LocalFileError};

@@ -4,8 +4,8 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::Arc,
     thread,
+    time::SystemTime,
 };
 
 use bytes::Bytes;
@@ -17,11 +17,40 @@ use crate::{mmap, positioned};
 ///
 /// Slices keep the memory alive, so they may outlive the `LocalFile`. A mapped file must not be
 /// changed while any of them is in use: write a new version beside it and rename it into place.
+///
+/// It holds memory and no open file, so that a model may have more files than a process may open.
 #[derive(Debug, Clone)]
 pub struct LocalFile {
     path: PathBuf,
-    file: Arc<File>,
+    identity: Identity,
     bytes: Bytes,
+}
+
+/// What tells a file from another that takes its name, and from itself after a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Identity {
+    len: u64,
+    modified: Option<SystemTime>,
+    /// Device and number on it, where the system has such.
+    node: Option<(u64, u64)>,
+}
+
+impl Identity {
+    fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        #[cfg(unix)]
+        let node = {
+            use std::os::unix::fs::MetadataExt as _;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        #[cfg(not(unix))]
+        let node = None;
+        Ok(Self {
+            len: metadata.len(),
+            modified: metadata.modified().ok(),
+            node,
+        })
+    }
 }
 
 /// Why a file, or a range of it, could not be had.
@@ -62,6 +91,12 @@ pub enum LocalFileError {
         /// What the system said.
         source: io::Error,
     },
+    /// It is not the file that was opened: it was changed since, or another took its name.
+    #[error("{}: changed since it was opened", path.display())]
+    Changed {
+        /// The file asked for.
+        path: PathBuf,
+    },
     /// A range reaches past the end of the file.
     #[error("{}: wanted {len} bytes at offset {offset}, but the file has {file_len}", path.display())]
     OutOfBounds {
@@ -97,10 +132,10 @@ impl LocalFile {
             Ok(file) => file,
             Err(source) => return Err(LocalFileError::Open { path, source }),
         };
-        match mmap::map(&file) {
-            Ok(bytes) => Ok(Self {
+        match Identity::of(&file).and_then(|identity| Ok((identity, mmap::map(&file)?))) {
+            Ok((identity, bytes)) => Ok(Self {
                 path,
-                file: Arc::new(file),
+                identity,
                 bytes,
             }),
             Err(source) => Err(LocalFileError::Map { path, source }),
@@ -110,19 +145,49 @@ impl LocalFile {
     /// The same file, read into memory of this process: in huge pages where the system has them, which
     /// processors read faster than the pages of a mapped file.
     ///
-    /// Errors: [`LocalFileError::Read`].
+    /// Errors: [`LocalFileError::Read`]; [`LocalFileError::Changed`].
     pub fn read(&self) -> Result<Self, LocalFileError> {
-        match mmap::filled(self.bytes.len(), |bytes| fill(&self.file, bytes)) {
-            Ok(bytes) => Ok(Self {
-                bytes,
-                ..self.clone()
-            }),
-            Err(source) => Err(LocalFileError::Read {
-                path: self.path.clone(),
-                len: self.len(),
-                source,
-            }),
+        self.read_by(fill)
+    }
+
+    /// As [`read`](Self::read), on this thread alone; `look` is shown all bytes in order, piece by piece,
+    /// as they come to lie in memory: to hash them while the processor has them at hand.
+    ///
+    /// Errors: as for [`read`](Self::read).
+    pub fn read_past(&self, mut look: impl FnMut(&[u8])) -> Result<Self, LocalFileError> {
+        self.read_by(|file, bytes| {
+            let mut offset = 0;
+            for piece in bytes.chunks_mut(PIECE) {
+                positioned::read_exact_at(file, piece, offset)?;
+                offset += piece.len() as u64;
+                look(piece);
+            }
+            Ok(())
+        })
+    }
+
+    fn read_by(
+        &self,
+        fill: impl FnOnce(&File, &mut [u8]) -> io::Result<()>,
+    ) -> Result<Self, LocalFileError> {
+        let path = || self.path.clone();
+        let file = File::open(&self.path).map_err(|source| LocalFileError::Open {
+            path: path(),
+            source,
+        })?;
+        let failed = |source| LocalFileError::Read {
+            path: path(),
+            len: self.len(),
+            source,
+        };
+        if Identity::of(&file).map_err(failed)? != self.identity {
+            return Err(LocalFileError::Changed { path: path() });
         }
+        let bytes = mmap::filled(self.bytes.len(), |bytes| fill(&file, bytes)).map_err(failed)?;
+        Ok(Self {
+            bytes,
+            ..self.clone()
+        })
     }
 
     /// The path it was opened by.
@@ -161,6 +226,9 @@ impl LocalFile {
         }
     }
 }
+
+/// Bytes read at once before they are looked at: they fit the cache of a core.
+const PIECE: usize = 256 << 10;
 
 /// Threads that read a file; more wait for the same memory.
 const MAX_READERS: usize = 4;
@@ -235,19 +303,62 @@ mod tests {
         assert_eq!(read.path(), path);
         assert!(read.prefix(u64::MAX) == bytes);
         assert_eq!(read.prefix(1).as_ptr().align_offset(mmap::HUGE_PAGE), 0);
-        // A file that got shorter meanwhile can't be read.
-        let mapped = LocalFile::open(&path).unwrap();
-        let shorter = File::options().write(true).open(&path).unwrap();
-        shorter.set_len(10).unwrap();
-        let error = mapped.read().unwrap_err();
-        let message = error.to_string();
-        assert!(matches!(error, LocalFileError::Read { .. }), "{message}");
-        assert!(
-            message.ends_with("data.bin: cannot read its 9000001 bytes into memory"),
-            "{message}"
-        );
         let (_dir, path) = file_with(b"");
         assert!(LocalFile::open(path).unwrap().read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn bytes_are_shown_in_order_while_they_are_read() {
+        let bytes: Vec<u8> = (0..3_000_001u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let (_dir, path) = file_with(&bytes);
+        let mut seen = Vec::new();
+        let read = LocalFile::open(&path).unwrap();
+        let read = read.read_past(|piece| seen.extend_from_slice(piece));
+        assert!(read.unwrap().prefix(u64::MAX) == bytes && seen == bytes);
+    }
+
+    #[test]
+    fn a_file_that_changed_since_it_was_opened_is_not_read() {
+        let (dir, path) = file_with(b"0123456789");
+        let changes: [&dyn Fn(); 3] = [
+            &|| {
+                let file = File::options().write(true).open(&path).unwrap();
+                file.set_len(9).unwrap();
+            },
+            &|| {
+                let file = File::options().write(true).open(&path).unwrap();
+                file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            },
+            &|| {
+                let other = dir.path().join("other");
+                fs::copy(&path, &other).unwrap();
+                let modified = fs::metadata(&path).unwrap().modified().unwrap();
+                let file = File::options().write(true).open(&other).unwrap();
+                file.set_modified(modified).unwrap();
+                fs::rename(other, &path).unwrap();
+            },
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            let mapped = LocalFile::open(&path).unwrap();
+            change();
+            if cfg!(unix) || i < 2 {
+                let error = mapped.read().unwrap_err();
+                assert!(matches!(error, LocalFileError::Changed { .. }), "{error}");
+            }
+            assert!(LocalFile::open(&path).unwrap().read().is_ok());
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn files_that_are_open_here_need_none_of_the_system() {
+        let (_dir, path) = file_with(b"0123456789");
+        let files: Vec<_> = (0..50).map(|_| LocalFile::open(&path).unwrap()).collect();
+        let open = fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+            let link = entry.as_ref().map(|entry| fs::read_link(entry.path()));
+            link.is_ok_and(|link| link.is_ok_and(|link| link == path))
+        });
+        assert_eq!((open.count(), files.len()), (0, 50));
     }
 
     #[test]

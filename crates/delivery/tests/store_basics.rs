@@ -330,6 +330,63 @@ fn damaged_files_are_put_aside_and_fetched_again() {
 }
 
 #[test]
+fn a_file_that_was_written_to_is_hashed_again_before_it_counts() {
+    let (_dir, store) = store();
+    let entry = publish(&store, "m", &[("x", b"0123456789"), ("y", b"abcdef")]);
+    let path = |file| store.model("m").unwrap().paths()[file].clone();
+    let date = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let (x, y) = (path("x"), path("y"));
+    let sealed = date(&x);
+    // The right bytes once more: only the date has changed, and is set back.
+    fs::write(&x, b"0123456789").unwrap();
+    assert_ne!(date(&x), sealed);
+    let pull = store.pull("m").unwrap();
+    assert_eq!(pull.present(&entry.files["x"]).unwrap(), 10);
+    assert_eq!(date(&x), sealed);
+    drop(pull);
+    fs::write(&x, b"0123456789").unwrap();
+    assert_eq!((path("x"), date(&x)), (x.clone(), sealed));
+    // Wrong bytes of the right number: found by the pull, and when the model is opened.
+    fs::write(&y, b"abcdeg").unwrap();
+    let pull = store.pull("m").unwrap();
+    assert_eq!(pull.present(&entry.files["x"]).unwrap(), 10);
+    assert_eq!(pull.present(&entry.files["y"]).unwrap(), 0);
+    pull.put(Algorithm::Sha256, b"abcdef").unwrap();
+    pull.publish(&entry).unwrap();
+    assert_eq!(fs::read(path("y")).unwrap(), b"abcdef");
+    fs::write(&y, b"abcdeg").unwrap();
+    let error = store.model("m").unwrap_err().to_string();
+    assert!(error.contains("expected sha256 bef57ec7"), "{error}");
+    assert!(!y.exists(), "nobody takes it for right any more");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pull_of_many_files_has_few_open() {
+    let (_dir, store) = store();
+    let pull = store.pull("m").unwrap();
+    let content = |i: u32| bytes(i as u8, 1000 + i as usize);
+    let blobs: Vec<_> = (0..300)
+        .map(|i| (Blob::of(Algorithm::Blake3, &content(i)), content(i)))
+        .collect();
+    for (blob, content) in &blobs {
+        pull.write_at(blob, 0, &content[..500]).unwrap();
+    }
+    let root = store.root().to_owned();
+    let open = fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+        let link = entry.as_ref().map(|entry| fs::read_link(entry.path()));
+        link.is_ok_and(|link| link.is_ok_and(|link| link.starts_with(&root)))
+    });
+    let n_open = open.count();
+    assert!(n_open < 140, "{n_open} files open");
+    for (blob, content) in &blobs {
+        assert_eq!(pull.present(blob).unwrap(), 500);
+        pull.write_at(blob, 500, &content[500..]).unwrap();
+        pull.commit(blob).unwrap();
+    }
+}
+
+#[test]
 fn a_damaged_index_stops_a_sweep_and_can_be_repaired_or_removed() {
     let (_dir, store) = store();
     publish(&store, "a", &[("x", b"1")]);

@@ -115,6 +115,11 @@ impl Exporter {
         }
     }
 
+    /// Whether the embedding table is the output head too.
+    pub fn is_tied(&self) -> bool {
+        self.plan.weights.output.is_none()
+    }
+
     /// The range to feed next; `None` once everything has been exported.
     pub fn wanted(&self) -> Option<&TensorRequest> {
         let spec = self.plan.specs.get(self.next)?;
@@ -234,7 +239,7 @@ impl Exporter {
             config.ropes[0].scaling = factors.scaling(list);
             config = config.validated()?;
         }
-        Ok(config.to_hf(self.plan.weights.output.is_none())?)
+        Ok(config.to_hf(self.is_tied())?)
     }
 }
 

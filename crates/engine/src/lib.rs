@@ -40,10 +40,11 @@ pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
 pub use lora::{
-    ActiveAdapter, Adapter, AdapterError, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
+    ActiveAdapter, Adapter, AdapterError, AdapterOptions, AdapterSource, LoraMatrix, LoraPair,
+    Module, Orientation,
 };
 pub use model::{Model, Versions};
-pub use plan::{ModelPlan, PlanOptions, TensorRequest};
+pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use session::{EngineError, Logits, Session, SessionOptions, Step};

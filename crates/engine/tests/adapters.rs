@@ -9,15 +9,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use common::{load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata};
 use sterna_engine::{
-    ActiveAdapter, AdapterError, AdapterSource, Backend, Cpu, EngineError, LinearSource, Logits,
-    LoraMatrix, LoraPair, LowRank, Model, ModelPlan, Module, Orientation, Session, SessionOptions,
-    Step, TernaryPacking, WeightData,
+    Activations, ActiveAdapter, AdapterError, AdapterOptions, AdapterSource, Backend, Cpu,
+    EngineError, LinearSource, Logits, LoraMatrix, LoraPair, LowRank, Model, ModelPlan, Module,
+    Orientation, Session, SessionOptions, Step, TernaryPacking, WeightData,
 };
 use sterna_format::DType;
 use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
 use sterna_format::safetensors::SafeTensors;
-use sterna_kernels::Isa;
 use sterna_kernels::quant::decode_row;
+use sterna_kernels::{Exec, Isa, requantize};
 
 /// An adapter that PEFT saved.
 fn peft(dir: &Path) -> AdapterSource {
@@ -107,7 +107,9 @@ fn run(
 }
 
 fn active(model: &Arc<Model<Cpu>>, source: &AdapterSource, scale: f32) -> ActiveAdapter<Cpu> {
-    let adapter = model.load_adapter(source.clone()).unwrap();
+    let adapter = model
+        .load_adapter(source.clone(), AdapterOptions::default())
+        .unwrap();
     ActiveAdapter { adapter, scale }
 }
 
@@ -439,6 +441,50 @@ fn orientation_is_told_by_shape() {
     }
 }
 
+/// An adapter held in another type is the adapter whose matrices have the values of that type; rows that
+/// aren't whole blocks stay as they are.
+#[test]
+fn encoded_matrices() {
+    let (plan, files) = plan_hf(&testdata().join("reference-logits/llama"));
+    // Activations are left alone, so that only the values of the matrices count.
+    let cpu = Cpu::new(2, Isa::detect()).with_activations(Activations::F32);
+    let model = load(plan, &files, cpu).unwrap();
+    let (ids, _) = reference("llama");
+    let source = peft(&adapters().join("llama/all"));
+    for dtype in [DType::Q8_0, DType::Q4_0, DType::F16] {
+        let options = AdapterOptions { dtype: Some(dtype) };
+        let mut rounded = source.clone();
+        let mut n_encoded = 0;
+        for pair in &mut rounded.pairs {
+            for matrix in [&mut pair.a, &mut pair.b] {
+                let k = matrix.shape[1];
+                if k % dtype.block_len() != 0 {
+                    continue;
+                }
+                let exec = Exec::new(1, Isa::detect());
+                let n = matrix.shape[0];
+                let blocks = requantize(&exec, n, k, matrix.dtype, &matrix.bytes, dtype).unwrap();
+                let mut values = vec![0.0; n * k];
+                decode_row(dtype, &blocks, &mut values).unwrap();
+                matrix.bytes = f32_bytes(&values);
+                matrix.dtype = DType::F32;
+                n_encoded += 1;
+            }
+        }
+        assert!(n_encoded > 0, "{dtype}");
+        let adapter = model.load_adapter(source.clone(), options).unwrap();
+        let encoded = ActiveAdapter {
+            adapter,
+            scale: 1.0,
+        };
+        let got = run(&model, &[encoded], &ids, 1000);
+        let want = run(&model, &[active(&model, &rounded, 1.0)], &ids, 1000);
+        let difference = max_difference(&got, &want);
+        println!("{dtype}: {difference:.1e}");
+        assert!(difference < MAX_DIFFERENCE, "{dtype}: {difference}");
+    }
+}
+
 /// With as high a rank as the layer is wide, only the declaration tells.
 #[test]
 fn square_matrices_lie_as_declared() {
@@ -489,7 +535,7 @@ fn what_does_not_fit_is_named() {
     let fails = |change: &dyn Fn(&mut LoraPair)| {
         let mut source = source.clone();
         change(&mut source.pairs[at]);
-        let result = model.load_adapter(source);
+        let result = model.load_adapter(source, AdapterOptions::default());
         result.err().map(|e| e.to_string()).unwrap_or_default()
     };
     let shape = |part, expected: &str, found: &str| {
@@ -542,7 +588,7 @@ fn what_does_not_fit_is_named() {
         ..source.clone()
     };
     assert!(matches!(
-        model.load_adapter(twice),
+        model.load_adapter(twice, AdapterOptions::default()),
         Err(AdapterError::Twice {
             module: "k_proj",
             layer: 0,
@@ -554,7 +600,7 @@ fn what_does_not_fit_is_named() {
         ..source.clone()
     };
     assert!(matches!(
-        model.load_adapter(empty),
+        model.load_adapter(empty, AdapterOptions::default()),
         Err(AdapterError::Empty)
     ));
 

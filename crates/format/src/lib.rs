@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+pub mod bundle;
 mod catalog;
 mod dtype;
 pub mod gguf;

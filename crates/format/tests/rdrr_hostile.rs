@@ -142,7 +142,7 @@ fn wrong_values_are_named() {
         (
             "/tensors",
             Value::Null,
-            "tensors: expected a tensor map, inline or in a file, found none",
+            "tensors: expected a tensor map, inline or in `tensors.json`, found none",
         ),
         (
             "/shards",
@@ -303,6 +303,36 @@ fn wrong_values_are_named() {
             "/integrityExtensions",
             json!({"blockMerkle": {"blockSize": 4096, "roots": {"x": format!("sha256:{HASH}")}}}),
             "integrityExtensions.blockMerkle.roots.x: expected the name of a tensor, found `x`",
+        ),
+        (
+            "/integrityExtensions",
+            json!({"files": [1]}),
+            "integrityExtensions.files: expected an object, found a list",
+        ),
+        (
+            "/integrityExtensions",
+            json!({"files": {"../x": {"size": 1, "hash": HASH}}}),
+            "integrityExtensions.files[`../x`]: expected the plain name of a file beside the manifest, found `../x`",
+        ),
+        (
+            "/integrityExtensions",
+            json!({"files": {"Manifest.json.minisig": {"size": 1, "hash": HASH}}}),
+            "integrityExtensions.files[`Manifest.json.minisig`]: expected the plain name of a file beside the manifest, found `Manifest.json.minisig`",
+        ),
+        (
+            "/integrityExtensions",
+            json!({"files": {"Shard_00001.bin": {"size": 1, "hash": HASH}}}),
+            "integrityExtensions.files[`Shard_00001.bin`]: expected a name that no shard or other file has, whatever the case, found `Shard_00001.bin`",
+        ),
+        (
+            "/integrityExtensions",
+            json!({"files": {"a": {"size": -1, "hash": HASH}}}),
+            "integrityExtensions.files.a.size: expected a whole number from 0 on, found -1",
+        ),
+        (
+            "/integrityExtensions",
+            json!({"files": {"a": {"size": 1, "hash": "00"}}}),
+            "integrityExtensions.files.a.hash: expected 64 lower-case hexadecimal digits, found `00`",
         ),
         (
             "/groups/embed/type",
@@ -704,12 +734,15 @@ fn unknown_members_survive_at_every_level() {
         "/moeConfig",
         "/runtimeOptimizations",
         "/integrityExtensions",
+        "/integrityExtensions/files/notes.txt",
         "/inference/deep",
         "/metadata",
     ] {
         json["quantizationInfo"]["weights"] = json!("f32");
         json["tokenizer"]["type"] = json!("bundled");
         json["moeConfig"]["numExperts"] = json!(4);
+        json["integrityExtensions"]["files"]["notes.txt"]["size"] = json!(3);
+        json["integrityExtensions"]["files"]["notes.txt"]["hash"] = json!(HASH);
         let (parent, key) = path.rsplit_once('/').unwrap_or_default();
         if json.pointer(path).is_none() {
             if json.pointer(parent).is_none() {

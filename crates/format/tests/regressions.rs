@@ -3,6 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+#[path = "../../../fuzz/checks/bundle_lora.rs"]
+mod bundle_lora;
+#[path = "../../../fuzz/checks/bundle_manifest.rs"]
+mod bundle_manifest;
+#[path = "../../../fuzz/checks/bundle_tensors.rs"]
+mod bundle_tensors;
 #[path = "../../../fuzz/checks/gguf.rs"]
 mod gguf;
 #[path = "../../../fuzz/checks/hf_config.rs"]
@@ -55,4 +61,19 @@ fn rdrr_manifest_inputs() {
 #[test]
 fn rdrr_tensors_inputs() {
     replay("rdrr_tensors", rdrr_tensors::check);
+}
+
+#[test]
+fn bundle_manifest_inputs() {
+    replay("bundle_manifest", bundle_manifest::check);
+}
+
+#[test]
+fn bundle_tensors_inputs() {
+    replay("bundle_tensors", bundle_tensors::check);
+}
+
+#[test]
+fn bundle_lora_inputs() {
+    replay("bundle_lora", bundle_lora::check);
 }

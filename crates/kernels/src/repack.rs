@@ -213,6 +213,39 @@ pub fn absmean_multiplier(
     Ok(ternary::absmean_multiplier(&sums, k))
 }
 
+/// How the float masters of an `[n, k]` tensor become trits, and what a trit of +1 is worth, in units
+/// of `unit`.
+///
+/// Errors: as [`absmean_multiplier`].
+pub fn master_trits(
+    exec: &Exec,
+    dtype: DType,
+    n: usize,
+    k: usize,
+    bytes: &[u8],
+    unit: f32,
+) -> Result<(Layout, f32), QuantError> {
+    let multiplier = absmean_multiplier(exec, dtype, n, k, bytes)?;
+    Ok((Layout::Masters { dtype, multiplier }, unit / multiplier))
+}
+
+/// As [`master_trits`], of floats that may be trits already: all of one magnitude, or zero.
+///
+/// Errors: as [`common_scale`] and [`absmean_multiplier`].
+pub fn float_trits(
+    exec: &Exec,
+    dtype: DType,
+    n: usize,
+    k: usize,
+    bytes: &[u8],
+    unit: f32,
+) -> Result<(Layout, f32), QuantError> {
+    match common_scale(exec, dtype, n, bytes)? {
+        Some(scale) => Ok((Layout::Values { dtype, scale }, scale * unit)),
+        None => master_trits(exec, dtype, n, k, bytes, unit),
+    }
+}
+
 /// Checks that no code in the working layout is 3.
 ///
 /// Errors: [`QuantError::InvalidCode`] names the first.

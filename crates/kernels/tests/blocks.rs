@@ -489,6 +489,9 @@ mod trouble {
             (i2s(I2sLayout::Block64), 1, 64, 16, false),
             (i2s(I2sLayout::Rows4), 4, 32, 32, true),
             (i2s(I2sLayout::Rows4), 2, 64, 32, false),
+            (i2s(I2sLayout::PaddedRows), 2, 65, 64, true),
+            (i2s(I2sLayout::PaddedRows), 2, 65, 33, false),
+            (i2s(I2sLayout::PaddedRows), usize::MAX, 2, 0, false),
             (i2s(I2sLayout::Block128), 0, 7, 0, true),
             (i2s(I2sLayout::Block128), usize::MAX, 2, 0, false),
             (Layout::HuggingFace, 5, 3, 6, true),
@@ -839,6 +842,7 @@ mod properties {
                 Layout::I2S(I2sLayout::Block128),
                 Layout::I2S(I2sLayout::Block64),
                 Layout::I2S(I2sLayout::Rows4),
+                Layout::I2S(I2sLayout::PaddedRows),
                 Layout::HuggingFace,
                 Layout::Blocks(DType::TQ1_0),
                 Layout::Blocks(DType::TQ2_0),
@@ -882,6 +886,11 @@ mod properties {
                 put(&mut hf, row % (n / 4) * k + col, row / (n / 4) * 2, trit);
             }
             prop_assert_eq!(&repack(Layout::I2S(I2sLayout::Rows4), n, k, &rows4).unwrap(), &expected);
+            let padded = Source::new(Layout::HuggingFace, n, k, &hf).unwrap();
+            let mut rows = vec![0; n * row_bytes(k)];
+            padded.repack_rows(0..n, &mut rows).unwrap();
+            let padded = Layout::I2S(I2sLayout::PaddedRows);
+            prop_assert_eq!(&repack(padded, n, k, &rows).unwrap(), &expected);
             prop_assert_eq!(&repack(Layout::HuggingFace, n, k, &hf).unwrap(), &expected);
 
             let scale = 0.375;

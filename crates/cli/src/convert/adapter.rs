@@ -4,22 +4,22 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
-use serde_json::{Map, json};
+use serde_json::Map;
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::{AdapterSource, LoraMatrix, Orientation};
 use sterna_format::DType;
-use sterna_format::rdrr::groups::GroupId;
+use sterna_format::rdrr::groups::group_of;
 use sterna_format::rdrr::lora::{LoraMatrix as Factor, LoraName};
-use sterna_format::rdrr::{
-    LoraConfig, MANIFEST_FILE, Manifest, Role, Shard, Tensor, TensorMap, shard_file_name,
-};
+use sterna_format::rdrr::{LoraConfig, Manifest, Role, Tensor, TensorMap};
 use sterna_kernels::quant::decode_row;
 
 use super::journal::Journal;
-use super::manifest::{hash_algorithm, plain};
 use super::shards::ShardWriter;
-use super::{Staging, Summary, stem, write};
-use crate::model::open_adapter;
+use super::{Staging, Summary, manifest};
+use crate::model::{AdapterFiles, open_adapter, stem};
+
+/// The kind of model that manifests of adapters name.
+const MODEL_TYPE: &str = "lora";
 
 /// Writes the adapter in `folder` to the package `out`, which must not exist.
 ///
@@ -32,7 +32,11 @@ pub(crate) fn convert_adapter(
     shard_size: u64,
     algorithm: Algorithm,
 ) -> Result<Summary> {
-    let (source, base_model) = open_adapter(folder)?;
+    let AdapterFiles {
+        source,
+        base: base_model,
+        ..
+    } = open_adapter(folder)?;
     let staging = Staging::begin(out)?;
     let dir = &staging.dir;
     // Small: always begun anew.
@@ -64,11 +68,12 @@ pub(crate) fn convert_adapter(
             };
             let width = values.len() / rank;
             let bytes: Bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            let group = GroupId::Layer(u32::try_from(pair.layer).unwrap_or(u32::MAX));
+            let name = name.to_tensor_name();
+            let group = group_of(&name, MODEL_TYPE);
             let spans = writer.begin(group, bytes.len() as u64)?;
             let tensor = Tensor {
-                name: name.to_tensor_name(),
-                group: None,
+                name,
+                group: Some(group.to_string()),
                 dtype: DType::F32.into(),
                 shape: match matrix {
                     Factor::A => vec![width, rank],
@@ -90,25 +95,9 @@ pub(crate) fn convert_adapter(
     let written = writer.finish()?;
     let name = stem(&folder.to_string_lossy());
     let n_tensors = tensors.len();
-    let total_size = written.shards.iter().map(|shard| shard.size).sum();
-    let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
-        file_name: shard_file_name(i),
-        size: shard.size,
-        hash: plain(&shard.digest),
-        blake3: None,
-        extra: Map::new(),
-    });
-    let mut metadata = Map::new();
-    metadata.insert("source".into(), json!(name));
-    let manifest = Manifest {
-        model_id: model_id.map_or(name, str::to_owned),
-        model_type: "lora".to_owned(),
+    let mut manifest = Manifest {
+        model_id: model_id.map_or_else(|| name.clone(), str::to_owned),
         quantization: "F32".to_owned(),
-        hash_algorithm: hash_algorithm(algorithm),
-        shards: shards.collect(),
-        total_size,
-        tensor_count: Some(n_tensors as u64),
-        tensors: Some(tensors),
         adapter_type: Some("lora".to_owned()),
         base_model,
         lora_config: Some(LoraConfig {
@@ -118,18 +107,16 @@ pub(crate) fn convert_adapter(
             target_modules: modules.into_iter().map(str::to_owned).collect(),
             extra: Map::new(),
         }),
-        blake3_full: Some(plain(&written.blake3)),
-        metadata: Some(metadata),
-        ..Manifest::default()
+        ..manifest::of_weights(MODEL_TYPE, &name, tensors, &written)
     };
-    write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
+    manifest::write(dir, &mut manifest, Vec::new())?;
     staging.finish(out)?;
     Ok(Summary {
         package: out.to_owned(),
         model_id: manifest.model_id,
         n_tensors,
         n_shards: written.shards.len(),
-        total_size,
+        total_size: manifest.total_size,
         n_resumed: 0,
     })
 }

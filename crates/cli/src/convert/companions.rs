@@ -3,10 +3,10 @@
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna_format::gguf::{self, Array, Metadata};
+use sterna_format::gguf::{self, Metadata};
 use sterna_format::rdrr::TokenizerEntry;
 
-use crate::model::{GGUF_TOKENIZER_FILE, Header, ModelFiles};
+use crate::model::{Bundled, GGUF_TOKENIZER_FILE, Header, ModelFiles};
 
 /// Files of a Hugging Face folder that a package takes over as they are.
 const TAKEN: [&str; 8] = [
@@ -115,11 +115,9 @@ impl Companions {
                 text.insert(key, value.clone())?;
             }
         }
-        let Some(bundled) = bundled(&text)? else {
+        let Some(bundled) = Bundled::from_gguf(&text)? else {
             return Ok(());
         };
-        let n_vocab = bundled["vocabSize"].as_u64();
-        let kind = bundled["type"].as_str().map(str::to_owned);
         let json = serde_json::to_vec(&bundled)?;
         let header = gguf::Writer::new(text)?.finish().header;
         self.files
@@ -128,8 +126,8 @@ impl Companions {
         self.tokenizer = Some(TokenizerEntry {
             kind: "bundled".into(),
             file: Some(BUNDLED.to_owned()),
-            vocab_size: n_vocab,
-            tokenizer_type: kind,
+            vocab_size: Some(bundled.n_vocab() as u64),
+            tokenizer_type: Some(bundled.kind().to_owned()),
             extra: Map::from_iter([("ggufFile".to_owned(), json!(GGUF_TOKENIZER_FILE))]),
             ..TokenizerEntry::default()
         });
@@ -148,60 +146,4 @@ fn huggingface(bytes: &[u8]) -> Result<(Option<String>, Option<u64>)> {
         _ => None,
     };
     Ok((kind, n_vocab))
-}
-
-/// The vocabulary in the JavaScript runtime's words; `None` if there is none.
-fn bundled(metadata: &Metadata) -> Result<Option<Value>> {
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let strings = |name: &str| match metadata.get(&key(name)) {
-        Some(gguf::Value::Array(Array::String(list))) => {
-            Some(list.iter().map(|token| json!(token)).collect::<Vec<_>>())
-        }
-        _ => None,
-    };
-    let Some(tokens) = strings("tokens") else {
-        return Ok(None);
-    };
-    let merges = strings("merges");
-    let scores = match metadata.get(&key("scores")) {
-        Some(gguf::Value::Array(Array::F32(scores))) => Some(scores.clone()),
-        _ => None,
-    };
-    let types = match metadata.get(&key("token_type")) {
-        Some(gguf::Value::Array(Array::I32(types))) => Some(types.clone()),
-        _ => None,
-    };
-    let mut special = Map::new();
-    for (name, gguf) in [
-        ("bos", "bos"),
-        ("eos", "eos"),
-        ("pad", "padding"),
-        ("unk", "unknown"),
-        ("sep", "separator"),
-        ("cls", "cls"),
-        ("mask", "mask"),
-    ] {
-        if let Some(id) = metadata.get_u64(&key(&format!("{gguf}_token_id")))? {
-            special.insert(name.to_owned(), json!(id));
-        }
-    }
-    let flag = |name: &str, default| -> Result<bool> {
-        Ok(metadata.get_bool(&key(name))?.unwrap_or(default))
-    };
-    let kind = match (&merges, &scores) {
-        (None, Some(_)) => "unigram",
-        _ => "bpe",
-    };
-    Ok(Some(json!({
-        "type": kind,
-        "vocabSize": tokens.len(),
-        "vocab": tokens,
-        "merges": merges,
-        "scores": scores,
-        "tokenTypes": types,
-        "specialTokens": special,
-        "addBosToken": flag("add_bos_token", true)?,
-        "addEosToken": flag("add_eos_token", false)?,
-        "addSpacePrefix": flag("add_space_prefix", true)?,
-    })))
 }

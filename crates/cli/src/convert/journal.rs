@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Its name, beside the shards that it speaks of.
-const FILE: &str = "conversion.json";
+/// Where the journal of the conversion into `dir` is: beside the folder, so that this can become a package
+/// in one step, with nothing in it that doesn't belong there.
+fn path_of(dir: &Path) -> PathBuf {
+    let mut name = dir.as_os_str().to_owned();
+    name.push(".json");
+    name.into()
+}
 
 /// The shards that are complete and on disk.
 pub(super) struct Journal {
@@ -34,10 +39,10 @@ impl Journal {
         }
     }
 
-    /// The journal in `dir` of the conversion `key`: that of an interrupted run, or a new one, in which
+    /// The journal of the conversion `key` into `dir`: that of an interrupted run, or a new one, in which
     /// case everything else is removed from `dir`.
     pub(super) fn open(dir: &Path, key: &str) -> Result<Journal> {
-        let path = dir.join(FILE);
+        let path = path_of(dir);
         let name = || path.display().to_string();
         let found: Option<State> = match fs::read(&path) {
             // What isn't a journal is that of another version, or was cut off: begun anew.
@@ -70,11 +75,11 @@ impl Journal {
         Ok(journal)
     }
 
-    /// A journal in `dir` of a conversion that doesn't go on with what another left.
+    /// The journal of a conversion into `dir` that doesn't go on with what another left.
     pub(super) fn fresh(dir: &Path) -> Result<Journal> {
         clear(dir)?;
         let journal = Journal {
-            path: Some(dir.join(FILE)),
+            path: Some(path_of(dir)),
             state: State::default(),
         };
         journal.save()?;
@@ -117,9 +122,9 @@ impl Journal {
         write().with_context(|| format!("{}: cannot write", path.display()))
     }
 
-    /// Removes it, once everything is written.
+    /// Removes that of the conversion into `dir`, once the package has its name.
     pub(super) fn remove(dir: &Path) -> Result<()> {
-        let path = dir.join(FILE);
+        let path = path_of(dir);
         fs::remove_file(&path).with_context(|| path.display().to_string())
     }
 }
@@ -131,17 +136,13 @@ fn clear(dir: &Path) -> Result<()> {
         .and_then(|entries| entries.collect::<Result<_, _>>())
         .with_context(what)?;
     // A journal is the first thing that a conversion writes.
-    if !entries.is_empty() && !dir.join(FILE).exists() {
+    if !entries.is_empty() && !path_of(dir).exists() {
         anyhow::bail!(
             "{}: expected an empty folder or that of an interrupted conversion, found other files",
             dir.display()
         );
     }
-    let (journal, others): (Vec<_>, Vec<_>) = entries
-        .iter()
-        .map(fs::DirEntry::path)
-        .partition(|path| path.ends_with(FILE));
-    for path in others.into_iter().chain(journal) {
+    for path in entries.iter().map(fs::DirEntry::path) {
         fs::remove_file(&path).with_context(|| path.display().to_string())?;
     }
     Ok(())

@@ -1,19 +1,25 @@
 //! What a package says of itself, made from what was converted.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
 
+use anyhow::{Context, Result};
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna_delivery::hash::{Algorithm, DEFAULT_BLOCK_SIZE, Digest};
+use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, Digest};
 use sterna_engine::{LayerConfig, ModelConfig, RopeScaling};
 use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
 use sterna_format::rdrr::{
-    self, Architecture, BlockMerkle, Group, Integrity, Manifest, ModelShape, Shard, ShardBlocks,
-    TENSORS_FILE, Tensor, TensorMap, TokenizerEntry, shard_file_name,
+    Architecture, BlockMerkle, FileHash, Group, Integrity, MANIFEST_FILE, Manifest, ModelShape,
+    Shard, ShardBlocks, TENSORS_FILE, Tensor, TensorMap, TokenizerEntry, shard_file_name,
 };
 use sterna_kernels::activation::Activation;
 
-use super::shards::Written;
+use super::shards::{ShardHashes, Written};
+use crate::hashes::{algorithm, manifest_algorithm, manifest_digest};
 
 /// What a manifest is made from besides the bytes that were written.
 pub(super) struct Facts<'a> {
@@ -30,37 +36,16 @@ pub(super) struct Facts<'a> {
     pub(super) has_chat_template: bool,
     /// Where the model came from.
     pub(super) source: String,
-    pub(super) algorithm: rdrr::HashAlgorithm,
 }
 
-/// The manifest of a package with these tensors; files beside the shards are not in it yet.
+/// The manifest of a model with these tensors.
 pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) -> Manifest {
-    let groups = groups(&facts, &tensors, written);
-    let roots = (tensors.iter().zip(&written.tensors.roots))
-        .map(|(tensor, root)| (tensor.name.clone(), plain(root)))
-        .collect();
     let inference = inference(&facts, &tensors);
-    let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
-        file_name: shard_file_name(i),
-        size: shard.size,
-        hash: plain(&shard.digest),
-        blake3: None,
-        extra: Map::new(),
-    });
-    let blocks = |shard: &super::shards::ShardHashes| shard.blocks.iter().map(plain).collect();
-    let mut metadata = Map::new();
-    metadata.insert("source".into(), json!(facts.source));
-    metadata.insert(
-        "converter".into(),
-        json!(concat!("sterna ", env!("CARGO_PKG_VERSION"))),
-    );
     let c = facts.config;
     Manifest {
         model_id: facts.model_id,
-        model_type: facts.model_type.to_owned(),
         quantization: quantization_of(facts.variant.weights),
         quantization_info: Some(facts.variant.info()),
-        hash_algorithm: facts.algorithm,
         architecture: Some(Architecture::Shape(Box::new(ModelShape {
             n_layers: c.n_layers as u64,
             model_dim: c.model_dim as u64,
@@ -74,21 +59,45 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
             extra: Map::new(),
         }))),
         config: Some(facts.hf),
-        groups,
-        total_size: written.shards.iter().map(|shard| shard.size).sum(),
-        shards: shards.collect(),
-        tensors_file: Some(TENSORS_FILE.to_owned()),
-        tensor_count: Some(tensors.len() as u64),
-        // Inline as well: the JavaScript runtime's downloader never fetches the other.
-        tensors: Some(tensors),
         tokenizer: facts.tokenizer,
-        blake3_full: Some(plain(&written.blake3)),
         eos_token_id: facts.eos,
         inference: Some(inference),
+        ..of_weights(facts.model_type, &facts.source, tensors, written)
+    }
+}
+
+/// What a manifest says of what was written: where tensors are, their groups, and every hash.
+pub(super) fn of_weights(
+    model_type: &str,
+    source: &str,
+    tensors: TensorMap,
+    written: &Written,
+) -> Manifest {
+    let roots = (tensors.iter().zip(&written.tensors.roots))
+        .map(|(tensor, root)| (tensor.name.clone(), manifest_digest(root)));
+    let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
+        file_name: shard_file_name(i),
+        size: shard.size,
+        hash: manifest_digest(&shard.digest),
+        blake3: None,
+        extra: Map::new(),
+    });
+    let blocks = |shard: &ShardHashes| {
+        let digests = shard.blocks.digests().iter();
+        digests.map(manifest_digest).collect()
+    };
+    let converter = concat!("sterna ", env!("CARGO_PKG_VERSION"));
+    Manifest {
+        model_type: model_type.to_owned(),
+        hash_algorithm: manifest_algorithm(written.algorithm),
+        groups: groups(model_type, &tensors, written),
+        total_size: written.shards.iter().map(|shard| shard.size).sum(),
+        shards: shards.collect(),
+        blake3_full: Some(manifest_digest(&written.blake3)),
         integrity: Some(Integrity {
             block_merkle: Some(BlockMerkle {
                 block_size: DEFAULT_BLOCK_SIZE,
-                roots,
+                roots: roots.collect(),
             }),
             shard_blocks: Some(ShardBlocks {
                 block_size: DEFAULT_BLOCK_SIZE,
@@ -96,28 +105,57 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
             }),
             ..Integrity::default()
         }),
-        metadata: Some(metadata),
+        metadata: Some(Map::from_iter([
+            ("source".to_owned(), json!(source)),
+            ("converter".to_owned(), json!(converter)),
+        ])),
+        tensors_file: Some(TENSORS_FILE.to_owned()),
+        tensor_count: Some(tensors.len() as u64),
+        // Inline as well: the JavaScript runtime's downloader never fetches the other.
+        tensors: Some(tensors),
         ..Manifest::default()
     }
 }
 
-/// An algorithm as manifests have it.
-pub(super) fn hash_algorithm(algorithm: Algorithm) -> rdrr::HashAlgorithm {
-    match algorithm {
-        Algorithm::Sha256 => rdrr::HashAlgorithm::Sha256,
-        Algorithm::Blake3 => rdrr::HashAlgorithm::Blake3,
+/// Writes what is beside the shards of a package to `dir`: the files of `beside`, the tensor map, and last
+/// the manifest, with the hashes of the others.
+pub(super) fn write(
+    dir: &Path,
+    manifest: &mut Manifest,
+    mut beside: Vec<(String, Bytes)>,
+) -> Result<()> {
+    let algorithm = algorithm(manifest);
+    if let (Some(name), Some(tensors)) = (&manifest.tensors_file, &manifest.tensors) {
+        beside.push((name.clone(), tensors.to_json().into()));
     }
+    let files = beside.iter().map(|(name, bytes)| FileHash {
+        name: name.clone(),
+        size: bytes.len() as u64,
+        hash: manifest_digest(&Digest::of(algorithm, bytes)),
+        extra: Map::new(),
+    });
+    let integrity = manifest.integrity.get_or_insert_default();
+    integrity.files = files.collect();
+    for (name, bytes) in &beside {
+        write_file(&dir.join(name), bytes)?;
+    }
+    write_file(&dir.join(MANIFEST_FILE), &manifest.to_json())
 }
 
-/// A digest as manifests have it.
-pub(super) fn plain(digest: &Digest) -> rdrr::Digest {
-    rdrr::Digest(*digest.as_bytes())
+/// Writes a file to the disk.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("{}: cannot write", path.display()))
 }
 
-fn groups(facts: &Facts<'_>, tensors: &TensorMap, written: &Written) -> Vec<Group> {
+fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group> {
     let mut members: HashMap<GroupId, Vec<&Tensor>> = HashMap::new();
     for tensor in tensors.iter() {
-        let id = group_of(&tensor.name, facts.model_type);
+        let id = group_of(&tensor.name, model_type);
         members.entry(id).or_default().push(tensor);
     }
     let mut groups: Vec<_> = members.into_iter().collect();
@@ -129,11 +167,11 @@ fn groups(facts: &Facts<'_>, tensors: &TensorMap, written: &Written) -> Vec<Grou
         shards.dedup();
         Group {
             id: id.to_string(),
-            kind: id.kind(facts.model_type),
+            kind: id.kind(model_type),
             version: "1.0.0".to_owned(),
             shards,
             tensors: members.iter().map(|tensor| tensor.name.clone()).collect(),
-            hash: plain(&written.tensors.groups[&id]),
+            hash: manifest_digest(&written.tensors.groups[&id]),
             layer_index: id.layer_index().map(u64::from),
             expert_index: id.expert_index().map(u64::from),
             extra: Map::new(),
@@ -190,7 +228,7 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     layer_pattern["residualBranchScale"] = json!(1);
     let inference = json!({
         "attention": {
-            "queryPreAttnScalar": query_scalar(c),
+            "queryPreAttnScalar": c.query_scalar(),
             "queryKeyNorm": has("q_norm.weight"),
             "valueNorm": false,
             "attentionBias": has("q_proj.bias"),
@@ -237,16 +275,6 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     match inference {
         Value::Object(map) => map,
         _ => unreachable!("it is written as an object above"),
-    }
-}
-
-/// The number whose root divides attention scores; whole where it is meant to be.
-fn query_scalar(c: &ModelConfig) -> Value {
-    let scalar = 1.0 / (f64::from(c.attn_scale) * f64::from(c.attn_scale));
-    let whole = scalar.round();
-    match (1.0 / whole.sqrt()) as f32 == c.attn_scale {
-        true => json!(whole as u64),
-        false => json!(scalar),
     }
 }
 

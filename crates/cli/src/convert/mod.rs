@@ -14,29 +14,27 @@ mod shards;
 mod types;
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, anyhow, bail};
 use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::sync_folder;
 use sterna_engine::{Exporter, PlanOptions};
-use sterna_format::DType;
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
-use sterna_format::rdrr::naming::Variant;
 use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
 
-use crate::model::ModelFiles;
+use crate::model::{ModelFiles, stem};
 use crate::output;
 use crate::progress::Progress;
 pub(crate) use adapter::convert_adapter;
 use companions::Companions;
 use journal::Journal;
 use shards::ShardWriter;
-pub(crate) use shards::{Blocks, merkle_root};
 use types::Encoding;
+pub(crate) use types::chunks;
 pub(crate) use types::{Target, Targets};
 
 /// How to convert.
@@ -80,6 +78,10 @@ pub(crate) fn convert(
     let algorithm = options.algorithm;
     let mut writer = ShardWriter::new(&dir, options.shard_size, algorithm, journal);
     let mut exporter = Exporter::new(plan, exec.clone());
+    let tied = exporter.is_tied();
+    if let Some(remark) = options.targets.remark_on_tied().filter(|_| tied) {
+        output::note(format_args!("{remark}"));
+    }
     let mut tensors = TensorMap::default();
     let mut remarks = Vec::new();
     let progress = Progress::bytes("converting", n_bytes);
@@ -89,7 +91,7 @@ pub(crate) fn convert(
             .feed(bytes)
             .with_context(|| files.name().to_owned())?;
         if let Some(exported) = exported {
-            let encoding = Encoding::of(&exported, &options.targets)?;
+            let encoding = Encoding::of(&exported, &options.targets, tied)?;
             // The language models here are all plain transformers.
             let group = group_of(&exported.name, "transformer");
             let spans = writer.begin(group, encoding.size())?;
@@ -123,12 +125,11 @@ pub(crate) fn convert(
         output::note(format_args!("warning: {}: {warning}", files.name()));
     }
     let written = writer.finish()?;
-    let tied = tensors.get("lm_head.weight").is_none();
     let hf = match files.config_json()? {
         Some(serde_json::Value::Object(config)) => config,
         _ => exporter.config()?,
     };
-    let variant = variant(&tensors, tied);
+    let variant = types::variant(&tensors, options.targets.weights, tied);
     let model_id = match &options.model_id {
         Some(id) => id.clone(),
         None => format!("{}-{}", stem(files.name()), variant.tag()),
@@ -143,29 +144,12 @@ pub(crate) fn convert(
         tokenizer: companions.tokenizer.clone(),
         has_chat_template: companions.has_chat_template,
         source: stem(files.name()),
-        algorithm: manifest::hash_algorithm(algorithm),
         tied,
         hf,
     };
-    let map = tensors.to_json();
     let (n_tensors, n_shards) = (tensors.len(), written.shards.len());
     let mut manifest = manifest::manifest(facts, tensors, &written);
-    let mut beside = companions.files;
-    beside.push((TENSORS_FILE.to_owned(), map.into()));
-    let integrity = manifest.integrity.as_mut().expect("it was made with one");
-    let hashes = beside.iter().map(|(name, bytes)| {
-        let digest = Digest::of(algorithm, bytes);
-        let entry = serde_json::json!({ "size": bytes.len(), "hash": digest.to_string() });
-        (name.clone(), entry)
-    });
-    integrity.extra.insert(
-        "files".to_owned(),
-        hashes.collect::<serde_json::Map<_, _>>().into(),
-    );
-    for (name, bytes) in &beside {
-        write(&dir.join(name), bytes)?;
-    }
-    write(&dir.join(MANIFEST_FILE), &manifest.to_json())?;
+    manifest::write(&dir, &mut manifest, companions.files)?;
     staging.finish(out)?;
     files.settle()?;
     Ok(Summary {
@@ -186,34 +170,6 @@ fn say(remarks: &[String]) {
             n => format!(" (and {n} more like it)"),
         };
         output::note(format_args!("note: {first}{more}"));
-    }
-}
-
-/// Types of the parts of a model: of several in the layers, that of the most bytes.
-fn variant(tensors: &TensorMap, tied: bool) -> Variant {
-    let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
-    let embeddings = of("model.embed_tokens.weight").unwrap_or(DType::F32);
-    let mut sizes: Vec<(DType, u64)> = Vec::new();
-    for tensor in tensors
-        .iter()
-        .filter(|t| t.name.contains(".layers.") && t.shape.len() > 1)
-    {
-        let Some(dtype) = tensor.dtype.known() else {
-            continue;
-        };
-        match sizes.iter_mut().find(|(of, _)| *of == dtype) {
-            Some((_, size)) => *size += tensor.size,
-            None => sizes.push((dtype, tensor.size)),
-        }
-    }
-    let most = sizes.iter().max_by_key(|(dtype, size)| (*size, *dtype));
-    Variant {
-        weights: most.map_or(embeddings, |(dtype, _)| *dtype),
-        embeddings,
-        head: match tied {
-            true => embeddings,
-            false => of("lm_head.weight").unwrap_or(embeddings),
-        },
     }
 }
 
@@ -247,8 +203,12 @@ impl Staging {
             bail!("{}: another conversion is writing it", out.display());
         }
         if out.exists() {
-            // Nobody needs the lock of a package that is there.
+            // Nobody needs the lock of a package that is there, nor its journal, which is left if the
+            // conversion was interrupted at the very end.
             let _ = fs::remove_file(&lock_path);
+            if !dir.exists() {
+                let _ = Journal::remove(&dir);
+            }
             bail!("{}: exists already", out.display());
         }
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -261,26 +221,19 @@ impl Staging {
 
     /// Gives the package its name.
     fn finish(self, out: &Path) -> Result<()> {
+        // Names of files in the package first, then its own.
+        let durable = |dir: &Path| sync_folder(dir).with_context(|| dir.display().to_string());
+        durable(&self.dir)?;
         let what = || format!("cannot rename {} to {}", self.dir.display(), out.display());
         fs::rename(&self.dir, out).with_context(what)?;
-        Journal::remove(out)?;
+        if let Some(parent) = out.parent() {
+            durable(parent)?;
+        }
+        Journal::remove(&self.dir)?;
         // It held nothing; whoever waits for it finds the package.
         let _ = fs::remove_file(&self.lock_path);
         Ok(())
     }
-}
-
-/// The last part of a model's name, without an extension.
-fn stem(name: &str) -> String {
-    let path = Path::new(name.trim_end_matches(['/', '\\']));
-    let stem = match path.extension() {
-        Some(extension) if extension == "gguf" || extension == "safetensors" => path.file_stem(),
-        _ => path.file_name(),
-    };
-    stem.map_or_else(
-        || "model".to_owned(),
-        |stem| stem.to_string_lossy().into_owned(),
-    )
 }
 
 /// What must be the same for a conversion to go on with another's shards.
@@ -308,14 +261,4 @@ fn key(files: &ModelFiles, options: &Options) -> Result<String> {
         }
     }
     Ok(key)
-}
-
-/// Writes a file to the disk.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
 }

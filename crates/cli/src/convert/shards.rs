@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use sterna_delivery::hash::{Algorithm, DEFAULT_BLOCK_SIZE, Digest, Hasher};
+use sterna_delivery::hash::{
+    Algorithm, BlockDigests, BlockHasher, DEFAULT_BLOCK_SIZE, Digest, Hasher,
+};
 use sterna_format::rdrr::groups::GroupId;
 use sterna_format::rdrr::{Span, TENSOR_ALIGNMENT, shard_file_name};
 
@@ -28,6 +30,7 @@ const READ_BYTES: usize = 1 << 20;
 pub(super) struct ShardWriter {
     dir: PathBuf,
     shard_size: u64,
+    algorithm: Algorithm,
     journal: Journal,
     /// Index of the current shard, its file unless an earlier run finished it, bytes in it.
     shard: usize,
@@ -43,7 +46,7 @@ pub(super) struct ShardWriter {
 pub(super) struct ShardHashes {
     pub(super) size: u64,
     pub(super) digest: Digest,
-    pub(super) blocks: Vec<Digest>,
+    pub(super) blocks: BlockDigests,
 }
 
 /// Hashes of what shards hold.
@@ -57,6 +60,8 @@ pub(super) struct TensorHashes {
 
 /// All that was written.
 pub(super) struct Written {
+    /// What shards and groups are hashed with.
+    pub(super) algorithm: Algorithm,
     pub(super) shards: Vec<ShardHashes>,
     /// BLAKE3 over all shards.
     pub(super) blake3: Digest,
@@ -81,6 +86,7 @@ impl ShardWriter {
         ShardWriter {
             dir: dir.to_owned(),
             shard_size,
+            algorithm,
             shard: 0,
             file: None,
             len: 0,
@@ -179,6 +185,7 @@ impl ShardWriter {
         }
         let (shards, blake3) = self.shards.finish();
         Ok(Written {
+            algorithm: self.algorithm,
             shards,
             blake3,
             tensors: self.tensors.finish(),
@@ -225,22 +232,24 @@ fn hash_shards(
 ) -> (Vec<ShardHashes>, Digest) {
     let mut all = Hasher::new(Algorithm::Blake3);
     let mut shards = Vec::new();
-    let (mut whole, mut blocks, mut size) = (Hasher::new(algorithm), shard_blocks(), 0);
+    // Blocks of shards are hashed with BLAKE3 whatever shards are hashed with: it costs a fifth.
+    let (mut whole, mut in_blocks, mut size) =
+        (Hasher::new(algorithm), blocks(Algorithm::Blake3), 0);
     for piece in pieces {
         match piece {
             ShardPiece::Bytes(bytes) => {
                 size += bytes.len() as u64;
                 whole.update(&bytes);
-                blocks.update(&bytes);
+                in_blocks.update(&bytes);
                 all.update(&bytes);
             }
             ShardPiece::End => {
                 let whole = std::mem::replace(&mut whole, Hasher::new(algorithm));
-                let blocks = std::mem::replace(&mut blocks, shard_blocks());
+                let in_blocks = std::mem::replace(&mut in_blocks, blocks(Algorithm::Blake3));
                 shards.push(ShardHashes {
                     size: std::mem::take(&mut size),
                     digest: whole.finish(),
-                    blocks: blocks.finish(),
+                    blocks: in_blocks.finish(),
                 });
             }
         }
@@ -248,9 +257,9 @@ fn hash_shards(
     (shards, all.finish())
 }
 
-/// Blocks of shards are hashed with BLAKE3 whatever shards are hashed with: it costs a fifth.
-fn shard_blocks() -> Blocks {
-    Blocks::new(Algorithm::Blake3, DEFAULT_BLOCK_SIZE)
+/// Hashes blocks of the usual size.
+fn blocks(algorithm: Algorithm) -> BlockHasher {
+    BlockHasher::new(algorithm, DEFAULT_BLOCK_SIZE).expect("blocks of the usual size have bytes")
 }
 
 /// Hashes tensors and the groups that they belong to.
@@ -258,7 +267,7 @@ fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>)
     let mut groups: HashMap<GroupId, Hasher> = HashMap::new();
     let mut roots = Vec::new();
     let mut group = GroupId::Other;
-    let mut leaves = Blocks::new(Algorithm::Sha256, DEFAULT_BLOCK_SIZE);
+    let mut leaves = blocks(Algorithm::Sha256);
     for piece in pieces {
         match piece {
             TensorPiece::Begin(id) => {
@@ -271,11 +280,8 @@ fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>)
                 hasher.update(&bytes);
             }
             TensorPiece::End => {
-                let blocks = std::mem::replace(
-                    &mut leaves,
-                    Blocks::new(Algorithm::Sha256, DEFAULT_BLOCK_SIZE),
-                );
-                roots.push(merkle_root(blocks.finish()));
+                let leaves = std::mem::replace(&mut leaves, blocks(Algorithm::Sha256));
+                roots.push(leaves.finish().merkle_root());
             }
         }
     }
@@ -284,71 +290,6 @@ fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>)
             .map(|(id, hasher)| (id, hasher.finish()))
             .collect(),
         roots,
-    }
-}
-
-/// The root of a tree over `nodes`: a parent is the SHA-256 of its two children, of which an odd last
-/// one is its own sibling. Without nodes, the hash of nothing.
-pub(crate) fn merkle_root(mut nodes: Vec<Digest>) -> Digest {
-    while nodes.len() > 1 {
-        let parents = nodes.chunks(2).map(|pair| {
-            let mut both = [0; 64];
-            both[..32].copy_from_slice(pair[0].as_bytes());
-            both[32..].copy_from_slice(pair.last().expect("chunks aren't empty").as_bytes());
-            Digest::of(Algorithm::Sha256, &both)
-        });
-        nodes = parents.collect();
-    }
-    nodes
-        .pop()
-        .unwrap_or_else(|| Digest::of(Algorithm::Sha256, &[]))
-}
-
-/// Digests of consecutive blocks of bytes that come in pieces of any size.
-pub(crate) struct Blocks {
-    algorithm: Algorithm,
-    block_size: u64,
-    hasher: Hasher,
-    len: u64,
-    digests: Vec<Digest>,
-}
-
-impl Blocks {
-    /// Of blocks of `block_size` bytes, which isn't 0.
-    pub(crate) fn new(algorithm: Algorithm, block_size: u64) -> Blocks {
-        Blocks {
-            algorithm,
-            block_size,
-            hasher: Hasher::new(algorithm),
-            len: 0,
-            digests: Vec::new(),
-        }
-    }
-
-    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let room = usize::try_from(self.block_size - self.len).unwrap_or(usize::MAX);
-            let (now, later) = bytes.split_at(bytes.len().min(room));
-            self.hasher.update(now);
-            self.len += now.len() as u64;
-            bytes = later;
-            if self.len == self.block_size {
-                self.end();
-            }
-        }
-    }
-
-    fn end(&mut self) {
-        let hasher = std::mem::replace(&mut self.hasher, Hasher::new(self.algorithm));
-        self.digests.push(hasher.finish());
-        self.len = 0;
-    }
-
-    pub(crate) fn finish(mut self) -> Vec<Digest> {
-        if self.len > 0 {
-            self.end();
-        }
-        self.digests
     }
 }
 
@@ -378,7 +319,6 @@ impl<T: Send + 'static, R: Send + 'static> HashThread<T, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sterna_delivery::hash::BlockDigests;
 
     /// Writes tensors of these sizes, filled by their index.
     fn write(
@@ -434,7 +374,7 @@ mod tests {
             assert_eq!(bytes.len() as u64, shard.size);
             assert_eq!(Digest::of(Algorithm::Sha256, &bytes), shard.digest);
             let blocks = BlockDigests::of(Algorithm::Blake3, DEFAULT_BLOCK_SIZE, &bytes).unwrap();
-            assert_eq!(blocks.digests(), shard.blocks);
+            assert_eq!(blocks, shard.blocks);
             all.extend(bytes);
         }
         assert_eq!(Digest::of(Algorithm::Blake3, &all), written.blake3);
@@ -454,26 +394,16 @@ mod tests {
         let (_, expected) = write(whole.path(), &SIZES, 6, Journal::none());
         for upto in 0..6 {
             let dir = tempfile::tempdir().unwrap();
-            let journal = Journal::open(dir.path(), "key").unwrap();
-            write(dir.path(), &SIZES, upto, journal);
-            let journal = Journal::open(dir.path(), "key").unwrap();
-            let (_, written) = write(dir.path(), &SIZES, 6, journal);
+            let dir = dir.path().join("package.partial");
+            std::fs::create_dir(&dir).unwrap();
+            let journal = Journal::open(&dir, "key").unwrap();
+            write(&dir, &SIZES, upto, journal);
+            let journal = Journal::open(&dir, "key").unwrap();
+            let (_, written) = write(&dir, &SIZES, 6, journal);
             let (written, expected) = (written.unwrap(), expected.as_ref().unwrap());
             assert_eq!(written.blake3, expected.blake3, "{upto}");
             assert_eq!(written.tensors.roots, expected.tensors.roots);
             assert_eq!(written.tensors.groups, expected.tensors.groups);
         }
-    }
-
-    #[test]
-    fn trees_pair_an_odd_node_with_itself() {
-        let leaf = |byte| Digest::of(Algorithm::Sha256, &[byte]);
-        let parent = |a: Digest, b: Digest| {
-            Digest::of(Algorithm::Sha256, &[*a.as_bytes(), *b.as_bytes()].concat())
-        };
-        let (a, b, c) = (leaf(1), leaf(2), leaf(3));
-        assert_eq!(merkle_root(vec![a]), a);
-        let root = parent(parent(a, b), parent(c, c));
-        assert_eq!(merkle_root(vec![a, b, c]), root);
     }
 }

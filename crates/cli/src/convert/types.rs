@@ -1,16 +1,21 @@
 //! Which type each tensor of a package has, and getting it there.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_engine::{Exported, ExportedData, i2_s};
 use sterna_format::DType;
-use sterna_format::rdrr::naming;
+use sterna_format::rdrr::TensorMap;
+use sterna_format::rdrr::naming::{self, Variant};
 use sterna_kernels::Exec;
 use sterna_kernels::quant::ternary::{row_bytes, unpack_row};
 use sterna_kernels::quant::{Effort, Encoder, QuantError};
 
+/// What exported models call their embedding table and their output head.
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 /// Tensors with fewer elements keep their type.
 const MIN_ELEMENTS: usize = 1024;
 /// Bytes made at a time.
@@ -55,15 +60,37 @@ impl Target {
     }
 }
 
-/// Types of the parts of a model.
+/// Types of the parts of a model, as far as somebody asked for one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Targets {
     /// Matrices of layers.
     pub(crate) weights: Target,
     /// The embedding table.
-    pub(crate) embeddings: Target,
+    pub(crate) embeddings: Option<Target>,
     /// The output head.
-    pub(crate) head: Target,
+    pub(crate) head: Option<Target>,
+}
+
+impl Targets {
+    /// What the embedding table is to be. One that is the output head too (`tied`) is what the head is
+    /// asked to be, unless something is asked of the table itself.
+    fn table(&self, tied: bool) -> Target {
+        let as_head = self.head.filter(|_| tied);
+        self.embeddings.or(as_head).unwrap_or(Target::Keep)
+    }
+
+    /// What is to be said of a type asked for the head of a model that has none of its own.
+    pub(super) fn remark_on_tied(&self) -> Option<String> {
+        let head = self.head?;
+        let no_head = "the model has no output head of its own: its embedding table serves as one";
+        match self.embeddings {
+            None => Some(format!("note: {no_head}, and --head is for the table")),
+            Some(table) if table != head => Some(format!(
+                "warning: {no_head}; --head is ignored, as --embeddings says what the table is"
+            )),
+            Some(_) => None,
+        }
+    }
 }
 
 /// A tensor and the type it is stored as.
@@ -75,14 +102,15 @@ pub(super) struct Encoding<'a> {
 }
 
 impl<'a> Encoding<'a> {
-    /// What `targets` make of `tensor`.
+    /// What `targets` make of `tensor`, of a model whose embedding table is its output head if it is
+    /// `tied`.
     ///
     /// Errors: a ternary tensor that no type here can hold.
-    pub(super) fn of(tensor: &'a Exported, targets: &Targets) -> Result<Encoding<'a>> {
+    pub(super) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
         let target = match (tensor.name.as_str(), tensor.shape.len()) {
             (_, 1) => Target::Keep,
-            ("model.embed_tokens.weight", _) => targets.embeddings,
-            ("lm_head.weight", _) => targets.head,
+            (EMBEDDINGS, _) => targets.table(tied),
+            (HEAD, _) => targets.head.unwrap_or_else(|| targets.table(false)),
             _ => targets.weights,
         };
         let (dtype, remark) = match &tensor.data {
@@ -161,7 +189,7 @@ impl<'a> Encoding<'a> {
 }
 
 /// Ranges of rows whose encoding takes some megabytes.
-fn chunks(n: usize, k: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn chunks(n: usize, k: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
     let row = (k / dtype.block_len() * dtype.block_bytes()).max(1);
     // As many as 64, so that every thread has some.
     let step = (CHUNK_BYTES / row).max(64);
@@ -256,9 +284,42 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
     (instead, Some(remark))
 }
 
+/// Types of the parts of a model whose tensors are these; [`Targets::weights`] was asked for.
+///
+/// That of the layers is the one asked for if any matrix there has it, so that what was asked for
+/// differently is called differently however many matrices took another type; else that of most
+/// elements. That of a `tied` head is the table's.
+pub(super) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant {
+    let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
+    let embeddings = of(EMBEDDINGS).unwrap_or(DType::F32);
+    let mut counts: BTreeMap<DType, u64> = BTreeMap::new();
+    for tensor in tensors.iter() {
+        if let (Some(dtype), [_, _, ..]) = (tensor.dtype.known(), &tensor.shape[..])
+            && tensor.name.contains(".layers.")
+        {
+            *counts.entry(dtype).or_default() += tensor.shape.iter().product::<usize>() as u64;
+        }
+    }
+    let most = counts.iter().max_by_key(|(_, n_elements)| **n_elements);
+    let weights = match asked {
+        Target::To(dtype) if counts.contains_key(&dtype) => dtype,
+        _ => most.map_or(embeddings, |(dtype, _)| *dtype),
+    };
+    let head = match tied {
+        true => embeddings,
+        false => of(HEAD).unwrap_or(embeddings),
+    };
+    Variant {
+        weights,
+        embeddings,
+        head,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sterna_format::rdrr::{Span, Tensor};
 
     fn tensor(name: &str, shape: &[usize]) -> Exported {
         let n: usize = shape.iter().product();
@@ -277,8 +338,8 @@ mod tests {
 
     const TARGETS: Targets = Targets {
         weights: Target::To(DType::Q4_K),
-        embeddings: Target::To(DType::F16),
-        head: Target::Keep,
+        embeddings: Some(Target::To(DType::F16)),
+        head: Some(Target::Keep),
     };
 
     #[test]
@@ -293,7 +354,7 @@ mod tests {
             ("model.norm.weight", &[4096], DType::F32),
         ] {
             let tensor = tensor(name, shape);
-            let encoding = Encoding::of(&tensor, &TARGETS).unwrap();
+            let encoding = Encoding::of(&tensor, &TARGETS, false).unwrap();
             assert_eq!(encoding.dtype, dtype, "{name} {shape:?}");
             let exec = Exec::new(1, sterna_kernels::Isa::SCALAR);
             let mut len = 0;
@@ -305,6 +366,76 @@ mod tests {
                 .unwrap();
             assert_eq!(len, encoding.size());
         }
+    }
+
+    #[test]
+    fn a_head_that_is_the_table_too_is_what_either_is_asked_to_be() {
+        let tensor = tensor("model.embed_tokens.weight", &[8, 256]);
+        let (f16, q8) = (Target::To(DType::F16), Target::To(DType::Q8_0));
+        for (embeddings, head, tied, dtype, said) in [
+            (None, None, true, DType::F32, None),
+            (None, Some(q8), true, DType::Q8_0, Some("note")),
+            (Some(f16), Some(q8), true, DType::F16, Some("warning")),
+            (Some(f16), Some(f16), true, DType::F16, None),
+            (None, Some(q8), false, DType::F32, None),
+        ] {
+            let targets = Targets {
+                weights: Target::Keep,
+                embeddings,
+                head,
+            };
+            let encoding = Encoding::of(&tensor, &targets, tied).unwrap();
+            assert_eq!(encoding.dtype, dtype);
+            if tied {
+                let remark = targets.remark_on_tied();
+                let kind = remark.as_deref().and_then(|r| r.split(':').next());
+                assert_eq!(kind, said);
+            }
+        }
+    }
+
+    #[test]
+    fn a_package_is_called_after_the_type_asked_for_where_any_matrix_took_it() {
+        let map = |of: &[(&str, [usize; 2], DType)]| {
+            let mut map = TensorMap::default();
+            for (name, shape, dtype) in of {
+                let tensor = Tensor {
+                    name: format!("model.{name}.weight"),
+                    group: None,
+                    dtype: (*dtype).into(),
+                    shape: shape.to_vec(),
+                    size: 0,
+                    layout: None,
+                    spans: vec![Span {
+                        shard: 0,
+                        offset: 0,
+                        size: 1,
+                    }],
+                    role: None,
+                    original_shape: None,
+                    extra: serde_json::Map::new(),
+                };
+                map.push(tensor).unwrap();
+            }
+            map
+        };
+        // As in Qwen2-0.5B: rows of 896 elements are no whole blocks of Q4_K, those of 4864 are.
+        let mixed = map(&[
+            ("embed_tokens", [16, 896], DType::F16),
+            ("layers.0.mlp.up_proj", [4864, 896], DType::Q8_0),
+            ("layers.0.mlp.gate_proj", [4864, 896], DType::Q8_0),
+            ("layers.0.mlp.down_proj", [896, 4864], DType::Q4_K),
+        ]);
+        let tag = |map: &TensorMap, asked| variant(map, asked, true).tag();
+        assert_eq!(tag(&mixed, Target::To(DType::Q4_K)), "wq4_k_m-embf16");
+        assert_eq!(tag(&mixed, Target::To(DType::Q8_0)), "wq8_0-embf16");
+        assert_eq!(tag(&mixed, Target::To(DType::Q6_K)), "wq8_0-embf16");
+        // Most elements, not most bytes.
+        let kept = map(&[
+            ("layers.0.mlp.up_proj", [512, 512], DType::I2_S),
+            ("layers.0.mlp.down_proj", [128, 512], DType::F32),
+        ]);
+        assert_eq!(tag(&kept, Target::Keep), "wi2_s-embf32");
     }
 
     #[test]
@@ -330,7 +461,7 @@ mod tests {
                 weights: asked,
                 ..TARGETS
             };
-            let encoding = Encoding::of(&tensor, &targets).unwrap();
+            let encoding = Encoding::of(&tensor, &targets, false).unwrap();
             assert_eq!(encoding.dtype, dtype, "{scale} {asked:?}");
             let said = encoding.remark.is_some();
             assert_eq!(said, asked != Target::Keep && asked != Target::To(dtype));

@@ -8,20 +8,31 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::{
-    ActiveAdapter, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module, Orientation, Session,
-    SessionOptions, TensorRequest,
+    ActiveAdapter, AdapterOptions, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module,
+    Orientation, Session, SessionOptions, TensorRequest,
+};
+use sterna_format::DType;
+use sterna_format::bundle::{
+    self, BundleKind, LORA_FILE, LoraFile, LoraTarget, METADATA_FILE, StoredMatrix,
 };
 use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
 use sterna_format::rdrr::{MANIFEST_FILE, lora};
 use sterna_format::safetensors::SafeTensors;
 
-use super::{Header, ModelFiles, package};
+use super::bundle::{identity_hash, read_metadata};
+use super::called::is_called;
+use super::source::{Folder, in_store};
+use super::{Header, ModelFiles};
+use crate::output;
 
-/// What `--lora` names: a folder, and how strongly its adapter is applied.
+/// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
+/// applied.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LoraFlag {
     folder: PathBuf,
     scale: f32,
+    /// The type to hold its matrices as; `None` for that which they have.
+    dtype: Option<DType>,
 }
 
 impl FromStr for LoraFlag {
@@ -44,14 +55,19 @@ impl FromStr for LoraFlag {
         Ok(LoraFlag {
             folder: folder.into(),
             scale,
+            dtype: None,
         })
     }
 }
 
 impl LoraFlag {
-    /// The adapter in `folder`, applied as it was trained.
-    pub(crate) fn new(folder: PathBuf) -> LoraFlag {
-        LoraFlag { folder, scale: 1.0 }
+    /// The adapter in `folder`, applied as it was trained, its matrices held as `dtype` where they can be.
+    pub(crate) fn new(folder: PathBuf, dtype: Option<DType>) -> LoraFlag {
+        LoraFlag {
+            folder,
+            scale: 1.0,
+            dtype,
+        }
     }
 }
 
@@ -63,14 +79,58 @@ pub(crate) struct Adapted {
 }
 
 impl Adapted {
-    /// Loads the adapters that `flags` name for `model`.
-    pub(crate) fn new(model: Arc<Model<Cpu>>, flags: &[LoraFlag]) -> Result<Adapted> {
-        let adapters = flags.iter().map(|LoraFlag { folder, scale }| {
-            let (source, base) = open(folder)?;
-            let adapter = model.load_adapter(source).with_context(|| {
-                let base = base.map_or(String::new(), |base| format!("; it was made for `{base}`"));
-                format!("{}: not an adapter of this model{base}", folder.display())
-            })?;
+    /// Loads the adapters that `flags` name for `model`, which is made of `files`.
+    ///
+    /// One whose matrices don't fit is refused; one that was made for a model of another name is taken
+    /// with a warning, as the same model has many.
+    pub(crate) fn new(
+        model: Arc<Model<Cpu>>,
+        files: &ModelFiles,
+        flags: &[LoraFlag],
+    ) -> Result<Adapted> {
+        let names = match flags {
+            [] => Vec::new(),
+            _ => files.names()?,
+        };
+        let adapters = flags.iter().map(|flag| {
+            let LoraFlag {
+                folder,
+                scale,
+                dtype,
+            } = flag;
+            let AdapterFiles {
+                source,
+                base,
+                base_hash,
+            } = open(folder)?;
+            let made_for = base.as_ref();
+            let made_for =
+                made_for.map_or(String::new(), |base| format!("; it was made for `{base}`"));
+            let refusal = || {
+                format!(
+                    "{}: not an adapter of this model{made_for}",
+                    folder.display()
+                )
+            };
+            if let Some(expected) = &base_hash
+                && let Some(config) = files.config_json()?
+                && *expected != identity_hash(&config)?
+            {
+                bail!(
+                    "{}: {METADATA_FILE} has the hash of another configuration",
+                    refusal()
+                );
+            }
+            let is_other = |base: &&str| base_hash.is_none() && !is_called(base, &names);
+            if let Some(base) = base.as_deref().filter(is_other) {
+                output::note(format_args!(
+                    "warning: {}: it was made for `{base}`; this model is called `{}`",
+                    folder.display(),
+                    names.join("`, `")
+                ));
+            }
+            let options = AdapterOptions { dtype: *dtype };
+            let adapter = model.load_adapter(source, options).with_context(refusal)?;
             let scale = *scale;
             Ok(ActiveAdapter { adapter, scale })
         });
@@ -92,27 +152,42 @@ impl Adapted {
 
 /// The file that makes a folder an adapter.
 pub(crate) const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+/// The matrices of such an adapter.
+pub(crate) const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Largest configuration that is read; the parser takes no larger one.
 const MAX_CONFIG_BYTES: u64 = 8 << 20;
 
-/// The adapter in a folder, and what its maker called the model it was made for.
-pub(crate) fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
+/// An adapter, and what it says about the model it was made for.
+pub(crate) struct AdapterFiles {
+    pub(crate) source: AdapterSource,
+    /// What the adapter's maker called the model.
+    pub(crate) base: Option<String>,
+    /// Hash of what the model's configuration says about its shape ([`identity_hash`]).
+    base_hash: Option<String>,
+}
+
+/// The adapter in a folder, at an address or in the store: PEFT's, of a package, or of an engine bundle.
+pub(crate) fn open(folder: &Path) -> Result<AdapterFiles> {
+    if let Some(name) = folder.to_str().filter(|_| !folder.exists())
+        && (name.contains("://") || in_store(name)?.is_some())
+    {
+        return open_package(name);
+    }
+    if folder.join(LORA_FILE).exists() && !folder.join(WEIGHTS).exists() {
+        return open_bundle(folder);
+    }
     if folder.is_dir() && !folder.join(CONFIG).exists() {
         if folder.join(MANIFEST_FILE).exists() {
             return open_package(&folder.to_string_lossy());
         }
         bail!(
-            "{}: expected an adapter as PEFT saves it, with {CONFIG} and {WEIGHTS}, or a package with \
-             {MANIFEST_FILE}, found a folder without {CONFIG}",
+            "{}: expected an adapter as PEFT saves it, with {CONFIG} and {WEIGHTS}, a package with \
+             {MANIFEST_FILE} or a bundle with {LORA_FILE}, found a folder without {CONFIG}",
             folder.display()
         );
     }
-    let path = folder.join(CONFIG);
-    let file = LocalFile::open(&path)?;
-    let config = AdapterConfig::parse(&file.prefix(MAX_CONFIG_BYTES + 1))
-        .with_context(|| path.display().to_string())?;
+    let config = config(folder)?;
     let path = folder.join(WEIGHTS);
     if !path.exists() && folder.join("adapter_model.bin").exists() {
         bail!(
@@ -132,11 +207,72 @@ pub(crate) fn open(folder: &Path) -> Result<(AdapterSource, Option<String>)> {
         orientation: Orientation::RankFirst,
         pairs,
     };
-    Ok((source, config.base_model))
+    Ok(AdapterFiles {
+        source,
+        base: config.base_model,
+        base_hash: None,
+    })
+}
+
+/// The configuration of an adapter that PEFT saved.
+pub(crate) fn config(folder: &Path) -> Result<AdapterConfig> {
+    let path = folder.join(CONFIG);
+    let file = LocalFile::open(&path)?;
+    AdapterConfig::parse(&file.prefix(MAX_CONFIG_BYTES + 1))
+        .with_context(|| path.display().to_string())
+}
+
+/// The adapter in an engine bundle, which may hold its base model too.
+fn open_bundle(folder: &Path) -> Result<AdapterFiles> {
+    let path = folder.join(LORA_FILE);
+    let what = || path.display().to_string();
+    let file = LocalFile::open(&path)?;
+    let parsed = LoraFile::parse(&file.prefix(u64::MAX), file.len()).with_context(what)?;
+    let matrix = |pair: &bundle::LoraPair, stored: &StoredMatrix, name: &str| -> Result<_> {
+        Ok(LoraMatrix {
+            name: format!("layers.{}.{}.{name}", pair.layer, pair.target.module()),
+            shape: vec![stored.rows as usize, stored.cols as usize],
+            dtype: stored.dtype,
+            bytes: file.slice(stored.offset, stored.size)?,
+        })
+    };
+    let pairs = parsed.pairs.iter().map(|pair| {
+        Ok(LoraPair {
+            layer: pair.layer as usize,
+            module: match pair.target {
+                LoraTarget::K => Module::K,
+                LoraTarget::V => Module::V,
+                LoraTarget::Q => Module::Q,
+                LoraTarget::O => Module::O,
+                LoraTarget::Gate => Module::Gate,
+                LoraTarget::Up => Module::Up,
+                LoraTarget::Down => Module::Down,
+            },
+            scaling: parsed.scale as f32,
+            a: matrix(pair, &pair.a, "lora_A")?,
+            b: matrix(pair, &pair.b, "lora_B")?,
+        })
+    });
+    let source = AdapterSource {
+        name: folder.display().to_string(),
+        orientation: Orientation::RankFirst,
+        pairs: pairs.collect::<Result<_>>()?,
+    };
+    let metadata = read_metadata(&Folder::Local(folder.to_owned()))?;
+    let metadata = metadata.filter(|metadata| metadata.kind == BundleKind::LoraAdapter);
+    let given = |text: &String| !text.is_empty();
+    Ok(AdapterFiles {
+        source,
+        base: metadata
+            .as_ref()
+            .map(|m| m.source_model.clone())
+            .filter(given),
+        base_hash: metadata.map(|m| m.base_model_config_hash).filter(given),
+    })
 }
 
 /// The adapter in an RDRR package.
-fn open_package(name: &str) -> Result<(AdapterSource, Option<String>)> {
+fn open_package(name: &str) -> Result<AdapterFiles> {
     let files = ModelFiles::open(name)?;
     let Header::Package(header) = files.header() else {
         bail!(
@@ -147,7 +283,7 @@ fn open_package(name: &str) -> Result<(AdapterSource, Option<String>)> {
     let Some(config) = manifest.lora_config.as_ref().filter(|_| manifest.is_lora()) else {
         bail!("{name}: expected an adapter, with `loraConfig` in {MANIFEST_FILE}, found none");
     };
-    package::verify_shards(header, files.files())?;
+    files.verify()?;
     let found = files.tensors().iter().map(|entry| {
         let Some(tensor) = lora::parse_name(&entry.name) else {
             bail!(
@@ -191,7 +327,11 @@ fn open_package(name: &str) -> Result<(AdapterSource, Option<String>)> {
         orientation: Orientation::RankLast,
         pairs: pairs.with_context(|| name.to_owned())?,
     };
-    Ok((source, manifest.base_model.clone()))
+    Ok(AdapterFiles {
+        source,
+        base: manifest.base_model.clone(),
+        base_hash: None,
+    })
 }
 
 /// A tensor of an adapter, whatever the format.
@@ -311,6 +451,7 @@ mod tests {
             Ok(LoraFlag {
                 folder: folder.into(),
                 scale,
+                dtype: None,
             })
         };
         assert_eq!("a/b".parse(), flag("a/b", 1.0));

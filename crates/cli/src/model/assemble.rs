@@ -1,4 +1,4 @@
-//! Tensors of a package that the engine can't read where they lie: cut across shards, stored
+//! Tensors of packages and engine bundles that the engine can't read where they lie: cut across shards, stored
 //! transposed, or with rows that end inside a block.
 //!
 //! Each stands behind the model's files as one more file, whose bytes are made when they are asked
@@ -117,6 +117,46 @@ pub(super) fn place(
     Ok((entry, Some(assembled)))
 }
 
+/// Where the engine finds the tensor of `entry`, in one piece and with every row padded to whole blocks,
+/// and what makes its bytes if that is the file with index `file`.
+pub(super) fn place_padded(entry: TensorEntry, file: usize) -> (TensorEntry, Option<Assembled>) {
+    let columns = entry.shape.last().copied().unwrap_or(1);
+    // Padded rows of I2_S are what the engine reads.
+    if entry.dtype == DType::I2_S || columns.is_multiple_of(entry.dtype.block_len()) {
+        return (entry, None);
+    }
+    let rows = entry.shape[..entry.shape.len().saturating_sub(1)].iter();
+    let matrix = Matrix {
+        rows: rows.product(),
+        columns,
+        row_bytes: columns.saturating_mul(DECODED.block_bytes()),
+        form: Form::Decoded {
+            dtype: entry.dtype,
+            packing: Packing::PaddedRows,
+            transposed: false,
+        },
+    };
+    let piece = Span {
+        shard: entry.file,
+        offset: entry.offset,
+        size: entry.len,
+    };
+    let assembled = Assembled {
+        name: entry.name.clone(),
+        pieces: vec![piece],
+        size: entry.len,
+        matrix: Some(matrix),
+    };
+    let entry = TensorEntry {
+        dtype: DECODED,
+        file,
+        offset: 0,
+        len: matrix.n_bytes(),
+        ..entry
+    };
+    (entry, Some(assembled))
+}
+
 impl Matrix {
     fn n_bytes(self) -> u64 {
         (self.rows as u64).saturating_mul(self.row_bytes as u64)
@@ -124,6 +164,11 @@ impl Matrix {
 }
 
 impl Assembled {
+    /// The shards that it is made from.
+    pub(super) fn shards(&self) -> impl Iterator<Item = usize> {
+        self.pieces.iter().map(|piece| piece.shard)
+    }
+
     /// `len` bytes from `offset` on, made from `shards`.
     pub(super) fn slice(&self, shards: &[SourceFile], offset: u64, len: u64) -> Result<Bytes> {
         let total = self.matrix.map_or(self.size, Matrix::n_bytes);

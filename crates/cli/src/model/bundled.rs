@@ -4,9 +4,30 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_text::Tokenizer;
+
+/// Special tokens: their names here and in GGUF's `tokenizer.ggml.{name}_token_id`.
+const SPECIAL: [(&str, &str); 7] = [
+    ("bos", "bos"),
+    ("eos", "eos"),
+    ("pad", "padding"),
+    ("unk", "unknown"),
+    ("sep", "separator"),
+    ("cls", "cls"),
+    ("mask", "mask"),
+];
+
+/// What a text gets where a file doesn't say.
+const ADD_BOS: bool = true;
+const ADD_EOS: bool = false;
+const ADD_SPACE_PREFIX: bool = true;
+
+/// The key of a GGUF file's tokenizer.
+fn key(name: &str) -> String {
+    format!("tokenizer.ggml.{name}")
+}
 
 /// Whether `json` is such a file, and not one of Hugging Face's.
 pub(super) fn is_bundled(json: &[u8]) -> bool {
@@ -19,96 +40,166 @@ pub(super) fn is_bundled(json: &[u8]) -> bool {
         .is_ok_and(|probe| probe.model.is_none() && probe.vocab.is_some())
 }
 
-#[derive(Deserialize)]
+/// The content of such a file.
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Bundled {
+pub(crate) struct Bundled {
+    /// Written for others: what is in the file tells the kind.
+    #[serde(rename = "type", skip_deserializing)]
+    kind: String,
+    #[serde(skip_deserializing)]
+    vocab_size: usize,
     vocab: Vocab,
     merges: Option<Vec<Merge>>,
     scores: Option<Vec<f32>>,
     token_types: Option<Vec<i32>>,
     #[serde(default)]
-    special_tokens: HashMap<String, serde_json::Value>,
+    special_tokens: serde_json::Map<String, serde_json::Value>,
     add_bos_token: Option<bool>,
     add_eos_token: Option<bool>,
     add_space_prefix: Option<bool>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Vocab {
     List(Vec<String>),
     Map(HashMap<String, u32>),
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Merge {
     Joined(String),
     Pair(String, String),
 }
 
-/// Reads such a file. `architecture` is the model's kind, by which texts are cut into words.
-pub(super) fn tokenizer(json: &[u8], architecture: &str) -> Result<Tokenizer> {
-    let bundled: Bundled = serde_json::from_slice(json)?;
-    let tokens = match bundled.vocab {
-        Vocab::List(tokens) => tokens,
-        Vocab::Map(ids) => in_order(ids)?,
-    };
-    // By merges if there are any; by scores, as SentencePiece does, if not.
-    let kind = match (&bundled.merges, &bundled.scores) {
-        (None, Some(_)) => "llama",
-        _ => "gpt2",
-    };
-    let mut metadata = Metadata::new();
-    let mut put = |key: &str, value: Value| metadata.insert(key, value);
-    let strings = |tokens: &[String]| Value::Array(Array::String(tokens.iter().collect()));
-    put("general.architecture", Value::String(architecture.into()))?;
-    put("tokenizer.ggml.model", Value::String(kind.into()))?;
-    put("tokenizer.ggml.tokens", strings(&tokens))?;
-    if let Some(merges) = bundled.merges {
-        let joined = merges.into_iter().map(|merge| match merge {
-            Merge::Joined(merge) => merge,
-            Merge::Pair(left, right) => format!("{left} {right}"),
-        });
-        put(
-            "tokenizer.ggml.merges",
-            strings(&joined.collect::<Vec<_>>()),
-        )?;
-    }
-    if let Some(scores) = bundled.scores {
-        put("tokenizer.ggml.scores", Value::Array(Array::F32(scores)))?;
-    }
-    if let Some(types) = bundled.token_types {
-        put("tokenizer.ggml.token_type", Value::Array(Array::I32(types)))?;
-    }
-    for (name, key) in [
-        ("bos", "bos"),
-        ("eos", "eos"),
-        ("pad", "padding"),
-        ("unk", "unknown"),
-        ("sep", "separator"),
-        ("cls", "cls"),
-        ("mask", "mask"),
-    ] {
-        let id = match bundled.special_tokens.get(name) {
-            Some(serde_json::Value::Number(id)) => id.as_u64(),
-            Some(serde_json::Value::String(token)) => {
-                (tokens.iter().position(|t| t == token)).map(|id| id as u64)
+impl Bundled {
+    /// What says the same as the tokenizer of a GGUF file; `None` if that has no vocabulary.
+    pub(crate) fn from_gguf(metadata: &Metadata) -> Result<Option<Bundled>> {
+        let array = |name: &str| match metadata.get(&key(name)) {
+            Some(Value::Array(array)) => Some(array),
+            _ => None,
+        };
+        let Some(Array::String(tokens)) = array("tokens") else {
+            return Ok(None);
+        };
+        let merges = match array("merges") {
+            Some(Array::String(merges)) => {
+                let joined = merges.iter().map(|merge| Merge::Joined(merge.to_owned()));
+                Some(joined.collect())
             }
             _ => None,
         };
-        if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
-            put(&format!("tokenizer.ggml.{key}_token_id"), Value::U32(id))?;
+        let scores = match array("scores") {
+            Some(Array::F32(scores)) => Some(scores.clone()),
+            _ => None,
+        };
+        let token_types = match array("token_type") {
+            Some(Array::I32(types)) => Some(types.clone()),
+            _ => None,
+        };
+        let mut special_tokens = serde_json::Map::new();
+        for (name, gguf) in SPECIAL {
+            if let Some(id) = metadata.get_u64(&key(&format!("{gguf}_token_id")))? {
+                special_tokens.insert(name.to_owned(), id.into());
+            }
+        }
+        let flag = |name: &str, default| -> Result<Option<bool>> {
+            Ok(Some(metadata.get_bool(&key(name))?.unwrap_or(default)))
+        };
+        let mut bundled = Bundled {
+            kind: String::new(),
+            vocab_size: tokens.len(),
+            vocab: Vocab::List(tokens.iter().map(str::to_owned).collect()),
+            merges,
+            scores,
+            token_types,
+            special_tokens,
+            add_bos_token: flag("add_bos_token", ADD_BOS)?,
+            add_eos_token: flag("add_eos_token", ADD_EOS)?,
+            add_space_prefix: flag("add_space_prefix", ADD_SPACE_PREFIX)?,
+        };
+        bundled.kind = bundled.kind().to_owned();
+        Ok(Some(bundled))
+    }
+
+    /// `bpe` or `unigram`: by merges if there are any; by scores, as SentencePiece does, if not.
+    pub(crate) fn kind(&self) -> &'static str {
+        match (&self.merges, &self.scores) {
+            (None, Some(_)) => "unigram",
+            _ => "bpe",
         }
     }
-    for (key, flag) in [
-        ("add_bos_token", bundled.add_bos_token.unwrap_or(true)),
-        ("add_eos_token", bundled.add_eos_token.unwrap_or(false)),
-        ("add_space_prefix", bundled.add_space_prefix.unwrap_or(true)),
-    ] {
-        put(&format!("tokenizer.ggml.{key}"), Value::Bool(flag))?;
+
+    /// Number of tokens.
+    pub(crate) fn n_vocab(&self) -> usize {
+        match &self.vocab {
+            Vocab::List(tokens) => tokens.len(),
+            Vocab::Map(ids) => ids.len(),
+        }
     }
-    Ok(Tokenizer::from_gguf(&metadata)?)
+
+    /// The metadata of a GGUF file that says the same, of a model of this architecture.
+    fn into_gguf(self, architecture: &str) -> Result<Metadata> {
+        let model = match self.kind() {
+            "unigram" => "llama",
+            _ => "gpt2",
+        };
+        let tokens = match self.vocab {
+            Vocab::List(tokens) => tokens,
+            Vocab::Map(ids) => in_order(ids)?,
+        };
+        let mut metadata = Metadata::new();
+        let mut put = |name: &str, value: Value| metadata.insert(key(name), value);
+        let strings = |tokens: &[String]| Value::Array(Array::String(tokens.iter().collect()));
+        put("model", Value::String(model.into()))?;
+        put("tokens", strings(&tokens))?;
+        if let Some(merges) = self.merges {
+            let joined = merges.into_iter().map(|merge| match merge {
+                Merge::Joined(merge) => merge,
+                Merge::Pair(left, right) => format!("{left} {right}"),
+            });
+            put("merges", strings(&joined.collect::<Vec<_>>()))?;
+        }
+        if let Some(scores) = self.scores {
+            put("scores", Value::Array(Array::F32(scores)))?;
+        }
+        if let Some(types) = self.token_types {
+            put("token_type", Value::Array(Array::I32(types)))?;
+        }
+        for (name, gguf) in SPECIAL {
+            let id = match self.special_tokens.get(name) {
+                Some(serde_json::Value::Number(id)) => id.as_u64(),
+                Some(serde_json::Value::String(token)) => {
+                    (tokens.iter().position(|t| t == token)).map(|id| id as u64)
+                }
+                _ => None,
+            };
+            if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
+                put(&format!("{gguf}_token_id"), Value::U32(id))?;
+            }
+        }
+        for (name, flag) in [
+            ("add_bos_token", self.add_bos_token.unwrap_or(ADD_BOS)),
+            ("add_eos_token", self.add_eos_token.unwrap_or(ADD_EOS)),
+            (
+                "add_space_prefix",
+                self.add_space_prefix.unwrap_or(ADD_SPACE_PREFIX),
+            ),
+        ] {
+            put(name, Value::Bool(flag))?;
+        }
+        let architecture = Value::String(architecture.into());
+        metadata.insert("general.architecture", architecture)?;
+        Ok(metadata)
+    }
+}
+
+/// Reads such a file. `architecture` is the model's kind, by which texts are cut into words.
+pub(super) fn tokenizer(json: &[u8], architecture: &str) -> Result<Tokenizer> {
+    let bundled: Bundled = serde_json::from_slice(json)?;
+    Ok(Tokenizer::from_gguf(&bundled.into_gguf(architecture)?)?)
 }
 
 /// The tokens in the order of their ids, which must be 0, 1, 2 and so on.
@@ -150,6 +241,38 @@ mod tests {
         let ids = tokenizer.encode("a a", Encode::TEXT).unwrap();
         assert_eq!(ids, [1, 5, 5]);
         assert_eq!(tokenizer.eos(), Some(2));
+    }
+
+    #[test]
+    fn a_tokenizer_goes_there_and_back() {
+        let mut metadata = Metadata::new();
+        let strings = |tokens: &[&str]| {
+            Value::Array(Array::String(
+                tokens.iter().map(|t| t.to_string()).collect(),
+            ))
+        };
+        for (name, value) in [
+            ("model", Value::String("gpt2".into())),
+            ("tokens", strings(&["a", "b", "ab", "<s>", "<pad>"])),
+            ("merges", strings(&["a b"])),
+            ("token_type", Value::Array(Array::I32(vec![1, 1, 1, 3, 3]))),
+            ("bos_token_id", Value::U32(3)),
+            ("padding_token_id", Value::U32(4)),
+            ("add_bos_token", Value::Bool(false)),
+            ("add_eos_token", Value::Bool(true)),
+            ("add_space_prefix", Value::Bool(false)),
+        ] {
+            metadata.insert(key(name), value).unwrap();
+        }
+        let bundled = Bundled::from_gguf(&metadata).unwrap().unwrap();
+        assert_eq!((bundled.kind(), bundled.n_vocab()), ("bpe", 5));
+        let json = serde_json::to_vec(&bundled).unwrap();
+        assert!(is_bundled(&json));
+        let back: Bundled = serde_json::from_slice(&json).unwrap();
+        let back = back.into_gguf("llama").unwrap();
+        for (name, value) in metadata.iter() {
+            assert_eq!(back.get(name), Some(value), "{name}");
+        }
     }
 
     #[test]

@@ -2,15 +2,19 @@
 
 mod adapter;
 mod assemble;
+mod bundle;
 mod bundled;
+mod called;
 mod generation;
 mod package;
+mod shards;
 mod source;
 mod text;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -20,6 +24,7 @@ use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::safetensors::{self, Index, SafeTensors};
+use sterna_kernels::quant::ternary::I2sLayout;
 use sterna_text::Tokenizer;
 
 use crate::args::{EngineFlags, ModelFlags, WeightsFlag};
@@ -27,9 +32,16 @@ use crate::machine::Machine;
 use crate::output;
 use crate::progress::Progress;
 
-pub(crate) use adapter::{Adapted, CONFIG as ADAPTER_CONFIG, LoraFlag, open as open_adapter};
+pub(crate) use adapter::{
+    Adapted, AdapterFiles, CONFIG as ADAPTER_CONFIG, LoraFlag, WEIGHTS as ADAPTER_WEIGHTS,
+    config as adapter_config, open as open_adapter,
+};
 use assemble::Assembled;
+pub(crate) use bundle::{BundleHeader, identity_hash};
+pub(crate) use bundled::Bundled;
+pub(crate) use called::stem;
 pub(crate) use package::{PackageHeader, read_package};
+use shards::Shards;
 use source::Found;
 pub(crate) use source::{Folder, SourceFile, package_folder};
 pub(crate) use text::GGUF_TOKENIZER_FILE;
@@ -63,11 +75,12 @@ pub(crate) enum Header {
         folder: Folder,
     },
     Package(Box<PackageHeader>),
+    Bundle(Box<BundleHeader>),
 }
 
-/// The largest file beside the weights that is read; the largest `tokenizer.json` in use have about
-/// 35 MB. What a parser refuses, it may read to the end first.
-const MAX_FILE_BYTES: u64 = 64 << 20;
+/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
+/// one, and the largest `tokenizer.json` in use have about 35 MB.
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 impl ModelFiles {
     /// Opens what `name` stands for: a path, or the built-in model.
@@ -77,6 +90,7 @@ impl ModelFiles {
             Found::SafeTensors { file, folder } => ModelFiles::open_file(name, file, folder),
             Found::Folder(folder) => ModelFiles::open_folder(name, folder),
             Found::Package(folder) => ModelFiles::open_package(name, folder),
+            Found::Bundle(folder) => ModelFiles::open_bundle(name, folder),
         }
     }
 
@@ -166,6 +180,31 @@ impl ModelFiles {
         &self.name
     }
 
+    /// What the model is called: by the user, and by its makers in its files.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let mut names = vec![stem(&self.name)];
+        match &self.header {
+            Header::Gguf { metadata, .. } => {
+                for key in ["general.name", "general.basename"] {
+                    names.extend(metadata.get_str(key)?.map(str::to_owned));
+                }
+            }
+            Header::SafeTensors { .. } | Header::Bundle(_) => {
+                let config = self.config_json()?.unwrap_or_default();
+                names.extend(config["_name_or_path"].as_str().map(str::to_owned));
+            }
+            Header::Package(header) => {
+                let manifest = header.package.manifest();
+                names.push(manifest.model_id.clone());
+                let source = manifest.metadata.as_ref().and_then(|m| m.get("source"));
+                names.extend(source.and_then(|s| s.as_str()).map(str::to_owned));
+            }
+        }
+        names.retain(|name| !name.is_empty());
+        names.dedup();
+        Ok(names)
+    }
+
     /// The files that hold tensors; [`TensorEntry::file`](sterna_format::TensorEntry) counts them.
     pub(crate) fn files(&self) -> &[SourceFile] {
         &self.files
@@ -187,6 +226,7 @@ impl ModelFiles {
             Header::Gguf { .. } => None,
             Header::SafeTensors { folder, .. } => Some(folder),
             Header::Package(header) => Some(&header.folder),
+            Header::Bundle(header) => Some(&header.folder),
         }
     }
 
@@ -198,16 +238,7 @@ impl ModelFiles {
         if let Header::Package(header) = &self.header {
             return header.beside(name);
         }
-        let Some(file) = folder.file(name)? else {
-            return Ok(None);
-        };
-        if file.len() > MAX_FILE_BYTES {
-            bail!(
-                "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
-                file.len()
-            );
-        }
-        file.bytes().map(Some)
+        Ok(package::small_file(folder, name)?.map(|(_, bytes)| bytes))
     }
 
     /// The file called `name` beside the weights, and what `parse` makes of it.
@@ -231,7 +262,10 @@ impl ModelFiles {
     pub(crate) fn config(&self) -> Result<Option<Config>> {
         match &self.header {
             Header::Package(header) => header.config().map(Some),
-            _ => match (self.parsed("config.json", Config::parse)?, &self.told) {
+            _ => match (
+                self.parsed("config.json", Config::parse)?,
+                self.told_config()?,
+            ) {
                 (None, Some(told)) => Ok(Some(Config::parse(told.to_string().as_bytes())?)),
                 (own, _) => Ok(own),
             },
@@ -243,11 +277,23 @@ impl ModelFiles {
     pub(crate) fn config_json(&self) -> Result<Option<Value>> {
         match &self.header {
             Header::Package(header) => Ok(Some(header.hf_config()?.config.into())),
-            _ => {
-                let own = self.parsed("config.json", parse_json)?;
-                Ok(own.or_else(|| self.told.clone()))
-            }
+            _ => match self.parsed("config.json", parse_json)? {
+                None => self.told_config(),
+                own => Ok(own),
+            },
         }
+    }
+
+    /// What the model's user said in the place of `config.json`, completed by what files of a bundle say.
+    fn told_config(&self) -> Result<Option<Value>> {
+        let Some(told) = &self.told else {
+            return Ok(None);
+        };
+        match &self.header {
+            Header::Bundle(header) => header.complete(told).map(Some),
+            _ => Ok(Some(told.clone())),
+        }
+        .with_context(|| self.name.clone())
     }
 
     /// `generation_config.json`, or the empty one. Warns of recommendations in it that are ignored.
@@ -279,6 +325,7 @@ impl ModelFiles {
     pub(crate) fn plan_for(&self, options: &PlanOptions) -> Result<ModelPlan> {
         let told = match &self.header {
             Header::Package(header) => header.i2s_layout().with_context(|| self.name.clone())?,
+            Header::Bundle(_) => Some(I2sLayout::PaddedRows),
             _ => None,
         };
         let options = &PlanOptions {
@@ -286,7 +333,7 @@ impl ModelFiles {
         };
         match &self.header {
             Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
-            Header::SafeTensors { .. } | Header::Package(_) => {
+            Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
                 let Some(config) = self.config()? else {
                     bail!(
                         "{}: expected config.json beside the weights, found none",
@@ -302,7 +349,7 @@ impl ModelFiles {
     /// Checks the bytes of a package that nobody has checked yet, before anything is made of them.
     pub(crate) fn verify(&self) -> Result<()> {
         match &self.header {
-            Header::Package(header) => package::verify_shards(header, &self.files),
+            Header::Package(header) => shards::verify(&self.files, header.checks()),
             _ => Ok(()),
         }
     }
@@ -317,18 +364,26 @@ impl ModelFiles {
 
     /// A range of bytes that a plan of this model asks for.
     pub(crate) fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
-        if let Some(file) = self.files.get(want.file) {
-            return file.slice(want.offset, want.len);
+        match self.assembled(want)? {
+            None => self.files[want.file].slice(want.offset, want.len),
+            Some(made) => made
+                .slice(&self.files, want.offset, want.len)
+                .with_context(|| self.name.clone()),
         }
-        let made = self.assembled.get(want.file - self.files.len());
-        let made = made.with_context(|| {
+    }
+
+    /// What makes the bytes that are asked for; `None` if they lie in a file.
+    fn assembled(&self, want: &TensorRequest) -> Result<Option<&Assembled>> {
+        let Some(index) = want.file.checked_sub(self.files.len()) else {
+            return Ok(None);
+        };
+        let made = self.assembled.get(index).with_context(|| {
             format!(
                 "tensor `{}`: expected a file of the model, found file {}",
                 want.name, want.file
             )
         })?;
-        made.slice(&self.files, want.offset, want.len)
-            .with_context(|| self.name.clone())
+        Ok(Some(made))
     }
 
     /// The file called `name` beside the weights, as it stands.
@@ -345,7 +400,6 @@ impl ModelFiles {
         backend: Cpu,
         weights: WeightsFlag,
     ) -> Result<Arc<Model<Cpu>>> {
-        self.verify()?;
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,
@@ -354,25 +408,29 @@ impl ModelFiles {
                 n_bytes <= Machine::detect().free_memory_bytes / 2
             }
         };
-        // Files that were read, each when its first weight is wanted.
-        let mut read: Vec<Option<SourceFile>> = self.files.iter().map(|_| None).collect();
+        let checks = match &self.header {
+            Header::Package(header) => header.checks(),
+            _ => Vec::new(),
+        };
         let progress = Progress::bytes("loading", plan.weight_bytes());
         let mut loader = Loader::new(plan, backend);
-        while let Some(want) = loader.wanted() {
-            let bytes = match self.files.get(want.file) {
-                Some(file) if weights_read => {
-                    let memory = match &mut read[want.file] {
-                        Some(memory) => memory,
-                        none => none.insert(file.read()?),
-                    };
-                    memory.slice(want.offset, want.len)?
-                }
-                _ => self.bytes_of(want)?,
-            };
-            let len = want.len;
-            loader.feed(bytes).with_context(|| self.name.clone())?;
-            progress.add(len);
-        }
+        thread::scope(|scope| {
+            let mut shards = Shards::start(scope, &self.files, checks, weights_read);
+            while let Some(want) = loader.wanted() {
+                let bytes = match self.assembled(want)? {
+                    None => shards.get(want.file)?.slice(want.offset, want.len)?,
+                    Some(made) => {
+                        made.shards().try_for_each(|i| shards.get(i).map(drop))?;
+                        made.slice(shards.files(), want.offset, want.len)
+                            .with_context(|| self.name.clone())?
+                    }
+                };
+                let len = want.len;
+                loader.feed(bytes).with_context(|| self.name.clone())?;
+                progress.add(len);
+            }
+            shards.finish()
+        })?;
         if let Header::Package(header) = &self.header {
             for warning in header.hf_config()?.warnings {
                 output::note(format_args!("warning: {}: {warning}", self.name));
@@ -401,7 +459,7 @@ impl ModelFiles {
             ));
         }
         let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
-        Adapted::new(model, flags.lora())?.session(flags.session(ctx_len))
+        Adapted::new(model, self, flags.lora())?.session(flags.session(ctx_len))
     }
 
     /// Every token that ends an answer: those that the files name, and those that `tokenizer` knows of.

@@ -1,29 +1,24 @@
 //! Packages as models: their shards opened, every tensor given a place that the engine can read.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use sterna_delivery::hash::{Digest, Expected, Verified};
+use sterna_delivery::hash::{Digest, Expected};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::Config;
-use sterna_format::rdrr::{
-    self, HfConfig, MANIFEST_FILE, Manifest, Package, TENSORS_FILE, TensorMap,
-};
+use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
 use sterna_kernels::quant::ternary::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::source::Folder;
 use super::text::GGUF_TOKENIZER_FILE;
 use super::{Header, MAX_FILE_BYTES, ModelFiles, SourceFile};
-use crate::progress::Progress;
+use crate::hashes::{algorithm, digest};
+use crate::pull::check_signature;
 use crate::pull::contents::hashed_files;
-use crate::pull::{algorithm, check_signature, digest};
-use crate::{machine, output};
 
 /// A package and the folder it is in.
 #[derive(Debug)]
@@ -41,8 +36,10 @@ pub(crate) struct PackageHeader {
 impl ModelFiles {
     /// Opens the package in `folder`.
     pub(super) fn open_package(name: &str, folder: Folder) -> Result<ModelFiles> {
-        let package = read_package(name, &folder)?;
-        check_signed(name, &folder)?;
+        // Read once: what was signed is what is parsed.
+        let manifest = read_manifest(name, &folder)?;
+        check_signed(name, &folder, &manifest)?;
+        let package = parse_package(name, &folder, &manifest)?;
         let n_shards = package.manifest().shards.len();
         let files: Vec<SourceFile> = (0..n_shards)
             .map(|index| open_shard(&folder, package.manifest(), index))
@@ -51,7 +48,9 @@ impl ModelFiles {
         let mut assembled: Vec<Assembled> = Vec::new();
         let is_lora = package.manifest().is_lora();
         let mut not_runnable = is_lora.then(|| {
-            "expected a model, found a LoRA adapter, which runs with its base model".to_owned()
+            format!(
+                "expected a model, found a LoRA adapter; use it with its base model: --lora {name}"
+            )
         });
         for tensor in package.tensors().iter() {
             let Some(dtype) = tensor.dtype.known() else {
@@ -77,7 +76,7 @@ impl ModelFiles {
             ));
         }
         let mut header = PackageHeader {
-            hashed: hashed_files(package.manifest()).with_context(|| name.to_owned())?,
+            hashed: hashed_files(package.manifest()),
             package,
             folder,
             gguf_text: None,
@@ -100,57 +99,29 @@ impl ModelFiles {
     }
 }
 
-/// Refuses a package that somebody signed whom the user doesn't trust.
-fn check_signed(name: &str, folder: &Folder) -> Result<()> {
+/// Refuses a package whose `manifest` somebody signed whom the user doesn't trust.
+fn check_signed(name: &str, folder: &Folder, manifest: &[u8]) -> Result<()> {
     let Some((file, signature)) = small_file(folder, SIGNATURE_FILE)? else {
         return Ok(());
     };
-    let Some((_, manifest)) = small_file(folder, MANIFEST_FILE)? else {
-        return Ok(());
-    };
     let signature = std::str::from_utf8(&signature).with_context(|| format!("{file}: no text"))?;
-    check_signature(name, &manifest, Some(signature)).map(|_| ())
-}
-
-/// Checks the hash of every shard of `files`, on as many threads as there are cores.
-///
-/// Those of a model in the store, or on its way there, were checked before they got there, and the store's
-/// files don't change.
-pub(super) fn verify_shards(header: &PackageHeader, files: &[SourceFile]) -> Result<()> {
-    if matches!(header.folder, Folder::Stored(_) | Folder::Arriving(_)) {
-        return Ok(());
-    }
-    let manifest = header.package.manifest();
-    let algorithm = algorithm(manifest);
-    let total = manifest.shards.iter().map(|shard| shard.size).sum();
-    let progress = Progress::bytes("verifying", total);
-    let next = AtomicUsize::new(0);
-    let verify = || -> Result<()> {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some((shard, file)) = manifest.shards.get(i).zip(files.get(i)) else {
-                return Ok(());
-            };
-            let verified = Expected::Digest(digest(algorithm, &shard.hash)).verify(&file.bytes()?);
-            if verified.with_context(|| file.to_string())? == Verified::Blake3Variant {
-                output::note(format_args!(
-                    "note: {file}: verified by the variant of BLAKE3 that the existing JavaScript \
-                     runtime computes"
-                ));
-            }
-            progress.add(shard.size);
-        }
-    };
-    let n_threads = machine::default_threads().min(files.len()).max(1);
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(verify)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().expect("verifying doesn't panic"))
-    })
+    check_signature(name, manifest, Some(signature)).map(|_| ())
 }
 
 impl PackageHeader {
+    /// What each shard must be, in order, where that is not known to be so.
+    ///
+    /// Shards of a model in the store, or on its way there, were checked before they got there.
+    pub(super) fn checks(&self) -> Vec<Option<Expected>> {
+        if matches!(self.folder, Folder::Stored(_) | Folder::Arriving(_)) {
+            return Vec::new();
+        }
+        let manifest = self.package.manifest();
+        let algorithm = algorithm(manifest);
+        let expected = |shard: &rdrr::Shard| Expected::Digest(digest(algorithm, &shard.hash));
+        manifest.shards.iter().map(|s| Some(expected(s))).collect()
+    }
+
     /// The bytes of the file called `name` beside the shards, as the manifest says they must be. Where it
     /// gives hashes of such files, others are taken not to be there: anybody may have put them.
     pub(super) fn beside(&self, name: &str) -> Result<Option<Bytes>> {
@@ -208,34 +179,36 @@ impl PackageHeader {
     }
 }
 
-/// The manifest and the tensor map of the package in `folder`, which the user calls `name`.
+/// The manifest and the tensor map of the package in `folder`, which the user calls `name`. Whoever signed
+/// it is not looked at.
 pub(crate) fn read_package(name: &str, folder: &Folder) -> Result<Package> {
-    let Some((file, bytes)) = small_file(folder, MANIFEST_FILE)? else {
-        bail!("{name}: expected {MANIFEST_FILE} in the folder, found none");
-    };
-    let manifest = Manifest::parse(&bytes).with_context(|| file.to_string())?;
-    let tensors = match &manifest.tensors_file {
-        Some(tensors_file) => match small_file(folder, tensors_file)? {
-            Some((file, bytes)) => {
-                Some(TensorMap::parse(&bytes).with_context(|| file.to_string())?)
-            }
-            // Stored copies may have lost it; what is inline says the same.
-            None if manifest.tensors.is_some() => None,
-            None => bail!("{name}: expected {tensors_file}, which the manifest names, found none"),
-        },
-        None if manifest.tensors.is_none() => match small_file(folder, TENSORS_FILE)? {
-            Some((file, bytes)) => {
-                Some(TensorMap::parse(&bytes).with_context(|| file.to_string())?)
-            }
-            None => None,
-        },
-        None => None,
-    };
-    Package::new(manifest, tensors).with_context(|| name.to_owned())
+    let manifest = read_manifest(name, folder)?;
+    parse_package(name, folder, &manifest)
 }
 
-/// The file called `name` and its bytes, unless there is none.
-fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::Bytes)>> {
+fn read_manifest(name: &str, folder: &Folder) -> Result<Bytes> {
+    let Some((_, bytes)) = small_file(folder, MANIFEST_FILE)? else {
+        bail!("{name}: expected {MANIFEST_FILE} in the folder, found none");
+    };
+    Ok(bytes)
+}
+
+/// The package in `folder` whose manifest is `bytes`.
+fn parse_package(name: &str, folder: &Folder, bytes: &[u8]) -> Result<Package> {
+    let place = || folder.path_of(MANIFEST_FILE);
+    let manifest = Manifest::parse(bytes).with_context(place)?;
+    let package = Package::open(manifest, |map| match small_file(folder, map)? {
+        Some((file, bytes)) => {
+            let tensors = TensorMap::parse(&bytes).with_context(|| file.to_string())?;
+            Ok::<_, anyhow::Error>(Some(tensors))
+        }
+        None => Ok(None),
+    });
+    package.with_context(|| name.to_owned())
+}
+
+/// The file called `name` and its bytes as they are now, unless there is none.
+pub(super) fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, Bytes)>> {
     let Some(file) = folder.file(name)? else {
         return Ok(None);
     };
@@ -245,12 +218,13 @@ fn small_file(folder: &Folder, name: &str) -> Result<Option<(SourceFile, bytes::
             file.len()
         );
     }
-    let bytes = file.bytes()?;
+    // A copy: what is verified and then parsed can't change in between.
+    let bytes = Bytes::copy_from_slice(&file.bytes()?);
     Ok(Some((file, bytes)))
 }
 
-/// A shard of the size that the manifest gives. What it holds is verified by [`verify_shards`] before a
-/// model is made of it.
+/// A shard of the size that the manifest gives. What it holds is verified, by [`PackageHeader::checks`],
+/// before a model is made of it.
 fn open_shard(folder: &Folder, manifest: &Manifest, index: usize) -> Result<SourceFile> {
     let shard = &manifest.shards[index];
     let file = folder.shard(&shard.file_name)?;

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use sterna_delivery::LocalFile;
 use sterna_delivery::fetch::{FetchError, Limits};
 use sterna_delivery::store::{self, StoreError};
+use sterna_delivery::{LocalFile, LocalFileError};
+use sterna_format::bundle::{LORA_FILE, TENSORS_FILE as BUNDLE_FILE};
 use sterna_format::gguf;
 use sterna_format::rdrr::MANIFEST_FILE;
 
+use super::ADAPTER_CONFIG;
 use crate::pull::Arrival;
 use crate::{builtin, output, pull};
 
@@ -21,7 +23,7 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const SINGLE: &str = "model.safetensors";
 
 /// One file: from disk, or part of this program.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum SourceFile {
     Local(LocalFile),
     /// A file of a model in the store, where files have other names.
@@ -48,20 +50,29 @@ impl SourceFile {
 
     /// The same file with its bytes in memory of this process.
     pub(super) fn read(&self) -> Result<SourceFile> {
+        self.read_by(LocalFile::read)
+    }
+
+    /// The same, on this thread alone; `look` is shown all bytes, in order, while they are read.
+    pub(super) fn read_past(&self, look: impl FnMut(&[u8])) -> Result<SourceFile> {
+        self.read_by(|file| file.read_past(look))
+    }
+
+    fn read_by(
+        &self,
+        read: impl FnOnce(&LocalFile) -> Result<LocalFile, LocalFileError>,
+    ) -> Result<SourceFile> {
         Ok(match self {
-            SourceFile::Local(file) => SourceFile::Local(file.read()?),
+            SourceFile::Local(file) => SourceFile::Local(read(file)?),
             SourceFile::Stored { name, file } => SourceFile::Stored {
                 name: name.clone(),
-                file: file.read()?,
+                file: read(file)?,
             },
             SourceFile::Arriving { name, arrival, .. } => SourceFile::Stored {
                 name: name.clone(),
-                file: LocalFile::open(arrival.path(name)?)?.read()?,
+                file: read(&LocalFile::open(arrival.path(name)?)?)?,
             },
-            SourceFile::Builtin { name, bytes } => SourceFile::Builtin {
-                name,
-                bytes: bytes.clone(),
-            },
+            SourceFile::Builtin { .. } => self.clone(),
         })
     }
 
@@ -228,6 +239,8 @@ pub(super) enum Found {
     Folder(Folder),
     /// A folder with a manifest.
     Package(Folder),
+    /// A folder with the weight file of an engine.
+    Bundle(Folder),
     /// One safetensors file, and the folder it is in.
     SafeTensors { file: SourceFile, folder: Folder },
 }
@@ -245,11 +258,8 @@ pub(super) fn find(model: &str) -> Result<Found> {
         return find_in_folder(path);
     }
     // A name of the store can't look like a path in a folder.
-    if !path.exists()
-        && !model.contains(['/', '\\'])
-        && let Some(stored) = in_store(model)?
-    {
-        return find_in_store(stored);
+    if !path.exists() && !model.contains(['/', '\\']) {
+        return find_in_store(in_store(model)?.with_context(|| unknown(model))?);
     }
     find_file(path)
 }
@@ -260,22 +270,59 @@ pub(crate) fn package_folder(name: &str) -> Result<Folder> {
     if path.exists() {
         return Ok(Folder::Local(path.to_owned()));
     }
-    match in_store(name)? {
-        Some(model) => Ok(Folder::Stored(Arc::new(model))),
-        None => {
-            bail!("{name}: expected a folder or the name of a model in the store, found neither")
-        }
-    }
+    let model = in_store(name)?.with_context(|| unknown(name))?;
+    Ok(Folder::Stored(Arc::new(model)))
 }
 
 /// The model called `name` in the store, if there is one.
-fn in_store(name: &str) -> Result<Option<store::Model>> {
+pub(super) fn in_store(name: &str) -> Result<Option<store::Model>> {
     let store = pull::store()?;
     match store.model(name) {
         Ok(model) => Ok(Some(model)),
         Err(StoreError::NoSuchModel { .. } | StoreError::Name { .. }) => Ok(None),
+        Err(error @ StoreError::Damaged { .. }) => Err(error).with_context(|| {
+            format!("{name}: damaged; `sterna pull {name}` fetches what is wrong again")
+        }),
         Err(error) => Err(error.into()),
     }
+}
+
+/// What to say of a name that means nothing here: which names do.
+fn unknown(name: &str) -> String {
+    const SHOWN: usize = 5;
+    let models = pull::store().and_then(|store| Ok(store.list()?));
+    // What can't be listed can't be suggested; whoever asks for it is told why.
+    let mut names: Vec<String> = models.map_or(Vec::new(), |models| {
+        models.into_iter().map(|model| model.name).collect()
+    });
+    names.sort_by_cached_key(|known| (distance(name, known), known.clone()));
+    let has = match names.len() {
+        0 => "which is empty (`sterna pull SOURCE` fetches a model)".to_owned(),
+        n if n > SHOWN => format!(
+            "which has {} and {} more",
+            names[..SHOWN].join(", "),
+            n - SHOWN
+        ),
+        _ => format!("which has {}", names.join(", ")),
+    };
+    format!("{name}: no such file or folder, and no model of that name in the store, {has}")
+}
+
+/// Letters to be put in, taken out or exchanged to make `b` of `a`, whatever their case.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let exchanged = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = exchanged.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 /// The model at an address, as it is there now: a package while it is fetched, others once they are in
@@ -397,6 +444,18 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     if folder.join(MANIFEST_FILE).exists() {
         return Ok(Found::Package(Folder::Local(folder.to_owned())));
     }
+    if folder.join(BUNDLE_FILE).exists() {
+        return Ok(Found::Bundle(Folder::Local(folder.to_owned())));
+    }
+    if [ADAPTER_CONFIG, LORA_FILE]
+        .iter()
+        .any(|name| folder.join(name).exists())
+    {
+        bail!(
+            "{0}: expected a model, found a LoRA adapter; use it with its base model: --lora {0}",
+            folder.display()
+        );
+    }
     let entries = folder
         .read_dir()
         .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
@@ -409,7 +468,8 @@ fn find_in_folder(folder: &Path) -> Result<Found> {
     });
     if files.is_empty() {
         bail!(
-            "{}: expected {SINGLE}, {INDEX}, {MANIFEST_FILE} or a .gguf file in the folder, found {}",
+            "{}: expected {SINGLE}, {INDEX}, {MANIFEST_FILE}, {BUNDLE_FILE} or a .gguf file in the \
+             folder, found {}",
             folder.display(),
             describe(&others)
         );
@@ -470,5 +530,24 @@ fn names(files: &[PathBuf]) -> String {
     match files.len() - names.len() {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_differ_by_their_letters() {
+        for (a, b, n) in [
+            ("", "", 0),
+            ("tiny", "Tiny", 0),
+            ("tiny", "", 4),
+            ("tiny", "tinny", 1),
+            ("tiny", "tony-2", 3),
+            ("ab", "ba", 2),
+        ] {
+            assert_eq!((distance(a, b), distance(b, a)), (n, n), "{a} {b}");
+        }
     }
 }

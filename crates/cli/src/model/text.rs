@@ -29,7 +29,7 @@ impl ModelFiles {
         }
         match &self.header {
             Header::Gguf { .. } => unreachable!("its metadata were taken above"),
-            Header::SafeTensors { .. } => {
+            Header::SafeTensors { .. } | Header::Bundle(_) => {
                 let config = self.tokenizer_config()?;
                 let json = |bytes: &[u8]| Tokenizer::from_hf_json(bytes, Some(&config));
                 if let Some(tokenizer) = self.parsed("tokenizer.json", json)? {
@@ -46,7 +46,7 @@ impl ModelFiles {
     fn gguf_text(&self) -> Option<&Metadata> {
         match &self.header {
             Header::Gguf { metadata, .. } => Some(metadata),
-            Header::SafeTensors { .. } => None,
+            Header::SafeTensors { .. } | Header::Bundle(_) => None,
             Header::Package(header) => header.gguf_text.as_ref(),
         }
     }
@@ -104,7 +104,7 @@ impl ModelFiles {
         self.tokenizer()?.with_context(|| {
             let expected = match self.header {
                 Header::Gguf { .. } => "a tokenizer in the metadata (tokenizer.ggml.model)",
-                Header::SafeTensors { .. } | Header::Package(_) => {
+                Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
                     "tokenizer.json or tokenizer.model beside the weights"
                 }
             };
@@ -176,7 +176,9 @@ impl ModelFiles {
         }
         match &self.header {
             Header::Gguf { .. } => unreachable!("its metadata were taken above"),
-            Header::SafeTensors { .. } => Ok(self.config()?.and_then(|config| config.model_type)),
+            Header::SafeTensors { .. } | Header::Bundle(_) => {
+                Ok(self.config()?.and_then(|config| config.model_type))
+            }
             // A package that can't be run still has words and templates.
             Header::Package(header) => {
                 let named = || header.package.manifest().model_type.clone();

@@ -4,15 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch;
-use sterna_delivery::hash::{Algorithm, BlockDigests, Digest, Expected};
-use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_delivery::hash::{Digest, Expected};
 use sterna_delivery::store::{Blob, Group, Piece, Pull, Store};
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap, is_plain_file_name};
+use sterna_format::rdrr::{Manifest, Package};
 
-use super::{algorithm, digest};
-
-/// Bytes that a file beside the shards may have.
-pub(super) const MAX_SMALL: usize = 256 << 20;
+use crate::hashes::{algorithm, digest, shard_blocks};
+use crate::model::MAX_FILE_BYTES;
 
 /// The files of a package besides its manifest.
 pub(crate) struct PackageContents {
@@ -20,34 +17,21 @@ pub(crate) struct PackageContents {
     pub(crate) blobs: Vec<fetch::Blob>,
     /// Files that the manifest names without a digest.
     pub(crate) unverified: Vec<String>,
+    /// The file that says where the tensors are, unless only the manifest does.
+    pub(crate) tensors_file: Option<String>,
     n_shards: usize,
 }
 
-/// The files that a manifest of ours gives hashes of, by name: sizes and digests.
-pub(crate) fn hashed_files(manifest: &Manifest) -> Result<BTreeMap<String, (u64, Digest)>> {
+/// The files beside the shards that a manifest gives hashes of, by name: sizes and digests.
+pub(crate) fn hashed_files(manifest: &Manifest) -> BTreeMap<String, (u64, Digest)> {
     let algorithm = algorithm(manifest);
-    let Some(files) = (manifest.integrity.as_ref()).and_then(|i| i.extra.get("files")) else {
-        return Ok(BTreeMap::new());
-    };
-    let files = files
-        .as_object()
-        .context("integrityExtensions.files: expected an object")?;
+    let files = manifest.hashed_files().iter();
     files
-        .iter()
-        .map(|(name, entry)| {
-            let place = || format!("integrityExtensions.files.{name}");
-            if !is_plain_file_name(name) || [MANIFEST_FILE, SIGNATURE_FILE].contains(&name.as_str())
-            {
-                bail!("{}: expected the plain name of another file", place());
-            }
-            let size = entry["size"]
-                .as_u64()
-                .with_context(|| format!("{}.size: expected a number of bytes", place()))?;
-            let hash = entry["hash"]
-                .as_str()
-                .with_context(|| format!("{}.hash: expected a digest", place()))?;
-            let digest = Digest::from_hex(algorithm, hash).with_context(place)?;
-            Ok((name.clone(), (size, digest)))
+        .map(|file| {
+            (
+                file.name.clone(),
+                (file.size, digest(algorithm, &file.hash)),
+            )
         })
         .collect()
 }
@@ -56,63 +40,49 @@ impl PackageContents {
     /// Those that `manifest` names.
     pub(crate) fn of(manifest: &Manifest) -> Result<PackageContents> {
         let algorithm = algorithm(manifest);
-        let blocks = manifest
-            .integrity
-            .as_ref()
-            .and_then(|integrity| integrity.shard_blocks.as_ref());
         let mut blobs = Vec::new();
         for (i, shard) in manifest.shards.iter().enumerate() {
             let expected = Expected::Digest(digest(algorithm, &shard.hash));
             let mut blob = fetch::Blob::new(&shard.file_name, shard.size, expected)?;
-            if let Some(blocks) = blocks
-                && let Some(hashes) = blocks.hashes.get(i)
-            {
-                let of_block = |hash| digest(Algorithm::Blake3, hash);
-                let digests = hashes.iter().map(of_block).collect();
-                let digests = BlockDigests::new(shard.size, blocks.block_size, digests)
-                    .with_context(|| shard.file_name.clone())?;
+            let blocks = shard_blocks(manifest, i).with_context(|| shard.file_name.clone())?;
+            if let Some(digests) = blocks {
                 blob = blob.with_blocks(digests)?;
             }
             blobs.push(blob);
         }
         let n_shards = blobs.len();
-        let hashed = hashed_files(manifest)?;
+        let hashed = hashed_files(manifest);
         for (name, (size, digest)) in &hashed {
+            if *size > MAX_FILE_BYTES {
+                bail!(
+                    "integrityExtensions.files.{name}.size: expected at most {MAX_FILE_BYTES} bytes, found {size}"
+                );
+            }
             blobs.push(fetch::Blob::new(name, *size, Expected::Digest(*digest))?);
         }
         let tokenizer = manifest.tokenizer.as_ref();
+        let tensors_file = manifest.tensor_map_file().map(str::to_owned);
         let named = [
-            manifest.tensors_file.as_ref(),
-            tokenizer.and_then(|entry| entry.file.as_ref()),
-            tokenizer.and_then(|entry| entry.sentencepiece_model.as_ref()),
+            tensors_file.as_deref(),
+            tokenizer.and_then(|entry| entry.file.as_deref()),
+            tokenizer.and_then(|entry| entry.sentencepiece_model.as_deref()),
         ];
         let mut unverified: Vec<String> = (named.into_iter().flatten())
             .filter(|name| !hashed.contains_key(*name))
-            .cloned()
+            .map(str::to_owned)
             .collect();
         unverified.dedup();
         Ok(PackageContents {
             blobs,
             unverified,
+            tensors_file,
             n_shards,
         })
     }
 
-    /// Where the tensors are: `read` fetches the external map, which must be as its hash says.
-    pub(crate) fn tensor_map(
-        &self,
-        manifest: &Manifest,
-        read: impl FnOnce(&str, Option<Expected>) -> Result<Vec<u8>>,
-    ) -> Result<Package> {
-        let external = match (&manifest.tensors_file, &manifest.tensors) {
-            (Some(name), None) => {
-                let blob = self.blobs.iter().find(|blob| blob.name() == name);
-                let bytes = read(name, blob.map(fetch::Blob::expected))?;
-                Some(TensorMap::parse(&bytes).with_context(|| name.clone())?)
-            }
-            _ => None,
-        };
-        Ok(Package::new(manifest.clone(), external)?)
+    /// What the bytes of the file called `name` must be, where the manifest says it.
+    pub(crate) fn blob(&self, name: &str) -> Option<&fetch::Blob> {
+        self.blobs.iter().find(|blob| blob.name() == name)
     }
 
     fn shard(&self, index: usize) -> Blob {

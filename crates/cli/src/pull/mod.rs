@@ -2,22 +2,26 @@
 
 mod arrival;
 pub(crate) mod contents;
+mod offer;
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use sterna_delivery::fetch::{self, Cancel, Event, Fault, Limits, fetch_small};
-use sterna_delivery::hash::{Algorithm, Digest, Expected};
+use sterna_delivery::fetch::{self, Cancel, Event, Limits, fetch_small};
+use sterna_delivery::hash::{Algorithm, Expected};
 use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
 use sterna_delivery::store::{self, Entry, Pull, Store};
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
 
+use crate::model::MAX_FILE_BYTES;
 use crate::progress::Progress;
 use crate::{folders, output, trust};
 pub(crate) use arrival::Arrival;
-use contents::{MAX_SMALL, PackageContents};
+use contents::PackageContents;
+use offer::Offer;
 
 /// What a pull did.
 #[derive(Debug, serde::Serialize)]
@@ -42,6 +46,15 @@ pub(crate) fn store() -> Result<Store> {
     Ok(Store::open(folders::data()?)?)
 }
 
+/// Where the model called `name` came from, if there is one in the store and nothing else of that name.
+pub(crate) fn origin(store: &Store, name: &str) -> Result<Option<String>> {
+    if name.contains(['/', '\\']) || Path::new(name).exists() {
+        return Ok(None);
+    }
+    let model = store.list()?.into_iter().find(|model| model.name == name);
+    Ok(model.map(|model| model.entry.source))
+}
+
 /// Fetches the model at `sources`, which are the same model in several places, into `store`, under
 /// `name` or one made from the first address.
 ///
@@ -56,6 +69,14 @@ pub(crate) fn pull(
     arrival: Option<&Arrival>,
 ) -> Result<Pulled> {
     let first = sources.first().context("expected a source, found none")?;
+    // The same from wherever it is pulled again.
+    let first = &match first.contains("://") {
+        true => first.clone(),
+        false => fs::canonicalize(first)
+            .with_context(|| first.clone())?
+            .display()
+            .to_string(),
+    };
     let unnamed = name.is_none();
     let name = match name {
         Some(name) => name.to_owned(),
@@ -106,30 +127,30 @@ pub(crate) fn pull(
     }
     let opened: Vec<Box<dyn Source>> = sources.iter().map(|s| source(s)).collect::<Result<_>>()?;
     let all: Vec<&dyn Source> = opened.iter().map(|source| &**source).collect();
-    pull_package(store, pull, first, &all, limits, arrival, must_be_signed)
+    let offer = offer::choose(&all, must_be_signed.as_deref(), limits)?;
+    pull_package(store, pull, first, offer, limits, arrival)
 }
 
-/// Fetches a package.
+/// Fetches the package on `offer`.
 fn pull_package(
     store: &Store,
     pull: Pull,
     from: &str,
-    sources: &[&dyn Source],
+    offer: Offer<'_>,
     limits: &Limits,
     arrival: Option<&Arrival>,
-    must_be_signed: Option<String>,
 ) -> Result<Pulled> {
-    let bytes = small(MANIFEST_FILE, sources, limits)?;
-    let signature = signature(sources, limits)?;
-    // Before anything in it is believed.
-    let signer = check_signature(from, &bytes, signature.as_deref())?;
-    if let (None, Some(name)) = (&signer, must_be_signed) {
-        bail!(
-            "{from}: refused: not signed, but what the store has under this name was signed by {name}; \
-             remove that first if this is meant"
-        );
+    let Offer {
+        manifest,
+        bytes,
+        signature,
+        signer,
+        sources,
+        dropped,
+    } = offer;
+    for (source, why) in &dropped {
+        output::note(format_args!("warning: {source}: not used: {why}"));
     }
-    let manifest = Manifest::parse(&bytes).with_context(|| format!("{from}: {MANIFEST_FILE}"))?;
     let mut entry = Entry::new(from);
     entry.signer = signer;
     entry.files.insert(
@@ -141,11 +162,14 @@ fn pull_package(
         entry.files.insert(SIGNATURE_FILE.to_owned(), file);
     }
     let mut contents = PackageContents::of(&manifest).with_context(|| from.to_owned())?;
+    let mut tensors = None;
     for name in &contents.unverified {
-        let bytes = small(name, sources, limits)?;
-        entry
-            .files
-            .insert(name.clone(), pull.put(Algorithm::Sha256, &bytes)?);
+        let bytes = small(name, &sources, limits)?;
+        let file = pull.put(Algorithm::Sha256, &bytes)?;
+        entry.files.insert(name.clone(), file);
+        if contents.tensors_file.as_ref() == Some(name) {
+            tensors = Some(bytes);
+        }
     }
     if !contents.unverified.is_empty() {
         output::note(format_args!(
@@ -153,13 +177,11 @@ fn pull_package(
             contents.unverified.join(", ")
         ));
     }
-    let tensors = contents.tensor_map(&manifest, |name, expected| {
-        let bytes = small(name, sources, limits)?;
-        if let Some(expected) = expected {
-            expected.verify(&bytes).with_context(|| name.to_owned())?;
-        }
-        Ok(bytes)
-    })?;
+    if let (None, Some(name)) = (&tensors, &contents.tensors_file) {
+        let blob = contents.blob(name).expect("others are fetched above");
+        tensors = Some(in_store(&pull, blob, &sources, limits)?);
+    }
+    let tensors = package(from, &manifest, &contents, tensors.as_deref())?;
     let copied = contents.copy_groups(store, &pull, &manifest, &tensors)?;
     entry.groups = contents.groups(&manifest, &tensors);
     if let Some(arrival) = arrival {
@@ -178,15 +200,74 @@ fn pull_package(
     }
     // Small files first: they are wanted before the shards.
     contents.blobs.rotate_left(manifest.shards.len());
-    finish(
+    let mut pulled = finish(
         pull,
         entry,
         contents.blobs,
-        sources,
+        &sources,
         limits,
         copied,
         arrival,
-    )
+    )?;
+    pulled.dropped.splice(0..0, dropped);
+    Ok(pulled)
+}
+
+/// The package at `address` as it is described there: its manifest, and where its tensors are.
+pub(crate) fn look_at(address: &str) -> Result<Package> {
+    let source = source(address)?;
+    let limits = Limits::default();
+    let offer = offer::choose(&[&*source], None, &limits)?;
+    let contents = PackageContents::of(&offer.manifest).with_context(|| address.to_owned())?;
+    let tensors = match &contents.tensors_file {
+        None => None,
+        Some(name) => {
+            let bytes = small(name, &offer.sources, &limits)?;
+            if let Some(blob) = contents.blob(name) {
+                let verified = blob.expected().verify(&bytes);
+                verified.with_context(|| format!("{address}: {name}"))?;
+            }
+            Some(bytes)
+        }
+    };
+    package(address, &offer.manifest, &contents, tensors.as_deref())
+}
+
+/// What `manifest` and the tensor map beside it say together; fails if they contradict each other.
+fn package(
+    from: &str,
+    manifest: &Manifest,
+    contents: &PackageContents,
+    tensors: Option<&[u8]>,
+) -> Result<Package> {
+    let external = match (&contents.tensors_file, tensors) {
+        (Some(name), Some(bytes)) => {
+            let map = TensorMap::parse(bytes);
+            Some(map.with_context(|| format!("{from}: {name}"))?)
+        }
+        _ => None,
+    };
+    Package::new(manifest.clone(), external).with_context(|| from.to_owned())
+}
+
+/// The bytes of a small file, which is put into the store if it isn't there.
+fn in_store(
+    pull: &Pull,
+    blob: &fetch::Blob,
+    sources: &[&dyn Source],
+    limits: &Limits,
+) -> Result<Vec<u8>> {
+    let file = stored(blob).expect("only blobs with digests get here");
+    if pull.present(&file)? == file.size {
+        let path = pull.commit(&file)?;
+        return fs::read(&path).with_context(|| path.display().to_string());
+    }
+    let bytes = small(blob.name(), sources, limits)?;
+    let verified = blob.expected().verify(&bytes);
+    let verified = verified.with_context(|| blob.name().to_owned())?;
+    pull.write_at(&file, 0, &bytes)?;
+    pull.commit_verified(&file, verified)?;
+    Ok(bytes)
 }
 
 /// Fetches `blobs` and publishes `entry` with them.
@@ -250,48 +331,27 @@ fn finish(
 
 /// A file of which nothing is known.
 fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>> {
-    Ok(fetch_small(name, MAX_SMALL, sources, limits, &Cancel::new())?.0)
+    let max = MAX_FILE_BYTES as usize;
+    Ok(fetch_small(name, max, sources, limits, &Cancel::new())?.0)
 }
 
-/// The signature of a package; `None` only if sources say that there is none.
-fn signature(sources: &[&dyn Source], limits: &Limits) -> Result<Option<String>> {
-    let mut says_none = false;
-    let mut failure = None;
-    for source in sources {
-        match has_signature(*source, limits) {
-            Ok(true) => {
-                let bytes = small(SIGNATURE_FILE, &[*source], limits)?;
-                return String::from_utf8(bytes)
-                    .map(Some)
-                    .with_context(|| format!("{SIGNATURE_FILE}: expected text"));
-            }
-            Ok(false) => says_none = true,
-            Err(fault) => failure = Some(fault),
-        }
+/// Adds `signature` to the model called `name` in the store, whose manifest is `bytes`.
+///
+/// Errors: the manifest is another one by now.
+pub(crate) fn add_signature(name: &str, bytes: &[u8], signature: &str) -> Result<()> {
+    let store = store()?;
+    // Nobody else publishes it while this lives.
+    let pull = store.pull(name)?;
+    let mut entry = store.model(name)?.entry().clone();
+    let manifest = store::Blob::of(Algorithm::Sha256, bytes);
+    if entry.files.get(MANIFEST_FILE) != Some(&manifest) {
+        bail!("{name}: its manifest has changed; try again");
     }
-    match failure {
-        Some(fault) if !says_none => Err(fault).with_context(|| SIGNATURE_FILE.to_owned()),
-        _ => Ok(None),
-    }
-}
-
-/// Whether a source has a signature; asked again while there is no answer.
-fn has_signature(source: &dyn Source, limits: &Limits) -> Result<bool, Fault> {
-    let mut tries = 0;
-    loop {
-        match source.open(SIGNATURE_FILE, None) {
-            Ok(answer) if answer.head.status == 404 || answer.head.status == 410 => {
-                return Ok(false);
-            }
-            Ok(_) => return Ok(true),
-            Err(Fault::Missing { .. } | Fault::Refused { status: 404 | 410 }) => return Ok(false),
-            Err(fault) if tries == limits.retries => return Err(fault),
-            Err(_) => {
-                std::thread::sleep(limits.backoff_base);
-                tries += 1;
-            }
-        }
-    }
+    // A key that isn't trusted here is nobody's: whoever opens the model is told.
+    entry.signer = check_signature(name, bytes, Some(signature)).unwrap_or(None);
+    let file = pull.put(Algorithm::Sha256, signature.as_bytes())?;
+    entry.files.insert(SIGNATURE_FILE.to_owned(), file);
+    Ok(pull.publish(&entry)?)
 }
 
 /// A blob as the store knows it; `None` if its digest isn't known.
@@ -355,19 +415,6 @@ fn name_of(address: &str) -> Result<String> {
     // What the store doesn't take in names, such as the colon before a port.
     let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     Ok(last.replace(|c| !taken(c), "-"))
-}
-
-/// A digest of a manifest as one that can be computed.
-pub(crate) fn digest(algorithm: Algorithm, digest: &sterna_format::rdrr::Digest) -> Digest {
-    Digest::new(algorithm, digest.0)
-}
-
-/// The algorithm of a manifest as one that can be computed.
-pub(crate) fn algorithm(manifest: &Manifest) -> Algorithm {
-    match manifest.hash_algorithm {
-        sterna_format::rdrr::HashAlgorithm::Sha256 => Algorithm::Sha256,
-        sterna_format::rdrr::HashAlgorithm::Blake3 => Algorithm::Blake3,
-    }
 }
 
 #[cfg(test)]

@@ -9,12 +9,9 @@ use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-use crate::model::{Folder, SourceFile};
+use crate::model::{Folder, MAX_FILE_BYTES, SourceFile};
 use crate::pull::contents::PackageContents;
 use crate::pull::stored;
-
-/// Largest file that is not mapped but read: manifest, tensor map, tokenizer.
-const MAX_SMALL_BYTES: u64 = 256 << 20;
 
 /// A package whose files are open.
 #[derive(Debug)]
@@ -161,8 +158,8 @@ fn etag(digest: &Digest) -> String {
 /// The bytes of a file as they are now.
 fn read_small(file: &SourceFile) -> Result<Bytes> {
     ensure!(
-        file.len() <= MAX_SMALL_BYTES,
-        "{file}: expected at most {MAX_SMALL_BYTES} bytes, found {}",
+        file.len() <= MAX_FILE_BYTES,
+        "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
         file.len()
     );
     Ok(Bytes::copy_from_slice(&file.bytes()?))

@@ -41,11 +41,12 @@ pub(crate) struct Convert {
     #[arg(long, value_name = "TYPE", value_parser = Target::parse, default_value = "keep")]
     quantize: Target,
 
-    /// Type of the embedding table
-    #[arg(long, value_name = "TYPE", value_parser = Target::parse, default_value = "keep")]
-    embeddings: Target,
+    /// Type of the embedding table [default: keep]
+    #[arg(long, value_name = "TYPE", value_parser = Target::parse)]
+    embeddings: Option<Target>,
 
-    /// Type of the output head, where the model has one of its own [default: that of the table]
+    /// Type of the output head [default: that of the table]. Of a model without one of its own, whose
+    /// table serves as one, the type of the table unless --embeddings is given
     #[arg(long, value_name = "TYPE", value_parser = Target::parse)]
     head: Option<Target>,
 
@@ -117,7 +118,7 @@ impl Convert {
             targets: Targets {
                 weights: self.quantize,
                 embeddings: self.embeddings,
-                head: self.head.unwrap_or(self.embeddings),
+                head: self.head,
             },
             shard_size: self.shard_size.get(),
             algorithm: self.hash,

@@ -1,19 +1,19 @@
 //! `sterna diff`: what differs between two packages.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use sterna_format::rdrr::{Digest, Group, HashAlgorithm, Manifest, Package, Shard, Span, Tensor};
 
-use crate::model::{Folder, read_package};
+use crate::model::{package_folder, read_package};
 use crate::output::{self, Bytes};
+use crate::pull::look_at;
 
 const EXAMPLE: &str = "Example:
   sterna diff model-v1 model-v2
-  sterna diff model-v1 model-v2 --json";
+  sterna diff tiny https://example.org/tiny-rdrr --json";
 
 /// Show what differs between two packages
 ///
@@ -22,10 +22,10 @@ const EXAMPLE: &str = "Example:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Diff {
-    /// Folder of the package to start from
-    a: PathBuf,
-    /// Folder of the package to arrive at
-    b: PathBuf,
+    /// Package to start from: a folder, a URL, or a name in the store
+    a: String,
+    /// Package to arrive at
+    b: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -53,11 +53,11 @@ struct Changes {
 
 impl Diff {
     pub(crate) fn run(self) -> Result<()> {
-        let read = |path: PathBuf| {
-            let name = path.display().to_string();
-            read_package(&name, &Folder::Local(path))
+        let read = |name: &str| match name.contains("://") {
+            true => look_at(name),
+            false => read_package(name, &package_folder(name)?),
         };
-        let report = Report::new(&read(self.a)?, &read(self.b)?);
+        let report = Report::new(&read(&self.a)?, &read(&self.b)?);
         if self.json {
             output::json(&report)
         } else {

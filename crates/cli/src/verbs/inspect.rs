@@ -158,6 +158,7 @@ fn format_name(header: &Header) -> String {
         Header::Gguf { version, .. } => format!("GGUF v{version}"),
         Header::SafeTensors { .. } => "safetensors".to_owned(),
         Header::Package(header) => format!("RDRR {}", header.package.manifest().version),
+        Header::Bundle(header) => format!("engine bundle ({})", header.model.arch),
     }
 }
 
@@ -165,7 +166,7 @@ fn format_name(header: &Header) -> String {
 fn architecture(files: &ModelFiles) -> Option<String> {
     match files.header() {
         Header::Gguf { metadata, .. } => metadata.architecture().ok()?.map(str::to_owned),
-        Header::SafeTensors { .. } | Header::Package(_) => {
+        Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
             let config = files.config().ok()??;
             config
                 .architectures
@@ -223,7 +224,7 @@ fn metadata(files: &ModelFiles) -> (Map<String, Json>, Option<Error>) {
             };
             (all, error)
         }
-        Header::Package(_) => match files.config_json() {
+        Header::Package(_) | Header::Bundle(_) => match files.config_json() {
             Ok(config) => {
                 let config = config.map(|config| ("config.json".to_owned(), config));
                 (config.into_iter().collect(), None)

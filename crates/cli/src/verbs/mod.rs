@@ -1,6 +1,7 @@
 //! The verbs of the command line, one file each, and what several of them do alike.
 
 pub(crate) mod bench;
+pub(crate) mod bundle;
 pub(crate) mod convert;
 pub(crate) mod diff;
 pub(crate) mod doctor;
@@ -8,6 +9,7 @@ pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod sign;
 pub(crate) mod template;

@@ -14,7 +14,8 @@ use crate::pull;
 /// Fetch a model into the store
 ///
 /// SOURCE is the URL of a package (the folder with its manifest.json), the URL of a Hugging Face repository,
-/// or a folder. Every byte is verified before it is kept; an
+/// a folder, or the name of a model in the store, which is fetched from where it came: what changed there,
+/// and what was damaged here. Every byte is verified before it is kept; an
 /// interrupted pull goes on where it was; what models in the store have in common with this one is not
 /// fetched again. HF_TOKEN and HF_ENDPOINT are understood.
 #[derive(Debug, Args)]
@@ -59,13 +60,17 @@ impl PullVerb {
             seed: std::process::id().into(),
             ..Limits::default()
         };
-        let mut sources = vec![self.source];
-        sources.extend(self.mirror);
         let store = pull::store()?;
+        let (source, name) = match pull::origin(&store, &self.source)? {
+            Some(origin) => (origin, self.name.or(Some(self.source))),
+            None => (self.source, self.name),
+        };
+        let mut sources = vec![source];
+        sources.extend(self.mirror);
         let pulled = pull::pull(
             &store,
             &sources,
-            self.name.as_deref(),
+            name.as_deref(),
             self.file.as_deref(),
             &limits,
             None,
@@ -89,7 +94,7 @@ impl PullVerb {
     }
 }
 
-/// List the models in the store
+/// List the models in the store: size, origin, and whose signature they bear
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna list --json")]
 pub(crate) struct List {
@@ -106,7 +111,7 @@ struct Row {
     /// Bytes that no other model has.
     own: u64,
     source: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The name of the key it is signed with.
     signer: Option<String>,
 }
 
@@ -133,7 +138,11 @@ impl List {
                     0 => String::new(),
                     shared => format!(" ({} shared)", Bytes(shared)),
                 };
-                let text = format!("{:>10}{shared}  {}", Bytes(row.size), row.source);
+                let signed = match &row.signer {
+                    Some(signer) => format!("  signed by {signer}"),
+                    None => String::new(),
+                };
+                let text = format!("{:>10}{shared}  {}{signed}", Bytes(row.size), row.source);
                 (row.name.as_str(), text)
             })
             .collect();

@@ -5,12 +5,15 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
 use sterna_delivery::sign::{SIGNATURE_FILE, SecretKey};
+use sterna_format::rdrr::MANIFEST_FILE;
 use tempfile::NamedTempFile;
 
-use crate::output;
+use crate::model::{Folder, package_folder};
+use crate::{output, pull};
 
 const EXAMPLE: &str = "Example:
   sterna sign --generate --key release.key
@@ -24,9 +27,9 @@ const EXAMPLE: &str = "Example:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Sign {
-    /// Folder with a manifest.json
+    /// Folder with a manifest.json, or the name of a model in the store
     #[arg(required_unless_present = "generate")]
-    package: Option<PathBuf>,
+    package: Option<String>,
 
     /// File of the secret key, as made by this program or by minisign
     #[arg(long, value_name = "FILE")]
@@ -54,7 +57,7 @@ struct Report<'a> {
     key_id: String,
     public_key: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    signature: Option<&'a Path>,
+    signature: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     trusted_comment: Option<&'a str>,
 }
@@ -70,11 +73,12 @@ impl Sign {
         };
         let mut signature = None;
         let mut comment = None;
-        if let (Some(folder), Some(manifest)) = (&self.package, &manifest) {
+        if let Some(manifest) = &manifest {
             let line = manifest.comment();
-            let path = folder.join(SIGNATURE_FILE);
-            write_whole(&path, &key.sign(&manifest.bytes, &line)?)?;
-            (signature, comment) = (Some(path), Some(line));
+            let text = key.sign(&manifest.bytes, &line)?;
+            manifest.put_beside(&text)?;
+            let place = manifest.folder.path_of(SIGNATURE_FILE);
+            (signature, comment) = (Some(place), Some(line));
         }
         if self.json {
             return output::json(&Report {
@@ -88,7 +92,7 @@ impl Sign {
             ("key", key.public().id().to_string()),
             ("public key", key.public().to_string()),
         ];
-        rows.extend(signature.map(|path| ("signature", path.display().to_string())));
+        rows.extend(signature.map(|place| ("signature", place)));
         rows.extend(comment.map(|comment| ("says", comment.replace('\t', "  "))));
         output::line(output::table(&rows))
     }
@@ -153,15 +157,19 @@ enum Ask {
 }
 
 struct Manifest {
-    bytes: Vec<u8>,
+    folder: Folder,
+    bytes: Bytes,
     model_id: String,
 }
 
 impl Manifest {
-    fn read(folder: &Path) -> Result<Manifest> {
-        let path = folder.join("manifest.json");
-        let place = path.display();
-        let bytes = fs::read(&path).with_context(|| format!("{place}: cannot read"))?;
+    fn read(package: &str) -> Result<Manifest> {
+        let folder = package_folder(package)?;
+        let place = folder.path_of(MANIFEST_FILE);
+        let file = folder.file(MANIFEST_FILE)?;
+        let file =
+            file.with_context(|| format!("{place}: expected a package, found no manifest"))?;
+        let bytes = file.bytes()?;
         let json: serde_json::Value = serde_json::from_slice(&bytes)
             .with_context(|| format!("{place}: expected a manifest in JSON"))?;
         let model_id = (json["modelId"].as_str())
@@ -169,7 +177,22 @@ impl Manifest {
         // It becomes part of one line.
         let model_id = model_id.split(|c: char| c.is_control() || c.is_whitespace());
         let model_id = model_id.collect::<Vec<_>>().join("_");
-        Ok(Manifest { bytes, model_id })
+        Ok(Manifest {
+            folder,
+            bytes,
+            model_id,
+        })
+    }
+
+    /// Puts a signature beside the manifest: in its folder, or into the store.
+    fn put_beside(&self, signature: &str) -> Result<()> {
+        match &self.folder {
+            Folder::Local(folder) => write_whole(&folder.join(SIGNATURE_FILE), signature),
+            Folder::Stored(model) => pull::add_signature(model.name(), &self.bytes, signature),
+            Folder::Arriving(_) | Folder::Builtin => {
+                bail!("{}: cannot be signed", self.folder.path_of(MANIFEST_FILE))
+            }
+        }
     }
 
     /// What is signed together with the manifest, as minisign begins it. There is no time in it, so that

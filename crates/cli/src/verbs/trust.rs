@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use serde::Serialize;
 use sterna_delivery::sign::PublicKey;
 
@@ -23,11 +24,11 @@ const EXAMPLE: &str = "Example:
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Trust {
     /// What to call the key; a key of that name is replaced
-    #[arg(requires = "key")]
+    #[arg(requires = "key", value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
 
     /// The key: 56 characters, or the .pub file that holds it
-    #[arg(requires = "name")]
+    #[arg(requires = "name", value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
 
     /// Stop believing the key of that name

@@ -3,17 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
 use sterna_delivery::LocalFile;
-use sterna_delivery::hash::{Algorithm, BlockDigests, Expected, Hasher, Verified};
+use sterna_delivery::hash::{Algorithm, BlockDigests, BlockHasher, Expected, Hasher, Verified};
 use sterna_delivery::sign::SIGNATURE_FILE;
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
 
-use crate::convert::{Blocks, merkle_root};
-use crate::output::{self, Bytes};
+use crate::hashes::{algorithm, digest, shard_blocks};
+use crate::model::{Folder, read_package};
+use crate::output;
 use crate::progress::Progress;
-use crate::pull::{self, algorithm, check_signature, contents::hashed_files, digest};
+use crate::pull::{self, check_signature, contents::hashed_files};
 
 /// Check every hash of a package, and its signature
 #[derive(Debug, Args)]
@@ -61,8 +63,12 @@ impl Verify {
             }
         }
         if !findings.ok {
+            let repair = match name {
+                Some(name) => format!("; `sterna pull {name}` fetches what is wrong again"),
+                None => String::new(),
+            };
             bail!(
-                "{}: {} problems",
+                "{}: {} problems{repair}",
                 self.package.display(),
                 findings.problems.len()
             );
@@ -75,7 +81,7 @@ impl Verify {
             output::line(format_args!(
                 "{}: {} in {} shards and {} groups are as the manifest says; {signed}",
                 self.package.display(),
-                Bytes(findings.n_bytes),
+                output::Bytes(findings.n_bytes),
                 findings.n_shards,
                 findings.n_groups,
             ))?;
@@ -113,7 +119,8 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
     let read = |name: &str| -> Result<LocalFile> { Ok(LocalFile::open(folder.join(name))?) };
     let place = folder.display().to_string();
     let bytes = read(MANIFEST_FILE)?.prefix(u64::MAX);
-    let manifest = Manifest::parse(&bytes).with_context(|| format!("{place}: {MANIFEST_FILE}"))?;
+    let package = read_package(&place, &Folder::Local(folder.to_owned()))?;
+    let manifest = package.manifest();
     let mut findings = Findings::default();
     let signature = match folder.join(SIGNATURE_FILE).exists() {
         true => Some(read(SIGNATURE_FILE)?.prefix(u64::MAX)),
@@ -127,130 +134,129 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
         Ok(signer) => findings.signer = signer,
         Err(error) => findings.problems.push(format!("{error:#}")),
     }
-    let external = match &manifest.tensors_file {
-        Some(name) if folder.join(name).exists() || manifest.tensors.is_none() => {
-            let bytes = read(name)?.prefix(u64::MAX);
-            Some(TensorMap::parse(&bytes).with_context(|| format!("{place}: {name}"))?)
-        }
-        _ => None,
-    };
-    let package = Package::new(manifest.clone(), external).with_context(|| place.clone())?;
-    let algorithm = algorithm(&manifest);
-    for (name, (size, expected)) in hashed_files(&manifest)? {
+    for (name, (size, expected)) in hashed_files(manifest) {
         match read(&name) {
             Ok(file) => findings.check(&name, &file, size, Expected::Digest(expected)),
             Err(error) => findings.problems.push(format!("{error:#}")),
         }
     }
-    let progress = Progress::bytes("verifying", manifest.total_size);
-    let mut shards = Vec::new();
-    let mut whole = Hasher::new(Algorithm::Blake3);
-    for (i, shard) in manifest.shards.iter().enumerate() {
-        let file = match read(&shard.file_name) {
-            Ok(file) if file.len() == shard.size => file,
-            Ok(file) => {
-                findings.problems.push(format!(
-                    "{}: expected {} bytes, found {}",
-                    shard.file_name,
-                    shard.size,
-                    file.len()
-                ));
-                shards.push(None);
-                continue;
-            }
-            Err(error) => {
-                findings.problems.push(format!("{error:#}"));
-                shards.push(None);
-                continue;
-            }
-        };
-        let expected = Expected::Digest(digest(algorithm, &shard.hash));
-        findings.check(&shard.file_name, &file, shard.size, expected);
-        let bytes = file.prefix(u64::MAX);
-        if let Some(blocks) = manifest
-            .integrity
-            .as_ref()
-            .and_then(|i| i.shard_blocks.as_ref())
-            && let Some(hashes) = blocks.hashes.get(i)
-        {
-            let found = BlockDigests::of(Algorithm::Blake3, blocks.block_size, &bytes)?;
-            let differs = (found.digests().iter().zip(hashes))
-                .position(|(found, said)| *found != digest(Algorithm::Blake3, said));
-            if let Some(block) = differs {
-                findings.problems.push(format!(
-                    "{}: block {block} isn't as its hash says",
-                    shard.file_name
-                ));
-            }
-        }
-        whole.update(&bytes);
-        findings.n_bytes += shard.size;
-        progress.add(shard.size);
-        shards.push(Some(bytes));
-    }
-    drop(progress);
-    findings.n_shards = manifest.shards.len();
-    let complete = shards.iter().all(Option::is_some);
-    if let Some(said) = &manifest.blake3_full
-        && complete
-        && whole.finish() != digest(Algorithm::Blake3, said)
-    {
-        findings
-            .problems
-            .push("blake3Full: the shards together have another hash".to_owned());
-    }
-    for group in &manifest.groups {
-        let mut hasher = Hasher::new(algorithm);
-        let mut missing = false;
-        for span in package.group_tensors(group).flat_map(|t| t.pieces()) {
-            match &shards[span.shard] {
-                Some(bytes) => hasher.update(&bytes[span.offset as usize..][..span.size as usize]),
-                None => missing = true,
-            }
-        }
-        findings.n_groups += 1;
-        let found = hasher.finish();
-        if !missing && found != digest(algorithm, &group.hash) {
-            findings.problems.push(format!(
-                "group `{}`: expected {algorithm} {}, found {found}",
-                group.id,
-                digest(algorithm, &group.hash),
-            ));
-        }
-    }
-    if let Some(merkle) = manifest
-        .integrity
-        .as_ref()
-        .and_then(|i| i.block_merkle.as_ref())
-    {
-        for (name, root) in &merkle.roots {
-            let Some(tensor) = package.tensors().get(name) else {
-                continue;
-            };
-            if tensor
-                .pieces()
-                .iter()
-                .any(|span| shards[span.shard].is_none())
-            {
-                continue;
-            }
-            let mut blocks = Blocks::new(Algorithm::Sha256, merkle.block_size);
-            for span in tensor.pieces() {
-                let bytes = shards[span.shard].as_ref().expect("checked above");
-                blocks.update(&bytes[span.offset as usize..][..span.size as usize]);
-            }
-            if merkle_root(blocks.finish()) != digest(Algorithm::Sha256, root) {
-                findings
-                    .problems
-                    .push(format!("tensor `{name}`: its hash tree has another root"));
-            }
-        }
-    }
+    let shards = findings.check_shards(manifest, read)?;
+    findings.check_groups(&package, &shards);
+    findings.check_trees(&package, &shards)?;
     findings.ok = findings.problems.is_empty();
     Ok(findings)
 }
 
+/// The bytes of a tensor, piece by piece; `None` if a shard with some of them is missing.
+fn bytes_of<'a>(tensor: &Tensor, shards: &'a [Option<Bytes>]) -> Option<Vec<&'a [u8]>> {
+    let pieces = tensor.pieces().iter().map(|span| {
+        let shard = shards[span.shard].as_ref()?;
+        // A package's pieces lie in its shards, whose sizes were compared.
+        Some(&shard[span.offset as usize..][..span.size as usize])
+    });
+    pieces.collect()
+}
+
 impl Findings {
+    /// Checks all shards, their blocks, and the hash of the whole; gives their bytes, `None` for those that
+    /// aren't there in their size.
+    fn check_shards(
+        &mut self,
+        manifest: &Manifest,
+        read: impl Fn(&str) -> Result<LocalFile>,
+    ) -> Result<Vec<Option<Bytes>>> {
+        let algorithm = algorithm(manifest);
+        let progress = Progress::bytes("verifying", manifest.total_size);
+        let mut shards = Vec::with_capacity(manifest.shards.len());
+        let mut whole = Hasher::new(Algorithm::Blake3);
+        for (i, shard) in manifest.shards.iter().enumerate() {
+            self.n_shards += 1;
+            let name = &shard.file_name;
+            let file = match read(name) {
+                Ok(file) => file,
+                Err(error) => {
+                    self.problems.push(format!("{error:#}"));
+                    shards.push(None);
+                    continue;
+                }
+            };
+            let expected = Expected::Digest(digest(algorithm, &shard.hash));
+            self.check(name, &file, shard.size, expected);
+            if file.len() != shard.size {
+                shards.push(None);
+                continue;
+            }
+            let bytes = file.prefix(u64::MAX);
+            if let Some(said) = shard_blocks(manifest, i)? {
+                let found = BlockDigests::of(Algorithm::Blake3, said.block_size(), &bytes)?;
+                let mut pairs = found.digests().iter().zip(said.digests());
+                if let Some(block) = pairs.position(|(found, said)| found != said) {
+                    let problem = format!("{name}: block {block} isn't as its hash says");
+                    self.problems.push(problem);
+                }
+            }
+            whole.update(&bytes);
+            self.n_bytes += shard.size;
+            progress.add(shard.size);
+            shards.push(Some(bytes));
+        }
+        if let Some(said) = &manifest.blake3_full
+            && shards.iter().all(Option::is_some)
+            && whole.finish() != digest(Algorithm::Blake3, said)
+        {
+            self.problems
+                .push("blake3Full: the shards together have another hash".to_owned());
+        }
+        Ok(shards)
+    }
+
+    /// Checks the hash of every group that is there.
+    fn check_groups(&mut self, package: &Package, shards: &[Option<Bytes>]) {
+        let algorithm = algorithm(package.manifest());
+        for group in &package.manifest().groups {
+            self.n_groups += 1;
+            let tensors = package.group_tensors(group);
+            let pieces: Option<Vec<_>> = tensors.map(|t| bytes_of(t, shards)).collect();
+            let Some(pieces) = pieces else {
+                continue;
+            };
+            let mut hasher = Hasher::new(algorithm);
+            pieces
+                .concat()
+                .iter()
+                .for_each(|piece| hasher.update(piece));
+            let (expected, found) = (digest(algorithm, &group.hash), hasher.finish());
+            if found != expected {
+                self.problems.push(format!(
+                    "group `{}`: expected {algorithm} {expected}, found {found}",
+                    group.id
+                ));
+            }
+        }
+    }
+
+    /// Checks the root of the hash tree of every tensor that is there and has one.
+    fn check_trees(&mut self, package: &Package, shards: &[Option<Bytes>]) -> Result<()> {
+        let integrity = package.manifest().integrity.as_ref();
+        let Some(merkle) = integrity.and_then(|i| i.block_merkle.as_ref()) else {
+            return Ok(());
+        };
+        for (name, root) in &merkle.roots {
+            let tensor = package.tensors().get(name);
+            let Some(pieces) = tensor.and_then(|t| bytes_of(t, shards)) else {
+                continue;
+            };
+            let mut blocks = BlockHasher::new(Algorithm::Sha256, merkle.block_size)?;
+            pieces.iter().for_each(|piece| blocks.update(piece));
+            if blocks.finish().merkle_root() != digest(Algorithm::Sha256, root) {
+                self.problems
+                    .push(format!("tensor `{name}`: its hash tree has another root"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks one file.
     fn check(&mut self, name: &str, file: &LocalFile, size: u64, expected: Expected) {
         if file.len() != size {
             let found = file.len();

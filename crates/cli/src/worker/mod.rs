@@ -21,9 +21,7 @@ use sterna_engine::{CacheType, HeadOptions, HeadScreen, ModelPlan};
 use crate::args::{EngineFlags, ModelFlags};
 use crate::machine::{self, Machine};
 use crate::model::{LoraFlag, ModelFiles};
-use crate::output;
 
-use config::Quant;
 pub(crate) use config::WorkerConfig;
 use driver::Driver;
 use engine::Engine;
@@ -112,13 +110,10 @@ fn adapters(name: &str, lora: bool, config: &WorkerConfig) -> Result<Vec<LoraFla
         if !Path::new(name).join(LORA_FILE).is_file() {
             bail!("--lora: expected {LORA_FILE} in {name}, found none");
         }
-        adapters.push(LoraFlag::new(PathBuf::from(name)));
+        adapters.push(LoraFlag::new(PathBuf::from(name), None));
     }
     if let Some((folder, quant)) = config.lora() {
-        if quant != Quant::Keep {
-            output::note("warning: lora_quant: adapters are held as they are stored");
-        }
-        adapters.push(LoraFlag::new(folder.clone()));
+        adapters.push(LoraFlag::new(folder.clone(), quant.dtype()));
     }
     Ok(adapters)
 }

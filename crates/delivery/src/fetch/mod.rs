@@ -64,5 +64,5 @@ pub use self::{
     folder::FolderSink,
     part::PartFile,
     sink::{Present, Sink, SinkError},
-    small::fetch_small,
+    small::{fetch_small, fetch_small_if_any},
 };

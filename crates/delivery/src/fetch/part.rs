@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Blob, RangeSet, SinkError};
-use crate::positioned;
+use crate::{positioned, sync_folder};
 
 /// A file `NAME.part` that is filled in any order, with a log `NAME.part-map` beside it of what has
 /// been filled, so that the next process knows.
@@ -234,24 +234,6 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-/// Makes names in a folder last.
-#[cfg(unix)]
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    // A relative file name has an empty folder.
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
-    File::open(folder)?.sync_all()
-}
-
-/// Windows has no such call; its file systems log names.
-#[cfg(not(unix))]
-fn sync_folder(_: &Path) -> io::Result<()> {
-    Ok(())
 }
 
 #[cfg(test)]

@@ -29,14 +29,42 @@ pub fn fetch_small(
     })
 }
 
+/// As [`fetch_small`], from one source which may have no such file: `None` if it says so, or that nobody
+/// may have it, or gives a web page instead. Hosts of files differ in how they say that there is none.
+///
+/// Errors: [`FetchError`].
+pub fn fetch_small_if_any(
+    name: &str,
+    max_bytes: usize,
+    source: &dyn Source,
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Result<Option<Vec<u8>>, FetchError> {
+    let asked = fetch_from(&[source], name, limits, cancel, |source| {
+        let answer = source.open(name, None);
+        match answer.and_then(|answer| read(answer, name, max_bytes)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(
+                Fault::Missing { .. }
+                | Fault::Refused {
+                    status: 403 | 404 | 410,
+                }
+                | Fault::NotData { .. },
+            ) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    });
+    Ok(asked?.0)
+}
+
 /// Asks each of `sources` for the file called `name`, again and again while that may help.
-pub(crate) fn fetch_from<S: Source + ?Sized>(
+pub(crate) fn fetch_from<S: Source + ?Sized, T>(
     sources: &[&S],
     name: &str,
     limits: &Limits,
     cancel: &Cancel,
-    ask: impl Fn(&S) -> Result<Vec<u8>, Fault>,
-) -> Result<(Vec<u8>, usize), FetchError> {
+    ask: impl Fn(&S) -> Result<T, Fault>,
+) -> Result<(T, usize), FetchError> {
     let began = Instant::now();
     let mut jitter = Jitter(limits.seed);
     let mut reasons = Vec::new();
@@ -45,7 +73,7 @@ pub(crate) fn fetch_from<S: Source + ?Sized>(
         while state.dropped.is_none() {
             wait_until(state.wait_until, began, cancel)?;
             let fault = match ask(source) {
-                Ok(bytes) => return Ok((bytes, index)),
+                Ok(found) => return Ok((found, index)),
                 Err(fault) => fault,
             };
             if fault.verdict() == Verdict::Again {

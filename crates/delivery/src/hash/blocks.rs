@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Algorithm, Digest};
+use super::{Algorithm, DIGEST_BYTES, Digest, Hasher};
 
 /// Bytes in a block unless something else is asked for.
 pub const DEFAULT_BLOCK_SIZE: u64 = 1 << 20;
@@ -74,15 +74,9 @@ impl BlockDigests {
         block_size: u64,
         bytes: &[u8],
     ) -> Result<Self, BlockDigestsError> {
-        // A block larger than memory can address holds everything.
-        let step = usize::try_from(block_size).unwrap_or(usize::MAX);
-        if step == 0 {
-            return Err(BlockDigestsError::NoBlockSize);
-        }
-        let digests = (bytes.chunks(step))
-            .map(|block| Digest::of(algorithm, block))
-            .collect();
-        Self::new(bytes.len() as u64, block_size, digests)
+        let mut hasher = BlockHasher::new(algorithm, block_size)?;
+        hasher.update(bytes);
+        Ok(hasher.finish())
     }
 
     /// Bytes in each block but the last.
@@ -111,6 +105,88 @@ impl BlockDigests {
         // There is a digest for every block that begins before `size`, so the index fits memory.
         Some((self.digests[index as usize], start..end))
     }
+
+    /// The root of a hash tree whose leaves these digests are: a parent is the SHA-256 of its two
+    /// children, of which an odd last one is its own sibling. Without blocks, the SHA-256 of nothing.
+    pub fn merkle_root(&self) -> Digest {
+        let mut nodes = self.digests.clone();
+        while nodes.len() > 1 {
+            let parents = nodes.chunks(2).map(|pair| {
+                let (left, right) = (pair[0], pair[pair.len() - 1]);
+                let mut both = [0; 2 * DIGEST_BYTES];
+                both[..DIGEST_BYTES].copy_from_slice(left.as_bytes());
+                both[DIGEST_BYTES..].copy_from_slice(right.as_bytes());
+                Digest::of(Algorithm::Sha256, &both)
+            });
+            nodes = parents.collect();
+        }
+        let root = nodes.pop();
+        root.unwrap_or_else(|| Digest::of(Algorithm::Sha256, &[]))
+    }
+}
+
+/// [`BlockDigests`] in the making, of bytes that come in pieces of any size.
+#[derive(Debug)]
+pub struct BlockHasher {
+    algorithm: Algorithm,
+    block_size: u64,
+    /// Of the block that isn't full yet, and how many bytes it has taken.
+    hasher: Hasher,
+    len: u64,
+    /// Of full blocks.
+    digests: Vec<Digest>,
+    size: u64,
+}
+
+impl BlockHasher {
+    /// The state before the first byte. Errors: [`BlockDigestsError::NoBlockSize`].
+    pub fn new(algorithm: Algorithm, block_size: u64) -> Result<Self, BlockDigestsError> {
+        if block_size == 0 {
+            return Err(BlockDigestsError::NoBlockSize);
+        }
+        Ok(Self {
+            algorithm,
+            block_size,
+            hasher: Hasher::new(algorithm),
+            len: 0,
+            digests: Vec::new(),
+            size: 0,
+        })
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        self.size += bytes.len() as u64;
+        while !bytes.is_empty() {
+            // A block larger than memory can address has room for everything.
+            let room = usize::try_from(self.block_size - self.len).unwrap_or(usize::MAX);
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.hasher.update(now);
+            self.len += now.len() as u64;
+            bytes = later;
+            if self.len == self.block_size {
+                self.end_block();
+            }
+        }
+    }
+
+    /// The digests of all blocks taken, the last one of which may be short.
+    pub fn finish(mut self) -> BlockDigests {
+        if self.len > 0 {
+            self.end_block();
+        }
+        BlockDigests {
+            block_size: self.block_size,
+            size: self.size,
+            digests: self.digests,
+        }
+    }
+
+    fn end_block(&mut self) {
+        let hasher = std::mem::replace(&mut self.hasher, Hasher::new(self.algorithm));
+        self.digests.push(hasher.finish());
+        self.len = 0;
+    }
 }
 
 #[cfg(test)]
@@ -136,6 +212,37 @@ mod tests {
         assert_eq!(blocks.block_at(1000), None);
         let again = BlockDigests::new(1000, 300, blocks.digests().to_vec());
         assert_eq!(again, Ok(blocks));
+    }
+
+    #[test]
+    fn pieces_of_any_size_give_the_same_blocks() {
+        let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
+        let whole = BlockDigests::of(Algorithm::Blake3, 300, &bytes).unwrap();
+        let blocks = bytes.chunks(300).map(|b| Digest::of(Algorithm::Blake3, b));
+        assert_eq!(whole.digests(), blocks.collect::<Vec<_>>());
+        for step in [1, 7, 299, 300, 301, 1000] {
+            let mut hasher = BlockHasher::new(Algorithm::Blake3, 300).unwrap();
+            bytes.chunks(step).for_each(|piece| hasher.update(piece));
+            assert_eq!(hasher.finish(), whole, "{step}");
+        }
+        let none = BlockHasher::new(Algorithm::Sha256, 5).unwrap().finish();
+        assert_eq!((none.size(), none.digests()), (0, &[][..]));
+        assert!(BlockHasher::new(Algorithm::Sha256, 0).is_err());
+    }
+
+    #[test]
+    fn trees_pair_an_odd_node_with_itself() {
+        let parent = |a: Digest, b: Digest| {
+            Digest::of(Algorithm::Sha256, &[*a.as_bytes(), *b.as_bytes()].concat())
+        };
+        let root = |bytes: &[u8]| {
+            let blocks = BlockDigests::of(Algorithm::Sha256, 1, bytes).unwrap();
+            blocks.merkle_root()
+        };
+        let [a, b, c] = [1, 2, 3].map(|byte| Digest::of(Algorithm::Sha256, &[byte]));
+        assert_eq!(root(&[1]), a);
+        assert_eq!(root(&[1, 2, 3]), parent(parent(a, b), parent(c, c)));
+        assert_eq!(root(&[]), Digest::of(Algorithm::Sha256, &[]));
     }
 
     #[test]

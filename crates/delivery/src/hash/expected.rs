@@ -65,11 +65,16 @@ impl Expected {
     pub fn verify(&self, bytes: &[u8]) -> Result<Verified, Mismatch> {
         let mut verifier = Verifier::new(*self, bytes.len() as u64);
         verifier.update(bytes);
-        verifier.finish().or_else(|mismatch| {
-            let mut variant = self.variant_verifier().ok_or_else(|| mismatch.clone())?;
-            variant.update(bytes);
-            variant.finish().map_err(|_| mismatch)
-        })
+        (verifier.finish()).or_else(|mismatch| self.second_opinion(mismatch, bytes))
+    }
+
+    /// What [`verify`](Self::verify) says of `bytes` whose first verdict was `mismatch`.
+    pub fn second_opinion(&self, mismatch: Mismatch, bytes: &[u8]) -> Result<Verified, Mismatch> {
+        let Some(mut variant) = self.variant_verifier() else {
+            return Err(mismatch);
+        };
+        variant.update(bytes);
+        variant.finish().map_err(|_| mismatch)
     }
 
     /// The second opinion on bytes that failed: the variant of a BLAKE3 digest. `None` for all else.

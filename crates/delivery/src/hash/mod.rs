@@ -21,7 +21,7 @@ use sha2::Digest as _;
 
 pub use self::{
     blake3_variant::Blake3Variant,
-    blocks::{BlockDigests, BlockDigestsError, DEFAULT_BLOCK_SIZE},
+    blocks::{BlockDigests, BlockDigestsError, BlockHasher, DEFAULT_BLOCK_SIZE},
     expected::{Expected, Mismatch, Verified, Verifier},
 };
 

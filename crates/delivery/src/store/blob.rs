@@ -4,7 +4,11 @@ use std::{fmt, fs, path::PathBuf};
 
 use crate::hash::{Algorithm, Digest};
 
-use super::{StoreError, disk, name};
+use super::{
+    StoreError, disk,
+    incoming::{self, Trust},
+    name,
+};
 
 /// A run of bytes, named by its digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,7 +107,23 @@ impl Layout {
         self.root.join("damaged")
     }
 
-    /// True if all bytes of `blob` are in the store. A file of another size is damaged, or `blob` is wrong;
+    /// What is wrong with the file of `blob`; `None` if it holds its bytes. One that doesn't is put aside.
+    ///
+    /// To be called while something keeps the blob from being swept away.
+    pub(super) fn problem_with(
+        &self,
+        blob: &Blob,
+        trust: Trust,
+    ) -> Result<Option<String>, StoreError> {
+        let path = self.blob(&blob.digest);
+        let problem = incoming::problem_in(&path, blob, trust)?;
+        if problem.is_some() && path.exists() {
+            self.put_aside(blob)?;
+        }
+        Ok(problem)
+    }
+
+    /// True if there is a file for `blob`, of its size. One of another size is damaged, or `blob` is wrong;
     /// either way fetching tells.
     ///
     /// To be called while the store's lock is held.
@@ -113,7 +133,7 @@ impl Layout {
     }
 
     /// Takes the damaged file of a blob out of sight.
-    pub(super) fn put_aside(&self, blob: &Blob) -> Result<(), StoreError> {
+    fn put_aside(&self, blob: &Blob) -> Result<(), StoreError> {
         let path = &self.blob(&blob.digest);
         let folder = self.damaged();
         disk::create_folder(&folder)?;

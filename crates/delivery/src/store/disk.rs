@@ -1,7 +1,7 @@
 //! What the store asks of a file system: locks between processes, and writes that survive a crash.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File, Metadata, TryLockError},
     io::{self, Read, Write},
     path::Path,
 };
@@ -107,12 +107,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
 
 /// Makes the names in a folder survive a crash of the system.
 pub(super) fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    // Windows has no such operation; its file systems keep a log of names.
-    if cfg!(unix) {
-        (File::open(path).and_then(|folder| folder.sync_all()))
-            .map_err(StoreError::io("make durable the folder", path))?;
-    }
-    Ok(())
+    crate::sync_folder(path).map_err(StoreError::io("make durable the folder", path))
 }
 
 /// Deletes a file; true if it is gone, false if the system keeps it because somebody uses it (Windows).
@@ -150,13 +145,18 @@ pub(super) fn names_in(path: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Bytes in the regular file at `path`; `None` if there is no such file.
-pub(super) fn file_size(path: &Path) -> Result<Option<u64>, StoreError> {
+/// What the system says of the regular file at `path`; `None` if there is no such file.
+pub(super) fn examine(path: &Path) -> Result<Option<Metadata>, StoreError> {
     match fs::metadata(path) {
-        Ok(metadata) => Ok(metadata.is_file().then_some(metadata.len())),
+        Ok(metadata) => Ok(Some(metadata).filter(Metadata::is_file)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(StoreError::io("examine", path)(e)),
     }
+}
+
+/// Bytes in the regular file at `path`; `None` if there is no such file.
+pub(super) fn file_size(path: &Path) -> Result<Option<u64>, StoreError> {
+    Ok(examine(path)?.map(|metadata| metadata.len()))
 }
 
 /// The bytes of `file`, unless there are more than `limit`.

@@ -12,21 +12,24 @@ use crate::{
     positioned,
 };
 
-use super::{Blob, StoreError, disk, extents::Extents};
+use super::{Blob, StoreError, disk, extents::Extents, seal};
 
-/// Bytes that a crash may make us forget that we have, for each blob.
-const JOURNAL_EVERY: u64 = 1 << 20;
+/// Bytes that a kill may make us forget that we have, for each blob.
+const JOURNAL_EVERY: u64 = 64 << 10;
 /// Bytes in a record of the journal: an offset and a length.
 const RECORD: usize = 16;
-/// Largest journal that is believed: more pieces than any transfer has, and little memory.
-const MAX_JOURNAL: u64 = 16 << 20;
+/// Set in the length of a record that says that its bytes are there no more.
+const FORGET: u64 = 1 << 63;
+/// Largest journal that is believed: that of 256 GiB.
+const MAX_JOURNAL: u64 = 64 << 20;
 /// Bytes read at once when what has arrived is hashed.
 const READ: usize = 256 << 10;
 
 /// A blob that is arriving.
 ///
 /// Two files: the bytes, and a journal of which are there. The journal is written after the bytes and may
-/// be behind them; it is never ahead, unless the system itself crashed, and then the digest tells.
+/// be behind them; it is never ahead, unless the system itself crashed, and then the digest tells. Nothing in
+/// it is written over, so that a kill loses none of it.
 #[derive(Debug)]
 pub(super) struct Incoming {
     blob: Blob,
@@ -37,7 +40,7 @@ pub(super) struct Incoming {
     journal_len: u64,
     /// What is there, and the part of it that the journal doesn't say yet.
     extents: Extents,
-    unwritten: Range<u64>,
+    unwritten: Extents,
 }
 
 impl Incoming {
@@ -73,22 +76,25 @@ impl Incoming {
             .len();
         let records = match disk::file_size(&journal_path)? {
             Some(0..=MAX_JOURNAL) => disk::read_bounded(&journal, &journal_path, MAX_JOURNAL)?,
-            _ => Vec::new(),
+            _ => {
+                journal
+                    .set_len(0)
+                    .map_err(StoreError::io("cut short", &journal_path))?;
+                Vec::new()
+            }
         };
         let mut extents = Extents::default();
         // A record that was cut short says nothing, and is written over.
         let records = records.as_chunks::<RECORD>().0;
-        let mut is_true = true;
         for record in records {
             let (offset, n) = record.split_at(8);
             let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
             let (offset, n) = (number(offset), number(n));
-            match offset
-                .checked_add(n)
-                .filter(|end| *end <= len.min(blob.size))
-            {
-                Some(end) => extents.insert(offset..end),
-                None => is_true = false,
+            match (offset.checked_add(n & !FORGET), n & FORGET) {
+                (Some(end), FORGET) => extents.remove(&(offset..end)),
+                (Some(end), _) => extents.insert(offset..end),
+                // No record of ours.
+                (None, _) => {}
             }
         }
         let mut incoming = Self {
@@ -99,11 +105,12 @@ impl Incoming {
             journal,
             journal_len: (records.len() * RECORD) as u64,
             extents,
-            unwritten: 0..0,
+            unwritten: Extents::default(),
         };
-        if !is_true {
+        let len = len.min(blob.size);
+        if incoming.extents.end() > len {
             // It speaks of bytes that a crash of the system took; other bytes may come to lie there.
-            incoming.rewrite_journal()?;
+            incoming.forget(&(len..incoming.extents.end()))?;
         }
         Ok(incoming)
     }
@@ -121,50 +128,43 @@ impl Incoming {
     /// Notes that the bytes of `range` are there. The journal says so a little later.
     pub(super) fn note(&mut self, range: Range<u64>) -> Result<(), StoreError> {
         self.extents.insert(range.clone());
-        if self.unwritten.is_empty() {
-            self.unwritten = range;
-        } else if self.unwritten.end == range.start {
-            self.unwritten.end = range.end;
-        } else {
-            self.flush_journal()?;
-            self.unwritten = range;
-        }
-        if self.unwritten.end - self.unwritten.start >= JOURNAL_EVERY {
+        self.unwritten.insert(range);
+        if self.unwritten.len() >= JOURNAL_EVERY {
             self.flush_journal()?;
         }
         Ok(())
     }
 
     fn flush_journal(&mut self) -> Result<(), StoreError> {
-        if self.unwritten.is_empty() {
-            return Ok(());
-        }
-        let record = record(&self.unwritten);
-        positioned::write_all_at(&self.journal, &record, self.journal_len)
+        let unwritten = std::mem::take(&mut self.unwritten);
+        let records = unwritten.ranges().iter();
+        let records: Vec<u8> = records
+            .flat_map(|range| record(range.start, range.end - range.start))
+            .collect();
+        self.append(&records)
+    }
+
+    fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
+        positioned::write_all_at(&self.journal, records, self.journal_len)
             .map_err(StoreError::io("write", &self.journal_path))?;
-        self.journal_len += RECORD as u64;
-        self.unwritten = 0..0;
+        self.journal_len += records.len() as u64;
         Ok(())
     }
 
-    /// Writes the journal anew, from what is known. Cut short, it says less than there is.
-    fn rewrite_journal(&mut self) -> Result<(), StoreError> {
-        let records: Vec<u8> = self.extents.ranges().iter().flat_map(record).collect();
-        (self
-            .journal
-            .set_len(0)
-            .and_then(|()| positioned::write_all_at(&self.journal, &records, 0)))
-        .map_err(StoreError::io("write", &self.journal_path))?;
-        self.journal_len = records.len() as u64;
-        Ok(())
+    /// Notes that the bytes of `range` are not there.
+    fn forget(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
+        self.flush_journal()?;
+        self.extents.remove(range);
+        self.append(&record(
+            range.start,
+            range.end.saturating_sub(range.start) | FORGET,
+        ))
     }
 
     /// Forgets the bytes of `range`.
     pub(super) fn discard(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
-        self.extents.remove(range);
-        self.unwritten = 0..0;
         // Forgotten first, then gone.
-        self.rewrite_journal()?;
+        self.forget(range)?;
         let (len, end) = (self.file_len()?, self.extents.end());
         if len > end {
             self.file
@@ -205,11 +205,14 @@ impl Incoming {
         }
     }
 
-    /// Waits until the bytes would survive a crash of the system.
+    /// Waits until the verified bytes would survive a crash of the system, and seals them.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         self.file
             .sync_all()
-            .map_err(StoreError::io("make durable", &self.path))
+            .map_err(StoreError::io("make durable", &self.path))?;
+        // Last, because some file systems date what they were late to write.
+        seal::seal(&self.file);
+        Ok(())
     }
 
     /// Moves the verified and durable bytes to `to`, their final name.
@@ -237,25 +240,49 @@ impl Incoming {
     }
 }
 
-fn record(range: &Range<u64>) -> [u8; RECORD] {
+fn record(offset: u64, len: u64) -> [u8; RECORD] {
     let mut record = [0; RECORD];
-    record[..8].copy_from_slice(&range.start.to_le_bytes());
-    record[8..].copy_from_slice(&(range.end - range.start).to_le_bytes());
+    record[..8].copy_from_slice(&offset.to_le_bytes());
+    record[8..].copy_from_slice(&len.to_le_bytes());
     record
 }
 
-/// What is wrong with the file of a published blob; `None` if it holds the right bytes.
-pub(super) fn problem_in(path: &Path, blob: &Blob) -> Result<Option<String>, StoreError> {
-    let Some(size) = disk::file_size(path)? else {
+/// How much a published blob's file is trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// What is sealed has not been written since it was verified.
+    Seal,
+    /// Nothing but the digest counts.
+    Nothing,
+}
+
+/// What is wrong with the file of a published blob; `None` if it holds the right bytes. Right ones are
+/// sealed.
+pub(super) fn problem_in(
+    path: &Path,
+    blob: &Blob,
+    trust: Trust,
+) -> Result<Option<String>, StoreError> {
+    let Some(metadata) = disk::examine(path)? else {
         return Ok(Some("is missing".to_owned()));
     };
+    let size = metadata.len();
     if size != blob.size {
         return Ok(Some(format!("expected {} bytes, found {size}", blob.size)));
     }
+    let is_sealed = seal::is_sealed(&metadata);
+    if is_sealed && trust == Trust::Seal {
+        return Ok(None);
+    }
     let file = File::open(path).map_err(StoreError::io("open", path))?;
-    Ok(check_file(&file, path, blob)?
-        .err()
-        .map(|mismatch| mismatch.to_string()))
+    let problem = check_file(&file, path, blob)?.err();
+    if problem.is_none() && !is_sealed {
+        // Where it can't be, as in the store of somebody else, it is hashed each time.
+        if let Ok(file) = File::options().write(true).open(path) {
+            seal::seal(&file);
+        }
+    }
+    Ok(problem.map(|mismatch| mismatch.to_string()))
 }
 
 /// Whether `file`, of the right size, holds the bytes of `blob`: by its digest, or by the other reading of

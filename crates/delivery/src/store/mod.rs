@@ -5,7 +5,7 @@
 //! bytes mean.
 //!
 //! ```text
-//! ROOT/blobs/sha256/ab/abcdef…    verified bytes; the files never change
+//! ROOT/blobs/sha256/ab/abcdef…    verified bytes; the files never change, and are dated to show it
 //! ROOT/models/NAME/REVISION.json  the files of a revision: written after its blobs
 //! ROOT/models/NAME/current        which revision counts: written last
 //! ROOT/partial/NAME/…             what is arriving for a model, and what its pull needs
@@ -50,6 +50,7 @@ mod index;
 mod name;
 mod pull;
 mod revision;
+mod seal;
 mod sink;
 mod sweep;
 
@@ -60,7 +61,7 @@ use std::{
 
 use crate::hash::Digest;
 
-use self::{blob::Layout, disk::Lock, revision::Revision};
+use self::{blob::Layout, disk::Lock, incoming::Trust, revision::Revision};
 
 pub use self::{
     blob::{Blob, Piece},
@@ -194,53 +195,39 @@ impl Store {
 
     /// The model `name`, for reading.
     ///
-    /// Its files are there and have the right sizes; their bytes were verified when they came, and
-    /// [`verify`](Self::verify) does it again. Errors: [`StoreError::NoSuchModel`];
-    /// [`StoreError::Damaged`] if a file has changed, which is then put aside.
+    /// Its files are there, have the right sizes, and were not written to since they were verified, as far
+    /// as their dates show; one that was is hashed again. [`verify`](Self::verify) hashes all.
+    ///
+    /// Errors: [`StoreError::NoSuchModel`]; [`StoreError::Damaged`] if a file has changed, which is then put
+    /// aside.
     pub fn model(&self, name: &str) -> Result<Model, StoreError> {
-        let _shared = disk::lock_shared(&self.layout.lock())?;
-        let (revision, entry) = self.current(name)?;
+        let (entry, lock) = self.hold(name)?;
         let mut paths = BTreeMap::new();
         for (file, blob) in &entry.files {
-            let path = self.layout.blob(&blob.digest);
-            let problem = match disk::file_size(&path)? {
-                Some(size) if size == blob.size => None,
-                Some(size) => {
-                    self.layout.put_aside(blob)?;
-                    Some(format!("expected {} bytes, found {size}", blob.size))
-                }
-                None => Some("is missing".to_owned()),
-            };
-            if let Some(problem) = problem {
+            if let Some(problem) = self.layout.problem_with(blob, Trust::Seal)? {
                 return Err(StoreError::Damaged {
                     name: name.to_owned(),
                     file: file.clone(),
                     problem,
                 });
             }
-            paths.insert(file.clone(), path);
+            paths.insert(file.clone(), self.layout.blob(&blob.digest));
         }
         Ok(Model {
             name: name.to_owned(),
             entry,
             paths,
-            _lock: revision.hold()?,
+            _lock: lock,
         })
     }
 
     /// Reads all bytes of the model `name` and compares them with their digests. Files that have changed
     /// are put aside, so that fetching the model again fetches just them.
     pub fn verify(&self, name: &str) -> Result<Vec<Damage>, StoreError> {
-        let (entry, _lock) = {
-            let _shared = disk::lock_shared(&self.layout.lock())?;
-            let (revision, entry) = self.current(name)?;
-            (entry, revision.hold()?)
-        };
+        let (entry, _lock) = self.hold(name)?;
         let mut damages = Vec::new();
         for (file, blob) in entry.files {
-            let path = self.layout.blob(&blob.digest);
-            if let Some(problem) = incoming::problem_in(&path, &blob)? {
-                self.layout.put_aside(&blob)?;
+            if let Some(problem) = self.layout.problem_with(&blob, Trust::Nothing)? {
                 damages.push(Damage {
                     file,
                     blob,
@@ -249,6 +236,13 @@ impl Store {
             }
         }
         Ok(damages)
+    }
+
+    /// What is known of the model `name`, and what keeps its files from being swept away.
+    fn hold(&self, name: &str) -> Result<(Entry, Lock), StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let (revision, entry) = self.current(name)?;
+        Ok((entry, revision.hold()?))
     }
 
     /// All models, by name.

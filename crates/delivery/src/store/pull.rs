@@ -19,7 +19,7 @@ use super::{
     Blob, Entry, Piece, StoreError,
     blob::Layout,
     disk::{self, Lock},
-    incoming::Incoming,
+    incoming::{Incoming, Trust},
     index, revision,
 };
 
@@ -27,6 +27,9 @@ use super::{
 pub(super) const CLAIMS: &str = "claims";
 /// Largest file of claims that is read: 700,000 blobs.
 pub(super) const MAX_CLAIMS_BYTES: u64 = 64 << 20;
+/// Blobs whose files are open at a time, two each: a process may open a few hundred, and a model may have
+/// thousands.
+const MAX_OPEN: usize = 64;
 /// Bytes copied at once from one blob to another.
 const COPY: u64 = 1 << 20;
 
@@ -278,19 +281,25 @@ impl Pull {
         Ok(())
     }
 
-    /// Notes that `blob` is needed; true if it is in the store.
+    /// Notes that `blob` is needed; true if it is in the store. One that was written to since it was
+    /// verified is hashed again, and put aside if it isn't right any more.
     fn claim(&self, blob: &Blob) -> Result<bool, StoreError> {
         // In this order: a sweep sees the claim, or this sees that the blob is gone.
-        let _shared = disk::lock_shared(&self.layout.lock())?;
-        let mut claims = lock(&self.claims);
-        if !claims.blobs.contains(blob) {
-            let line = claim_line(blob);
-            let Claims { file, path, blobs } = &mut *claims;
-            file.write_all(line.as_bytes())
-                .map_err(StoreError::io("write", &*path))?;
-            blobs.insert(*blob);
+        {
+            let _shared = disk::lock_shared(&self.layout.lock())?;
+            let mut claims = lock(&self.claims);
+            if !claims.blobs.contains(blob) {
+                let line = claim_line(blob);
+                let Claims { file, path, blobs } = &mut *claims;
+                file.write_all(line.as_bytes())
+                    .map_err(StoreError::io("write", &*path))?;
+                blobs.insert(*blob);
+            }
+            if !self.layout.has(blob)? {
+                return Ok(false);
+            }
         }
-        self.layout.has(blob)
+        Ok(self.layout.problem_with(blob, Trust::Seal)?.is_none())
     }
 
     fn slot(&self, blob: &Blob) -> Arc<Mutex<Option<Incoming>>> {
@@ -315,9 +324,32 @@ impl Pull {
     ) -> Result<&'a mut Incoming, StoreError> {
         let incoming = match slot.take() {
             Some(incoming) => incoming,
-            None => Incoming::open(&self.folder, *blob)?,
+            None => {
+                self.close_some()?;
+                Incoming::open(&self.folder, *blob)?
+            }
         };
         Ok(slot.insert(incoming))
+    }
+
+    /// Closes the files of blobs that nothing is done with at the moment, if many are open.
+    fn close_some(&self) -> Result<(), StoreError> {
+        let slots: Vec<_> = lock(&self.arriving).values().cloned().collect();
+        let mut n_open = 0;
+        for slot in slots {
+            // Those that are locked are in use.
+            let Ok(mut slot) = slot.try_lock() else {
+                continue;
+            };
+            if let Some(incoming) = slot.as_mut() {
+                n_open += 1;
+                if n_open >= MAX_OPEN {
+                    incoming.pause()?;
+                    *slot = None;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -47,7 +47,7 @@ impl ModelConfig {
         };
         set(key, json!(activation));
         if self.family.gemma {
-            set("query_pre_attn_scalar", json!(self.query_scalar()));
+            set("query_pre_attn_scalar", self.query_scalar());
             set(
                 "attn_logit_softcapping",
                 json!(self.attn_softcap.map(shortest)),
@@ -63,18 +63,17 @@ impl ModelConfig {
         Ok(hf)
     }
 
-    /// The number whose root divides attention scores.
-    fn query_scalar(&self) -> f64 {
-        let gives_scale = |s: &f64| (1.0 / s.sqrt()) as f32 == self.attn_scale;
-        let whole = [
-            self.head_dim as f64,
-            self.model_dim as f64 / self.n_heads as f64,
-        ];
+    /// The number whose root divides attention scores (`query_pre_attn_scalar`), as JSON writes it: whole
+    /// where a whole number gives exactly this model's scale, which is how it is given, else a float
+    /// that does.
+    pub fn query_scalar(&self) -> Value {
         let scale = f64::from(self.attn_scale);
-        whole
-            .into_iter()
-            .find(gives_scale)
-            .unwrap_or(1.0 / (scale * scale))
+        let scalar = 1.0 / (scale * scale);
+        let whole = scalar.round();
+        match (1.0 / whole.sqrt()) as f32 == self.attn_scale {
+            true => json!(whole as u64),
+            false => json!(scalar),
+        }
     }
 
     fn set_windows(&self, set: &mut impl FnMut(&str, Value)) {
@@ -286,6 +285,18 @@ mod tests {
                 config.to_hf(false).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn whole_scalars_of_queries_are_said_as_such() {
+        for scalar in [24, 168, 256] {
+            let config = model(json!({"model_type": "gemma2", "query_pre_attn_scalar": scalar}));
+            let hf = config.to_hf(true).unwrap();
+            assert_eq!(hf["query_pre_attn_scalar"], json!(scalar));
+        }
+        let config = model(json!({"model_type": "gemma2", "query_pre_attn_scalar": 10.7}));
+        let scalar = config.query_scalar().as_f64().unwrap();
+        assert_eq!((1.0 / scalar.sqrt()) as f32, config.attn_scale);
     }
 
     #[test]

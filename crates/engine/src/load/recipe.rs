@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use sterna_format::DType;
-use sterna_kernels::quant::ternary::{I2sLayout, Layout, row_bytes};
+use sterna_kernels::quant::ternary::{Layout, Source, row_bytes};
 use sterna_kernels::quant::{QuantError, decode_row};
 use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
 
@@ -98,18 +98,22 @@ pub(crate) fn linear(
             name: requests[1].name.clone(),
         }),
     };
-    let masters = |dtype| {
-        let multiplier =
-            repack::absmean_multiplier(host, dtype, n, k, bytes).map_err(weights_error)?;
+    let dense = |(layout, scale)| {
         Ok(WeightData::Ternary {
-            codes: pack(Layout::Masters { dtype, multiplier })?,
+            codes: pack(layout)?,
             packing: TernaryPacking::Dense,
-            scale: given_scale.unwrap_or(1.0) / multiplier,
+            scale,
         })
     };
+    let unit = given_scale.unwrap_or(1.0);
     match recipe.stored {
         Stored::Blocks(dtype) => blocks(dtype, false),
-        Stored::Masters(dtype) => masters(dtype),
+        Stored::Masters(dtype) => {
+            dense(repack::master_trits(host, dtype, n, k, bytes, unit).map_err(weights_error)?)
+        }
+        Stored::BitLinear(dtype) if is_float(dtype) => {
+            dense(repack::float_trits(host, dtype, n, k, bytes, unit).map_err(weights_error)?)
+        }
         Stored::BitLinear(dtype) => {
             if dtype == DType::TQ2_0
                 && let Some(scale) = repack::common_tq2_0_scale(host, bytes)
@@ -117,28 +121,20 @@ pub(crate) fn linear(
                 return Ok(WeightData::Ternary {
                     codes: bytes.clone(),
                     packing: TernaryPacking::Tq20,
-                    scale: scale * given_scale.unwrap_or(1.0),
+                    scale: scale * unit,
                 });
             }
             let common = repack::common_scale(host, dtype, n, bytes).map_err(weights_error)?;
             match common {
-                Some(scale) => Ok(WeightData::Ternary {
-                    codes: pack(ternary_layout(dtype, scale))?,
-                    packing: TernaryPacking::Dense,
-                    scale: scale * given_scale.unwrap_or(1.0),
-                }),
-                None if is_float(dtype) => masters(dtype),
+                Some(scale) => dense((ternary_layout(dtype, scale), scale * unit)),
                 None => blocks(dtype, true),
             }
         }
-        Stored::Packed => Ok(WeightData::Ternary {
-            codes: pack(Layout::HuggingFace)?,
-            packing: TernaryPacking::Dense,
-            scale: given_scale.unwrap_or(1.0),
-        }),
+        Stored::Packed => dense((Layout::HuggingFace, unit)),
         Stored::I2s(layout) => {
-            let in_place = layout == I2sLayout::Block128 && row_bytes(k) * 4 == k;
-            let codes = if in_place {
+            let stored = Source::new(Layout::I2S(layout), recipe.n_stored, k, bytes)
+                .map_err(weights_error)?;
+            let codes = if stored.is_working_layout() {
                 let stride = row_bytes(k);
                 let codes = bytes.slice(recipe.first_row * stride..(recipe.first_row + n) * stride);
                 repack::check_codes(host, n, k, &codes).map_err(weights_error)?;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::quant::decode_row;
+use sterna_kernels::{Exec, requantize};
 
 use super::{AdapterError, LoraMatrix, LoraPair, Module, Orientation};
 use crate::backend::{LinearSource, WeightData};
@@ -18,13 +19,55 @@ pub(super) struct Checked {
     pub(super) factors: Factors,
 }
 
-/// The matrices of a change, as a backend takes them.
+/// The matrices of a change.
 pub(super) struct Factors {
     /// `[rank, in]`.
-    pub(super) a: LinearSource,
+    pub(super) a: Factor,
     /// `[out, rank]`.
-    pub(super) b: LinearSource,
+    pub(super) b: Factor,
     pub(super) scaling: f32,
+}
+
+/// A matrix as a backend takes it.
+#[derive(Clone)]
+pub(super) struct Factor {
+    /// Its name in the file.
+    tensor: String,
+    dtype: DType,
+    bytes: Bytes,
+    n: usize,
+    k: usize,
+}
+
+impl Factor {
+    /// Makes blocks of type `dtype` of it, if its rows are whole ones.
+    pub(super) fn encode(&mut self, host: &Exec, dtype: DType) -> Result<(), AdapterError> {
+        if dtype == self.dtype || !self.k.is_multiple_of(dtype.block_len()) {
+            return Ok(());
+        }
+        let blocks = requantize(host, self.n, self.k, self.dtype, &self.bytes, dtype);
+        self.bytes = blocks
+            .map_err(|source| AdapterError::Encode {
+                tensor: self.tensor.clone(),
+                dtype,
+                source,
+            })?
+            .into();
+        self.dtype = dtype;
+        Ok(())
+    }
+
+    pub(super) fn into_source(self) -> LinearSource {
+        LinearSource {
+            n: self.n,
+            k: self.k,
+            weights: WeightData::Blocks {
+                dtype: self.dtype,
+                bytes: self.bytes,
+                int8_activations: false,
+            },
+        }
+    }
 }
 
 /// The changes that `pairs` make to a model of `config`.
@@ -64,7 +107,7 @@ pub(super) fn check(
         }
         let shape = Shape::of(config, module);
         let (rank, orientation) = shape.orient(orientation, &a, &b)?;
-        let a_source = linear(rank, shape.n_in, &a, orientation, |row| row);
+        let a_factor = factor(rank, shape.n_in, &a, orientation, |row| row);
         let mut first = 0;
         for &part in module.parts() {
             if !taken.insert((layer, part)) {
@@ -80,14 +123,14 @@ pub(super) fn check(
                 true => config.checkpoint_row(row),
                 false => row,
             };
-            let b_source = linear(n_out, rank, &b, orientation, |row| first + order(row));
+            let b_factor = factor(n_out, rank, &b, orientation, |row| first + order(row));
             first += n_out;
             out.push(Checked {
                 layer,
                 module: part,
                 factors: Factors {
-                    a: a_source.clone(),
-                    b: b_source,
+                    a: a_factor.clone(),
+                    b: b_factor,
                     scaling,
                 },
             });
@@ -222,13 +265,13 @@ fn check_matrix(matrix: &LoraMatrix) -> Result<(), AdapterError> {
 
 /// `n` rows of `k` columns out of `stored`, which lies as `orientation` says: row `i` is row `row(i)` of
 /// the matrix as [`Orientation::RankFirst`] has it.
-fn linear(
+fn factor(
     n: usize,
     k: usize,
     stored: &LoraMatrix,
     orientation: Orientation,
     row: impl Fn(usize) -> usize,
-) -> LinearSource {
+) -> Factor {
     let size = stored.dtype.block_bytes();
     // Stored rows are as long as the rows wanted, or as many as there are of the matrix.
     let stride = stored.shape[1];
@@ -246,13 +289,11 @@ fn linear(
             }
         }
     }
-    LinearSource {
+    Factor {
+        tensor: stored.name.clone(),
+        dtype: stored.dtype,
+        bytes: Bytes::from(bytes),
         n,
         k,
-        weights: WeightData::Blocks {
-            dtype: stored.dtype,
-            bytes: Bytes::from(bytes),
-            int8_activations: false,
-        },
     }
 }

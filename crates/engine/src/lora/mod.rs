@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use sterna_format::DType;
+use sterna_kernels::quant::QuantError;
 
 use crate::backend::{Backend, BackendError, LowRank};
 use crate::forward::Batch;
@@ -102,6 +103,14 @@ pub struct AdapterSource {
     pub orientation: Orientation,
     /// The changes of single layers.
     pub pairs: Vec<LoraPair>,
+}
+
+/// How to hold an adapter in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AdapterOptions {
+    /// The type to encode matrices as; `None` keeps them as they are stored. Rows that aren't whole
+    /// blocks of the type, as those of B are where the rank is small, are kept too.
+    pub dtype: Option<DType>,
 }
 
 /// Which way round the matrices of an adapter lie.
@@ -220,6 +229,16 @@ pub enum AdapterError {
         /// The block.
         layer: usize,
     },
+    /// Values that can't be held in the type asked for.
+    #[error("tensor `{tensor}` as {dtype}")]
+    Encode {
+        /// Name in the file.
+        tensor: String,
+        /// The type asked for.
+        dtype: DType,
+        /// What stood in the way.
+        source: QuantError,
+    },
     /// The backend refused a matrix.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -290,6 +309,7 @@ impl<B: Backend> Model<B> {
     pub fn load_adapter(
         self: &Arc<Self>,
         source: AdapterSource,
+        options: AdapterOptions,
     ) -> Result<Arc<Adapter<B>>, AdapterError> {
         let mut layers: Vec<BlockUpdates<B::Linear>> = Vec::new();
         layers.resize_with(self.config.n_layers, Default::default);
@@ -299,10 +319,19 @@ impl<B: Backend> Model<B> {
             factors,
         } in check::check(&self.config, source.orientation, source.pairs)?
         {
-            let Factors { a, b, scaling } = factors;
+            let Factors {
+                mut a,
+                mut b,
+                scaling,
+            } = factors;
+            if let Some(dtype) = options.dtype {
+                for matrix in [&mut a, &mut b] {
+                    matrix.encode(self.backend.host(), dtype)?;
+                }
+            }
             layers[layer][module as usize] = Some(Update {
-                a: self.backend.load_linear(a)?,
-                b: self.backend.load_linear(b)?,
+                a: self.backend.load_linear(a.into_source())?,
+                b: self.backend.load_linear(b.into_source())?,
                 scaling,
             });
         }

@@ -23,6 +23,29 @@ pub struct PlanOptions {
     pub i2s_layout: I2sLayout,
 }
 
+/// What the configuration of a Hugging Face model says about its ternary weights, which their types
+/// don't.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TernaryRules {
+    /// Floats are masters to be rounded, even if they happen to be trits.
+    pub masters: bool,
+    /// Packed trits are divided by their scale, not multiplied.
+    pub scales_divide: bool,
+}
+
+impl TernaryRules {
+    /// Those of the model that `hf` describes.
+    ///
+    /// Errors: [`PlanError`] if its family or its quantization isn't known.
+    pub fn of(hf: &Config) -> Result<TernaryRules, PlanError> {
+        let bit_linears = BitLinears::of(hf, config::hf::family(hf)?)?;
+        Ok(TernaryRules {
+            masters: matches!(bit_linears, BitLinears::Configured { online: true, .. }),
+            scales_divide: bit_linears.divides(),
+        })
+    }
+}
+
 /// A model that can be loaded: its configuration, and the bytes each weight is made from.
 #[derive(Debug)]
 pub struct ModelPlan {

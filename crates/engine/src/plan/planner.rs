@@ -128,7 +128,7 @@ impl BitLinears {
         }
     }
 
-    fn divides(&self) -> bool {
+    pub(super) fn divides(&self) -> bool {
         match self {
             BitLinears::Configured { divides, .. } => *divides,
             BitLinears::All => false,

@@ -8,7 +8,7 @@ use crate::DType;
 use super::GgufError;
 
 /// The id a writer gives `dtype`; `None` if GGUF has none.
-pub(super) fn type_id(dtype: DType) -> Option<u32> {
+pub(crate) fn type_id(dtype: DType) -> Option<u32> {
     Some(match dtype {
         DType::F32 => 0,
         DType::F16 => 1,

@@ -10,7 +10,7 @@ use super::hints::RuntimeOptimizations;
 use super::json::Json;
 use super::problem::{Notes, Problems};
 use super::tensors::TensorMap;
-use super::{read, write};
+use super::{TENSORS_FILE, read, write};
 
 /// What a package says of itself.
 ///
@@ -248,6 +248,8 @@ pub struct Integrity {
     pub block_merkle: Option<BlockMerkle>,
     /// Hashes of the blocks of each shard, for verifying a shard while it arrives.
     pub shard_blocks: Option<ShardBlocks>,
+    /// Files beside the shards, in the order of the file.
+    pub files: Vec<FileHash>,
     /// Members of unknown meaning.
     pub extra: Map<String, Value>,
 }
@@ -258,6 +260,7 @@ impl Default for Integrity {
             contract_version: 1,
             block_merkle: None,
             shard_blocks: None,
+            files: Vec::new(),
             extra: Map::new(),
         }
     }
@@ -282,6 +285,19 @@ pub struct ShardBlocks {
     pub block_size: u64,
     /// For each shard the hashes of its blocks.
     pub hashes: Vec<Vec<Digest>>,
+}
+
+/// A file beside the shards, and what its bytes are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileHash {
+    /// Name in the package's folder; neither a shard's nor the manifest's.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Hash of all bytes, by the manifest's algorithm.
+    pub hash: Digest,
+    /// Members of unknown meaning.
+    pub extra: Map<String, Value>,
 }
 
 impl Manifest {
@@ -309,6 +325,18 @@ impl Manifest {
         self.adapter_type.as_deref() == Some("lora")
             || self.model_type == "lora"
             || self.lora_config.is_some()
+    }
+
+    /// The name of the file with the external tensor map: what the manifest says, and the usual one where
+    /// it neither says it nor has an inline map.
+    pub fn tensor_map_file(&self) -> Option<&str> {
+        let usual = self.tensors.is_none().then_some(TENSORS_FILE);
+        self.tensors_file.as_deref().or(usual)
+    }
+
+    /// The files beside the shards that the manifest gives hashes of.
+    pub fn hashed_files(&self) -> &[FileHash] {
+        self.integrity.as_ref().map_or(&[], |i| &i.files)
     }
 
     /// Where shard `index` begins in the concatenation of all shards, in bytes.

@@ -49,8 +49,8 @@ pub use groups::GroupKind;
 pub use hf_config::{HfConfig, hf_config};
 pub use hints::RuntimeOptimizations;
 pub use manifest::{
-    Architecture, BlockMerkle, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
-    QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
+    Architecture, BlockMerkle, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape,
+    MoeConfig, QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
 };
 pub use package::Package;
 pub use problem::{Problem, Problems};

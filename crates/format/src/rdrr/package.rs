@@ -18,6 +18,25 @@ pub struct Package {
 }
 
 impl Package {
+    /// Joins a manifest and its tensor map, of which `external` reads the file with the given name;
+    /// `None` if there is no such file.
+    ///
+    /// A copy of a package that has lost the file is as good as long as the inline map is there.
+    ///
+    /// # Errors
+    ///
+    /// Those of `external`, and everything that doesn't fit ([`Package::new`]).
+    pub fn open<E: From<Problems>>(
+        manifest: Manifest,
+        external: impl FnOnce(&str) -> Result<Option<TensorMap>, E>,
+    ) -> Result<Package, E> {
+        let external = match manifest.tensor_map_file() {
+            Some(name) => external(name)?,
+            None => None,
+        };
+        Ok(Package::new(manifest, external)?)
+    }
+
     /// Joins a manifest and the external tensor map that it names.
     ///
     /// Without the latter, the inline map counts; with both, they must say the same.
@@ -37,7 +56,12 @@ impl Package {
             (None, Some(inline)) => inline.clone(),
             (None, None) => {
                 let path = Path::Key(&Path::Root, "tensors");
-                notes.add(path, "a tensor map, inline or in a file", "none");
+                let file = manifest.tensor_map_file().map(quoted).unwrap_or_default();
+                notes.add(
+                    path,
+                    format_args!("a tensor map, inline or in {file}"),
+                    "none",
+                );
                 TensorMap::default()
             }
         };

@@ -6,8 +6,8 @@ use super::groups::GroupKind;
 use super::hints::RuntimeOptimizations;
 use super::json::{Fields, Json, Path};
 use super::manifest::{
-    Architecture, BlockMerkle, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
-    QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
+    Architecture, BlockMerkle, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape,
+    MoeConfig, QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
 };
 use super::problem::{Notes, quoted};
 use super::tensors::TensorMap;
@@ -17,6 +17,8 @@ use super::{MANIFEST_FILE, MAX_GROUPS, MAX_SHARDS, MAX_TENSORS};
 const MAX_EOS: usize = 256;
 /// The most modules that an adapter changes.
 const MAX_MODULES: usize = 256;
+/// The most files beside the shards that have hashes.
+const MAX_FILES: usize = 1024;
 /// The rank of an adapter, at most.
 const MAX_RANK: u64 = 65_536;
 /// Blocks that are hashed by themselves have at least this many bytes.
@@ -83,7 +85,7 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     );
     let eos_token_id = eos(f);
     let integrity = f.object("integrityExtensions", |f| {
-        integrity(f, &shards, shards_are_good)
+        integrity(f, &shards, &read.file_names, shards_are_good)
     });
     let manifest = Manifest {
         version: version.unwrap_or_default(),
@@ -470,7 +472,12 @@ fn eos(f: &mut Fields<'_>) -> Vec<u32> {
     }
 }
 
-fn integrity(f: &mut Fields<'_>, shards: &[Shard], shards_are_good: bool) -> Integrity {
+fn integrity(
+    f: &mut Fields<'_>,
+    shards: &[Shard],
+    shard_names: &[(usize, String)],
+    shards_are_good: bool,
+) -> Integrity {
     let block_merkle = f.object("blockMerkle", |f| {
         let block_size = block_size(f);
         let roots = f.members("roots", MAX_TENSORS, |name, json, path, notes| {
@@ -502,8 +509,34 @@ fn integrity(f: &mut Fields<'_>, shards: &[Shard], shards_are_good: bool) -> Int
         contract_version: f.count("contractVersion").unwrap_or(1),
         block_merkle: block_merkle.flatten(),
         shard_blocks: shard_blocks.flatten(),
+        files: file_hashes(f, shard_names),
         extra: f.rest(),
     }
+}
+
+/// Files beside the shards. The manifest can't give its own hash, nor that of its signature.
+fn file_hashes(f: &mut Fields<'_>, shard_names: &[(usize, String)]) -> Vec<FileHash> {
+    let mut taken: std::collections::HashSet<String> =
+        shard_names.iter().map(|(_, name)| folded(name)).collect();
+    let read = |name: &str, json: &Json<'_>, path: Path<'_>, notes: &mut Notes| {
+        if !is_plain_file_name(name) || folded(name).starts_with(MANIFEST_FILE) {
+            let expected = "the plain name of a file beside the manifest";
+            notes.add(path, expected, quoted(name));
+        } else if !taken.insert(folded(name)) {
+            let expected = "a name that no shard or other file has, whatever the case";
+            notes.add(path, expected, quoted(name));
+        }
+        let mut f = Fields::of(json, path, notes)?;
+        let size = f.required_count("size");
+        let hash = f.required("hash", DIGEST, digest);
+        Some(FileHash {
+            name: name.to_owned(),
+            size: size?,
+            hash: hash?,
+            extra: f.rest(),
+        })
+    };
+    f.members("files", MAX_FILES, read).unwrap_or_default()
 }
 
 fn block_size(f: &mut Fields<'_>) -> Option<u64> {

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::manifest::{
-    Architecture, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig, QuantizationInfo,
-    Shard, TokenizerEntry,
+    Architecture, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
+    QuantizationInfo, Shard, TokenizerEntry,
 };
 
 /// The text of `value`, indented by two spaces, with a line feed at the end.
@@ -201,7 +201,19 @@ fn integrity(integrity: &Integrity) -> Value {
             json!({ "blockSize": blocks.block_size, "hashes": hashes }),
         );
     }
+    if !integrity.files.is_empty() {
+        let files = integrity.files.iter();
+        let files: Map<String, Value> = files.map(|f| (f.name.clone(), file_hash(f))).collect();
+        out.put("files", files);
+    }
     out.with(&integrity.extra)
+}
+
+fn file_hash(file: &FileHash) -> Value {
+    let mut out = Object::new();
+    out.put("size", file.size);
+    out.put("hash", file.hash.to_string());
+    out.with(&file.extra)
 }
 
 /// `x` as JavaScript writes it: without a point where it is whole.

@@ -47,7 +47,7 @@ pub const fn row_bytes(k: usize) -> usize {
     k.div_ceil(BLOCK) * BLOCK_BYTES
 }
 
-/// The three forms of I2_S on disk; nothing in a file tells them apart.
+/// The forms of I2_S on disk; nothing in a GGUF file tells them apart.
 ///
 /// Published files are all [`I2sLayout::Block128`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,6 +60,9 @@ pub enum I2sLayout {
     Block64,
     /// Four rows to a byte, row `4i` at bits 7:6; byte `i·k + c` for column `c`.
     Rows4,
+    /// 128 elements in 32 bytes, each row padded with zeros to whole blocks: the working layout, as
+    /// engine bundles have it.
+    PaddedRows,
 }
 
 /// How a ternary tensor is stored.
@@ -104,8 +107,8 @@ pub struct Source<'a> {
 impl<'a> Source<'a> {
     /// A tensor of shape `[n, k]` in `bytes`, which holds nothing else.
     ///
-    /// Errors: [`QuantError::Layout`] if the layout can't hold the shape (I2_S needs `n·k` to be a
-    /// multiple of 128, its form `Rows4` also `n` of 4), [`QuantError::PartialBlock`],
+    /// Errors: [`QuantError::Layout`] if the layout can't hold the shape (I2_S without padding needs
+    /// `n·k` to be a multiple of 128, its form `Rows4` also `n` of 4), [`QuantError::PartialBlock`],
     /// [`QuantError::Size`] if `bytes` has another length, [`QuantError::Unsupported`].
     pub fn new(layout: Layout, n: usize, k: usize, bytes: &'a [u8]) -> Result<Self, QuantError> {
         let shape = |layout, rule| QuantError::Layout { layout, n, k, rule };
@@ -113,6 +116,12 @@ impl<'a> Source<'a> {
             .checked_mul(k)
             .ok_or(shape("ternary", "a product that fits the address space"))?;
         match layout {
+            Layout::I2S(I2sLayout::PaddedRows) => {
+                let size = n
+                    .checked_mul(row_bytes(k))
+                    .ok_or(shape("I2_S", "rows that fit the address space"))?;
+                expect_len("I2_S codes: bytes", size, bytes.len())?;
+            }
             Layout::I2S(form) => {
                 if !elements.is_multiple_of(BLOCK) {
                     return Err(shape("I2_S", "a multiple of 128 elements"));
@@ -173,7 +182,7 @@ impl<'a> Source<'a> {
             return Ok(());
         }
 
-        if self.layout == Layout::I2S(I2sLayout::Block128) && k.is_multiple_of(BLOCK) {
+        if self.is_working_layout() {
             let stride = row_bytes(k);
             out.copy_from_slice(&self.bytes[rows.start * stride..rows.end * stride]);
             return check_codes(k, rows.start, out);
@@ -190,6 +199,15 @@ impl<'a> Source<'a> {
             check_codes(k, row, out)?;
         }
         Ok(())
+    }
+
+    /// Whether the stored bytes are the working layout already.
+    pub fn is_working_layout(&self) -> bool {
+        match self.layout {
+            Layout::I2S(I2sLayout::PaddedRows) => true,
+            Layout::I2S(I2sLayout::Block128) => self.k.is_multiple_of(BLOCK),
+            _ => false,
+        }
     }
 
     /// Errors: [`QuantError::Rows`] unless all of `rows` are in the tensor.
@@ -244,6 +262,9 @@ impl<'a> Source<'a> {
         let (n, k) = (self.n, self.k);
         match self.layout {
             Layout::I2S(I2sLayout::Block128) => unpack_flat::<32>(self.bytes, row * k, codes),
+            Layout::I2S(I2sLayout::PaddedRows) => {
+                unpack_flat::<32>(self.bytes, row * row_bytes(k) * 4, codes);
+            }
             Layout::I2S(I2sLayout::Block64) => unpack_flat::<16>(self.bytes, row * k, codes),
             Layout::I2S(I2sLayout::Rows4) => {
                 unpack_shifted(&self.bytes[row / 4 * k..][..k], 6 - 2 * (row % 4), codes);

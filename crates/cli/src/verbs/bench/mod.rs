@@ -176,7 +176,7 @@ impl Bench {
         let start = Instant::now();
         let engine = &self.flags.engine;
         let model = files.load(plan, engine.backend(threads)?, engine.weights())?;
-        let model = Adapted::new(model, engine.lora())?;
+        let model = Adapted::new(model, files, engine.lora())?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         self.check(&model)?;
         for batch in self.batch.iter().filter(|batch| batch.get() > 1) {

@@ -1,0 +1,28 @@
+"""What can go wrong between a program and its worker."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """The worker could not be started, ended, or could not answer.
+
+    ``exit_code`` is the worker's exit code: negative for the signal that ended it, ``None`` if it had
+    not ended by itself. ``stderr`` is the end of what the worker wrote on its standard error.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None, stderr: str = "") -> None:
+        super().__init__(f"{message}: {stderr}" if stderr else message)
+        self.exit_code = exit_code
+        self.stderr = stderr
+
+
+class ProtocolError(EngineError):
+    """The worker wrote something that the protocol does not allow. It was killed."""
+
+
+class EngineTimeout(EngineError, TimeoutError):
+    """The worker made no progress in the time it was given. It was killed."""
+
+
+class EngineBusy(RuntimeError):
+    """An answer is still being read: an engine gives one at a time."""

@@ -1,0 +1,123 @@
+//! The matrices of a PEFT adapter as a quantize manifest lists them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use sterna_delivery::LocalFile;
+use sterna_format::TensorEntry;
+use sterna_format::bundle::{
+    LoraBlock, LoraSource, LoraTarget, MatrixSource, ShardRange, SourceType,
+};
+use sterna_format::hf::{AdapterTensor, LoraFactor};
+use sterna_format::safetensors::SafeTensors;
+
+use crate::model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config};
+
+/// What the maker of the adapter in `folder` called the model it was made for.
+pub(super) fn base_model(folder: &Path) -> Result<Option<String>> {
+    Ok(adapter_config(folder)?.base_model)
+}
+
+/// The matrices of the adapter in `folder`, for a model of `n_layers`; its file is added to `shards`.
+/// Whether they fit the model otherwise is for the quantizer to check.
+pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) -> Result<LoraBlock> {
+    let adapter = adapter_config(folder)?;
+    let path = folder.join(ADAPTER_WEIGHTS);
+    let what = || path.display().to_string();
+    let file = LocalFile::open(&path)?;
+    let header = SafeTensors::parse(&file.prefix(u64::MAX), file.len()).with_context(what)?;
+    let path = path.canonicalize().with_context(what)?;
+    let path = path
+        .to_str()
+        .with_context(|| format!("{}: expected a path in Unicode", path.display()))?;
+    let shard = u16::try_from(shards.len()).context("more than 65535 files")?;
+    shards.push(path.to_owned());
+    let mut scale = None;
+    let mut halves: BTreeMap<(usize, LoraTarget), [Option<MatrixSource>; 2]> = BTreeMap::new();
+    for entry in header.tensors() {
+        let tensor = AdapterTensor::parse(&entry.name)?;
+        let in_tensor = || format!("{path}: tensor `{}`", entry.name);
+        let ends = |target: &LoraTarget| target.module().ends_with(&format!(".{}", tensor.module));
+        let target = LoraTarget::ALL.into_iter().find(ends);
+        let target = target.with_context(|| {
+            let known = LoraTarget::ALL.map(LoraTarget::module).join(", ");
+            format!(
+                "{}: expected a module among {known}, found another",
+                in_tensor()
+            )
+        })?;
+        let own = adapter.scaling(&tensor.path);
+        if *scale.get_or_insert(own) != own {
+            bail!(
+                "{}: expected one scaling for all modules, found {own} beside {}",
+                in_tensor(),
+                scale.unwrap_or(own)
+            );
+        }
+        let rank = adapter.rank(&tensor.path);
+        let place = match tensor.matrix {
+            LoraFactor::A => 0,
+            LoraFactor::B => 1,
+        };
+        if entry.shape.len() != 2 || entry.shape[place] != rank {
+            bail!(
+                "{}: expected two dimensions, the rank {rank} in place {place}, found {:?}",
+                in_tensor(),
+                entry.shape
+            );
+        }
+        let pair = halves.entry((tensor.layer, target)).or_default();
+        if pair[place].replace(matrix(entry, shard)?).is_some() {
+            bail!("{}: expected one of its kind, found another", in_tensor());
+        }
+    }
+    let pairs = halves.into_iter().map(|((layer, target), pair)| {
+        let [Some(a), Some(b)] = pair else {
+            bail!(
+                "{path}: layer {layer}, {}: expected lora_A and lora_B, found only one of them",
+                target.module()
+            );
+        };
+        if layer >= n_layers {
+            bail!("{path}: expected layers below {n_layers}, found layer {layer}");
+        }
+        Ok(LoraSource {
+            layer: layer as u32,
+            target,
+            a,
+            b,
+        })
+    });
+    let pairs: Vec<_> = pairs.collect::<Result<_>>()?;
+    let Some(scale) = scale else {
+        bail!(
+            "{path}: expected the matrices of an adapter, found none ({ADAPTER_CONFIG} is there)"
+        );
+    };
+    Ok(LoraBlock {
+        n_layers: n_layers as u32,
+        scale,
+        pairs,
+    })
+}
+
+fn matrix(entry: &TensorEntry, shard: u16) -> Result<MatrixSource> {
+    let dtype = SourceType::from_dtype(entry.dtype).filter(|dtype| dtype.is_float());
+    let dtype = dtype.with_context(|| {
+        format!(
+            "tensor `{}`: expected F32, F16 or BF16, found {}",
+            entry.name, entry.dtype
+        )
+    })?;
+    Ok(MatrixSource {
+        dtype,
+        rows: entry.shape[0] as u32,
+        cols: entry.shape[1] as u32,
+        data: ShardRange {
+            shard,
+            offset: entry.offset,
+            size: entry.len,
+        },
+    })
+}

@@ -1,0 +1,342 @@
+//! The tensors of a Hugging Face folder in the order of an engine's file, and what becomes of each.
+
+use std::collections::HashSet;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value};
+use sterna_engine::{ModelConfig, PlanOptions};
+use sterna_format::TensorEntry;
+use sterna_format::bundle::{
+    Action, ArchType, Manifest, ManifestTensor, ModelFacts, RopeFile, Section, ShardRange,
+    SourceType, layer_order,
+};
+use sterna_format::hf::Config;
+
+use crate::model::{Header, ModelFiles};
+
+/// Engines compute with widths that are multiples of it.
+const WIDTH: u32 = 128;
+
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head";
+const LAST_NORM: &str = "model.norm.weight";
+
+/// Parts of a layer that older BitNet checkpoints call otherwise.
+const OLDER_NAMES: [(&str, &str); 2] = [
+    ("self_attn.attn_sub_norm", "self_attn.inner_attn_ln"),
+    ("mlp.ffn_sub_norm", "mlp.ffn_layernorm"),
+];
+
+/// A Hugging Face folder as the source of a bundle.
+pub(super) struct Source<'a> {
+    files: &'a ModelFiles,
+    pub(super) arch: ArchType,
+    hf: Config,
+    /// What the engine makes of it.
+    config: ModelConfig,
+}
+
+impl<'a> Source<'a> {
+    /// Checks that bundles can hold the model in `files`, of architecture `arch` if that is given.
+    pub(super) fn of(files: &'a ModelFiles, arch: Option<ArchType>) -> Result<Source<'a>> {
+        let name = files.name();
+        if !matches!(files.header(), Header::SafeTensors { .. }) {
+            bail!(
+                "{name}: expected a Hugging Face folder with safetensors files, found another form"
+            );
+        }
+        let hf = files.config()?;
+        let hf = hf.with_context(|| format!("{name}: expected config.json, found none"))?;
+        // What can't be run here is not worth writing.
+        let plan = files.plan_for(&PlanOptions::default())?;
+        let arch = match arch {
+            Some(arch) => arch,
+            None => architecture(files, &hf)?,
+        };
+        // Fails for an architecture whose tensors have no order.
+        drop(layer_order(arch)?);
+        Ok(Source {
+            files,
+            arch,
+            hf,
+            config: plan.config().clone(),
+        })
+    }
+
+    /// Shapes and constants of the model.
+    pub(super) fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Whether the embedding table is the output head too.
+    fn is_tied(&self) -> bool {
+        self.find("lm_head.weight").is_none()
+    }
+
+    pub(super) fn facts(&self) -> ModelFacts {
+        // Widths are below 2^28: the engine takes no others.
+        let [hidden, intermediate] =
+            [self.config.model_dim, self.config.ffn_dim].map(|dim| dim as u32);
+        ModelFacts {
+            arch: self.arch,
+            tied_embeddings: self.is_tied(),
+            hidden_dim: hidden.next_multiple_of(WIDTH),
+            intermediate_dim: intermediate.next_multiple_of(WIDTH),
+            hidden_dim_orig: hidden,
+            intermediate_dim_orig: intermediate,
+            norm_eps: self
+                .hf
+                .rms_norm_eps
+                .unwrap_or_else(|| f64::from(self.config.norm_eps)),
+        }
+    }
+
+    /// What was done to the weights, in one word.
+    pub(super) fn quantization(&self) -> &'static str {
+        match self.arch {
+            ArchType::Bonsai => "binary",
+            ArchType::BonsaiTernary => "grouped-ternary",
+            _ if self.is_ternary() => "ternary",
+            _ => "bf16",
+        }
+    }
+
+    /// Whether linear layers hold trits with one scale, or become such.
+    fn is_ternary(&self) -> bool {
+        self.arch == ArchType::BitNet || self.hf.quantization_config.is_some()
+    }
+
+    /// The parameters of the rotary embedding.
+    pub(super) fn rope(&self) -> Result<RopeFile> {
+        let [rope] = &self.config.ropes[..] else {
+            bail!(
+                "{}: expected one rotary embedding for all layers, found {}",
+                self.files.name(),
+                self.config.ropes.len()
+            );
+        };
+        let json = self.files.config_json()?.unwrap_or_default();
+        Ok(RopeFile {
+            rope_theta: rope.base,
+            head_dim: self.config.head_dim,
+            rope_dim: rope.dim,
+            max_position_embeddings: self.config.max_ctx,
+            rope_scaling: scaling(&json),
+        })
+    }
+
+    /// A manifest without tensors.
+    pub(super) fn empty_manifest(&self) -> Manifest {
+        Manifest {
+            shards: Vec::new(),
+            tensors: Vec::new(),
+            sections: Some(Vec::new()),
+            lora: None,
+        }
+    }
+
+    /// What is to become of every tensor.
+    ///
+    /// Fails if the folder has one that the engine's file has no place for.
+    pub(super) fn manifest(&self, embeddings_i8: bool) -> Result<Manifest> {
+        let mut manifest = self.empty_manifest();
+        for file in self.files.files() {
+            let path = file
+                .path()
+                .with_context(|| format!("{file}: expected a file in a folder"))?;
+            let path = path
+                .canonicalize()
+                .with_context(|| path.display().to_string())?;
+            let path = path
+                .to_str()
+                .with_context(|| format!("{}: expected a path in Unicode", path.display()))?;
+            manifest.shards.push(path.to_owned());
+        }
+        let mut used = HashSet::new();
+        for name in self.names()? {
+            let entry = self
+                .find(&name)
+                .with_context(|| format!("{}: tensor `{name}`: missing", self.files.name()))?;
+            used.insert(entry.name.as_str());
+            let scale = self.find(&format!("{}_scale", entry.name));
+            used.extend(scale.map(|scale| scale.name.as_str()));
+            let tensor = self.tensor(entry, scale, embeddings_i8);
+            manifest
+                .tensors
+                .push(tensor.with_context(|| format!("tensor `{}`", entry.name))?);
+        }
+        let left = (self.files.tensors().iter()).find(|entry| {
+            !used.contains(entry.name.as_str()) && !entry.name.ends_with("rotary_emb.inv_freq")
+        });
+        if let Some(entry) = left {
+            bail!(
+                "{}: tensor `{}`: files of architecture {} have no place for it",
+                self.files.name(),
+                entry.name,
+                self.arch
+            );
+        }
+        manifest.sections = Some(vec![Section {
+            kind: Section::TEXT,
+            first: 0,
+            len: manifest.tensors.len() as u32,
+        }]);
+        Ok(manifest)
+    }
+
+    /// The names of all tensors, as they follow one another.
+    fn names(&self) -> Result<Vec<String>> {
+        let mut names = vec![EMBEDDINGS.to_owned()];
+        let mut push = |path: &str| {
+            names.push(format!("{path}.weight"));
+            let bias = format!("{path}.bias");
+            if self.find(&bias).is_some() {
+                names.push(bias);
+            }
+        };
+        if !self.is_tied() {
+            push(HEAD);
+        }
+        push(LAST_NORM.trim_end_matches(".weight"));
+        for layer in 0..self.config.n_layers {
+            for part in layer_order(self.arch)? {
+                push(&format!("model.layers.{layer}.{part}"));
+            }
+        }
+        Ok(names)
+    }
+
+    /// The tensor with this name, or with that of older checkpoints.
+    fn find(&self, name: &str) -> Option<&'a TensorEntry> {
+        let tensors = self.files.tensors();
+        let older = || {
+            let (new, old) = OLDER_NAMES.iter().find(|(new, _)| name.contains(new))?;
+            tensors.get(&name.replace(new, old))
+        };
+        tensors.get(name).or_else(older)
+    }
+
+    /// What is to become of one tensor.
+    fn tensor(
+        &self,
+        entry: &TensorEntry,
+        scale: Option<&TensorEntry>,
+        embeddings_i8: bool,
+    ) -> Result<ManifestTensor> {
+        let dtype = SourceType::from_dtype(entry.dtype)
+            .with_context(|| format!("expected F32, F16, BF16, I8 or U8, found {}", entry.dtype))?;
+        let (rows, cols) = match entry.shape[..] {
+            [rows] => (rows, 1),
+            [rows, cols] => (rows, cols),
+            _ => bail!("expected one or two dimensions, found {:?}", entry.shape),
+        };
+        let [rows, cols] = [rows, cols].map(|dim| dim as u32);
+        let action = self.action(&entry.name, dtype, cols == 1, embeddings_i8);
+        Ok(ManifestTensor {
+            action,
+            dtype,
+            rows,
+            cols,
+            padded_rows: self.padded(rows),
+            padded_cols: self.padded(cols),
+            data: range(entry)?,
+            scale: scale.map(range).transpose()?,
+        })
+    }
+
+    /// What an engine makes of a dimension of the model: widths are rounded up.
+    fn padded(&self, dim: u32) -> u32 {
+        let ModelFacts {
+            hidden_dim,
+            intermediate_dim,
+            hidden_dim_orig,
+            intermediate_dim_orig,
+            ..
+        } = self.facts();
+        match dim {
+            dim if dim == intermediate_dim_orig => intermediate_dim,
+            dim if dim == hidden_dim_orig => hidden_dim,
+            dim => dim,
+        }
+    }
+
+    fn action(
+        &self,
+        name: &str,
+        dtype: SourceType,
+        is_vector: bool,
+        embeddings_i8: bool,
+    ) -> Action {
+        let in_layer = name.contains(".layers.");
+        match self.arch {
+            _ if is_vector => Action::Raw,
+            ArchType::Bonsai => Action::Q1_0,
+            ArchType::BonsaiTernary => Action::GroupedTernary,
+            _ if name == EMBEDDINGS && embeddings_i8 => Action::EmbeddingI8,
+            _ if !in_layer => Action::Raw,
+            _ if !dtype.is_float() => Action::RepackTernary,
+            _ if self.is_ternary() => Action::TernaryQuantize,
+            _ => Action::Raw,
+        }
+    }
+}
+
+/// The architecture that a configuration names; of Qwen3, what its description says besides.
+fn architecture(files: &ModelFiles, hf: &Config) -> Result<ArchType> {
+    let named = hf.architectures.first().map_or("", String::as_str);
+    let arch = match named.to_ascii_lowercase().as_str() {
+        "bitnetforcausallm" | "bitnetbpeforcausallm" => ArchType::BitNet,
+        "llamaforcausallm" => ArchType::Llama,
+        "qwen3forcausallm" => match files.beside("README.md")? {
+            Some(readme) => described(&String::from_utf8_lossy(&readme)),
+            None => ArchType::Qwen3,
+        },
+        _ => bail!(
+            "{}: config.json: architectures: expected BitNetForCausalLM, LlamaForCausalLM or \
+             Qwen3ForCausalLM, found `{named}`",
+            files.name()
+        ),
+    };
+    Ok(arch)
+}
+
+/// Which kind of Qwen3 a model is by its description; those of few bits have nothing else to tell them
+/// by.
+fn described(readme: &str) -> ArchType {
+    let readme = readme.to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| readme.contains(word));
+    let one_bit = has(&["1-bit", "1 bit", "1bit"]);
+    let ternary = has(&["ternary"]);
+    match (ternary, one_bit, has(&["bonsai", "trnq"])) {
+        (true, false, _) => ArchType::BonsaiTernary,
+        (_, true, _) | (false, false, true) => ArchType::Bonsai,
+        (false, false, false) => ArchType::Qwen3,
+    }
+}
+
+/// How a configuration says that the context is stretched, if it does.
+fn scaling(config: &Value) -> Option<Map<String, Value>> {
+    let text = config.get("text_config").unwrap_or(config);
+    let find = |key: &str| text.get(key).or_else(|| config.get(key))?.as_object();
+    let set = find("rope_scaling").or_else(|| find("rope_parameters"))?;
+    let kind = set.get("rope_type").or_else(|| set.get("type"));
+    match kind.and_then(Value::as_str) {
+        None | Some("default") => None,
+        Some(_) => {
+            let mut set = set.clone();
+            // These have places of their own.
+            set.remove("rope_theta");
+            set.remove("partial_rotary_factor");
+            Some(set)
+        }
+    }
+}
+
+/// Where a tensor lies.
+fn range(entry: &TensorEntry) -> Result<ShardRange> {
+    Ok(ShardRange {
+        shard: u16::try_from(entry.file).context("more than 65535 files")?,
+        offset: entry.offset,
+        size: entry.len,
+    })
+}

@@ -1,0 +1,164 @@
+//! From a quantize manifest to the files that a subprocess engine runs from.
+//!
+//! `docs/formats/engine-bundle.md` describes the manifest, the files, and the rules by which one becomes
+//! the other. [`shards`] opens what a manifest names, [`tensor`] says what becomes of each tensor and
+//! makes it, [`adapter`] checks and copies the matrices of an adapter, [`output`] writes files that
+//! appear only when they are whole.
+
+mod adapter;
+mod output;
+mod shards;
+mod tensor;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use sterna_format::bundle::{ArchType, Manifest, ModelFacts, RopeFile, TensorFile, tensor_names};
+use sterna_kernels::Exec;
+
+use crate::progress::Progress;
+pub(crate) use adapter::AdapterOutput;
+use output::OutputFile;
+use shards::Shards;
+use tensor::Encoding;
+
+/// The largest manifest that is read: tens of thousands of tensors and an adapter of each.
+const MAX_MANIFEST_BYTES: u64 = 64 << 20;
+
+/// What is to be made, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// What `qmodel.tensors` says about the model.
+    pub(crate) model: ModelFacts,
+    /// Elements of a head, where they are known.
+    pub(crate) head_dim: Option<u32>,
+    /// The file of tensors; none of a manifest that has only an adapter.
+    pub(crate) output: Option<PathBuf>,
+    /// The file of the rotary embedding, and what it is to say.
+    pub(crate) rope: Option<(PathBuf, RopeFile)>,
+    /// The file of an adapter.
+    pub(crate) adapter: Option<AdapterOutput>,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Summary {
+    /// The file of tensors.
+    pub(crate) output: Option<PathBuf>,
+    /// Tensors in it.
+    pub(crate) n_tensors: usize,
+    /// Bytes of all files.
+    pub(crate) size: u64,
+    /// The file of the rotary embedding.
+    pub(crate) rope: Option<PathBuf>,
+    /// The file of an adapter.
+    pub(crate) lora: Option<PathBuf>,
+    /// Projections that the adapter changes.
+    pub(crate) n_lora_pairs: usize,
+}
+
+/// The manifest in the file at `path`, which is about a model of `arch`.
+pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
+    let name = || path.display().to_string();
+    let mut bytes = Vec::new();
+    let file = File::open(path).with_context(name)?;
+    let read = file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes);
+    read.with_context(name)?;
+    if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+        bail!(
+            "{}: expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, found more",
+            name()
+        );
+    }
+    Manifest::parse(&bytes, arch).with_context(name)
+}
+
+/// Makes what `manifest` lists into the files that `settings` names. All of them appear, or none.
+pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Result<Summary> {
+    settings.check(manifest)?;
+    let mut shards = Shards::open(&manifest.shards)?;
+    let model = &settings.model;
+    let shapes: Vec<_> = (manifest.tensors.iter())
+        .map(|tensor| (tensor.rows, tensor.cols))
+        .collect();
+    // Where the order doesn't tell what tensors are for, they are nameless, and that is all.
+    let names = tensor_names(model.arch, model.tied_embeddings, None, &shapes).ok();
+    let encodings = (manifest.tensors.iter().enumerate())
+        .map(|(i, tensor)| {
+            let name = names.as_ref().map(|names| names.names[i].as_str());
+            Encoding::of(i, name, tensor, settings, &mut shards)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let forms: Vec<_> = encodings.iter().map(Encoding::form).collect();
+    let layout = TensorFile::layout(*model, &forms)?;
+
+    // What is small comes first, so that what is wrong with it is said at once.
+    let mut files = Vec::new();
+    if let Some((path, rope)) = &settings.rope {
+        let mut file = OutputFile::create(path)?;
+        file.write(&rope.to_bytes()?)?;
+        files.push(file);
+    }
+    let mut n_lora_pairs = 0;
+    if let (Some(adapter), Some(block)) = (&settings.adapter, &manifest.lora) {
+        n_lora_pairs = block.pairs.len();
+        files.push(adapter.write(block, settings, &shards)?);
+    }
+    if let Some(output) = &settings.output {
+        let mut tensors = OutputFile::create(output)?;
+        tensors.write(&layout.header())?;
+        let total = manifest.tensors.iter().map(|tensor| tensor.data.size).sum();
+        let progress = Progress::bytes("quantizing", total);
+        for (encoding, stored) in encodings.iter().zip(&layout.tensors) {
+            tensors.pad_to(stored.offset)?;
+            encoding.write(exec, &shards, |bytes| tensors.write(bytes), &progress)?;
+            assert_eq!(
+                tensors.len(),
+                stored.offset + stored.size,
+                "a tensor has as many bytes as its form takes"
+            );
+        }
+        files.push(tensors);
+    }
+    let size = files.iter().map(OutputFile::len).sum();
+    output::commit(files)?;
+    Ok(Summary {
+        output: settings.output.clone(),
+        n_tensors: manifest.tensors.len(),
+        size,
+        rope: settings.rope.as_ref().map(|(path, _)| path.clone()),
+        lora: settings
+            .adapter
+            .as_ref()
+            .map(|adapter| adapter.path.clone()),
+        n_lora_pairs,
+    })
+}
+
+impl Settings {
+    /// Checks that there is a place for everything, and another for each thing.
+    fn check(&self, manifest: &Manifest) -> Result<()> {
+        match (&self.adapter, &manifest.lora) {
+            (Some(_), None) => bail!("expected a manifest with an adapter, found one without"),
+            (None, Some(_)) => {
+                bail!("expected a file to write the manifest's adapter to, found none")
+            }
+            _ => {}
+        }
+        if self.output.is_none() && !manifest.tensors.is_empty() {
+            bail!("expected a file to write the manifest's tensors to, found none");
+        }
+        let mut paths: Vec<&Path> = self.output.iter().map(PathBuf::as_path).collect();
+        paths.extend(self.rope.iter().map(|(path, _)| path.as_path()));
+        paths.extend(self.adapter.iter().map(|adapter| adapter.path.as_path()));
+        for (i, path) in paths.iter().enumerate() {
+            if paths[..i].contains(path) {
+                bail!("{}: expected another file for each output", path.display());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! `sterna bundle`: the files of a subprocess engine from a Hugging Face folder.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use sterna_format::bundle::ArchType;
+use sterna_kernels::Exec;
+
+use crate::args::{isa, thread_count};
+use crate::bundle::{Options, Summary, bundle};
+use crate::machine;
+use crate::model::ModelFiles;
+use crate::output::{self, Bytes};
+
+/// Make an engine bundle of a Hugging Face folder, or of an adapter for it
+///
+/// A bundle has the weights as an engine computes with them (qmodel.tensors), the parameters of the rotary
+/// embedding (rope.cache), and the configuration and tokenizer beside them. Ternary models become I2_S;
+/// others keep the type they have. The folder appears when it is whole.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  sterna bundle bitnet-b1.58-2B-4T/ -o bitnet-bundle\n  \
+                  sterna bundle bitnet-b1.58-2B-4T/ my-adapter/ -o my-adapter-bundle"
+)]
+pub(crate) struct Bundle {
+    /// Hugging Face folder of the model, with config.json and safetensors files
+    #[arg(value_name = "HF_DIR")]
+    model: String,
+
+    /// Folder of an adapter for it, as PEFT saves it; the bundle is then the adapter's
+    #[arg(value_name = "ADAPTER_DIR")]
+    adapter: Option<PathBuf>,
+
+    /// Folder to write; must not exist
+    #[arg(short, long, value_name = "OUT")]
+    out: PathBuf,
+
+    /// Put model and adapter into one folder, for `sterna worker DIR --lora`
+    #[arg(long, requires = "adapter")]
+    together: bool,
+
+    /// Architecture by name or number, where config.json leaves a choice: bonsai (one bit) or bonsai_ternary
+    /// instead of qwen3 [default: what config.json and README.md say]
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<ArchType>,
+
+    /// Store the embedding table as int8, in blocks of 32, instead of as it is
+    #[arg(long)]
+    embeddings_i8: bool,
+
+    /// Threads to compute with [default: one for each physical core available]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    jobs: Option<NonZero<usize>>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bundle {
+    pub(crate) fn run(self) -> Result<()> {
+        let files = ModelFiles::open(&self.model)?;
+        let options = Options {
+            out: self.out,
+            adapter: self.adapter,
+            together: self.together,
+            arch: self.arch,
+            embeddings_i8: self.embeddings_i8,
+        };
+        let n_threads = self
+            .jobs
+            .map_or_else(machine::default_threads, NonZero::get);
+        let exec = Exec::new(n_threads, isa()?);
+        let summary = bundle(&files, &options, &exec)?;
+        if self.json {
+            return output::json(&summary);
+        }
+        let Summary {
+            bundle,
+            architecture,
+            n_tensors,
+            n_adapted,
+            bytes,
+        } = summary;
+        let what = match (n_tensors, n_adapted) {
+            (n, 0) => format!("{n} tensors"),
+            (0, n) => format!("an adapter of {n} projections"),
+            (n, m) => format!("{n} tensors and an adapter of {m} projections"),
+        };
+        output::line(format_args!(
+            "{}: {architecture}, {what}, {}",
+            bundle.display(),
+            Bytes(bytes)
+        ))
+    }
+}

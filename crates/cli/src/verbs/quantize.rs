@@ -1,0 +1,223 @@
+//! `sterna quantize`: the files of an engine bundle, as a manifest says.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use sterna_format::bundle::{ArchType, ModelFacts, RopeFile};
+use sterna_kernels::Exec;
+
+use crate::args::{isa, thread_count};
+use crate::machine;
+use crate::output::{self, Bytes};
+use crate::quantize::{AdapterOutput, Settings, read_manifest, run};
+
+/// Make the files of an engine bundle, as a quantize manifest says
+///
+/// Called as `trillim-quantize`, the program does this without being told so.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  sterna quantize --manifest manifest.bin --output bundle/qmodel.tensors --arch bitnet \
+                  --hidden-dim 2560 --intermediate-dim 6912 --norm-eps 1e-5"
+)]
+pub(crate) struct Quantize {
+    /// The manifest: which ranges of which files are tensors, and what to do with each
+    #[arg(long, value_name = "FILE")]
+    manifest: PathBuf,
+
+    /// The file of tensors to write
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Architecture, as a number or by name: bitnet (1), llama (2), qwen35 (3), bonsai (4), bonsai_ternary
+    /// (5), qwen3 (6), bonsai_image (7)
+    #[arg(long)]
+    arch: ArchType,
+
+    /// Width of the residual stream, padded
+    #[arg(long, value_name = "N")]
+    hidden_dim: u32,
+
+    /// Width of the FFN, padded
+    #[arg(long, value_name = "N")]
+    intermediate_dim: u32,
+
+    /// Width of the residual stream in the model [default: the padded one]
+    #[arg(long, value_name = "N")]
+    hidden_dim_orig: Option<u32>,
+
+    /// Width of the FFN in the model [default: the padded one]
+    #[arg(long, value_name = "N")]
+    intermediate_dim_orig: Option<u32>,
+
+    /// Epsilon of the norms
+    #[arg(long, value_name = "X")]
+    norm_eps: f64,
+
+    /// The embedding table is the output head too
+    #[arg(long)]
+    tie_embeddings: bool,
+
+    /// Elements of a head
+    #[arg(long, value_name = "N")]
+    head_dim: Option<u32>,
+
+    #[command(flatten)]
+    rope: RopeFlags,
+
+    #[command(flatten)]
+    adapter: AdapterFlags,
+
+    /// Threads to compute with [default: one for each physical core available]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    jobs: Option<NonZero<usize>>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Rotary embedding")]
+struct RopeFlags {
+    /// The file of the rotary embedding to write
+    #[arg(long, value_name = "FILE", requires_all = ["rope_theta", "max_pos", "head_dim"])]
+    rope_output: Option<PathBuf>,
+
+    /// Base of the rotation frequencies
+    #[arg(long, value_name = "X")]
+    rope_theta: Option<f64>,
+
+    /// Positions that the model was made for
+    #[arg(long, value_name = "N")]
+    max_pos: Option<usize>,
+
+    /// Elements of each head that are rotated [default: all]
+    #[arg(long, value_name = "N")]
+    rope_dim: Option<usize>,
+
+    /// YaRN: how much the context is stretched
+    #[arg(long, value_name = "X", requires = "yarn_orig_max_pos")]
+    yarn_factor: Option<f64>,
+
+    /// YaRN: positions before stretching
+    #[arg(long, value_name = "N", requires = "yarn_factor")]
+    yarn_orig_max_pos: Option<usize>,
+
+    /// YaRN: rotations at which interpolation starts
+    #[arg(long, value_name = "X", requires = "yarn_factor")]
+    yarn_beta_slow: Option<f64>,
+
+    /// YaRN: rotations at which extrapolation ends
+    #[arg(long, value_name = "X", requires = "yarn_factor")]
+    yarn_beta_fast: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Adapter")]
+struct AdapterFlags {
+    /// The file of the manifest's adapter to write
+    #[arg(long, value_name = "FILE")]
+    lora_output: Option<PathBuf>,
+
+    /// Rank of the adapter, to check
+    #[arg(long, value_name = "N")]
+    lora_rank: Option<u32>,
+
+    /// Heads of queries in the model, to check
+    #[arg(long, value_name = "N")]
+    num_heads: Option<u32>,
+
+    /// Heads of keys in the model, to check
+    #[arg(long, value_name = "N")]
+    num_kv_heads: Option<u32>,
+}
+
+impl Quantize {
+    pub(crate) fn run(self) -> Result<()> {
+        let rope = self.rope.file(self.head_dim)?;
+        let settings = Settings {
+            model: ModelFacts {
+                arch: self.arch,
+                tied_embeddings: self.tie_embeddings,
+                hidden_dim: self.hidden_dim,
+                intermediate_dim: self.intermediate_dim,
+                hidden_dim_orig: self.hidden_dim_orig.unwrap_or(self.hidden_dim),
+                intermediate_dim_orig: self.intermediate_dim_orig.unwrap_or(self.intermediate_dim),
+                norm_eps: self.norm_eps,
+            },
+            head_dim: self.head_dim,
+            output: Some(self.output),
+            rope,
+            adapter: self.adapter.lora_output.map(|path| AdapterOutput {
+                path,
+                rank: self.adapter.lora_rank,
+                n_heads: self.adapter.num_heads,
+                n_kv_heads: self.adapter.num_kv_heads,
+            }),
+        };
+        let manifest = read_manifest(&self.manifest, self.arch)?;
+        let n_threads = self
+            .jobs
+            .map_or_else(machine::default_threads, NonZero::get);
+        let exec = Exec::new(n_threads, isa()?);
+        let summary = run(&manifest, &settings, &exec)
+            .with_context(|| self.manifest.display().to_string())?;
+        if self.json {
+            return output::json(&summary);
+        }
+        output::note(format_args!(
+            "{} tensors, {}",
+            summary.n_tensors,
+            Bytes(summary.size)
+        ));
+        let others = summary.rope.iter().chain(&summary.lora);
+        for path in summary.output.iter().chain(others) {
+            output::line(path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl RopeFlags {
+    /// The file to write, and what it is to say.
+    fn file(&self, head_dim: Option<u32>) -> Result<Option<(PathBuf, RopeFile)>> {
+        let Some(path) = &self.rope_output else {
+            return Ok(None);
+        };
+        let (Some(rope_theta), Some(max_position_embeddings), Some(head_dim)) =
+            (self.rope_theta, self.max_pos, head_dim)
+        else {
+            bail!("--rope-output: expected --rope-theta, --max-pos and --head-dim beside it");
+        };
+        let head_dim = usize::try_from(head_dim)?;
+        let file = RopeFile {
+            rope_theta,
+            head_dim,
+            rope_dim: self.rope_dim.unwrap_or(head_dim),
+            max_position_embeddings,
+            rope_scaling: self.yarn(),
+        };
+        Ok(Some((path.clone(), file)))
+    }
+
+    /// `rope_scaling` as a configuration would have it.
+    fn yarn(&self) -> Option<Map<String, Value>> {
+        let mut yarn = Map::new();
+        yarn.insert("rope_type".into(), json!("yarn"));
+        yarn.insert("factor".into(), json!(self.yarn_factor?));
+        let positions = json!(self.yarn_orig_max_pos?);
+        yarn.insert("original_max_position_embeddings".into(), positions);
+        for (key, beta) in [
+            ("beta_slow", self.yarn_beta_slow),
+            ("beta_fast", self.yarn_beta_fast),
+        ] {
+            if let Some(beta) = beta {
+                yarn.insert(key.into(), json!(beta));
+            }
+        }
+        Some(yarn)
+    }
+}

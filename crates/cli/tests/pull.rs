@@ -1,0 +1,426 @@
+//! `sterna pull` from servers that lie or are counted, and what other verbs do with names in the store.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::testdata;
+use serde_json::{Value, json};
+
+const SAMPLE: &str = "rdrr-samples/v1-gemma3-q4k";
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Runs `sterna` with its own folders in `home`: whether it succeeded, and what it printed.
+fn sterna(home: &Path, args: &[&str]) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(args)
+        .env("STERNA_HOME", home)
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        output.status.success(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+fn json_of(home: &Path, args: &[&str]) -> Value {
+    let (ok, out, error) = sterna(home, args);
+    assert!(ok, "{args:?}: {error}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn refusal(home: &Path, args: &[&str]) -> String {
+    let (ok, out, error) = sterna(home, args);
+    assert!(!ok, "{args:?} should fail: {out}");
+    error
+}
+
+/// A copy of the folder `name` of the test data.
+fn copy_of(name: &str, to: PathBuf) -> PathBuf {
+    fs::create_dir(&to).unwrap();
+    for entry in fs::read_dir(testdata(name)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    to
+}
+
+fn manifest_of(folder: &Path) -> Value {
+    serde_json::from_slice(&fs::read(folder.join("manifest.json")).unwrap()).unwrap()
+}
+
+/// A web server for the files in a folder, which counts what it is asked for.
+struct Server {
+    url: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    fn start(folder: &Path) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/m", listener.local_addr().unwrap());
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (folder, log) = (folder.to_owned(), Arc::clone(&asked));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (folder, log) = (folder.clone(), Arc::clone(&log));
+                thread::spawn(move || answer(&stream.unwrap(), &folder, &log));
+            }
+        });
+        Server { url, asked }
+    }
+
+    /// How often the file called `name` was asked for.
+    fn count(&self, name: &str) -> usize {
+        let asked = self.asked.lock().unwrap();
+        asked.iter().filter(|asked| *asked == name).count()
+    }
+}
+
+fn answer(mut stream: &TcpStream, folder: &Path, log: &Mutex<Vec<String>>) {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let Some(first) = lines.next() else {
+        return;
+    };
+    let range = lines
+        .by_ref()
+        .take_while(|line| !line.is_empty())
+        .find_map(|line| {
+            let line = line.to_lowercase();
+            let (first, last) = line.strip_prefix("range: bytes=")?.split_once('-')?;
+            Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?))
+        });
+    let name = first.split(' ').nth(1).unwrap().trim_start_matches("/m/");
+    log.lock().unwrap().push(name.to_owned());
+    let head = "Connection: close\r\nContent-Length:";
+    let Ok(bytes) = fs::read(folder.join(name)) else {
+        let _ = write!(stream, "HTTP/1.1 404 None\r\n{head} 0\r\n\r\n");
+        return;
+    };
+    let (status, part, range) = match range {
+        None => (200, &bytes[..], String::new()),
+        Some((first, last)) => {
+            let range = format!("Content-Range: bytes {first}-{last}/{}\r\n", bytes.len());
+            (206, &bytes[first..=last], range)
+        }
+    };
+    let _ = write!(
+        stream,
+        "HTTP/1.1 {status} X\r\n{range}{head} {}\r\n\r\n",
+        part.len()
+    );
+    let _ = stream.write_all(part);
+}
+
+#[test]
+fn a_tensor_map_without_a_hash_comes_once_and_must_not_contradict_the_manifest() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    let server = Server::start(&folder);
+    let (ok, _, error) = sterna(&home, &["pull", &server.url, "tiny"]);
+    assert!(ok, "{error}");
+    assert!(error.contains("no hashes for tensors.json"), "{error}");
+    for name in ["manifest.json", "manifest.json.minisig", "tensors.json"] {
+        assert_eq!(server.count(name), 1, "{name}");
+    }
+    // Inline too: the same is believed, something else isn't.
+    let mut manifest = manifest_of(&folder);
+    let tensors: Value =
+        serde_json::from_slice(&fs::read(folder.join("tensors.json")).unwrap()).unwrap();
+    manifest["tensors"] = tensors.get("tensors").unwrap_or(&tensors).clone();
+    fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+    let (ok, _, error) = sterna(&home, &["pull", &server.url, "both"]);
+    assert!(ok, "{error}");
+    let name = manifest["tensors"].as_object().unwrap().keys().next();
+    let name = name.unwrap().clone();
+    let shape = manifest["tensors"][&name]["shape"].as_array_mut().unwrap();
+    shape.reverse();
+    shape.insert(0, json!(1));
+    fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+    let error = refusal(&home, &["pull", &server.url, "contradiction"]);
+    assert!(
+        error.contains(&name) && error.contains("external map"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_source_that_lies_first_is_named_and_the_next_is_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let good = Server::start(&copy_of(SAMPLE, dir.path().join("good")));
+    let garbage = dir.path().join("garbage");
+    fs::create_dir(&garbage).unwrap();
+    fs::write(garbage.join("manifest.json"), "not a manifest").unwrap();
+    let garbage = Server::start(&garbage);
+    let other = copy_of(SAMPLE, dir.path().join("other"));
+    let mut manifest = manifest_of(&other);
+    manifest["modelId"] = json!("another");
+    fs::write(other.join("manifest.json"), manifest.to_string()).unwrap();
+    let other = Server::start(&other);
+    let args = [
+        "pull",
+        &garbage.url,
+        "tiny",
+        "--mirror",
+        &good.url,
+        "--mirror",
+        &other.url,
+        "--json",
+    ];
+    let pulled = json_of(&home, &args);
+    let dropped: Vec<_> = pulled["dropped"].as_array().unwrap().iter().collect();
+    assert_eq!(dropped.len(), 2, "{dropped:?}");
+    assert_eq!(dropped[0][0], garbage.url);
+    assert_eq!(dropped[1][0], other.url);
+    let why = dropped[1][1].as_str().unwrap();
+    assert!(
+        why.contains("is not that of") && why.contains(&good.url),
+        "{why}"
+    );
+    assert_eq!(
+        other.count("shard_00000.bin") + garbage.count("shard_00000.bin"),
+        0
+    );
+    let (_, _, error) = sterna(&home, &args);
+    assert!(
+        error.contains(&format!("warning: {}: not used", garbage.url)),
+        "{error}"
+    );
+    // Nobody has one.
+    let error = refusal(
+        &home,
+        &["pull", &garbage.url, "none", "--mirror", &garbage.url],
+    );
+    assert!(error.contains("no source has a package"), "{error}");
+}
+
+#[test]
+fn damage_in_the_store_is_noticed_and_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    let pulled = json_of(&home, &["pull", text(&folder), "tiny", "--json"]);
+    assert!(pulled["received"].as_u64().unwrap() > 0);
+    let shard = &manifest_of(&folder)["shards"][3];
+    let (hash, size) = (shard["hash"].as_str().unwrap(), &shard["size"]);
+    let blob = home.join("store/blobs/sha256").join(&hash[..2]).join(hash);
+    let bytes = fs::read(&blob).unwrap();
+    let mut wrong = bytes.clone();
+    wrong[1000] ^= 1;
+    // By the name that it has.
+    fs::write(&blob, &wrong).unwrap();
+    let pulled = json_of(&home, &["pull", "tiny", "--json"]);
+    let received = pulled["received"].as_u64().unwrap();
+    // All of the shard but zeros between tensors.
+    let size = size.as_u64().unwrap();
+    assert!(
+        (size / 2..=size).contains(&received),
+        "{received} of {size}"
+    );
+    assert!(fs::read(&blob).unwrap() == bytes);
+    let logits = ["logits", "tiny", "--ids", "1", "-o", "/dev/null"];
+    fs::write(&blob, &wrong).unwrap();
+    let error = refusal(&home, &logits);
+    assert!(
+        error.contains("`sterna pull tiny`") && error.contains("shard_00003.bin"),
+        "{error}"
+    );
+    // A change that hides is found by hashing everything.
+    json_of(&home, &["pull", "tiny", "--json"]);
+    let date = fs::metadata(&blob).unwrap().modified().unwrap();
+    fs::write(&blob, &wrong).unwrap();
+    let file = fs::File::options().write(true).open(&blob).unwrap();
+    file.set_modified(date).unwrap();
+    let error = refusal(&home, &["verify", "tiny"]);
+    assert!(error.contains("`sterna pull tiny`"), "{error}");
+    json_of(&home, &["pull", "tiny", "--json"]);
+    assert!(sterna(&home, &["verify", "tiny"]).0);
+}
+
+#[test]
+fn bytes_that_are_used_are_those_that_were_verified() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    let out = dir.path().join("out");
+    let home = dir.path();
+    for how in ["map", "read"] {
+        let args = [
+            "logits",
+            text(&folder),
+            "--ids",
+            "1,2",
+            "--weights",
+            how,
+            "-o",
+            text(&out),
+        ];
+        let shard = folder.join("shard_00007.bin");
+        let good = fs::read(&shard).unwrap();
+        assert!(sterna(home, &args).0);
+        let mut wrong = good.clone();
+        *wrong.last_mut().unwrap() ^= 1;
+        fs::write(&shard, wrong).unwrap();
+        let error = refusal(home, &args);
+        assert!(
+            error.contains("shard_00007.bin: expected sha256"),
+            "{error}"
+        );
+        fs::write(&shard, good).unwrap();
+    }
+}
+
+/// A package of many shards opens, and an update of it is fetched, where few files may be open.
+#[cfg(unix)]
+#[test]
+fn a_package_of_many_shards_needs_few_open_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let package = dir.path().join("package");
+    let model = testdata("reference-logits/llama");
+    let convert = [
+        "convert",
+        text(&model),
+        text(&package),
+        "--shard-size",
+        "4K",
+    ];
+    let (ok, _, error) = sterna(&home, &convert);
+    assert!(ok, "{error}");
+    let n_shards = manifest_of(&package)["shards"].as_array().unwrap().len();
+    assert!(n_shards > 100, "{n_shards} shards");
+    let limited = |args: &[&str]| {
+        let output = Command::new("sh")
+            .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""])
+            .arg(env!("CARGO_BIN_EXE_sterna"))
+            .args(args)
+            .env("STERNA_HOME", &home)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {error}");
+    };
+    let out = dir.path().join("out");
+    for how in ["map", "read"] {
+        limited(&[
+            "logits",
+            text(&package),
+            "--ids",
+            "1",
+            "--weights",
+            how,
+            "-o",
+            text(&out),
+        ]);
+    }
+    limited(&["pull", text(&package), "tiny"]);
+    limited(&["logits", "tiny", "--ids", "1", "-o", text(&out)]);
+}
+
+#[test]
+fn names_in_the_store_stand_for_packages() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let error = refusal(&home, &["run", "tinny", "-p", "x"]);
+    assert!(
+        error.contains("tinny: no such file or folder") && error.contains("is empty"),
+        "{error}"
+    );
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    json_of(&home, &["pull", text(&folder), "tiny", "--json"]);
+    json_of(&home, &["pull", text(&folder), "large", "--json"]);
+    for verb in ["run", "diff", "sign"] {
+        let args: &[&str] = match verb {
+            "run" => &["run", "tinny", "-p", "x"],
+            "diff" => &["diff", "tiny", "tinny"],
+            _ => &["sign", "tinny", "--key", "none"],
+        };
+        let error = refusal(&home, args);
+        assert!(error.contains("which has tiny, large"), "{verb}: {error}");
+    }
+    let server = Server::start(&folder);
+    for b in ["large", &server.url, text(&folder)] {
+        let report = json_of(&home, &["diff", "tiny", b, "--json"]);
+        assert_eq!(report["fetch_bytes"], 0);
+        assert_eq!(report["shards"]["same"], 10);
+    }
+    // Signed in the store, and said so.
+    let key = dir.path().join("k");
+    let list = json_of(&home, &["list", "--json"]);
+    assert_eq!(list[0]["signer"], Value::Null);
+    json_of(
+        &home,
+        &[
+            "sign",
+            "--generate",
+            "--no-password",
+            "--key",
+            text(&key),
+            "--json",
+        ],
+    );
+    let public = format!("{}.pub", text(&key));
+    assert!(sterna(&home, &["trust", "me", &public]).0);
+    json_of(&home, &["sign", "tiny", "--key", text(&key), "--json"]);
+    let list = json_of(&home, &["list", "--json"]);
+    let signers: Vec<_> = (list.as_array().unwrap().iter())
+        .map(|model| model["signer"].as_str())
+        .collect();
+    assert_eq!(signers, [None, Some("me")]);
+    let (_, out, _) = sterna(&home, &["list"]);
+    assert!(out.contains("signed by me"), "{out}");
+    let (ok, _, error) = sterna(&home, &["inspect", "tiny"]);
+    assert!(ok, "{error}");
+    for args in [["trust", "", &public], ["trust", "you", ""]] {
+        refusal(&home, &args);
+    }
+}
+
+#[test]
+fn adapters_are_had_by_name_and_are_no_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let peft = testdata("adapters/llama/all");
+    let base = testdata("reference-logits/llama");
+    let error = refusal(&home, &["run", text(&peft), "-p", "x"]);
+    assert!(
+        error.contains("found a LoRA adapter") && error.contains("--lora"),
+        "{error}"
+    );
+    let package = dir.path().join("package");
+    assert!(sterna(&home, &["convert", text(&peft), text(&package)]).0);
+    json_of(&home, &["pull", text(&package), "adapter", "--json"]);
+    let error = refusal(&home, &["logits", "adapter", "--ids", "1", "-o", "x"]);
+    assert!(error.contains("--lora adapter"), "{error}");
+    let server = Server::start(&package);
+    let mut outs = Vec::new();
+    for lora in [text(&package), "adapter=1", &server.url] {
+        let out = dir.path().join("out");
+        let args = [
+            "logits",
+            text(&base),
+            "--ids",
+            "1,2",
+            "--lora",
+            lora,
+            "-o",
+            text(&out),
+        ];
+        let (ok, _, error) = sterna(&home, &args);
+        assert!(ok, "{error}");
+        outs.push(fs::read(out).unwrap());
+    }
+    assert!(outs[0] == outs[1] && outs[0] == outs[2]);
+}
