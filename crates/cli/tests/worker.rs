@@ -100,6 +100,11 @@ fn worker(args: &[&str]) -> Command {
         .args(args)
         .current_dir(testdata(""))
         .env("STERNA_SEED", "7")
+        // A store that is empty, whatever the one of this machine holds.
+        .env(
+            "STERNA_HOME",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/no-store"),
+        )
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
