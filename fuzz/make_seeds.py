@@ -6,6 +6,7 @@ Run in the repository root: python3 fuzz/make_seeds.py
 import glob
 import json
 import os
+import re
 import struct
 
 
@@ -201,3 +202,17 @@ ENTRIES = [
 ]
 EVERY_ACTION = NO_TENSORS[:5] + struct.pack("<I", len(ENTRIES)) + b"".join(ENTRIES)
 write("bundle_manifest", "every-action", EVERY_ACTION)
+
+# What is said to a worker in the recorded sessions. The first byte tells the forms of the protocol apart.
+for path in sorted(glob.glob("crates/cli/tests/golden/worker/*.txt")):
+    with open(path, encoding="utf-8") as f:
+        lines = f.read().splitlines()
+    said = b"\0" if any(line.startswith("$") and "--config" in line for line in lines) else b"\1"
+    for line in lines:
+        if not line.startswith("< "):
+            continue
+        repeated = re.match(r"< \*(\d+) (.*)", line)
+        n, text = (min(int(repeated[1]), 8), repeated[2]) if repeated else (1, line[2:])
+        end = "" if text.endswith("\\") else "\n"
+        said += (text.removesuffix("\\") + end).encode().decode("unicode_escape").encode("latin-1") * n
+    write("worker_protocol", os.path.basename(path).removesuffix(".txt"), said)

@@ -100,6 +100,11 @@ fn worker(args: &[&str]) -> Command {
         .args(args)
         .current_dir(testdata(""))
         .env("STERNA_SEED", "7")
+        // A store that is empty, whatever the one of this machine holds.
+        .env(
+            "STERNA_HOME",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/no-store"),
+        )
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -157,6 +162,12 @@ fn config(model: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
+/// The ids that end replies of `model`.
+fn eos(model: &str) -> Vec<u32> {
+    let ids = &config(model)[18..];
+    ids.iter().map(|id| id.parse().unwrap()).collect()
+}
+
 /// The arguments that start a worker of version 1 for `model`.
 fn positional(model: &str) -> Vec<String> {
     let mut args = vec![model.to_owned(), "--config".to_owned()];
@@ -184,10 +195,13 @@ struct Worker {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
+    /// Ids that end a reply.
+    eos: Vec<u32>,
 }
 
 impl Worker {
-    fn start(mut command: Command) -> Worker {
+    /// Starts a worker whose replies end with one of `eos`.
+    fn start(mut command: Command, eos: Vec<u32>) -> Worker {
         let mut child = command.spawn().unwrap();
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -195,6 +209,7 @@ impl Worker {
             child,
             stdin,
             stdout,
+            eos,
         }
     }
 
@@ -202,7 +217,7 @@ impl Worker {
     fn positional(model: &str) -> Worker {
         let args = positional(model);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        Worker::start(worker(&args))
+        Worker::start(worker(&args), eos(model))
     }
 
     fn say(&mut self, text: &str) {
@@ -216,11 +231,11 @@ impl Worker {
         line.trim_end().parse().unwrap()
     }
 
-    /// The answer to `request`, which ends after `max_tokens` or with an id in `eos`; and the position.
-    fn reply(&mut self, request: &str, max_tokens: usize, eos: &[u32]) -> (Vec<u32>, usize) {
+    /// The answer to `request`, which ends after `max_tokens` or with an EOS id; and the position.
+    fn reply(&mut self, request: &str, max_tokens: usize) -> (Vec<u32>, usize) {
         self.say(request);
         let mut ids = Vec::new();
-        while ids.len() < max_tokens && !ids.last().is_some_and(|id| eos.contains(id)) {
+        while ids.len() < max_tokens && !ids.last().is_some_and(|id| self.eos.contains(id)) {
             let id = self.line();
             ids.push(id);
         }
@@ -268,12 +283,18 @@ fn models() -> Vec<String> {
     ]
 }
 
+/// The beginning of a story, for the built-in model: it goes on for long.
+const STORY: [u32; 8] = [693, 443, 260, 394, 14, 468, 309, 260];
+
 #[test]
 fn greedy_ids_are_those_of_the_logits() {
     for model in models() {
-        let prompt = [3, 17, 40, 5, 9];
+        let prompt = match model.as_str() {
+            "builtin" => STORY,
+            _ => [3, 17, 40, 5, 9, 100, 101, 102],
+        };
         let mut worker = Worker::positional(&model);
-        let (ids, position) = worker.reply(&greedy(true, 12, &prompt), 12, &[]);
+        let (ids, position) = worker.reply(&greedy(true, 12, &prompt), 12);
         assert_eq!(worker.end(), Some(0), "{model}");
         let sequence = [&prompt[..], &ids].concat();
         let rows = logits(&model, &sequence, &[]);
@@ -303,38 +324,36 @@ fn greedy_ids_are_those_of_run() {
             "30",
             "--json",
         ]);
-        let tokens = json(&["tokenize", &model, "-p", story, "--json"]);
+        let tokens = json(&["tokenize", &model, "--text", story, "--json"]);
         let prompt = ids(&tokens["ids"]);
-        let config = config(&model);
-        let eos: Vec<u32> = config[18..].iter().map(|id| id.parse().unwrap()).collect();
         let mut worker = Worker::positional(&model);
-        let (mut found, _) = worker.reply(&greedy(true, 30, &prompt), 30, &eos);
-        found.retain(|id| !eos.contains(id));
+        let (mut found, _) = worker.reply(&greedy(true, 30, &prompt), 30);
+        found.retain(|id| !worker.eos.contains(id));
         assert_eq!(found, ids(&run["ids"]), "{model}");
     }
 }
 
 #[test]
 fn what_is_cached_changes_no_reply() {
-    let prompt = [3, 17, 40, 5, 9, 100, 101, 102];
+    let prompt = STORY;
     for temperature in ["0", "1.2"] {
         let fresh = |ids: &[u32]| {
             let mut worker = Worker::positional("builtin");
-            let reply = worker.reply(&request(true, temperature, 10, ids), 10, &[]);
+            let reply = worker.reply(&request(true, temperature, 10, ids), 10);
             assert_eq!(worker.end(), Some(0));
             reply
         };
         let (first, position) = fresh(&prompt);
         let mut worker = Worker::positional("builtin");
-        let again = worker.reply(&request(true, temperature, 10, &prompt), 10, &[]);
+        let again = worker.reply(&request(true, temperature, 10, &prompt), 10);
         assert_eq!(again, (first.clone(), position));
         // Everything that was said, and more: the last id is not in the cache yet.
         let more = [*first.last().unwrap(), 7, 8];
-        let continued = worker.reply(&request(false, temperature, 10, &more), 10, &[]);
+        let continued = worker.reply(&request(false, temperature, 10, &more), 10);
         let whole = [&prompt[..], &first, &[7, 8]].concat();
         assert_eq!(continued, fresh(&whole), "{temperature}");
         // From the beginning, though it is cached.
-        let again = worker.reply(&request(true, temperature, 10, &prompt), 10, &[]);
+        let again = worker.reply(&request(true, temperature, 10, &prompt), 10);
         assert_eq!(again, (first, position));
     }
 }
@@ -381,25 +400,21 @@ fn keyed(kv_position: usize, ids: &[u32], max_tokens: usize) -> String {
 #[test]
 fn the_keyed_form_rolls_back_and_reuses() {
     let model = "builtin";
-    let eos: Vec<u32> = config(model)[18..]
-        .iter()
-        .map(|id| id.parse().unwrap())
-        .collect();
-    let mut worker = Worker::start(worker(&[model]));
+    let mut worker = Worker::start(worker(&[model]), eos(model));
     worker.say(&init(model));
-    let prompt = [3, 17, 40, 5, 9, 100, 101, 102];
-    let fresh = worker.reply(&keyed(0, &prompt, 6), usize::MAX, &eos);
+    let prompt = STORY;
+    let fresh = worker.reply(&keyed(0, &prompt, 6), usize::MAX);
     // Six ids, and one that ends them.
     assert_eq!((fresh.0.len(), fresh.1), (7, prompt.len() + 5));
     // Everything is cached already, or a part.
     for kept in [prompt.len(), 5, 1, 0] {
-        let reply = worker.reply(&keyed(kept, &prompt[kept..], 6), usize::MAX, &eos);
+        let reply = worker.reply(&keyed(kept, &prompt[kept..], 6), usize::MAX);
         assert_eq!(reply, fresh, "{kept}");
     }
     // Another end, and back.
-    let (_, position) = worker.reply(&keyed(3, &[55, 56], 4), usize::MAX, &eos);
+    let (_, position) = worker.reply(&keyed(3, &[334, 14], 4), usize::MAX);
     assert_eq!(position, 3 + 2 + 3);
-    let reply = worker.reply(&keyed(3, &prompt[3..], 6), usize::MAX, &eos);
+    let reply = worker.reply(&keyed(3, &prompt[3..], 6), usize::MAX);
     assert_eq!(reply, fresh);
     assert_eq!(worker.end(), Some(0));
 }
@@ -416,11 +431,11 @@ fn the_end_of_the_context_ends_a_reply() {
     args.truncate(2 + 17);
     args.extend(["1".to_owned(), "4000000000".to_owned()]);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let mut worker = Worker::start(worker(&args));
-    let (ids, position) = worker.reply(&greedy(true, 0, &[1; 15]), usize::MAX, &[4_000_000_000]);
+    let mut worker = Worker::start(worker(&args), vec![4_000_000_000]);
+    let (ids, position) = worker.reply(&greedy(true, 0, &[1; 15]), usize::MAX);
     // The last one fits no more, but is chosen; then comes the one that says so.
     assert_eq!((ids.len(), position), (6 + 1, 20));
-    let (ids, position) = worker.reply(&greedy(true, 3, &[1; 15]), 3, &[4_000_000_000]);
+    let (ids, position) = worker.reply(&greedy(true, 3, &[1; 15]), 3);
     assert_eq!((ids.len(), position), (3, 17));
     assert_eq!(worker.end(), Some(0));
 }
@@ -435,10 +450,10 @@ fn seeds_repeat_and_differ() {
             Some(seed) => command.env("STERNA_SEED", seed),
             None => command.env_remove("STERNA_SEED"),
         };
-        let mut worker = Worker::start(command);
-        let request = request(true, "2", 20, &[3, 17, 40]);
-        let first = worker.reply(&request, 20, &[]).0;
-        let second = worker.reply(&request, 20, &[]).0;
+        let mut worker = Worker::start(command, eos("builtin"));
+        let request = request(true, "2", 20, &STORY);
+        let first = worker.reply(&request, 20).0;
+        let second = worker.reply(&request, 20).0;
         (first, second)
     };
     let (first, second) = sample(Some("1"));
@@ -461,7 +476,7 @@ fn seeds_repeat_and_differ() {
 #[test]
 fn a_reader_that_leaves_ends_it_quietly() {
     let mut worker = Worker::positional("builtin");
-    worker.say(&request(true, "2", 100, &[3, 17, 40]));
+    worker.say(&request(true, "2", 0, &STORY).repeat(50));
     worker.line();
     let Worker { child, stdout, .. } = &mut worker;
     let mut stderr = child.stderr.take().unwrap();
@@ -491,7 +506,10 @@ fn is_running(id: u32) -> bool {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_parent_that_is_killed_ends_it() {
-    for request in ["", &request(true, "2", 0, &[3, 17, 40])] {
+    // One that waits for a request in the end, and one that has much to do still.
+    let waits = greedy(true, 1, &[3]);
+    let works = request(true, "2", 0, &STORY).repeat(500);
+    for requests in [waits, works] {
         let program = env!("CARGO_BIN_EXE_sterna");
         let config = config("builtin").join(" ");
         let script = format!(
@@ -509,11 +527,11 @@ fn a_parent_that_is_killed_ends_it() {
         stderr.read_line(&mut line).unwrap();
         let id = line.trim().parse().unwrap();
         let mut stdin = shell.stdin.take().unwrap();
-        stdin.write_all(request.as_bytes()).unwrap();
+        stdin.write_all(requests.as_bytes()).unwrap();
         let mut stdout = BufReader::new(shell.stdout.take().unwrap());
-        if !request.is_empty() {
-            stdout.read_line(&mut line).unwrap();
-        }
+        stdout.read_line(&mut line).unwrap();
+        // Reading on, so that it never waits to be read.
+        let reading = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
         assert!(is_running(id));
         shell.kill().unwrap();
         shell.wait().unwrap();
@@ -522,6 +540,7 @@ fn a_parent_that_is_killed_ends_it() {
             assert!(start.elapsed() < Duration::from_secs(60), "still running");
             std::thread::sleep(Duration::from_millis(20));
         }
+        reading.join().unwrap().unwrap();
     }
 }
 
@@ -535,8 +554,8 @@ fn workers_that_are_killed_leave_nothing_behind() {
     for _ in 0..100 {
         let mut command = worker(&args);
         command.env("TMPDIR", scratch.path());
-        let mut worker = Worker::start(command);
-        worker.say(&request(true, "1", 0, &[3, 17, 40]));
+        let mut worker = Worker::start(command, Vec::new());
+        worker.say(&request(true, "1", 0, &STORY));
         worker.line();
         worker.child.kill().unwrap();
         worker.child.wait().unwrap();
@@ -556,11 +575,20 @@ fn a_model_without_configuration_takes_that_of_the_driver() {
     .unwrap();
     let mut args = positional(model.to_str().unwrap());
     let mut worker = Worker::positional(model.to_str().unwrap());
-    let expected = worker.reply(&greedy(true, 8, &[1, 2, 3]), 8, &[]);
+    let expected = worker.reply(&greedy(true, 8, &[1, 2, 3]), 8);
     args[0] = folder.path().to_str().unwrap().to_owned();
+    // The cache of so long a context would fill any memory, but grows only as it is used.
+    args[2 + 9] = "16777216".to_owned();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let mut worker = Worker::start(self::worker(&args));
-    assert_eq!(worker.reply(&greedy(true, 8, &[1, 2, 3]), 8, &[]), expected);
+    let mut worker = Worker::start(self::worker(&args), worker.eos.clone());
+    assert_eq!(worker.reply(&greedy(true, 8, &[1, 2, 3]), 8), expected);
+    #[cfg(target_os = "linux")]
+    {
+        let status = fs::read_to_string(format!("/proc/{}/status", worker.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.unwrap().trim().strip_suffix(" kB").unwrap();
+        assert!(kib.parse::<u64>().unwrap() < 200_000, "{kib}");
+    }
     let refused = common::refusal(&["worker", "--print-config", folder.path().to_str().unwrap()]);
     assert!(refused.contains("expected config.json"), "{refused}");
 }

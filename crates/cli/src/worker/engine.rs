@@ -74,10 +74,13 @@ impl Engine {
         }
         while let Some(id) = answer.next_id()? {
             reply.line(id).context(WRITING)?;
+            if self.driver.is_gone() {
+                return Ok(false);
+            }
         }
-        let ends_at_limit = self.form == Form::Positional;
         let terminator = match answer.stats().stop {
-            Some(StopReason::MaxTokens) if ends_at_limit => None,
+            // In version 1, readers count; in the keyed form, they wait for an EOS id.
+            Some(StopReason::MaxTokens) if self.form == Form::Positional => None,
             _ => answer.stop_id().or(self.eos_ids.first().copied()),
         };
         if let Some(id) = terminator {

@@ -301,10 +301,10 @@ impl Parser {
             _ if !self.line.is_empty() => "the end of the line".to_owned(),
             Block::InitStart | Block::Start => return Ok(()),
             Block::Init { left, .. } | Block::Keyed { left, .. } => {
-                format!("{left} more lines `key=value`")
+                format!("{left} more of the lines `key=value`")
             }
             Block::Fields { field, .. } => format!("`{}`", FIELDS[*field].name()),
-            Block::Ids { left, .. } => format!("{left} more token ids"),
+            Block::Ids { left, .. } => format!("{left} more of the token ids"),
         };
         Err(self.error(expected, "the end of the input"))
     }
