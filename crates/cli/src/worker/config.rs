@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use sterna_engine::{ModelConfig, ModelPlan};
 use sterna_format::DType;
+use sterna_format::bundle::{ActivationType, ArchType};
 use sterna_kernels::activation::Activation;
 
 use super::protocol::{Pairs, ProtocolError, number, quoted};
@@ -15,8 +16,8 @@ use crate::args;
 /// The model as its driver describes it, and how to run it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WorkerConfig {
-    arch: Arch,
-    activation: GateActivation,
+    arch: ArchType,
+    activation: ActivationType,
     /// Possibly rounded up to a multiple of [`PADDING`], as are those of the feed-forward block.
     hidden_dim: usize,
     intermediate_dim: usize,
@@ -40,77 +41,43 @@ pub(crate) struct WorkerConfig {
     unembed_quant: Quant,
 }
 
-/// The kinds of model that the protocol numbers from 0 on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Arch {
-    Unknown,
-    BitNet,
-    Llama,
-    Qwen35,
-    Bonsai,
-    BonsaiTernary,
-    Qwen3,
-    BonsaiImage,
-}
-
-impl Arch {
-    const ALL: [Arch; 8] = [
-        Arch::Unknown,
-        Arch::BitNet,
-        Arch::Llama,
-        Arch::Qwen35,
-        Arch::Bonsai,
-        Arch::BonsaiTernary,
-        Arch::Qwen3,
-        Arch::BonsaiImage,
-    ];
-
-    /// The class of Transformers and the `model_type` of its text models.
-    fn hf_names(self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Arch::Unknown | Arch::BonsaiImage => None,
-            Arch::BitNet => Some(("BitNetForCausalLM", "bitnet")),
-            Arch::Llama => Some(("LlamaForCausalLM", "llama")),
-            Arch::Qwen35 => Some(("Qwen3_5ForCausalLM", "qwen3_5_text")),
-            Arch::Bonsai | Arch::BonsaiTernary | Arch::Qwen3 => Some(("Qwen3ForCausalLM", "qwen3")),
-        }
-    }
-
-    /// The kind of a model of the family that messages call `name`.
-    fn of_family(name: &str) -> Arch {
-        match name {
-            "bitnet" | "bitnet (SiLU)" => Arch::BitNet,
-            "llama" | "mistral" | "qwen2" => Arch::Llama,
-            "qwen3" => Arch::Qwen3,
-            _ => Arch::Unknown,
+/// The class of Transformers and the `model_type` of its text models.
+fn hf_names(arch: ArchType) -> Option<(&'static str, &'static str)> {
+    match arch {
+        ArchType::Unknown | ArchType::BonsaiImage => None,
+        ArchType::BitNet => Some(("BitNetForCausalLM", "bitnet")),
+        ArchType::Llama => Some(("LlamaForCausalLM", "llama")),
+        ArchType::Qwen35 => Some(("Qwen3_5ForCausalLM", "qwen3_5_text")),
+        ArchType::Bonsai | ArchType::BonsaiTernary | ArchType::Qwen3 => {
+            Some(("Qwen3ForCausalLM", "qwen3"))
         }
     }
 }
 
-/// The activations that the protocol numbers from 0 on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum GateActivation {
-    Relu2,
-    Silu,
+/// The kind of a model of the family that messages call `name`.
+fn arch_of_family(name: &str) -> ArchType {
+    match name {
+        "bitnet" | "bitnet (SiLU)" => ArchType::BitNet,
+        "llama" | "mistral" | "qwen2" => ArchType::Llama,
+        "qwen3" => ArchType::Qwen3,
+        _ => ArchType::Unknown,
+    }
 }
 
-impl GateActivation {
-    const ALL: [GateActivation; 2] = [GateActivation::Relu2, GateActivation::Silu];
-
-    /// As Hugging Face calls it.
-    const fn hf_name(self) -> &'static str {
-        match self {
-            GateActivation::Relu2 => "relu2",
-            GateActivation::Silu => "silu",
-        }
+/// As Hugging Face calls it.
+const fn hf_activation(activation: ActivationType) -> &'static str {
+    match activation {
+        ActivationType::ReluSquared => "relu2",
+        ActivationType::Silu => "silu",
     }
+}
 
-    fn of(activation: Activation) -> Option<GateActivation> {
-        match activation {
-            Activation::Relu2 => Some(GateActivation::Relu2),
-            Activation::Silu => Some(GateActivation::Silu),
-            Activation::Relu | Activation::GeluTanh | Activation::GeluErf => None,
-        }
+/// The number that version 1 has for an activation, if it has one.
+fn numbered(activation: Activation) -> Option<ActivationType> {
+    match activation {
+        Activation::Relu2 => Some(ActivationType::ReluSquared),
+        Activation::Silu => Some(ActivationType::Silu),
+        Activation::Relu | Activation::GeluTanh | Activation::GeluErf => None,
     }
 }
 
@@ -242,8 +209,8 @@ impl Settings<'_> {
     /// What both forms have, with `eos_ids`.
     fn read(&self, eos_ids: Vec<u32>) -> Result<WorkerConfig, ProtocolError> {
         Ok(WorkerConfig {
-            arch: self.one_of("arch_type", &Arch::ALL)?,
-            activation: self.one_of("activation", &GateActivation::ALL)?,
+            arch: self.one_of("arch_type", &ArchType::ALL)?,
+            activation: self.one_of("activation", &ActivationType::ALL)?,
             hidden_dim: self.count("hidden_dim")?,
             intermediate_dim: self.count("intermediate_dim")?,
             num_layers: self.count("num_layers")?,
@@ -316,7 +283,7 @@ impl WorkerConfig {
         eos_ids: &[u32],
     ) -> Result<WorkerConfig, ProtocolError> {
         let config = plan.config();
-        let activation = GateActivation::of(config.activation).ok_or_else(|| {
+        let activation = numbered(config.activation).ok_or_else(|| {
             let found = format!("{:?}", config.activation);
             ProtocolError::new("activation", "one that version 1 has a number for", found)
         })?;
@@ -324,7 +291,7 @@ impl WorkerConfig {
         // The shortest digits that mean the same f32.
         let norm_eps = config.norm_eps.to_string().parse();
         Ok(WorkerConfig {
-            arch: Arch::of_family(config.family.name),
+            arch: arch_of_family(config.family.name),
             activation,
             hidden_dim: config.model_dim,
             intermediate_dim: config.ffn_dim,
@@ -352,8 +319,8 @@ impl WorkerConfig {
     pub(crate) fn to_args(&self) -> String {
         let flag = |flag: bool| u8::from(flag).to_string();
         let mut args = vec![
-            (self.arch as usize).to_string(),
-            (self.activation as usize).to_string(),
+            self.arch.code().to_string(),
+            self.activation.code().to_string(),
             self.hidden_dim.to_string(),
             self.intermediate_dim.to_string(),
             self.num_layers.to_string(),
@@ -378,7 +345,7 @@ impl WorkerConfig {
     /// The `config.json` of a Hugging Face checkpoint that says the same, for a model whose files have
     /// none. Widths are as they were given, possibly rounded up.
     pub(crate) fn hf_config(&self) -> Value {
-        let names = self.arch.hf_names();
+        let names = hf_names(self.arch);
         json!({
             "architectures": names.map(|(class, _)| class).as_slice(),
             "model_type": names.map(|(_, model_type)| model_type),
@@ -394,7 +361,7 @@ impl WorkerConfig {
             "rope_theta": self.rope_theta,
             "tie_word_embeddings": self.tie_word_embeddings,
             "attention_bias": self.has_qkv_bias,
-            "hidden_act": self.activation.hf_name(),
+            "hidden_act": hf_activation(self.activation),
             "eos_token_id": self.eos_ids,
         })
     }
@@ -418,9 +385,10 @@ impl WorkerConfig {
                 return Err(contradiction(key, found, given));
             }
         }
-        match GateActivation::of(model.activation) {
+        match numbered(model.activation) {
             Some(found) if found != self.activation => {
-                let (found, given) = (found as usize, self.activation as usize);
+                let [found, given] =
+                    [found, self.activation].map(|activation| activation.code() as usize);
                 Err(contradiction("activation", found, given))
             }
             _ => Ok(()),

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use sterna_engine::{CacheType, HeadOptions, HeadScreen, ModelPlan};
+use sterna_format::bundle::LORA_FILE;
 
 use crate::args::{EngineFlags, ModelFlags};
 use crate::machine::{self, Machine};
@@ -28,9 +29,6 @@ use engine::Engine;
 use input::Input;
 pub(crate) use protocol::ProtocolError;
 use protocol::{Form, Message, Reply};
-
-/// The adapter in the folder of a model, for version 1.
-const LORA_FILE: &str = "qmodel.lora";
 
 /// Environment variable that seeds the choice of tokens.
 const SEED_VARIABLE: &str = "STERNA_SEED";

@@ -99,18 +99,12 @@ pub enum ActivationType {
 }
 
 impl ActivationType {
+    /// Every function; its place here is its number.
+    pub const ALL: [ActivationType; 2] = [ActivationType::ReluSquared, ActivationType::Silu];
+
     /// Its number.
     pub const fn code(self) -> u32 {
         self as u32
-    }
-
-    /// The function with the number `code`.
-    pub const fn from_code(code: u32) -> Option<ActivationType> {
-        match code {
-            0 => Some(ActivationType::ReluSquared),
-            1 => Some(ActivationType::Silu),
-            _ => None,
-        }
     }
 }
 
@@ -333,8 +327,9 @@ mod tests {
         for word in ["8", "-1", "", "bit net"] {
             assert_eq!(word.parse::<ArchType>(), Err(UnknownArch));
         }
-        assert_eq!(ActivationType::from_code(1), Some(ActivationType::Silu));
-        assert_eq!(ActivationType::from_code(2), None);
+        for (i, activation) in ActivationType::ALL.into_iter().enumerate() {
+            assert_eq!(activation.code() as usize, i);
+        }
     }
 
     #[test]
