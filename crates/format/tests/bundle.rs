@@ -183,8 +183,93 @@ fn check_prefixes<T>(
     assert!(parse(&header[..needed], file_len).is_ok());
 }
 
+/// Reads a manifest field by field, as the table in the description of the engine protocol lists them.
+struct ByTable<'a>(&'a [u8]);
+
+impl ByTable<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (now, later) = self.0.split_at(N);
+        self.0 = later;
+        now.try_into().unwrap()
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+
+    fn range(&mut self) -> (u16, u64, u64) {
+        (self.u16(), self.u64(), self.u64())
+    }
+
+    fn expect(&mut self, arch: ArchType, manifest: &Manifest) {
+        let range = |range: &ShardRange| (range.shard, range.offset, range.size);
+        assert_eq!(usize::from(self.u16()), manifest.shards.len());
+        for shard in &manifest.shards {
+            let len = usize::from(self.u16());
+            let (path, later) = self.0.split_at(len);
+            assert_eq!(path, shard.as_bytes());
+            self.0 = later;
+        }
+        assert_eq!(self.u32() as usize, manifest.tensors.len());
+        for tensor in &manifest.tensors {
+            let before = self.0.len();
+            assert_eq!(Some(self.u8()), tensor.action.code(arch));
+            assert_eq!(self.u8(), tensor.dtype.code());
+            assert_eq!((self.u32(), self.u32()), (tensor.rows, tensor.cols));
+            let padded = (tensor.padded_rows, tensor.padded_cols);
+            assert_eq!((self.u32(), self.u32()), padded);
+            assert_eq!(self.range(), range(&tensor.data));
+            assert_eq!(self.u8(), u8::from(tensor.scale.is_some()));
+            let scale = tensor.scale.as_ref().map_or((0, 0, 0), range);
+            assert_eq!(self.range(), scale);
+            assert_eq!(before - self.0.len(), 55);
+        }
+        if let Some(sections) = &manifest.sections {
+            assert_eq!(self.u32() as usize, sections.len());
+            for section in sections {
+                assert_eq!(self.u8(), section.kind);
+                assert_eq!((self.u32(), self.u32()), (section.first, section.len));
+            }
+        }
+        if let Some(lora) = &manifest.lora {
+            assert_eq!((self.u32(), self.u32()), (lora.n_layers, 7));
+            assert_eq!(f64::from_le_bytes(self.take()), lora.scale);
+            for place in 0..lora.n_layers * 7 {
+                let target = LoraTarget::ALL[place as usize % 7];
+                let mut pairs = lora.pairs.iter();
+                let pair = pairs.find(|pair| (pair.layer, pair.target) == (place / 7, target));
+                assert_eq!(self.u8(), u8::from(pair.is_some()));
+                for matrix in pair.iter().flat_map(|pair| [&pair.a, &pair.b]) {
+                    assert_eq!(self.u8(), matrix.dtype.code());
+                    assert_eq!((self.u32(), self.u32()), (matrix.rows, matrix.cols));
+                    assert_eq!(self.range(), range(&matrix.data));
+                }
+            }
+        }
+        assert!(self.0.is_empty());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn manifests_are_written_as_the_table_says((arch, manifest) in manifest()) {
+        let bytes = manifest.to_bytes(arch).unwrap();
+        ByTable(&bytes).expect(arch, &manifest);
+    }
 
     #[test]
     fn manifests_are_read_as_they_are_written((arch, manifest) in manifest()) {

@@ -340,6 +340,25 @@ mod tests {
     }
 
     #[test]
+    fn floats_are_trits_or_masters() {
+        let dtype = DType::F32;
+        let trits = values(0.5);
+        let mut masters = trits.clone();
+        masters[2388..2392].copy_from_slice(&0.25f32.to_le_bytes());
+        for exec in exec_matrix() {
+            let found = float_trits(&exec, dtype, 200, 3, &trits, 3.0);
+            assert_eq!(found, Ok((Layout::Values { dtype, scale: 0.5 }, 1.5)));
+            let multiplier = absmean_multiplier(&exec, dtype, 200, 3, &masters).unwrap();
+            let rounded = Ok((Layout::Masters { dtype, multiplier }, 3.0 / multiplier));
+            let found = float_trits(&exec, dtype, 200, 3, &masters, 3.0);
+            assert_eq!(found, rounded);
+            let found = master_trits(&exec, dtype, 200, 3, &trits, 1.0).unwrap();
+            // Two thirds of the values are not zero.
+            assert!((found.1 - 1.0 / 3.0).abs() < 1e-6);
+        }
+    }
+
+    #[test]
     fn the_first_of_several_errors_is_reported() {
         let mut codes = vec![0x55; 200 * row_bytes(3)];
         for row in [130, 199] {
