@@ -2,6 +2,10 @@
 """Time from starting a process to the first token on its standard output, and its peak memory.
 
     scripts/first-token.py target/release/sterna model.gguf --threads 1,2
+    scripts/first-token.py target/release/sterna bundle --worker
+
+With `--worker` the process is `sterna worker`, which is asked for tokens behind a prompt of one at once,
+in version 1 of its protocol, and the first token is the first line of its reply.
 
 Each run is a new process on a warm page cache: the model is read before every run, because some
 systems take files out of the cache within minutes. Thread counts take turns. The time begins before
@@ -41,10 +45,15 @@ def prompt_of(n_tokens, sterna, model):
     raise SystemExit(f"{model}: no prompt of {n_tokens} tokens")
 
 
-def run(command):
-    """Runs `command`; returns seconds to each write on its output, peak bytes and CPU seconds."""
+def run(command, said=b""):
+    """Runs `command`, to which `said` is said; returns seconds to each write on its output, peak bytes and
+    CPU seconds."""
     out, inherited = os.pipe()
+    heard, into = os.pipe()
+    os.write(into, said)
     actions = [
+        (os.POSIX_SPAWN_DUP2, heard, 0),
+        (os.POSIX_SPAWN_CLOSE, into),
         (os.POSIX_SPAWN_DUP2, inherited, 1),
         (os.POSIX_SPAWN_CLOSE, out),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
@@ -52,14 +61,28 @@ def run(command):
     start = time.monotonic()
     pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions)
     os.close(inherited)
+    os.close(heard)
     times = []
     while os.read(out, 1 << 16):
         times.append(time.monotonic() - start)
     os.close(out)
+    os.close(into)
     _, status, usage = os.wait4(pid, 0)
     if status != 0 or not times:
         raise SystemExit(f"{' '.join(command)}: failed, status {status}")
     return times, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
+
+
+def worker(sterna, model, n_threads):
+    """The command of a worker on so many threads, and what is said to it: a request, and the end."""
+    printed = subprocess.run(
+        [sterna, "worker", "--print-config", model], capture_output=True, check=True, text=True
+    )
+    config = printed.stdout.split()
+    config[16] = str(n_threads)
+    request = "1 1 0 0 1 1 0 6 1 0".split()
+    said = "".join(f"{line}\n" for line in request).encode()
+    return [sterna, "worker", model, "--config", *config], said
 
 
 def main():
@@ -70,13 +93,19 @@ def main():
     parser.add_argument("--tokens", type=int, default=8, help="of the prompt")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--weights", default="auto", help="as sterna's flag")
+    parser.add_argument("--worker", action="store_true", help="time `sterna worker`")
     args = parser.parse_args()
     for model in args.models:
-        prompt, n_tokens = prompt_of(args.tokens, args.sterna, model)
+        prompt, n_tokens = "", 1
+        if not args.worker:
+            prompt, n_tokens = prompt_of(args.tokens, args.sterna, model)
         runs = {int(n): [] for n in args.threads.split(",")}
         for _ in range(args.repetitions):
             for n_threads, results in runs.items():
                 n_bytes = read(model) if os.path.exists(model) else None
+                if args.worker:
+                    results.append(run(*worker(args.sterna, model, n_threads)))
+                    continue
                 options = "--raw --temperature 0 --max-tokens 6".split()
                 options += ["--prompt", prompt, "--threads", str(n_threads)]
                 options += ["--weights", args.weights]
