@@ -10,28 +10,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{json, stdout, sterna, testdata};
+use common::{json, models, stdout, sterna, testdata};
 use serde_json::Value;
-
-/// The models of the test data: files and folders.
-fn models() -> Vec<PathBuf> {
-    let mut models = Vec::new();
-    for set in ["reference-gguf", "reference-logits", "reference-variants"] {
-        for dir in fs::read_dir(testdata(set)).unwrap() {
-            let dir = dir.unwrap().path();
-            if dir.is_dir() {
-                models.push(dir);
-            }
-        }
-    }
-    for file in ["f16.gguf", "tq1_0.gguf", "tq2_0.gguf"] {
-        models.push(testdata(&format!("bitllama-3M/bitllama-3M-{file}")));
-    }
-    models.push(testdata("bitllama-3M/hf-packed"));
-    models.retain(|model| model.exists());
-    models.sort();
-    models
-}
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

@@ -5,29 +5,8 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{stdout, sterna, testdata};
+use common::{models, stdout, sterna, testdata};
 use sterna_format::gguf::Gguf;
-
-/// The models of the test data: files and folders.
-fn models() -> Vec<PathBuf> {
-    let mut models = Vec::new();
-    for set in ["reference-gguf", "reference-logits", "reference-variants"] {
-        for dir in fs::read_dir(testdata(set)).unwrap() {
-            let dir = dir.unwrap().path();
-            if dir.is_dir() {
-                models.push(dir);
-            }
-        }
-    }
-    for file in ["f16.gguf", "tq1_0.gguf", "tq2_0.gguf"] {
-        models.push(testdata(&format!("bitllama-3M/bitllama-3M-{file}")));
-    }
-    models.push(testdata("bitllama-3M/hf-packed"));
-    models.push(stories());
-    models.retain(|model| model.exists());
-    models.sort();
-    models
-}
 
 fn stories() -> PathBuf {
     let mut files = fs::read_dir(testdata("stories260K")).unwrap();
@@ -85,7 +64,7 @@ fn files_give_the_logits_of_their_source_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
     let (mut n, mut rounded, mut refused) = (0, Vec::new(), Vec::new());
-    for model in models() {
+    for model in models().into_iter().chain([stories()]) {
         if let Err(error) = convert(&[text(&model), text(&file), "--to", "gguf"]) {
             let name = model.file_name().unwrap().to_string_lossy().into_owned();
             refused.push((name, error));

@@ -123,3 +123,23 @@ pub(crate) fn best(row: &[f32]) -> u32 {
         .unwrap();
     best.0 as u32
 }
+
+/// The models of the test data: files and folders.
+pub(crate) fn models() -> Vec<PathBuf> {
+    let mut models = Vec::new();
+    for set in ["reference-gguf", "reference-logits", "reference-variants"] {
+        for dir in std::fs::read_dir(testdata(set)).unwrap() {
+            let dir = dir.unwrap().path();
+            if dir.is_dir() {
+                models.push(dir);
+            }
+        }
+    }
+    for file in ["f16.gguf", "tq1_0.gguf", "tq2_0.gguf"] {
+        models.push(testdata(&format!("bitllama-3M/bitllama-3M-{file}")));
+    }
+    models.push(testdata("bitllama-3M/hf-packed"));
+    models.retain(|model| model.exists());
+    models.sort();
+    models
+}

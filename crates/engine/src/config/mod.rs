@@ -2,6 +2,8 @@
 
 pub(crate) mod gguf;
 pub(crate) mod hf;
+#[cfg(test)]
+mod testing;
 pub(crate) mod to_gguf;
 mod to_hf;
 

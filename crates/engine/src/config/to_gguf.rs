@@ -377,19 +377,8 @@ fn near(a: &[f32], b: &[f32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value as Json, json};
-    use sterna_format::hf::Config;
-
-    fn model(json: &Json) -> ModelConfig {
-        let mut hf = json!({
-            "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,
-            "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
-        });
-        let more = json.as_object().unwrap().clone();
-        hf.as_object_mut().unwrap().extend(more);
-        let hf = Config::parse(hf.to_string().as_bytes()).unwrap();
-        ModelConfig::from_hf(&hf, 100).unwrap()
-    }
+    use crate::config::testing::model;
+    use serde_json::json;
 
     #[test]
     fn every_family_and_scaling_is_said_so_that_it_is_read_back() {

@@ -235,18 +235,8 @@ fn shortest(value: f32) -> f64 {
 mod tests {
     use super::*;
     use crate::config::LayerConfig;
+    use crate::config::testing::model;
     use sterna_kernels::rope::RopeLayout;
-
-    fn model(json: Value) -> ModelConfig {
-        let mut hf = json!({
-            "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,
-            "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
-        });
-        let more = json.as_object().unwrap().clone();
-        hf.as_object_mut().unwrap().extend(more);
-        let hf = Config::parse(hf.to_string().as_bytes()).unwrap();
-        ModelConfig::from_hf(&hf, 100).unwrap()
-    }
 
     #[test]
     fn every_family_and_scaling_is_said_so_that_it_is_read_back() {
@@ -286,7 +276,7 @@ mod tests {
                 json.as_object_mut()
                     .unwrap()
                     .extend(rope.as_object().unwrap().clone());
-                let config = model(json);
+                let config = model(&json);
                 config.to_hf(false).unwrap();
             }
         }
@@ -295,18 +285,18 @@ mod tests {
     #[test]
     fn whole_scalars_of_queries_are_said_as_such() {
         for scalar in [24, 168, 256] {
-            let config = model(json!({"model_type": "gemma2", "query_pre_attn_scalar": scalar}));
+            let config = model(&json!({"model_type": "gemma2", "query_pre_attn_scalar": scalar}));
             let hf = config.to_hf(true).unwrap();
             assert_eq!(hf["query_pre_attn_scalar"], json!(scalar));
         }
-        let config = model(json!({"model_type": "gemma2", "query_pre_attn_scalar": 10.7}));
+        let config = model(&json!({"model_type": "gemma2", "query_pre_attn_scalar": 10.7}));
         let scalar = config.query_scalar().as_f64().unwrap();
         assert_eq!((1.0 / scalar.sqrt()) as f32, config.attn_scale);
     }
 
     #[test]
     fn divisors_and_layers_that_stand_still_are_said_in_other_words() {
-        let mut config = model(json!({"model_type": "llama"}));
+        let mut config = model(&json!({"model_type": "llama"}));
         config.ropes[0].scaling =
             RopeScaling::Factors(vec![1.0, 1.5, 2.0, 3.3, 5.0, 7.0, 8.0, 32.0]);
         config.ropes[0].layout = RopeLayout::Pairs;
@@ -323,7 +313,7 @@ mod tests {
             json!(0.5)
         );
 
-        let mut config = model(json!({"model_type": "smollm3"}));
+        let mut config = model(&json!({"model_type": "smollm3"}));
         config.ropes.push(RopeConfig {
             scaling: RopeScaling::Linear { factor: f64::MAX },
             ..config.ropes[0].clone()
@@ -335,14 +325,14 @@ mod tests {
 
     #[test]
     fn what_cannot_be_said_is_refused() {
-        let mut config = model(json!({"model_type": "llama"}));
+        let mut config = model(&json!({"model_type": "llama"}));
         config.layers[2] = LayerConfig {
             window: Some(7),
             rope: Some(0),
         };
         let message = config.to_hf(false).unwrap_err().to_string();
         assert!(message.contains("attention window"), "{message}");
-        let mut config = model(json!({"model_type": "llama"}));
+        let mut config = model(&json!({"model_type": "llama"}));
         config.attn_scale *= 2.0;
         assert!(config.to_hf(false).is_err());
     }
