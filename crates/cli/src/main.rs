@@ -25,6 +25,7 @@ mod runtime;
 mod sampling;
 mod serve;
 mod speculate;
+mod staging;
 mod stop;
 mod trust;
 mod verbs;

@@ -26,6 +26,11 @@ const TAKEN: [&str; 14] = [
     "vocab.txt",
 ];
 
+/// Whether a file called `name` is one that is copied here.
+pub(super) fn is_taken(name: &str) -> bool {
+    TAKEN.contains(&name) || name == ADAPTER_CONFIG
+}
+
 /// Copies what belongs to the model in `files` to `dir`.
 pub(super) fn copy_model(files: &ModelFiles, dir: &Path) -> Result<()> {
     for name in TAKEN {

@@ -331,19 +331,19 @@ impl ModelFiles {
         let options = &PlanOptions {
             i2s_layout: told.unwrap_or(options.i2s_layout),
         };
-        match &self.header {
-            Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
-            Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
-                let Some(config) = self.config()? else {
-                    bail!(
-                        "{}: expected config.json beside the weights, found none",
-                        self.name
-                    );
-                };
-                ModelPlan::from_hf(&config, &self.tensors, options)
+        let plan = || -> Result<ModelPlan> {
+            if let Header::Gguf { metadata, .. } = &self.header {
+                return Ok(ModelPlan::from_gguf(metadata, &self.tensors, options)?);
             }
-        }
-        .with_context(|| self.name.clone())
+            let config = self.config()?;
+            let config = config.context("expected config.json beside the weights, found none")?;
+            let plan = ModelPlan::from_hf(&config, &self.tensors, options)?;
+            if let Header::Bundle(header) = &self.header {
+                header.check_config(plan.config())?;
+            }
+            Ok(plan)
+        };
+        plan().with_context(|| self.name.clone())
     }
 
     /// Checks the bytes of a package that nobody has checked yet, before anything is made of them.

@@ -41,19 +41,6 @@ pub(crate) struct WorkerConfig {
     unembed_quant: Quant,
 }
 
-/// The class of Transformers and the `model_type` of its text models.
-fn hf_names(arch: ArchType) -> Option<(&'static str, &'static str)> {
-    match arch {
-        ArchType::Unknown | ArchType::BonsaiImage => None,
-        ArchType::BitNet => Some(("BitNetForCausalLM", "bitnet")),
-        ArchType::Llama => Some(("LlamaForCausalLM", "llama")),
-        ArchType::Qwen35 => Some(("Qwen3_5ForCausalLM", "qwen3_5_text")),
-        ArchType::Bonsai | ArchType::BonsaiTernary | ArchType::Qwen3 => {
-            Some(("Qwen3ForCausalLM", "qwen3"))
-        }
-    }
-}
-
 /// The kind of a model of the family that messages call `name`.
 fn arch_of_family(name: &str) -> ArchType {
     match name {
@@ -345,7 +332,7 @@ impl WorkerConfig {
     /// The `config.json` of a Hugging Face checkpoint that says the same, for a model whose files have
     /// none. Widths are as they were given, possibly rounded up.
     pub(crate) fn hf_config(&self) -> Value {
-        let names = hf_names(self.arch);
+        let names = self.arch.class();
         json!({
             "architectures": names.map(|(class, _)| class).as_slice(),
             "model_type": names.map(|(_, model_type)| model_type),
