@@ -337,10 +337,18 @@ fn damaged_bundles() {
     assert!(say(&whole[..whole.len() / 2]).contains("qmodel.tensors"));
     fs::write(&file, &whole).unwrap();
     let rope = Path::new(&out).join("rope.cache");
-    let other = fs::read_to_string(&rope).unwrap().replace("10000", "20000");
+    let mut other = fs::read(&rope).unwrap();
+    let theta = b"\"rope_theta\":";
+    let at = other
+        .windows(theta.len())
+        .position(|part| part == theta)
+        .unwrap()
+        + theta.len();
+    assert_ne!(other[at], b'7');
+    other[at] = b'7';
     fs::write(&rope, other).unwrap();
     let message = refusal(&["logits", &out, "--ids", "1", "-o", "/dev/null"]);
-    assert!(message.contains("rope_theta: expected 20000"), "{message}");
+    assert!(message.contains("rope_theta: expected 7"), "{message}");
     fs::write(&rope, b"TRRX").unwrap();
     assert!(refusal(&["run", &out, "-p", "x"]).contains("rope.cache"));
     fs::remove_file(&rope).unwrap();

@@ -21,7 +21,7 @@ use sterna_format::bundle::{
 };
 use sterna_kernels::Exec;
 
-use crate::model::{ModelFiles, identity_hash};
+use crate::model::{ModelFiles, identity_hash, warn_of_other_base};
 use crate::quantize::{self, AdapterOutput, Settings};
 use crate::staging::Staging;
 use source::Source;
@@ -130,7 +130,13 @@ fn write(
             n_heads: u32::try_from(source.config().n_heads).ok(),
             n_kv_heads: u32::try_from(source.config().n_kv_heads).ok(),
         });
-        support::copy_adapter(folder, dir, with_model)?;
+        if let Some(base) = adapter::base_model(folder)? {
+            warn_of_other_base(folder, &base, &files.names()?);
+        }
+        // A model's folder stays one: it brings its own tokenizer, and is told by its configuration.
+        if !with_model {
+            support::copy_adapter(folder, dir)?;
+        }
     }
     // The quantizer is given what another would be given: the manifest as it is read.
     let path = dir.join(MANIFEST_FILE);

@@ -20,10 +20,9 @@ use sterna_format::rdrr::{MANIFEST_FILE, lora};
 use sterna_format::safetensors::SafeTensors;
 
 use super::bundle::{identity_hash, read_metadata};
-use super::called::is_called;
+use super::called::warn_of_other_base;
 use super::source::{Folder, in_store};
 use super::{Header, ModelFiles};
-use crate::output;
 
 /// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
 /// applied.
@@ -121,13 +120,8 @@ impl Adapted {
                     refusal()
                 );
             }
-            let is_other = |base: &&str| base_hash.is_none() && !is_called(base, &names);
-            if let Some(base) = base.as_deref().filter(is_other) {
-                output::note(format_args!(
-                    "warning: {}: it was made for `{base}`; this model is called `{}`",
-                    folder.display(),
-                    names.join("`, `")
-                ));
+            if let (Some(base), None) = (&base, &base_hash) {
+                warn_of_other_base(folder, base, &names);
             }
             let options = AdapterOptions { dtype: *dtype };
             let adapter = model.load_adapter(source, options).with_context(refusal)?;

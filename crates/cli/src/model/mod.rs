@@ -39,7 +39,7 @@ pub(crate) use adapter::{
 use assemble::Assembled;
 pub(crate) use bundle::{BundleHeader, identity_hash};
 pub(crate) use bundled::Bundled;
-pub(crate) use called::stem;
+pub(crate) use called::{stem, warn_of_other_base};
 pub(crate) use package::{PackageHeader, read_package};
 use shards::Shards;
 use source::Found;
