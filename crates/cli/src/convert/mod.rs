@@ -22,7 +22,7 @@ use std::time::UNIX_EPOCH;
 use anyhow::{Context, Result, anyhow};
 use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_delivery::sync_folder;
-use sterna_engine::{Exporter, PlanOptions};
+use sterna_engine::{Exporter, PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
 use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
@@ -36,8 +36,8 @@ use companions::Companions;
 pub(crate) use gguf::{GgufOptions, convert_gguf};
 use journal::Journal;
 use shards::ShardWriter;
-use types::Encoding;
 pub(crate) use types::chunks;
+use types::{Encoding, storable};
 pub(crate) use types::{Target, Targets};
 
 /// How to convert.
@@ -85,6 +85,11 @@ pub(crate) fn convert(
     if let Some(remark) = options.targets.remark_on_tied().filter(|_| tied) {
         output::note(format_args!("{remark}"));
     }
+    let rules = files
+        .config()?
+        .map(|hf| TernaryRules::of(&hf))
+        .transpose()?;
+    let divides = rules.is_some_and(|rules| rules.scales_divide);
     let mut tensors = TensorMap::default();
     let mut remarks = Vec::new();
     let progress = Progress::bytes("converting", n_bytes);
@@ -93,8 +98,15 @@ pub(crate) fn convert(
         let exported = exporter
             .feed(bytes)
             .with_context(|| files.name().to_owned())?;
-        if let Some(exported) = exported {
-            let encoding = Encoding::of(&exported, &options.targets, tied)?;
+        let parts = exported.map(|exported| storable(exported, divides));
+        let parts = parts.transpose()?.unwrap_or_default();
+        // Trits that had to become floats are exact as they are.
+        let targets = match parts.len() {
+            2.. => &Targets::KEEP,
+            _ => &options.targets,
+        };
+        for exported in parts {
+            let encoding = Encoding::of(&exported, targets, tied)?;
             // The language models here are all plain transformers.
             let group = group_of(&exported.name, "transformer");
             let spans = writer.begin(group, encoding.size())?;
