@@ -17,6 +17,7 @@ fn validate(shader: &Shader, text: &str) {
     let capabilities = Capabilities::IMMEDIATES
         | Capabilities::SUBGROUP
         | Capabilities::SHADER_FLOAT16
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
         | Capabilities::COOPERATIVE_MATRIX;
     let module = naga::front::wgsl::parse_str(text)
         .unwrap_or_else(|error| panic!("{}: {}", shader.name, error.emit_to_string(text)));

@@ -55,6 +55,11 @@ impl Upload {
         })
     }
 
+    /// Bytes of a slot: the most that is sent at once.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
     /// Writes `len` bytes to `buffer` from `offset` on, a multiple of 4; `fill` gives them, piece by
     /// piece: it is called with where a piece begins and the memory for it. Pieces begin at multiples of
     /// `grain` bytes and, all but the last, are multiples of it: a whole block, or a row.

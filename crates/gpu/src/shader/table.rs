@@ -15,6 +15,22 @@ const GRID: Lib = Lib::File(include_str!("../shaders/lib/grid.wgsl"));
 const IO_SEPARATE: Lib = Lib::File(include_str!("../shaders/lib/io_separate.wgsl"));
 const IO_IN_PLACE: Lib = Lib::File(include_str!("../shaders/lib/io_in_place.wgsl"));
 
+const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
+const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
+const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
+const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
+const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
+const CODES_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q8_0.wgsl"));
+const CODES_Q4_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q4_0.wgsl"));
+const CODES_Q4_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q4_k.wgsl"));
+const CODES_Q6_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q6_k.wgsl"));
+const CODES_Q1_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q1_0.wgsl"));
+const CODES_Q2_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q2_0.wgsl"));
+const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));
+const FLOATS_F32: Lib = Lib::File(include_str!("../shaders/lib/floats_f32.wgsl"));
+const FLOATS_F16: Lib = Lib::File(include_str!("../shaders/lib/floats_f16.wgsl"));
+const FLOATS_BF16: Lib = Lib::File(include_str!("../shaders/lib/floats_bf16.wgsl"));
+
 /// Defines shaders, and [`ALL`] of them.
 macro_rules! shaders {
     ($($(#[$doc:meta])* $name:ident = $file:literal, [$($lib:expr),*], [$($access:expr),*],
@@ -45,4 +61,62 @@ shaders! {
         [Read, Read, Read, Read, Write], 28, [];
     TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 28, [];
+    GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 48, [];
+    EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 32, [];
+    GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 32, [];
+    GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 48, [];
+    EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 32, [];
 }

@@ -1,8 +1,12 @@
 //! Linear layers: weight matrices, and activations times them.
 
+mod blocks;
+mod planes;
 mod ternary;
 
 use std::ops::Range;
+
+use sterna_format::DType;
 
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
@@ -10,6 +14,8 @@ use crate::kernels::elementwise::Activation;
 use crate::kernels::quantize::{QuantizedRows, Scaling};
 use crate::memory::{Buffer, Upload};
 use crate::{Device, GpuError, Recorder};
+
+pub use blocks::embed;
 
 /// A weight matrix `[n, k]` on a device.
 #[derive(Debug, Clone)]
@@ -19,8 +25,6 @@ pub struct Linear {
     kind: WeightKind,
     /// Rows, cut where a kernel would see more than the device allows at once.
     pieces: Vec<Piece>,
-    /// What a trit is worth, `[n]`; nothing for other kinds.
-    scales: Option<Buffer>,
 }
 
 /// Some of the rows of a matrix.
@@ -31,6 +35,8 @@ struct Piece {
     /// Its rows.
     n: usize,
     codes: Buffer,
+    /// Scales of blocks that lie apart from their codes; of trits, those of all rows of the matrix.
+    scales: Buffer,
 }
 
 /// Pieces begin at multiples of so many rows: pairs of rows stay together, and so do words.
@@ -43,13 +49,21 @@ pub enum WeightKind {
     /// Trits in the working layout of `sterna_kernels::quant::ternary`: rows padded to blocks of 128,
     /// 32 bytes each.
     Ternary,
+    /// Rows of whole blocks, or of floats.
+    Blocks(DType),
 }
 
 impl WeightKind {
+    /// Whether there are kernels for such weights.
+    pub fn is_supported(self) -> bool {
+        planes::Planes::of(self).is_some()
+    }
+
     /// Bytes of a row of `k` elements, as it is handed over.
     pub fn row_bytes(self, k: usize) -> usize {
         match self {
             WeightKind::Ternary => k.div_ceil(128) * 32,
+            WeightKind::Blocks(dtype) => k / dtype.block_len() * dtype.block_bytes(),
         }
     }
 
@@ -57,6 +71,9 @@ impl WeightKind {
     pub fn form(self) -> Form {
         match self {
             WeightKind::Ternary => Form::Int8(Scaling::Row),
+            WeightKind::Blocks(DType::Q4_K | DType::Q6_K) => Form::Int8(Scaling::Blocks256),
+            WeightKind::Blocks(DType::F32 | DType::F16 | DType::BF16) => Form::Float,
+            WeightKind::Blocks(_) => Form::Int8(Scaling::Blocks32),
         }
     }
 }
@@ -120,8 +137,9 @@ impl Linear {
     ///
     /// `scales` are what a trit of each row is worth, `[n]`; empty for other kinds.
     ///
-    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Shape`] if `scales` doesn't fit, or a row is larger
-    /// than a slot of `upload` or than a kernel may see; what `rows` returns.
+    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] for kinds without kernels;
+    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows are more than a
+    /// kernel may see; what `rows` returns.
     pub fn upload<E: From<GpuError>>(
         device: &Device,
         upload: &mut Upload,
@@ -130,36 +148,48 @@ impl Linear {
         scales: &[f32],
         mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
     ) -> Result<Linear, E> {
-        let row_bytes = kind.row_bytes(k);
-        let WeightKind::Ternary = kind;
-        expect("ternary matrix: scales", n, scales.len())?;
-        expect_most("ternary matrix: columns", MAX_TERNARY_K, k)?;
+        let Some(planes) = planes::Planes::of(kind) else {
+            return Err(E::from(GpuError::Unsupported {
+                what: format!("{kind:?} weights"),
+                reason: "there are no kernels for them".into(),
+            }));
+        };
+        let of_rows = match kind {
+            WeightKind::Ternary => {
+                expect("ternary matrix: scales", n, scales.len())?;
+                expect_most("ternary matrix: columns", MAX_TERNARY_K, k)?;
+                Some(device.upload(scales)?)
+            }
+            WeightKind::Blocks(dtype) => {
+                expect("matrix: scales of rows", 0, scales.len())?;
+                expect("matrix: columns", k.next_multiple_of(dtype.block_len()), k)?;
+                None
+            }
+        };
+        let row_bytes = planes.row_bytes(k).max(1);
         let limits = device.limits();
         let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
-        let piece_rows = (most / row_bytes.max(1) / ROW_GRAIN * ROW_GRAIN).min(n);
-        expect_most(
-            "bytes of eight rows of a matrix",
-            most,
-            row_bytes * ROW_GRAIN,
-        )?;
+        expect_most("bytes of eight rows of a matrix", most, row_bytes * ROW_GRAIN)?;
+        let piece_rows = most / row_bytes / ROW_GRAIN * ROW_GRAIN;
         let mut pieces = Vec::new();
-        for first in (0..n).step_by(piece_rows.max(1)) {
+        for first in (0..n).step_by(piece_rows) {
             let n = piece_rows.min(n - first);
-            let bytes = n * row_bytes;
-            let codes = device.buffer("weights", bytes as u64)?;
-            upload.write_with(&codes, 0, bytes, row_bytes, |start, piece| {
-                let start = first + start / row_bytes;
-                rows(start..start + piece.len() / row_bytes, piece)
+            let codes = device.buffer("weights", (n * row_bytes) as u64)?;
+            let scales = match &of_rows {
+                Some(scales) => scales.clone(),
+                None => device.buffer("scales of weights", planes.scale_bytes(n, k) as u64)?,
+            };
+            planes.upload(upload, k, n, [&codes, &scales], |range, out| {
+                rows(first + range.start..first + range.end, out)
             })?;
-            pieces.push(Piece { first, n, codes });
+            pieces.push(Piece {
+                first,
+                n,
+                codes,
+                scales,
+            });
         }
-        Ok(Linear {
-            n,
-            k,
-            kind,
-            pieces,
-            scales: Some(device.upload(scales)?),
-        })
+        Ok(Linear { n, k, kind, pieces })
     }
 
     /// Output features.
@@ -181,15 +211,30 @@ impl Linear {
     pub fn n_pieces(&self) -> usize {
         self.pieces.len()
     }
+
+    /// Bytes of device memory it takes.
+    pub fn bytes(&self) -> u64 {
+        let pieces = self.pieces.iter();
+        pieces.map(|p| p.codes.bytes() + p.scales.bytes()).sum()
+    }
 }
 
 /// Sums of products of codes and activations stay within i32.
 const MAX_TERNARY_K: usize = (1 << 23) - 128;
 
+/// Rows of activations that are multiplied straight from the packed weights.
+const MAX_GEMV_ROWS: usize = 8;
+
+/// Rows of activations that the kernels for few of them take at a time.
+const GEMV_TOKENS: usize = 4;
+
+/// Rows of weights, and of activations, of a workgroup of the kernels for many.
+const GEMM_TILE: usize = 64;
+
 /// `out ← x · wᵀ`, or what `epilogue` says, for the rows of `out`.
 ///
-/// Errors: [`GpuError::Shape`] if shapes don't fit one another, or `x` has another form than
-/// [`WeightKind::form`] of the weights.
+/// Errors: [`GpuError::Shape`] if shapes don't fit one another; [`GpuError::Unsupported`] if `x` has
+/// another form than [`WeightKind::form`] of the weights.
 /// Exactness: see `docs/gpu.md`; for ternary weights, the bits of `sterna_kernels::gemm`.
 pub fn multiply(
     recorder: &mut Recorder,
@@ -199,22 +244,65 @@ pub fn multiply(
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     out.check("linear: output")?;
-    expect(
-        "linear: width of the output",
-        epilogue.width(w.n),
-        out.width,
-    )?;
+    expect("linear: width of the output", epilogue.width(w.n), out.width)?;
     if let Epilogue::Gate(_) = epilogue {
         expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
     }
-    match (w.kind, x) {
-        (WeightKind::Ternary, Input::Int8(x)) => {
+    match (w.kind, w.kind.form(), x) {
+        (WeightKind::Ternary, _, Input::Int8(x)) => {
             x.expect_room(out.n_rows, w.k)?;
             ternary::multiply(recorder, w, x, epilogue, out)
         }
-        (kind, Input::Float(_)) => Err(GpuError::Unsupported {
-            what: format!("{kind:?} weights with activations that aren't rounded"),
-            reason: format!("they take {:?}", kind.form()),
+        (WeightKind::Blocks(dtype), Form::Int8(_), Input::Int8(x)) => {
+            x.expect_room(out.n_rows, w.k)?;
+            blocks::multiply_rounded(recorder, w, dtype, x, epilogue, out)
+        }
+        (WeightKind::Blocks(dtype), Form::Float, Input::Float(x)) => {
+            x.check("linear: input")?;
+            expect("linear: width of the input", w.k, x.width)?;
+            expect("linear: rows of the output", x.n_rows, out.n_rows)?;
+            blocks::multiply_floats(recorder, w, dtype, x, epilogue, out)
+        }
+        (kind, form, _) => Err(GpuError::Unsupported {
+            what: format!("{kind:?} weights with activations of another form"),
+            reason: format!("they take {form:?}"),
         }),
+    }
+}
+
+/// How the invocations of a GEMV are shared out.
+#[derive(Debug, Clone, Copy)]
+struct GemvShape {
+    workgroup: u32,
+    /// Invocations that share two rows.
+    lanes: u32,
+}
+
+impl GemvShape {
+    /// For rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
+    /// together, a cache line; longer rows take more, so that no lane has many steps to take.
+    fn of(recorder: &Recorder, steps: usize) -> GemvShape {
+        let limits = recorder.device().limits();
+        let most = limits.min_subgroup.clamp(8, 32);
+        GemvShape {
+            workgroup: 128,
+            lanes: (steps as u32 / 6).next_power_of_two().clamp(8, most),
+        }
+    }
+
+    /// Rows of a workgroup.
+    fn rows(self) -> usize {
+        2 * (self.workgroup / self.lanes) as usize
+    }
+
+    fn constants(self, epilogue: Epilogue, tokens: usize) -> [(&'static str, f64); 5] {
+        let [epilogue, activation] = epilogue.constants();
+        [
+            epilogue,
+            activation,
+            ("TOKENS", tokens as f64),
+            ("WG", f64::from(self.workgroup)),
+            ("LANES", f64::from(self.lanes)),
+        ]
     }
 }
