@@ -3,6 +3,7 @@
 //! Activations are rows of f32 in a buffer ([`Rows`]); weights are [`linear::Linear`]. What kernels
 //! agree with, and how closely, stands in each file and in `docs/gpu.md`.
 
+pub mod attention;
 pub mod elementwise;
 pub mod linear;
 pub mod norm;

@@ -15,6 +15,9 @@ const GRID: Lib = Lib::File(include_str!("../shaders/lib/grid.wgsl"));
 const IO_SEPARATE: Lib = Lib::File(include_str!("../shaders/lib/io_separate.wgsl"));
 const IO_IN_PLACE: Lib = Lib::File(include_str!("../shaders/lib/io_in_place.wgsl"));
 
+const CACHE_F32: Lib = Lib::File(include_str!("../shaders/lib/cache_f32.wgsl"));
+const CACHE_F16: Lib = Lib::File(include_str!("../shaders/lib/cache_f16.wgsl"));
+const CACHE_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/cache_q8_0.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
 const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
@@ -119,4 +122,9 @@ shaders! {
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 48, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 32, [];
+    HEADS = "heads", [Lib::Reduce, EXACT], [Write, Read, Read, Read, Read, Write, Write], 60, [];
+    ATTENTION_F32 = "attention", [CACHE_F32], [Read, Read, Read, Read, Write], 68, [];
+    ATTENTION_F16 = "attention", [CACHE_F16], [Read, Read, Read, Read, Write], 68, [];
+    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0], [Read, Read, Read, Read, Write], 68, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 32, [];
 }

@@ -89,7 +89,16 @@ pub(super) fn multiply_rounded(
         ..params(w, &out)
     };
     let inputs = [(&x.q).into(), (&x.steps).into()];
-    multiply(recorder, w, &kernels, constants_of(dtype), &params, &inputs, epilogue, out)
+    multiply(
+        recorder,
+        w,
+        &kernels,
+        constants_of(dtype),
+        &params,
+        &inputs,
+        epilogue,
+        out,
+    )
 }
 
 /// Floats times floats.
@@ -101,7 +110,9 @@ pub(super) fn multiply_floats(
     epilogue: Epilogue,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    let in_vectors = [x.offset, x.stride, w.k].iter().all(|at| at.is_multiple_of(4));
+    let in_vectors = [x.offset, x.stride, w.k]
+        .iter()
+        .all(|at| at.is_multiple_of(4));
     let (gemv, gemm) = match (dtype, in_vectors) {
         (DType::F32, true) => (&shader::GEMV_F32, &shader::GEMM_F32),
         (DType::F16, true) => (&shader::GEMV_F16, &shader::GEMM_F16),
@@ -117,7 +128,16 @@ pub(super) fn multiply_floats(
         x_stride: x.stride as u32,
         ..params(w, &out)
     };
-    multiply(recorder, w, &kernels, None, &params, &[x.buffer.into()], epilogue, out)
+    multiply(
+        recorder,
+        w,
+        &kernels,
+        None,
+        &params,
+        &[x.buffer.into()],
+        epilogue,
+        out,
+    )
 }
 
 fn params(w: &Linear, out: &Rows<'_>) -> Params {

@@ -169,7 +169,11 @@ impl Linear {
         let row_bytes = planes.row_bytes(k).max(1);
         let limits = device.limits();
         let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
-        expect_most("bytes of eight rows of a matrix", most, row_bytes * ROW_GRAIN)?;
+        expect_most(
+            "bytes of eight rows of a matrix",
+            most,
+            row_bytes * ROW_GRAIN,
+        )?;
         let piece_rows = most / row_bytes / ROW_GRAIN * ROW_GRAIN;
         let mut pieces = Vec::new();
         for first in (0..n).step_by(piece_rows) {
@@ -244,7 +248,11 @@ pub fn multiply(
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     out.check("linear: output")?;
-    expect("linear: width of the output", epilogue.width(w.n), out.width)?;
+    expect(
+        "linear: width of the output",
+        epilogue.width(w.n),
+        out.width,
+    )?;
     if let Epilogue::Gate(_) = epilogue {
         expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
     }

@@ -51,7 +51,13 @@ pub(super) fn multiply(
             let tiles = |n: usize| n.div_ceil(GEMM_TILE) as u32;
             let grid = [tiles(piece.n), tiles(out.n_rows)];
             let constants = epilogue.constants();
-            recorder.dispatch(&TERNARY_GEMM, &constants, &bindings, &params(out.n_rows), grid)?;
+            recorder.dispatch(
+                &TERNARY_GEMM,
+                &constants,
+                &bindings,
+                &params(out.n_rows),
+                grid,
+            )?;
             continue;
         }
         for token in (0..out.n_rows).step_by(GEMV_TOKENS) {
