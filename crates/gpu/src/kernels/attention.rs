@@ -184,7 +184,7 @@ pub struct Position<'a> {
 }
 
 impl Position<'_> {
-    fn check(&self) -> Result<(), GpuError> {
+    pub(super) fn check(&self) -> Result<(), GpuError> {
         let most = (self.buffer.bytes() / 4) as usize;
         expect_most("position: element of its buffer", most, self.index + 1)
     }

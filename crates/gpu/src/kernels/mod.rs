@@ -7,6 +7,7 @@ pub mod attention;
 pub mod elementwise;
 pub mod linear;
 pub mod norm;
+pub mod output;
 pub mod quantize;
 
 use crate::GpuError;

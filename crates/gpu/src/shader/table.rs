@@ -127,4 +127,7 @@ shaders! {
     ATTENTION_F16 = "attention", [CACHE_F16], [Read, Read, Read, Read, Write], 68, [];
     ATTENTION_Q8_0 = "attention", [CACHE_Q8_0], [Read, Read, Read, Read, Write], 68, [];
     ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 32, [];
+    TOP_K = "top_k", [], [Read, Write], 12, [];
+    PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
+    SAMPLE = "sample", [], [Read, Write, Write], 32, [];
 }
