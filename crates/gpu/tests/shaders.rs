@@ -39,7 +39,7 @@ fn every_variant_is_valid_wgsl() {
             let browser = shader.assemble(Target::Browser, features);
             validate(shader, &browser.replace("enable subgroups;\n", ""));
             assert!(!browser.contains("var<immediate>"));
-            let uses_subgroups = browser.contains("subgroup_invocation_id");
+            let uses_subgroups = browser.contains("subgroup_");
             assert_eq!(browser.contains("enable subgroups;"), uses_subgroups);
         }
     }

@@ -114,7 +114,10 @@ pub(super) fn agree(adapter: &Adapter, options: &DeviceOptions) -> Agreed {
         immediates: has.contains(wgpu::Features::IMMEDIATES)
             && most.max_immediate_size >= IMMEDIATE_BYTES,
         pipeline_cache: has.contains(wgpu::Features::PIPELINE_CACHE),
+        // The kernels for it ask which subgroup they are.
         cooperative_matrix: f16
+            && has.contains(wgpu::Features::SUBGROUP)
+            && options.features.subgroups
             && has.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
             && adapter.cooperative_matrix_properties().iter().any(matrix),
     });

@@ -84,7 +84,8 @@ impl Shader {
                 Need::CooperativeMatrix => "enable wgpu_cooperative_matrix;\n",
             });
         }
-        let by_subgroups = self.libs.contains(&Lib::Reduce) && features.subgroups;
+        let by_subgroups = self.libs.contains(&Lib::Reduce) && features.subgroups
+            || self.needs.contains(&Need::CooperativeMatrix);
         if target == Target::Browser && by_subgroups {
             text.push_str("enable subgroups;\n");
         }

@@ -1,7 +1,7 @@
 //! Which files make which shader.
 
 use super::Access::{Read, Write};
-use super::{Lib, Shader};
+use super::{Lib, Need, Shader};
 
 pub(super) const REDUCE_SUBGROUP: &str = include_str!("../shaders/lib/reduce_subgroup.wgsl");
 pub(super) const REDUCE_SHARED: &str = include_str!("../shaders/lib/reduce_shared.wgsl");
@@ -130,4 +130,6 @@ shaders! {
     TOP_K = "top_k", [], [Read, Write], 12, [];
     PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
     SAMPLE = "sample", [], [Read, Write, Write], 32, [];
+    TERNARY_GEMM_COOP = "ternary_gemm_coop", [EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 28, [Need::F16, Need::CooperativeMatrix];
 }

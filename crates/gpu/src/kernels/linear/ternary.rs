@@ -5,7 +5,7 @@ use bytemuck::NoUninit;
 use super::{Epilogue, GEMM_TILE, GEMV_TOKENS, GemvShape, Linear, MAX_GEMV_ROWS};
 use crate::kernels::quantize::{PADDING, QuantizedRows};
 use crate::kernels::{Rows, fold};
-use crate::shader::{TERNARY_GEMM, TERNARY_GEMV};
+use crate::shader::{Shader, TERNARY_GEMM, TERNARY_GEMM_COOP, TERNARY_GEMV};
 use crate::{GpuError, Recorder};
 
 #[repr(C)]
@@ -67,4 +67,23 @@ pub(super) fn multiply(
         }
     }
     Ok(())
+}
+
+/// Most columns whose sums are exact in f32: 2^24 / 128.
+const MAX_COOP_K: usize = 1 << 17;
+
+/// Shared memory of the kernel by matrix units.
+const COOP_BYTES: u32 = 2 * 4608 * 2 + 4352 * 4;
+
+/// The kernel for many rows of activations: by matrix units, where there are any and sums stay exact.
+fn gemm(recorder: &Recorder, k: usize) -> &'static Shader {
+    let device = recorder.device();
+    let limits = device.limits();
+    let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
+    let fits = limits.workgroup_bytes >= COOP_BYTES && k < MAX_COOP_K;
+    if device.features().cooperative_matrix && of_32 && fits {
+        &TERNARY_GEMM_COOP
+    } else {
+        &TERNARY_GEMM
+    }
 }
