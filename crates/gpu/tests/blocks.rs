@@ -164,6 +164,47 @@ fn every_type_and_variant_agrees_with_the_cpu() {
 }
 
 #[test]
+fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
+    for device in devices() {
+        for dtype in TYPES.into_iter().filter(|t| t.block_len() > 1) {
+            let (n, k) = (37, 5 * dtype.block_len().max(128));
+            let w = upload(device, dtype, n, k, &encoded(dtype, n, k));
+            let Form::Int8(scaling) = w.kind().form() else {
+                unreachable!("integers")
+            };
+            let x = device.upload(&floats(k, 4)).unwrap();
+            let norm = device.upload(&floats(k, 5)).unwrap();
+            let x = Rows::new(&x, 1, k);
+            let out = device.buffer("out", n as u64 * 4).unwrap();
+            let rows = Rows::new(&out, 1, n);
+            let scratch = QuantizedRows::new(device, 1, k).unwrap();
+            for norm in [None, Some((&norm, 1e-5))] {
+                let stored = run(device, &out, n, |r| {
+                    quantize(r, x, norm, scaling, &scratch)?;
+                    multiply(r, &w, Input::Int8(&scratch), Epilogue::Store, rows)
+                });
+                let own = run(device, &out, n, |r| {
+                    let input = Input::Round {
+                        x,
+                        norm,
+                        scratch: &scratch,
+                    };
+                    multiply(r, &w, input, Epilogue::Store, rows)
+                });
+                // The same integers, unless a value lies next to a half; another number of invocations
+                // adds in another order.
+                let bound = if norm.is_some() { 1e-7 } else { 1e-12 };
+                assert!(
+                    nmse(&own, &stored) < bound,
+                    "{dtype}: {}",
+                    nmse(&own, &stored)
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn shapes_of_real_models() {
     let Some(device) = device() else { return };
     for dtype in [DType::Q4_K, DType::Q6_K, DType::F16] {

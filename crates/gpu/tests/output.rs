@@ -20,18 +20,30 @@ fn run_all(
 fn best_of(device: &Device, logits: &[f32], k: usize) -> Vec<(f32, u32)> {
     let buffer = device.upload(logits).unwrap();
     let room = TopK::new(device, logits.len(), k).unwrap();
-    run_all(device, |r| top_k(r, Rows::new(&buffer, 1, logits.len()), &room));
+    run_all(device, |r| {
+        top_k(r, Rows::new(&buffer, 1, logits.len()), &room)
+    });
     let pairs: Vec<[u32; 2]> = device.read(room.best(), 0..k).unwrap();
-    pairs.into_iter().map(|[bits, id]| (f32::from_bits(bits), id)).collect()
+    pairs
+        .into_iter()
+        .map(|[bits, id]| (f32::from_bits(bits), id))
+        .collect()
 }
 
 /// By a full sort.
 fn expected(logits: &[f32], k: usize) -> Vec<(f32, u32)> {
     let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
-    let value = |v: f32| if v.is_nan() { f32::NEG_INFINITY } else { v + 0.0 };
+    let value = |v: f32| {
+        if v.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            v + 0.0
+        }
+    };
     all.sort_by(|a, b| {
         let nan = a.0.is_nan().cmp(&b.0.is_nan());
-        nan.then(value(b.0).total_cmp(&value(a.0))).then(a.1.cmp(&b.1))
+        nan.then(value(b.0).total_cmp(&value(a.0)))
+            .then(a.1.cmp(&b.1))
     });
     all.resize(k.max(all.len()), (f32::NEG_INFINITY, u32::MAX));
     all[..k].iter().map(|(v, id)| (value(*v), *id)).collect()
@@ -71,7 +83,10 @@ fn penalties_are_those_of_the_definition() {
         for (position, window) in [(8u32, 64), (6, 4), (0, 1), (7, 0)] {
             let buffer = device.upload(&logits).unwrap();
             let ids = device.upload(&tokens).unwrap();
-            let words: Vec<u32> = biases.iter().flat_map(|(id, b)| [*id, b.to_bits()]).collect();
+            let words: Vec<u32> = biases
+                .iter()
+                .flat_map(|(id, b)| [*id, b.to_bits()])
+                .collect();
             let bias_buffer = device.upload(&words).unwrap();
             let state = device.upload(&[0, position]).unwrap();
             let penalties = Penalties {
@@ -81,7 +96,10 @@ fn penalties_are_those_of_the_definition() {
                 window,
                 biases: Some(&bias_buffer),
             };
-            let position_of = Position { buffer: &state, index: 1 };
+            let position_of = Position {
+                buffer: &state,
+                index: 1,
+            };
             run_all(device, |r| {
                 penalize(r, Rows::new(&buffer, 1, n), &penalties, &ids, position_of)
             });
@@ -95,7 +113,11 @@ fn penalties_are_those_of_the_definition() {
             for (id, logit) in want.iter_mut().enumerate() {
                 let count = seen.iter().filter(|t| **t as usize == id).count();
                 if count > 0 {
-                    *logit = if *logit > 0.0 { *logit / 1.5 } else { *logit * 1.5 };
+                    *logit = if *logit > 0.0 {
+                        *logit / 1.5
+                    } else {
+                        *logit * 1.5
+                    };
                     *logit -= count as f32 * 0.1 + 0.2;
                 }
             }
@@ -112,7 +134,10 @@ fn draws(device: &Device, logits: &[f32], k: usize, draw: &Draw, n: usize) -> Ve
     let room = TopK::new(device, logits.len(), k).unwrap();
     let state = device.upload(&[0u32, 5, 77]).unwrap();
     let tokens = device.upload(&vec![u32::MAX; n + 4]).unwrap();
-    let at = Position { buffer: &state, index: 0 };
+    let at = Position {
+        buffer: &state,
+        index: 0,
+    };
     let mut recorder = Recorder::new(device);
     top_k(&mut recorder, Rows::new(&buffer, 1, logits.len()), &room).unwrap();
     sample(&mut recorder, &room, draw, at, &tokens).unwrap();
@@ -146,18 +171,77 @@ fn tokens_are_drawn_by_their_weights() {
     };
     // Four standard deviations of 2000 draws are 0.045 at most.
     let near = |got: [f64; 4], want: [f64; 4]| {
-        let all = got.iter().zip(want).all(|(g, w)| (g - w).abs() < 0.045 && (w > 0.0 || *g == 0.0));
+        let all = got
+            .iter()
+            .zip(want)
+            .all(|(g, w)| (g - w).abs() < 0.045 && (w > 0.0 || *g == 0.0));
         assert!(all, "{got:?}, not {want:?}");
     };
     near(shares(DRAW, 4), [0.5, 0.3, 0.15, 0.05]);
     near(shares(DRAW, 2), [0.625, 0.375, 0.0, 0.0]);
-    near(shares(Draw { top_p: 0.75, ..DRAW }, 4), [0.625, 0.375, 0.0, 0.0]);
-    near(shares(Draw { top_p: 0.85, seed: 9, ..DRAW }, 4), [0.526, 0.316, 0.158, 0.0]);
-    near(shares(Draw { min_p: 0.2, seed: 1 << 40, ..DRAW }, 4), [0.526, 0.316, 0.158, 0.0]);
-    near(shares(Draw { top_p: 1e-6, ..DRAW }, 4), [1.0, 0.0, 0.0, 0.0]);
+    near(
+        shares(
+            Draw {
+                top_p: 0.75,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.625, 0.375, 0.0, 0.0],
+    );
+    near(
+        shares(
+            Draw {
+                top_p: 0.85,
+                seed: 9,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.526, 0.316, 0.158, 0.0],
+    );
+    near(
+        shares(
+            Draw {
+                min_p: 0.2,
+                seed: 1 << 40,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.526, 0.316, 0.158, 0.0],
+    );
+    near(
+        shares(
+            Draw {
+                top_p: 1e-6,
+                ..DRAW
+            },
+            4,
+        ),
+        [1.0, 0.0, 0.0, 0.0],
+    );
     // At half the temperature chances are squared.
-    near(shares(Draw { temperature: 0.5, ..DRAW }, 4), [0.685, 0.247, 0.062, 0.007]);
-    near(shares(Draw { temperature: 0.0, ..DRAW }, 4), [1.0, 0.0, 0.0, 0.0]);
+    near(
+        shares(
+            Draw {
+                temperature: 0.5,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.685, 0.247, 0.062, 0.007],
+    );
+    near(
+        shares(
+            Draw {
+                temperature: 0.0,
+                ..DRAW
+            },
+            4,
+        ),
+        [1.0, 0.0, 0.0, 0.0],
+    );
 }
 
 #[test]

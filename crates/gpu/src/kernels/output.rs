@@ -138,7 +138,9 @@ pub fn penalize(
         offset: logits.offset as u32,
         position: position.index as u32,
         window: penalties.window.min(u32::MAX as usize) as u32,
-        n_biases: penalties.biases.map_or(0, |biases| (biases.bytes() / 8) as u32),
+        n_biases: penalties
+            .biases
+            .map_or(0, |biases| (biases.bytes() / 8) as u32),
         repeat: penalties.repeat,
         frequency: penalties.frequency,
         presence: penalties.presence,

@@ -21,6 +21,8 @@ const CACHE_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/cache_q8_0.wgsl")
 const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
 const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
+const INPUT_STORED: Lib = Lib::File(include_str!("../shaders/lib/input_stored.wgsl"));
+const INPUT_ROUNDED: Lib = Lib::File(include_str!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
 const CODES_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q8_0.wgsl"));
@@ -60,67 +62,81 @@ shaders! {
     RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], 28, [];
     QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], 24, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], 28, [];
-    TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 28, [];
-    TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 28, [];
-    GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+    TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    TERNARY_GEMV_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
     GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Read, Write], 52, [];
     EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
-    GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+    GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
     GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Read, Write], 52, [];
     EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
-    GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+    GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
     GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Read, Write], 52, [];
     EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
-    GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+    GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
     GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Read, Write], 52, [];
     EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
-    GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+    GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
     GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Read, Write], 52, [];
     EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
-    GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+    GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
     GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Read, Write], 52, [];
     EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
     EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
     GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 32, [];
     GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 32, [];
     GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 48, [];
+        [Read, Read, Read, Write], 52, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 32, [];
     HEADS = "heads", [Lib::Reduce, EXACT], [Write, Read, Read, Read, Read, Write, Write], 60, [];
     ATTENTION_F32 = "attention", [CACHE_F32], [Read, Read, Read, Read, Write], 68, [];
@@ -130,6 +146,6 @@ shaders! {
     TOP_K = "top_k", [], [Read, Write], 12, [];
     PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
     SAMPLE = "sample", [], [Read, Write, Write], 32, [];
-    TERNARY_GEMM_COOP = "ternary_gemm_coop", [EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 28, [Need::F16, Need::CooperativeMatrix];
+    TERNARY_GEMM_COOP = "ternary_gemm_coop", [LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
 }

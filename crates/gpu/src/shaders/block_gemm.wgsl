@@ -1,7 +1,8 @@
 // out[t, i] ← Σ_b (weights of block b) · (activations of block b), for many rows t
 //
 // Agrees with `sterna_kernels::gemm` as block_gemv.wgsl does.
-// Shapes: as block_gemv.wgsl, with m rows of q, steps and out.
+// Shapes: weights as `codes_*.wgsl` says; q [m, q_len] of 16 int8; steps [m, q_len / 2] of the step and
+// the sum of each run of 32; out f32.
 // Workgroups of 256: 64 rows of weights by 64 of activations, four by four to an invocation, two runs
 // of 32 columns at a time.
 

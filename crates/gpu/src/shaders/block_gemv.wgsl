@@ -2,14 +2,12 @@
 //
 // Agrees with `sterna_kernels::gemm` for weights that are blocks of integers: integers within half a
 // run, floats from there on, whose order differs.
-// Shapes: weights as `codes_*.wgsl` says; q [TOKENS, 2 · runs] of 16 int8; steps [TOKENS, runs] of the
-// step and the sum of each run of 32; out f32. LANES invocations to two rows; workgroups of WG.
+// Shapes: weights as `codes_*.wgsl` says; activations as `input_*.wgsl` says; out f32. LANES
+// invocations to two rows; workgroups of WG.
 
 // Rows of activations, at most 4.
 override TOKENS: u32 = 1u;
 
-@group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
 @group(1) @binding(0) var<uniform> params: Params;
@@ -37,6 +35,7 @@ fn product(
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation) {
+    prepare(at);
     let thread = thread_of(at);
     let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
     let a = min(row, params.n - 1u);
@@ -48,10 +47,9 @@ fn main(at: Invocation) {
         let s0 = run_scales(a, run);
         let s1 = run_scales(b, run);
         for (var t = 0u; t < TOKENS; t++) {
-            let x = (params.token + t) * params.q_len + run * 2u;
-            let a0 = q[x];
-            let a1 = q[x + 1u];
-            let step = steps[(params.token + t) * params.q_len / 2u + run];
+            let a0 = q_at(params.token + t, run * 2u);
+            let a1 = q_at(params.token + t, run * 2u + 1u);
+            let step = run_step(params.token + t, run);
             let size = bitcast<f32>(step.x);
             let sum = f32(bitcast<i32>(step.y));
             sums[t] += vec2<f32>(

@@ -1,7 +1,8 @@
 // out[t, i] ← (scale[i] / act_scale[t]) · Σ_j trit[i, j] · q[t, j], for many rows t
 //
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit.
-// Shapes: as ternary_gemv.wgsl, with `m` rows of q, steps and out.
+// Shapes: codes [n, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
+// scales [n] f32; q [m, q_len] of 16 int8; steps [m] of scale and sum; out f32.
 // Workgroups of 256: 64 rows of weights by 64 of activations, four by four to an invocation.
 
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
@@ -10,15 +11,6 @@
 @group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
-struct Params {
-    n: u32,
-    first: u32,
-    row_len: u32,
-    q_len: u32,
-    m: u32,
-    out_offset: u32,
-    out_stride: u32,
-}
 @group(1) @binding(0) var<uniform> params: Params;
 
 // A block of 128 columns: of weights 8 words in rows that lie 9 apart, so that rows are in different
@@ -42,10 +34,10 @@ fn main(
     let y = thread / 16u;
     // One vector for each token, of the four rows.
     var sums = array<vec4<i32>, 4>();
-    for (var block = 0u; block < params.row_len / 2u; block++) {
+    for (var block = 0u; block < params.row_blocks; block++) {
         if thread < 128u {
             let r = thread / 2u;
-            let begin = min(row0 + r, params.n - 1u) * params.row_len + block * 2u + thread % 2u;
+            let begin = min(row0 + r, params.n - 1u) * params.row_blocks * 2u + block * 2u + thread % 2u;
             let w = codes[begin];
             let to = r * 9u + thread % 2u * 4u;
             tile_w[to] = w.x;

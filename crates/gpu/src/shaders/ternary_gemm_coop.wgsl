@@ -12,15 +12,6 @@
 @group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
-struct Params {
-    n: u32,
-    first: u32,
-    row_len: u32,
-    q_len: u32,
-    m: u32,
-    out_offset: u32,
-    out_stride: u32,
-}
 @group(1) @binding(0) var<uniform> params: Params;
 
 // 64 rows of 64 columns, 72 apart, so that rows are in different banks.
@@ -54,12 +45,12 @@ fn main(
     var c01 = coopLoad<coop_mat16x16<f32, C>>(&tile_out[0], 68u);
     var c10 = coopLoad<coop_mat16x16<f32, C>>(&tile_out[0], 68u);
     var c11 = coopLoad<coop_mat16x16<f32, C>>(&tile_out[0], 68u);
-    for (var v = 0u; v < params.row_len; v++) {
+    for (var v = 0u; v < params.row_blocks * 2u; v++) {
         // Sixteen bytes of a row are 64 columns: those of both sides lie by quarter of the block, then by
         // word.
         {
             let row = thread / 2u;
-            let w = codes[min(row0 + row, params.n - 1u) * params.row_len + v];
+            let w = codes[min(row0 + row, params.n - 1u) * params.row_blocks * 2u + v];
             let two = select(w.xy, w.zw, thread % 2u == 1u);
             for (var i = 0u; i < 2u; i++) {
                 for (var quarter = 0u; quarter < 4u; quarter++) {

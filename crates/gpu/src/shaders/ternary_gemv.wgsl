@@ -2,7 +2,7 @@
 //
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit.
 // Shapes: codes [n, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
-// scales [n] f32; q [TOKENS, padded / 16] of 16 int8; steps [TOKENS] of scale and sum; out f32.
+// scales [n] f32; activations as `input_*.wgsl` says; out f32.
 // LANES invocations to two rows; workgroups of WG.
 
 // Rows of activations, at most 4.
@@ -10,22 +10,8 @@ override TOKENS: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
-@group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
-struct Params {
-    // Rows of this piece of the matrix, and the number of its first.
-    n: u32,
-    first: u32,
-    // Vectors in a row of codes, and of q.
-    row_len: u32,
-    q_len: u32,
-    // The first row of activations.
-    token: u32,
-    out_offset: u32,
-    out_stride: u32,
-}
 @group(1) @binding(0) var<uniform> params: Params;
 
 const CODES: vec4<u32> = vec4<u32>(0x03030303u);
@@ -36,22 +22,23 @@ fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation) {
+    prepare(at);
     let thread = thread_of(at);
+    let row_len = params.row_blocks * 2u;
     let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
-    let a = min(row, params.n - 1u) * params.row_len;
-    let b = min(row + 1u, params.n - 1u) * params.row_len;
+    let a = min(row, params.n - 1u) * row_len;
+    let b = min(row + 1u, params.n - 1u) * row_len;
     var sums = array<vec2<i32>, 4>();
-    for (var v = thread % LANES; v < params.row_len; v += LANES) {
+    for (var v = thread % LANES; v < row_len; v += LANES) {
         let w0 = codes[a + v];
         let w1 = codes[b + v];
         // Sixteen bytes have positions 0 to 15 or 16 to 31 of four quarters of a block.
         let at_q = v / 2u * 8u + v % 2u;
         for (var t = 0u; t < TOKENS; t++) {
-            let x = (params.token + t) * params.q_len + at_q;
-            let q0 = q[x];
-            let q1 = q[x + 2u];
-            let q2 = q[x + 4u];
-            let q3 = q[x + 6u];
+            let q0 = q_at(params.token + t, at_q);
+            let q1 = q_at(params.token + t, at_q + 2u);
+            let q2 = q_at(params.token + t, at_q + 4u);
+            let q3 = q_at(params.token + t, at_q + 6u);
             var sum = sums[t];
             sum.x = dot16((w0 >> vec4<u32>(6u)) & CODES, q0, sum.x);
             sum.y = dot16((w1 >> vec4<u32>(6u)) & CODES, q0, sum.y);
@@ -67,7 +54,7 @@ fn main(at: Invocation) {
     for (var t = 0u; t < TOKENS; t++) {
         let sum = segment_sum_i32(at, sums[t]);
         if thread % LANES == 0u && row < params.n {
-            let step = steps[params.token + t];
+            let step = row_step(params.token + t);
             let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(step.y)));
             let i = params.first + row;
             let act = bitcast<f32>(step.x);

@@ -12,7 +12,7 @@ use sterna_kernels::{Exec, Isa};
 
 /// A device as good as the adapter allows, one with nothing, and those without one feature that
 /// kernels have variants for. None if the machine has no adapter, which is said once.
-pub fn devices() -> &'static [Device] {
+pub(crate) fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let without = |mask: fn(&mut Features)| {
@@ -46,12 +46,12 @@ pub fn devices() -> &'static [Device] {
 }
 
 /// The first of them.
-pub fn device() -> Option<&'static Device> {
+pub(crate) fn device() -> Option<&'static Device> {
     devices().first()
 }
 
 /// Runs what `record` records, and reads `len` floats of `out`.
-pub fn run(
+pub(crate) fn run(
     device: &Device,
     out: &Buffer,
     len: usize,
@@ -65,19 +65,19 @@ pub fn run(
 }
 
 /// One thread, no special instructions: the definition.
-pub fn scalar() -> Exec {
+pub(crate) fn scalar() -> Exec {
     Exec::new(1, Isa::SCALAR)
 }
 
 /// Numbers that are the same everywhere.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    pub fn next(&mut self) -> u32 {
+    pub(crate) fn next(&mut self) -> u32 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -85,20 +85,20 @@ impl Random {
         (self.0 >> 33) as u32
     }
 
-    pub fn below(&mut self, n: u32) -> u32 {
+    pub(crate) fn below(&mut self, n: u32) -> u32 {
         self.next() % n
     }
 }
 
 /// `n` values within ±1.
-pub fn floats(n: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn floats(n: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     let mut value = || (random.below(2_000_001) as f32 - 1_000_000.0) / 1_000_000.0;
     (0..n).map(|_| value()).collect()
 }
 
 /// Mean squared error relative to the mean square of what is expected.
-pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
+pub(crate) fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let (mut error, mut power) = (0.0, 0.0);
     for (got, want) in got.iter().zip(want) {
@@ -109,7 +109,7 @@ pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
 }
 
 /// A buffer of rows that lie `stride` apart behind `offset` other values, with the rows in it.
-pub fn spread(
+pub(crate) fn spread(
     device: &Device,
     values: &[f32],
     width: usize,
@@ -125,7 +125,7 @@ pub fn spread(
 }
 
 /// The rows of [`spread`].
-pub fn spread_rows(
+pub(crate) fn spread_rows(
     buffer: &Buffer,
     n_rows: usize,
     width: usize,

@@ -1,8 +1,8 @@
 //! Linear layers: weight matrices, and activations times them.
 
-mod blocks;
+mod dispatch;
+mod embed;
 mod planes;
-mod ternary;
 
 use std::ops::Range;
 
@@ -11,11 +11,12 @@ use sterna_format::DType;
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::kernels::elementwise::Activation;
-use crate::kernels::quantize::{QuantizedRows, Scaling};
+use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::memory::{Buffer, Upload};
 use crate::{Device, GpuError, Recorder};
 
-pub use blocks::embed;
+use dispatch::Source;
+pub use embed::embed;
 
 /// A weight matrix `[n, k]` on a device.
 #[derive(Debug, Clone)]
@@ -94,6 +95,16 @@ pub enum Input<'a> {
     Int8(&'a QuantizedRows),
     /// Floats.
     Float(Rows<'a>),
+    /// Floats that are to be rounded to the form of the weights, normalised first if there is a norm,
+    /// its weights `[k]` and eps. One row is rounded by the product itself, more go by way of `scratch`.
+    Round {
+        /// The floats.
+        x: Rows<'a>,
+        /// The norm.
+        norm: Option<(&'a Buffer, f32)>,
+        /// Room for them.
+        scratch: &'a QuantizedRows,
+    },
 }
 
 /// What becomes of the products.
@@ -226,15 +237,6 @@ impl Linear {
 /// Sums of products of codes and activations stay within i32.
 const MAX_TERNARY_K: usize = (1 << 23) - 128;
 
-/// Rows of activations that are multiplied straight from the packed weights.
-const MAX_GEMV_ROWS: usize = 8;
-
-/// Rows of activations that the kernels for few of them take at a time.
-const GEMV_TOKENS: usize = 4;
-
-/// Rows of weights, and of activations, of a workgroup of the kernels for many.
-const GEMM_TILE: usize = 64;
-
 /// `out ← x · wᵀ`, or what `epilogue` says, for the rows of `out`.
 ///
 /// Errors: [`GpuError::Shape`] if shapes don't fit one another; [`GpuError::Unsupported`] if `x` has
@@ -256,61 +258,42 @@ pub fn multiply(
     if let Epilogue::Gate(_) = epilogue {
         expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
     }
-    match (w.kind, w.kind.form(), x) {
-        (WeightKind::Ternary, _, Input::Int8(x)) => {
+    let check = |x: &Rows<'_>| {
+        x.check("linear: input")?;
+        expect("linear: width of the input", w.k, x.width)?;
+        expect("linear: rows of the output", x.n_rows, out.n_rows)
+    };
+    let source = match (w.kind.form(), x) {
+        (Form::Int8(_), Input::Int8(x)) => {
             x.expect_room(out.n_rows, w.k)?;
-            ternary::multiply(recorder, w, x, epilogue, out)
+            Source::Stored(x)
         }
-        (WeightKind::Blocks(dtype), Form::Int8(_), Input::Int8(x)) => {
-            x.expect_room(out.n_rows, w.k)?;
-            blocks::multiply_rounded(recorder, w, dtype, x, epilogue, out)
+        (Form::Float, Input::Float(x)) => {
+            check(&x)?;
+            Source::Floats(x)
         }
-        (WeightKind::Blocks(dtype), Form::Float, Input::Float(x)) => {
-            x.check("linear: input")?;
-            expect("linear: width of the input", w.k, x.width)?;
-            expect("linear: rows of the output", x.n_rows, out.n_rows)?;
-            blocks::multiply_floats(recorder, w, dtype, x, epilogue, out)
+        (Form::Int8(scaling), Input::Round { x, norm, scratch }) => {
+            check(&x)?;
+            if let Some((norm, _)) = norm {
+                expect_most(
+                    "linear: weights of the norm",
+                    (norm.bytes() / 4) as usize,
+                    w.k,
+                )?;
+            }
+            if dispatch::can_round(recorder, &x) {
+                Source::Own { x, norm, scaling }
+            } else {
+                quantize(recorder, x, norm, scaling, scratch)?;
+                Source::Stored(scratch)
+            }
         }
-        (kind, form, _) => Err(GpuError::Unsupported {
-            what: format!("{kind:?} weights with activations of another form"),
-            reason: format!("they take {form:?}"),
-        }),
-    }
-}
-
-/// How the invocations of a GEMV are shared out.
-#[derive(Debug, Clone, Copy)]
-struct GemvShape {
-    workgroup: u32,
-    /// Invocations that share two rows.
-    lanes: u32,
-}
-
-impl GemvShape {
-    /// For rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
-    /// together, a cache line; longer rows take more, so that no lane has many steps to take.
-    fn of(recorder: &Recorder, steps: usize) -> GemvShape {
-        let limits = recorder.device().limits();
-        let most = limits.min_subgroup.clamp(8, 32);
-        GemvShape {
-            workgroup: 128,
-            lanes: (steps as u32 / 6).next_power_of_two().clamp(8, most),
+        (form, _) => {
+            return Err(GpuError::Unsupported {
+                what: format!("{:?} weights with activations of another form", w.kind),
+                reason: format!("they take {form:?}"),
+            });
         }
-    }
-
-    /// Rows of a workgroup.
-    fn rows(self) -> usize {
-        2 * (self.workgroup / self.lanes) as usize
-    }
-
-    fn constants(self, epilogue: Epilogue, tokens: usize) -> [(&'static str, f64); 5] {
-        let [epilogue, activation] = epilogue.constants();
-        [
-            epilogue,
-            activation,
-            ("TOKENS", tokens as f64),
-            ("WG", f64::from(self.workgroup)),
-            ("LANES", f64::from(self.lanes)),
-        ]
-    }
+    };
+    dispatch::multiply(recorder, w, source, epilogue, out)
 }

@@ -6,7 +6,7 @@ struct Params {
     // Columns, and blocks of a row of weights.
     k: u32,
     row_blocks: u32,
-    // Vectors of 16 int8, and runs of 32, in a row of rounded activations.
+    // Vectors of 16 int8, and runs of 32, in a row of rounded activations; the latter without padding.
     q_len: u32,
     runs: u32,
     // The first row of activations, and how many there are.
@@ -17,4 +17,6 @@ struct Params {
     x_stride: u32,
     out_offset: u32,
     out_stride: u32,
+    // What is added to the mean square, where the kernel normalises.
+    eps: f32,
 }
