@@ -45,7 +45,6 @@ const ROW_GRAIN: usize = 8;
 
 /// What the weights of a [`Linear`] are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum WeightKind {
     /// Trits in the working layout of `sterna_kernels::quant::ternary`: rows padded to blocks of 128,
     /// 32 bytes each.
