@@ -9,7 +9,7 @@ use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
-use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
 use sterna_gpu::memory::Upload;
 use sterna_gpu::{Device, DeviceOptions, GpuError};
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear};
@@ -227,7 +227,7 @@ fn rounding_blocks_gives_the_bits_of_the_definition() {
                 run(device, &buffer, 0, |r| {
                     quantize(r, rows, None, scaling, &out)
                 });
-                let (q, steps) = out.read(device, m, width, scaling).unwrap();
+                let Rounded { codes: q, steps } = out.read(device, m, width, scaling).unwrap();
                 let padded = width.next_multiple_of(256);
                 for t in 0..m {
                     for (b, block) in x[t * width..(t + 1) * width].chunks(len).enumerate() {

@@ -68,7 +68,7 @@ fn bytes_come_back_as_they_went() {
 #[test]
 fn uploads_go_through_a_ring_of_any_size() {
     let Some(device) = device() else { return };
-    let bytes: Vec<u8> = (0..100_003u32).map(|i| (i * 31 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..100_003u32).map(|i| ((i * 31) >> 3) as u8).collect();
     for (slot, n_slots) in [(4, 1), (1000, 2), (64 << 10, 3), (1 << 20, 1)] {
         if slot == 4 && bytes.len() > 4000 {
             // A submission for each word takes its time.

@@ -6,7 +6,7 @@ use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};
-use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
 use sterna_gpu::memory::Upload;
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::gemm::{Matrix, Scratch, TernaryMatrix, linear};
@@ -38,7 +38,7 @@ fn rounding_a_row_gives_the_bits_of_the_cpu() {
             run(device, &buffer, 0, |r| {
                 quantize(r, rows, None, Scaling::Row, &out)
             });
-            let (q, steps) = out.read(device, m, width, Scaling::Row).unwrap();
+            let Rounded { codes: q, steps } = out.read(device, m, width, Scaling::Row).unwrap();
             let padded = width.next_multiple_of(256);
             for (t, row) in x.chunks(width).enumerate() {
                 let mut want = vec![0; padded];
@@ -70,7 +70,7 @@ fn scales_are_divided_as_on_the_cpu() {
         run(device, &buffer, 0, |r| {
             quantize(r, rows, None, Scaling::Row, &out)
         });
-        let (_, steps) = out.read(device, x.len(), 1, Scaling::Row).unwrap();
+        let Rounded { steps, .. } = out.read(device, x.len(), 1, Scaling::Row).unwrap();
         for (x, (scale, _)) in x.iter().zip(steps) {
             let want = (1.0 / x.max(1e-5)) * 127.0;
             assert_eq!(scale.to_bits(), want.to_bits(), "{x}");
@@ -89,7 +89,7 @@ fn normalised_rows_differ_by_one_unit_at_most() {
             run(device, &buffer, 0, |r| {
                 quantize(r, rows, Some((&w, 1e-5)), Scaling::Row, &out)
             });
-            let (q, _) = out.read(device, m, width, Scaling::Row).unwrap();
+            let Rounded { codes: q, .. } = out.read(device, m, width, Scaling::Row).unwrap();
             let mut normed = vec![0.0; x.len()];
             norm::rms_norm_into(&scalar(), &x, &weight, 1e-5, &mut normed).unwrap();
             let mut n_other = 0;

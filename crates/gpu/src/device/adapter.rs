@@ -150,8 +150,7 @@ pub(super) fn agree(adapter: &Adapter, options: &DeviceOptions) -> Agreed {
         },
         ..wgpu::Limits::default()
     };
-    let binding_bytes = u64::from(most.max_storage_buffer_binding_size)
-        .min(options.max_binding_bytes.unwrap_or(u64::MAX))
+    let binding_bytes = most.max_storage_buffer_binding_size.min(options.max_binding_bytes.unwrap_or(u64::MAX))
         // Kernels count in 32-bit words.
         / 256
         * 256;

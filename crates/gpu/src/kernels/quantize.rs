@@ -66,8 +66,7 @@ impl QuantizedRows {
         )
     }
 
-    /// What was rounded, for tests: the codes of `n_rows` rows of `width`, padded with zeros to
-    /// [`PADDING`], and pairs of scale and sum.
+    /// What `n_rows` rows of `width` were rounded to, read back: for tests.
     ///
     /// Errors: as [`Device::read`].
     pub fn read(
@@ -76,7 +75,7 @@ impl QuantizedRows {
         n_rows: usize,
         width: usize,
         scaling: Scaling,
-    ) -> Result<(Vec<i8>, Vec<(f32, i32)>), GpuError> {
+    ) -> Result<Rounded, GpuError> {
         let len = n_rows * width.next_multiple_of(PADDING);
         let n_steps = match scaling {
             Scaling::Row => n_rows,
@@ -84,13 +83,23 @@ impl QuantizedRows {
         };
         let steps: Vec<u32> = device.read(&self.steps, 0..2 * n_steps)?;
         let steps = steps.as_chunks().0.iter();
-        Ok((
-            device.read(&self.q, 0..len)?,
-            steps
+        Ok(Rounded {
+            codes: device.read(&self.q, 0..len)?,
+            steps: steps
                 .map(|[scale, sum]| (f32::from_bits(*scale), *sum as i32))
                 .collect(),
-        ))
+        })
     }
+}
+
+/// Rounded activations as numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rounded {
+    /// Rows of codes, padded with zeros to [`PADDING`].
+    pub codes: Vec<i8>,
+    /// For each row its scale, 127 / max|x|, and its sum; or for each run of 32 what a unit of its block
+    /// is worth, and its sum.
+    pub steps: Vec<(f32, i32)>,
 }
 
 #[repr(C)]
