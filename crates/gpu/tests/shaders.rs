@@ -21,11 +21,27 @@ fn validate(shader: &Shader, text: &str) {
         | Capabilities::COOPERATIVE_MATRIX;
     let module = naga::front::wgsl::parse_str(text)
         .unwrap_or_else(|error| panic!("{}: {}", shader.name, error.emit_to_string(text)));
-    Validator::new(ValidationFlags::all(), capabilities)
+    let info = Validator::new(ValidationFlags::all(), capabilities)
         .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
         .subgroup_operations(naga::valid::SubgroupOperationSet::all())
         .validate(&module)
         .unwrap_or_else(|error| panic!("{}: {}", shader.name, error.emit_to_string(text)));
+    // With the constants it has by itself, into what Vulkan takes.
+    let constants = naga::back::PipelineConstants::default();
+    let entry = Some((naga::ShaderStage::Compute, "main"));
+    let (module, info) =
+        naga::back::pipeline_constants::process_overrides(&module, &info, entry, &constants)
+            .unwrap();
+    let options = naga::back::spv::Options {
+        lang_version: (1, 3),
+        ..Default::default()
+    };
+    let words = naga::back::spv::write_vec(&module, &info, &options, None);
+    assert!(
+        words.is_ok_and(|words| words.len() > 100),
+        "{}",
+        shader.name
+    );
 }
 
 #[test]

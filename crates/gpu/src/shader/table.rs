@@ -148,4 +148,16 @@ shaders! {
     SAMPLE = "sample", [], [Read, Write, Write], 32, [];
     TERNARY_GEMM_COOP = "ternary_gemm_coop", [LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q8_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_K_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q6_K_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q1_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q2_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
 }

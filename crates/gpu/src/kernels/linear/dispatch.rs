@@ -27,7 +27,7 @@ const RUN: usize = 32;
 /// Most columns of trits whose sums are exact in f32: 2^24 / 128.
 const MAX_COOP_K: usize = 1 << 17;
 
-/// Shared memory of the kernel by matrix units.
+/// Shared memory of the kernels by matrix units.
 const COOP_BYTES: u32 = 2 * 4608 * 2 + 4352 * 4;
 
 #[repr(C)]
@@ -106,44 +106,51 @@ impl Kernels {
                 Source::Stored(_) | Source::Own { .. } => false,
             };
             let [gemv, gemm] = if in_vectors { vectors } else { elements };
-            [gemv, gemv, gemm]
+            [gemv, gemv, gemm, gemm]
         };
-        let [gemv, rounding, gemm] = match w.kind {
+        let [gemv, rounding, gemm, by_units] = match w.kind {
             WeightKind::Ternary => [
                 &shader::TERNARY_GEMV,
                 &shader::TERNARY_GEMV_ROUNDING,
-                ternary_gemm(recorder, w.k),
+                &shader::TERNARY_GEMM,
+                &shader::TERNARY_GEMM_COOP,
             ],
             WeightKind::Blocks(dtype) => match dtype {
                 DType::Q8_0 => [
                     &shader::GEMV_Q8_0,
                     &shader::GEMV_Q8_0_ROUNDING,
                     &shader::GEMM_Q8_0,
+                    &shader::GEMM_Q8_0_COOP,
                 ],
                 DType::Q4_0 => [
                     &shader::GEMV_Q4_0,
                     &shader::GEMV_Q4_0_ROUNDING,
                     &shader::GEMM_Q4_0,
+                    &shader::GEMM_Q4_0_COOP,
                 ],
                 DType::Q4_K => [
                     &shader::GEMV_Q4_K,
                     &shader::GEMV_Q4_K_ROUNDING,
                     &shader::GEMM_Q4_K,
+                    &shader::GEMM_Q4_K_COOP,
                 ],
                 DType::Q6_K => [
                     &shader::GEMV_Q6_K,
                     &shader::GEMV_Q6_K_ROUNDING,
                     &shader::GEMM_Q6_K,
+                    &shader::GEMM_Q6_K_COOP,
                 ],
                 DType::Q1_0 => [
                     &shader::GEMV_Q1_0,
                     &shader::GEMV_Q1_0_ROUNDING,
                     &shader::GEMM_Q1_0,
+                    &shader::GEMM_Q1_0_COOP,
                 ],
                 DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => [
                     &shader::GEMV_Q2_0,
                     &shader::GEMV_Q2_0_ROUNDING,
                     &shader::GEMM_Q2_0,
+                    &shader::GEMM_Q2_0_COOP,
                 ],
                 DType::F32 => floats(
                     [&shader::GEMV_F32, &shader::GEMM_F32],
@@ -160,26 +167,25 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
+        let exact = w.kind != WeightKind::Ternary || w.k < MAX_COOP_K;
         Ok(Kernels {
             gemv,
             rounding,
-            gemm,
+            gemm: if has_matrix_units(recorder) && exact {
+                by_units
+            } else {
+                gemm
+            },
         })
     }
 }
 
-/// The kernel for many rows of activations times trits: by matrix units, where there are any and sums
-/// stay exact.
-fn ternary_gemm(recorder: &Recorder, k: usize) -> &'static Shader {
+/// Whether kernels for matrix units run: in subgroups of 32, with shared memory for their tiles.
+fn has_matrix_units(recorder: &Recorder) -> bool {
     let device = recorder.device();
     let limits = device.limits();
     let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
-    let fits = limits.workgroup_bytes >= COOP_BYTES && k < MAX_COOP_K;
-    if device.features().cooperative_matrix && of_32 && fits {
-        &shader::TERNARY_GEMM_COOP
-    } else {
-        &shader::TERNARY_GEMM
-    }
+    device.features().cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
 }
 
 /// How the invocations of a GEMV are shared out.
