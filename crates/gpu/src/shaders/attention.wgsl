@@ -62,7 +62,7 @@ fn bounded(score: vec4<f32>) -> vec4<f32> {
     return score;
 }
 
-// Which of four positions' queries see position j, as 1 or 0. `first` and `last` are what rows see.
+// Which of four rows see position j, when they see `first` to `last`.
 fn seen(j: u32, first: vec4<u32>, last: vec4<u32>) -> vec4<bool> {
     return (vec4<u32>(j) >= first) & (vec4<u32>(j) <= last);
 }
@@ -144,7 +144,8 @@ fn main(
 
     // The earliest that the first row sees, the last that the last does.
     let earliest = first_low.x;
-    let latest = origin + (min(8u * unit + 8u, n_pairs) - 1u) / share;
+    // Beyond the capacity there is nothing.
+    let latest = min(origin + (min(8u * unit + 8u, n_pairs) - 1u) / share, params.capacity - 1u);
     var span = earliest / 128u;
     var end = latest / 128u + 1u;
     if SPLIT == 1u {
