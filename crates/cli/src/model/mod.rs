@@ -33,7 +33,7 @@ use crate::output;
 use crate::progress::Progress;
 
 pub(crate) use adapter::{
-    Adapted, AdapterFiles, CONFIG as ADAPTER_CONFIG, LoraFlag, WEIGHTS as ADAPTER_WEIGHTS,
+    Adapted, AdapterFiles, CONFIG as ADAPTER_CONFIG, WEIGHTS as ADAPTER_WEIGHTS,
     config as adapter_config, open as open_adapter,
 };
 use assemble::Assembled;
@@ -77,10 +77,6 @@ pub(crate) enum Header {
     Package(Box<PackageHeader>),
     Bundle(Box<BundleHeader>),
 }
-
-/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
-/// one, and the largest `tokenizer.json` in use have about 35 MB.
-pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 impl ModelFiles {
     /// Opens what `name` stands for: a path, or the built-in model.

@@ -16,12 +16,15 @@ use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url
 use sterna_delivery::store::{self, Entry, Pull, Store};
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
 
-use crate::model::MAX_FILE_BYTES;
 use crate::progress::Progress;
 use crate::{folders, output, trust};
 pub(crate) use arrival::Arrival;
 use contents::PackageContents;
 use offer::Offer;
+
+/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
+/// one, and the largest `tokenizer.json` in use have about 35 MB.
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// What a pull did.
 #[derive(Debug, serde::Serialize)]

@@ -9,8 +9,7 @@ use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_delivery::source::Source;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-use super::{check_signature, small};
-use crate::model::MAX_FILE_BYTES;
+use super::{MAX_FILE_BYTES, check_signature, small};
 
 /// A manifest that is believed, and who has the files that it speaks of.
 pub(super) struct Offer<'a> {

@@ -19,9 +19,9 @@ use anyhow::{Context, Result, bail};
 use sterna_engine::{HeadOptions, HeadScreen};
 use sterna_format::bundle::LORA_FILE;
 
-use crate::args::{EngineFlags, ModelFlags};
+use crate::args::{EngineFlags, LoraFlag, ModelFlags};
 use crate::machine;
-use crate::model::{LoraFlag, ModelFiles};
+use crate::model::ModelFiles;
 
 pub(crate) use config::WorkerConfig;
 use driver::Driver;
