@@ -5,7 +5,8 @@ use clap::Args;
 
 use crate::{output, worker};
 
-const AFTER_HELP: &str = "STERNA_SEED in the environment, a number, makes the choice of tokens repeatable.
+const AFTER_HELP: &str =
+    "STERNA_SEED in the environment, a number, makes the choice of tokens repeatable.
 
 Exit codes: 0 if the driver ended it, 1 if the model can't be opened or computed,
 2 if the arguments or the input are wrong.
