@@ -3,6 +3,7 @@
 mod arrival;
 pub(crate) mod contents;
 mod offer;
+mod signature;
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch::{self, Cancel, Event, Limits, fetch_small};
 use sterna_delivery::hash::{Algorithm, Expected};
-use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
+use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
 use sterna_delivery::store::{self, Entry, Pull, Store};
@@ -18,10 +19,11 @@ use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
 
 use crate::model::MAX_FILE_BYTES;
 use crate::progress::Progress;
-use crate::{folders, output, trust};
+use crate::{folders, output};
 pub(crate) use arrival::Arrival;
 use contents::PackageContents;
 use offer::Offer;
+pub(crate) use signature::{Standing, check_signature};
 
 /// What a pull did.
 #[derive(Debug, serde::Serialize)]
@@ -363,22 +365,6 @@ pub(crate) fn stored(blob: &fetch::Blob) -> Option<store::Blob> {
         }),
         _ => None,
     }
-}
-
-/// The name of the key that signed `manifest`; fails if somebody else did.
-pub(crate) fn check_signature(
-    what: &str,
-    manifest: &[u8],
-    signature: Option<&str>,
-) -> Result<Option<String>> {
-    let list = trust::load(&trust::path()?)?;
-    let verdict = list
-        .check(manifest, signature)
-        .with_context(|| format!("{what}: refused"))?;
-    Ok(match verdict {
-        Verdict::Unsigned => None,
-        Verdict::Signed(signer) => Some(signer.name),
-    })
 }
 
 fn source(address: &str) -> Result<Box<dyn Source>> {

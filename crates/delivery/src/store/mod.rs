@@ -56,6 +56,7 @@ mod sweep;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fs::File,
     path::{Path, PathBuf},
 };
 
@@ -219,6 +220,24 @@ impl Store {
             paths,
             _lock: lock,
         })
+    }
+
+    /// The bytes of `blob`, as its digest says they are: for files that are small, of at most `limit` bytes.
+    ///
+    /// Errors: [`StoreError::Io`] if it isn't there; [`StoreError::Mismatch`] if it has changed;
+    /// [`StoreError::Index`] if it is larger.
+    pub fn read(&self, blob: &Blob, limit: u64) -> Result<Vec<u8>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let path = self.layout.blob(&blob.digest);
+        let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+        let bytes = disk::read_bounded(&file, &path, limit)?;
+        match blob.digest.verify(&bytes) {
+            Ok(_) => Ok(bytes),
+            Err(problem) => Err(StoreError::Mismatch {
+                blob: *blob,
+                problem,
+            }),
+        }
     }
 
     /// Reads all bytes of the model `name` and compares them with their digests. Files that have changed
