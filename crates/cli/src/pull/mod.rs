@@ -4,6 +4,7 @@ mod arrival;
 pub(crate) mod contents;
 mod offer;
 mod signature;
+mod told;
 
 use std::fs;
 use std::path::Path;
@@ -24,6 +25,7 @@ pub(crate) use arrival::Arrival;
 use contents::PackageContents;
 use offer::Offer;
 pub(crate) use signature::{Standing, check_signature};
+use told::Told;
 
 /// What a pull did.
 #[derive(Debug, serde::Serialize)]
@@ -370,7 +372,8 @@ pub(crate) fn stored(blob: &fetch::Blob) -> Option<store::Blob> {
 fn source(address: &str) -> Result<Box<dyn Source>> {
     if address.contains("://") {
         let url = Url::parse(address.trim_end_matches('/'))?;
-        return Ok(Box::new(HttpSource::new(url, HttpOptions::default())));
+        let source = HttpSource::new(url, HttpOptions::default());
+        return Ok(Box::new(Told::new(source)));
     }
     let metadata = fs::metadata(address).with_context(|| address.to_owned())?;
     if !metadata.is_dir() {

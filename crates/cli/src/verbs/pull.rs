@@ -143,6 +143,13 @@ impl List {
         if self.json {
             return output::json(&rows);
         }
+        for (name, n_bytes) in store.interrupted()? {
+            output::note(format_args!(
+                "note: an interrupted pull of `{name}` left {}; the same pull goes on with it, \
+                 `sterna gc --interrupted` deletes it",
+                Bytes(n_bytes)
+            ));
+        }
         if rows.is_empty() {
             output::note("no models; sterna pull SOURCE fetches one");
             return Ok(());

@@ -294,6 +294,30 @@ impl Store {
         Ok(listed.collect())
     }
 
+    /// Pulls that were interrupted and left bytes that a later one could go on with: names, in small letters,
+    /// and bytes. Those that somebody is at now are not among them.
+    pub fn interrupted(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let mut found = Vec::new();
+        for name in disk::names_in(&self.layout.partial())? {
+            let Some(name) = name.strip_prefix('.') else {
+                continue;
+            };
+            if disk::try_lock(&self.layout.fetching_lock(name))?.is_none() {
+                continue;
+            }
+            let folder = self.layout.fetching(name);
+            let mut n_bytes = 0;
+            for file in disk::names_in(&folder)? {
+                n_bytes += disk::file_size(&folder.join(file))?.unwrap_or(0);
+            }
+            if n_bytes > 0 {
+                found.push((name.to_owned(), n_bytes));
+            }
+        }
+        Ok(found)
+    }
+
     /// Where groups of bytes lie that a model to be fetched may share, in models whose shards differ.
     pub fn groups(&self) -> Result<Groups, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
