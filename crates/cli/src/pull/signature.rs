@@ -7,7 +7,7 @@ use sterna_delivery::sign::{SIGNATURE_FILE, SignatureError, TrustList, Verdict};
 use sterna_delivery::store::{Entry, Store};
 use sterna_format::rdrr::MANIFEST_FILE;
 
-use crate::model::MAX_FILE_BYTES;
+use super::MAX_FILE_BYTES;
 use crate::trust;
 
 /// The name of the key that signed `manifest`; fails if somebody else did.
