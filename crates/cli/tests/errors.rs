@@ -43,7 +43,7 @@ fn what_is_no_model_is_refused() {
         (
             &testdata("tokenizers"),
             [
-                "expected model.safetensors, model.safetensors.index.json, manifest.json or a .gguf file",
+                "expected model.safetensors, model.safetensors.index.json, manifest.json, qmodel.tensors or a .gguf file",
                 "found none of them",
             ],
         ),
