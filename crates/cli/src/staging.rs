@@ -1,6 +1,7 @@
 //! Files and folders that take their name when they are whole.
 
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -74,4 +75,14 @@ fn beside(path: &Path, end: &str) -> Option<PathBuf> {
     let mut name = path.file_name()?.to_owned();
     name.push(end);
     Some(path.with_file_name(name))
+}
+
+/// Writes a file to the disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("{}: cannot write", path.display()))
 }

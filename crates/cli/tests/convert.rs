@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{json, models, stdout, sterna, testdata};
+use common::{json, logit_bytes, models, stdout, sterna, testdata};
 use serde_json::Value;
 
 fn text(path: &Path) -> &str {
@@ -27,23 +27,6 @@ fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(dir).unwrap().map(entry).collect()
 }
 
-/// The bytes of a model's logits for a few ids.
-fn logits(model: &str, dir: &Path) -> Vec<u8> {
-    let out = dir.join("logits.safetensors");
-    let ids = "5,42,79,116,3,40,77,114";
-    stdout(&[
-        "logits",
-        model,
-        "--ids",
-        ids,
-        "-o",
-        text(&out),
-        "--threads",
-        "1",
-    ]);
-    fs::read(out).unwrap()
-}
-
 #[test]
 fn packages_give_the_logits_of_their_source_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -58,7 +41,7 @@ fn packages_give_the_logits_of_their_source_bit_for_bit() {
             "64K",
         ];
         stdout(&args);
-        let same = logits(text(&model), dir.path()) == logits(text(&package), dir.path());
+        let same = logit_bytes(text(&model), dir.path()) == logit_bytes(text(&package), dir.path());
         assert!(same, "{}", model.display());
         let findings = json(&["verify", text(&package), "--json"]);
         assert_eq!(findings["ok"], true, "{}: {findings}", model.display());
@@ -483,7 +466,7 @@ fn the_second_revision_moves_only_what_changed() {
     ];
     let (ok, _, error) = with_store(&home, &args);
     assert!(ok, "{error}");
-    assert!(fs::read(&out).unwrap() == logits(text(&changed), dir.path()));
+    assert!(fs::read(&out).unwrap() == logit_bytes(text(&changed), dir.path()));
     let (ok, _, error) = with_store(&home, &["remove", "tiny"]);
     assert!(ok, "{error}");
     let (ok, ..) = with_store(&home, &args);

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{models, stdout, sterna, testdata};
+use common::{logit_bytes, models, stdout, sterna, testdata};
 use sterna_format::gguf::Gguf;
 
 fn stories() -> PathBuf {
@@ -17,23 +17,6 @@ fn stories() -> PathBuf {
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
-}
-
-/// The bytes of a model's logits for a few ids.
-fn logits(model: &str, dir: &Path) -> Vec<u8> {
-    let out = dir.join("logits.safetensors");
-    let ids = "5,42,79,116,3,40,77,114";
-    stdout(&[
-        "logits",
-        model,
-        "--ids",
-        ids,
-        "-o",
-        text(&out),
-        "--threads",
-        "1",
-    ]);
-    fs::read(out).unwrap()
 }
 
 /// Runs `convert`; gives what it says if it refuses.
@@ -70,7 +53,7 @@ fn files_give_the_logits_of_their_source_bit_for_bit() {
             refused.push((name, error));
             continue;
         }
-        if logits(text(&model), dir.path()) != logits(text(&file), dir.path()) {
+        if logit_bytes(text(&model), dir.path()) != logit_bytes(text(&file), dir.path()) {
             rounded.push(model);
         }
         fs::remove_file(&file).unwrap();
@@ -146,7 +129,7 @@ fn text_and_templates_go_along() {
                 let same = tokens(model, text_file) == tokens(file, text_file);
                 assert!(same, "{} and {}", model.display(), file.display());
             }
-            let same = logits(text(model), dir.path()) == logits(text(file), dir.path());
+            let same = logit_bytes(text(model), dir.path()) == logit_bytes(text(file), dir.path());
             assert!(same, "{} and {}", model.display(), file.display());
         }
         assert!(tensors(&file) == tensors(&through), "{}", model.display());

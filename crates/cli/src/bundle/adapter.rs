@@ -12,6 +12,7 @@ use sterna_format::bundle::{
 use sterna_format::hf::{AdapterTensor, LoraFactor};
 use sterna_format::safetensors::SafeTensors;
 
+use super::shard_path;
 use crate::model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config};
 
 /// What the maker of the adapter in `folder` called the model it was made for.
@@ -27,12 +28,9 @@ pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) ->
     let what = || path.display().to_string();
     let file = LocalFile::open(&path)?;
     let header = SafeTensors::parse(&file.prefix(u64::MAX), file.len()).with_context(what)?;
-    let path = path.canonicalize().with_context(what)?;
-    let path = path
-        .to_str()
-        .with_context(|| format!("{}: expected a path in Unicode", path.display()))?;
+    let path = shard_path(&path)?;
     let shard = u16::try_from(shards.len()).context("more than 65535 files")?;
-    shards.push(path.to_owned());
+    shards.push(path.clone());
     let mut scale = None;
     let mut halves: BTreeMap<(usize, LoraTarget), [Option<MatrixSource>; 2]> = BTreeMap::new();
     for entry in header.tensors() {

@@ -23,7 +23,7 @@ use sterna_kernels::Exec;
 
 use crate::model::{ModelFiles, identity_hash, warn_of_other_base};
 use crate::quantize::{self, AdapterOutput, Settings};
-use crate::staging::Staging;
+use crate::staging::{Staging, write_file};
 use source::Source;
 
 /// What to make.
@@ -140,18 +140,18 @@ fn write(
     }
     // The quantizer is given what another would be given: the manifest as it is read.
     let path = dir.join(MANIFEST_FILE);
-    support::write(&path, &manifest.to_bytes(source.arch)?)?;
+    write_file(&path, &manifest.to_bytes(source.arch)?)?;
     let manifest = quantize::read_manifest(&path, source.arch)?;
     let bytes = quantize::run(&manifest, &settings, exec)?.size;
     if let Some(kept) = &options.manifest {
         fs::copy(&path, kept).with_context(|| kept.display().to_string())?;
     }
     fs::remove_file(&path).with_context(|| path.display().to_string())?;
-    support::write(
+    write_file(
         &dir.join(METADATA_FILE),
         &metadata(files, source, options, with_model)?,
     )?;
-    support::write(&dir.join(COMPLETE_FILE), b"")?;
+    write_file(&dir.join(COMPLETE_FILE), b"")?;
     if with_model {
         // What came of it must be the model that it was made of.
         let made = ModelFiles::open(&dir.to_string_lossy())?;
@@ -233,4 +233,12 @@ fn metadata(
     let mut json = serde_json::to_vec_pretty(&metadata)?;
     json.push(b'\n');
     Ok(json)
+}
+
+/// The path of a file as manifests have it: from the root on, in Unicode.
+fn shard_path(path: &Path) -> Result<String> {
+    let what = || path.display().to_string();
+    let path = path.canonicalize().with_context(what)?;
+    let text = path.to_str().map(str::to_owned);
+    text.with_context(|| format!("{}: expected a path in Unicode", path.display()))
 }

@@ -15,7 +15,7 @@ use sterna_format::hf::Config;
 use crate::model::{Header, ModelFiles};
 use crate::output;
 
-use super::ManifestForm;
+use super::{ManifestForm, shard_path};
 
 /// Engines compute with widths that are multiples of it.
 const WIDTH: u32 = 128;
@@ -147,13 +147,7 @@ impl<'a> Source<'a> {
             let path = file
                 .path()
                 .with_context(|| format!("{file}: expected a file in a folder"))?;
-            let path = path
-                .canonicalize()
-                .with_context(|| path.display().to_string())?;
-            let path = path
-                .to_str()
-                .with_context(|| format!("{}: expected a path in Unicode", path.display()))?;
-            manifest.shards.push(path.to_owned());
+            manifest.shards.push(shard_path(path)?);
         }
         let mut used = HashSet::new();
         for name in self.names()? {

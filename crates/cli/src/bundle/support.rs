@@ -1,12 +1,12 @@
 //! The files of a bundle besides weights: configuration, tokenizer, template.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::model::{ADAPTER_CONFIG, ModelFiles};
+use crate::staging::write_file;
 
 /// What is taken along of a model, where it is there.
 const TAKEN: [&str; 14] = [
@@ -35,7 +35,7 @@ pub(super) fn is_taken(name: &str) -> bool {
 pub(super) fn copy_model(files: &ModelFiles, dir: &Path) -> Result<()> {
     for name in TAKEN {
         if let Some(bytes) = files.beside(name)? {
-            write(&dir.join(name), &bytes)?;
+            write_file(&dir.join(name), &bytes)?;
         }
     }
     Ok(())
@@ -47,18 +47,8 @@ pub(super) fn copy_adapter(folder: &Path, dir: &Path) -> Result<()> {
         let path = folder.join(name);
         if path.is_file() {
             let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
-            write(&dir.join(name), &bytes)?;
+            write_file(&dir.join(name), &bytes)?;
         }
     }
     Ok(())
-}
-
-/// Writes a file to the disk.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
 }

@@ -15,11 +15,10 @@ use sterna_format::gguf::{Metadata, Value, Writer};
 use sterna_format::{DType, FileLayout};
 use sterna_kernels::Exec;
 
-use super::say;
 use super::types::{Encoding, Targets, most_used};
+use super::{export, say};
 use crate::model::{Header, ModelFiles, stem};
 use crate::output;
-use crate::progress::Progress;
 use crate::staging::Staging;
 
 /// What tensors are aligned to.
@@ -69,9 +68,7 @@ pub(crate) fn convert_gguf(
     )?;
 
     let tied = exporter.is_tied();
-    if let Some(remark) = options.targets.remark_on_tied().filter(|_| tied) {
-        output::note(format_args!("{remark}"));
-    }
+    options.targets.say_if_tied(tied);
     let staging = Staging::begin(out)?;
     let mut file = DataSection::create(&staging.path, room.header.len() as u64)?;
     let mut remarks = Vec::new();
@@ -84,18 +81,7 @@ pub(crate) fn convert_gguf(
     for tensor in &head.tensors {
         put(tensor)?;
     }
-    let progress = Progress::bytes("converting", n_bytes);
-    while let Some(want) = exporter.wanted() {
-        let (bytes, len) = (files.bytes_of(want)?, want.len);
-        let exported = exporter
-            .feed(bytes)
-            .with_context(|| files.name().to_owned())?;
-        if let Some(exported) = exported {
-            put(&exported)?;
-        }
-        progress.add(len);
-    }
-    drop(progress);
+    export(files, &mut exporter, n_bytes, |exported| put(&exported))?;
     say(&remarks);
     for remark in head.remarks.iter().chain(exporter.warnings()) {
         output::note(format_args!("warning: {}: {remark}", files.name()));

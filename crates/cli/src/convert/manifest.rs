@@ -1,11 +1,9 @@
 //! What a package says of itself, made from what was converted.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, Digest};
@@ -20,6 +18,7 @@ use sterna_kernels::activation::Activation;
 
 use super::shards::{ShardHashes, Written};
 use crate::hashes::{algorithm, manifest_algorithm, manifest_digest};
+use crate::staging::write_file;
 
 /// What a manifest is made from besides the bytes that were written.
 pub(super) struct Facts<'a> {
@@ -140,16 +139,6 @@ pub(super) fn write(
         write_file(&dir.join(name), bytes)?;
     }
     write_file(&dir.join(MANIFEST_FILE), &manifest.to_json())
-}
-
-/// Writes a file to the disk.
-fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
 }
 
 fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group> {

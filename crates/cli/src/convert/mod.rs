@@ -22,7 +22,7 @@ use std::time::UNIX_EPOCH;
 use anyhow::{Context, Result, anyhow};
 use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_delivery::sync_folder;
-use sterna_engine::{Exporter, PlanOptions, TernaryRules};
+use sterna_engine::{Exported, Exporter, PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
 use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
@@ -82,9 +82,7 @@ pub(crate) fn convert(
     let mut writer = ShardWriter::new(&dir, options.shard_size, algorithm, journal);
     let mut exporter = Exporter::new(plan, exec.clone());
     let tied = exporter.is_tied();
-    if let Some(remark) = options.targets.remark_on_tied().filter(|_| tied) {
-        output::note(format_args!("{remark}"));
-    }
+    options.targets.say_if_tied(tied);
     let rules = files
         .config()?
         .map(|hf| TernaryRules::of(&hf))
@@ -92,14 +90,8 @@ pub(crate) fn convert(
     let divides = rules.is_some_and(|rules| rules.scales_divide);
     let mut tensors = TensorMap::default();
     let mut remarks = Vec::new();
-    let progress = Progress::bytes("converting", n_bytes);
-    while let Some(want) = exporter.wanted() {
-        let (bytes, len) = (files.bytes_of(want)?, want.len);
-        let exported = exporter
-            .feed(bytes)
-            .with_context(|| files.name().to_owned())?;
-        let parts = exported.map(|exported| storable(exported, divides));
-        let parts = parts.transpose()?.unwrap_or_default();
+    export(files, &mut exporter, n_bytes, |exported| {
+        let parts = storable(exported, divides)?;
         // Trits that had to become floats are exact as they are.
         let targets = match parts.len() {
             2.. => &Targets::KEEP,
@@ -132,9 +124,8 @@ pub(crate) fn convert(
                 .push(tensor)
                 .map_err(|twice| anyhow!("tensor `{}`: exported twice", twice.name))?;
         }
-        progress.add(len);
-    }
-    drop(progress);
+        Ok(())
+    })?;
     say(&remarks);
     for warning in exporter.warnings() {
         output::note(format_args!("warning: {}: {warning}", files.name()));
@@ -175,6 +166,27 @@ pub(crate) fn convert(
         total_size: manifest.total_size,
         n_resumed,
     })
+}
+
+/// Feeds `exporter` with all that it wants of `files`, which is `n_bytes`, and gives `take` each tensor.
+fn export(
+    files: &ModelFiles,
+    exporter: &mut Exporter,
+    n_bytes: u64,
+    mut take: impl FnMut(Exported) -> Result<()>,
+) -> Result<()> {
+    let progress = Progress::bytes("converting", n_bytes);
+    while let Some(want) = exporter.wanted() {
+        let (bytes, len) = (files.bytes_of(want)?, want.len);
+        let exported = exporter
+            .feed(bytes)
+            .with_context(|| files.name().to_owned())?;
+        if let Some(exported) = exported {
+            take(exported)?;
+        }
+        progress.add(len);
+    }
+    Ok(())
 }
 
 /// Says the first of what was stored otherwise than asked for, and how many more there are.

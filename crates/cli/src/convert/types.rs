@@ -13,6 +13,8 @@ use sterna_kernels::Exec;
 use sterna_kernels::quant::ternary::{row_bytes, unpack_row};
 use sterna_kernels::quant::{Effort, Encoder, QuantError};
 
+use crate::output;
+
 /// What exported models call their embedding table and their output head.
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -89,8 +91,14 @@ impl Targets {
         self.embeddings.or(as_head).unwrap_or(Target::Keep)
     }
 
-    /// What is to be said of a type asked for the head of a model that has none of its own.
-    pub(super) fn remark_on_tied(&self) -> Option<String> {
+    /// Says what becomes of a type asked for the head if the model has none of its own.
+    pub(super) fn say_if_tied(&self, tied: bool) {
+        if let Some(remark) = self.remark_on_tied().filter(|_| tied) {
+            output::note(remark);
+        }
+    }
+
+    fn remark_on_tied(&self) -> Option<String> {
         let head = self.head?;
         let no_head = "the model has no output head of its own: its embedding table serves as one";
         match self.embeddings {

@@ -143,3 +143,20 @@ pub(crate) fn models() -> Vec<PathBuf> {
     models.sort();
     models
 }
+
+/// The bytes of a model's logits for a few ids.
+pub(crate) fn logit_bytes(model: &str, dir: &Path) -> Vec<u8> {
+    let out = dir.join("logits.safetensors");
+    let ids = "5,42,79,116,3,40,77,114";
+    stdout(&[
+        "logits",
+        model,
+        "--ids",
+        ids,
+        "-o",
+        out.to_str().unwrap(),
+        "--threads",
+        "1",
+    ]);
+    std::fs::read(out).unwrap()
+}
