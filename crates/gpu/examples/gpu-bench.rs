@@ -1,0 +1,595 @@
+//! What a GPU does with this crate's kernels: overheads, and the products of two real models, each
+//! checked against the CPU before it is timed.
+//!
+//!     cargo run --release -p sterna-gpu --example gpu-bench [-- ADAPTER]
+//!
+//! Times are medians of repeated submissions, by the clock of the host, of chains in which each dispatch
+//! depends on the one before and weights are larger than caches; `step` by the device's timestamps.
+
+use std::error::Error;
+use std::ops::Range;
+use std::time::Instant;
+
+use sterna_format::DType;
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::attention::{
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Position, RopeLayout, SpanStates,
+    Split, attention, prepare_heads,
+};
+use sterna_gpu::kernels::elementwise::{self, Activation};
+use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
+use sterna_gpu::kernels::norm::rms_norm;
+use sterna_gpu::kernels::output::{Draw, TopK, sample, top_k};
+use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use sterna_gpu::memory::Upload;
+use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing};
+use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
+use sterna_kernels::{Exec, Isa};
+
+/// Weights of a chain together, so that no cache holds them.
+const CHAIN_BYTES: usize = 256 << 20;
+
+/// Rows of a result that the CPU computes too.
+const CHECKED_ROWS: usize = 48;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = DeviceOptions {
+        adapter: std::env::args().nth(1),
+        ..DeviceOptions::default()
+    };
+    let device = Device::open(&options)?;
+    println!("{:?}", device.info());
+    println!("features {:?}", device.features().names());
+    println!("{:?}", device.limits());
+    // A software adapter shows that all of this works; its times mean nothing.
+    let small = device.info().kind == sterna_gpu::AdapterKind::Software;
+    overheads(&device)?;
+    bandwidth(&device, small)?;
+    let shrink = if small { 16 } else { 1 };
+    let trits = WeightKind::Ternary;
+    let blocks = WeightKind::Blocks;
+    println!(
+        "\n{:<34}{:>5}{:>11}{:>10}{:>10}  check",
+        "product", "rows", "µs", "GB/s", "TOP/s"
+    );
+    for (name, kind, n, k) in [
+        ("2B-4T qkv", trits, 3840, 2560),
+        ("2B-4T o", trits, 2560, 2560),
+        ("2B-4T gate+up", trits, 13_824, 2560),
+        ("2B-4T down", trits, 2560, 6912),
+        ("2B-4T head F16", blocks(DType::F16), 128_256, 2560),
+        ("Llama-1B qkv Q4_K", blocks(DType::Q4_K), 3072, 2048),
+        ("Llama-1B o Q4_K", blocks(DType::Q4_K), 2048, 2048),
+        ("Llama-1B gate+up Q4_K", blocks(DType::Q4_K), 16_384, 2048),
+        ("Llama-1B down Q6_K", blocks(DType::Q6_K), 2048, 8192),
+        ("Llama-1B head Q6_K", blocks(DType::Q6_K), 128_256, 2048),
+        ("Q8_0 2048x2048", blocks(DType::Q8_0), 2048, 2048),
+        ("Q4_0 2048x2048", blocks(DType::Q4_0), 2048, 2048),
+    ] {
+        let product = Product::new(&device, name, kind, n / shrink / 2 * 2, k, small)?;
+        for m in [1, 4, 64, 512] {
+            let head = name.contains("head");
+            if !(head && m > 4 || small && m > 64) {
+                product.measure(m)?;
+            }
+        }
+    }
+    for (title, features) in [
+        (
+            "without matrix units",
+            Features {
+                cooperative_matrix: false,
+                ..Features::ALL
+            },
+        ),
+        (
+            "without subgroups",
+            Features {
+                subgroups: false,
+                ..Features::ALL
+            },
+        ),
+        (
+            "without dot4",
+            Features {
+                dot4: false,
+                ..Features::ALL
+            },
+        ),
+    ] {
+        println!("\n{title}");
+        let masked = Device::open(&DeviceOptions {
+            features,
+            ..options.clone()
+        })?;
+        let product = Product::new(
+            &masked,
+            "2B-4T gate+up",
+            trits,
+            13_824 / shrink,
+            2560,
+            small,
+        )?;
+        for m in [1, 512 / shrink] {
+            product.measure(m)?;
+        }
+    }
+    for ctx in [128, 512, 2048] {
+        decode_step(&device, small, ctx)?;
+    }
+    Ok(())
+}
+
+/// The median time of `n` runs of `f`, in microseconds, after one that warms up.
+fn median(n: usize, mut f: impl FnMut() -> Result<(), GpuError>) -> Result<f64, GpuError> {
+    f()?;
+    let mut times = Vec::with_capacity(n);
+    for _ in 0..n {
+        let start = Instant::now();
+        f()?;
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[n / 2])
+}
+
+fn run(device: &Device, commands: &[&Commands]) -> Result<(), GpuError> {
+    device.submit(commands, &[])?.wait().map(|_| ())
+}
+
+fn overheads(device: &Device) -> Result<(), GpuError> {
+    let (x, y) = (
+        device.upload(&[0.0f32; 256])?,
+        device.upload(&[1.0f32; 256])?,
+    );
+    let chain = |n: usize| -> Result<Commands, GpuError> {
+        let mut recorder = Recorder::new(device);
+        for _ in 0..n {
+            elementwise::add(&mut recorder, Rows::new(&x, 1, 256), Rows::new(&y, 1, 256))?;
+        }
+        recorder.finish()
+    };
+    let (one, many) = (chain(1)?, chain(1000)?);
+    let single = median(50, || run(device, &[&one]))?;
+    let all = median(10, || run(device, &[&many]))?;
+    println!("\nsubmit and wait                   {single:>8.1} µs");
+    println!(
+        "dependent dispatch, by the host   {:>8.2} µs",
+        (all - single) / 999.0
+    );
+    if device.features().timestamps {
+        // Times of dispatches include what a timestamp costs.
+        let times = device.time(&[&many])?;
+        let sum: f64 = times.iter().map(|t| t.us).sum();
+        println!(
+            "dependent dispatch, with timestamps {:>6.2} µs",
+            sum / 1000.0
+        );
+    }
+    let read = median(50, || device.read::<f32>(&x, 0..4).map(|_| ()))?;
+    println!("read back 16 bytes                {read:>8.1} µs");
+    Ok(())
+}
+
+fn bandwidth(device: &Device, small: bool) -> Result<(), GpuError> {
+    let (n, k) = if small {
+        (4096, 4096)
+    } else {
+        (65_536, 65_536)
+    };
+    let start = Instant::now();
+    let (w, _) = weights(device, &mut ring(device)?, WeightKind::Ternary, n, k)?;
+    device.read::<f32>(&device.upload(&[0.0f32])?, 0..1)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let bytes = w.bytes() as f64;
+    println!(
+        "upload                            {:>8.2} GB/s",
+        bytes / seconds / 1e9
+    );
+    let x = device.upload(&vec![1.0f32; k])?;
+    let out = device.buffer("out", n as u64 * 4)?;
+    let rounded = QuantizedRows::new(device, 1, k)?;
+    let mut recorder = Recorder::new(device);
+    quantize(
+        &mut recorder,
+        Rows::new(&x, 1, k),
+        None,
+        Scaling::Row,
+        &rounded,
+    )?;
+    multiply(
+        &mut recorder,
+        &w,
+        Input::Int8(&rounded),
+        Epilogue::Store,
+        Rows::new(&out, 1, n),
+    )?;
+    let commands = recorder.finish()?;
+    let us = median(10, || run(device, &[&commands]))?;
+    println!(
+        "GEMV of {:>5.0} MB of trits         {:>8.1} GB/s",
+        bytes / 1e6,
+        bytes / us / 1e3
+    );
+    Ok(())
+}
+
+/// Room for uploads.
+fn ring(device: &Device) -> Result<Upload, GpuError> {
+    Upload::new(device, 16 << 20, 4)
+}
+
+/// Random-looking weights, a megabyte of them again and again, and the first rows' bytes.
+fn weights(
+    device: &Device,
+    upload: &mut Upload,
+    kind: WeightKind,
+    n: usize,
+    k: usize,
+) -> Result<(Linear, Vec<u8>), GpuError> {
+    let row_bytes = kind.row_bytes(k);
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as u32
+    };
+    let period = (1 << 20) / row_bytes + 1;
+    let mut pattern: Vec<u8> = (0..period * row_bytes)
+        .map(|_| match kind {
+            // Codes 0 to 2.
+            WeightKind::Ternary => (0..4).fold(0, |byte, i| byte | (next() % 3) << (2 * i)) as u8,
+            WeightKind::Blocks(_) => next() as u8,
+        })
+        .collect();
+    if let WeightKind::Blocks(dtype) = kind {
+        // Scales that are numbers: the f16 are about 2^-7.
+        let (len, at): (usize, &[usize]) = match dtype {
+            DType::Q4_K => (144, &[0, 2]),
+            DType::Q6_K => (210, &[208]),
+            DType::F16 => (2, &[0]),
+            _ => (dtype.block_bytes(), &[0]),
+        };
+        for block in pattern.chunks_exact_mut(len) {
+            for at in at {
+                block[at + 1] = block[at + 1] & 0x80 | 0x20;
+            }
+        }
+    }
+    let scales = if kind == WeightKind::Ternary {
+        vec![0.5; n]
+    } else {
+        Vec::new()
+    };
+    let linear = Linear::upload(
+        device,
+        upload,
+        kind,
+        (n, k),
+        &scales,
+        |rows: Range<usize>, out| {
+            for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+                out.copy_from_slice(&pattern[row % period * row_bytes..][..row_bytes]);
+            }
+            Ok::<(), GpuError>(())
+        },
+    )?;
+    let rows = CHECKED_ROWS.min(n);
+    let first = (0..rows).flat_map(|row| pattern[row % period * row_bytes..][..row_bytes].to_vec());
+    Ok((linear, first.collect()))
+}
+
+/// A weight matrix several times over.
+struct Product<'a> {
+    device: &'a Device,
+    name: &'a str,
+    copies: Vec<Linear>,
+    first_rows: Vec<u8>,
+}
+
+impl<'a> Product<'a> {
+    fn new(
+        device: &'a Device,
+        name: &'a str,
+        kind: WeightKind,
+        n: usize,
+        k: usize,
+        small: bool,
+    ) -> Result<Product<'a>, GpuError> {
+        let mut upload = ring(device)?;
+        let (first, first_rows) = weights(device, &mut upload, kind, n, k)?;
+        let most = if small { 2 } else { 120 };
+        let n_copies = (CHAIN_BYTES / (first.bytes() as usize).max(1)).clamp(1, most);
+        let mut copies = vec![first];
+        for _ in 1..n_copies {
+            copies.push(weights(device, &mut upload, kind, n, k)?.0);
+        }
+        Ok(Product {
+            device,
+            name,
+            copies,
+            first_rows,
+        })
+    }
+
+    /// Checks and times products of `m` rows of activations.
+    fn measure(&self, m: usize) -> Result<(), GpuError> {
+        let device = self.device;
+        let w = &self.copies[0];
+        let (n, k) = (w.n(), w.k());
+        let x: Vec<f32> = (0..m * k)
+            .map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.0 - 1.0)
+            .collect();
+        let x_buffer = device.upload(&x)?;
+        let rows = Rows::new(&x_buffer, m, k);
+        let out = device.buffer("out", (m * n) as u64 * 4)?;
+        let to = Rows::new(&out, m, n);
+        let rounded = QuantizedRows::new(device, m, k)?;
+        let mut prepare = Recorder::new(device);
+        let input = match w.kind().form() {
+            Form::Int8(scaling) => {
+                quantize(&mut prepare, rows, None, scaling, &rounded)?;
+                Input::Int8(&rounded)
+            }
+            Form::Float => Input::Float(rows),
+        };
+        let prepare = prepare.finish()?;
+        let chain = |times: usize| -> Result<Commands, GpuError> {
+            let mut recorder = Recorder::new(device);
+            for i in 0..times {
+                let w = &self.copies[i % self.copies.len()];
+                multiply(&mut recorder, w, input, Epilogue::Store, to)?;
+            }
+            recorder.finish()
+        };
+        let once = chain(1)?;
+        run(device, &[&prepare, &once])?;
+        let got: Vec<f32> = device.read(&out, 0..m * n)?;
+        let check = self.check(&got, &x, m);
+        let times = if self.copies.len() == 1 {
+            4
+        } else {
+            self.copies.len().max(20)
+        };
+        let many = chain(times + 1)?;
+        let alone = median(15, || run(device, &[&once]))?;
+        let us = (median(9, || run(device, &[&many]))? - alone) / times as f64;
+        let bytes = w.bytes() as f64;
+        let ops = 2.0 * (m * n * k) as f64;
+        println!(
+            "{:<34}{m:>5}{us:>11.2}{:>10.0}{:>10.2}  {check}",
+            self.name,
+            bytes / us / 1e3,
+            ops / us / 1e6
+        );
+        if m == 1 && matches!(w.kind().form(), Form::Int8(_)) {
+            let norm = device.upload(&vec![1.0f32; k])?;
+            let mut recorder = Recorder::new(device);
+            for i in 0..=times {
+                let input = Input::Round {
+                    x: rows,
+                    norm: Some((&norm, 1e-5)),
+                    scratch: &rounded,
+                };
+                multiply(
+                    &mut recorder,
+                    &self.copies[i % self.copies.len()],
+                    input,
+                    Epilogue::Store,
+                    to,
+                )?;
+            }
+            let many = recorder.finish()?;
+            let us = (median(9, || run(device, &[&many]))? - alone) / times as f64;
+            println!(
+                "{:<34}{m:>5}{us:>11.2}{:>10.0}",
+                "  with norm and rounding",
+                bytes / us / 1e3
+            );
+        }
+        Ok(())
+    }
+
+    /// The first rows against the CPU.
+    fn check(&self, got: &[f32], x: &[f32], m: usize) -> String {
+        let w = &self.copies[0];
+        let (n, k) = (w.n(), w.k());
+        let rows = CHECKED_ROWS.min(n);
+        let matrix = match w.kind() {
+            WeightKind::Ternary => TernaryMatrix::new(rows, k, 0.5, &self.first_rows)
+                .map(Matrix::Ternary)
+                .map_err(|error| error.to_string()),
+            WeightKind::Blocks(dtype) => {
+                BlockMatrix::new(dtype, rows, k, Rounding::Blocks, &self.first_rows)
+                    .map(Matrix::Blocks)
+                    .map_err(|error| error.to_string())
+            }
+        };
+        let exec = Exec::new(1, Isa::detect());
+        let mut want = vec![0.0; m * rows];
+        let computed = matrix.and_then(|matrix| {
+            let outputs = &mut [(matrix, &mut want[..])];
+            linear(&exec, x, k, &mut Scratch::default(), outputs).map_err(|error| error.to_string())
+        });
+        if let Err(error) = computed {
+            return format!("CPU: {error}");
+        }
+        let (mut error, mut power, mut same) = (0.0, 0.0, true);
+        for (t, want) in want.chunks(rows).enumerate() {
+            for (got, want) in got[t * n..].iter().zip(want) {
+                same &= got.to_bits() == want.to_bits();
+                error += (f64::from(*got) - f64::from(*want)).powi(2);
+                power += f64::from(*want).powi(2);
+            }
+        }
+        match (same, error / power < 1e-7) {
+            (true, _) => "same bits".into(),
+            (false, true) => format!("error {:.0e}", error / power),
+            (false, false) => format!("WRONG {:.1e}", error / power),
+        }
+    }
+}
+
+/// A token of a model of the 2B-4T shape: everything from embedding to sampling, in one pass.
+fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError> {
+    let (n_layers, n_vocab) = if small { (2, 4096) } else { (30, 128_256) };
+    let (dim, ffn, n_heads, n_kv_heads, d) = (2560, 6912, 20, 5, 128);
+    let width = (n_heads + 2 * n_kv_heads) * d;
+    let mut upload = ring(device)?;
+    let f16 = WeightKind::Blocks(DType::F16);
+    let (table, _) = weights(device, &mut upload, f16, n_vocab, dim)?;
+    let mut matrix = |n, k| weights(device, &mut upload, WeightKind::Ternary, n, k).map(|(w, _)| w);
+    let room = |len: usize| device.buffer("activations", len as u64 * 4);
+    let (x, h, qkv) = (room(dim)?, room(dim)?, room(width)?);
+    let (a, gate, logits) = (room(n_heads * d)?, room(ffn)?, room(n_vocab)?);
+    let ones = device.upload(&vec![1.0f32; ffn])?;
+    let angles = device.upload(&vec![[1.0f32, 0.0]; (ctx + 64) * d / 2])?;
+    let state = device.upload(&[ctx as u32 - 1, 1])?;
+    let tokens = device.buffer("tokens", (ctx as u64 + 64) * 4)?;
+    let position = Position {
+        buffer: &state,
+        index: 0,
+    };
+    let states = SpanStates::new(device, 1, n_heads, d, ctx + 64)?;
+    let scratch = QuantizedRows::new(device, 1, ffn)?;
+    let best = TopK::new(device, n_vocab, 40)?;
+    let mut r = Recorder::new(device);
+    embed(&mut r, &table, (&state, 1), 1.0, Rows::new(&x, 1, dim))?;
+    let round = |x: Rows<'_>, r: &mut Recorder, w: &Linear, e: Epilogue, out: Rows<'_>| {
+        multiply(
+            r,
+            w,
+            Input::Round {
+                x,
+                norm: Some((&ones, 1e-5)),
+                scratch: &scratch,
+            },
+            e,
+            out,
+        )
+    };
+    let mut bytes = table.bytes();
+    for _ in 0..n_layers {
+        let w = [
+            matrix(width, dim)?,
+            matrix(dim, dim)?,
+            matrix(2 * ffn, dim)?,
+            matrix(dim, ffn)?,
+        ];
+        bytes += w.iter().map(Linear::bytes).sum::<u64>();
+        let cache = CacheLayer::new(device, n_kv_heads, d, CacheType::F16, ctx + 64)?;
+        bytes += cache.bytes();
+        let qkv_rows = Rows::new(&qkv, 1, width);
+        round(
+            Rows::new(&x, 1, dim),
+            &mut r,
+            &w[0],
+            Epilogue::Store,
+            qkv_rows,
+        )?;
+        let angles = Angles {
+            table: &angles,
+            pairs: d / 2,
+            layout: RopeLayout::Halves,
+        };
+        prepare_heads(
+            &mut r,
+            qkv_rows,
+            n_heads,
+            HeadNorms::default(),
+            angles,
+            position,
+            &cache,
+        )?;
+        let shape = AttentionShape {
+            n_heads,
+            scale: 0.09,
+            softcap: None,
+            window: None,
+        };
+        let split = Split::Spans {
+            states: &states,
+            most_len: ctx + 64,
+        };
+        let heads = Rows::new(&a, 1, n_heads * d);
+        attention(
+            &mut r,
+            &shape,
+            qkv_rows.columns(0, n_heads * d),
+            position,
+            &cache,
+            split,
+            heads,
+        )?;
+        round(heads, &mut r, &w[1], Epilogue::Add, Rows::new(&x, 1, dim))?;
+        let gated = Rows::new(&gate, 1, ffn);
+        round(
+            Rows::new(&x, 1, dim),
+            &mut r,
+            &w[2],
+            Epilogue::Gate(Activation::Relu2),
+            gated,
+        )?;
+        round(gated, &mut r, &w[3], Epilogue::Add, Rows::new(&x, 1, dim))?;
+    }
+    rms_norm(
+        &mut r,
+        Rows::new(&x, 1, dim),
+        &ones,
+        1e-5,
+        Rows::new(&h, 1, dim),
+    )?;
+    let to = Rows::new(&logits, 1, n_vocab);
+    multiply(
+        &mut r,
+        &table,
+        Input::Float(Rows::new(&h, 1, dim)),
+        Epilogue::Store,
+        to,
+    )?;
+    top_k(&mut r, to, &best)?;
+    let draw = Draw {
+        temperature: 0.8,
+        top_p: 0.95,
+        min_p: 0.0,
+        seed: 1,
+    };
+    sample(&mut r, &best, &draw, position, &tokens)?;
+    let commands = r.finish()?;
+    let back = || device.write(&state, 0, bytemuck::bytes_of(&[ctx as u32 - 1, 1]));
+    // Tokens on their way while the host records the next ones, as decoding would have it.
+    let at_once = if small { 2 } else { 32 };
+    let us = median(7, || {
+        back()?;
+        let mut last = None;
+        for _ in 0..at_once {
+            last = Some(device.submit(&[&commands], &[])?);
+        }
+        last.map_or(Ok(()), |last| last.wait().map(|_| ()))
+    })? / at_once as f64;
+    println!(
+        "\ndecode step, 2B-4T shape, context {ctx}: {} dispatches, {us:.0} µs, {:.0} tokens/s, {:.0} GB/s",
+        commands.len(),
+        1e6 / us,
+        bytes as f64 / us / 1e3
+    );
+    if device.features().timestamps {
+        back()?;
+        let mut times = device.time(&[&commands])?;
+        times.sort_by_key(|t| t.name);
+        let total: f64 = times.iter().map(|t| t.us).sum();
+        for of_kernel in times.chunk_by(|a: &Timing, b| a.name == b.name) {
+            let sum: f64 = of_kernel.iter().map(|t| t.us).sum();
+            println!(
+                "  {:<26}{:>4} times {:>8.2} µs each {:>8.0} µs {:>4.0} %",
+                of_kernel[0].name,
+                of_kernel.len(),
+                sum / of_kernel.len() as f64,
+                sum,
+                100.0 * sum / total
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Errors of a device: those that are asked for, those that come by themselves, and its loss.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::GpuError;
+
+/// What has gone wrong with a device so far.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    is_lost: AtomicBool,
+    lost: Mutex<Option<String>>,
+    /// The first error that no one was waiting for.
+    stray: Mutex<Option<String>>,
+}
+
+impl Health {
+    /// Watches `device`: from now on none of its errors is a panic.
+    pub(super) fn watch(device: &wgpu::Device) -> Arc<Health> {
+        let health = Arc::new(Health::default());
+        let of_loss = health.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            of_loss.lose(format!("{reason:?}: {message}"));
+        });
+        let of_errors = health.clone();
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            let mut stray = of_errors
+                .stray
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            stray.get_or_insert(error.to_string());
+        }));
+        health
+    }
+
+    pub(super) fn lose(&self, reason: String) {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.get_or_insert(reason);
+        self.is_lost.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    /// An error if the device is lost, or one came that no one was waiting for, which is then told
+    /// once.
+    pub(super) fn check(&self, what: &str) -> Result<(), GpuError> {
+        if self.is_lost() {
+            let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            return Err(GpuError::Lost {
+                reason: lost.clone().unwrap_or_default(),
+            });
+        }
+        let mut stray = self.stray.lock().unwrap_or_else(PoisonError::into_inner);
+        match stray.take() {
+            Some(reason) => Err(GpuError::Refused {
+                what: what.into(),
+                reason,
+            }),
+            None => Ok(()),
+        }
+    }
+}

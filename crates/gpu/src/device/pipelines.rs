@@ -1,0 +1,228 @@
+//! Pipelines: made once for each shader and set of constants, and kept on disk where that helps.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Device, trusted};
+use crate::shader::{Access, Shader, Target};
+use crate::{DeviceOptions, Features, GpuError};
+
+/// A compiled shader with the layout of its buffers.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub(crate) wgpu: wgpu::ComputePipeline,
+    pub(crate) layout: wgpu::BindGroupLayout,
+}
+
+/// A shader by name, and its constants by name and bits.
+type Key = (&'static str, Vec<(&'static str, u64)>);
+
+#[derive(Debug)]
+pub(super) struct Pipelines {
+    features: Features,
+    made: Mutex<HashMap<Key, Arc<Pipeline>>>,
+    modules: Mutex<HashMap<&'static str, wgpu::ShaderModule>>,
+    /// Of parameters in a buffer, for devices without immediates.
+    params_layout: Option<wgpu::BindGroupLayout>,
+    cache: Option<DiskCache>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever panicked left the map as it was.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pipelines {
+    pub(super) fn new(
+        device: &wgpu::Device,
+        adapter: &wgpu::Adapter,
+        features: Features,
+        options: &DeviceOptions,
+    ) -> Pipelines {
+        let cache = match &options.pipeline_cache {
+            Some(folder) if features.pipeline_cache => {
+                DiskCache::open(device, &adapter.get_info(), folder)
+            }
+            _ => None,
+        };
+        let params_layout = (!features.immediates).then(|| {
+            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: Some("params"),
+                entries: &[wgpu::BindGroupLayoutEntry {
+                    binding: 0,
+                    visibility: wgpu::ShaderStages::COMPUTE,
+                    ty: wgpu::BindingType::Buffer {
+                        ty: wgpu::BufferBindingType::Uniform,
+                        has_dynamic_offset: true,
+                        min_binding_size: None,
+                    },
+                    count: None,
+                }],
+            })
+        });
+        Pipelines {
+            features,
+            made: Mutex::default(),
+            modules: Mutex::default(),
+            params_layout,
+            cache,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.made).len()
+    }
+
+    pub(super) fn params_layout(&self) -> Option<&wgpu::BindGroupLayout> {
+        self.params_layout.as_ref()
+    }
+
+    pub(super) fn get(
+        &self,
+        device: &Device,
+        shader: &'static Shader,
+        constants: &[(&'static str, f64)],
+    ) -> Result<Arc<Pipeline>, GpuError> {
+        let bits = constants
+            .iter()
+            .map(|(name, value)| (*name, value.to_bits()));
+        let key = (shader.name, bits.collect());
+        if let Some(pipeline) = lock(&self.made).get(&key) {
+            return Ok(pipeline.clone());
+        }
+        let what = format!("kernel `{}`", shader.name);
+        if !shader.runs_with(self.features) {
+            return Err(GpuError::Unsupported {
+                what,
+                reason: format!("it needs {:?}", shader.needs),
+            });
+        }
+        let pipeline = device.checked(&what, || self.make(device.wgpu(), shader, constants))?;
+        let pipeline = Arc::new(pipeline);
+        Ok(lock(&self.made).entry(key).or_insert(pipeline).clone())
+    }
+
+    fn make(
+        &self,
+        device: &wgpu::Device,
+        shader: &'static Shader,
+        constants: &[(&'static str, f64)],
+    ) -> Pipeline {
+        let mut modules = lock(&self.modules);
+        let module = modules.entry(shader.name).or_insert_with(|| {
+            let text = shader.assemble(Target::Native, self.features);
+            let descriptor = wgpu::ShaderModuleDescriptor {
+                label: Some(shader.name),
+                source: wgpu::ShaderSource::Wgsl(text.into()),
+            };
+            trusted::shader_module(device, descriptor)
+        });
+        let entries: Vec<_> = (0..)
+            .zip(shader.bindings)
+            .map(|(binding, access)| wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Storage {
+                        read_only: *access == Access::Read,
+                    },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(shader.name),
+            entries: &entries,
+        });
+        let immediates = self.features.immediates;
+        let params = self.params_layout.as_ref().map(Some);
+        let groups: Vec<_> = [Some(&layout)].into_iter().chain(params).collect();
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(shader.name),
+            bind_group_layouts: &groups,
+            immediate_size: if immediates { shader.params_bytes } else { 0 },
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(shader.name),
+            layout: Some(&pipeline_layout),
+            module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants,
+                // Kernels write shared memory before they read it.
+                zero_initialize_workgroup_memory: false,
+            },
+            cache: self.cache.as_ref().map(|cache| &cache.wgpu),
+        });
+        Pipeline {
+            wgpu: pipeline,
+            layout,
+        }
+    }
+
+    pub(super) fn save(&self) -> std::io::Result<bool> {
+        self.cache.as_ref().map_or(Ok(false), DiskCache::save)
+    }
+}
+
+/// Compiled pipelines in a file: a checksum of eight bytes, then what the driver wants back.
+#[derive(Debug)]
+struct DiskCache {
+    wgpu: wgpu::PipelineCache,
+    path: PathBuf,
+    /// Checksum of what the file has.
+    saved: Mutex<Option<u64>>,
+}
+
+impl DiskCache {
+    /// `None` if the driver's pipelines can't be kept.
+    fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, folder: &Path) -> Option<DiskCache> {
+        let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
+        // A file that can't be read, or isn't whole, is as good as none: it is written anew.
+        let file = std::fs::read(&path).unwrap_or_default();
+        let data = file
+            .split_first_chunk()
+            .filter(|(sum, data)| u64::from_le_bytes(**sum) == checksum(data));
+        let wgpu = trusted::pipeline_cache(device, data.map(|(_, data)| data));
+        Some(DiskCache {
+            wgpu,
+            path,
+            saved: Mutex::new(data.map(|(sum, _)| u64::from_le_bytes(*sum))),
+        })
+    }
+
+    fn save(&self) -> std::io::Result<bool> {
+        let Some(data) = self.wgpu.get_data() else {
+            return Ok(false);
+        };
+        let sum = checksum(&data);
+        let mut saved = lock(&self.saved);
+        if *saved == Some(sum) {
+            return Ok(false);
+        }
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        // Under another name first: a reader sees the old file or the new one. The name is this
+        // process's own, as several may save at once.
+        let partial = (self.path).with_extension(format!("{}.partial", std::process::id()));
+        let mut file = std::fs::File::create(&partial)?;
+        file.write_all(&sum.to_le_bytes())?;
+        file.write_all(&data)?;
+        file.sync_all()?;
+        std::fs::rename(&partial, &self.path)?;
+        *saved = Some(sum);
+        Ok(true)
+    }
+}
+
+/// FNV-1a: tells accidents, not malice.
+fn checksum(data: &[u8]) -> u64 {
+    data.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

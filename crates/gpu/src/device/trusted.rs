@@ -1,0 +1,41 @@
+//! The three promises that `wgpu` wants: experimental features, shaders without some run-time checks,
+//! and compiled pipelines from disk.
+
+#![allow(unsafe_code)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+use wgpu::{ExperimentalFeatures, PipelineCache, PipelineCacheDescriptor, ShaderModule};
+use wgpu::{ShaderModuleDescriptor, ShaderRuntimeChecks};
+
+/// Consent to features that may have bugs that are no validation errors: cooperative matrices.
+pub(super) fn experimental_features() -> ExperimentalFeatures {
+    // SAFETY: the only experimental feature that is asked for is that of cooperative matrices, used by
+    // one shader of this crate, whose loads and stores stay within its workgroup's memory.
+    unsafe { ExperimentalFeatures::enabled() }
+}
+
+/// Compiles one of this crate's shaders, with bounds checks, but without counting the turns of loops.
+pub(super) fn shader_module(
+    device: &wgpu::Device,
+    descriptor: ShaderModuleDescriptor<'_>,
+) -> ShaderModule {
+    let mut checks = ShaderRuntimeChecks::checked();
+    checks.force_loop_bounding = false;
+    // SAFETY: without the check, a loop that doesn't end is undefined behaviour. Every loop of this
+    // crate's shaders counts up to, or halves down from, a number that is fixed before it begins.
+    unsafe { device.create_shader_module_trusted(descriptor, checks) }
+}
+
+/// A pipeline cache that begins with `data`, of an earlier run on the same adapter and driver.
+pub(super) fn pipeline_cache(device: &wgpu::Device, data: Option<&[u8]>) -> PipelineCache {
+    let descriptor = PipelineCacheDescriptor {
+        label: None,
+        data,
+        // What doesn't fit this driver is dropped.
+        fallback: true,
+    };
+    // SAFETY: `data` was returned by `PipelineCache::get_data` and written by this crate: it comes from
+    // the folder that the caller calls its own, with a checksum that was found right. `wgpu` compares
+    // the adapter and the driver's version itself.
+    unsafe { device.create_pipeline_cache(&descriptor) }
+}

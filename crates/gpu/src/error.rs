@@ -1,0 +1,97 @@
+//! Why something could not be done on a GPU.
+
+/// Why an operation of this crate failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// There is no adapter that fits the options.
+    #[error("no GPU: {reason}")]
+    NoAdapter {
+        /// What was looked for, and what was found.
+        reason: String,
+    },
+    /// The adapter gave no device.
+    #[error("GPU `{adapter}` gave no device: {reason}")]
+    NoDevice {
+        /// Name of the adapter.
+        adapter: String,
+        /// What the driver said.
+        reason: String,
+    },
+    /// The device is gone: reset, unplugged, or told to go ([`Device::lose`](crate::Device::lose)).
+    ///
+    /// All its buffers and pipelines are gone with it; a new [`Device`](crate::Device) is needed.
+    #[error("GPU device was lost: {reason}")]
+    Lost {
+        /// What the driver said.
+        reason: String,
+    },
+    /// Neither the device nor the budget has that much memory left.
+    #[error(
+        "GPU memory: {what} needs {need} bytes, where {used} of {budget} are in use{driver}",
+        driver = if *.refused { "; the driver refused" } else { "" }
+    )]
+    OutOfMemory {
+        /// What the memory was for.
+        what: String,
+        /// Bytes asked for.
+        need: u64,
+        /// Bytes in use.
+        used: u64,
+        /// Most bytes that may be; `u64::MAX` if there is no budget.
+        budget: u64,
+        /// Whether it was the driver that refused, not the budget.
+        refused: bool,
+    },
+    /// A shape that doesn't fit: a length, a width, a number of rows.
+    #[error("{what}: expected {expected}, found {found}")]
+    Shape {
+        /// What has the shape.
+        what: &'static str,
+        /// What was expected.
+        expected: u64,
+        /// What was found.
+        found: u64,
+    },
+    /// Something this device, or this crate, has no kernel for.
+    #[error("{what}: not supported on this GPU: {reason}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// Why there is none.
+        reason: String,
+    },
+    /// The device's own checks refused a command: a defect of this crate, or of a driver.
+    #[error("GPU: {what}: {reason}")]
+    Refused {
+        /// What was being done.
+        what: String,
+        /// What the device said.
+        reason: String,
+    },
+    /// The device didn't finish in time.
+    #[error("GPU didn't finish within {seconds} s")]
+    Timeout {
+        /// How long was waited.
+        seconds: u64,
+    },
+}
+
+/// [`GpuError::Shape`] unless `found` equals `expected`.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), GpuError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(GpuError::Shape {
+        what,
+        expected: expected as u64,
+        found: found as u64,
+    })
+}
+
+/// [`GpuError::Shape`] unless `found` is at most `most`.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn expect_most(what: &'static str, most: usize, found: usize) -> Result<(), GpuError> {
+    expect(what, found.min(most), found)
+}

@@ -1,0 +1,311 @@
+//! Which kernel multiplies what, and how its work is shared out.
+
+use bytemuck::NoUninit;
+use sterna_format::DType;
+
+use super::planes::FLOAT_PADDING;
+use super::{Epilogue, Linear, WeightKind};
+use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
+use crate::kernels::{Rows, fold};
+use crate::memory::Buffer;
+use crate::record::Binding;
+use crate::shader::{self, Shader};
+use crate::{GpuError, Limits, Recorder};
+
+/// Rows of activations that are multiplied straight from the packed weights.
+const MAX_GEMV_ROWS: usize = 8;
+
+/// Rows of activations that the kernels for few of them take at a time.
+const GEMV_TOKENS: usize = 4;
+
+/// Rows of weights, and of activations, of a workgroup of the kernels for many.
+const GEMM_TILE: usize = 64;
+
+/// Elements whose scale and sum activations have.
+const RUN: usize = 32;
+
+/// Most columns of trits whose sums are exact in f32: 2^24 / 128.
+const MAX_COOP_K: usize = 1 << 17;
+
+/// Shared memory of the kernels by matrix units.
+const COOP_BYTES: u32 = 2 * 4608 * 2 + 4352 * 4;
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Params {
+    n: u32,
+    first: u32,
+    k: u32,
+    row_blocks: u32,
+    q_len: u32,
+    runs: u32,
+    token: u32,
+    m: u32,
+    x_offset: u32,
+    x_stride: u32,
+    out_offset: u32,
+    out_stride: u32,
+    eps: f32,
+}
+
+/// Activations as kernels take them.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// Rounded before.
+    Stored(&'a QuantizedRows),
+    /// One row, to be rounded by every workgroup for itself.
+    Own {
+        x: Rows<'a>,
+        norm: Option<(&'a Buffer, f32)>,
+        scaling: Scaling,
+    },
+    /// As they are.
+    Floats(Rows<'a>),
+}
+
+/// The kernels for a kind of weights.
+struct Kernels {
+    /// For few rows of activations.
+    gemv: &'static Shader,
+    /// For one that it rounds itself; the same as `gemv` for floats.
+    rounding: &'static Shader,
+    /// For many.
+    gemm: &'static Shader,
+}
+
+pub(super) fn unsupported(dtype: DType) -> GpuError {
+    GpuError::Unsupported {
+        what: format!("{dtype} weights"),
+        reason: "there are no kernels for them".into(),
+    }
+}
+
+/// Blocks of a row, as kernels count them.
+pub(super) fn row_blocks(kind: WeightKind, k: usize) -> usize {
+    match kind {
+        WeightKind::Ternary => k.div_ceil(128),
+        WeightKind::Blocks(dtype) if dtype.block_len() == 1 => k.div_ceil(FLOAT_PADDING),
+        WeightKind::Blocks(dtype) => k / dtype.block_len(),
+    }
+}
+
+/// Constants that tell types apart which share their kernels.
+pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
+    match kind {
+        WeightKind::Blocks(DType::Q2_0) => Some(("BLOCK_RUNS", 2.0)),
+        WeightKind::Blocks(DType::Q2_0_G128 | DType::PQ2_0) => Some(("BLOCK_RUNS", 4.0)),
+        _ => None,
+    }
+}
+
+impl Kernels {
+    fn of(recorder: &Recorder, w: &Linear, source: &Source<'_>) -> Result<Kernels, GpuError> {
+        let floats = |vectors: [&'static Shader; 2], elements: [&'static Shader; 2]| {
+            let in_vectors = match source {
+                Source::Floats(x) => [x.offset, x.stride, w.k].iter().all(|n| n % 4 == 0),
+                Source::Stored(_) | Source::Own { .. } => false,
+            };
+            let [gemv, gemm] = if in_vectors { vectors } else { elements };
+            [gemv, gemv, gemm, gemm]
+        };
+        let [gemv, rounding, gemm, by_units] = match w.kind {
+            WeightKind::Ternary => [
+                &shader::TERNARY_GEMV,
+                &shader::TERNARY_GEMV_ROUNDING,
+                &shader::TERNARY_GEMM,
+                &shader::TERNARY_GEMM_COOP,
+            ],
+            WeightKind::Blocks(dtype) => match dtype {
+                DType::Q8_0 => [
+                    &shader::GEMV_Q8_0,
+                    &shader::GEMV_Q8_0_ROUNDING,
+                    &shader::GEMM_Q8_0,
+                    &shader::GEMM_Q8_0_COOP,
+                ],
+                DType::Q4_0 => [
+                    &shader::GEMV_Q4_0,
+                    &shader::GEMV_Q4_0_ROUNDING,
+                    &shader::GEMM_Q4_0,
+                    &shader::GEMM_Q4_0_COOP,
+                ],
+                DType::Q4_K => [
+                    &shader::GEMV_Q4_K,
+                    &shader::GEMV_Q4_K_ROUNDING,
+                    &shader::GEMM_Q4_K,
+                    &shader::GEMM_Q4_K_COOP,
+                ],
+                DType::Q6_K => [
+                    &shader::GEMV_Q6_K,
+                    &shader::GEMV_Q6_K_ROUNDING,
+                    &shader::GEMM_Q6_K,
+                    &shader::GEMM_Q6_K_COOP,
+                ],
+                DType::Q1_0 => [
+                    &shader::GEMV_Q1_0,
+                    &shader::GEMV_Q1_0_ROUNDING,
+                    &shader::GEMM_Q1_0,
+                    &shader::GEMM_Q1_0_COOP,
+                ],
+                DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => [
+                    &shader::GEMV_Q2_0,
+                    &shader::GEMV_Q2_0_ROUNDING,
+                    &shader::GEMM_Q2_0,
+                    &shader::GEMM_Q2_0_COOP,
+                ],
+                DType::F32 => floats(
+                    [&shader::GEMV_F32, &shader::GEMM_F32],
+                    [&shader::GEMV_F32_ELEMENTS, &shader::GEMM_F32_ELEMENTS],
+                ),
+                DType::F16 => floats(
+                    [&shader::GEMV_F16, &shader::GEMM_F16],
+                    [&shader::GEMV_F16_ELEMENTS, &shader::GEMM_F16_ELEMENTS],
+                ),
+                DType::BF16 => floats(
+                    [&shader::GEMV_BF16, &shader::GEMM_BF16],
+                    [&shader::GEMV_BF16_ELEMENTS, &shader::GEMM_BF16_ELEMENTS],
+                ),
+                _ => return Err(unsupported(dtype)),
+            },
+        };
+        let exact = w.kind != WeightKind::Ternary || w.k < MAX_COOP_K;
+        Ok(Kernels {
+            gemv,
+            rounding,
+            gemm: if has_matrix_units(recorder) && exact {
+                by_units
+            } else {
+                gemm
+            },
+        })
+    }
+}
+
+/// Whether kernels for matrix units run: in subgroups of 32, with shared memory for their tiles.
+fn has_matrix_units(recorder: &Recorder) -> bool {
+    let device = recorder.device();
+    let limits = device.limits();
+    let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
+    device.features().cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
+}
+
+/// How the invocations of a GEMV are shared out.
+#[derive(Debug, Clone, Copy)]
+struct GemvShape {
+    workgroup: u32,
+    /// Invocations that share two rows.
+    lanes: u32,
+}
+
+impl GemvShape {
+    /// For rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
+    /// together, a cache line; longer rows take more, so that no lane has many steps to take.
+    fn of(limits: &Limits, steps: usize, own: bool) -> GemvShape {
+        let most = limits.min_subgroup.clamp(8, 32);
+        GemvShape {
+            // A workgroup that rounds its input has an invocation to each run of 32.
+            workgroup: if own { 256 } else { 128 },
+            lanes: (steps as u32 / 6).next_power_of_two().clamp(8, most),
+        }
+    }
+
+    /// Rows of a workgroup.
+    fn rows(self) -> usize {
+        2 * (self.workgroup / self.lanes) as usize
+    }
+}
+
+/// Whether every workgroup can round the row `x` for itself: in vectors, and with room for it.
+pub(super) fn can_round(recorder: &Recorder, x: &Rows<'_>) -> bool {
+    let limits = recorder.device().limits();
+    let padded = x.width.next_multiple_of(PADDING);
+    // Codes, scales and sums; and what reductions and maxima take.
+    let bytes = padded + padded / 2 + 4096;
+    let in_vectors = x.offset.is_multiple_of(4) && x.width.is_multiple_of(4);
+    x.n_rows == 1
+        && in_vectors
+        && bytes <= limits.workgroup_bytes as usize
+        && limits.workgroup_len >= 256
+}
+
+/// Records the dispatches of all pieces. Shapes were checked.
+pub(super) fn multiply(
+    recorder: &mut Recorder,
+    w: &Linear,
+    source: Source<'_>,
+    epilogue: Epilogue,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let kernels = Kernels::of(recorder, w, &source)?;
+    let nothing = recorder.device().nothing()?;
+    let q_len = w.k.next_multiple_of(PADDING) / 16;
+    let mut params = Params {
+        n: 0,
+        first: 0,
+        k: w.k as u32,
+        row_blocks: row_blocks(w.kind, w.k) as u32,
+        q_len: q_len as u32,
+        runs: w.k.div_ceil(RUN) as u32,
+        token: 0,
+        m: out.n_rows as u32,
+        x_offset: 0,
+        x_stride: 0,
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
+        eps: 0.0,
+    };
+    let mut constants = epilogue.constants().to_vec();
+    constants.extend(constants_of(w.kind));
+    let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
+    match source {
+        Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
+        Source::Floats(x) => {
+            (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
+            inputs.push(x.buffer.into());
+        }
+        Source::Own { x, norm, scaling } => {
+            params.x_offset = x.offset as u32;
+            params.eps = norm.map_or(0.0, |(_, eps)| eps);
+            let weight = norm.map_or(&nothing, |(weight, _)| weight);
+            inputs.extend([Binding::from(x.buffer), Binding::from(weight)]);
+            constants.extend([
+                ("SCALING", f64::from(scaling as u8)),
+                ("NORM", f64::from(u8::from(norm.is_some()))),
+                ("Q_LEN", q_len as f64),
+            ]);
+        }
+    }
+    let own = matches!(source, Source::Own { .. });
+    // A step is sixteen bytes of trits, a run of codes, or eight floats.
+    let steps = match (w.kind, source) {
+        (WeightKind::Ternary, _) => w.k / 64,
+        (_, Source::Floats(_)) => w.k / 8,
+        _ => w.k / RUN,
+    };
+    let shape = GemvShape::of(recorder.device().limits(), steps, own);
+    for piece in &w.pieces {
+        (params.n, params.first) = (piece.n as u32, piece.first as u32);
+        let mut bindings = vec![(&piece.codes).into(), (&piece.scales).into()];
+        bindings.extend_from_slice(&inputs);
+        bindings.push(out.buffer.into());
+        if out.n_rows > MAX_GEMV_ROWS {
+            let tiles = |n: usize| n.div_ceil(GEMM_TILE) as u32;
+            let grid = [tiles(piece.n), tiles(out.n_rows)];
+            recorder.dispatch(kernels.gemm, &constants, &bindings, &params, grid)?;
+            continue;
+        }
+        for token in (0..out.n_rows).step_by(GEMV_TOKENS) {
+            params.token = token as u32;
+            let tokens = GEMV_TOKENS.min(out.n_rows - token);
+            let mut constants = constants.clone();
+            constants.extend([
+                ("TOKENS", tokens as f64),
+                ("WG", f64::from(shape.workgroup)),
+                ("LANES", f64::from(shape.lanes)),
+            ]);
+            let kernel = if own { kernels.rounding } else { kernels.gemv };
+            let grid = fold(piece.n.div_ceil(shape.rows()));
+            recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
+        }
+    }
+    Ok(())
+}

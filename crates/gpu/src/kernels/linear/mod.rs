@@ -1,0 +1,298 @@
+//! Linear layers: weight matrices, and activations times them.
+
+mod dispatch;
+mod embed;
+mod planes;
+
+use std::ops::Range;
+
+use sterna_format::DType;
+
+use crate::error::{expect, expect_most};
+use crate::kernels::Rows;
+use crate::kernels::elementwise::Activation;
+use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::memory::{Buffer, Upload};
+use crate::{Device, GpuError, Recorder};
+
+use dispatch::Source;
+pub use embed::embed;
+
+/// A weight matrix `[n, k]` on a device.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    n: usize,
+    k: usize,
+    kind: WeightKind,
+    /// Rows, cut where a kernel would see more than the device allows at once.
+    pieces: Vec<Piece>,
+}
+
+/// Some of the rows of a matrix.
+#[derive(Debug, Clone)]
+struct Piece {
+    /// The number of its first row, a multiple of [`ROW_GRAIN`].
+    first: usize,
+    /// Its rows.
+    n: usize,
+    codes: Buffer,
+    /// Scales of blocks that lie apart from their codes; of trits, those of all rows of the matrix.
+    scales: Buffer,
+}
+
+/// Pieces begin at multiples of so many rows: pairs of rows stay together, and so do words.
+const ROW_GRAIN: usize = 8;
+
+/// What the weights of a [`Linear`] are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightKind {
+    /// Trits in the working layout of `sterna_kernels::quant::ternary`: rows padded to blocks of 128,
+    /// 32 bytes each.
+    Ternary,
+    /// Rows of whole blocks, or of floats.
+    Blocks(DType),
+}
+
+impl WeightKind {
+    /// Whether there are kernels for such weights.
+    pub fn is_supported(self) -> bool {
+        planes::Planes::of(self).is_some()
+    }
+
+    /// Bytes of a row of `k` elements, as it is handed over.
+    pub fn row_bytes(self, k: usize) -> usize {
+        match self {
+            WeightKind::Ternary => k.div_ceil(128) * 32,
+            WeightKind::Blocks(dtype) => k / dtype.block_len() * dtype.block_bytes(),
+        }
+    }
+
+    /// The form that activations take before they meet such weights.
+    pub fn form(self) -> Form {
+        match self {
+            WeightKind::Ternary => Form::Int8(Scaling::Row),
+            WeightKind::Blocks(DType::Q4_K | DType::Q6_K) => Form::Int8(Scaling::Blocks256),
+            WeightKind::Blocks(DType::F32 | DType::F16 | DType::BF16) => Form::Float,
+            WeightKind::Blocks(_) => Form::Int8(Scaling::Blocks32),
+        }
+    }
+}
+
+/// A form of activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// Rounded to int8.
+    Int8(Scaling),
+    /// As they are.
+    Float,
+}
+
+/// Activations in a [`Form`].
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// Rounded rows, from the first one on, of the matrix's width.
+    Int8(&'a QuantizedRows),
+    /// Floats.
+    Float(Rows<'a>),
+    /// Floats that are to be rounded to the form of the weights, normalised first if there is a norm,
+    /// its weights `[k]` and eps. One row is rounded by the product itself, more go by way of `scratch`.
+    Round {
+        /// The floats.
+        x: Rows<'a>,
+        /// The norm.
+        norm: Option<(&'a Buffer, f32)>,
+        /// Room for them.
+        scratch: &'a QuantizedRows,
+    },
+}
+
+/// What becomes of the products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Epilogue {
+    /// `out ← x · wᵀ`.
+    Store,
+    /// `out ← out + x · wᵀ`: the residual.
+    Add,
+    /// `out[i] ← activation(row 2i) · (row 2i + 1)`: gate and up projection, whose rows alternate. The
+    /// output is half as wide as the matrix is high.
+    Gate(Activation),
+}
+
+impl Epilogue {
+    /// Columns of the output of a matrix of `n` rows.
+    pub fn width(self, n: usize) -> usize {
+        match self {
+            Epilogue::Store | Epilogue::Add => n,
+            Epilogue::Gate(_) => n / 2,
+        }
+    }
+
+    fn constants(self) -> [(&'static str, f64); 2] {
+        let (epilogue, activation) = match self {
+            Epilogue::Store => (0, 0),
+            Epilogue::Add => (1, 0),
+            Epilogue::Gate(activation) => (2, activation as u8),
+        };
+        [
+            ("EPILOGUE", f64::from(epilogue)),
+            ("ACTIVATION", f64::from(activation)),
+        ]
+    }
+}
+
+impl Linear {
+    /// Uploads `n` rows of `k` elements. `rows` is asked for runs of rows in order, and fills the memory
+    /// it is given with them, [`WeightKind::row_bytes`] each. Matrices that are to be multiplied in one
+    /// go are one matrix here, their rows behind one another or taking turns.
+    ///
+    /// `scales` are what a trit of each row is worth, `[n]`; empty for other kinds.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] for kinds without kernels;
+    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows are more than a
+    /// kernel may see; what `rows` returns.
+    pub fn upload<E: From<GpuError>>(
+        device: &Device,
+        upload: &mut Upload,
+        kind: WeightKind,
+        (n, k): (usize, usize),
+        scales: &[f32],
+        mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+    ) -> Result<Linear, E> {
+        let Some(planes) = planes::Planes::of(kind) else {
+            return Err(E::from(GpuError::Unsupported {
+                what: format!("{kind:?} weights"),
+                reason: "there are no kernels for them".into(),
+            }));
+        };
+        let of_rows = match kind {
+            WeightKind::Ternary => {
+                expect("ternary matrix: scales", n, scales.len())?;
+                expect_most("ternary matrix: columns", MAX_TERNARY_K, k)?;
+                Some(device.upload(scales)?)
+            }
+            WeightKind::Blocks(dtype) => {
+                expect("matrix: scales of rows", 0, scales.len())?;
+                expect("matrix: columns", k.next_multiple_of(dtype.block_len()), k)?;
+                None
+            }
+        };
+        let row_bytes = planes.row_bytes(k).max(1);
+        let limits = device.limits();
+        let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
+        expect_most(
+            "bytes of eight rows of a matrix",
+            most,
+            row_bytes * ROW_GRAIN,
+        )?;
+        let piece_rows = most / row_bytes / ROW_GRAIN * ROW_GRAIN;
+        let mut pieces = Vec::new();
+        for first in (0..n).step_by(piece_rows) {
+            let n = piece_rows.min(n - first);
+            let codes = device.buffer("weights", (n * row_bytes) as u64)?;
+            let scales = match &of_rows {
+                Some(scales) => scales.clone(),
+                None => device.buffer("scales of weights", planes.scale_bytes(n, k) as u64)?,
+            };
+            planes.upload(upload, k, n, [&codes, &scales], |range, out| {
+                rows(first + range.start..first + range.end, out)
+            })?;
+            pieces.push(Piece {
+                first,
+                n,
+                codes,
+                scales,
+            });
+        }
+        Ok(Linear { n, k, kind, pieces })
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// What its weights are.
+    pub fn kind(&self) -> WeightKind {
+        self.kind
+    }
+
+    /// Into how many pieces it was cut: dispatches of a product.
+    pub fn n_pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Bytes of device memory it takes.
+    pub fn bytes(&self) -> u64 {
+        let pieces = self.pieces.iter();
+        pieces.map(|p| p.codes.bytes() + p.scales.bytes()).sum()
+    }
+}
+
+/// Sums of products of codes and activations stay within i32.
+const MAX_TERNARY_K: usize = (1 << 23) - 128;
+
+/// `out ← x · wᵀ`, or what `epilogue` says, for the rows of `out`.
+///
+/// Errors: [`GpuError::Shape`] if shapes don't fit one another; [`GpuError::Unsupported`] if `x` has
+/// another form than [`WeightKind::form`] of the weights.
+/// Exactness: see `docs/gpu.md`; for ternary weights, the bits of `sterna_kernels::gemm`.
+pub fn multiply(
+    recorder: &mut Recorder,
+    w: &Linear,
+    x: Input<'_>,
+    epilogue: Epilogue,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    out.check("linear: output")?;
+    expect(
+        "linear: width of the output",
+        epilogue.width(w.n),
+        out.width,
+    )?;
+    if let Epilogue::Gate(_) = epilogue {
+        expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
+    }
+    let check = |x: &Rows<'_>| {
+        x.check("linear: input")?;
+        expect("linear: width of the input", w.k, x.width)?;
+        expect("linear: rows of the output", x.n_rows, out.n_rows)
+    };
+    let source = match (w.kind.form(), x) {
+        (Form::Int8(_), Input::Int8(x)) => {
+            x.expect_room(out.n_rows, w.k)?;
+            Source::Stored(x)
+        }
+        (Form::Float, Input::Float(x)) => {
+            check(&x)?;
+            Source::Floats(x)
+        }
+        (Form::Int8(scaling), Input::Round { x, norm, scratch }) => {
+            check(&x)?;
+            if let Some((norm, _)) = norm {
+                expect_most(
+                    "linear: weights of the norm",
+                    (norm.bytes() / 4) as usize,
+                    w.k,
+                )?;
+            }
+            if dispatch::can_round(recorder, &x) {
+                Source::Own { x, norm, scaling }
+            } else {
+                quantize(recorder, x, norm, scaling, scratch)?;
+                Source::Stored(scratch)
+            }
+        }
+        (form, _) => {
+            return Err(GpuError::Unsupported {
+                what: format!("{:?} weights with activations of another form", w.kind),
+                reason: format!("they take {form:?}"),
+            });
+        }
+    };
+    dispatch::multiply(recorder, w, source, epilogue, out)
+}

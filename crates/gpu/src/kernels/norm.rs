@@ -1,0 +1,67 @@
+//! Root-mean-square normalisation.
+
+use bytemuck::NoUninit;
+
+use super::{Rows, fold, same_rows};
+use crate::error::{expect, expect_most};
+use crate::memory::Buffer;
+use crate::shader::{RMS_NORM, RMS_NORM_IN_PLACE};
+use crate::{GpuError, Recorder};
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Params {
+    width: u32,
+    n_rows: u32,
+    x_offset: u32,
+    x_stride: u32,
+    out_offset: u32,
+    out_stride: u32,
+    eps: f32,
+}
+
+/// `out[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)`. `x` and `out` may be the same rows.
+///
+/// Shapes: `weight` is `[width]`. Rows of heads are normalised head by head.
+/// Errors: [`GpuError::Shape`] if they don't fit one another; if `x` and `out` are different rows of
+/// one buffer.
+/// Exactness: that of `sterna_kernels::norm`, but for the order of the sum of squares.
+pub fn rms_norm(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    weight: &Buffer,
+    eps: f32,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    x.check("rms norm: input")?;
+    out.check("rms norm: output")?;
+    same_rows("rms norm: rows of the output", &x, &out)?;
+    expect("rms norm: width of the output", x.width, out.width)?;
+    expect_most("rms norm: weights", (weight.bytes() / 4) as usize, x.width)?;
+    let params = Params {
+        width: x.width as u32,
+        n_rows: x.n_rows as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
+        eps,
+    };
+    let device = recorder.device().clone();
+    let workgroup = workgroup(x.width, device.limits().workgroup_len as usize);
+    let constants = [("WG", workgroup as f64)];
+    let grid = fold(x.n_rows);
+    if x.buffer == out.buffer {
+        expect("rms norm in place: offset", x.offset, out.offset)?;
+        expect("rms norm in place: stride", x.stride, out.stride)?;
+        let bindings = [weight.into(), out.buffer.into()];
+        return recorder.dispatch(&RMS_NORM_IN_PLACE, &constants, &bindings, &params, grid);
+    }
+    let bindings = [weight.into(), out.buffer.into(), x.buffer.into()];
+    recorder.dispatch(&RMS_NORM, &constants, &bindings, &params, grid)
+}
+
+/// Invocations for a row: several elements for each, as few rows leave the device idle otherwise.
+pub(super) fn workgroup(width: usize, most: usize) -> usize {
+    (width / 4).next_power_of_two().clamp(64, most.min(1024))
+}

@@ -1,0 +1,212 @@
+//! From logits to the next token.
+
+use bytemuck::NoUninit;
+
+use super::Rows;
+use super::attention::Position;
+use crate::error::{expect, expect_most};
+use crate::memory::Buffer;
+use crate::shader::{PENALIZE, SAMPLE, TOP_K};
+use crate::{Device, GpuError, Recorder};
+
+/// The most of the largest logits that are found.
+pub const MAX_TOP_K: usize = 256;
+
+/// Candidates that are sorted at a time.
+const TILE: usize = 1024;
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct TopKParams {
+    n: u32,
+    offset: u32,
+    k: u32,
+}
+
+/// Memory for [`top_k`], and its result.
+#[derive(Debug, Clone)]
+pub struct TopK {
+    k: usize,
+    /// What each round leaves: pairs of value and id, best first.
+    rounds: Vec<Buffer>,
+}
+
+impl TopK {
+    /// Room for the `k` largest of `n_vocab` logits.
+    ///
+    /// Errors: [`GpuError::Shape`] if `k` is none or more than [`MAX_TOP_K`];
+    /// [`GpuError::OutOfMemory`].
+    pub fn new(device: &Device, n_vocab: usize, k: usize) -> Result<TopK, GpuError> {
+        expect("top-k: k", k.clamp(1, MAX_TOP_K), k)?;
+        let mut rounds = Vec::new();
+        let mut n = n_vocab;
+        loop {
+            n = n.div_ceil(TILE).max(1) * k;
+            rounds.push(device.buffer("best tokens", n as u64 * 8)?);
+            if n == k {
+                break Ok(TopK { k, rounds });
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The result: `[k]` pairs of a logit (the bits of an f32) and its id, best first. Where there are
+    /// fewer logits, those behind have −∞ and the id `u32::MAX`.
+    pub fn best(&self) -> &Buffer {
+        self.rounds.last().expect("`new` makes one round at least")
+    }
+}
+
+/// The largest of `logits`, one row, in order; of equal ones those with lower ids first. NaN comes last.
+/// The best is that of an argmax, with room for one.
+///
+/// Errors: [`GpuError::Shape`] if there isn't one row, or the room was made for fewer.
+/// Exactness: exact.
+pub fn top_k(recorder: &mut Recorder, logits: Rows<'_>, into: &TopK) -> Result<(), GpuError> {
+    logits.check("top-k: logits")?;
+    expect("top-k: rows", 1, logits.n_rows)?;
+    let mut n = logits.width;
+    let mut from = (logits.buffer, logits.offset);
+    for (i, round) in into.rounds.iter().enumerate() {
+        let groups = n.div_ceil(TILE).max(1);
+        let room = (round.bytes() / 8) as usize;
+        expect_most("top-k: logits", room, groups * into.k)?;
+        let params = TopKParams {
+            n: n as u32,
+            offset: from.1 as u32,
+            k: into.k as u32,
+        };
+        let first = [("FIRST", f64::from(u8::from(i == 0)))];
+        let bindings = [from.0.into(), round.into()];
+        recorder.dispatch(&TOP_K, &first, &bindings, &params, [groups as u32, 1])?;
+        n = groups * into.k;
+        from = (round, 0);
+    }
+    expect("top-k: logits left", into.k, n)
+}
+
+/// Penalties of tokens that were seen lately, and biases of some.
+#[derive(Debug, Clone, Copy)]
+pub struct Penalties<'a> {
+    /// Divides positive and multiplies negative logits; 1 changes nothing.
+    pub repeat: f32,
+    /// Is subtracted once for every time a token occurs in the window.
+    pub frequency: f32,
+    /// Is subtracted once if a token occurs in the window.
+    pub presence: f32,
+    /// How many of the last tokens count.
+    pub window: usize,
+    /// Pairs of an id and the bits of an f32 that is added to its logit, each id once.
+    pub biases: Option<&'a Buffer>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct PenalizeParams {
+    n_vocab: u32,
+    offset: u32,
+    position: u32,
+    window: u32,
+    n_biases: u32,
+    repeat: f32,
+    frequency: f32,
+    presence: f32,
+}
+
+/// Biases and penalises `logits`, one row. `tokens` has the ids of the sequence by position, up to
+/// `position`.
+///
+/// Errors: [`GpuError::Shape`] if there isn't one row.
+/// Exactness: the quotients of penalties within 2.5 units in the last place.
+pub fn penalize(
+    recorder: &mut Recorder,
+    logits: Rows<'_>,
+    penalties: &Penalties<'_>,
+    tokens: &Buffer,
+    position: Position<'_>,
+) -> Result<(), GpuError> {
+    logits.check("penalties: logits")?;
+    position.check()?;
+    expect("penalties: rows", 1, logits.n_rows)?;
+    let nothing = recorder.device().nothing()?;
+    let params = PenalizeParams {
+        n_vocab: logits.width as u32,
+        offset: logits.offset as u32,
+        position: position.index as u32,
+        window: penalties.window.min(u32::MAX as usize) as u32,
+        n_biases: penalties
+            .biases
+            .map_or(0, |biases| (biases.bytes() / 8) as u32),
+        repeat: penalties.repeat,
+        frequency: penalties.frequency,
+        presence: penalties.presence,
+    };
+    let bindings = [
+        logits.buffer.into(),
+        tokens.into(),
+        penalties.biases.unwrap_or(&nothing).into(),
+        position.buffer.into(),
+    ];
+    recorder.dispatch(&PENALIZE, &[], &bindings, &params, [1, 1])
+}
+
+/// How a token is drawn from the best.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; 0 takes the best.
+    pub temperature: f32,
+    /// Keeps the fewest best tokens whose probabilities reach it together; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least so many times as probable as the best.
+    pub min_p: f32,
+    /// Equal seeds draw equal tokens at equal positions from equal logits, on one device.
+    pub seed: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct SampleParams {
+    k: u32,
+    state: u32,
+    capacity: u32,
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+/// Draws the next token from `best`, and moves the sequence on: `state` is the position of the last token
+/// and, in the element behind it, the token. Afterwards both are those of the next, for the next replay
+/// of the same commands. The token is written to `tokens` too, by its position, if there is room.
+///
+/// Errors: [`GpuError::Shape`] if `state` has no element behind the position.
+pub fn sample(
+    recorder: &mut Recorder,
+    best: &TopK,
+    draw: &Draw,
+    state: Position<'_>,
+    tokens: &Buffer,
+) -> Result<(), GpuError> {
+    let behind = Position {
+        index: state.index + 1,
+        ..state
+    };
+    behind.check()?;
+    let params = SampleParams {
+        k: best.k as u32,
+        state: state.index as u32,
+        capacity: (tokens.bytes() / 4).min(u64::from(u32::MAX)) as u32,
+        temperature: draw.temperature,
+        top_p: draw.top_p,
+        min_p: draw.min_p,
+        seed_low: draw.seed as u32,
+        seed_high: (draw.seed >> 32) as u32,
+    };
+    let bindings = [best.best().into(), state.buffer.into(), tokens.into()];
+    recorder.dispatch(&SAMPLE, &[], &bindings, &params, [1, 1])
+}

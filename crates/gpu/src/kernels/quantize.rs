@@ -1,0 +1,159 @@
+//! Activations rounded to int8, as integer weights take them.
+
+use bytemuck::NoUninit;
+
+use super::norm::workgroup;
+use super::{Rows, fold};
+use crate::error::{expect, expect_most};
+use crate::memory::Buffer;
+use crate::shader::QUANTIZE;
+use crate::{Device, GpuError, Recorder};
+
+/// How many activations share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scaling {
+    /// A whole row, as BitLinear layers were trained with.
+    Row,
+    /// Blocks of 256, for weights whose blocks have integer scales within (Q4_K, Q6_K).
+    Blocks256,
+    /// Blocks of 32, for weights of smaller blocks.
+    Blocks32,
+}
+
+/// What rows of rounded activations are padded to a multiple of.
+pub const PADDING: usize = 256;
+
+/// Values whose scale and sum are kept together.
+const RUN: usize = 32;
+
+/// Memory for rounded activations, `[most_rows, most_width]` of any scaling.
+#[derive(Debug, Clone)]
+pub struct QuantizedRows {
+    /// `[n_rows, padded width]` of int8.
+    pub(super) q: Buffer,
+    /// Scales and sums.
+    pub(super) steps: Buffer,
+    most_rows: usize,
+    most_width: usize,
+}
+
+impl QuantizedRows {
+    /// Room for so many rows of so many elements.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`].
+    pub fn new(device: &Device, most_rows: usize, most_width: usize) -> Result<Self, GpuError> {
+        let padded = most_width.next_multiple_of(PADDING) as u64;
+        let bytes = padded.saturating_mul(most_rows as u64);
+        Ok(QuantizedRows {
+            q: device.buffer("rounded activations", bytes)?,
+            steps: device.buffer(
+                "scales of activations",
+                (bytes / RUN as u64).saturating_mul(8),
+            )?,
+            most_rows,
+            most_width,
+        })
+    }
+
+    /// Errors unless so many rows of so many elements fit.
+    pub(super) fn expect_room(&self, n_rows: usize, width: usize) -> Result<(), GpuError> {
+        expect_most("rounded activations: rows", self.most_rows, n_rows)?;
+        let padded = self.most_width.next_multiple_of(PADDING);
+        expect_most(
+            "rounded activations: width",
+            padded,
+            width.next_multiple_of(PADDING),
+        )
+    }
+
+    /// What `n_rows` rows of `width` were rounded to, read back: for tests.
+    ///
+    /// Errors: as [`Device::read`].
+    pub fn read(
+        &self,
+        device: &Device,
+        n_rows: usize,
+        width: usize,
+        scaling: Scaling,
+    ) -> Result<Rounded, GpuError> {
+        let len = n_rows * width.next_multiple_of(PADDING);
+        let n_steps = match scaling {
+            Scaling::Row => n_rows,
+            Scaling::Blocks256 | Scaling::Blocks32 => len / RUN,
+        };
+        let steps: Vec<u32> = device.read(&self.steps, 0..2 * n_steps)?;
+        let steps = steps.as_chunks().0.iter();
+        Ok(Rounded {
+            codes: device.read(&self.q, 0..len)?,
+            steps: steps
+                .map(|[scale, sum]| (f32::from_bits(*scale), *sum as i32))
+                .collect(),
+        })
+    }
+}
+
+/// Rounded activations as numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rounded {
+    /// Rows of codes, padded with zeros to [`PADDING`].
+    pub codes: Vec<i8>,
+    /// For each row its scale, 127 / max|x|, and its sum; or for each run of 32 what a unit of its block
+    /// is worth, and its sum.
+    pub steps: Vec<(f32, i32)>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Params {
+    width: u32,
+    padded: u32,
+    n_rows: u32,
+    x_offset: u32,
+    x_stride: u32,
+    eps: f32,
+}
+
+/// Rounds `x` to int8, or `rms_norm(x) · weight` with `norm` as weight and eps.
+///
+/// Errors: [`GpuError::Shape`] if there is no room, or the weight is too short.
+/// Exactness: without a norm, the bits of `sterna_kernels`' rounding, for finite values that the device
+/// doesn't flush to zero. With one, a code differs by 1 where the value lay next to a half.
+pub fn quantize(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    norm: Option<(&Buffer, f32)>,
+    scaling: Scaling,
+    out: &QuantizedRows,
+) -> Result<(), GpuError> {
+    x.check("quantize: input")?;
+    out.expect_room(x.n_rows, x.width)?;
+    let padded = x.width.next_multiple_of(PADDING);
+    if let Some((weight, _)) = norm {
+        expect_most("quantize: weights", (weight.bytes() / 4) as usize, x.width)?;
+    }
+    let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
+    let params = Params {
+        width: x.width as u32,
+        padded: padded as u32,
+        n_rows: x.n_rows as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+        eps,
+    };
+    let device = recorder.device().clone();
+    let most = device.limits().workgroup_len as usize;
+    expect("quantize: invocations of a workgroup", most.max(64), most)?;
+    let constants = [
+        ("WG", workgroup(padded, most) as f64),
+        ("LANES", 8.0),
+        ("SCALING", f64::from(scaling as u8)),
+        ("NORM", f64::from(u8::from(norm.is_some()))),
+    ];
+    let bindings = [
+        x.buffer.into(),
+        weight.into(),
+        (&out.q).into(),
+        (&out.steps).into(),
+    ];
+    recorder.dispatch(&QUANTIZE, &constants, &bindings, &params, fold(x.n_rows))
+}

@@ -1,0 +1,48 @@
+//! Language models' arithmetic on GPUs.
+//!
+//! For compute kernels in WGSL and the little that is needed to run them well: choosing a device,
+//! memory, pipelines, and recorded commands that are replayed without allocating. Not for deciding
+//! what to compute: shapes, order and weights come from `sterna-engine`.
+//!
+//! - [`Device`] is an adapter with the features and limits that were agreed on;
+//! - [`memory`] has buffers, pools of them, and uploads in bounded memory;
+//! - [`Recorder`] collects dispatches and makes [`Commands`] of them, which [`Device::submit`] runs in
+//!   one pass as often as wanted;
+//! - [`kernels`] has a function for each operation, which checks shapes and records dispatches.
+//!
+//! Natively it stands on `wgpu` (Vulkan, Metal, DX12), of which nothing shows outside. For
+//! `wasm32-unknown-unknown` only [`shader`] and the plain descriptions are built.
+//!
+//! ```no_run
+//! use sterna_gpu::{Device, DeviceOptions, Recorder, kernels};
+//! use sterna_gpu::kernels::Rows;
+//!
+//! let device = Device::open(&DeviceOptions::default())?;
+//! let (x, y) = (device.upload(&[1.0f32, 2.0, 3.0])?, device.upload(&[1.0f32; 3])?);
+//! let mut recorder = Recorder::new(&device);
+//! kernels::elementwise::add(&mut recorder, Rows::new(&x, 1, 3), Rows::new(&y, 1, 3))?;
+//! device.submit(&[&recorder.finish()?], &[])?.wait()?;
+//! assert_eq!(device.read::<f32>(&x, 0..3)?, [2.0, 3.0, 4.0]);
+//! # Ok::<(), sterna_gpu::GpuError>(())
+//! ```
+
+mod error;
+mod features;
+pub mod shader;
+
+#[cfg(not(target_arch = "wasm32"))]
+mod device;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod kernels;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod memory;
+#[cfg(not(target_arch = "wasm32"))]
+mod record;
+
+pub use error::GpuError;
+pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits};
+
+#[cfg(not(target_arch = "wasm32"))]
+pub use device::{Device, MemoryUse};
+#[cfg(not(target_arch = "wasm32"))]
+pub use record::{Commands, ReadRange, Recorder, Submission, Timing};

@@ -1,0 +1,488 @@
+//! Recorded commands: dispatches collected once, run as often as wanted.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+use bytemuck::{NoUninit, Pod};
+
+use crate::device::Pipeline;
+use crate::error::expect;
+use crate::memory::Buffer;
+use crate::shader::Shader;
+use crate::{Device, GpuError};
+
+/// Collects dispatches.
+///
+/// Functions of [`crate::kernels`] add them; they take effect in the order they were added.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    dispatches: Vec<Dispatch>,
+    params: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Dispatch {
+    name: &'static str,
+    pipeline: Arc<Pipeline>,
+    buffers: wgpu::BindGroup,
+    /// Bytes of the parameters.
+    params: Range<usize>,
+    grid: [u32; 2],
+}
+
+/// A piece of a buffer that a kernel sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Binding<'a> {
+    pub(crate) buffer: &'a Buffer,
+    /// In bytes, a multiple of [`Limits::binding_align`](crate::Limits::binding_align).
+    pub(crate) offset: u64,
+    /// In bytes; `None` for the rest of the buffer.
+    pub(crate) bytes: Option<u64>,
+}
+
+impl<'a> From<&'a Buffer> for Binding<'a> {
+    fn from(buffer: &'a Buffer) -> Binding<'a> {
+        Binding {
+            buffer,
+            offset: 0,
+            bytes: None,
+        }
+    }
+}
+
+/// What parameters in a buffer are aligned to: the largest that any device asks for.
+const PARAMS_ALIGN: usize = 256;
+
+/// No kernel has more bytes of parameters.
+const MAX_PARAMS: u64 = 128;
+
+impl Recorder {
+    /// Nothing yet.
+    pub fn new(device: &Device) -> Recorder {
+        Recorder {
+            device: device.clone(),
+            dispatches: Vec::new(),
+            params: Vec::new(),
+        }
+    }
+
+    /// The device that commands are for.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Dispatches so far.
+    pub fn len(&self) -> usize {
+        self.dispatches.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.dispatches.is_empty()
+    }
+
+    /// Adds a dispatch of `shader` over a grid of workgroups; of an empty grid, nothing.
+    pub(crate) fn dispatch<P: NoUninit>(
+        &mut self,
+        shader: &'static Shader,
+        constants: &[(&'static str, f64)],
+        bindings: &[Binding<'_>],
+        params: &P,
+        grid: [u32; 2],
+    ) -> Result<(), GpuError> {
+        expect(
+            "bindings of a kernel",
+            shader.bindings.len(),
+            bindings.len(),
+        )?;
+        let params = bytemuck::bytes_of(params);
+        expect(
+            "bytes of a kernel's parameters",
+            shader.params_bytes as usize,
+            params.len(),
+        )?;
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let pipeline = self.device.pipeline(shader, constants)?;
+        let entries: Vec<_> = (0..)
+            .zip(bindings)
+            .map(|(binding, piece)| wgpu::BindGroupEntry {
+                binding,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: piece.buffer.wgpu(),
+                    offset: piece.offset,
+                    size: piece.bytes.and_then(std::num::NonZero::new),
+                }),
+            })
+            .collect();
+        let buffers = self.device.checked(shader.name, || {
+            self.device
+                .wgpu()
+                .create_bind_group(&wgpu::BindGroupDescriptor {
+                    label: Some(shader.name),
+                    layout: &pipeline.layout,
+                    entries: &entries,
+                })
+        })?;
+        if !self.device.features().immediates {
+            self.params
+                .resize(self.params.len().next_multiple_of(PARAMS_ALIGN), 0);
+        }
+        let start = self.params.len();
+        self.params.extend_from_slice(params);
+        self.dispatches.push(Dispatch {
+            name: shader.name,
+            pipeline,
+            buffers,
+            params: start..start + params.len(),
+            grid,
+        });
+        Ok(())
+    }
+
+    /// What was collected, ready to run.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`], where parameters need a buffer.
+    pub fn finish(self) -> Result<Commands, GpuError> {
+        let Recorder {
+            device,
+            dispatches,
+            params,
+        } = self;
+        let params = match device.params_layout() {
+            None => Params::Immediate(params),
+            Some(layout) => {
+                let most = MAX_PARAMS;
+                let buffer = device.checked("parameters", || {
+                    device.wgpu().create_buffer(&wgpu::BufferDescriptor {
+                        label: Some("params"),
+                        // A binding reaches as far behind the last offset as behind the first.
+                        size: params.len() as u64 + most,
+                        usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+                        mapped_at_creation: false,
+                    })
+                })?;
+                device.queue().write_buffer(&buffer, 0, &params);
+                let group = device.checked("parameters", || {
+                    device.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
+                        label: Some("params"),
+                        layout,
+                        entries: &[wgpu::BindGroupEntry {
+                            binding: 0,
+                            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                                buffer: &buffer,
+                                offset: 0,
+                                size: std::num::NonZero::new(most),
+                            }),
+                        }],
+                    })
+                })?;
+                Params::Buffer(group)
+            }
+        };
+        Ok(Commands { dispatches, params })
+    }
+}
+
+/// Dispatches with all that they use. [`Device::submit`] runs them; nothing is allocated for that.
+#[derive(Debug)]
+pub struct Commands {
+    dispatches: Vec<Dispatch>,
+    params: Params,
+}
+
+/// Where parameters are.
+#[derive(Debug)]
+enum Params {
+    /// Here, to be put into the commands.
+    Immediate(Vec<u8>),
+    /// In a buffer on the device, each dispatch's at an offset.
+    Buffer(wgpu::BindGroup),
+}
+
+/// Times of one dispatch on the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// The kernel.
+    pub name: &'static str,
+    /// From the end of what was before it to its own, in microseconds.
+    pub us: f64,
+}
+
+impl Commands {
+    /// How many dispatches there are.
+    pub fn len(&self) -> usize {
+        self.dispatches.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.dispatches.is_empty()
+    }
+
+    fn encode(&self, pass: &mut wgpu::ComputePass<'_>, times: Option<(&wgpu::QuerySet, u32)>) {
+        let mut last: Option<&Arc<Pipeline>> = None;
+        for (i, dispatch) in (0..).zip(&self.dispatches) {
+            if !last.is_some_and(|last| Arc::ptr_eq(last, &dispatch.pipeline)) {
+                pass.set_pipeline(&dispatch.pipeline.wgpu);
+                last = Some(&dispatch.pipeline);
+            }
+            pass.set_bind_group(0, &dispatch.buffers, &[]);
+            match &self.params {
+                Params::Immediate(bytes) => {
+                    pass.set_immediates(0, &bytes[dispatch.params.clone()]);
+                }
+                Params::Buffer(group) => {
+                    pass.set_bind_group(1, group, &[dispatch.params.start as u32]);
+                }
+            }
+            let [x, y] = dispatch.grid;
+            pass.dispatch_workgroups(x, y, 1);
+            if let Some((set, first)) = times {
+                pass.write_timestamp(set, first + i);
+            }
+        }
+    }
+}
+
+/// A piece of a buffer to be read back.
+#[derive(Debug, Clone)]
+pub struct ReadRange {
+    buffer: Buffer,
+    /// In bytes.
+    bytes: Range<u64>,
+}
+
+impl ReadRange {
+    /// The elements `range` of a buffer of `T`.
+    pub fn of<T: Pod>(buffer: &Buffer, range: Range<usize>) -> ReadRange {
+        let size = size_of::<T>() as u64;
+        ReadRange {
+            buffer: buffer.clone(),
+            bytes: range.start as u64 * size..range.end as u64 * size,
+        }
+    }
+}
+
+/// Commands on their way, and what will be read back when they are done.
+#[derive(Debug)]
+#[must_use = "errors show in waiting"]
+pub struct Submission {
+    device: Device,
+    index: wgpu::SubmissionIndex,
+    reads: Vec<Read>,
+}
+
+#[derive(Debug)]
+struct Read {
+    /// `None` for nothing to read.
+    staging: Option<wgpu::Buffer>,
+    /// Where the wanted bytes begin, and how many they are.
+    skip: usize,
+    bytes: usize,
+    mapped: Receiver<bool>,
+}
+
+impl Submission {
+    /// Whether everything is done, so that [`Submission::wait`] returns at once.
+    ///
+    /// Errors: [`GpuError::Lost`].
+    pub fn is_done(&mut self) -> Result<bool, GpuError> {
+        self.device.poll()?;
+        let polled = self.device.wgpu().poll(wgpu::PollType::Wait {
+            submission_index: Some(self.index.clone()),
+            timeout: Some(std::time::Duration::ZERO),
+        });
+        Ok(polled.is_ok())
+    }
+
+    /// Waits, and returns the bytes of each range that was to be read.
+    ///
+    /// Errors: [`GpuError::Lost`], [`GpuError::Timeout`], [`GpuError::Refused`].
+    pub fn wait(self) -> Result<Vec<Vec<u8>>, GpuError> {
+        let Submission {
+            device,
+            index,
+            reads,
+        } = self;
+        device.wait(Some(index))?;
+        let read = |read: Read| {
+            let Some(staging) = read.staging else {
+                return Ok(Vec::new());
+            };
+            let refused = |reason: String| GpuError::Refused {
+                what: "reading back".into(),
+                reason,
+            };
+            loop {
+                match read.mapped.try_recv() {
+                    Ok(true) => break,
+                    Err(TryRecvError::Empty) => device.wait(None)?,
+                    Ok(false) | Err(TryRecvError::Disconnected) => {
+                        device.check("reading back")?;
+                        return Err(refused("the buffer could not be mapped".into()));
+                    }
+                }
+            }
+            let view = staging
+                .get_mapped_range(..)
+                .map_err(|e| refused(e.to_string()))?;
+            let bytes = view[read.skip..][..read.bytes].to_vec();
+            drop(view);
+            staging.unmap();
+            device.staging().give(staging);
+            Ok(bytes)
+        };
+        reads.into_iter().map(read).collect()
+    }
+}
+
+impl Device {
+    /// Runs commands, one after the other in one pass, then copies what is to be read back.
+    ///
+    /// Errors: [`GpuError::Lost`]; [`GpuError::Shape`] if a range lies outside its buffer;
+    /// [`GpuError::Refused`] if the device's checks find fault.
+    pub fn submit(
+        &self,
+        commands: &[&Commands],
+        reads: &[ReadRange],
+    ) -> Result<Submission, GpuError> {
+        self.submit_with(commands, reads, None)
+    }
+
+    /// Runs commands and says how long each dispatch took.
+    ///
+    /// Errors: [`GpuError::Unsupported`] without [`Features::timestamps`](crate::Features::timestamps);
+    /// as [`Device::submit`].
+    pub fn time(&self, commands: &[&Commands]) -> Result<Vec<Timing>, GpuError> {
+        if !self.features().timestamps {
+            return Err(GpuError::Unsupported {
+                what: "timing dispatches".into(),
+                reason: "the device has no timestamps".into(),
+            });
+        }
+        let names: Vec<_> = commands
+            .iter()
+            .flat_map(|commands| commands.dispatches.iter().map(|d| d.name))
+            .collect();
+        // A set of queries has at most 4096.
+        let n = names.len() + 1;
+        crate::error::expect_most("dispatches to be timed", 4095, names.len())?;
+        let set = self.checked("timing dispatches", || {
+            self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
+                label: None,
+                ty: wgpu::QueryType::Timestamp,
+                count: n as u32,
+            })
+        })?;
+        let reads = self.submit_with(commands, &[], Some(&set))?.wait()?;
+        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(reads.first().map_or(&[], |r| &r[..]));
+        let us = |ticks: u64| ticks as f64 * f64::from(self.timestamp_ns()) / 1000.0;
+        let timings = names
+            .into_iter()
+            .zip(ticks.windows(2))
+            .map(|(name, ticks)| Timing {
+                name,
+                us: us(ticks[1].saturating_sub(ticks[0])),
+            });
+        Ok(timings.collect())
+    }
+
+    /// Times, if wanted, are the first to be read back.
+    fn submit_with(
+        &self,
+        commands: &[&Commands],
+        reads: &[ReadRange],
+        times: Option<&wgpu::QuerySet>,
+    ) -> Result<Submission, GpuError> {
+        for read in reads {
+            let end = read.bytes.end.max(read.bytes.start);
+            let most = read.buffer.bytes();
+            crate::error::expect_most("end of what is read", most as usize, end as usize)?;
+        }
+        let mut staged = Vec::with_capacity(reads.len());
+        for read in reads {
+            // Copies are of whole words.
+            let words = read.bytes.start / 4 * 4..read.bytes.end.next_multiple_of(4);
+            staged.push((
+                read,
+                words.clone(),
+                self.staging().take(self, words.end - words.start)?,
+            ));
+        }
+        let n_times = commands.iter().map(|c| c.len()).sum::<usize>() as u32 + 1;
+        let times_bytes = u64::from(n_times) * 8;
+        let times = match times {
+            None => None,
+            Some(set) => {
+                let resolved = self.checked("timing dispatches", || {
+                    self.wgpu().create_buffer(&wgpu::BufferDescriptor {
+                        label: None,
+                        size: times_bytes,
+                        usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                        mapped_at_creation: false,
+                    })
+                })?;
+                Some((set, resolved, self.staging().take(self, times_bytes)?))
+            }
+        };
+        let index = self.checked("submitting", || {
+            let mut encoder = self.wgpu().create_command_encoder(&Default::default());
+            if n_times > 1 {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                let mut first = 1;
+                if let Some((set, ..)) = &times {
+                    pass.write_timestamp(set, 0);
+                }
+                for commands in commands {
+                    commands.encode(&mut pass, times.as_ref().map(|(set, ..)| (*set, first)));
+                    first += commands.len() as u32;
+                }
+            }
+            if let Some((set, resolved, Some(staging))) = &times {
+                encoder.resolve_query_set(set, 0..n_times, resolved, 0);
+                encoder.copy_buffer_to_buffer(resolved, 0, staging, 0, times_bytes);
+            }
+            for (read, words, staging) in &staged {
+                if let Some(staging) = staging {
+                    let bytes = words.end - words.start;
+                    let from = read.buffer.wgpu();
+                    encoder.copy_buffer_to_buffer(from, words.start, staging, 0, bytes);
+                }
+            }
+            self.queue().submit([encoder.finish()])
+        })?;
+        let times = times.map(|(_, _, staging)| (staging, 0, times_bytes));
+        let ranges = staged.into_iter().map(|(read, words, staging)| {
+            (
+                staging,
+                read.bytes.start - words.start,
+                read.bytes.end - read.bytes.start,
+            )
+        });
+        let reads = times.into_iter().chain(ranges);
+        let reads = reads.map(|(staging, skip, bytes)| {
+            let (sender, mapped) = channel();
+            if let Some(staging) = &staging {
+                staging.map_async(wgpu::MapMode::Read, .., move |result| {
+                    // A submission that was dropped doesn't want to know.
+                    let _ = sender.send(result.is_ok());
+                });
+            }
+            Read {
+                staging,
+                skip: skip as usize,
+                bytes: bytes as usize,
+                mapped,
+            }
+        });
+        Ok(Submission {
+            device: self.clone(),
+            index,
+            reads: reads.collect(),
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! The kernels' WGSL: which files make which shader, and how they become one text.
+//!
+//! A shader is its own file in `src/shaders/` behind the files of `src/shaders/lib/` it names. What
+//! differs between devices lies in those: sums over invocations by subgroups or through shared memory,
+//! products of packed bytes in one instruction or several. Native and browser builds embed the same
+//! files; what their compilers want differently is put in front by [`Shader::assemble`].
+
+mod table;
+
+pub use table::ALL;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use table::*;
+
+use crate::Features;
+
+/// What compiles the WGSL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// naga, in `wgpu`: knows subgroups without being told, and immediates.
+    Native,
+    /// A browser: wants extensions named, and has no immediates.
+    Browser,
+}
+
+/// What a kernel does with a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reads it.
+    Read,
+    /// Writes it, and may read it.
+    Write,
+}
+
+/// A text that several shaders share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lib {
+    /// A file as it is.
+    File(&'static str),
+    /// Sums and maxima over invocations: by subgroups where there are any.
+    Reduce,
+    /// Products of packed bytes: in one instruction where there is one.
+    Dot4,
+}
+
+/// Extensions of WGSL that a shader can't do without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// 16-bit floats.
+    F16,
+    /// Cooperative matrices.
+    CooperativeMatrix,
+}
+
+/// A shader: one entry point, `main`, with its buffers in group 0 and `params` beside them.
+#[derive(Debug)]
+pub struct Shader {
+    /// Name, that of its file.
+    pub name: &'static str,
+    /// Its own file.
+    pub source: &'static str,
+    /// What is put before it.
+    pub libs: &'static [Lib],
+    /// Its buffers, by binding.
+    pub bindings: &'static [Access],
+    /// Bytes of its `Params`.
+    pub params_bytes: u32,
+    /// What it can't do without.
+    pub needs: &'static [Need],
+}
+
+/// The line by which every shader declares its parameters.
+const PARAMS: &str = "@group(1) @binding(0) var<uniform> params: Params;";
+
+/// The same where parameters come with the command.
+const IMMEDIATE_PARAMS: &str = "var<immediate> params: Params;";
+
+impl Shader {
+    /// The whole text, for devices with `features`.
+    pub fn assemble(&self, target: Target, features: Features) -> String {
+        let mut text = String::new();
+        for need in self.needs {
+            text.push_str(match need {
+                Need::F16 => "enable f16;\n",
+                Need::CooperativeMatrix => "enable wgpu_cooperative_matrix;\n",
+            });
+        }
+        let by_subgroups = self.libs.contains(&Lib::Reduce) && features.subgroups
+            || self.needs.contains(&Need::CooperativeMatrix);
+        if target == Target::Browser && by_subgroups {
+            text.push_str("enable subgroups;\n");
+        }
+        for lib in self.libs {
+            text.push_str(match lib {
+                Lib::File(text) => text,
+                Lib::Reduce if features.subgroups => table::REDUCE_SUBGROUP,
+                Lib::Reduce => table::REDUCE_SHARED,
+                Lib::Dot4 if features.dot4 => table::DOT4_PACKED,
+                Lib::Dot4 => table::DOT4_PLAIN,
+            });
+            text.push('\n');
+        }
+        if target == Target::Native && features.immediates {
+            text.push_str(&self.source.replace(PARAMS, IMMEDIATE_PARAMS));
+        } else {
+            text.push_str(self.source);
+        }
+        text
+    }
+
+    /// Whether a device with `features` can run it.
+    pub fn runs_with(&self, features: Features) -> bool {
+        self.needs.iter().all(|need| match need {
+            Need::F16 => features.f16,
+            Need::CooperativeMatrix => features.cooperative_matrix,
+        })
+    }
+}

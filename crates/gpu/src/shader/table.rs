@@ -1,0 +1,163 @@
+//! Which files make which shader.
+
+use super::Access::{Read, Write};
+use super::{Lib, Need, Shader};
+
+pub(super) const REDUCE_SUBGROUP: &str = include_str!("../shaders/lib/reduce_subgroup.wgsl");
+pub(super) const REDUCE_SHARED: &str = include_str!("../shaders/lib/reduce_shared.wgsl");
+pub(super) const DOT4_PACKED: &str = include_str!("../shaders/lib/dot4_packed.wgsl");
+pub(super) const DOT4_PLAIN: &str = include_str!("../shaders/lib/dot4_plain.wgsl");
+
+const EXACT: Lib = Lib::File(include_str!("../shaders/lib/exact.wgsl"));
+const ACTIVATION: Lib = Lib::File(include_str!("../shaders/lib/activation.wgsl"));
+const EPILOGUE: Lib = Lib::File(include_str!("../shaders/lib/epilogue.wgsl"));
+const GRID: Lib = Lib::File(include_str!("../shaders/lib/grid.wgsl"));
+const IO_SEPARATE: Lib = Lib::File(include_str!("../shaders/lib/io_separate.wgsl"));
+const IO_IN_PLACE: Lib = Lib::File(include_str!("../shaders/lib/io_in_place.wgsl"));
+
+const CACHE_F32: Lib = Lib::File(include_str!("../shaders/lib/cache_f32.wgsl"));
+const CACHE_F16: Lib = Lib::File(include_str!("../shaders/lib/cache_f16.wgsl"));
+const CACHE_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/cache_q8_0.wgsl"));
+const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
+const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
+const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
+const INPUT_STORED: Lib = Lib::File(include_str!("../shaders/lib/input_stored.wgsl"));
+const INPUT_ROUNDED: Lib = Lib::File(include_str!("../shaders/lib/input_rounded.wgsl"));
+const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
+const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
+const CODES_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q8_0.wgsl"));
+const CODES_Q4_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q4_0.wgsl"));
+const CODES_Q4_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q4_k.wgsl"));
+const CODES_Q6_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q6_k.wgsl"));
+const CODES_Q1_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q1_0.wgsl"));
+const CODES_Q2_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q2_0.wgsl"));
+const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));
+const FLOATS_F32: Lib = Lib::File(include_str!("../shaders/lib/floats_f32.wgsl"));
+const FLOATS_F16: Lib = Lib::File(include_str!("../shaders/lib/floats_f16.wgsl"));
+const FLOATS_BF16: Lib = Lib::File(include_str!("../shaders/lib/floats_bf16.wgsl"));
+
+/// Defines shaders, and [`ALL`] of them.
+macro_rules! shaders {
+    ($($(#[$doc:meta])* $name:ident = $file:literal, [$($lib:expr),*], [$($access:expr),*],
+        $params:literal, [$($need:expr),*];)*) => {
+        $(
+            $(#[$doc])*
+            #[cfg_attr(target_arch = "wasm32", allow(dead_code))]
+            pub(crate) static $name: Shader = Shader {
+                name: stringify!($name),
+                source: include_str!(concat!("../shaders/", $file, ".wgsl")),
+                libs: &[$($lib),*],
+                bindings: &[$($access),*],
+                params_bytes: $params,
+                needs: &[$($need),*],
+            };
+        )*
+        /// Every shader.
+        pub static ALL: &[&Shader] = &[$(&$name),*];
+    };
+}
+
+shaders! {
+    RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], 28, [];
+    RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], 28, [];
+    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], 24, [];
+    ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], 28, [];
+    TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    TERNARY_GEMV_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [];
+    EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+    GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 32, [];
+    GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 32, [];
+    GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write], 52, [];
+    EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 32, [];
+    HEADS = "heads", [Lib::Reduce, EXACT], [Write, Read, Read, Read, Read, Write, Write], 60, [];
+    ATTENTION_F32 = "attention", [CACHE_F32], [Read, Read, Read, Read, Write], 68, [];
+    ATTENTION_F16 = "attention", [CACHE_F16], [Read, Read, Read, Read, Write], 68, [];
+    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0], [Read, Read, Read, Read, Write], 68, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 32, [];
+    TOP_K = "top_k", [], [Read, Write], 12, [];
+    PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
+    SAMPLE = "sample", [], [Read, Write, Write], 32, [];
+    TERNARY_GEMM_COOP = "ternary_gemm_coop", [LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q8_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_K_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q6_K_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q1_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q2_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+}

@@ -1,0 +1,101 @@
+// out[t, i] ← Σ_b (weights of block b) · (activations of block b), for many rows t
+//
+// Agrees with `sterna_kernels::gemm` as block_gemv.wgsl does.
+// Shapes: weights as `codes_*.wgsl` says; q [m, q_len] of 16 int8; steps [m, q_len / 2] of the step and
+// the sum of each run of 32; out f32.
+// Workgroups of 256: 64 rows of weights by 64 of activations, four by four to an invocation, two runs
+// of 32 columns at a time.
+
+@group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+
+@group(1) @binding(0) var<uniform> params: Params;
+
+// Two runs of 64 rows, 17 words apart, so that rows are in different banks; of activations 4 vectors.
+var<workgroup> tile_w: array<u32, 1088>;
+var<workgroup> tile_s: array<vec3<f32>, 128>;
+var<workgroup> tile_q: array<vec4<u32>, 256>;
+var<workgroup> tile_steps: array<vec2<f32>, 128>;
+
+fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
+    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
+}
+
+fn four_words(i: u32) -> vec4<u32> {
+    return vec4<u32>(tile_w[i], tile_w[i + 1u], tile_w[i + 2u], tile_w[i + 3u]);
+}
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    let row0 = group.x * 64u;
+    let token0 = group.y * 64u;
+    // Rows 2x, 2x + 1, 32 + 2x, 33 + 2x, and tokens y, 16 + y, 32 + y, 48 + y.
+    let x = thread % 16u;
+    let y = thread / 16u;
+    // One vector for each token, of the four rows.
+    var sums = array<vec4<f32>, 4>();
+    for (var run0 = 0u; run0 < params.runs; run0 += 2u) {
+        if thread < 128u {
+            let r = thread / 2u;
+            let row = min(row0 + r, params.n - 1u);
+            let run = run0 + thread % 2u;
+            var w = array<vec4<u32>, 2>();
+            var s = vec3<f32>();
+            if run < params.runs {
+                w = run_codes(row, run);
+                s = run_scales(row, run);
+            }
+            let to = r * 17u + thread % 2u * 8u;
+            for (var i = 0u; i < 8u; i++) {
+                tile_w[to + i] = w[i / 4u][i % 4u];
+            }
+            tile_s[thread] = s;
+        } else {
+            let i = thread - 128u;
+            let token = min(token0 + i / 2u, params.m - 1u);
+            // Rows of activations are padded to eight runs.
+            let step = steps[token * params.q_len / 2u + run0 + i % 2u];
+            tile_steps[i] = vec2<f32>(bitcast<f32>(step.x), f32(bitcast<i32>(step.y)));
+        }
+        let token = min(token0 + thread / 4u, params.m - 1u);
+        tile_q[thread] = q[token * params.q_len + run0 * 2u + thread % 4u];
+        workgroupBarrier();
+        for (var run = 0u; run < 2u; run++) {
+            for (var r = 0u; r < 4u; r++) {
+                let row = r / 2u * 32u + 2u * x + r % 2u;
+                let w0 = four_words(row * 17u + run * 8u);
+                let w1 = four_words(row * 17u + run * 8u + 4u);
+                let s = tile_s[row * 2u + run];
+                for (var t = 0u; t < 4u; t++) {
+                    let at = t * 16u + y;
+                    let a0 = tile_q[at * 4u + run * 2u];
+                    let a1 = tile_q[at * 4u + run * 2u + 1u];
+                    let step = tile_steps[at * 2u + run];
+                    if HALVES {
+                        let first = f32(dot16(w0, a0, 0));
+                        let second = f32(dot16(w1, a1, 0));
+                        sums[t][r] += step.x * (first * s.x + second * s.y);
+                    } else {
+                        let both = f32(dot16(w1, a1, dot16(w0, a0, 0)));
+                        sums[t][r] += step.x * (both * s.x - step.y * s.z);
+                    }
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+    for (var t = 0u; t < 4u; t++) {
+        let token = token0 + t * 16u + y;
+        if token >= params.m {
+            continue;
+        }
+        let base = params.out_offset + token * params.out_stride;
+        let i = params.first + row0 + 2u * x;
+        put(base, i, params.first + params.n, sums[t].xy);
+        put(base, i + 32u, params.first + params.n, sums[t].zw);
+    }
+}

@@ -1,0 +1,41 @@
+// out[t, i] ← Σ_j w[i, j] · x[t, j], for few rows t
+//
+// Agrees with `sterna_kernels::gemm` for floats, but for the order of the sum, and for the bits that
+// the CPU drops of activations beside F16 and BF16 weights.
+// Shapes: weights as `floats_*.wgsl` says; x rows of k f32; out f32. LANES invocations to two rows;
+// workgroups of WG.
+
+// Rows of activations, at most 4.
+override TOKENS: u32 = 1u;
+
+@group(0) @binding(3) var<storage, read_write> out: array<f32>;
+
+@group(1) @binding(0) var<uniform> params: Params;
+
+@compute @workgroup_size(WG)
+fn main(at: Invocation) {
+    let thread = thread_of(at);
+    let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
+    let a = min(row, params.n - 1u);
+    let b = min(row + 1u, params.n - 1u);
+    var sums = array<vec2<f32>, 4>();
+    for (var i = thread % LANES; i < (params.k + 7u) / 8u; i += LANES) {
+        let w0 = eight_floats(a, i);
+        let w1 = eight_floats(b, i);
+        for (var t = 0u; t < TOKENS; t++) {
+            let x0 = x_at(params.token + t, 2u * i);
+            let x1 = x_at(params.token + t, 2u * i + 1u);
+            sums[t] += vec2<f32>(
+                dot(w0[0], x0) + dot(w0[1], x1),
+                dot(w1[0], x0) + dot(w1[1], x1),
+            );
+        }
+    }
+    for (var t = 0u; t < TOKENS; t++) {
+        let sum = segment_sum_f32(at, sums[t]);
+        if thread % LANES == 0u && row < params.n {
+            let base = params.out_offset + (params.token + t) * params.out_stride;
+            put(base, params.first + row, params.first + params.n, sum);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+// Queries, keys and values of a batch made ready: heads normalised where there are weights for it,
+// rotated by their positions, queries left in place, keys and values put into the cache.
+//
+// Agrees with `sterna_kernels::rope` (both layouts; pairs leave as halves) and `sterna_kernels::norm`, and
+// in what the cache then holds with `sterna_kernels::attention`.
+// Shapes: qkv rows with the queries [n_heads, head_dim], keys and values [n_kv_heads, head_dim] at
+// offsets of their own; angles [positions, half] of cosine and sine; keys and values as `cache_*.wgsl`
+// says, [n_kv_heads, capacity] rows; position[0] is that of the first row.
+// A workgroup of 64 to a head, n_heads + 2 · n_kv_heads to a row.
+
+// 0: f32. 1: f16. 2: int8.
+override CACHE: u32 = 0u;
+// 1 if queries, or keys, are normalised.
+override Q_NORM: u32 = 0u;
+override K_NORM: u32 = 0u;
+// 1 if pairs are neighbours, 0 if they lie half the rotated elements apart.
+override PAIRS: u32 = 0u;
+
+@group(0) @binding(0) var<storage, read_write> qkv: array<f32>;
+@group(0) @binding(1) var<storage, read> angles: array<vec2<f32>>;
+@group(0) @binding(2) var<storage, read> position: array<u32>;
+@group(0) @binding(3) var<storage, read> q_weight: array<f32>;
+@group(0) @binding(4) var<storage, read> k_weight: array<f32>;
+@group(0) @binding(5) var<storage, read_write> keys: array<u32>;
+@group(0) @binding(6) var<storage, read_write> values: array<u32>;
+
+struct Params {
+    n_rows: u32,
+    n_heads: u32,
+    n_kv_heads: u32,
+    head_dim: u32,
+    // Pairs that are rotated.
+    half: u32,
+    offset: u32,
+    stride: u32,
+    // Of the keys, and of the values, within a row.
+    keys: u32,
+    values: u32,
+    position: u32,
+    capacity: u32,
+    row_len: u32,
+    row_scales: u32,
+    scales: u32,
+    eps: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+var<workgroup> head: array<f32, 256>;
+// After the rotation.
+var<workgroup> turned: array<f32, 256>;
+
+fn turn(thread: u32, row: u32) {
+    for (var e = thread; e < params.head_dim; e += WG) {
+        if e >= 2u * params.half {
+            turned[e] = head[e];
+        }
+    }
+    for (var i = thread; i < params.half; i += WG) {
+        let angle = angles[row * params.half + i];
+        let a = head[select(i, 2u * i, PAIRS == 1u)];
+        let b = head[select(i + params.half, 2u * i + 1u, PAIRS == 1u)];
+        turned[i] = a * angle.x - b * angle.y;
+        turned[i + params.half] = b * angle.x + a * angle.y;
+    }
+    workgroupBarrier();
+}
+
+// Element e of the head, zero behind its end.
+fn element(e: u32) -> f32 {
+    return select(0.0, turned[min(e, 255u)], e < params.head_dim);
+}
+
+// Scale of the 32 elements from `first` on: max|x| / 127 as an f16.
+fn block_scale(first: u32) -> f32 {
+    var top = 0.0;
+    for (var i = 0u; i < 32u; i++) {
+        top = max(top, abs(element(first + i)));
+    }
+    return unpack2x16float(pack2x16float(vec2<f32>(min(divide(top, 127.0), 65504.0), 0.0))).x;
+}
+
+// Word i of a cached head.
+fn word(i: u32) -> u32 {
+    if CACHE == 0u {
+        return bitcast<u32>(element(i));
+    }
+    if CACHE == 1u {
+        return pack2x16float(vec2<f32>(element(2u * i), element(2u * i + 1u)));
+    }
+    let scale = block_scale(4u * i / 32u * 32u);
+    let inverse = select(0.0, divide(1.0, scale), scale > 0.0);
+    let x = vec4<f32>(element(4u * i), element(4u * i + 1u), element(4u * i + 2u), element(4u * i + 3u));
+    let codes = vec4<i32>(clamp(round(x * inverse), vec4<f32>(-127.0), vec4<f32>(127.0)));
+    let bytes = bitcast<vec4<u32>>(codes) & vec4<u32>(255u);
+    return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
+}
+
+@compute @workgroup_size(WG)
+fn main(at: Invocation) {
+    let thread = thread_of(at);
+    let slots = params.n_heads + 2u * params.n_kv_heads;
+    let t = min(at.group.y, params.n_rows - 1u);
+    let slot = at.group.x;
+    let kv = (slot - params.n_heads) % params.n_kv_heads;
+    let is_query = slot < params.n_heads;
+    let is_key = !is_query && slot < params.n_heads + params.n_kv_heads;
+    var begin = params.offset + t * params.stride;
+    if is_query {
+        begin += slot * params.head_dim;
+    } else {
+        begin += select(params.values, params.keys, is_key) + kv * params.head_dim;
+    }
+    var squares = 0.0;
+    for (var e = thread; e < params.head_dim; e += WG) {
+        let x = qkv[begin + e];
+        head[e] = x;
+        squares += x * x;
+    }
+    let sum = workgroup_sum_f32(at, squares);
+    if is_query && Q_NORM == 1u || is_key && K_NORM == 1u {
+        let inverse = 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
+        for (var e = thread; e < params.head_dim; e += WG) {
+            // No product of the two weights is used: a head has one of them.
+            if is_query {
+                head[e] = head[e] * inverse * q_weight[e];
+            } else {
+                head[e] = head[e] * inverse * k_weight[e];
+            }
+        }
+    }
+    workgroupBarrier();
+    let now = position[params.position] + t;
+    if is_query || is_key {
+        turn(thread, now);
+    } else {
+        for (var e = thread; e < params.head_dim; e += WG) {
+            turned[e] = head[e];
+        }
+        workgroupBarrier();
+    }
+    if is_query {
+        for (var e = thread; e < params.head_dim; e += WG) {
+            qkv[begin + e] = turned[e];
+        }
+        return;
+    }
+    if now >= params.capacity {
+        return;
+    }
+    let row = kv * params.capacity + now;
+    for (var i = thread; i < params.row_len * 4u; i += WG) {
+        let to = row * params.row_len * 4u + i;
+        if is_key {
+            keys[to] = word(i);
+        } else {
+            values[to] = word(i);
+        }
+    }
+    if CACHE == 2u {
+        for (var i = thread; i < params.row_scales; i += WG) {
+            let to = params.scales + row * params.row_scales + i;
+            let scale = bitcast<u32>(block_scale(32u * i));
+            if is_key {
+                keys[to] = scale;
+            } else {
+                values[to] = scale;
+            }
+        }
+    }
+}

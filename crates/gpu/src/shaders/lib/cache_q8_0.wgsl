@@ -1,0 +1,22 @@
+// A cache of int8 with an f32 scale for every 32 elements of a head: rows of `row_len` vectors of codes,
+// and from `scales` on (in words) rows of `row_scales` scales.
+
+fn bytes_of(word: u32) -> vec4<f32> {
+    let shifted = bitcast<vec4<i32>>(vec4<u32>(word) << vec4<u32>(24u, 16u, 8u, 0u));
+    return vec4<f32>(shifted >> vec4<u32>(24u));
+}
+
+fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
+    let w = keys[row * params.row_len + i / 2u];
+    let two = select(w.xy, w.zw, i % 2u == 1u);
+    let at = params.scales + row * params.row_scales + i / 4u;
+    let scale = bitcast<f32>(keys[at / 4u][at % 4u]);
+    return array<vec4<f32>, 2>(scale * bytes_of(two.x), scale * bytes_of(two.y));
+}
+
+fn value_at(row: u32, e: u32) -> f32 {
+    let word = values[row * params.row_len + e / 16u][e % 16u / 4u];
+    let at = params.scales + row * params.row_scales + e / 32u;
+    let scale = bitcast<f32>(values[at / 4u][at % 4u]);
+    return scale * f32(bitcast<i32>(word << (24u - e % 4u * 8u)) >> 24u);
+}

@@ -1,0 +1,21 @@
+// Activations that were rounded before: q [m, q_len] of 16 int8; steps [m] of scale and sum, or [m,
+// q_len / 2] of the step and the sum of each run of 32.
+
+@group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
+
+fn prepare(at: Invocation) {}
+
+fn q_at(token: u32, i: u32) -> vec4<u32> {
+    return q[token * params.q_len + i];
+}
+
+// Scale and sum of a row.
+fn row_step(token: u32) -> vec2<u32> {
+    return steps[token];
+}
+
+// Step and sum of a run.
+fn run_step(token: u32, run: u32) -> vec2<u32> {
+    return steps[token * params.q_len / 2u + run];
+}

@@ -1,0 +1,112 @@
+// Sums and maxima over invocations through shared memory: for devices without subgroups.
+// A segment is LANES invocations in a row, a power of two; all invocations must call together.
+
+override WG: u32 = 256u;
+override LANES: u32 = 8u;
+
+struct Invocation {
+    @builtin(local_invocation_index) index: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+}
+
+var<workgroup> exchange: array<vec2<u32>, WG>;
+
+// The invocation's number in the workgroup, as segments count.
+fn thread_of(at: Invocation) -> u32 {
+    return at.index;
+}
+
+fn segment_sum_i32(at: Invocation, value: vec2<i32>) -> vec2<i32> {
+    let i = at.index;
+    exchange[i] = bitcast<vec2<u32>>(value);
+    workgroupBarrier();
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        if i % LANES < half {
+            exchange[i] += exchange[i + half];
+        }
+        workgroupBarrier();
+    }
+    let sum = bitcast<vec2<i32>>(exchange[i - i % LANES]);
+    workgroupBarrier();
+    return sum;
+}
+
+fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
+    let i = at.index;
+    exchange[i] = bitcast<vec2<u32>>(value);
+    workgroupBarrier();
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        if i % LANES < half {
+            let sum = bitcast<vec2<f32>>(exchange[i]) + bitcast<vec2<f32>>(exchange[i + half]);
+            exchange[i] = bitcast<vec2<u32>>(sum);
+        }
+        workgroupBarrier();
+    }
+    let sum = bitcast<vec2<f32>>(exchange[i - i % LANES]);
+    workgroupBarrier();
+    return sum;
+}
+
+fn segment_max_f32(at: Invocation, value: f32) -> f32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        if i % LANES < half {
+            let top = max(bitcast<f32>(exchange[i].x), bitcast<f32>(exchange[i + half].x));
+            exchange[i].x = bitcast<u32>(top);
+        }
+        workgroupBarrier();
+    }
+    let top = bitcast<f32>(exchange[i - i % LANES].x);
+    workgroupBarrier();
+    return top;
+}
+
+fn workgroup_sum_f32(at: Invocation, value: f32) -> f32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    for (var half = WG / 2u; half > 0u; half /= 2u) {
+        if i < half {
+            let sum = bitcast<f32>(exchange[i].x) + bitcast<f32>(exchange[i + half].x);
+            exchange[i].x = bitcast<u32>(sum);
+        }
+        workgroupBarrier();
+    }
+    let sum = bitcast<f32>(exchange[0].x);
+    workgroupBarrier();
+    return sum;
+}
+
+fn workgroup_sum_i32(at: Invocation, value: i32) -> i32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    for (var half = WG / 2u; half > 0u; half /= 2u) {
+        if i < half {
+            exchange[i].x += exchange[i + half].x;
+        }
+        workgroupBarrier();
+    }
+    let sum = bitcast<i32>(exchange[0].x);
+    workgroupBarrier();
+    return sum;
+}
+
+fn workgroup_max_f32(at: Invocation, value: f32) -> f32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    for (var half = WG / 2u; half > 0u; half /= 2u) {
+        if i < half {
+            let top = max(bitcast<f32>(exchange[i].x), bitcast<f32>(exchange[i + half].x));
+            exchange[i].x = bitcast<u32>(top);
+        }
+        workgroupBarrier();
+    }
+    let top = bitcast<f32>(exchange[0].x);
+    workgroupBarrier();
+    return top;
+}

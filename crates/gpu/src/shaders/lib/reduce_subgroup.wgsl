@@ -1,0 +1,91 @@
+// Sums and maxima over invocations by subgroups. Agrees with reduce_shared.wgsl, but for the order in
+// which floats are added.
+// A segment is LANES invocations in a row, a power of two no larger than the smallest subgroup; all
+// invocations must call together.
+
+override WG: u32 = 256u;
+override LANES: u32 = 8u;
+
+struct Invocation {
+    @builtin(local_invocation_index) index: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(subgroup_size) subgroup_size: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+}
+
+var<workgroup> exchange: array<u32, WG>;
+
+// The invocation's number in the workgroup, as segments count: those of a subgroup are neighbours,
+// whatever the device's own order.
+fn thread_of(at: Invocation) -> u32 {
+    return at.subgroup * at.subgroup_size + at.lane;
+}
+
+fn segment_sum_i32(at: Invocation, value: vec2<i32>) -> vec2<i32> {
+    var sum = value;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        sum += subgroupShuffleXor(sum, half);
+    }
+    return sum;
+}
+
+fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
+    var sum = value;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        sum += subgroupShuffleXor(sum, half);
+    }
+    return sum;
+}
+
+fn segment_max_f32(at: Invocation, value: f32) -> f32 {
+    var top = value;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        top = max(top, subgroupShuffleXor(top, half));
+    }
+    return top;
+}
+
+fn workgroup_sum_f32(at: Invocation, value: f32) -> f32 {
+    let own = subgroupAdd(value);
+    if at.lane == 0u {
+        exchange[at.subgroup] = bitcast<u32>(own);
+    }
+    workgroupBarrier();
+    var sum = 0.0;
+    for (var i = 0u; i < at.subgroups; i++) {
+        sum += bitcast<f32>(exchange[i]);
+    }
+    workgroupBarrier();
+    return sum;
+}
+
+fn workgroup_sum_i32(at: Invocation, value: i32) -> i32 {
+    let own = subgroupAdd(value);
+    if at.lane == 0u {
+        exchange[at.subgroup] = bitcast<u32>(own);
+    }
+    workgroupBarrier();
+    var sum = 0;
+    for (var i = 0u; i < at.subgroups; i++) {
+        sum += bitcast<i32>(exchange[i]);
+    }
+    workgroupBarrier();
+    return sum;
+}
+
+fn workgroup_max_f32(at: Invocation, value: f32) -> f32 {
+    let own = subgroupMax(value);
+    if at.lane == 0u {
+        exchange[at.subgroup] = bitcast<u32>(own);
+    }
+    workgroupBarrier();
+    var top = bitcast<f32>(exchange[0]);
+    for (var i = 1u; i < at.subgroups; i++) {
+        top = max(top, bitcast<f32>(exchange[i]));
+    }
+    workgroupBarrier();
+    return top;
+}

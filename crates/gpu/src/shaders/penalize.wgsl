@@ -1,0 +1,55 @@
+// Logits of tokens that were seen lately, penalised; and biases added
+//
+// Agrees with the CPU's sampler: bias, then the repeat penalty (divides positive, multiplies negative
+// logits), then frequency and presence penalties.
+// Shapes: logits [n_vocab] f32; tokens by position, of which those up to position[0] count, the last
+// `window` of them; biases [n_biases] of id and bits of an f32, ids in any order but once each.
+// One workgroup of 256.
+
+@group(0) @binding(0) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> tokens: array<u32>;
+@group(0) @binding(2) var<storage, read> biases: array<vec2<u32>>;
+@group(0) @binding(3) var<storage, read> position: array<u32>;
+
+struct Params {
+    n_vocab: u32,
+    offset: u32,
+    position: u32,
+    window: u32,
+    n_biases: u32,
+    repeat: f32,
+    frequency: f32,
+    presence: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@compute @workgroup_size(256)
+fn main(@builtin(local_invocation_index) thread: u32) {
+    for (var i = thread; i < params.n_biases; i += 256u) {
+        let bias = biases[i];
+        if bias.x < params.n_vocab {
+            logits[params.offset + bias.x] += bitcast<f32>(bias.y);
+        }
+    }
+    // What one invocation has biased another penalises.
+    storageBarrier();
+    let end = position[params.position] + 1u;
+    let begin = end - min(params.window, end);
+    for (var i = begin + thread; i < end; i += 256u) {
+        let id = tokens[i];
+        var count = 0u;
+        var is_last = true;
+        for (var j = begin; j < end; j++) {
+            let same = tokens[j] == id;
+            count += u32(same);
+            is_last = is_last && !(same && j > i);
+        }
+        // Each token once, by the last place where it is.
+        if is_last && id < params.n_vocab {
+            let at = params.offset + id;
+            let logit = logits[at];
+            let repeated = select(logit * params.repeat, logit / params.repeat, logit > 0.0);
+            logits[at] = repeated - (f32(count) * params.frequency + params.presence);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+// Rows of f32, normalised if NORM is 1, rounded to int8.
+//
+// Agrees with `sterna_kernels::quant::q8` (SCALING 0: a scale for a row, 127 / max(|x|, 1e-5)) and with
+// the blocks of `sterna_kernels::gemm` (SCALING 1: blocks of 256; 2: blocks of 32): the same bits for
+// the same floats. With NORM the sum of squares is added in another order.
+// Shapes: x [n_rows, width]; q [n_rows, padded / 4] words of four int8, zeros behind the width; steps
+// [n_rows] for SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step that a unit of the
+// block is worth and the sum of these 32 values. `padded` is a multiple of 256.
+// One workgroup of WG, a multiple of 64, to a row; LANES is 8.
+
+// 0, 1 or 2.
+override SCALING: u32 = 0u;
+override NORM: u32 = 0u;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> weight: array<f32>;
+@group(0) @binding(2) var<storage, read_write> q: array<u32>;
+@group(0) @binding(3) var<storage, read_write> steps: array<vec2<u32>>;
+
+struct Params {
+    width: u32,
+    padded: u32,
+    n_rows: u32,
+    x_offset: u32,
+    x_stride: u32,
+    eps: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+// Maxima of runs of 32, to be shared by blocks of 256.
+var<workgroup> maxima: array<f32, 128>;
+
+fn value(begin: u32, i: u32, inverse: f32) -> f32 {
+    if i >= params.width {
+        return 0.0;
+    }
+    let v = x[begin + i];
+    if NORM == 1u {
+        return v * inverse * weight[i];
+    }
+    return v;
+}
+
+fn values(begin: u32, i: u32, inverse: f32) -> vec4<f32> {
+    return vec4<f32>(
+        value(begin, i, inverse),
+        value(begin, i + 1u, inverse),
+        value(begin, i + 2u, inverse),
+        value(begin, i + 3u, inverse),
+    );
+}
+
+fn largest(v: vec4<f32>) -> f32 {
+    let a = abs(v);
+    return max(max(a.x, a.y), max(a.z, a.w));
+}
+
+fn pack(codes: vec4<i32>) -> u32 {
+    let bytes = bitcast<vec4<u32>>(codes) & vec4<u32>(255u);
+    return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
+}
+
+@compute @workgroup_size(WG)
+fn main(at: Invocation) {
+    let row = group_of(at);
+    // Workgroups behind the last row do its work again, and write nothing.
+    let live = row < params.n_rows;
+    let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
+    let thread = thread_of(at);
+    var inverse = 1.0;
+    if NORM == 1u {
+        var squares = 0.0;
+        for (var i = thread; i < params.width; i += WG) {
+            squares += x[begin + i] * x[begin + i];
+        }
+        let mean = workgroup_sum_f32(at, squares) / f32(params.width);
+        inverse = 1.0 / sqrt(mean + params.eps);
+    }
+    let words = params.padded / 4u;
+    if SCALING == 0u {
+        var top = 1e-5;
+        for (var i = thread; i < words; i += WG) {
+            top = max(top, largest(values(begin, 4u * i, inverse)));
+        }
+        let scale = divide(1.0, workgroup_max_f32(at, top)) * 127.0;
+        var sum = 0;
+        for (var i = thread; i < words; i += WG) {
+            let codes = vec4<i32>(round(values(begin, 4u * i, inverse) * scale));
+            sum += codes.x + codes.y + codes.z + codes.w;
+            if live {
+                q[row * words + i] = pack(codes);
+            }
+        }
+        let total = workgroup_sum_i32(at, sum);
+        if live && thread == 0u {
+            steps[row] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(total));
+        }
+        return;
+    }
+    // Every invocation has a word in every turn, so that all take part in exchanges.
+    for (var first = 0u; first < words; first += WG) {
+        let i = first + thread;
+        let v = values(begin, 4u * i, inverse);
+        var top = segment_max_f32(at, largest(v));
+        if SCALING == 1u {
+            if thread % 8u == 0u {
+                maxima[thread / 8u] = top;
+            }
+            workgroupBarrier();
+            for (var j = 0u; j < 8u; j++) {
+                top = max(top, maxima[thread / 64u * 8u + j]);
+            }
+            workgroupBarrier();
+        }
+        let scale = divide(1.0, max(top, 1e-20)) * 127.0;
+        let codes = vec4<i32>(round(v * scale));
+        let sum = segment_sum_i32(at, vec2<i32>(codes.x + codes.y + codes.z + codes.w, 0)).x;
+        if live && i < words {
+            q[row * words + i] = pack(codes);
+            if thread % 8u == 0u {
+                let step = divide(1.0, scale);
+                steps[(row * words + i) / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+// The best `k` of every 1024 candidates, best first; of two that are equal, the one with the lower id
+//
+// Agrees with the order of the CPU's sampler: NaN is the worst, -0 equals 0.
+// Shapes: FIRST 1: logits [n] f32, whose ids are their numbers. FIRST 0: candidates [n] of value and id.
+// best [ceil(n / 1024), k] of value and id; behind the last there are candidates of -∞ with no id.
+// Workgroups of 256, one to 1024 candidates.
+
+override FIRST: u32 = 1u;
+
+@group(0) @binding(0) var<storage, read> logits: array<u32>;
+@group(0) @binding(1) var<storage, read_write> best: array<vec2<u32>>;
+
+struct Params {
+    n: u32,
+    offset: u32,
+    k: u32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+// Order of the value, and the id: the best has the largest order, then the smallest id.
+var<workgroup> candidates: array<vec2<u32>, 1024>;
+
+const NONE: vec2<u32> = vec2<u32>(0u, 0xffffffffu);
+
+// A number that is ordered as floats are. NaN is 0, below -∞.
+fn order_of(bits: u32) -> u32 {
+    if (bits & 0x7fffffffu) > 0x7f800000u {
+        return 0u;
+    }
+    if bits == 0x80000000u {
+        return 0x80000000u;
+    }
+    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+}
+
+fn bits_of(order: u32) -> u32 {
+    if order == 0u {
+        return 0xff800000u;
+    }
+    return select(~order, order & 0x7fffffffu, order >= 0x80000000u);
+}
+
+fn comes_before(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.x > b.x || a.x == b.x && a.y < b.y;
+}
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    for (var i = thread; i < 1024u; i += 256u) {
+        let id = group.x * 1024u + i;
+        var candidate = NONE;
+        if id < params.n {
+            if FIRST == 1u {
+                candidate = vec2<u32>(order_of(logits[params.offset + id]), id);
+            } else {
+                candidate = vec2<u32>(order_of(logits[2u * id]), logits[2u * id + 1u]);
+            }
+        }
+        candidates[i] = candidate;
+    }
+    workgroupBarrier();
+    // Bitonic: runs of `run` are sorted in alternating directions, then merged.
+    for (var run = 2u; run <= 1024u; run *= 2u) {
+        for (var reach = run / 2u; reach > 0u; reach /= 2u) {
+            for (var pair = thread; pair < 512u; pair += 256u) {
+                let a = pair / reach * reach * 2u + pair % reach;
+                let b = a + reach;
+                let first = candidates[a];
+                let second = candidates[b];
+                let falling = (a & run) == 0u;
+                if comes_before(second, first) == falling {
+                    candidates[a] = second;
+                    candidates[b] = first;
+                }
+            }
+            workgroupBarrier();
+        }
+    }
+    for (var i = thread; i < params.k; i += 256u) {
+        let candidate = candidates[i];
+        best[group.x * params.k + i] = vec2<u32>(bits_of(candidate.x), candidate.y);
+    }
+}

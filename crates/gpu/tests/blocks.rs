@@ -1,0 +1,325 @@
+//! Weights that are blocks of integers, or floats, against the CPU.
+
+mod common;
+
+use std::ops::Range;
+
+use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use sterna_format::DType;
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::elementwise::Activation;
+use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
+use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
+use sterna_gpu::memory::Upload;
+use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear};
+use sterna_kernels::quant::{decode_row, encode_row};
+
+const TYPES: [DType; 11] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_K,
+    DType::Q6_K,
+    DType::Q1_0,
+    DType::Q2_0,
+    DType::Q2_0_G128,
+    DType::PQ2_0,
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+];
+
+fn encoded(dtype: DType, n: usize, k: usize) -> Vec<u8> {
+    let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
+    encode_row(dtype, &floats(n * k, 3), &mut bytes).unwrap();
+    bytes
+}
+
+fn upload(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Linear {
+    // Slots smaller than a matrix, and than some rows.
+    let mut upload = Upload::new(device, 1 << 12, 3).unwrap();
+    let kind = WeightKind::Blocks(dtype);
+    let row_bytes = kind.row_bytes(k);
+    let rows = |rows: Range<usize>, out: &mut [u8]| {
+        out.copy_from_slice(&bytes[rows.start * row_bytes..rows.end * row_bytes]);
+        Ok::<(), GpuError>(())
+    };
+    Linear::upload(device, &mut upload, kind, (n, k), &[], rows).unwrap()
+}
+
+fn check(device: &Device, dtype: DType, (n, k, m): (usize, usize, usize), epilogue: Epilogue) {
+    let bytes = encoded(dtype, n, k);
+    let w = upload(device, dtype, n, k, &bytes);
+    let x = floats(m * k, 5);
+    let (x_offset, x_stride) = if m == 3 {
+        (1, k + 3)
+    } else {
+        (4, k + 4 - k % 4)
+    };
+    let x_buffer = spread(device, &x, k, x_offset, x_stride);
+    let x_rows = spread_rows(&x_buffer, m, k, x_offset, x_stride);
+    let rounded = QuantizedRows::new(device, m, k).unwrap();
+    let width = epilogue.width(n);
+    let (offset, stride) = (1, width + 2);
+    let before = floats(m * width, 6);
+    let out = spread(device, &before, width, offset, stride);
+    let len = if width == 0 { 0 } else { offset + m * stride };
+    let got = run(device, &out, len, |r| {
+        let out = spread_rows(&out, m, width, offset, stride);
+        let input = match w.kind().form() {
+            Form::Int8(scaling) => {
+                quantize(r, x_rows, None, scaling, &rounded)?;
+                Input::Int8(&rounded)
+            }
+            Form::Float => Input::Float(x_rows),
+        };
+        multiply(r, &w, input, epilogue, out)
+    });
+    if width == 0 {
+        return;
+    }
+    let matrix = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();
+    let mut want = vec![0.0; m * n];
+    let outputs = &mut [(Matrix::Blocks(matrix), &mut want[..])];
+    linear(&scalar(), &x, k, &mut Scratch::default(), outputs).unwrap();
+    match epilogue {
+        Epilogue::Store => {}
+        Epilogue::Add => want.iter_mut().zip(&before).for_each(|(w, b)| *w += b),
+        Epilogue::Gate(_) => {
+            want = want
+                .as_chunks()
+                .0
+                .iter()
+                .map(|[g, u]| g.max(0.0) * g.max(0.0) * u)
+                .collect();
+        }
+    }
+    let own: Vec<f32> = (0..m)
+        .flat_map(|t| got[offset + t * stride..][..width].to_vec())
+        .collect();
+    // Few sums may come to little; then what matters is what sums of so many products usually come to,
+    // both uniform in ±1.
+    let power: f64 = want.iter().map(|w| f64::from(*w).powi(2)).sum();
+    let usual = (m * n * k) as f64 / 9.0;
+    let error = nmse(&own, &want)
+        * if power > 0.0 {
+            power / power.max(usual)
+        } else {
+            1.0
+        };
+    let what = format!(
+        "{dtype} {n}x{k} m {m} {epilogue:?} {:?}",
+        device.features().names()
+    );
+    // Integers are the same; sums of floats in another order differ by about 1e-7 of the largest, 1e-13
+    // in squares. Beside F16 the CPU keeps 13 bits of activations: errors of at most 2^-13, 2^-26 / 3 in
+    // squares, and less or more by chance; beside BF16 16 bits.
+    let bound = match dtype {
+        DType::F16 => 2e-8,
+        DType::BF16 => 1e-10,
+        _ => 1e-11,
+    };
+    // A gate is squared, and so adds three such errors.
+    let bound = if matches!(epilogue, Epilogue::Gate(_)) {
+        9.0 * bound
+    } else {
+        bound
+    };
+    assert!(error < bound, "{what}: {error:e}");
+    for t in 0..m {
+        assert_eq!(got[offset + t * stride + width..][..2], [7.5; 2], "{what}");
+    }
+}
+
+#[test]
+fn every_type_and_variant_agrees_with_the_cpu() {
+    for device in devices() {
+        for dtype in TYPES {
+            let block = dtype.block_len().max(32);
+            for (n, blocks, m) in [(1, 1, 1), (5, 3, 2), (64, 2, 3), (67, 5, 9), (129, 1, 66)] {
+                check(device, dtype, (n, blocks * block, m), Epilogue::Store);
+            }
+            check(device, dtype, (34, 2 * block, 2), Epilogue::Add);
+            check(device, dtype, (34, 2 * block, 10), Epilogue::Add);
+            check(
+                device,
+                dtype,
+                (34, 2 * block, 1),
+                Epilogue::Gate(Activation::Relu2),
+            );
+            check(
+                device,
+                dtype,
+                (66, 2 * block, 33),
+                Epilogue::Gate(Activation::Relu2),
+            );
+            check(device, dtype, (0, block, 2), Epilogue::Store);
+        }
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (n, k, m) in [(3, 1, 1), (9, 33, 2), (17, 100, 3), (40, 65, 12)] {
+                check(device, dtype, (n, k, m), Epilogue::Store);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
+    for device in devices() {
+        for dtype in TYPES.into_iter().filter(|t| t.block_len() > 1) {
+            let (n, k) = (37, 5 * dtype.block_len().max(128));
+            let w = upload(device, dtype, n, k, &encoded(dtype, n, k));
+            let Form::Int8(scaling) = w.kind().form() else {
+                unreachable!("integers")
+            };
+            let x = device.upload(&floats(k, 4)).unwrap();
+            let norm = device.upload(&floats(k, 5)).unwrap();
+            let x = Rows::new(&x, 1, k);
+            let out = device.buffer("out", n as u64 * 4).unwrap();
+            let rows = Rows::new(&out, 1, n);
+            let scratch = QuantizedRows::new(device, 1, k).unwrap();
+            for norm in [None, Some((&norm, 1e-5))] {
+                let stored = run(device, &out, n, |r| {
+                    quantize(r, x, norm, scaling, &scratch)?;
+                    multiply(r, &w, Input::Int8(&scratch), Epilogue::Store, rows)
+                });
+                let own = run(device, &out, n, |r| {
+                    let input = Input::Round {
+                        x,
+                        norm,
+                        scratch: &scratch,
+                    };
+                    multiply(r, &w, input, Epilogue::Store, rows)
+                });
+                // The same integers, unless a value lies next to a half; another number of invocations
+                // adds in another order.
+                let bound = if norm.is_some() { 1e-7 } else { 1e-12 };
+                assert!(
+                    nmse(&own, &stored) < bound,
+                    "{dtype}: {}",
+                    nmse(&own, &stored)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_of_real_models() {
+    let Some(device) = device() else { return };
+    for dtype in [DType::Q4_K, DType::Q6_K, DType::F16] {
+        check(device, dtype, (2048, 2048, 1), Epilogue::Store);
+        check(device, dtype, (256, 8192, 1), Epilogue::Add);
+        check(device, dtype, (512, 2048, 65), Epilogue::Store);
+    }
+}
+
+#[test]
+fn rounding_blocks_gives_the_bits_of_the_definition() {
+    for device in devices() {
+        for (scaling, len) in [(Scaling::Blocks256, 256), (Scaling::Blocks32, 32)] {
+            for (m, width) in [(1, 32), (2, 256), (1, 300), (3, 2048), (1, 8192)] {
+                let mut x = floats(m * width, 4);
+                x[..32.min(width)].fill(0.0);
+                let buffer = device.upload(&x).unwrap();
+                let out = QuantizedRows::new(device, m, width).unwrap();
+                let rows = Rows::new(&buffer, m, width);
+                run(device, &buffer, 0, |r| {
+                    quantize(r, rows, None, scaling, &out)
+                });
+                let Rounded { codes: q, steps } = out.read(device, m, width, scaling).unwrap();
+                let padded = width.next_multiple_of(256);
+                for t in 0..m {
+                    for (b, block) in x[t * width..(t + 1) * width].chunks(len).enumerate() {
+                        let absmax = block.iter().fold(1e-20f32, |top, x| top.max(x.abs()));
+                        let inverse = (1.0 / absmax) * 127.0;
+                        for (run, x) in block.chunks(32).enumerate() {
+                            let at = t * padded + b * len + run * 32;
+                            let want = x.iter().map(|x| (x * inverse).round_ties_even() as i8);
+                            let want: Vec<i8> = want.collect();
+                            assert_eq!(q[at..][..want.len()], want);
+                            let sum: i32 = want.iter().map(|q| i32::from(*q)).sum();
+                            assert_eq!(steps[at / 32].1, sum);
+                            assert_eq!(steps[at / 32].0.to_bits(), (1.0 / inverse).to_bits());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_embedded() {
+    for device in devices() {
+        for dtype in TYPES {
+            let k = if dtype.block_len() == 1 {
+                75
+            } else {
+                2 * dtype.block_len().max(64)
+            };
+            let n = 40;
+            let bytes = encoded(dtype, n, k);
+            let table = upload(device, dtype, n, k, &bytes);
+            let ids = [9u32, 39, 0, 17, 40, 5];
+            let ids_buffer = device.upload(&ids).unwrap();
+            let out = spread(device, &vec![-1.0; 5 * k], k, 3, k + 1);
+            let got = run(device, &out, 3 + 5 * (k + 1), |r| {
+                let rows = spread_rows(&out, 5, k, 3, k + 1);
+                embed(r, &table, (&ids_buffer, 1), 0.5, rows)
+            });
+            let mut decoded = vec![0.0; n * k];
+            decode_row(dtype, &bytes, &mut decoded).unwrap();
+            for (t, id) in ids[1..].iter().enumerate() {
+                let got = &got[3 + t * (k + 1)..][..k];
+                if *id as usize >= n {
+                    assert_eq!(got, vec![-1.0; k], "a row that isn't there");
+                    continue;
+                }
+                for (got, want) in got.iter().zip(&decoded[*id as usize * k..][..k]) {
+                    // A difference that is fused isn't rounded before it is taken.
+                    assert!((got - 0.5 * want).abs() <= 1e-7, "{dtype}: {got} {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn matrices_beyond_the_limit_of_a_binding_are_cut() {
+    if device().is_none() {
+        return;
+    }
+    let options = DeviceOptions {
+        max_binding_bytes: Some(16 << 10),
+        ..DeviceOptions::default()
+    };
+    let device = Device::open(&options).unwrap();
+    for dtype in TYPES {
+        let (n, k) = (122, 512);
+        let bytes = encoded(dtype, n, k);
+        let w = upload(&device, dtype, n, k, &bytes);
+        if bytes.len() > 20 << 10 {
+            assert!(w.n_pieces() > 1, "{dtype}");
+        }
+        for (m, epilogue) in [
+            (1, Epilogue::Store),
+            (10, Epilogue::Add),
+            (2, Epilogue::Gate(Activation::Relu2)),
+        ] {
+            check(&device, dtype, (n, k, m), epilogue);
+        }
+        let ids = device.upload(&[121u32, 0, 60]).unwrap();
+        let out = device.buffer("out", 3 * 512 * 4).unwrap();
+        let got = run(&device, &out, 3 * k, |r| {
+            embed(r, &w, (&ids, 0), 1.0, Rows::new(&out, 3, k))
+        });
+        let mut decoded = vec![0.0; n * k];
+        decode_row(dtype, &bytes, &mut decoded).unwrap();
+        let want: Vec<f32> = [121, 0, 60]
+            .iter()
+            .flat_map(|id| decoded[id * k..][..k].to_vec())
+            .collect();
+        assert!(nmse(&got, &want) < 1e-13, "{dtype}");
+    }
+}

@@ -1,0 +1,310 @@
+//! Devices, memory, and commands.
+
+mod common;
+
+use common::{device, floats};
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::elementwise::{add, scale};
+use sterna_gpu::memory::{Pool, Upload};
+use sterna_gpu::{Device, DeviceOptions, Features, GpuError, ReadRange, Recorder};
+
+/// A device of its own, or `None` where there is no adapter.
+fn open(options: DeviceOptions) -> Option<Device> {
+    device()?;
+    Some(Device::open(&options).unwrap())
+}
+
+#[test]
+fn an_adapter_that_is_not_there_is_named() {
+    let options = DeviceOptions {
+        adapter: Some("no such adapter".into()),
+        ..DeviceOptions::default()
+    };
+    let error = Device::open(&options).unwrap_err();
+    assert!(matches!(error, GpuError::NoAdapter { .. }));
+    assert!(error.to_string().contains("no such adapter"), "{error}");
+}
+
+#[test]
+fn features_are_what_was_asked_for_and_is_there() {
+    let Some(all) = device() else { return };
+    assert!(!Device::adapters().is_empty());
+    let none = open(DeviceOptions {
+        features: Features::NONE,
+        ..DeviceOptions::default()
+    })
+    .unwrap();
+    assert_eq!(none.features(), Features::NONE);
+    assert_eq!(all.features().and(Features::NONE), Features::NONE);
+    assert_eq!(none.limits().min_subgroup, 1);
+    assert!(all.limits().binding_bytes >= 1 << 27);
+}
+
+#[test]
+fn bytes_come_back_as_they_went() {
+    let Some(device) = device() else { return };
+    for len in [0usize, 1, 3, 4, 5, 1000] {
+        let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+        let buffer = device.upload(&bytes).unwrap();
+        assert_eq!(device.read::<u8>(&buffer, 0..len).unwrap(), bytes);
+        if len > 3 {
+            assert_eq!(
+                device.read::<u8>(&buffer, 1..len - 1).unwrap(),
+                bytes[1..len - 1]
+            );
+        }
+    }
+    let buffer = device.buffer("values", 100).unwrap();
+    assert_eq!(buffer.bytes(), 112);
+    assert!(device.write(&buffer, 112, &[1]).is_err());
+    assert!(device.read::<u32>(&buffer, 0..29).is_err());
+    assert!(
+        device
+            .read::<u32>(&buffer, usize::MAX / 8..usize::MAX / 8 + 1)
+            .is_err()
+    );
+}
+
+#[test]
+fn uploads_go_through_a_ring_of_any_size() {
+    let Some(device) = device() else { return };
+    let bytes: Vec<u8> = (0..100_003u32).map(|i| ((i * 31) >> 3) as u8).collect();
+    for (slot, n_slots) in [(4, 1), (1000, 2), (64 << 10, 3), (1 << 20, 1)] {
+        if slot == 4 && bytes.len() > 4000 {
+            // A submission for each word takes its time.
+            let buffer = device.buffer("bytes", 400).unwrap();
+            let mut upload = Upload::new(device, slot, n_slots).unwrap();
+            upload.write(&buffer, 0, &bytes[..399]).unwrap();
+            assert_eq!(device.read::<u8>(&buffer, 0..399).unwrap(), bytes[..399]);
+            continue;
+        }
+        let buffer = device.buffer("bytes", bytes.len() as u64 + 8).unwrap();
+        let mut upload = Upload::new(device, slot, n_slots).unwrap();
+        upload.write(&buffer, 8, &bytes).unwrap();
+        assert_eq!(
+            device.read::<u8>(&buffer, 8..8 + bytes.len()).unwrap(),
+            bytes
+        );
+        assert!(upload.write(&buffer, 64, &bytes).is_err());
+        // What fails while it fills leaves the ring as it was.
+        let failed = upload.write_with(&buffer, 0, 64, 4, |_, _| {
+            Err(GpuError::Timeout { seconds: 1 })
+        });
+        assert!(matches!(failed, Err(GpuError::Timeout { .. })));
+        upload.write(&buffer, 0, &[5; 8]).unwrap();
+        assert_eq!(device.read::<u8>(&buffer, 0..8).unwrap(), [5; 8]);
+    }
+    assert!(Upload::new(device, 0, 1).is_err());
+    assert!(Upload::new(device, 6, 1).is_err());
+    assert!(Upload::new(device, 8, 0).is_err());
+}
+
+#[test]
+fn a_budget_is_kept() {
+    let options = DeviceOptions {
+        memory_budget: Some(10_000),
+        ..DeviceOptions::default()
+    };
+    let Some(device) = open(options) else { return };
+    let first = device.buffer("first", 6000).unwrap();
+    let error = device.buffer("second", 6000).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("second") && text.contains("6000") && text.contains("10000"),
+        "{text}"
+    );
+    drop(first);
+    let second = device.buffer("second", 6000).unwrap();
+    let clone = second.clone();
+    drop(second);
+    assert_eq!(device.memory().used, 6000);
+    drop(clone);
+    assert_eq!((device.memory().used, device.memory().peak), (0, 6000));
+    let limit = device.limits().buffer_bytes;
+    assert!(device.buffer("huge", limit + 16).is_err());
+    assert!(device.buffer("huge", u64::MAX).is_err());
+}
+
+#[test]
+fn a_pool_gives_buffers_again() {
+    let Some(device) = open(DeviceOptions::default()) else {
+        return;
+    };
+    let mut pool = Pool::new(&device);
+    let first = pool.take(5000).unwrap();
+    let kept = first.clone();
+    pool.give(first);
+    assert_eq!(pool.take(4990).unwrap(), kept);
+    assert_ne!(pool.take(4990).unwrap(), kept);
+    pool.give(kept.clone());
+    // Too large for what is asked.
+    assert_ne!(pool.take(100).unwrap(), kept);
+    pool.clear();
+    drop(kept);
+    let used = device.memory().used;
+    for round in 0..50 {
+        let buffers: Vec<_> = (1..20)
+            .map(|i| pool.take(i * 777 + round % 3).unwrap())
+            .collect();
+        buffers.into_iter().for_each(|buffer| pool.give(buffer));
+    }
+    assert!(
+        device.memory().used - used < 400_000,
+        "{}",
+        device.memory().used - used
+    );
+}
+
+#[test]
+fn commands_are_replayed_in_order() {
+    for features in [Features::ALL, Features::NONE] {
+        let Some(device) = open(DeviceOptions {
+            features,
+            ..DeviceOptions::default()
+        }) else {
+            return;
+        };
+        let (x, y) = (
+            device.upload(&[1.0f32; 8]).unwrap(),
+            device.upload(&[2.0f32; 8]).unwrap(),
+        );
+        let mut recorder = Recorder::new(&device);
+        assert!(recorder.is_empty());
+        add(&mut recorder, Rows::new(&x, 1, 8), Rows::new(&y, 1, 8)).unwrap();
+        scale(&mut recorder, Rows::new(&x, 1, 4), 2.0).unwrap();
+        assert_eq!(recorder.len(), 2);
+        let twice = recorder.finish().unwrap();
+        let nothing = Recorder::new(&device).finish().unwrap();
+        let reads = [
+            ReadRange::of::<f32>(&x, 3..5),
+            ReadRange::of::<f32>(&y, 0..0),
+        ];
+        let used = device.memory().used;
+        let mut submission = device.submit(&[&twice, &nothing, &twice], &reads).unwrap();
+        while !submission.is_done().unwrap() {
+            std::thread::yield_now();
+        }
+        let read = submission.wait().unwrap();
+        assert_eq!(
+            bytemuck::pod_collect_to_vec::<u8, f32>(&read[0]),
+            [16.0, 5.0]
+        );
+        assert!(read[1].is_empty());
+        // Submissions that no one waits for do no harm.
+        for _ in 0..20 {
+            drop(device.submit(&[&twice], &reads).unwrap());
+        }
+        assert_eq!(device.read::<f32>(&y, 0..1).unwrap(), [2.0]);
+        assert_eq!(device.memory().used, used);
+    }
+}
+
+#[test]
+fn dispatches_are_timed() {
+    let Some(device) = device() else { return };
+    let (x, y) = (
+        device.upload(&floats(4096, 1)).unwrap(),
+        device.upload(&floats(4096, 2)).unwrap(),
+    );
+    let mut recorder = Recorder::new(device);
+    for _ in 0..3 {
+        add(
+            &mut recorder,
+            Rows::new(&x, 1, 4096),
+            Rows::new(&y, 1, 4096),
+        )
+        .unwrap();
+    }
+    let commands = recorder.finish().unwrap();
+    match device.time(&[&commands, &commands]) {
+        Ok(times) => {
+            assert_eq!(times.len(), 6);
+            assert!(times.iter().all(|t| t.name == "ELEMENTWISE" && t.us < 1e7));
+        }
+        Err(error) => assert!(!device.features().timestamps, "{error}"),
+    }
+    let Some(without) = open(DeviceOptions {
+        features: Features::NONE,
+        ..DeviceOptions::default()
+    }) else {
+        return;
+    };
+    assert!(matches!(
+        without.time(&[]),
+        Err(GpuError::Unsupported { .. })
+    ));
+}
+
+#[test]
+fn pipelines_are_made_once_and_kept_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DeviceOptions {
+        pipeline_cache: Some(folder.path().join("pipelines")),
+        ..DeviceOptions::default()
+    };
+    let use_it = |device: &Device| {
+        let x = device.upload(&[1.0f32]).unwrap();
+        let mut recorder = Recorder::new(device);
+        for _ in 0..3 {
+            scale(&mut recorder, Rows::new(&x, 1, 1), 2.0).unwrap();
+        }
+        assert_eq!(device.n_pipelines(), 1);
+        let commands = recorder.finish().unwrap();
+        device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+        assert_eq!(device.read::<f32>(&x, 0..1).unwrap(), [8.0]);
+    };
+    let Some(first) = open(options.clone()) else {
+        return;
+    };
+    use_it(&first);
+    if !first.features().pipeline_cache {
+        return;
+    }
+    assert!(first.save_pipelines().unwrap());
+    assert!(!first.save_pipelines().unwrap());
+    let file = std::fs::read_dir(folder.path().join("pipelines"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    use_it(&open(options.clone()).unwrap());
+    // A file that was cut, or changed, is as good as none.
+    let whole = std::fs::read(&file).unwrap();
+    for damaged in [&whole[..whole.len() - 1], &whole[..5], &[], &[7; 100]] {
+        std::fs::write(&file, damaged).unwrap();
+        let device = open(options.clone()).unwrap();
+        use_it(&device);
+        assert!(device.save_pipelines().unwrap());
+    }
+}
+
+#[test]
+fn a_lost_device_says_so_and_another_goes_on() {
+    let Some(device) = open(DeviceOptions::default()) else {
+        return;
+    };
+    let x = device.upload(&[1.0f32; 4]).unwrap();
+    let mut recorder = Recorder::new(&device);
+    scale(&mut recorder, Rows::new(&x, 1, 4), 2.0).unwrap();
+    let commands = recorder.finish().unwrap();
+    let mut recorder = Recorder::new(&device);
+    let on_its_way = device
+        .submit(&[&commands], &[ReadRange::of::<f32>(&x, 0..4)])
+        .unwrap();
+    device.lose();
+    assert!(device.is_lost());
+    let is_lost =
+        |result: Result<(), GpuError>| assert!(matches!(result, Err(GpuError::Lost { .. })));
+    is_lost(on_its_way.wait().map(|_| ()));
+    is_lost(device.submit(&[&commands], &[]).map(|_| ()));
+    is_lost(device.buffer("more", 16).map(|_| ()));
+    is_lost(device.write(&x, 0, &[0; 4]));
+    is_lost(device.read::<f32>(&x, 0..1).map(|_| ()));
+    is_lost(scale(&mut recorder, Rows::new(&x, 1, 4), 2.0));
+    drop((x, commands, recorder));
+    let next = Device::open(&DeviceOptions::default()).unwrap();
+    assert!(!next.is_lost());
+    let x = next.upload(&[3.0f32]).unwrap();
+    assert_eq!(next.read::<f32>(&x, 0..1).unwrap(), [3.0]);
+}

@@ -1,0 +1,178 @@
+//! Norms and element-wise operations against the CPU.
+
+mod common;
+
+use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use sterna_gpu::Recorder;
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::elementwise::{self, Activation};
+use sterna_gpu::kernels::norm::rms_norm;
+use sterna_kernels::{activation, norm, vector};
+
+const SHAPES: [(usize, usize); 7] = [
+    (1, 1),
+    (3, 5),
+    (1, 255),
+    (2, 256),
+    (7, 257),
+    (1, 6912),
+    (40, 64),
+];
+
+#[test]
+fn norms_agree_with_the_cpu() {
+    for device in devices() {
+        for (m, width) in SHAPES {
+            let (x, weight) = (floats(m * width, 1), floats(width, 2));
+            let mut want = x.clone();
+            norm::rms_norm(&scalar(), &mut want, &weight, 1e-5).unwrap();
+            let weight = device.upload(&weight).unwrap();
+            let (offset, stride) = (3, width + 2);
+            let from = spread(device, &x, width, offset, stride);
+            let to = device.buffer("out", (m * width * 4) as u64).unwrap();
+            let rows = spread_rows(&from, m, width, offset, stride);
+            let got = run(device, &to, m * width, |r| {
+                rms_norm(r, rows, &weight, 1e-5, Rows::new(&to, m, width))
+            });
+            // A mean that is off by a few units in its last place.
+            assert!(
+                nmse(&got, &want) < 1e-12,
+                "{m}x{width} {:?}",
+                device.features().names()
+            );
+            let all = run(device, &from, offset + m * stride, |r| {
+                rms_norm(r, rows, &weight, 1e-5, rows)
+            });
+            for (t, want) in got.chunks(width).enumerate() {
+                assert_eq!(&all[offset + t * stride..][..width], want, "in place");
+                assert_eq!(all[offset + t * stride + width..][..2], [7.5; 2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_products_and_bounds_agree_with_the_cpu() {
+    for device in devices() {
+        for (m, width) in SHAPES {
+            let (x, y) = (floats(m * width, 1), floats(m * width, 2));
+            let exec = scalar();
+            type Op<'a> = (&'a str, f64, Box<dyn Fn(&mut Vec<f32>) + 'a>);
+            let cases: [Op<'_>; 5] = [
+                ("add", 0.0, Box::new(|x| vector::add(&exec, x, &y).unwrap())),
+                (
+                    "bias",
+                    0.0,
+                    Box::new(|x| vector::add_bias(&exec, x, &y[..width]).unwrap()),
+                ),
+                ("scale", 0.0, Box::new(|x| vector::scale(&exec, x, 0.37))),
+                // An exponential and a quotient, within a few units in the last place of 1.
+                (
+                    "softcap",
+                    1e-12,
+                    Box::new(|x| vector::softcap(&exec, x, 0.5)),
+                ),
+                ("copy", 0.0, Box::new(|x| x.copy_from_slice(&y))),
+            ];
+            for (name, bound, on_cpu) in cases {
+                let mut want = x.clone();
+                on_cpu(&mut want);
+                let (offset, stride) = (1, width + 3);
+                let buffer = spread(device, &x, width, offset, stride);
+                let rows = spread_rows(&buffer, m, width, offset, stride);
+                let other = device.upload(&y).unwrap();
+                let others = Rows::new(&other, m, width);
+                let all = run(device, &buffer, offset + m * stride, |r| match name {
+                    "add" => elementwise::add(r, rows, others),
+                    "bias" => elementwise::add_bias(r, rows, &other),
+                    "scale" => elementwise::scale(r, rows, 0.37),
+                    "softcap" => elementwise::softcap(r, rows, 0.5),
+                    _ => elementwise::copy(r, rows, others),
+                });
+                let got: Vec<f32> = (0..m)
+                    .flat_map(|t| all[offset + t * stride..][..width].to_vec())
+                    .collect();
+                assert!(
+                    nmse(&got, &want) <= bound,
+                    "{name} {m}x{width}: {}",
+                    nmse(&got, &want)
+                );
+                assert_eq!(all[0], 7.5);
+                assert_eq!(all[offset + width..][..3], [7.5; 3]);
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_agree_with_the_cpu() {
+    let pairs = [
+        (Activation::Silu, activation::Activation::Silu),
+        (Activation::Relu2, activation::Activation::Relu2),
+        (Activation::Relu, activation::Activation::Relu),
+        (Activation::GeluTanh, activation::Activation::GeluTanh),
+        (Activation::GeluErf, activation::Activation::GeluErf),
+    ];
+    for device in devices() {
+        for (own, cpu) in pairs {
+            let mut x: Vec<f32> = floats(1000, 3).iter().map(|x| 6.0 * x).collect();
+            x[..4].copy_from_slice(&[-1e4, 1e4, 0.0, -200.0]);
+            let up = floats(1000, 4);
+            let (gate, up_buffer) = (device.upload(&x).unwrap(), device.upload(&up).unwrap());
+            let got = run(device, &gate, 1000, |r| {
+                elementwise::gate(
+                    r,
+                    own,
+                    Rows::new(&gate, 1, 1000),
+                    Rows::new(&up_buffer, 1, 1000),
+                )
+            });
+            activation::gate(&scalar(), cpu, &mut x, &up).unwrap();
+            assert_eq!(got[..4], x[..4], "{own:?}");
+            // Exponentials within a few units in the last place.
+            assert!(
+                nmse(&got[4..], &x[4..]) < 1e-12,
+                "{own:?}: {}",
+                nmse(&got[4..], &x[4..])
+            );
+        }
+    }
+}
+
+#[test]
+fn wrong_shapes_are_refused() {
+    let Some(device) = device() else { return };
+    let (a, b) = (
+        device.buffer("a", 64).unwrap(),
+        device.buffer("b", 64).unwrap(),
+    );
+    let mut r = Recorder::new(device);
+    let rows = |buffer, m, width| Rows::new(buffer, m, width);
+    assert!(elementwise::add(&mut r, rows(&a, 2, 8), rows(&b, 2, 8)).is_ok());
+    assert!(elementwise::add(&mut r, rows(&a, 2, 9), rows(&b, 2, 9)).is_err());
+    assert!(elementwise::add(&mut r, rows(&a, 2, 4), rows(&b, 1, 4)).is_err());
+    assert!(elementwise::add(&mut r, rows(&a, 1, 4), rows(&b, 1, 5)).is_err());
+    assert!(elementwise::add(&mut r, rows(&a, 1, 4), rows(&a, 1, 4)).is_err());
+    let overlapping = Rows {
+        stride: 3,
+        ..rows(&a, 2, 4)
+    };
+    assert!(elementwise::scale(&mut r, overlapping, 2.0).is_err());
+    let huge = Rows {
+        stride: usize::MAX,
+        ..rows(&a, 2, 4)
+    };
+    assert!(elementwise::scale(&mut r, huge, 2.0).is_err());
+    assert!(elementwise::add_bias(&mut r, rows(&a, 1, 16), &b).is_ok());
+    assert!(rms_norm(&mut r, rows(&a, 1, 16), &b, 1e-5, rows(&a, 1, 15)).is_err());
+    assert!(
+        rms_norm(
+            &mut r,
+            rows(&a, 1, 4),
+            &b,
+            1e-5,
+            rows(&a, 1, 4).columns(4, 4)
+        )
+        .is_err()
+    );
+}

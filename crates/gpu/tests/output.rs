@@ -1,0 +1,265 @@
+//! From logits to tokens.
+
+mod common;
+
+use common::{Random, device, devices, floats, run};
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::attention::Position;
+use sterna_gpu::kernels::output::{Draw, Penalties, TopK, penalize, sample, top_k};
+use sterna_gpu::{Device, Recorder};
+
+/// Runs `record`.
+fn run_all(
+    device: &Device,
+    record: impl FnOnce(&mut Recorder) -> Result<(), sterna_gpu::GpuError>,
+) {
+    let nothing = device.buffer("nothing", 16).unwrap();
+    run(device, &nothing, 0, record);
+}
+
+fn best_of(device: &Device, logits: &[f32], k: usize) -> Vec<(f32, u32)> {
+    let buffer = device.upload(logits).unwrap();
+    let room = TopK::new(device, logits.len(), k).unwrap();
+    run_all(device, |r| {
+        top_k(r, Rows::new(&buffer, 1, logits.len()), &room)
+    });
+    let pairs: Vec<[u32; 2]> = device.read(room.best(), 0..k).unwrap();
+    pairs
+        .into_iter()
+        .map(|[bits, id]| (f32::from_bits(bits), id))
+        .collect()
+}
+
+/// By a full sort.
+fn expected(logits: &[f32], k: usize) -> Vec<(f32, u32)> {
+    let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+    let value = |v: f32| {
+        if v.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            v + 0.0
+        }
+    };
+    all.sort_by(|a, b| {
+        let nan = a.0.is_nan().cmp(&b.0.is_nan());
+        nan.then(value(b.0).total_cmp(&value(a.0)))
+            .then(a.1.cmp(&b.1))
+    });
+    all.resize(k.max(all.len()), (f32::NEG_INFINITY, u32::MAX));
+    all[..k].iter().map(|(v, id)| (value(*v), *id)).collect()
+}
+
+#[test]
+fn the_best_are_found_in_order() {
+    for device in devices().iter().take(2) {
+        for (n, k) in [
+            (1, 1),
+            (5, 8),
+            (1023, 40),
+            (1025, 256),
+            (32_000, 1),
+            (128_256, 40),
+            (151_936, 256),
+        ] {
+            // Many equal values.
+            let mut random = Random::new(n as u64);
+            let mut logits: Vec<f32> = (0..n).map(|_| random.below(5000) as f32 - 2500.0).collect();
+            logits[n / 2] = f32::NAN;
+            logits[n / 3] = -0.0;
+            assert_eq!(best_of(device, &logits, k), expected(&logits, k), "{n} {k}");
+        }
+        let none = [f32::NEG_INFINITY, f32::NAN, f32::INFINITY];
+        assert_eq!(best_of(device, &none, 4), expected(&none, 4));
+    }
+}
+
+#[test]
+fn penalties_are_those_of_the_definition() {
+    for device in devices().iter().take(2) {
+        let n = 100;
+        let logits = floats(n, 3);
+        let tokens = [7u32, 7, 5, 99, 7, 3, 3, 1000, 42];
+        let biases = [(5u32, 0.25f32), (50, -1.0)];
+        for (position, window) in [(8u32, 64), (6, 4), (0, 1), (7, 0)] {
+            let buffer = device.upload(&logits).unwrap();
+            let ids = device.upload(&tokens).unwrap();
+            let words: Vec<u32> = biases
+                .iter()
+                .flat_map(|(id, b)| [*id, b.to_bits()])
+                .collect();
+            let bias_buffer = device.upload(&words).unwrap();
+            let state = device.upload(&[0, position]).unwrap();
+            let penalties = Penalties {
+                repeat: 1.5,
+                frequency: 0.1,
+                presence: 0.2,
+                window,
+                biases: Some(&bias_buffer),
+            };
+            let position_of = Position {
+                buffer: &state,
+                index: 1,
+            };
+            run_all(device, |r| {
+                penalize(r, Rows::new(&buffer, 1, n), &penalties, &ids, position_of)
+            });
+            let got: Vec<f32> = device.read(&buffer, 0..n).unwrap();
+            let mut want = logits.clone();
+            for (id, bias) in biases {
+                want[id as usize] += bias;
+            }
+            let end = position as usize + 1;
+            let seen = &tokens[end.saturating_sub(window)..end];
+            for (id, logit) in want.iter_mut().enumerate() {
+                let count = seen.iter().filter(|t| **t as usize == id).count();
+                if count > 0 {
+                    *logit = if *logit > 0.0 {
+                        *logit / 1.5
+                    } else {
+                        *logit * 1.5
+                    };
+                    *logit -= count as f32 * 0.1 + 0.2;
+                }
+            }
+            for (id, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert!((got - want).abs() < 1e-6, "{id}: {got} {want}");
+            }
+        }
+    }
+}
+
+/// Draws `n` tokens, each from the same logits.
+fn draws(device: &Device, logits: &[f32], k: usize, draw: &Draw, n: usize) -> Vec<u32> {
+    let buffer = device.upload(logits).unwrap();
+    let room = TopK::new(device, logits.len(), k).unwrap();
+    let state = device.upload(&[0u32, 5, 77]).unwrap();
+    let tokens = device.upload(&vec![u32::MAX; n + 4]).unwrap();
+    let at = Position {
+        buffer: &state,
+        index: 0,
+    };
+    let mut recorder = Recorder::new(device);
+    top_k(&mut recorder, Rows::new(&buffer, 1, logits.len()), &room).unwrap();
+    sample(&mut recorder, &room, draw, at, &tokens).unwrap();
+    let commands = recorder.finish().unwrap();
+    let many = vec![&commands; n];
+    device.submit(&many, &[]).unwrap().wait().unwrap();
+    let drawn: Vec<u32> = device.read(&tokens, 0..n + 4).unwrap();
+    // Positions count from 1, as 0 is that of the token before.
+    assert_eq!((drawn[0], drawn[n + 1]), (u32::MAX, u32::MAX));
+    let state: Vec<u32> = device.read(&state, 0..3).unwrap();
+    assert_eq!(state, [n as u32, drawn[n], 77]);
+    drawn[1..=n].to_vec()
+}
+
+const DRAW: Draw = Draw {
+    temperature: 1.0,
+    top_p: 1.0,
+    min_p: 0.0,
+    seed: 1,
+};
+
+#[test]
+fn tokens_are_drawn_by_their_weights() {
+    let Some(device) = device() else { return };
+    let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
+    let n = 2000;
+    let shares = |draw: Draw, k: usize| -> [f64; 4] {
+        let drawn = draws(device, &logits, k, &draw, n);
+        let count = |id: u32| drawn.iter().filter(|d| **d == id).count() as f64 / n as f64;
+        std::array::from_fn(|id| count(id as u32))
+    };
+    // Four standard deviations of 2000 draws are 0.045 at most.
+    let near = |got: [f64; 4], want: [f64; 4]| {
+        let all = got
+            .iter()
+            .zip(want)
+            .all(|(g, w)| (g - w).abs() < 0.045 && (w > 0.0 || *g == 0.0));
+        assert!(all, "{got:?}, not {want:?}");
+    };
+    near(shares(DRAW, 4), [0.5, 0.3, 0.15, 0.05]);
+    near(shares(DRAW, 2), [0.625, 0.375, 0.0, 0.0]);
+    near(
+        shares(
+            Draw {
+                top_p: 0.75,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.625, 0.375, 0.0, 0.0],
+    );
+    near(
+        shares(
+            Draw {
+                top_p: 0.85,
+                seed: 9,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.526, 0.316, 0.158, 0.0],
+    );
+    near(
+        shares(
+            Draw {
+                min_p: 0.2,
+                seed: 1 << 40,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.526, 0.316, 0.158, 0.0],
+    );
+    near(
+        shares(
+            Draw {
+                top_p: 1e-6,
+                ..DRAW
+            },
+            4,
+        ),
+        [1.0, 0.0, 0.0, 0.0],
+    );
+    // At half the temperature chances are squared.
+    near(
+        shares(
+            Draw {
+                temperature: 0.5,
+                ..DRAW
+            },
+            4,
+        ),
+        [0.685, 0.247, 0.062, 0.007],
+    );
+    near(
+        shares(
+            Draw {
+                temperature: 0.0,
+                ..DRAW
+            },
+            4,
+        ),
+        [1.0, 0.0, 0.0, 0.0],
+    );
+}
+
+#[test]
+fn seeds_decide() {
+    let Some(device) = device() else { return };
+    let logits = floats(500, 2);
+    let of = |seed| draws(device, &logits, 100, &Draw { seed, ..DRAW }, 40);
+    assert_eq!(of(3), of(3));
+    assert_ne!(of(3), of(4));
+    assert_ne!(of(3), of(3 + (1 << 32)));
+}
+
+#[test]
+fn logits_that_are_no_numbers() {
+    let Some(device) = device() else { return };
+    let one = |logits: &[f32]| draws(device, logits, 3, &DRAW, 1)[0];
+    assert_eq!(one(&[f32::NEG_INFINITY; 5]), 0);
+    assert_eq!(one(&[f32::NAN; 5]), 0);
+    assert_eq!(one(&[0.0, f32::INFINITY, f32::NAN]), 1);
+    assert_eq!(one(&[f32::NAN, f32::NEG_INFINITY, -3.0]), 2);
+}

@@ -1,0 +1,96 @@
+//! Every variant of every shader, for both compilers, without a GPU.
+
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use sterna_gpu::Features;
+use sterna_gpu::shader::{ALL, Shader, Target};
+
+fn variants() -> impl Iterator<Item = Features> {
+    (0..8).map(|bits| Features {
+        subgroups: bits & 1 != 0,
+        dot4: bits & 2 != 0,
+        immediates: bits & 4 != 0,
+        ..Features::ALL
+    })
+}
+
+fn validate(shader: &Shader, text: &str) {
+    let capabilities = Capabilities::IMMEDIATES
+        | Capabilities::SUBGROUP
+        | Capabilities::SHADER_FLOAT16
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
+        | Capabilities::COOPERATIVE_MATRIX;
+    let module = naga::front::wgsl::parse_str(text)
+        .unwrap_or_else(|error| panic!("{}: {}", shader.name, error.emit_to_string(text)));
+    let info = Validator::new(ValidationFlags::all(), capabilities)
+        .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
+        .subgroup_operations(naga::valid::SubgroupOperationSet::all())
+        .validate(&module)
+        .unwrap_or_else(|error| panic!("{}: {}", shader.name, error.emit_to_string(text)));
+    // With the constants it has by itself, into what Vulkan takes.
+    let constants = naga::back::PipelineConstants::default();
+    let entry = Some((naga::ShaderStage::Compute, "main"));
+    let (module, info) =
+        naga::back::pipeline_constants::process_overrides(&module, &info, entry, &constants)
+            .unwrap();
+    let options = naga::back::spv::Options {
+        lang_version: (1, 3),
+        ..Default::default()
+    };
+    let words = naga::back::spv::write_vec(&module, &info, &options, None);
+    assert!(
+        words.is_ok_and(|words| words.len() > 100),
+        "{}",
+        shader.name
+    );
+}
+
+#[test]
+fn every_variant_is_valid_wgsl() {
+    for shader in ALL {
+        for features in variants() {
+            let native = shader.assemble(Target::Native, features);
+            validate(shader, &native);
+            assert_eq!(native.contains("var<immediate>"), features.immediates);
+            // naga takes no `enable subgroups`, and needs none.
+            let browser = shader.assemble(Target::Browser, features);
+            validate(shader, &browser.replace("enable subgroups;\n", ""));
+            assert!(!browser.contains("var<immediate>"));
+            let uses_subgroups = browser.contains("subgroup_");
+            assert_eq!(browser.contains("enable subgroups;"), uses_subgroups);
+        }
+    }
+}
+
+#[test]
+fn every_buffer_is_declared_as_the_table_says() {
+    for shader in ALL {
+        let text = shader.assemble(Target::Native, Features::ALL);
+        let module = naga::front::wgsl::parse_str(&text).unwrap();
+        let mut n_found = 0;
+        for (_, variable) in module.global_variables.iter() {
+            if let Some(binding) = &variable.binding {
+                let naga::AddressSpace::Storage { access } = variable.space else {
+                    panic!("{}: a binding that isn't a storage buffer", shader.name);
+                };
+                let writes = access.contains(naga::StorageAccess::STORE);
+                let expected = shader.bindings[binding.binding as usize];
+                let is_write = expected == sterna_gpu::shader::Access::Write;
+                assert_eq!((binding.group, writes), (0, is_write), "{}", shader.name);
+                n_found += 1;
+            }
+            if variable.space == naga::AddressSpace::Immediate {
+                let size = module.types[variable.ty].inner.size(module.to_ctx());
+                assert_eq!(size, shader.params_bytes, "{}", shader.name);
+            }
+        }
+        assert_eq!(n_found, shader.bindings.len(), "{}", shader.name);
+    }
+}
+
+#[test]
+fn what_no_variant_can_do_without() {
+    for shader in ALL {
+        assert!(shader.runs_with(Features::ALL), "{}", shader.name);
+        assert_eq!(shader.runs_with(Features::NONE), shader.needs.is_empty());
+    }
+}
