@@ -260,4 +260,8 @@ pub enum BackendError {
     /// Weights that can't be used as they are.
     #[error(transparent)]
     Weights(#[from] QuantError),
+    /// What went wrong on a GPU.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Gpu(#[from] sterna_gpu::GpuError),
 }

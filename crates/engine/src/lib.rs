@@ -15,6 +15,8 @@ mod export;
 mod family;
 mod forward;
 mod generation;
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+mod gpu;
 mod head;
 mod load;
 mod lora;
@@ -36,6 +38,8 @@ pub use error::PlanError;
 pub use export::{Exported, ExportedData, Exporter, GgufHead, i2_s};
 pub use family::Family;
 pub use generation::Group;
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+pub use gpu::{Gpu, GpuBuffer, GpuCache, GpuLinear, GpuScreen, GpuVector, GpuWork};
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
