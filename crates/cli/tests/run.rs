@@ -205,10 +205,6 @@ fn settings_out_of_range_are_refused() {
             "expected top_p above 0 and at most 1, found 2",
         ),
         (
-            &["--backend", "gpu"],
-            "--backend gpu: this version computes on the CPU only",
-        ),
-        (
             &["--ctx", "8"],
             "the prompt has 16 tokens, but the context holds 8",
         ),

@@ -261,7 +261,11 @@ pub enum BackendError {
     #[error(transparent)]
     Weights(#[from] QuantError),
     /// What went wrong on a GPU.
-    #[cfg(feature = "gpu")]
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
     #[error(transparent)]
     Gpu(#[from] sterna_gpu::GpuError),
+    /// Weights or activations of another backend.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    #[error("weights or activations of one place were used in another")]
+    Elsewhere,
 }

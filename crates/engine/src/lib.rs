@@ -4,7 +4,8 @@
 //! fetches ([`Loader`]), running it ([`Session`]) and choosing tokens ([`Sampler`]). Not for text,
 //! files or the network: this crate never sees a string of a prompt, a path or a URL.
 //!
-//! Where a model is computed is behind the [`Backend`] trait; [`Cpu`] is the one in this crate.
+//! Where a model is computed is behind the [`Backend`] trait: [`Cpu`] and, with the feature `gpu`,
+//! `Gpu`, or `Place` where that is decided at run time.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -21,6 +22,8 @@ mod head;
 mod load;
 mod lora;
 mod model;
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+mod place;
 mod plan;
 mod rope;
 mod sampler;
@@ -48,6 +51,8 @@ pub use lora::{
     Module, Orientation,
 };
 pub use model::{Model, Versions};
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+pub use place::{Either, Place};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sterna_kernels::Isa;
 
 use crate::machine::{self, Machine};
-use crate::{args, output};
+use crate::{args, output, place};
 
 const EXAMPLE: &str = "Example:
   sterna doctor
@@ -31,6 +31,8 @@ struct Report {
     /// Levels that there is code for and that the machine has.
     instruction_sets: Vec<&'static str>,
     read_bandwidth_bytes_per_s: f64,
+    /// Adapters, best first; software ones too.
+    gpus: Vec<String>,
     used: Used,
 }
 
@@ -45,6 +47,7 @@ impl Doctor {
     pub(crate) fn run(self) -> Result<()> {
         let machine = Machine::detect();
         let threads = machine::default_threads();
+        let gpus = place::gpus();
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             cpu_features: machine::cpu_features(),
@@ -55,10 +58,14 @@ impl Doctor {
                 machine.free_memory_bytes,
             )?,
             used: Used {
-                backend: "cpu",
+                backend: match gpus.iter().any(|(_, is_real)| *is_real) {
+                    true => "gpu",
+                    false => "cpu",
+                },
                 threads,
                 instruction_set: args::isa()?.name(),
             },
+            gpus: gpus.into_iter().map(|(name, _)| name).collect(),
             machine,
         };
         if self.json {
@@ -100,7 +107,13 @@ impl Report {
                 "read bandwidth",
                 format!("{:.1} GB/s", self.read_bandwidth_bytes_per_s / 1e9),
             ),
-            ("gpu", "not used by this version".to_owned()),
+            (
+                "gpu",
+                match self.gpus.as_slice() {
+                    [] => "none found".to_owned(),
+                    gpus => gpus.join("; "),
+                },
+            ),
             (
                 "will use",
                 format!(

@@ -1,0 +1,156 @@
+//! Where models are computed: on the CPU, or on a GPU if there is one.
+
+use anyhow::Result;
+#[cfg(not(feature = "gpu"))]
+use anyhow::bail;
+use clap::ValueEnum;
+use sterna_engine::{Activations, Cpu};
+use sterna_kernels::Isa;
+
+#[cfg(not(feature = "gpu"))]
+pub(crate) use sterna_engine::Cpu as Place;
+#[cfg(feature = "gpu")]
+pub(crate) use sterna_engine::Place;
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendFlag {
+    /// A GPU if there is one, else the CPU
+    Auto,
+    Cpu,
+    Gpu,
+}
+
+/// How to compute, wherever that is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Engine {
+    pub(crate) n_threads: usize,
+    pub(crate) isa: Isa,
+    pub(crate) activations: Activations,
+}
+
+impl Engine {
+    fn cpu(self) -> Cpu {
+        Cpu::new(self.n_threads, self.isa).with_activations(self.activations)
+    }
+}
+
+/// Calls `load` with the place that `flag` asks for. Where any will do, a GPU that can't have the model
+/// is passed over.
+#[cfg(feature = "gpu")]
+pub(crate) fn load_on<T>(
+    flag: BackendFlag,
+    engine: Engine,
+    mut load: impl FnMut(Place) -> Result<T>,
+) -> Result<T> {
+    match flag {
+        BackendFlag::Cpu => {}
+        BackendFlag::Gpu => return load(gpu::open(engine)?),
+        BackendFlag::Auto => {
+            if let Some(place) = gpu::open_real(engine) {
+                match load(place) {
+                    Err(error) if gpu::is_to_blame(&error) => crate::output::note(format_args!(
+                        "warning: computing on the CPU: {error:#}"
+                    )),
+                    result => return result,
+                }
+            }
+        }
+    }
+    load(Place::Cpu(engine.cpu()))
+}
+
+/// Calls `load` with the CPU, unless `flag` asks for a GPU.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn load_on<T>(
+    flag: BackendFlag,
+    engine: Engine,
+    mut load: impl FnMut(Place) -> Result<T>,
+) -> Result<T> {
+    if flag == BackendFlag::Gpu {
+        bail!("--backend gpu: this program was built without GPUs; use cpu or auto");
+    }
+    load(engine.cpu())
+}
+
+/// Name of the GPU that a model is computed on; `None` for the CPU.
+pub(crate) fn gpu_name(place: &Place) -> Option<String> {
+    #[cfg(feature = "gpu")]
+    if let Place::Gpu(gpu) = place {
+        return Some(gpu::describe(gpu.device().info()));
+    }
+    #[cfg(not(feature = "gpu"))]
+    let _ = place;
+    None
+}
+
+/// The GPUs of this machine, best first, and whether each is a real one.
+pub(crate) fn gpus() -> Vec<(String, bool)> {
+    #[cfg(feature = "gpu")]
+    return gpu::all();
+    #[cfg(not(feature = "gpu"))]
+    Vec::new()
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use std::time::Duration;
+
+    use anyhow::{Context, Error, Result};
+    use sterna_engine::{BackendError, Gpu, LoadError};
+    use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions};
+
+    use super::{Engine, Place};
+
+    /// Software adapters take their time over long prompts.
+    const TIMEOUT: Duration = Duration::from_secs(600);
+
+    fn options(adapter: Option<String>) -> DeviceOptions {
+        DeviceOptions {
+            adapter,
+            timeout: TIMEOUT,
+            ..DeviceOptions::default()
+        }
+    }
+
+    fn place(device: Device, engine: Engine) -> Place {
+        let gpu = Gpu::new(device, engine.n_threads, engine.isa);
+        Place::Gpu(gpu.with_activations(engine.activations))
+    }
+
+    /// The best GPU, software or not.
+    pub(super) fn open(engine: Engine) -> Result<Place> {
+        let device = Device::open(&options(None)).context("--backend gpu")?;
+        Ok(place(device, engine))
+    }
+
+    /// The best GPU that is one, if it can be opened.
+    pub(super) fn open_real(engine: Engine) -> Option<Place> {
+        let real = Device::adapters().into_iter().find(is_real)?;
+        let device = Device::open(&options(Some(real.name))).ok()?;
+        Some(place(device, engine))
+    }
+
+    fn is_real(info: &AdapterInfo) -> bool {
+        !matches!(info.kind, AdapterKind::Software | AdapterKind::Unknown)
+    }
+
+    pub(super) fn all() -> Vec<(String, bool)> {
+        let adapters = Device::adapters().into_iter();
+        adapters
+            .map(|info| (describe(&info), is_real(&info)))
+            .collect()
+    }
+
+    pub(super) fn describe(info: &AdapterInfo) -> String {
+        format!("{} ({:?}, {})", info.name, info.api, info.driver)
+    }
+
+    /// Whether a model could not be loaded for what the GPU lacks.
+    pub(super) fn is_to_blame(error: &Error) -> bool {
+        matches!(
+            error.downcast_ref(),
+            Some(LoadError::Backend(BackendError::Gpu(_)))
+        )
+    }
+}
