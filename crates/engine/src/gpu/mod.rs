@@ -6,6 +6,7 @@
 
 mod buffer;
 mod cache;
+mod fuse;
 mod op;
 mod tape;
 mod weights;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission};
 
+use super::fuse::fuse;
 use super::op::{Op, Workspace, record};
 use crate::rope::Angles;
 
@@ -129,9 +130,10 @@ impl Tape {
             Some(i) => self.replays.remove(i),
             None => {
                 self.work.n_recorded += 1;
-                self.workspace.fit(&self.device, &ops)?;
+                let fused = fuse(&ops);
+                self.workspace.fit(&self.device, &fused)?;
                 let mut recorder = Recorder::new(&self.device);
-                for op in &ops {
+                for op in &fused {
                     record(&mut recorder, &self.workspace, op)?;
                 }
                 self.replays.truncate(KEPT - 1);
