@@ -214,12 +214,8 @@ impl Backend for Place {
         out: &mut OfBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         match self {
-            Place::Cpu(be) => {
-                be.linear_top(x.cpu()?, w.cpu()?, screen.cpu()?, top, out.cpu_mut()?)
-            }
-            Place::Gpu(be) => {
-                be.linear_top(x.gpu()?, w.gpu()?, screen.gpu()?, top, out.gpu_mut()?)
-            }
+            Place::Cpu(be) => be.linear_top(x.cpu()?, w.cpu()?, screen.cpu()?, top, out.cpu_mut()?),
+            Place::Gpu(be) => be.linear_top(x.gpu()?, w.gpu()?, screen.gpu()?, top, out.gpu_mut()?),
         }
     }
 
@@ -264,12 +260,7 @@ impl Backend for Place {
         }
     }
 
-    fn rope(
-        &self,
-        x: &mut OfBuffer,
-        head_dim: usize,
-        angles: &Angles,
-    ) -> Result<(), BackendError> {
+    fn rope(&self, x: &mut OfBuffer, head_dim: usize, angles: &Angles) -> Result<(), BackendError> {
         match self {
             Place::Cpu(be) => be.rope(x.cpu_mut()?, head_dim, angles),
             Place::Gpu(be) => be.rope(x.gpu_mut()?, head_dim, angles),

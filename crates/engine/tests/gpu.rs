@@ -11,9 +11,9 @@ use bytes::Bytes;
 use common::{Reference, best, cpu, load_on, max_difference, plan_gguf, plan_hf, read, testdata};
 use serde_json::Value;
 use sterna_engine::{
-    Activations, ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Gpu, HeadOptions,
-    HeadScreen, Logits, LoraMatrix, LoraPair, Model, ModelConfig, ModelPlan, Module, Orientation,
-    Session, SessionOptions, Step,
+    Activations, ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Gpu,
+    HeadOptions, HeadScreen, Logits, LoraMatrix, LoraPair, Model, ModelConfig, ModelPlan, Module,
+    Orientation, Session, SessionOptions, Step,
 };
 use sterna_format::DType;
 use sterna_gpu::{Device, DeviceOptions, GpuError};
@@ -91,7 +91,10 @@ fn check_logits(name: &str, got: &[f32], want: &[f32], n_vocab: usize, bound: f6
     let error = error(got, want);
     let difference = max_difference(got, want);
     eprintln!("{name}: error {error:.1e}, largest difference {difference:.1e}");
-    assert!(error <= bound, "{name}: {error}, largest difference {difference}");
+    assert!(
+        error <= bound,
+        "{name}: {error}, largest difference {difference}"
+    );
     let sure = SURE.max(2.0 * difference);
     let rows = got.chunks_exact(n_vocab).zip(want.chunks_exact(n_vocab));
     for (i, (got, want)) in rows.enumerate() {
@@ -177,14 +180,23 @@ fn every_stored_type() {
         check_model(&gpu, &source, &ids, bound);
 
         // Without rounding, whatever the type, there is nothing to differ by.
-        if !["bitnet", "falcon-e"].iter().any(|word| name.contains(word)) {
+        if !["bitnet", "falcon-e"]
+            .iter()
+            .any(|word| name.contains(word))
+        {
             let options = SessionOptions::new(ids.len());
             let on_cpu = source.load(cpu().with_activations(Activations::F32));
             let on_gpu = source.load(gpu.clone().with_activations(Activations::F32));
             let want = logits(&on_cpu, &ids, options);
             let got = logits(&on_gpu, &ids, options);
             let n_vocab = on_cpu.config().n_vocab;
-            check_logits(&format!("{name} in f32"), &got, &want, n_vocab, MAX_ERROR_FLOAT);
+            check_logits(
+                &format!("{name} in f32"),
+                &got,
+                &want,
+                n_vocab,
+                MAX_ERROR_FLOAT,
+            );
         }
     }
 }
@@ -273,7 +285,8 @@ fn sequences_fork_and_go_back() {
     let options = SessionOptions::new(512);
     let ids = story_ids(40);
     let other: Vec<u32> = ids.iter().rev().copied().collect();
-    let last = |session: &mut Session<Gpu>, ids: &[u32]| session.forward(ids, Logits::Last).unwrap();
+    let last =
+        |session: &mut Session<Gpu>, ids: &[u32]| session.forward(ids, Logits::Last).unwrap();
     let fresh = |ids: &[u32]| last(&mut Session::new(Arc::clone(&model), options).unwrap(), ids);
     let same = |got: &[f32], want: &[f32]| assert!(error(got, want) < 1e-9);
 
@@ -283,10 +296,16 @@ fn sequences_fork_and_go_back() {
     let mut second = first.fork(10);
     assert_eq!((first.len(), second.len()), (20, 10));
     let joined = |a: &[u32], b: &[u32]| [a, b].concat();
-    same(&last(&mut second, &other[..9]), &fresh(&joined(&ids[..10], &other[..9])));
+    same(
+        &last(&mut second, &other[..9]),
+        &fresh(&joined(&ids[..10], &other[..9])),
+    );
     same(&last(&mut first, &ids[20..]), &fresh(&ids));
     first.truncate(5);
-    same(&last(&mut first, &other[..3]), &fresh(&joined(&ids[..5], &other[..3])));
+    same(
+        &last(&mut first, &other[..3]),
+        &fresh(&joined(&ids[..5], &other[..3])),
+    );
     same(
         &last(&mut second, &ids[..2]),
         &fresh(&joined(&joined(&ids[..10], &other[..9]), &ids[..2])),
@@ -351,11 +370,14 @@ fn tokens_are_decoded_by_the_same_commands() {
     let per_token = (after.0.n_dispatches - before.0.n_dispatches) / 50;
     let n_layers = model.config().n_layers as u64;
     eprintln!("{per_token} dispatches a token, {n_layers} layers");
-    assert!(per_token <= DISPATCHES_PER_LAYER * n_layers + 4, "{per_token}");
+    assert!(
+        per_token <= DISPATCHES_PER_LAYER * n_layers + 5,
+        "{per_token}"
+    );
 }
 
 /// Dispatches of a layer in decoding.
-const DISPATCHES_PER_LAYER: u64 = 16;
+const DISPATCHES_PER_LAYER: u64 = 11;
 
 /// An adapter of rank 4 of some modules of every layer, with small weights.
 fn adapter(c: &ModelConfig) -> AdapterSource {
@@ -427,7 +449,11 @@ fn adapters_change_the_same() {
         let want = adapted(&on_cpu, &ids, 1000);
         let plain = logits(&on_cpu, &ids, SessionOptions::new(ids.len()));
         // The change is more than what is let pass.
-        assert!(error(&want, &plain) > 10.0 * bound, "{}", error(&want, &plain));
+        assert!(
+            error(&want, &plain) > 10.0 * bound,
+            "{}",
+            error(&want, &plain)
+        );
         for chunk in [1000, 1] {
             let got = adapted(&on_gpu, &ids, chunk);
             check_logits("adapted", &got, &want, n_vocab, bound);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::{
-    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Model, Module,
-    Orientation, Session, SessionOptions, TensorRequest,
+    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Model, Module, Orientation,
+    Session, SessionOptions, TensorRequest,
 };
 use sterna_format::DType;
 use sterna_format::bundle::{
@@ -23,8 +23,8 @@ use super::bundle::{identity_hash, read_metadata};
 use super::called::is_called;
 use super::source::{Folder, in_store};
 use super::{Header, ModelFiles};
-use crate::place::Place;
 use crate::output;
+use crate::place::Place;
 
 /// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
 /// applied.

@@ -27,10 +27,10 @@ use sterna_format::safetensors::{self, Index, SafeTensors};
 use sterna_kernels::quant::ternary::I2sLayout;
 use sterna_text::Tokenizer;
 
-use crate::place::Place;
 use crate::args::{EngineFlags, ModelFlags, WeightsFlag};
 use crate::machine::Machine;
 use crate::output;
+use crate::place::Place;
 use crate::progress::Progress;
 
 pub(crate) use adapter::{

@@ -90,10 +90,7 @@ impl GpuBuffer {
     ) -> Result<View, BackendError> {
         let [q, k, v] = [parts[0].view()?, parts[1].view()?, parts[2].view()?];
         let width = q.width + k.width + v.width;
-        let whole = View {
-            width,
-            ..q.clone()
-        };
+        let whole = View { width, ..q.clone() };
         let is = |part: &View, first| *part == whole.columns(first, part.width);
         if q.stride >= width && is(k, q.width) && is(v, q.width + k.width) {
             return Ok(whole);

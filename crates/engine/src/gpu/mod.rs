@@ -33,8 +33,8 @@ use crate::rope::Angles;
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use op::{Op, Output, Shared, View};
-use tape::SharedTape;
 pub use tape::GpuWork;
+use tape::SharedTape;
 
 /// Runs models on a GPU. Clones are the same.
 ///
@@ -312,7 +312,9 @@ impl Backend for Gpu {
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
         let out = out.shape(device, n_rows, q_width)?;
         if q.heads.angles.as_ref().map(Arc::as_ptr) != k.heads.angles.as_ref().map(Arc::as_ptr) {
-            return Err(buffer::unfit("queries and keys rotated by different angles"));
+            return Err(buffer::unfit(
+                "queries and keys rotated by different angles",
+            ));
         }
         let mut first = 0;
         for Sequence { cache, n_rows } in sequences {

@@ -203,7 +203,12 @@ impl Workspace {
                     most_len: Some(len),
                     ..
                 } => {
-                    let need = [q.n_rows, shape.n_heads, q.width / shape.n_heads.max(1), *len];
+                    let need = [
+                        q.n_rows,
+                        shape.n_heads,
+                        q.width / shape.n_heads.max(1),
+                        *len,
+                    ];
                     for (size, need) in spans.iter_mut().zip(need) {
                         *size = need.max(*size);
                     }
@@ -241,9 +246,7 @@ pub(super) fn record(
             factor,
             out,
         } => linear::embed(recorder, table, (ids, 0), *factor, out.of()),
-        Op::RmsNorm { x, norm, out } => {
-            norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of())
-        }
+        Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
         Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
         Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
@@ -285,15 +288,7 @@ pub(super) fn record(
                 buffer: position,
                 index: 0,
             };
-            attention::prepare_heads(
-                recorder,
-                qkv.of(),
-                *n_heads,
-                norms,
-                angles,
-                position,
-                cache,
-            )
+            attention::prepare_heads(recorder, qkv.of(), *n_heads, norms, angles, position, cache)
         }
         Op::Attention {
             shape,
@@ -330,7 +325,12 @@ fn products(
     let rounded = workspace.rounded();
     let norm = norm.map(|(weight, eps)| (weight, *eps));
     let mut stored: Option<Scaling> = None;
-    for scaling in [None, Some(Scaling::Row), Some(Scaling::Blocks256), Some(Scaling::Blocks32)] {
+    for scaling in [
+        None,
+        Some(Scaling::Row),
+        Some(Scaling::Blocks256),
+        Some(Scaling::Blocks32),
+    ] {
         for Output { w, out, add } in outputs {
             let input = match (w.kind().form(), scaling) {
                 (Form::Float, None) => Input::Float(x.of()),
@@ -351,11 +351,7 @@ fn products(
                 }
                 _ => continue,
             };
-            let epilogue = if *add {
-                Epilogue::Add
-            } else {
-                Epilogue::Store
-            };
+            let epilogue = if *add { Epilogue::Add } else { Epilogue::Store };
             linear::multiply(recorder, w, input, epilogue, out.of())?;
         }
     }

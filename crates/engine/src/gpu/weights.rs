@@ -107,9 +107,7 @@ fn held<'a>(
             bytes,
             int8_activations,
         } => {
-            if *int8_activations
-                && let Some(scales) = scales_of_rows(*dtype, k, bytes)?
-            {
+            if *int8_activations && let Some(scales) = scales_of_rows(*dtype, k, bytes)? {
                 let codes = repack::repack(host, Layout::Blocks(*dtype), n, k, bytes, 0..n)?;
                 return Ok(ternary(Cow::Owned(codes), scales));
             }
@@ -133,11 +131,7 @@ fn held<'a>(
 
 /// The scales of rows whose blocks each have a common one; `None` if the blocks of a row differ, or
 /// aren't trits.
-fn scales_of_rows(
-    dtype: DType,
-    k: usize,
-    bytes: &[u8],
-) -> Result<Option<Vec<f32>>, BackendError> {
+fn scales_of_rows(dtype: DType, k: usize, bytes: &[u8]) -> Result<Option<Vec<f32>>, BackendError> {
     if !matches!(dtype, DType::TQ1_0 | DType::TQ2_0) {
         return Ok(None);
     }

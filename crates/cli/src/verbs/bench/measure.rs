@@ -5,9 +5,9 @@ use bytes::Bytes;
 use sterna_engine::{Logits, ModelConfig, ModelPlan, Session, SessionOptions, Step};
 use sterna_kernels::{Exec, Isa};
 
-use crate::place::{self, Place};
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
 use crate::model::Adapted;
+use crate::place::{self, Place};
 use crate::progress::Progress;
 
 /// One thing to time.
@@ -241,7 +241,10 @@ fn time_batch(
 }
 
 /// A step of each of `sessions`, by one token of `ids`.
-pub(super) fn steps<'a>(sessions: &'a mut [Session<Place>], ids: &'a [u32]) -> Vec<Step<'a, Place>> {
+pub(super) fn steps<'a>(
+    sessions: &'a mut [Session<Place>],
+    ids: &'a [u32],
+) -> Vec<Step<'a, Place>> {
     let steps = sessions.iter_mut().zip(ids.chunks(1));
     let step = |(session, ids)| Step {
         session,
