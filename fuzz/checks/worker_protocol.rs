@@ -17,7 +17,13 @@ fn read<'a>(
             }
         }
     }
-    (messages, parser.end().err())
+    match parser.end() {
+        Ok(message) => {
+            messages.extend(message);
+            (messages, None)
+        }
+        Err(error) => (messages, Some(error)),
+    }
 }
 
 /// A request in the keyed form, behind a block that says nothing.

@@ -1,6 +1,8 @@
 //! Flags that several verbs share.
 
 use std::num::NonZero;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -9,8 +11,26 @@ use sterna_format::DType;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
-use crate::model::LoraFlag;
 use crate::place::{self, BackendFlag, Place};
+
+/// Parses a number of bytes, with K, M or G (powers of 1024) behind it or their longer names.
+pub(crate) fn n_bytes(text: &str) -> Result<NonZero<u64>, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => Some(1),
+        "k" | "kib" => Some(1 << 10),
+        "m" | "mib" => Some(1 << 20),
+        "g" | "gib" => Some(1_u64 << 30),
+        _ => None,
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .zip(factor)
+        .and_then(|(n, factor)| n.checked_mul(factor))
+        .and_then(NonZero::new)
+        .ok_or_else(|| "expected a number of bytes, such as 4096 or 20MiB".to_owned())
+}
 
 /// What the verbs that print a result about a model have in common.
 #[derive(Debug, Clone, Args)]
@@ -124,7 +144,7 @@ impl I2sLayoutFlag {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineFlags {
-    /// Where to compute; auto takes a GPU if there is one
+    /// Where to compute; auto takes the CPU
     #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
     backend: BackendFlag,
 
@@ -154,6 +174,52 @@ pub(crate) struct EngineFlags {
     /// says how strongly [SCALE: 1]; may be given several times
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Vec<LoraFlag>,
+}
+
+/// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
+/// applied.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LoraFlag {
+    pub(crate) folder: PathBuf,
+    pub(crate) scale: f32,
+    /// The type to hold its matrices as; `None` for that which they have.
+    pub(crate) dtype: Option<DType>,
+}
+
+impl FromStr for LoraFlag {
+    type Err = String;
+
+    /// `DIR` or `DIR=SCALE`. What follows the last `=` is a scale if it is a number, else part of the
+    /// folder's name.
+    fn from_str(text: &str) -> Result<LoraFlag, String> {
+        let scaled = text.rsplit_once('=').and_then(|(folder, scale)| {
+            let scale: f32 = scale.parse().ok()?;
+            Some((folder, scale))
+        });
+        let (folder, scale) = scaled.unwrap_or((text, 1.0));
+        if folder.is_empty() {
+            return Err("expected a folder, or a folder and `=SCALE`".to_owned());
+        }
+        if !scale.is_finite() {
+            return Err(format!("expected a finite scale, found {scale}"));
+        }
+        Ok(LoraFlag {
+            folder: folder.into(),
+            scale,
+            dtype: None,
+        })
+    }
+}
+
+impl LoraFlag {
+    /// The adapter in `folder`, applied as it was trained, its matrices held as `dtype` where they can be.
+    pub(crate) fn new(folder: PathBuf, dtype: Option<DType>) -> LoraFlag {
+        LoraFlag {
+            folder,
+            scale: 1.0,
+            dtype,
+        }
+    }
 }
 
 /// Where weights lie.
@@ -306,6 +372,25 @@ mod tests {
         for text in ["0", "1025", "-1", "two", "99999999999999999999999"] {
             let expected = "expected a number of threads from 1 to 1024";
             assert_eq!(thread_count(text), Err(expected.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_scale_follows_the_last_equals_sign() {
+        let flag = |folder: &str, scale| {
+            Ok(LoraFlag {
+                folder: folder.into(),
+                scale,
+                dtype: None,
+            })
+        };
+        assert_eq!("a/b".parse(), flag("a/b", 1.0));
+        assert_eq!("a/b=0.5".parse(), flag("a/b", 0.5));
+        assert_eq!("a/b=-2".parse(), flag("a/b", -2.0));
+        assert_eq!("a=b".parse(), flag("a=b", 1.0));
+        assert_eq!("a=1=0".parse(), flag("a=1", 0.0));
+        for text in ["", "=1", "a=nan", "a=inf"] {
+            assert!(text.parse::<LoraFlag>().is_err(), "{text}");
         }
     }
 }

@@ -26,6 +26,7 @@ mod runtime;
 mod sampling;
 mod serve;
 mod speculate;
+mod staging;
 mod stop;
 mod trust;
 mod verbs;
@@ -38,8 +39,9 @@ use clap::{Parser, Subcommand};
 
 /// Run low-bit language models
 ///
-/// MODEL is a GGUF file (or the first of a split set), a folder with config.json and safetensors
-/// files, a package (a folder with manifest.json), or `builtin`: the small story teller inside this program.
+/// MODEL is a GGUF file (or the first of a split set), a folder with config.json and safetensors files, a
+/// package (a folder with manifest.json, its address, or its name in the store), an engine bundle (a folder
+/// with qmodel.tensors), or `builtin`: the small story teller inside this program.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version)]
 struct Cli {

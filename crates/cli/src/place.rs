@@ -15,7 +15,7 @@ pub(crate) use sterna_engine::Place;
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendFlag {
-    /// A GPU if there is one, else the CPU
+    /// The CPU, until GPUs have been measured to be the better choice
     Auto,
     Cpu,
     Gpu,
@@ -35,29 +35,17 @@ impl Engine {
     }
 }
 
-/// Calls `load` with the place that `flag` asks for. Where any will do, a GPU that can't have the model
-/// is passed over.
+/// Calls `load` with the place that `flag` asks for.
 #[cfg(feature = "gpu")]
 pub(crate) fn load_on<T>(
     flag: BackendFlag,
     engine: Engine,
-    mut load: impl FnMut(Place) -> Result<T>,
+    load: impl FnOnce(Place) -> Result<T>,
 ) -> Result<T> {
     match flag {
-        BackendFlag::Cpu => {}
-        BackendFlag::Gpu => return load(gpu::open(engine)?),
-        BackendFlag::Auto => {
-            if let Some(place) = gpu::open_real(engine) {
-                match load(place) {
-                    Err(error) if gpu::is_to_blame(&error) => crate::output::note(format_args!(
-                        "warning: computing on the CPU: {error:#}"
-                    )),
-                    result => return result,
-                }
-            }
-        }
+        BackendFlag::Cpu | BackendFlag::Auto => load(Place::Cpu(engine.cpu())),
+        BackendFlag::Gpu => load(gpu::open(engine)?),
     }
-    load(Place::Cpu(engine.cpu()))
 }
 
 /// Calls `load` with the CPU, unless `flag` asks for a GPU.
@@ -65,7 +53,7 @@ pub(crate) fn load_on<T>(
 pub(crate) fn load_on<T>(
     flag: BackendFlag,
     engine: Engine,
-    mut load: impl FnMut(Place) -> Result<T>,
+    load: impl FnOnce(Place) -> Result<T>,
 ) -> Result<T> {
     if flag == BackendFlag::Gpu {
         bail!("--backend gpu: this program was built without GPUs; use cpu or auto");
@@ -96,8 +84,8 @@ pub(crate) fn gpus() -> Vec<(String, bool)> {
 mod gpu {
     use std::time::Duration;
 
-    use anyhow::{Context, Error, Result};
-    use sterna_engine::{BackendError, Gpu, LoadError};
+    use anyhow::{Context, Result};
+    use sterna_engine::Gpu;
     use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions};
 
     use super::{Engine, Place};
@@ -124,13 +112,6 @@ mod gpu {
         Ok(place(device, engine))
     }
 
-    /// The best GPU that is one, if it can be opened.
-    pub(super) fn open_real(engine: Engine) -> Option<Place> {
-        let real = Device::adapters().into_iter().find(is_real)?;
-        let device = Device::open(&options(Some(real.name))).ok()?;
-        Some(place(device, engine))
-    }
-
     fn is_real(info: &AdapterInfo) -> bool {
         !matches!(info.kind, AdapterKind::Software | AdapterKind::Unknown)
     }
@@ -144,13 +125,5 @@ mod gpu {
 
     pub(super) fn describe(info: &AdapterInfo) -> String {
         format!("{} ({:?}, {})", info.name, info.api, info.driver)
-    }
-
-    /// Whether a model could not be loaded for what the GPU lacks.
-    pub(super) fn is_to_blame(error: &Error) -> bool {
-        matches!(
-            error.downcast_ref(),
-            Some(LoadError::Backend(BackendError::Gpu(_)))
-        )
     }
 }

@@ -47,7 +47,7 @@ fn logits(model: &str, dir: &Path) -> Vec<u8> {
 #[test]
 fn packages_give_the_logits_of_their_source_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut n, mut refused) = (0, Vec::new());
+    let mut n = 0;
     for model in models() {
         let package = dir.path().join("package");
         let args = [
@@ -57,17 +57,7 @@ fn packages_give_the_logits_of_their_source_bit_for_bit() {
             "--shard-size",
             "64K",
         ];
-        let output = sterna(&args);
-        if !output.status.success() {
-            let error = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(
-                error.contains("expected a multiple of 128 trits"),
-                "{error}"
-            );
-            refused.push(model);
-            fs::remove_dir_all(dir.path().join("package.partial")).unwrap();
-            continue;
-        }
+        stdout(&args);
         let same = logits(text(&model), dir.path()) == logits(text(&package), dir.path());
         assert!(same, "{}", model.display());
         let findings = json(&["verify", text(&package), "--json"]);
@@ -75,7 +65,7 @@ fn packages_give_the_logits_of_their_source_bit_for_bit() {
         fs::remove_dir_all(&package).unwrap();
         n += 1;
     }
-    assert!(n > 120 && refused.len() == 3, "{n}, {refused:?}");
+    assert!(n > 120, "{n}");
 }
 
 #[test]

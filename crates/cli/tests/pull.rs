@@ -424,3 +424,56 @@ fn adapters_are_had_by_name_and_are_no_models() {
     }
     assert!(outs[0] == outs[1] && outs[0] == outs[2]);
 }
+
+#[test]
+fn a_server_of_pages_has_no_package_and_one_that_is_silent_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let pages = dir.path().join("pages");
+    fs::create_dir(&pages).unwrap();
+    for name in ["manifest.json", "manifest.json.minisig"] {
+        fs::write(pages.join(name), "<html>hello</html>").unwrap();
+    }
+    let server = Server::start(&pages);
+    let error = refusal(&home, &["pull", &server.url]);
+    assert!(
+        error.contains("no package") && !error.contains("signature"),
+        "{error}"
+    );
+
+    // Nobody listens where a server was.
+    let gone = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let gone = format!("http://{gone}/m");
+    let package = copy_of(SAMPLE, dir.path().join("package"));
+    let args = [
+        "pull",
+        text(&package),
+        "m",
+        "--mirror",
+        &gone,
+        "--rate",
+        "20MiB",
+    ];
+    let (ok, _, error) = sterna(&home, &args);
+    assert!(ok && error.contains("is asked again"), "{error}");
+    let error = refusal(&home, &["pull", text(&package), "--rate", "20MB"]);
+    assert!(error.contains("20MiB"), "{error}");
+}
+
+#[test]
+fn interrupted_pulls_are_named_until_they_are_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    let package = copy_of(SAMPLE, home.join("package"));
+    // What is left of a package without its shard.
+    fs::remove_file(package.join("shard_00000.bin")).unwrap();
+    refusal(home, &["pull", text(&package), "m"]);
+    let (_, _, error) = sterna(home, &["list"]);
+    assert!(error.contains("interrupted pull of `m`"), "{error}");
+    assert!(sterna(home, &["gc", "--interrupted"]).0);
+    let (_, _, error) = sterna(home, &["list"]);
+    assert!(!error.contains("interrupted pull"), "{error}");
+}

@@ -50,7 +50,7 @@ impl Bench {
     fn quantize(&self, arch: &str, entries: &[Entry]) -> Vec<Stored> {
         let args = self.args(arch, &manifest(&[self.path("shard")], entries));
         stdout(&args.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(!self.path("out.tmp").exists());
+        self.check_names(&["manifest", "out", "shard"]);
         read_tensors(&self.path("out"))
     }
 
@@ -60,10 +60,17 @@ impl Bench {
         let mut args: Vec<_> = args.iter().map(String::as_str).collect();
         args.extend(more);
         let message = refusal(&args);
-        for name in ["out", "out.tmp", "rope", "rope.tmp"] {
-            assert!(!self.path(name).exists(), "{name} is left");
-        }
+        self.check_names(&["manifest", "shard"]);
         message
+    }
+
+    /// Checks that there are no other files than these, but for a configuration.
+    fn check_names(&self, expected: &[&str]) {
+        let entries = fs::read_dir(self.dir.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.filter(|name| name != "config.json").collect();
+        names.sort();
+        assert_eq!(names, expected);
     }
 }
 
@@ -403,8 +410,12 @@ fn bad_manifests_and_shards_are_refused() {
     };
     let message = "expected another file for each output";
     assert!(with(&out, &[]).contains(message));
-    let message = "rotated elements: expected 1 to 4, the elements of a head, found 5";
-    assert!(with(&bench.path("rope"), &["--rope-dim", "5"]).contains(message));
+    for dim in ["0", "3", "6"] {
+        let message = format!(
+            "--rope-dim: expected an even number from 2 to 4, the elements of a head, found {dim}"
+        );
+        assert!(with(&bench.path("rope"), &["--rope-dim", dim]).contains(&message));
+    }
     // Weights that are no numbers are found while they are encoded.
     let nan = Bench::new(&f32::NAN.to_le_bytes().repeat(64));
     let bytes = manifest(&[nan.path("shard")], &[entry(1, DType::F32, 2, 32)]);
@@ -424,11 +435,123 @@ fn flags_that_need_others_say_so() {
         args.extend(more);
         assert_eq!(sterna(&args).status.code(), Some(2), "{more:?}");
     }
+    let rope = [
+        "--rope-output",
+        "x",
+        "--rope-theta",
+        "1e4",
+        "--max-pos",
+        "9",
+        "--head-dim",
+        "4",
+    ];
+    for (flag, value, message) in [
+        ("--yarn-factor", "nan", "expected a number above 0"),
+        ("--yarn-factor", "inf", "expected a number above 0"),
+        ("--yarn-factor", "0", "expected a number above 0"),
+        ("--yarn-orig-max-pos", "0", "0 is not in 1..=2147483647"),
+        ("--yarn-beta-slow", "nan", "expected a number above 0"),
+        ("--yarn-beta-fast", "inf", "expected a number above 0"),
+    ] {
+        let yarn = [("--yarn-factor", "2"), ("--yarn-orig-max-pos", "4")];
+        let others = yarn.into_iter().filter(|(name, _)| *name != flag);
+        let mut args: Vec<_> = args.iter().map(String::as_str).chain(rope).collect();
+        args.extend(
+            others
+                .chain([(flag, value)])
+                .flat_map(|(name, value)| [name, value]),
+        );
+        let output = sterna(&args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(flag) && stderr.contains(message),
+            "{stderr}"
+        );
+    }
     let args = bench.args("llama3", &manifest(&[], &[]));
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let stderr = String::from_utf8(sterna(&args).stderr).unwrap();
     assert!(
         stderr.contains("expected an architecture as a number"),
         "{stderr}"
+    );
+}
+
+#[test]
+fn outputs_take_the_place_of_no_input() {
+    let bytes = encoded(DType::F32, &values(64));
+    let bench = Bench::new(&bytes);
+    let manifest = manifest(&[bench.path("shard")], &[entry(1, DType::F32, 2, 32)]);
+    let args = bench.args("llama", &manifest);
+    let sub = bench.path("sub");
+    fs::create_dir(&sub).unwrap();
+    let path = |name: &str| sub.join(name).to_str().unwrap().to_owned();
+    let with_output = |output: &str| {
+        let mut args = args.clone();
+        args[4] = output.to_owned();
+        refusal(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let message = "expected another file to write than one that is read";
+    for output in [path("../shard"), path("../manifest")] {
+        assert!(with_output(&output).contains(message), "{output}");
+    }
+    let message = "expected a file to write, found a folder";
+    assert!(with_output(sub.to_str().unwrap()).contains(message));
+    #[cfg(unix)]
+    {
+        let message = "expected a file to write, found a pipe, socket or device";
+        assert!(with_output("/dev/null").contains(message));
+        std::os::unix::fs::symlink(&sub, bench.path("link")).unwrap();
+        let message = "expected a file to write, found a folder";
+        let link = bench.path("link");
+        assert!(with_output(link.to_str().unwrap()).contains(message));
+        let message = "expected another file to write than one that is read";
+        let linked = link.join("../shard");
+        assert!(with_output(linked.to_str().unwrap()).contains(message));
+    }
+    // Another name for the same output.
+    let rope = path("../out");
+    let mut args: Vec<_> = args.iter().map(String::as_str).collect();
+    args.extend([
+        "--rope-output",
+        &rope,
+        "--rope-theta",
+        "1e4",
+        "--max-pos",
+        "9",
+        "--head-dim",
+        "4",
+    ]);
+    assert!(refusal(&args).contains("expected another file for each output"));
+    assert_eq!(fs::read(bench.path("shard")).unwrap(), bytes);
+    assert_eq!(fs::read(bench.path("manifest")).unwrap(), manifest);
+    assert!(!bench.path("out").exists());
+}
+
+/// A shard may be called what a partial output was called once.
+#[test]
+fn a_shard_whose_name_ends_in_tmp_is_read() {
+    let bytes = encoded(DType::F32, &values(64));
+    let bench = Bench::new(&bytes);
+    let shard = bench.path("out.tmp");
+    fs::write(&shard, &bytes).unwrap();
+    let manifest = manifest(std::slice::from_ref(&shard), &[entry(0, DType::F32, 2, 32)]);
+    let args = bench.args("llama", &manifest);
+    stdout(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(fs::read(&shard).unwrap(), bytes);
+    assert_eq!(read_tensors(&bench.path("out"))[0].data, bytes);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_manifest_that_is_no_file_is_refused() {
+    let bench = Bench::new(&[]);
+    let mut args = bench.args("llama", &[]);
+    args[2] = "/dev/zero".to_owned();
+    let message = refusal(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(
+        message.contains("/dev/zero: expected a regular file"),
+        "{message}"
     );
 }

@@ -144,3 +144,96 @@ fn keys_are_neither_lost_nor_left_open() {
     let error = failure(&sterna(home, &["sign", ".", "--key", "password"]));
     assert!(error.contains("minisign secret key"), "{error}");
 }
+
+/// A package in a folder of its own.
+fn package(home: &Path) -> String {
+    let folder = home.join("package");
+    fs::create_dir(&folder).unwrap();
+    let sample =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/rdrr-samples/v1-gemma3-q4k");
+    for entry in fs::read_dir(sample).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    folder.to_str().unwrap().to_owned()
+}
+
+/// What `verify`, `list` and what opens the model `m` say of its signature: who signed it, the word for
+/// programs, and whether it is refused.
+fn standing(home: &Path) -> (Option<String>, String, bool) {
+    let list = json(&sterna(home, &["list", "--json"]));
+    let row = &list[0];
+    let signer = row["signer"].as_str().map(str::to_owned);
+    let verified = sterna(home, &["verify", "m", "--json"]);
+    let opened = sterna(home, &["inspect", "m"]);
+    let found: Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert_eq!(found["signer"].as_str().map(str::to_owned), signer);
+    assert_eq!(found["ok"], verified.status.success());
+    assert_eq!(verified.status.success(), opened.status.success());
+    let refused = !opened.status.success();
+    if refused {
+        let why = failure(&opened);
+        assert!(found["problems"][0].as_str().unwrap().contains("refused"));
+        assert!(why.contains("sterna trust NAME KEY"), "{why}");
+        // Fetching it again would change nothing.
+        assert!(!failure(&verified).contains("sterna pull"));
+    }
+    (
+        signer,
+        row["signature"].as_str().unwrap().to_owned(),
+        refused,
+    )
+}
+
+#[test]
+fn what_a_signature_in_the_store_is_worth_changes_with_the_trust_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    let package = package(home);
+    for key in ["k", "other"] {
+        json(&sterna(
+            home,
+            &[
+                "sign",
+                "--generate",
+                "--no-password",
+                "--key",
+                key,
+                "--json",
+            ],
+        ));
+    }
+    json(&sterna(home, &["pull", &package, "m", "--json"]));
+    assert_eq!(standing(home), (None, "none".into(), false));
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text(&sterna(home, &["list"])).contains("not signed"));
+
+    // Signed with a key that nobody trusts yet.
+    let signed = sterna(home, &["sign", "m", "--key", "k"]);
+    assert!(text(&signed).contains("`sterna verify m`"), "{signed:?}");
+    let note = String::from_utf8_lossy(&signed.stderr).into_owned();
+    assert!(
+        note.contains("not trusted here") && note.contains("sterna trust NAME RW"),
+        "{note}"
+    );
+    assert_eq!(standing(home), (None, "unknown_key".into(), true));
+    let list = text(&sterna(home, &["list"]));
+    assert!(list.contains("signed by an unknown key"), "{list}");
+
+    json(&sterna(home, &["trust", "me", "k.pub", "--json"]));
+    assert_eq!(standing(home), (Some("me".into()), "trusted".into(), false));
+    // Under another name by now.
+    json(&sterna(home, &["trust", "--remove", "me", "--json"]));
+    assert_eq!(standing(home), (None, "unknown_key".into(), true));
+    json(&sterna(home, &["trust", "I", "k.pub", "--json"]));
+    assert_eq!(standing(home), (Some("I".into()), "trusted".into(), false));
+    let verified = text(&sterna(home, &["verify", "m"]));
+    assert!(verified.contains("signed by I"), "{verified}");
+
+    let again = sterna(home, &["sign", "m", "--key", "other"]);
+    assert!(again.status.success());
+    assert_eq!(standing(home), (None, "unknown_key".into(), true));
+    let back = sterna(home, &["sign", "m", "--key", "k"]);
+    assert!(back.status.success() && back.stderr.is_empty(), "{back:?}");
+    assert_eq!(standing(home), (Some("I".into()), "trusted".into(), false));
+}

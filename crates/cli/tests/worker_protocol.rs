@@ -48,8 +48,43 @@ fn message(form: Form, text: &str) -> Message {
         assert!(matches!(message, Message::Init(_)));
         message = parser.push(&mut bytes).unwrap().unwrap();
     }
-    assert_eq!((bytes, parser.end()), (&b""[..], Ok(())));
+    assert_eq!((bytes, parser.end()), (&b""[..], Ok(None)));
     message
+}
+
+#[test]
+fn the_last_line_needs_no_end() {
+    for (form, text) in [
+        (Form::Positional, "1\n0\n0\n0\n1\n1\n0\n0\n7\n"),
+        (Form::Positional, "0\n"),
+        (Form::Keyed, "1\na=b\n1\ntokens=7\n"),
+        (Form::Keyed, "1\na=b\n0\n"),
+    ] {
+        let expected = message(form, text);
+        let mut parser = Parser::new(form);
+        let mut bytes = text.trim_end().as_bytes();
+        if form == Form::Keyed {
+            assert!(matches!(
+                parser.push(&mut bytes),
+                Ok(Some(Message::Init(_)))
+            ));
+        }
+        assert_eq!(parser.push(&mut bytes), Ok(None));
+        assert_eq!(parser.end(), Ok(Some(expected)));
+    }
+    let ends = |text: &str| {
+        let mut parser = Parser::new(Form::Positional);
+        assert_eq!(parser.push(&mut text.as_bytes()), Ok(None));
+        parser.end().unwrap_err().to_string()
+    };
+    assert_eq!(
+        ends("1\n0"),
+        "line 3: expected `temperature`, found the end of the input"
+    );
+    assert_eq!(
+        ends("1\n2"),
+        "line 2: `reset_flag`: expected 0 or 1, found `2`"
+    );
 }
 
 #[test]

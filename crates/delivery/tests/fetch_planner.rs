@@ -4,7 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use proptest::prelude::*;
 use sterna_delivery::{
-    fetch::{Action, Blob, Fault, Fetch, HashJob, Head, Limits, RangeSet, Transfer},
+    fetch::{Action, Blob, Failure, Fault, Fetch, HashJob, Head, Limits, RangeSet, Transfer},
     hash::{Algorithm, BlockDigests, Digest, Expected},
 };
 
@@ -115,6 +115,8 @@ struct World {
     case: Case,
     truth: Vec<Vec<u8>>,
     store: Vec<Vec<u8>>,
+    /// For each byte, the transfer under way that wrote it.
+    writers: Vec<Vec<Option<u64>>>,
     committed: Vec<bool>,
     running: Vec<Running>,
     jobs: Vec<HashJob>,
@@ -141,6 +143,7 @@ fn truth(sizes: &[usize]) -> Vec<Vec<u8>> {
 impl World {
     fn new(case: Case, truth: Vec<Vec<u8>>, store: Vec<Vec<u8>>, faults: u64) -> Self {
         Self {
+            writers: truth.iter().map(|t| vec![None; t.len()]).collect(),
             committed: vec![false; truth.len()],
             truth,
             store,
@@ -251,14 +254,23 @@ impl World {
         let piece = 1 + self.random(200) as usize;
         self.now += Duration::from_millis(1);
         let running = &mut self.running[index];
-        match running.advance(&mut self.store, piece) {
+        let before = running.transfer.offset() as usize;
+        let outcome = running.advance(&mut self.store, piece);
+        let (id, after) = (running.transfer.id(), running.transfer.offset() as usize);
+        for writer in &mut self.writers[running.transfer.request().blob][before..after] {
+            assert!(writer.is_none(), "two write to one place");
+            *writer = Some(id);
+        }
+        match outcome {
             None => {
-                let (id, received) = (running.transfer.id(), running.transfer.received());
-                fetch.progress(id, received, self.now);
+                fetch.progress(id, running.transfer.received(), self.now);
             }
             Some(outcome) => {
                 let running = self.running.swap_remove(index);
                 self.received += running.transfer.received();
+                for writer in &mut self.writers[running.transfer.request().blob] {
+                    writer.take_if(|writer| *writer == id);
+                }
                 fetch.transferred(running.transfer, outcome, self.now);
             }
         }
@@ -307,9 +319,11 @@ impl World {
                     running.expect("only what runs is cancelled").cancelled = true;
                 }
                 Action::Discard { blob, range } => {
+                    self.check_unwritten(blob, &range);
                     self.store[blob][range.start as usize..range.end as usize].fill(0xEE);
                 }
                 Action::Commit { blob, .. } => {
+                    self.check_unwritten(blob, &(0..self.store[blob].len() as u64));
                     let versions = if self.case.size_only {
                         self.case.kinds.len()
                     } else {
@@ -336,6 +350,12 @@ impl World {
         panic!("it does not end");
     }
 
+    /// Checks that no request under way has written to `range`.
+    fn check_unwritten(&self, blob: usize, range: &Range<u64>) {
+        let writers = &self.writers[blob][range.start as usize..range.end as usize];
+        assert!(writers.iter().all(Option::is_none), "it is being written");
+    }
+
     /// Something happens: a request goes on, a job is done, or time passes.
     fn wait(&mut self, fetch: &mut Fetch, until: Option<Duration>) {
         let lively: Vec<usize> = (0..self.running.len())
@@ -360,6 +380,7 @@ impl World {
         }
         let mut job = self.jobs.swap_remove(choice - lively.len());
         let (blob, range) = (job.blob(), job.remaining());
+        self.check_unwritten(blob, &range);
         for piece in self.store[blob][range.start as usize..range.end as usize].chunks(100) {
             job.take(piece);
         }
@@ -424,8 +445,11 @@ proptest! {
             }
             let mut left = range.len();
             if case.blocks {
-                // Blocks whose beginning is missing are fetched whole.
-                left = range.end.saturating_sub(range.start.next_multiple_of(BLOCK as usize));
+                // Blocks whose beginning is missing are fetched whole, and by who gives whole files only,
+                // those too whose end is missing.
+                let whole = case.kinds.iter().any(|k| matches!(k, Kind::WholeOnly | Kind::WholeAndCuts));
+                let end = if whole && range.end < size { range.end - range.end % BLOCK as usize } else { range.end };
+                left = end.saturating_sub(range.start.next_multiple_of(BLOCK as usize));
             }
             missing += size - left.min(size);
         }
@@ -466,4 +490,95 @@ proptest! {
             prop_assert!(!world.case.kinds.contains(&Kind::Honest), "{message}");
         }
     }
+}
+
+/// A fetch of one blob of four blocks in two requests, from one honest source, whose store loses bytes.
+/// `lose` is asked each time that something is stored or read, and may change what lies there.
+fn fetch_into(
+    truth: &[u8],
+    expected: Expected,
+    mut lose: impl FnMut(&mut [u8]),
+) -> (Vec<u8>, Vec<Range<u64>>, Action) {
+    let blocks = BlockDigests::of(Algorithm::Sha256, BLOCK, truth).unwrap();
+    let size = truth.len() as u64;
+    let blob = Blob::new("b", size, expected).unwrap();
+    let limits = Limits {
+        segment_bytes: 2 * BLOCK,
+        ..Limits::default()
+    };
+    let blobs = vec![blob.with_blocks(blocks).unwrap()];
+    let mut fetch = Fetch::new(blobs, vec!["source".into()], limits).unwrap();
+    let mut store = vec![0xEE; truth.len()];
+    let (mut running, mut asked) = (Vec::new(), Vec::new());
+    loop {
+        match fetch.poll(Duration::ZERO) {
+            Action::Transfer(transfer) => running.push(transfer),
+            Action::Hash(mut job) => {
+                lose(&mut store);
+                let range = job.remaining();
+                job.take(&store[range.start as usize..range.end as usize]);
+                fetch.hashed(job);
+            }
+            Action::Wait(_) => {
+                // The last one first, so that what it brings must be read back.
+                let mut transfer = running.pop().expect("nothing runs");
+                let range = transfer.request().range.clone().expect("a part");
+                asked.push(range.clone());
+                let part = format!("bytes {}-{}/{size}", range.start, range.end - 1);
+                let head = Head {
+                    status: 206,
+                    content_length: Some(range.end - range.start),
+                    content_range: Some(part),
+                    ..Head::default()
+                };
+                transfer.begin(&head).unwrap();
+                let bytes = &truth[range.start as usize..range.end as usize];
+                assert_eq!(transfer.wanted(bytes), Ok(bytes));
+                store[range.start as usize..range.end as usize].copy_from_slice(bytes);
+                transfer.stored(bytes).unwrap();
+                fetch.transferred(transfer, Ok(()), Duration::ZERO);
+            }
+            Action::Commit { blob, .. } => fetch.committed(blob),
+            end @ (Action::Done | Action::Failed(_)) => return (store, asked, end),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_block_that_is_lost_after_it_came_is_fetched_again() {
+    let truth: Vec<u8> = (0..4 * BLOCK).map(|i| (i * 7 + (i >> 5)) as u8).collect();
+    let right = Expected::Digest(Digest::of(Algorithm::Sha256, &truth));
+    let mut n_lost = 0;
+    let (store, asked, end) = fetch_into(&truth, right, |store| {
+        if n_lost < 2 {
+            n_lost += 1;
+            store[200..210].fill(0);
+        }
+    });
+    assert!(matches!(end, Action::Done), "{end:?}");
+    assert!(store == truth);
+    assert_eq!(asked, [128..256, 0..128, 192..256]);
+    // Not for ever.
+    let (_, asked, end) = fetch_into(&truth, right, |store| {
+        store[70..80].fill(0);
+        store[200..210].fill(0);
+    });
+    let Action::Failed(Failure::Unsteady { n_times, .. }) = end else {
+        panic!("{end:?}");
+    };
+    assert_eq!(asked.len() as u32, 2 + 2 * n_times);
+}
+
+#[test]
+fn only_what_is_right_on_disk_shows_that_digests_contradict() {
+    let truth: Vec<u8> = (0..4 * BLOCK).map(|i| (i * 7 + (i >> 5)) as u8).collect();
+    let wrong = Expected::Digest(Digest::of(Algorithm::Sha256, b"something else"));
+    let mut n_read = 0;
+    let (_, asked, end) = fetch_into(&truth, wrong, |_| n_read += 1);
+    assert!(
+        matches!(end, Action::Failed(Failure::Contradiction { .. })),
+        "{end:?}"
+    );
+    assert_eq!((asked.len(), n_read), (2, 2));
 }

@@ -4,6 +4,8 @@ use std::{
     fs,
     iter::once,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
 use sterna_delivery::{
@@ -132,6 +134,43 @@ fn bytes_come_in_any_order_and_a_later_pull_goes_on() {
         assert_eq!(pull.present(&blob).unwrap(), blob.size);
         let path = pull.commit(&blob).unwrap();
         assert!(fs::read(path).unwrap() == content);
+    }
+}
+
+#[test]
+fn bytes_that_come_while_others_are_forgotten_stay() {
+    const PIECE: usize = 4096;
+    let (_dir, store) = store();
+    let pull = store.pull("m").unwrap();
+    for round in 0..20 {
+        let good = bytes(round, 1 << 20);
+        let blob = Blob::of(Algorithm::Sha256, &good);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // More files than are kept open, so that this one is closed and opened meanwhile.
+                for i in 0u64.. {
+                    let other = Blob::of(Algorithm::Blake3, &(i % 40).to_le_bytes());
+                    pull.write_at(&other, 0, &[0]).unwrap();
+                    pull.write_at(&blob, 0, &[0; PIECE]).unwrap();
+                    pull.discard(&blob, 0..PIECE as u64).unwrap();
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            for (i, piece) in good.chunks(PIECE).enumerate().skip(1) {
+                pull.write_at(&blob, (i * PIECE) as u64, piece).unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let mut found = vec![0; good.len() - PIECE];
+        pull.read_at(&blob, PIECE as u64, &mut found).unwrap();
+        let lost = (found.chunks(PIECE).zip(good.chunks(PIECE).skip(1)))
+            .filter(|(found, good)| found != good);
+        assert_eq!(lost.count(), 0, "pieces lost in round {round}");
+        pull.write_at(&blob, 0, &good[..PIECE]).unwrap();
+        pull.commit(&blob).unwrap();
     }
 }
 

@@ -16,6 +16,8 @@ use crate::rope::Angles;
 
 /// Where a model is computed, for programs that let their users choose: one backend that is one of two.
 #[derive(Debug)]
+// There is one of them in a program.
+#[allow(clippy::large_enum_variant)]
 pub enum Place {
     /// The processor.
     Cpu(Cpu),

@@ -220,7 +220,8 @@ impl Sampler {
         self.draw()
     }
 
-    /// Applies bias and penalties to `self.logits`.
+    /// Applies bias and penalties to `self.logits`. Penalties leave finite logits finite, so that of several
+    /// far out of range none counts as the only one.
     fn adjust(&mut self) {
         let config = &self.config;
         for &(id, bias) in &config.logit_bias {
@@ -230,12 +231,15 @@ impl Sampler {
         }
         for (&id, &count) in &self.window.counts {
             if let Some(logit) = self.logits.get_mut(id as usize) {
-                if *logit > 0.0 {
-                    *logit /= config.repeat_penalty;
-                } else {
-                    *logit *= config.repeat_penalty;
+                if !logit.is_finite() {
+                    continue;
                 }
-                *logit -= count as f32 * config.frequency_penalty + config.presence_penalty;
+                let scaled = match *logit > 0.0 {
+                    true => *logit / config.repeat_penalty,
+                    false => *logit * config.repeat_penalty,
+                };
+                let more = count as f32 * config.frequency_penalty + config.presence_penalty;
+                *logit = (scaled.clamp(f32::MIN, f32::MAX) - more).clamp(f32::MIN, f32::MAX);
             }
         }
     }
@@ -575,6 +579,37 @@ mod tests {
             let first = logits.iter().position(|&l| l == best && l > f32::NEG_INFINITY);
             let id = sampler(SamplerConfig::default()).sample(&logits);
             prop_assert_eq!(id as usize, first.unwrap_or(0));
+        }
+    }
+
+    #[test]
+    fn penalties_leave_logits_finite() {
+        // Neither a quotient nor a product nor a sum of these stays in the range of f32.
+        for (repeat_penalty, frequency_penalty) in [
+            (1e-40, 0.0),
+            (f32::MAX, 0.0),
+            (1.0, f32::MAX),
+            (1.0, f32::MIN),
+            (1e-40, f32::MAX),
+        ] {
+            for temperature in [0.0, 1.0] {
+                let mut sampler = sampler(SamplerConfig {
+                    temperature,
+                    repeat_penalty,
+                    frequency_penalty,
+                    ..Default::default()
+                });
+                let logits = [f32::NEG_INFINITY, -3.0, 2.0, 5.0];
+                [1, 1, 2, 2, 3, 3]
+                    .into_iter()
+                    .for_each(|id| sampler.accept(id));
+                assert_ne!(
+                    sampler.sample(&logits),
+                    0,
+                    "{repeat_penalty} {frequency_penalty}"
+                );
+                assert!(sampler.logits[1..].iter().all(|logit| logit.is_finite()));
+            }
         }
     }
 

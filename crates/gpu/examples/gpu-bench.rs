@@ -22,7 +22,7 @@ use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use sterna_gpu::memory::Upload;
-use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing};
+use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing, Tuning};
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::{Exec, Isa};
 
@@ -286,6 +286,8 @@ struct Product<'a> {
     name: &'a str,
     copies: Vec<Linear>,
     first_rows: Vec<u8>,
+    /// Whether to try every way of sharing out the work.
+    sweep: bool,
 }
 
 impl<'a> Product<'a> {
@@ -310,6 +312,7 @@ impl<'a> Product<'a> {
             name,
             copies,
             first_rows,
+            sweep: !small,
         })
     }
 
@@ -365,28 +368,39 @@ impl<'a> Product<'a> {
         );
         if m == 1 && matches!(w.kind().form(), Form::Int8(_)) {
             let norm = device.upload(&vec![1.0f32; k])?;
-            let mut recorder = Recorder::new(device);
-            for i in 0..=times {
-                let input = Input::Round {
-                    x: rows,
-                    norm: Some((&norm, 1e-5)),
-                    scratch: &rounded,
-                };
-                multiply(
-                    &mut recorder,
-                    &self.copies[i % self.copies.len()],
-                    input,
-                    Epilogue::Store,
-                    to,
-                )?;
+            let rounding = Input::Round {
+                x: rows,
+                norm: Some((&norm, 1e-5)),
+                scratch: &rounded,
+            };
+            let time = |input: Input<'_>, tuning: Tuning| -> Result<f64, GpuError> {
+                let mut recorder = Recorder::new(device);
+                recorder.set_tuning(tuning);
+                for i in 0..=times {
+                    let w = &self.copies[i % self.copies.len()];
+                    multiply(&mut recorder, w, input, Epilogue::Store, to)?;
+                }
+                let many = recorder.finish()?;
+                Ok((median(9, || run(device, &[&many]))? - alone) / times as f64)
+            };
+            let us = time(rounding, Tuning::default())?;
+            let name = "  with norm and rounding";
+            println!("{name:<34}{m:>5}{us:>11.2}{:>10.0}", bytes / us / 1e3);
+            if self.sweep {
+                for (name, input) in [("given rounded", input), ("rounding", rounding)] {
+                    for lanes in [8, 16, 32] {
+                        print!("    {name:<14} {lanes:>3} lanes, workgroups of");
+                        for workgroup in [64, 128, 256, 512, 1024] {
+                            let tuning = Tuning {
+                                gemv_lanes: Some(lanes),
+                                gemv_workgroup: Some(workgroup),
+                            };
+                            print!("  {workgroup}: {:.2}", time(input, tuning)?);
+                        }
+                        println!();
+                    }
+                }
             }
-            let many = recorder.finish()?;
-            let us = (median(9, || run(device, &[&many]))? - alone) / times as f64;
-            println!(
-                "{:<34}{m:>5}{us:>11.2}{:>10.0}",
-                "  with norm and rounding",
-                bytes / us / 1e3
-            );
         }
         Ok(())
     }
@@ -423,7 +437,7 @@ impl<'a> Product<'a> {
                 power += f64::from(*want).powi(2);
             }
         }
-        match (same, error / power < 1e-7) {
+        match (same, error / power < 2e-7) {
             (true, _) => "same bits".into(),
             (false, true) => format!("error {:.0e}", error / power),
             (false, false) => format!("WRONG {:.1e}", error / power),

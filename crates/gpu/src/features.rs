@@ -139,6 +139,17 @@ pub struct AdapterInfo {
     pub kind: AdapterKind,
 }
 
+/// How kernels share out their work, where that isn't left to them. What doesn't fit the device is
+/// brought to what does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Tuning {
+    /// Invocations that share two rows of weights in products with few rows of activations: a power of
+    /// two from 8 on, at most the smallest subgroup.
+    pub gemv_lanes: Option<u32>,
+    /// Invocations of a workgroup there: a power of two from 64 to 1024.
+    pub gemv_workgroup: Option<u32>,
+}
+
 /// Which device is wanted, and what it may be used for.
 #[derive(Debug, Clone)]
 pub struct DeviceOptions {
@@ -154,6 +165,8 @@ pub struct DeviceOptions {
     pub memory_budget: Option<u64>,
     /// A folder for compiled pipelines, of this user's own: what lies there is handed to the driver.
     pub pipeline_cache: Option<PathBuf>,
+    /// How kernels share out their work, unless a recorder is told otherwise.
+    pub tuning: Tuning,
     /// How long to wait for the device before it counts as hanging.
     pub timeout: Duration,
 }
@@ -167,6 +180,7 @@ impl Default for DeviceOptions {
             max_binding_bytes: None,
             memory_budget: None,
             pipeline_cache: None,
+            tuning: Tuning::default(),
             timeout: Duration::from_secs(60),
         }
     }

@@ -40,7 +40,7 @@ pub mod memory;
 mod record;
 
 pub use error::GpuError;
-pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits};
+pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits, Tuning};
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use device::{Device, MemoryUse};

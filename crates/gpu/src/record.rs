@@ -10,7 +10,7 @@ use crate::device::Pipeline;
 use crate::error::expect;
 use crate::memory::Buffer;
 use crate::shader::Shader;
-use crate::{Device, GpuError};
+use crate::{Device, GpuError, Tuning};
 
 /// Collects dispatches.
 ///
@@ -18,6 +18,7 @@ use crate::{Device, GpuError};
 #[derive(Debug)]
 pub struct Recorder {
     device: Device,
+    tuning: Tuning,
     dispatches: Vec<Dispatch>,
     params: Vec<u8>,
 }
@@ -63,6 +64,7 @@ impl Recorder {
     pub fn new(device: &Device) -> Recorder {
         Recorder {
             device: device.clone(),
+            tuning: device.tuning(),
             dispatches: Vec::new(),
             params: Vec::new(),
         }
@@ -71,6 +73,15 @@ impl Recorder {
     /// The device that commands are for.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// How kernels share out their work from here on.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+    }
+
+    pub(crate) fn tuning(&self) -> Tuning {
+        self.tuning
     }
 
     /// Dispatches so far.
@@ -151,6 +162,7 @@ impl Recorder {
             device,
             dispatches,
             params,
+            ..
         } = self;
         let params = match device.params_layout() {
             None => Params::Immediate(params),

@@ -6,7 +6,7 @@ use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};
-use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
+use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, dequantize, quantize};
 use sterna_gpu::memory::Upload;
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::gemm::{Matrix, Scratch, TernaryMatrix, linear};
@@ -74,6 +74,38 @@ fn scales_are_divided_as_on_the_cpu() {
         for (x, (scale, _)) in x.iter().zip(steps) {
             let want = (1.0 / x.max(1e-5)) * 127.0;
             assert_eq!(scale.to_bits(), want.to_bits(), "{x}");
+        }
+    }
+}
+
+#[test]
+fn rounded_rows_become_the_floats_of_the_cpu() {
+    for device in devices() {
+        for (m, width) in [(1, 1), (3, 255), (2, 2560)] {
+            let x = floats(m * width, 3);
+            let buffer = device.upload(&x).unwrap();
+            let rounded = QuantizedRows::new(device, m, width).unwrap();
+            let (offset, stride) = (1, width + 2);
+            let out = spread(device, &x, width, offset, stride);
+            let got = run(device, &out, offset + m * stride, |r| {
+                quantize(
+                    r,
+                    Rows::new(&buffer, m, width),
+                    None,
+                    Scaling::Row,
+                    &rounded,
+                )?;
+                dequantize(r, &rounded, spread_rows(&out, m, width, offset, stride))
+            });
+            for (t, row) in x.chunks(width).enumerate() {
+                let mut q = vec![0; width];
+                let (scale, _) = q8::quantize_row(row, &mut q);
+                let got = &got[offset + t * stride..];
+                for (got, q) in got.iter().zip(q) {
+                    assert_eq!(*got, f32::from(q) / scale);
+                }
+                assert_eq!(got[width..stride], [7.5; 2]);
+            }
         }
     }
 }

@@ -9,18 +9,21 @@ mod adapter;
 mod source;
 mod support;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use sterna_delivery::sync_folder;
+use sterna_engine::PlanOptions;
 use sterna_format::bundle::{
     ArchType, BundleKind, BundleMetadata, LORA_FILE, METADATA_FILE, METADATA_VERSION, ROPE_FILE,
     TENSORS_FILE,
 };
 use sterna_kernels::Exec;
 
-use crate::model::{ModelFiles, identity_hash};
+use crate::model::{ModelFiles, identity_hash, warn_of_other_base};
 use crate::quantize::{self, AdapterOutput, Settings};
+use crate::staging::Staging;
 use source::Source;
 
 /// What to make.
@@ -35,6 +38,20 @@ pub(crate) struct Options {
     pub(crate) arch: Option<ArchType>,
     /// Whether the embedding table becomes int8.
     pub(crate) embeddings_i8: bool,
+    /// Where the quantize manifest is kept, if it is.
+    pub(crate) manifest: Option<PathBuf>,
+    /// Its form.
+    pub(crate) form: ManifestForm,
+}
+
+/// The two forms of quantize manifests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum ManifestForm {
+    /// Version 1, without a table of sections
+    V1,
+    /// With a table of sections, as later writers have it
+    #[default]
+    Sections,
 }
 
 /// What came of it.
@@ -51,6 +68,8 @@ pub(crate) struct Summary {
     pub(crate) bytes: u64,
 }
 
+/// The quantize manifest, while a bundle is written.
+const MANIFEST_FILE: &str = ".quantize_manifest.bin";
 /// What every bundle that was written to its end has inside.
 const COMPLETE_FILE: &str = ".trillim-quantize-complete";
 /// Processors that can run what is written; the files hold nothing that depends on one.
@@ -63,16 +82,31 @@ pub(crate) fn bundle(files: &ModelFiles, options: &Options, exec: &Exec) -> Resu
         bail!("{}: exists already", out.display());
     }
     let source = Source::of(files, options.arch)?;
-    let staging = staging(out)?;
-    let dir = staging.path();
+    let staging = Staging::begin(out)?;
+    let dir = staging.path.clone();
+    clear(&dir)?;
+    let written = write(files, &source, options, &dir, exec).and_then(|summary| {
+        sync_folder(&dir).with_context(|| dir.display().to_string())?;
+        Ok(summary)
+    });
+    match written {
+        Ok(summary) => staging.finish(out).map(|()| summary),
+        Err(error) => {
+            staging.discard();
+            Err(error)
+        }
+    }
+}
+
+/// Writes everything that belongs to the bundle into `dir`.
+fn write(
+    files: &ModelFiles,
+    source: &Source<'_>,
+    options: &Options,
+    dir: &Path,
+    exec: &Exec,
+) -> Result<Summary> {
     let with_model = options.adapter.is_none() || options.together;
-    let mut summary = Summary {
-        bundle: out.clone(),
-        architecture: source.arch.name(),
-        n_tensors: 0,
-        n_adapted: 0,
-        bytes: 0,
-    };
     let mut settings = Settings {
         model: source.facts(),
         head_dim: u32::try_from(source.config().head_dim).ok(),
@@ -80,32 +114,92 @@ pub(crate) fn bundle(files: &ModelFiles, options: &Options, exec: &Exec) -> Resu
         rope: None,
         adapter: None,
     };
-    let mut manifest = source.empty_manifest();
+    let mut manifest = source.empty_manifest(options.form);
     if with_model {
-        manifest = source.manifest(options.embeddings_i8)?;
+        manifest = source.manifest(options.form, options.embeddings_i8)?;
         settings.output = Some(dir.join(TENSORS_FILE));
         settings.rope = Some((dir.join(ROPE_FILE), source.rope()?));
-        summary.n_tensors = manifest.tensors.len();
         support::copy_model(files, dir)?;
     }
     if let Some(folder) = &options.adapter {
-        let lora = adapter::block(folder, source.config().n_layers, &mut manifest.shards)?;
-        summary.n_adapted = lora.pairs.len();
-        manifest.lora = Some(lora);
+        let n_layers = source.config().n_layers;
+        manifest.lora = Some(adapter::block(folder, n_layers, &mut manifest.shards)?);
         settings.adapter = Some(AdapterOutput {
             path: dir.join(LORA_FILE),
             rank: None,
             n_heads: u32::try_from(source.config().n_heads).ok(),
             n_kv_heads: u32::try_from(source.config().n_kv_heads).ok(),
         });
-        support::copy_adapter(folder, dir, with_model)?;
+        if let Some(base) = adapter::base_model(folder)? {
+            warn_of_other_base(folder, &base, &files.names()?);
+        }
+        // A model's folder stays one: it brings its own tokenizer, and is told by its configuration.
+        if !with_model {
+            support::copy_adapter(folder, dir)?;
+        }
     }
-    summary.bytes = quantize::run(&manifest, &settings, exec)?.size;
-    let metadata = metadata(files, &source, options, with_model)?;
-    support::write(&dir.join(METADATA_FILE), &metadata)?;
-    support::write(&dir.join(COMPLETE_FILE), b"ready\n")?;
-    publish(staging, out)?;
-    Ok(summary)
+    // The quantizer is given what another would be given: the manifest as it is read.
+    let path = dir.join(MANIFEST_FILE);
+    support::write(&path, &manifest.to_bytes(source.arch)?)?;
+    let manifest = quantize::read_manifest(&path, source.arch)?;
+    let bytes = quantize::run(&manifest, &settings, exec)?.size;
+    if let Some(kept) = &options.manifest {
+        fs::copy(&path, kept).with_context(|| kept.display().to_string())?;
+    }
+    fs::remove_file(&path).with_context(|| path.display().to_string())?;
+    support::write(
+        &dir.join(METADATA_FILE),
+        &metadata(files, source, options, with_model)?,
+    )?;
+    support::write(&dir.join(COMPLETE_FILE), b"")?;
+    if with_model {
+        // What came of it must be the model that it was made of.
+        let made = ModelFiles::open(&dir.to_string_lossy())?;
+        made.plan_for(&PlanOptions::default())?;
+    }
+    Ok(Summary {
+        bundle: options.out.clone(),
+        architecture: source.arch.name(),
+        n_tensors: manifest.tensors.len(),
+        n_adapted: manifest.lora.map_or(0, |lora| lora.pairs.len()),
+        bytes,
+    })
+}
+
+/// Makes an empty folder of `dir`, or of what an interrupted run left there.
+fn clear(dir: &Path) -> Result<()> {
+    let what = || dir.display().to_string();
+    if !dir.exists() {
+        return fs::create_dir(dir).with_context(what);
+    }
+    let entries: Vec<_> = fs::read_dir(dir)
+        .and_then(|entries| entries.collect::<Result<_, _>>())
+        .with_context(what)?;
+    if let Some(other) = entries.iter().find(|entry| !is_ours(entry)) {
+        bail!(
+            "{}: expected what an interrupted run left, found another file",
+            other.path().display()
+        );
+    }
+    for path in entries.iter().map(fs::DirEntry::path) {
+        fs::remove_file(&path).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Whether a file is one that is written here.
+fn is_ours(entry: &fs::DirEntry) -> bool {
+    let name = entry.file_name();
+    let name = name.to_string_lossy();
+    let own = [
+        TENSORS_FILE,
+        ROPE_FILE,
+        LORA_FILE,
+        METADATA_FILE,
+        MANIFEST_FILE,
+        COMPLETE_FILE,
+    ];
+    own.contains(&&*name) || support::is_taken(&name) || name.ends_with(".tmp")
 }
 
 fn metadata(
@@ -139,41 +233,4 @@ fn metadata(
     let mut json = serde_json::to_vec_pretty(&metadata)?;
     json.push(b'\n');
     Ok(json)
-}
-
-/// A new folder beside `out`; it goes with the value unless it is published.
-fn staging(out: &Path) -> Result<tempfile::TempDir> {
-    let name = out
-        .file_name()
-        .with_context(|| format!("{}: expected the name of a folder", out.display()))?;
-    let parent = parent(out);
-    fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
-    let prefix = format!(".{}-", name.to_string_lossy());
-    tempfile::Builder::new()
-        .prefix(&prefix)
-        .suffix(".partial")
-        .tempdir_in(parent)
-        .with_context(|| format!("{}: cannot write", parent.display()))
-}
-
-fn parent(out: &Path) -> &Path {
-    match out.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
-/// Gives a finished folder its name.
-fn publish(staging: tempfile::TempDir, out: &Path) -> Result<()> {
-    let what = || format!("cannot rename to {}", out.display());
-    // What was renamed is no longer there to be removed.
-    fs::rename(staging.path(), out).with_context(what)?;
-    let _ = staging.keep();
-    // A folder's entries are kept by the folder above it.
-    if cfg!(unix) {
-        let parent = parent(out);
-        let sync = File::open(parent).and_then(|folder| folder.sync_all());
-        sync.with_context(|| parent.display().to_string())?;
-    }
-    Ok(())
 }

@@ -13,6 +13,9 @@ use sterna_format::bundle::{
 use sterna_format::hf::Config;
 
 use crate::model::{Header, ModelFiles};
+use crate::output;
+
+use super::ManifestForm;
 
 /// Engines compute with widths that are multiples of it.
 const WIDTH: u32 = 128;
@@ -34,6 +37,8 @@ pub(super) struct Source<'a> {
     hf: Config,
     /// What the engine makes of it.
     config: ModelConfig,
+    /// File and offset of each tensor that the engine makes trits of.
+    ternary: HashSet<(usize, u64)>,
 }
 
 impl<'a> Source<'a> {
@@ -60,6 +65,9 @@ impl<'a> Source<'a> {
             arch,
             hf,
             config: plan.config().clone(),
+            ternary: (plan.ternary_weights())
+                .map(|weight| (weight.file, weight.offset))
+                .collect(),
         })
     }
 
@@ -96,14 +104,9 @@ impl<'a> Source<'a> {
         match self.arch {
             ArchType::Bonsai => "binary",
             ArchType::BonsaiTernary => "grouped-ternary",
-            _ if self.is_ternary() => "ternary",
+            _ if !self.ternary.is_empty() => "ternary",
             _ => "bf16",
         }
-    }
-
-    /// Whether linear layers hold trits with one scale, or become such.
-    fn is_ternary(&self) -> bool {
-        self.arch == ArchType::BitNet || self.hf.quantization_config.is_some()
     }
 
     /// The parameters of the rotary embedding.
@@ -126,11 +129,11 @@ impl<'a> Source<'a> {
     }
 
     /// A manifest without tensors.
-    pub(super) fn empty_manifest(&self) -> Manifest {
+    pub(super) fn empty_manifest(&self, form: ManifestForm) -> Manifest {
         Manifest {
             shards: Vec::new(),
             tensors: Vec::new(),
-            sections: Some(Vec::new()),
+            sections: (form == ManifestForm::Sections).then(Vec::new),
             lora: None,
         }
     }
@@ -138,8 +141,8 @@ impl<'a> Source<'a> {
     /// What is to become of every tensor.
     ///
     /// Fails if the folder has one that the engine's file has no place for.
-    pub(super) fn manifest(&self, embeddings_i8: bool) -> Result<Manifest> {
-        let mut manifest = self.empty_manifest();
+    pub(super) fn manifest(&self, form: ManifestForm, embeddings_i8: bool) -> Result<Manifest> {
+        let mut manifest = self.empty_manifest(form);
         for file in self.files.files() {
             let path = file
                 .path()
@@ -176,11 +179,14 @@ impl<'a> Source<'a> {
                 self.arch
             );
         }
-        manifest.sections = Some(vec![Section {
+        let section = Section {
             kind: Section::TEXT,
             first: 0,
             len: manifest.tensors.len() as u32,
-        }]);
+        };
+        if let Some(sections) = &mut manifest.sections {
+            sections.push(section);
+        }
         Ok(manifest)
     }
 
@@ -231,7 +237,7 @@ impl<'a> Source<'a> {
             _ => bail!("expected one or two dimensions, found {:?}", entry.shape),
         };
         let [rows, cols] = [rows, cols].map(|dim| dim as u32);
-        let action = self.action(&entry.name, dtype, cols == 1, embeddings_i8);
+        let action = self.action(entry, dtype, embeddings_i8);
         Ok(ManifestTensor {
             action,
             dtype,
@@ -260,22 +266,16 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn action(
-        &self,
-        name: &str,
-        dtype: SourceType,
-        is_vector: bool,
-        embeddings_i8: bool,
-    ) -> Action {
-        let in_layer = name.contains(".layers.");
+    fn action(&self, entry: &TensorEntry, dtype: SourceType, embeddings_i8: bool) -> Action {
         match self.arch {
-            _ if is_vector => Action::Raw,
+            _ if entry.shape.len() < 2 => Action::Raw,
             ArchType::Bonsai => Action::Q1_0,
             ArchType::BonsaiTernary => Action::GroupedTernary,
-            _ if name == EMBEDDINGS && embeddings_i8 => Action::EmbeddingI8,
-            _ if !in_layer => Action::Raw,
-            _ if !dtype.is_float() => Action::RepackTernary,
-            _ if self.is_ternary() => Action::TernaryQuantize,
+            _ if self.ternary.contains(&(entry.file, entry.offset)) => match dtype.is_float() {
+                true => Action::TernaryQuantize,
+                false => Action::RepackTernary,
+            },
+            _ if entry.name == EMBEDDINGS && embeddings_i8 => Action::EmbeddingI8,
             _ => Action::Raw,
         }
     }
@@ -284,33 +284,37 @@ impl<'a> Source<'a> {
 /// The architecture that a configuration names; of Qwen3, what its description says besides.
 fn architecture(files: &ModelFiles, hf: &Config) -> Result<ArchType> {
     let named = hf.architectures.first().map_or("", String::as_str);
-    let arch = match named.to_ascii_lowercase().as_str() {
-        "bitnetforcausallm" | "bitnetbpeforcausallm" => ArchType::BitNet,
-        "llamaforcausallm" => ArchType::Llama,
-        "qwen3forcausallm" => match files.beside("README.md")? {
-            Some(readme) => described(&String::from_utf8_lossy(&readme)),
-            None => ArchType::Qwen3,
-        },
-        _ => bail!(
+    let arch = ArchType::from_class(named).filter(|arch| layer_order(*arch).is_ok());
+    let Some(arch) = arch else {
+        bail!(
             "{}: config.json: architectures: expected BitNetForCausalLM, LlamaForCausalLM or \
              Qwen3ForCausalLM, found `{named}`",
             files.name()
-        ),
+        );
     };
+    if arch != ArchType::Qwen3 {
+        return Ok(arch);
+    }
+    let readme = files.beside("README.md")?;
+    let Some(arch) = readme.and_then(|readme| described(&String::from_utf8_lossy(&readme))) else {
+        return Ok(ArchType::Qwen3);
+    };
+    output::note(format_args!(
+        "note: {}: {arch} by README.md; --arch qwen3 leaves the weights as they are",
+        files.name()
+    ));
     Ok(arch)
 }
 
-/// Which kind of Qwen3 a model is by its description; those of few bits have nothing else to tell them
-/// by.
-fn described(readme: &str) -> ArchType {
+/// Which kind of Bonsai a model is by its description: nothing else tells them from Qwen3.
+fn described(readme: &str) -> Option<ArchType> {
     let readme = readme.to_ascii_lowercase();
-    let has = |words: &[&str]| words.iter().any(|word| readme.contains(word));
-    let one_bit = has(&["1-bit", "1 bit", "1bit"]);
-    let ternary = has(&["ternary"]);
-    match (ternary, one_bit, has(&["bonsai", "trnq"])) {
-        (true, false, _) => ArchType::BonsaiTernary,
-        (_, true, _) | (false, false, true) => ArchType::Bonsai,
-        (false, false, false) => ArchType::Qwen3,
+    let has = |word: &str| readme.contains(word);
+    let one_bit = has("1-bit") || has("1 bit") || has("1bit");
+    match (has("bonsai"), has("ternary"), one_bit) {
+        (true, true, false) => Some(ArchType::BonsaiTernary),
+        (true, _, true) => Some(ArchType::Bonsai),
+        _ => None,
     }
 }
 

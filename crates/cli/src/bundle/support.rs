@@ -26,6 +26,11 @@ const TAKEN: [&str; 14] = [
     "vocab.txt",
 ];
 
+/// Whether a file called `name` is one that is copied here.
+pub(super) fn is_taken(name: &str) -> bool {
+    TAKEN.contains(&name) || name == ADAPTER_CONFIG
+}
+
 /// Copies what belongs to the model in `files` to `dir`.
 pub(super) fn copy_model(files: &ModelFiles, dir: &Path) -> Result<()> {
     for name in TAKEN {
@@ -36,11 +41,9 @@ pub(super) fn copy_model(files: &ModelFiles, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies what belongs to the adapter in `folder` to `dir`. What it has of a tokenizer is left out beside
-/// a model, which brings its own.
-pub(super) fn copy_adapter(folder: &Path, dir: &Path, beside_model: bool) -> Result<()> {
-    let own = TAKEN.iter().filter(|_| !beside_model);
-    for name in own.copied().chain([ADAPTER_CONFIG]) {
+/// Copies what belongs to the adapter in `folder` to `dir`.
+pub(super) fn copy_adapter(folder: &Path, dir: &Path) -> Result<()> {
+    for name in TAKEN.iter().copied().chain([ADAPTER_CONFIG]) {
         let path = folder.join(name);
         if path.is_file() {
             let bytes = fs::read(&path).with_context(|| path.display().to_string())?;

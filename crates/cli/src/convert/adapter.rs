@@ -15,7 +15,7 @@ use sterna_kernels::quant::decode_row;
 
 use super::journal::Journal;
 use super::shards::ShardWriter;
-use super::{Staging, Summary, manifest};
+use super::{Summary, begin_package, finish_package, manifest};
 use crate::model::{AdapterFiles, open_adapter, stem};
 
 /// The kind of model that manifests of adapters name.
@@ -37,7 +37,7 @@ pub(crate) fn convert_adapter(
         base: base_model,
         ..
     } = open_adapter(folder)?;
-    let staging = Staging::begin_package(out)?;
+    let staging = begin_package(out)?;
     let dir = &staging.path;
     // Small: always begun anew.
     let journal = Journal::fresh(dir)?;
@@ -110,7 +110,7 @@ pub(crate) fn convert_adapter(
         ..manifest::of_weights(MODEL_TYPE, &name, tensors, &written)
     };
     manifest::write(dir, &mut manifest, Vec::new())?;
-    staging.finish_package(out)?;
+    finish_package(staging, out)?;
     Ok(Summary {
         package: out.to_owned(),
         model_id: manifest.model_id,

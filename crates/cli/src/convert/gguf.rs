@@ -15,11 +15,12 @@ use sterna_format::gguf::{Metadata, Value, Writer};
 use sterna_format::{DType, FileLayout};
 use sterna_kernels::Exec;
 
+use super::say;
 use super::types::{Encoding, Targets, most_used};
-use super::{Staging, say};
 use crate::model::{Header, ModelFiles, stem};
 use crate::output;
 use crate::progress::Progress;
+use crate::staging::Staging;
 
 /// What tensors are aligned to.
 const ALIGNMENT: u32 = 32;

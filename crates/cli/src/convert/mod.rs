@@ -14,15 +14,15 @@ mod manifest;
 mod shards;
 mod types;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_delivery::sync_folder;
-use sterna_engine::{Exporter, PlanOptions};
+use sterna_engine::{Exporter, PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
 use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
@@ -30,13 +30,14 @@ use sterna_kernels::Exec;
 use crate::model::{ModelFiles, stem};
 use crate::output;
 use crate::progress::Progress;
+use crate::staging::{Staging, partial};
 pub(crate) use adapter::convert_adapter;
 use companions::Companions;
 pub(crate) use gguf::{GgufOptions, convert_gguf};
 use journal::Journal;
 use shards::ShardWriter;
-use types::Encoding;
 pub(crate) use types::chunks;
+use types::{Encoding, storable};
 pub(crate) use types::{Target, Targets};
 
 /// How to convert.
@@ -73,7 +74,7 @@ pub(crate) fn convert(
     let plan = files.plan_for(&options.plan)?;
     let config = plan.config().clone();
     let n_bytes = plan.weight_bytes();
-    let staging = Staging::begin_package(out)?;
+    let staging = begin_package(out)?;
     let dir = staging.path.clone();
     let journal = Journal::open(&dir, &key(files, options)?)?;
     let n_resumed = journal.n_finished();
@@ -84,6 +85,11 @@ pub(crate) fn convert(
     if let Some(remark) = options.targets.remark_on_tied().filter(|_| tied) {
         output::note(format_args!("{remark}"));
     }
+    let rules = files
+        .config()?
+        .map(|hf| TernaryRules::of(&hf))
+        .transpose()?;
+    let divides = rules.is_some_and(|rules| rules.scales_divide);
     let mut tensors = TensorMap::default();
     let mut remarks = Vec::new();
     let progress = Progress::bytes("converting", n_bytes);
@@ -92,8 +98,15 @@ pub(crate) fn convert(
         let exported = exporter
             .feed(bytes)
             .with_context(|| files.name().to_owned())?;
-        if let Some(exported) = exported {
-            let encoding = Encoding::of(&exported, &options.targets, tied)?;
+        let parts = exported.map(|exported| storable(exported, divides));
+        let parts = parts.transpose()?.unwrap_or_default();
+        // Trits that had to become floats are exact as they are.
+        let targets = match parts.len() {
+            2.. => &Targets::KEEP,
+            _ => &options.targets,
+        };
+        for exported in parts {
+            let encoding = Encoding::of(&exported, targets, tied)?;
             // The language models here are all plain transformers.
             let group = group_of(&exported.name, "transformer");
             let spans = writer.begin(group, encoding.size())?;
@@ -152,7 +165,7 @@ pub(crate) fn convert(
     let (n_tensors, n_shards) = (tensors.len(), written.shards.len());
     let mut manifest = manifest::manifest(facts, tensors, &written);
     manifest::write(&dir, &mut manifest, companions.files)?;
-    staging.finish_package(out)?;
+    finish_package(staging, out)?;
     files.settle()?;
     Ok(Summary {
         package: out.to_owned(),
@@ -175,78 +188,29 @@ fn say(remarks: &[String]) {
     }
 }
 
-/// The folder or file that is written before it is whole; one conversion at a time.
-struct Staging {
-    path: PathBuf,
-    lock_path: PathBuf,
-    _lock: File,
+/// Begins to write the folder of a package, which has a journal.
+fn begin_package(out: &Path) -> Result<Staging> {
+    let staging = Staging::begin(out);
+    if staging.is_err()
+        && out.exists()
+        && let Some(partial) = partial(out).filter(|partial| !partial.exists())
+    {
+        // Left if the conversion was interrupted at the very end; nobody needs it any more.
+        let _ = Journal::remove(&partial);
+    }
+    let staging = staging?;
+    let what = || staging.path.display().to_string();
+    fs::create_dir_all(&staging.path).with_context(what)?;
+    Ok(staging)
 }
 
-impl Staging {
-    /// Begins to write `out`, which must not exist.
-    fn begin(out: &Path) -> Result<Staging> {
-        let name = out.file_name();
-        let name = name.with_context(|| format!("{}: expected a name", out.display()))?;
-        let beside = |end: &str| {
-            let mut name = name.to_owned();
-            name.push(end);
-            out.with_file_name(name)
-        };
-        let (path, lock_path) = (beside(".partial"), beside(".partial.lock"));
-        let what = || lock_path.display().to_string();
-        let lock = File::options()
-            .create(true)
-            .append(true)
-            .open(&lock_path)
-            .with_context(what)?;
-        // Two at once would write into each other's files.
-        if lock.try_lock().is_err() {
-            bail!("{}: another conversion is writing it", out.display());
-        }
-        if out.exists() {
-            // Nobody needs the lock of a package that is there, nor its journal, which is left if the
-            // conversion was interrupted at the very end.
-            let _ = fs::remove_file(&lock_path);
-            if !path.exists() {
-                let _ = Journal::remove(&path);
-            }
-            bail!("{}: exists already", out.display());
-        }
-        Ok(Staging {
-            path,
-            lock_path,
-            _lock: lock,
-        })
-    }
-
-    /// Begins to write the folder of a package, which has a journal.
-    fn begin_package(out: &Path) -> Result<Staging> {
-        let staging = Staging::begin(out)?;
-        let what = || staging.path.display().to_string();
-        fs::create_dir_all(&staging.path).with_context(what)?;
-        Ok(staging)
-    }
-
-    /// Gives a package its name.
-    fn finish_package(self, out: &Path) -> Result<()> {
-        let dir = self.path.clone();
-        // Names of files in the package first, then its own.
-        sync_folder(&dir).with_context(|| dir.display().to_string())?;
-        self.finish(out)?;
-        Journal::remove(&dir)
-    }
-
-    /// Gives what was written its name.
-    fn finish(self, out: &Path) -> Result<()> {
-        let what = || format!("cannot rename {} to {}", self.path.display(), out.display());
-        fs::rename(&self.path, out).with_context(what)?;
-        if let Some(parent) = out.parent() {
-            sync_folder(parent).with_context(|| parent.display().to_string())?;
-        }
-        // It held nothing; whoever waits for it finds what was written.
-        let _ = fs::remove_file(&self.lock_path);
-        Ok(())
-    }
+/// Gives a package its name.
+fn finish_package(staging: Staging, out: &Path) -> Result<()> {
+    let dir = staging.path.clone();
+    // Names of files in the package first, then its own.
+    sync_folder(&dir).with_context(|| dir.display().to_string())?;
+    staging.finish(out)?;
+    Journal::remove(&dir)
 }
 
 /// What must be the same for a conversion to go on with another's shards.

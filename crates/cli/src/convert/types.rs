@@ -75,6 +75,13 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
+    /// Everything as it is.
+    pub(super) const KEEP: Targets = Targets {
+        weights: Target::Keep,
+        embeddings: None,
+        head: None,
+    };
+
     /// What the embedding table is to be. One that is the output head too (`tied`) is what the head is
     /// asked to be, unless something is asked of the table itself.
     fn table(&self, tied: bool) -> Target {
@@ -213,6 +220,61 @@ fn floats(codes: &[u8], scale: f32, k: usize, rows: &Range<usize>) -> Vec<u8> {
         }
     }
     values
+}
+
+/// What `tensor` is stored as: itself, but for trits that no ternary type holds because they aren't whole
+/// blocks, which become floats and a scale beside them, as checkpoints have them too. `divides` says what
+/// the model's configuration makes of such a scale.
+///
+/// Errors: a scale that such a checkpoint can't say.
+pub(super) fn storable(tensor: Exported, divides: bool) -> Result<Vec<Exported>> {
+    let ExportedData::Ternary { codes, scale } = &tensor.data else {
+        return Ok(vec![tensor]);
+    };
+    let [n, k] = tensor.shape[..] else {
+        return Ok(vec![tensor]);
+    };
+    if (n * k).is_multiple_of(DType::I2_S.block_len()) {
+        return Ok(vec![tensor]);
+    }
+    let said = match divides {
+        true => divisor(*scale).with_context(|| {
+            let name = &tensor.name;
+            format!("tensor `{name}`: expected a scale that is one by a float, found {scale}")
+        })?,
+        false => *scale,
+    };
+    let mut trits = vec![0; k];
+    let mut values = Vec::with_capacity(n * k * 2);
+    for row in codes.chunks_exact(row_bytes(k)) {
+        unpack_row(row, &mut trits).expect("exported codes are trits");
+        for &trit in &trits {
+            values.extend_from_slice(&half::f16::from_f32(trit.into()).to_le_bytes());
+        }
+    }
+    let blocks = |name: String, shape, dtype, bytes: Vec<u8>| Exported {
+        name,
+        shape,
+        data: ExportedData::Blocks {
+            dtype,
+            bytes: bytes.into(),
+        },
+    };
+    let scale = blocks(
+        format!("{}_scale", tensor.name),
+        vec![1],
+        DType::F32,
+        said.to_le_bytes().to_vec(),
+    );
+    let codes = blocks(tensor.name, tensor.shape, DType::F16, values);
+    Ok(vec![codes, scale])
+}
+
+/// A float by which one is `scale`, if there is one.
+fn divisor(scale: f32) -> Option<f32> {
+    let near = scale.recip();
+    let mut candidates = [near, near.next_down(), near.next_up()].into_iter();
+    candidates.find(|divisor| divisor.recip() == scale)
 }
 
 /// Trits stay trits: other types than the ternary ones and floats aren't taken.

@@ -1,8 +1,7 @@
 //! Opening low-rank adapters (`--lora`), and the sessions that begin with them.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -11,7 +10,6 @@ use sterna_engine::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Model, Module, Orientation,
     Session, SessionOptions, TensorRequest,
 };
-use sterna_format::DType;
 use sterna_format::bundle::{
     self, BundleKind, LORA_FILE, LoraFile, LoraTarget, METADATA_FILE, StoredMatrix,
 };
@@ -20,57 +18,11 @@ use sterna_format::rdrr::{MANIFEST_FILE, lora};
 use sterna_format::safetensors::SafeTensors;
 
 use super::bundle::{identity_hash, read_metadata};
-use super::called::is_called;
+use super::called::warn_of_other_base;
 use super::source::{Folder, in_store};
 use super::{Header, ModelFiles};
-use crate::output;
+use crate::args::LoraFlag;
 use crate::place::Place;
-
-/// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
-/// applied.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct LoraFlag {
-    folder: PathBuf,
-    scale: f32,
-    /// The type to hold its matrices as; `None` for that which they have.
-    dtype: Option<DType>,
-}
-
-impl FromStr for LoraFlag {
-    type Err = String;
-
-    /// `DIR` or `DIR=SCALE`. What follows the last `=` is a scale if it is a number, else part of the
-    /// folder's name.
-    fn from_str(text: &str) -> Result<LoraFlag, String> {
-        let scaled = text.rsplit_once('=').and_then(|(folder, scale)| {
-            let scale: f32 = scale.parse().ok()?;
-            Some((folder, scale))
-        });
-        let (folder, scale) = scaled.unwrap_or((text, 1.0));
-        if folder.is_empty() {
-            return Err("expected a folder, or a folder and `=SCALE`".to_owned());
-        }
-        if !scale.is_finite() {
-            return Err(format!("expected a finite scale, found {scale}"));
-        }
-        Ok(LoraFlag {
-            folder: folder.into(),
-            scale,
-            dtype: None,
-        })
-    }
-}
-
-impl LoraFlag {
-    /// The adapter in `folder`, applied as it was trained, its matrices held as `dtype` where they can be.
-    pub(crate) fn new(folder: PathBuf, dtype: Option<DType>) -> LoraFlag {
-        LoraFlag {
-            folder,
-            scale: 1.0,
-            dtype,
-        }
-    }
-}
 
 /// A model, and the adapters that its sessions begin with.
 #[derive(Clone)]
@@ -122,13 +74,8 @@ impl Adapted {
                     refusal()
                 );
             }
-            let is_other = |base: &&str| base_hash.is_none() && !is_called(base, &names);
-            if let Some(base) = base.as_deref().filter(is_other) {
-                output::note(format_args!(
-                    "warning: {}: it was made for `{base}`; this model is called `{}`",
-                    folder.display(),
-                    names.join("`, `")
-                ));
+            if let (Some(base), None) = (&base, &base_hash) {
+                warn_of_other_base(folder, base, &names);
             }
             let options = AdapterOptions { dtype: *dtype };
             let adapter = model.load_adapter(source, options).with_context(refusal)?;
@@ -440,28 +387,4 @@ fn pair_up(found: Vec<Found>, strength: impl Fn(&str) -> (usize, f64)) -> Result
         })
     });
     pairs.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_scale_follows_the_last_equals_sign() {
-        let flag = |folder: &str, scale| {
-            Ok(LoraFlag {
-                folder: folder.into(),
-                scale,
-                dtype: None,
-            })
-        };
-        assert_eq!("a/b".parse(), flag("a/b", 1.0));
-        assert_eq!("a/b=0.5".parse(), flag("a/b", 0.5));
-        assert_eq!("a/b=-2".parse(), flag("a/b", -2.0));
-        assert_eq!("a=b".parse(), flag("a=b", 1.0));
-        assert_eq!("a=1=0".parse(), flag("a=1", 0.0));
-        for text in ["", "=1", "a=nan", "a=inf"] {
-            assert!(text.parse::<LoraFlag>().is_err(), "{text}");
-        }
-    }
 }

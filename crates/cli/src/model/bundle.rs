@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_engine::ModelConfig;
 use sterna_format::TensorCatalog;
 use sterna_format::bundle::{
     BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, ModelFacts, ROPE_FILE, RopeFile,
@@ -128,6 +129,41 @@ impl BundleHeader {
         }
         config.extend(self.rope.to_config());
         Ok(config.into())
+    }
+
+    /// Whether `config`, made of the bundle's own `config.json`, says what its other files say.
+    pub(super) fn check_config(&self, config: &ModelConfig) -> Result<()> {
+        let facts = &self.model;
+        for (what, file, stored, found) in [
+            (
+                "hidden_size",
+                TENSORS_FILE,
+                facts.hidden_dim_orig as usize,
+                config.model_dim,
+            ),
+            (
+                "intermediate_size",
+                TENSORS_FILE,
+                facts.intermediate_dim_orig as usize,
+                config.ffn_dim,
+            ),
+            ("head_dim", ROPE_FILE, self.rope.head_dim, config.head_dim),
+        ] {
+            if stored != found {
+                bail!("config.json: {what}: expected {stored} by {file}, found {found}");
+            }
+        }
+        let (stored, found) = (self.rope.rope_theta, config.ropes[0].base);
+        if stored != found {
+            bail!("config.json: rope_theta: expected {stored} by {ROPE_FILE}, found {found}");
+        }
+        let (stored, found) = (self.rope.rope_dim, config.ropes[0].dim);
+        if stored != found {
+            bail!(
+                "config.json: rotated elements of a head: expected {stored} by {ROPE_FILE}, found {found}"
+            );
+        }
+        Ok(())
     }
 
     /// Whether `config` is about the model in the files.

@@ -8,13 +8,14 @@ use serde::{Deserialize, Serialize};
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_text::Tokenizer;
 
-/// Special tokens: their names here and in GGUF's `tokenizer.ggml.{name}_token_id`.
+/// Special tokens: their names here and in GGUF's `tokenizer.ggml.{name}_token_id`, whose spelling of the
+/// separator is what files have.
 const SPECIAL: [(&str, &str); 7] = [
     ("bos", "bos"),
     ("eos", "eos"),
     ("pad", "padding"),
     ("unk", "unknown"),
-    ("sep", "separator"),
+    ("sep", "seperator"),
     ("cls", "cls"),
     ("mask", "mask"),
 ];
@@ -258,6 +259,7 @@ mod tests {
             ("token_type", Value::Array(Array::I32(vec![1, 1, 1, 3, 3]))),
             ("bos_token_id", Value::U32(3)),
             ("padding_token_id", Value::U32(4)),
+            ("seperator_token_id", Value::U32(4)),
             ("add_bos_token", Value::Bool(false)),
             ("add_eos_token", Value::Bool(true)),
             ("add_space_prefix", Value::Bool(false)),

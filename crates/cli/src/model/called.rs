@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use crate::output;
+
 /// What a model is called after: the last part of its name, without an extension.
 ///
 /// A folder has its own name however it was reached (`.`, `models/../llama`, a link), so that the same
@@ -24,9 +26,21 @@ pub(crate) fn stem(name: &str) -> String {
     )
 }
 
+/// Says so if the adapter in `folder`, made for the model `base`, is for one that isn't called by any of
+/// `names`.
+pub(crate) fn warn_of_other_base(folder: &Path, base: &str, names: &[String]) {
+    if !is_called(base, names) {
+        output::note(format_args!(
+            "warning: {}: it was made for `{base}`; this model is called `{}`",
+            folder.display(),
+            names.join("`, `")
+        ));
+    }
+}
+
 /// Whether one of a model's `names` may mean the model that an adapter calls `base`: the same words, or
 /// some more behind them, such as a variant or a type, after the owner or folder before a slash.
-pub(super) fn is_called(base: &str, names: &[String]) -> bool {
+fn is_called(base: &str, names: &[String]) -> bool {
     let words = |name: &str| -> Vec<String> {
         let name = name.trim_end_matches(['/', '\\']).to_ascii_lowercase();
         let name = name.rsplit(['/', '\\']).next().unwrap_or_default();

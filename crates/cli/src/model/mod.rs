@@ -34,13 +34,13 @@ use crate::place::Place;
 use crate::progress::Progress;
 
 pub(crate) use adapter::{
-    Adapted, AdapterFiles, CONFIG as ADAPTER_CONFIG, LoraFlag, WEIGHTS as ADAPTER_WEIGHTS,
+    Adapted, AdapterFiles, CONFIG as ADAPTER_CONFIG, WEIGHTS as ADAPTER_WEIGHTS,
     config as adapter_config, open as open_adapter,
 };
 use assemble::Assembled;
 pub(crate) use bundle::{BundleHeader, identity_hash};
 pub(crate) use bundled::Bundled;
-pub(crate) use called::stem;
+pub(crate) use called::{stem, warn_of_other_base};
 pub(crate) use package::{PackageHeader, read_package};
 use shards::Shards;
 use source::Found;
@@ -78,10 +78,6 @@ pub(crate) enum Header {
     Package(Box<PackageHeader>),
     Bundle(Box<BundleHeader>),
 }
-
-/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
-/// one, and the largest `tokenizer.json` in use have about 35 MB.
-pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 impl ModelFiles {
     /// Opens what `name` stands for: a path, or the built-in model.
@@ -332,19 +328,19 @@ impl ModelFiles {
         let options = &PlanOptions {
             i2s_layout: told.unwrap_or(options.i2s_layout),
         };
-        match &self.header {
-            Header::Gguf { metadata, .. } => ModelPlan::from_gguf(metadata, &self.tensors, options),
-            Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
-                let Some(config) = self.config()? else {
-                    bail!(
-                        "{}: expected config.json beside the weights, found none",
-                        self.name
-                    );
-                };
-                ModelPlan::from_hf(&config, &self.tensors, options)
+        let plan = || -> Result<ModelPlan> {
+            if let Header::Gguf { metadata, .. } = &self.header {
+                return Ok(ModelPlan::from_gguf(metadata, &self.tensors, options)?);
             }
-        }
-        .with_context(|| self.name.clone())
+            let config = self.config()?;
+            let config = config.context("expected config.json beside the weights, found none")?;
+            let plan = ModelPlan::from_hf(&config, &self.tensors, options)?;
+            if let Header::Bundle(header) = &self.header {
+                header.check_config(plan.config())?;
+            }
+            Ok(plan)
+        };
+        plan().with_context(|| self.name.clone())
     }
 
     /// Checks the bytes of a package that nobody has checked yet, before anything is made of them.

@@ -15,10 +15,10 @@ use sterna_kernels::quant::ternary::I2sLayout;
 use super::assemble::{self, Assembled};
 use super::source::Folder;
 use super::text::GGUF_TOKENIZER_FILE;
-use super::{Header, MAX_FILE_BYTES, ModelFiles, SourceFile};
+use super::{Header, ModelFiles, SourceFile};
 use crate::hashes::{algorithm, digest};
-use crate::pull::check_signature;
 use crate::pull::contents::hashed_files;
+use crate::pull::{MAX_FILE_BYTES, check_signature};
 
 /// A package and the folder it is in.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use sterna_delivery::hash::{Digest, Expected};
 use sterna_delivery::store::{Blob, Group, Piece, Pull, Store};
 use sterna_format::rdrr::{Manifest, Package};
 
+use super::MAX_FILE_BYTES;
 use crate::hashes::{algorithm, digest, shard_blocks};
-use crate::model::MAX_FILE_BYTES;
 
 /// The files of a package besides its manifest.
 pub(crate) struct PackageContents {

@@ -3,6 +3,8 @@
 mod arrival;
 pub(crate) mod contents;
 mod offer;
+mod signature;
+mod told;
 
 use std::fs;
 use std::path::Path;
@@ -10,18 +12,23 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::fetch::{self, Cancel, Event, Limits, fetch_small};
 use sterna_delivery::hash::{Algorithm, Expected};
-use sterna_delivery::sign::{SIGNATURE_FILE, Verdict};
+use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
 use sterna_delivery::store::{self, Entry, Pull, Store};
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TensorMap};
 
-use crate::model::MAX_FILE_BYTES;
 use crate::progress::Progress;
-use crate::{folders, output, trust};
+use crate::{folders, output};
 pub(crate) use arrival::Arrival;
 use contents::PackageContents;
 use offer::Offer;
+pub(crate) use signature::{Standing, check_signature};
+use told::Told;
+
+/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
+/// one, and the largest `tokenizer.json` in use have about 35 MB.
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// What a pull did.
 #[derive(Debug, serde::Serialize)]
@@ -365,26 +372,11 @@ pub(crate) fn stored(blob: &fetch::Blob) -> Option<store::Blob> {
     }
 }
 
-/// The name of the key that signed `manifest`; fails if somebody else did.
-pub(crate) fn check_signature(
-    what: &str,
-    manifest: &[u8],
-    signature: Option<&str>,
-) -> Result<Option<String>> {
-    let list = trust::load(&trust::path()?)?;
-    let verdict = list
-        .check(manifest, signature)
-        .with_context(|| format!("{what}: refused"))?;
-    Ok(match verdict {
-        Verdict::Unsigned => None,
-        Verdict::Signed(signer) => Some(signer.name),
-    })
-}
-
 fn source(address: &str) -> Result<Box<dyn Source>> {
     if address.contains("://") {
         let url = Url::parse(address.trim_end_matches('/'))?;
-        return Ok(Box::new(HttpSource::new(url, HttpOptions::default())));
+        let source = HttpSource::new(url, HttpOptions::default());
+        return Ok(Box::new(Told::new(source)));
     }
     let metadata = fs::metadata(address).with_context(|| address.to_owned())?;
     if !metadata.is_dir() {

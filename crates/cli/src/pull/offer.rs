@@ -4,13 +4,13 @@
 use std::thread;
 
 use anyhow::{Context, Error, Result, bail};
+use serde::de::IgnoredAny;
 use sterna_delivery::fetch::{Cancel, Limits, fetch_small_if_any};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_delivery::source::Source;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-use super::{check_signature, small};
-use crate::model::MAX_FILE_BYTES;
+use super::{MAX_FILE_BYTES, check_signature, small};
 
 /// A manifest that is believed, and who has the files that it speaks of.
 pub(super) struct Offer<'a> {
@@ -80,6 +80,9 @@ fn believe<'a>(
     limits: &Limits,
 ) -> Result<Offer<'a>> {
     let from = source.name();
+    // A server that answers everything with a page has no package, signed or not.
+    serde_json::from_slice::<IgnoredAny>(&bytes)
+        .with_context(|| format!("{from}: no package: {MANIFEST_FILE}: expected JSON"))?;
     let signature = signature(source, limits)?;
     // Before anything in it is believed.
     let signer = check_signature(from, &bytes, signature.as_deref())?;

@@ -10,12 +10,12 @@ mod output;
 mod shards;
 mod tensor;
 
-use std::fs::File;
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use sterna_delivery::LocalFile;
 use sterna_format::bundle::{ArchType, Manifest, ModelFacts, RopeFile, TensorFile, tensor_names};
 use sterna_kernels::Exec;
 
@@ -63,23 +63,21 @@ pub(crate) struct Summary {
 /// The manifest in the file at `path`, which is about a model of `arch`.
 pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
     let name = || path.display().to_string();
-    let mut bytes = Vec::new();
-    let file = File::open(path).with_context(name)?;
-    let read = file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes);
-    read.with_context(name)?;
-    if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+    let file = LocalFile::open(path)?;
+    if file.len() > MAX_MANIFEST_BYTES {
         bail!(
-            "{}: expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, found more",
-            name()
+            "{}: expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, found {}",
+            name(),
+            file.len()
         );
     }
-    Manifest::parse(&bytes, arch).with_context(name)
+    Manifest::parse(&file.slice(0, file.len())?, arch).with_context(name)
 }
 
 /// Makes what `manifest` lists into the files that `settings` names. All of them appear, or none.
 pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Result<Summary> {
-    settings.check(manifest)?;
     let mut shards = Shards::open(&manifest.shards)?;
+    settings.check(manifest)?;
     let model = &settings.model;
     let shapes: Vec<_> = (manifest.tensors.iter())
         .map(|tensor| (tensor.rows, tensor.cols))
@@ -151,14 +149,41 @@ impl Settings {
         if self.output.is_none() && !manifest.tensors.is_empty() {
             bail!("expected a file to write the manifest's tensors to, found none");
         }
-        let mut paths: Vec<&Path> = self.output.iter().map(PathBuf::as_path).collect();
-        paths.extend(self.rope.iter().map(|(path, _)| path.as_path()));
-        paths.extend(self.adapter.iter().map(|adapter| adapter.path.as_path()));
-        for (i, path) in paths.iter().enumerate() {
-            if paths[..i].contains(path) {
+        let mut places = Vec::new();
+        for path in self.outputs() {
+            output::check_replaceable(path)?;
+            let place = output::place(path)?;
+            if places.contains(&place) {
                 bail!("{}: expected another file for each output", path.display());
+            }
+            places.push(place);
+        }
+        (manifest.shards.iter()).try_for_each(|shard| self.check_input(Path::new(shard)))
+    }
+
+    /// Checks that no output takes the place of the file `input`.
+    pub(crate) fn check_input(&self, input: &Path) -> Result<()> {
+        let name = || input.display().to_string();
+        // Where it is named, and where it is, if links lead from one to the other.
+        let places = [
+            output::place(input)?,
+            fs::canonicalize(input).with_context(name)?,
+        ];
+        for path in self.outputs() {
+            if places.contains(&output::place(path)?) {
+                bail!(
+                    "{}: expected another file to write than one that is read",
+                    path.display()
+                );
             }
         }
         Ok(())
+    }
+
+    /// The files to write.
+    fn outputs(&self) -> impl Iterator<Item = &Path> {
+        let rope = self.rope.iter().map(|(path, _)| path);
+        let adapter = self.adapter.iter().map(|adapter| &adapter.path);
+        (self.output.iter().chain(rope).chain(adapter)).map(PathBuf::as_path)
     }
 }

@@ -1,36 +1,34 @@
 //! Files that take their name only when they are whole.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result, bail};
+use tempfile::{NamedTempFile, TempPath};
 
-/// A file that is written beside its name, which is that of the file with `.tmp` behind it; it is gone
-/// with this value unless [`commit`] gave it its name.
+/// A file that is written beside its name, under one that is new, begins with a dot and ends in `.tmp`;
+/// it is gone with this value unless [`commit`] gave it its name.
 pub(super) struct OutputFile {
     path: PathBuf,
-    staged: PathBuf,
-    file: BufWriter<File>,
+    file: BufWriter<NamedTempFile>,
     len: u64,
-    renamed: bool,
 }
 
 impl OutputFile {
-    /// Begins to write the file `path`. What an interrupted run left in its place is overwritten.
+    /// Begins to write the file `path`.
     pub(super) fn create(path: &Path) -> Result<OutputFile> {
-        let mut staged = OsString::from(path);
-        staged.push(".tmp");
-        let staged = PathBuf::from(staged);
-        let file = File::create(&staged);
-        let file = file.with_context(|| format!("{}: cannot create", staged.display()))?;
+        let staged = stage(path, |staged| {
+            fs::File::options()
+                .write(true)
+                .create_new(true)
+                .open(staged)
+        });
+        let file = staged.with_context(|| format!("{}: cannot create", path.display()))?;
         Ok(OutputFile {
             path: path.to_owned(),
-            staged,
             file: BufWriter::new(file),
             len: 0,
-            renamed: false,
         })
     }
 
@@ -52,78 +50,213 @@ impl OutputFile {
         self.write(&[0; 64][..n])
     }
 
-    /// Brings everything onto the disk.
-    fn sync(&mut self) -> Result<()> {
+    /// Brings everything onto the disk; the name to have, and the file under its present one.
+    fn finish(mut self) -> Result<(PathBuf, TempPath)> {
         let flushed = self.file.flush();
-        let synced = flushed.and_then(|()| self.file.get_ref().sync_all());
-        synced.with_context(|| self.cannot_write())
+        let synced = flushed.and_then(|()| self.file.get_ref().as_file().sync_all());
+        synced.with_context(|| self.cannot_write())?;
+        let (file, _) = self.file.into_parts();
+        Ok((self.path, file.into_temp_path()))
     }
 
     fn cannot_write(&self) -> String {
-        format!("{}: cannot write", self.staged.display())
+        format!("{}: cannot write", self.path.display())
     }
 }
 
-impl Drop for OutputFile {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // What led here is reported already.
-            let _ = fs::remove_file(&self.staged);
-        }
-    }
-}
-
-/// Gives all of `files` their names once each is on the disk; if one can't have it, none has.
-pub(super) fn commit(mut files: Vec<OutputFile>) -> Result<()> {
-    for file in &mut files {
-        file.sync()?;
-    }
-    for i in 0..files.len() {
-        let OutputFile { path, staged, .. } = &files[i];
-        if let Err(error) = fs::rename(staged, path) {
-            for done in &files[..i] {
-                // What led here is reported.
-                let _ = fs::remove_file(&done.path);
+/// Gives all of `files` their names once each is on the disk; if one can't have it, none has, and what
+/// they were to replace is there as before.
+pub(super) fn commit(files: Vec<OutputFile>) -> Result<()> {
+    let files: Vec<_> = files
+        .into_iter()
+        .map(OutputFile::finish)
+        .collect::<Result<_>>()?;
+    let last = files.len().saturating_sub(1);
+    // The names given so far, each with the file that had it before.
+    let mut given: Vec<(PathBuf, Option<TempPath>)> = Vec::new();
+    for (i, (path, staged)) in files.into_iter().enumerate() {
+        // Nothing can fail behind the last one.
+        let before = if i < last { set_aside(&path) } else { Ok(None) };
+        let renamed = before.and_then(|before| match staged.persist(&path) {
+            Ok(()) => Ok(before),
+            Err(failed) => {
+                let failed = Error::new(failed.error);
+                Err(put_back(path.clone(), before, failed))
             }
-            let what = format!("cannot rename {} to {}", staged.display(), path.display());
-            return Err(error).context(what);
+        });
+        match renamed {
+            Ok(before) => given.push((path, before)),
+            Err(error) => {
+                let error = error.context(format!("{}: cannot give it its name", path.display()));
+                return Err(
+                    (given.into_iter().rev()).fold(error, |error, (path, before)| {
+                        // Where nothing was, nothing stays. What led here is reported.
+                        if before.is_none() {
+                            let _ = fs::remove_file(&path);
+                        }
+                        put_back(path, before, error)
+                    }),
+                );
+            }
         }
-        files[i].renamed = true;
     }
     Ok(())
+}
+
+/// Gives the file at `path`, if there is one, a second name, so that it outlasts another that takes the
+/// first.
+fn set_aside(path: &Path) -> Result<Option<TempPath>> {
+    check_replaceable(path)?;
+    if fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let kept = stage(path, |name| match fs::hard_link(path, name) {
+        // Not every file system knows second names. Then it is without the first for a moment.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => fs::rename(path, name),
+        linked => linked,
+    });
+    Ok(Some(kept?.into_temp_path()))
+}
+
+/// Gives `before` the name `path` again after `error`, to which it adds if that fails too.
+fn put_back(path: PathBuf, before: Option<TempPath>, error: Error) -> Error {
+    let Some(before) = before else {
+        return error;
+    };
+    match before.persist(&path) {
+        Ok(()) => error,
+        Err(failed) => {
+            let name = failed.path.to_path_buf();
+            let kept = failed.path.keep().unwrap_or(name);
+            let (path, kept) = (path.display(), kept.display());
+            error.context(format!("{path}: what it held is in {kept} now"))
+        }
+    }
+}
+
+/// Makes something under a new name beside `path`.
+fn stage<T>(path: &Path, make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<NamedTempFile<T>> {
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push("-");
+    tempfile::Builder::new()
+        .prefix(&prefix)
+        .suffix(".tmp")
+        .make_in(folder(path), make)
+}
+
+/// The folder of the file `path`.
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// The place of `path` among all files, however its folder is written. The file needn't exist.
+pub(super) fn place(path: &Path) -> Result<PathBuf> {
+    let folder = fs::canonicalize(folder(path)).with_context(|| path.display().to_string())?;
+    Ok(folder.join(path.file_name().unwrap_or_default()))
+}
+
+/// Checks that what is at `path`, if anything is, may be replaced: a file and no device or folder.
+pub(super) fn check_replaceable(path: &Path) -> Result<()> {
+    let name = path.display();
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(()),
+        Ok(found) if found.is_dir() => {
+            bail!("{name}: expected a file to write, found a folder")
+        }
+        Ok(_) => bail!("{name}: expected a file to write, found a pipe, socket or device"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("{name}: cannot write")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn write(paths: [&Path; 2]) -> Vec<OutputFile> {
+        let write = |path: &Path| {
+            let mut file = OutputFile::create(path).unwrap();
+            file.write(b"x").unwrap();
+            file.pad_to(3).unwrap();
+            file
+        };
+        paths.map(write).into()
+    }
+
+    fn names(dir: &Path) -> Vec<std::ffi::OsString> {
+        let entries = fs::read_dir(dir).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
     #[test]
     fn files_appear_together_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        let write = || {
-            [&a, &b].map(|path| {
-                let mut file = OutputFile::create(path).unwrap();
-                file.write(b"x").unwrap();
-                file.pad_to(3).unwrap();
-                file
-            })
-        };
-        let names = || {
-            let entries = fs::read_dir(dir.path()).unwrap();
-            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
-            names.sort();
-            names
-        };
-        drop(write());
-        assert!(names().is_empty());
-        // A folder in the place of the second.
+        let files = write([&a, &b]);
+        for name in names(dir.path()) {
+            let name = name.into_string().unwrap();
+            assert!(name.starts_with('.') && name.ends_with(".tmp"), "{name}");
+        }
+        drop(files);
+        assert!(names(dir.path()).is_empty());
+        let files = write([&a, &b]);
+        // A folder that comes in the place of the second.
         fs::create_dir(&b).unwrap();
-        assert!(commit(write().into()).is_err());
-        assert_eq!(names(), ["b"]);
+        let error = commit(files).unwrap_err().to_string();
+        assert!(error.contains("b: cannot give it its name"), "{error}");
+        assert_eq!(names(dir.path()), ["b"]);
         fs::remove_dir(&b).unwrap();
-        commit(write().into()).unwrap();
-        assert_eq!(names(), ["a", "b"]);
+        commit(write([&a, &b])).unwrap();
+        assert_eq!(names(dir.path()), ["a", "b"]);
         assert_eq!(fs::read(&a).unwrap(), b"x\0\0");
+    }
+
+    #[test]
+    fn what_was_there_stays_unless_all_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        fs::write(&a, "old").unwrap();
+        let files = write([&a, &b]);
+        fs::create_dir(&b).unwrap();
+        assert!(commit(files).is_err());
+        assert_eq!(names(dir.path()), ["a", "b"]);
+        assert_eq!(fs::read(&a).unwrap(), b"old");
+        fs::remove_dir(&b).unwrap();
+        commit(write([&a, &b])).unwrap();
+        assert_eq!(names(dir.path()), ["a", "b"]);
+        assert_eq!(fs::read(&a).unwrap(), b"x\0\0");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn new_files_are_for_those_who_may_read_others() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        fs::write(&a, "").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        let expected = mode(&a);
+        commit(write([&a, &b])).unwrap();
+        assert_eq!((mode(&a), mode(&b)), (expected, expected));
+    }
+
+    #[test]
+    fn folders_are_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a");
+        check_replaceable(&file).unwrap();
+        fs::write(&file, "").unwrap();
+        check_replaceable(&file).unwrap();
+        let error = check_replaceable(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.ends_with("expected a file to write, found a folder"),
+            "{error}"
+        );
     }
 }

@@ -9,7 +9,8 @@ use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-use crate::model::{Folder, MAX_FILE_BYTES, SourceFile};
+use crate::model::{Folder, SourceFile};
+use crate::pull::MAX_FILE_BYTES;
 use crate::pull::contents::PackageContents;
 use crate::pull::stored;
 

@@ -9,7 +9,7 @@ use sterna_format::bundle::ArchType;
 use sterna_kernels::Exec;
 
 use crate::args::{isa, thread_count};
-use crate::bundle::{Options, Summary, bundle};
+use crate::bundle::{ManifestForm, Options, Summary, bundle};
 use crate::machine;
 use crate::model::ModelFiles;
 use crate::output::{self, Bytes};
@@ -50,6 +50,20 @@ pub(crate) struct Bundle {
     #[arg(long)]
     embeddings_i8: bool,
 
+    /// Keep the quantize manifest, which says what became of each tensor, in this file
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+
+    /// Form of the manifest
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORM",
+        default_value_t,
+        hide_short_help = true
+    )]
+    manifest_form: ManifestForm,
+
     /// Threads to compute with [default: one for each physical core available]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     jobs: Option<NonZero<usize>>,
@@ -68,6 +82,8 @@ impl Bundle {
             together: self.together,
             arch: self.arch,
             embeddings_i8: self.embeddings_i8,
+            manifest: self.manifest,
+            form: self.manifest_form,
         };
         let n_threads = self
             .jobs

@@ -11,7 +11,7 @@ use sterna_delivery::hash::Algorithm;
 use sterna_engine::PlanOptions;
 use sterna_kernels::Exec;
 
-use crate::args::{I2sLayoutFlag, isa, thread_count};
+use crate::args::{I2sLayoutFlag, isa, n_bytes, thread_count};
 use crate::convert::{
     GgufOptions, Options, Summary, Target, Targets, convert, convert_adapter, convert_gguf,
 };
@@ -97,23 +97,11 @@ enum To {
 /// Smallest shard that is taken: what tensors are aligned to.
 const MIN_SHARD: u64 = 4096;
 
-/// Parses a number of bytes, with K, M or G (powers of 1024) behind it or their longer names.
+/// Parses the size of a shard.
 fn shard_size(text: &str) -> Result<NonZero<u64>, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => Some(1),
-        "k" | "kib" => Some(1 << 10),
-        "m" | "mib" => Some(1 << 20),
-        "g" | "gib" => Some(1_u64 << 30),
-        _ => None,
-    };
-    digits
-        .parse::<u64>()
+    n_bytes(text)
         .ok()
-        .zip(factor)
-        .and_then(|(n, factor)| n.checked_mul(factor))
-        .filter(|n| n.is_multiple_of(MIN_SHARD))
-        .and_then(NonZero::new)
+        .filter(|n| n.get().is_multiple_of(MIN_SHARD))
         .ok_or_else(|| format!("expected a multiple of {MIN_SHARD} bytes, such as 64MiB"))
 }
 

@@ -10,8 +10,10 @@ use serde::Serialize;
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::store::Interrupted;
 
+use crate::args::n_bytes;
 use crate::output::{self, Bytes};
-use crate::pull;
+use crate::pull::{self, Standing};
+use crate::trust;
 
 /// Fetch a model into the store
 ///
@@ -41,8 +43,8 @@ pub(crate) struct PullVerb {
     #[arg(long, value_name = "FILE")]
     file: Option<String>,
 
-    /// Bytes a second at most
-    #[arg(long, value_name = "BYTES")]
+    /// Bytes a second at most, such as 20MiB
+    #[arg(long, value_name = "SIZE", value_parser = n_bytes)]
     rate: Option<NonZero<u64>>,
 
     /// Requests at a time
@@ -113,22 +115,40 @@ struct Row {
     /// Bytes that no other model has.
     own: u64,
     source: String,
-    /// The name of the key it is signed with.
+    /// The name of the key it is signed with, if that is trusted now.
     signer: Option<String>,
+    /// What the signature is worth: `none`, `trusted`, `unknown_key` or `wrong`.
+    signature: &'static str,
+    #[serde(skip)]
+    standing: Standing,
 }
 
 impl List {
     pub(crate) fn run(self) -> Result<()> {
-        let rows = pull::store()?.list()?.into_iter().map(|model| Row {
-            size: model.entry.size(),
-            name: model.name,
-            own: model.own_bytes,
-            source: model.entry.source,
-            signer: model.entry.signer,
+        let store = pull::store()?;
+        let trusted = trust::load(&trust::path()?)?;
+        let rows = store.list()?.into_iter().map(|model| {
+            let standing = Standing::of(&store, &trusted, &model.name, &model.entry);
+            Row {
+                size: model.entry.size(),
+                name: model.name,
+                own: model.own_bytes,
+                source: model.entry.source,
+                signer: standing.signer().map(str::to_owned),
+                signature: standing.word(),
+                standing,
+            }
         });
         let rows: Vec<Row> = rows.collect();
         if self.json {
             return output::json(&rows);
+        }
+        for (name, n_bytes) in store.interrupted()? {
+            output::note(format_args!(
+                "note: an interrupted pull of `{name}` left {}; the same pull goes on with it, \
+                 `sterna gc --interrupted` deletes it",
+                Bytes(n_bytes)
+            ));
         }
         if rows.is_empty() {
             output::note("no models; sterna pull SOURCE fetches one");
@@ -140,12 +160,11 @@ impl List {
                     0 => String::new(),
                     shared => format!(" ({} shared)", Bytes(shared)),
                 };
-                let signed = match &row.signer {
-                    Some(signer) => format!("  signed by {signer}"),
-                    None => String::new(),
-                };
                 let source = from_here(&row.source);
-                let text = format!("{:>10}{shared}  {source}{signed}", Bytes(row.size));
+                let mut text = format!("{:>10}{shared}  {source}", Bytes(row.size));
+                if row.standing != Standing::NoPackage {
+                    text += &format!("  {}", row.standing);
+                }
                 (row.name.as_str(), text)
             })
             .collect();

@@ -4,7 +4,8 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::builder::RangedI64ValueParser;
+use clap::{Args, value_parser};
 use serde_json::{Map, Value, json};
 use sterna_format::bundle::{ArchType, ModelFacts, RopeFile};
 use sterna_kernels::Exec;
@@ -64,12 +65,6 @@ pub(crate) struct Quantize {
     #[arg(long, value_name = "N")]
     head_dim: Option<u32>,
 
-    #[command(flatten)]
-    rope: RopeFlags,
-
-    #[command(flatten)]
-    adapter: AdapterFlags,
-
     /// Threads to compute with [default: one for each physical core available]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     jobs: Option<NonZero<usize>>,
@@ -77,6 +72,12 @@ pub(crate) struct Quantize {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    rope: RopeFlags,
+
+    #[command(flatten)]
+    adapter: AdapterFlags,
 }
 
 #[derive(Debug, Args)]
@@ -87,31 +88,31 @@ struct RopeFlags {
     rope_output: Option<PathBuf>,
 
     /// Base of the rotation frequencies
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = positive)]
     rope_theta: Option<f64>,
 
     /// Positions that the model was made for
-    #[arg(long, value_name = "N")]
-    max_pos: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = position_count())]
+    max_pos: Option<u32>,
 
-    /// Elements of each head that are rotated [default: all]
+    /// Elements of each head that are rotated, an even number [default: all]
     #[arg(long, value_name = "N")]
     rope_dim: Option<usize>,
 
     /// YaRN: how much the context is stretched
-    #[arg(long, value_name = "X", requires = "yarn_orig_max_pos")]
+    #[arg(long, value_name = "X", value_parser = positive, requires = "yarn_orig_max_pos")]
     yarn_factor: Option<f64>,
 
     /// YaRN: positions before stretching
-    #[arg(long, value_name = "N", requires = "yarn_factor")]
-    yarn_orig_max_pos: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = position_count(), requires = "yarn_factor")]
+    yarn_orig_max_pos: Option<u32>,
 
     /// YaRN: rotations at which interpolation starts
-    #[arg(long, value_name = "X", requires = "yarn_factor")]
+    #[arg(long, value_name = "X", value_parser = positive, requires = "yarn_factor")]
     yarn_beta_slow: Option<f64>,
 
     /// YaRN: rotations at which extrapolation ends
-    #[arg(long, value_name = "X", requires = "yarn_factor")]
+    #[arg(long, value_name = "X", value_parser = positive, requires = "yarn_factor")]
     yarn_beta_fast: Option<f64>,
 }
 
@@ -133,6 +134,19 @@ struct AdapterFlags {
     /// Heads of keys in the model, to check
     #[arg(long, value_name = "N")]
     num_kv_heads: Option<u32>,
+}
+
+/// Parses a number that scales something.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok();
+    number
+        .filter(|x: &f64| x.is_finite() && *x > 0.0)
+        .ok_or_else(|| "expected a number above 0".to_owned())
+}
+
+/// Parses a number of positions, which a configuration holds as a signed one.
+fn position_count() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=i64::from(i32::MAX))
 }
 
 impl Quantize {
@@ -159,6 +173,7 @@ impl Quantize {
             }),
         };
         let manifest = read_manifest(&self.manifest, self.arch)?;
+        settings.check_input(&self.manifest)?;
         let n_threads = self
             .jobs
             .map_or_else(machine::default_threads, NonZero::get);
@@ -193,11 +208,18 @@ impl RopeFlags {
             bail!("--rope-output: expected --rope-theta, --max-pos and --head-dim beside it");
         };
         let head_dim = usize::try_from(head_dim)?;
+        let rope_dim = match self.rope_dim {
+            None => head_dim,
+            Some(n) if n.is_multiple_of(2) && (2..=head_dim).contains(&n) => n,
+            Some(n) => bail!(
+                "--rope-dim: expected an even number from 2 to {head_dim}, the elements of a head, found {n}"
+            ),
+        };
         let file = RopeFile {
             rope_theta,
             head_dim,
-            rope_dim: self.rope_dim.unwrap_or(head_dim),
-            max_position_embeddings,
+            rope_dim,
+            max_position_embeddings: usize::try_from(max_position_embeddings)?,
             rope_scaling: self.yarn(),
         };
         Ok(Some((path.clone(), file)))

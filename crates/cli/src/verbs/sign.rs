@@ -13,7 +13,7 @@ use sterna_format::rdrr::MANIFEST_FILE;
 use tempfile::NamedTempFile;
 
 use crate::model::{Folder, package_folder};
-use crate::{output, pull};
+use crate::{output, pull, trust};
 
 const EXAMPLE: &str = "Example:
   sterna sign --generate --key release.key
@@ -79,6 +79,14 @@ impl Sign {
             manifest.put_beside(&text)?;
             let place = manifest.folder.path_of(SIGNATURE_FILE);
             (signature, comment) = (Some(place), Some(line));
+            let trusted = trust::load(&trust::path()?)?;
+            if trusted.check(&manifest.bytes, Some(&text)).is_err() {
+                output::note(format_args!(
+                    "note: this key is not trusted here, so what it signed is refused here; \
+                     `sterna trust NAME {}` has it believed",
+                    key.public()
+                ));
+            }
         }
         if self.json {
             return output::json(&Report {
@@ -92,7 +100,7 @@ impl Sign {
             ("key", key.public().id().to_string()),
             ("public key", key.public().to_string()),
         ];
-        rows.extend(signature.map(|place| ("signature", place)));
+        rows.extend(manifest.iter().map(Manifest::what_is_signed));
         rows.extend(comment.map(|comment| ("says", comment.replace('\t', "  "))));
         output::line(output::table(&rows))
     }
@@ -182,6 +190,21 @@ impl Manifest {
             bytes,
             model_id,
         })
+    }
+
+    /// Where the signature is, for people: a file, or a model in the store and what shows it.
+    fn what_is_signed(&self) -> (&'static str, String) {
+        match &self.folder {
+            Folder::Stored(model) => {
+                let name = model.name();
+                let text = format!(
+                    "the model `{name}` in the store: `sterna verify {name}` checks the signature, \
+                     `sterna serve {name}` gives it away"
+                );
+                ("signed", text)
+            }
+            folder => ("signature", folder.path_of(SIGNATURE_FILE)),
+        }
     }
 
     /// Puts a signature beside the manifest: in its folder, or into the store.

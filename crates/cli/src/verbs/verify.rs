@@ -15,7 +15,8 @@ use crate::hashes::{algorithm, digest, shard_blocks};
 use crate::model::{Folder, read_package};
 use crate::output;
 use crate::progress::Progress;
-use crate::pull::{self, check_signature, contents::hashed_files};
+use crate::pull::{self, Standing, check_signature, contents::hashed_files};
+use crate::trust;
 
 /// Check every hash of a package, and its signature
 #[derive(Debug, Args)]
@@ -43,6 +44,9 @@ pub(crate) struct Findings {
     pub(crate) problems: Vec<String>,
     /// What is odd, but not wrong.
     pub(crate) remarks: Vec<String>,
+    /// Whether fetching it again helps.
+    #[serde(skip)]
+    is_repairable: bool,
 }
 
 impl Verify {
@@ -64,13 +68,18 @@ impl Verify {
         }
         if !findings.ok {
             let repair = match name {
-                Some(name) => format!("; `sterna pull {name}` fetches what is wrong again"),
-                None => String::new(),
+                Some(name) if findings.is_repairable => {
+                    format!("; `sterna pull {name}` fetches what is wrong again")
+                }
+                _ => String::new(),
             };
             bail!(
-                "{}: {} problems{repair}",
+                "{}: {}{repair}",
                 self.package.display(),
-                findings.problems.len()
+                match findings.problems.len() {
+                    1 => "1 problem".to_owned(),
+                    n => format!("{n} problems"),
+                }
             );
         }
         if !self.json {
@@ -95,19 +104,24 @@ impl Verify {
 fn verify_stored(name: &str) -> Result<Findings> {
     let store = pull::store()?;
     let model = store.model(name)?;
-    let (n_bytes, signer) = (model.entry().size(), model.entry().signer.clone());
-    let n_shards = model.paths().len();
-    let n_groups = model.entry().groups.len();
-    drop(model);
     let damage = store.verify(name)?;
-    let problems: Vec<_> = (damage.iter())
+    let mut problems: Vec<_> = (damage.iter())
         .map(|damage| format!("{}: {}", damage.file, damage.problem))
         .collect();
+    let is_damaged = |file: &str| damage.iter().any(|damage| damage.file == file);
+    let mut signer = None;
+    if !is_damaged(MANIFEST_FILE) && !is_damaged(SIGNATURE_FILE) {
+        let list = trust::load(&trust::path()?)?;
+        let standing = Standing::of(&store, &list, name, model.entry());
+        signer = standing.signer().map(str::to_owned);
+        problems.extend(standing.refusal().map(str::to_owned));
+    }
     Ok(Findings {
         ok: problems.is_empty(),
-        n_shards,
-        n_groups,
-        n_bytes,
+        is_repairable: !damage.is_empty(),
+        n_shards: model.paths().len(),
+        n_groups: model.entry().groups.len(),
+        n_bytes: model.entry().size(),
         signer,
         problems,
         remarks: Vec::new(),

@@ -5,7 +5,13 @@ use clap::Args;
 
 use crate::{output, worker};
 
-const EXAMPLE: &str = "Example:
+const AFTER_HELP: &str =
+    "STERNA_SEED in the environment, a number, makes the choice of tokens repeatable.
+
+Exit codes: 0 if the driver ended it, 1 if the model can't be opened or computed,
+2 if the arguments or the input are wrong.
+
+Example:
   sterna worker --print-config builtin
   printf '2\\n1\\n0\\n0\\n1\\n1\\n0\\n8\\n1\\n53\\n0\\n' |
     sterna worker builtin --config $(sterna worker --print-config builtin)";
@@ -15,12 +21,12 @@ const EXAMPLE: &str = "Example:
 /// With --config, requests are lines in the order of version 1 of the protocol; without it, the
 /// configuration and each request are blocks of key=value lines. docs/worker.md describes both.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLE)]
+#[command(after_help = AFTER_HELP)]
 pub(crate) struct Worker {
     /// Model to serve
     model: String,
 
-    /// Apply the adapter in the folder of the model, qmodel.lora
+    /// Apply the adapter in the folder of the model, qmodel.lora; stands before --config
     #[arg(long)]
     lora: bool,
 

@@ -41,19 +41,6 @@ pub(crate) struct WorkerConfig {
     unembed_quant: Quant,
 }
 
-/// The class of Transformers and the `model_type` of its text models.
-fn hf_names(arch: ArchType) -> Option<(&'static str, &'static str)> {
-    match arch {
-        ArchType::Unknown | ArchType::BonsaiImage => None,
-        ArchType::BitNet => Some(("BitNetForCausalLM", "bitnet")),
-        ArchType::Llama => Some(("LlamaForCausalLM", "llama")),
-        ArchType::Qwen35 => Some(("Qwen3_5ForCausalLM", "qwen3_5_text")),
-        ArchType::Bonsai | ArchType::BonsaiTernary | ArchType::Qwen3 => {
-            Some(("Qwen3ForCausalLM", "qwen3"))
-        }
-    }
-}
-
 /// The kind of a model of the family that messages call `name`.
 fn arch_of_family(name: &str) -> ArchType {
     match name {
@@ -94,13 +81,16 @@ pub(crate) enum Quant {
 impl Quant {
     fn parse(place: impl fmt::Display, text: &str) -> Result<Quant, ProtocolError> {
         let dtype = match text.trim().to_ascii_lowercase().as_str() {
-            "none" | "f32" => return Ok(Quant::Keep),
+            "none" => return Ok(Quant::Keep),
             "q8" | "q8_0" | "int8" | "i8" => DType::Q8_0,
+            "q6_k" => DType::Q6_K,
+            "q5_0" => DType::Q5_0,
             "q4" | "q4_0" | "int4" | "i4" => DType::Q4_0,
+            "f32" => DType::F32,
             "f16" => DType::F16,
             "bf16" => DType::BF16,
             _ => {
-                let expected = "q8_0, q4_0, f16, bf16 or none";
+                let expected = "q8_0, q6_k, q5_0, q4_0, f32, f16, bf16 or none";
                 return Err(ProtocolError::new(place, expected, quoted(text.as_bytes())));
             }
         };
@@ -345,7 +335,7 @@ impl WorkerConfig {
     /// The `config.json` of a Hugging Face checkpoint that says the same, for a model whose files have
     /// none. Widths are as they were given, possibly rounded up.
     pub(crate) fn hf_config(&self) -> Value {
-        let names = hf_names(self.arch);
+        let names = self.arch.class();
         json!({
             "architectures": names.map(|(class, _)| class).as_slice(),
             "model_type": names.map(|(_, model_type)| model_type),
@@ -372,16 +362,21 @@ impl WorkerConfig {
     /// drivers fill in defaults of their own for what a file leaves out.
     /// Errors: [`ProtocolError`] names the first setting that differs.
     pub(crate) fn check(&self, model: &ModelConfig) -> Result<(), ProtocolError> {
-        for (key, given, found) in [
-            ("hidden_dim", self.hidden_dim, model.model_dim),
-            ("intermediate_dim", self.intermediate_dim, model.ffn_dim),
-            ("num_layers", self.num_layers, model.n_layers),
-            ("num_heads", self.num_heads, model.n_heads),
-            ("num_kv_heads", self.num_kv_heads, model.n_kv_heads),
-            ("vocab_size", self.vocab_size, model.n_vocab),
-            ("head_dim", self.head_dim, model.head_dim),
+        for (key, given, found, multiple) in [
+            ("hidden_dim", self.hidden_dim, model.model_dim, PADDING),
+            (
+                "intermediate_dim",
+                self.intermediate_dim,
+                model.ffn_dim,
+                PADDING,
+            ),
+            ("num_layers", self.num_layers, model.n_layers, 1),
+            ("num_heads", self.num_heads, model.n_heads, 1),
+            ("num_kv_heads", self.num_kv_heads, model.n_kv_heads, 1),
+            ("vocab_size", self.vocab_size, model.n_vocab, 1),
+            ("head_dim", self.head_dim, model.head_dim, 1),
         ] {
-            if given != found && given != found.next_multiple_of(PADDING) {
+            if given != found && given != found.next_multiple_of(multiple) {
                 return Err(contradiction(key, found, given));
             }
         }
@@ -405,12 +400,13 @@ impl WorkerConfig {
         self.max_position_embeddings
     }
 
-    /// Threads to compute with on a machine that runs `n_available` at once: two are left to others
-    /// unless a number was given.
+    /// Threads to compute with on a machine that runs `n_available` at once, at most so many: two are left
+    /// to others unless a number was given.
     pub(crate) fn n_threads(&self, n_available: usize) -> usize {
         match self.num_threads {
             0 => n_available.saturating_sub(2).max(1),
-            n => n,
+            // More would wait for each other.
+            n => n.min(n_available),
         }
     }
 
@@ -447,4 +443,42 @@ fn parse_eos_ids<'a>(
         )
     };
     ids.enumerate().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_as_many_as_the_machine_runs() {
+        let line = "1 0 256 768 8 4 2 1728 64 512 0.00001 10000 1 0 1 1 N 0";
+        for (given, n_available, expected) in [
+            (0, 1, 1),
+            (0, 2, 1),
+            (0, 8, 6),
+            (1, 2, 1),
+            (2, 2, 2),
+            (1024, 2, 2),
+        ] {
+            let line = line.replace('N', &given.to_string());
+            let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let config = WorkerConfig::from_args(&args).unwrap();
+            assert_eq!(config.n_threads(n_available), expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn types_have_their_usual_names() {
+        for (name, dtype) in [
+            ("none", None),
+            ("int8", Some(DType::Q8_0)),
+            ("Q8_0", Some(DType::Q8_0)),
+            ("q6_k", Some(DType::Q6_K)),
+            ("q5_0", Some(DType::Q5_0)),
+            ("q4_0", Some(DType::Q4_0)),
+            ("f32", Some(DType::F32)),
+        ] {
+            assert_eq!(Quant::parse("here", name).unwrap().dtype(), dtype, "{name}");
+        }
+    }
 }

@@ -55,7 +55,11 @@ fn forward(form: Form, driver: &Driver, to: &SyncSender<Result<Message>>) -> Res
             Err(error) => return Err(error).context("cannot read from standard input"),
         };
         if n == 0 {
-            return Ok(parser.end()?);
+            if let Some(message) = parser.end()? {
+                // Nobody waits for it where the process is about to end.
+                let _ = to.send(Ok(message));
+            }
+            return Ok(());
         }
         let mut bytes = &buffer[..n];
         while let Some(message) = parser.push(&mut bytes)? {

@@ -16,12 +16,12 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use sterna_engine::{CacheType, HeadOptions, HeadScreen, ModelPlan};
+use sterna_engine::{HeadOptions, HeadScreen};
 use sterna_format::bundle::LORA_FILE;
 
-use crate::args::{EngineFlags, ModelFlags};
-use crate::machine::{self, Machine};
-use crate::model::{LoraFlag, ModelFiles};
+use crate::args::{EngineFlags, LoraFlag, ModelFlags};
+use crate::machine;
+use crate::model::ModelFiles;
 
 pub(crate) use config::WorkerConfig;
 use driver::Driver;
@@ -32,9 +32,6 @@ use protocol::{Form, Message, Reply};
 
 /// Environment variable that seeds the choice of tokens.
 const SEED_VARIABLE: &str = "STERNA_SEED";
-
-/// Context that is given even where memory is short, rather than refuse every prompt.
-const MIN_CTX: usize = 512;
 
 /// Serves requests from standard input for the model called `name` until there are no more.
 ///
@@ -94,7 +91,8 @@ fn load(
         screen: HeadScreen::Off,
     };
     let plan = plan.with_head(head).context("unembed_quant")?;
-    let ctx_len = ctx_len(&plan, config.max_ctx());
+    // Whatever memory is free: drivers count on it, and the cache takes memory only as it grows.
+    let ctx_len = config.max_ctx().min(plan.config().max_ctx);
     let n_threads = NonZero::new(config.n_threads(machine::available_threads()));
     let flags = EngineFlags::with(n_threads, adapters(name, lora, config)?);
     let session = files.session(plan, &flags, ctx_len)?;
@@ -114,17 +112,6 @@ fn adapters(name: &str, lora: bool, config: &WorkerConfig) -> Result<Vec<LoraFla
         adapters.push(LoraFlag::new(folder.clone(), quant.dtype()));
     }
     Ok(adapters)
-}
-
-/// Tokens of context: as many as model and driver allow, and as the memory has room for beside the
-/// weights. The cache takes memory as it grows.
-fn ctx_len(plan: &ModelPlan, max_ctx: usize) -> usize {
-    let max_ctx = max_ctx.min(plan.config().max_ctx);
-    let free = Machine::detect().free_memory_bytes;
-    let room = free.saturating_sub(plan.memory_bytes());
-    let fits = room / plan.cache_bytes(1, CacheType::F32).max(1);
-    let fits = usize::try_from(fits).unwrap_or(usize::MAX);
-    max_ctx.min(fits.max(MIN_CTX))
 }
 
 /// What the environment says about the choice of tokens.

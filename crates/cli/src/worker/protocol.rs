@@ -293,13 +293,17 @@ impl Parser {
         Ok(None)
     }
 
-    /// Takes note that no bytes follow.
+    /// Takes note that no bytes follow. They may end with a line without its end; the message that it
+    /// completes.
     ///
-    /// Errors: [`ProtocolError`] if that leaves something unfinished.
-    pub(crate) fn end(&self) -> Result<(), ProtocolError> {
+    /// Errors: [`ProtocolError`] for that line, or if something is left unfinished.
+    pub(crate) fn end(&mut self) -> Result<Option<Message>, ProtocolError> {
+        let message = match self.line.is_empty() {
+            true => None,
+            false => self.push(&mut &b"\n"[..])?,
+        };
         let expected = match &self.block {
-            _ if !self.line.is_empty() => "the end of the line".to_owned(),
-            Block::InitStart | Block::Start => return Ok(()),
+            Block::InitStart | Block::Start => return Ok(message),
             Block::Init { left, .. } | Block::Keyed { left, .. } => {
                 format!("{left} more of the lines `key=value`")
             }

@@ -24,6 +24,9 @@ use crate::hash::{Expected, Mismatch, Verified};
 /// Blobs are fetched in the order given, several ranges at a time. A source that fails is asked again
 /// after a while; one that is caught with something false is not asked again. Of bytes that turn out
 /// wrong, a block is fetched again where block digests told, and else the blob.
+///
+/// A [`Transfer`] is the only leave to write to its range: no other is planned for it, and nothing of it is
+/// read, discarded or committed, before the transfer is given back.
 #[derive(Debug)]
 pub struct Fetch {
     limits: Limits,
@@ -82,14 +85,24 @@ pub enum Failure {
         /// Every source, and why it can't.
         reasons: Vec<(String, String)>,
     },
-    /// No bytes can be right: the digest of no bytes is not that of no bytes, or every block is right
-    /// and the whole is not. Whoever wrote the digests made a mistake.
+    /// No bytes can be right: the digest of no bytes is not that of no bytes, or every block was read back
+    /// and is right, and the whole is not. Whoever wrote the digests made a mistake.
     #[error("`{blob}`: what is said of it contradicts itself: {mismatch}")]
     Contradiction {
         /// The blob.
         blob: String,
         /// The digests of the whole.
         mismatch: Mismatch,
+    },
+    /// What is read back is not what was stored, again and again.
+    #[error(
+        "`{blob}`: what was stored of it was read back wrong {n_times} times; is the disk in order?"
+    )]
+    Unsteady {
+        /// The blob.
+        blob: String,
+        /// Times that blocks had changed.
+        n_times: u32,
     },
 }
 
@@ -142,6 +155,9 @@ const MAX_COMMITS: usize = 8;
 
 /// Verified blobs that may wait for their commit before no more are asked for; each may be an open file.
 const MAX_UNCOMMITTED: usize = 32;
+
+/// Times that a blob is read again whose blocks were right when they came and whose whole is not.
+const MAX_REREADS: u32 = 3;
 
 /// A failed request that brought this much shows that its source works.
 const WORTH: u64 = 256 << 10;
@@ -314,6 +330,10 @@ impl Fetch {
             }
             return;
         }
+        let size = state.blob.size();
+        state.blocks_are_right |= state.blob.blocks().is_some()
+            && found.checked == (0..size)
+            && found.right.len() == size;
         state.unchecked.remove(found.checked);
         for range in found.right.iter() {
             state.present.insert(range);
@@ -439,11 +459,24 @@ impl Fetch {
     fn wrong(&mut self, blob: usize, mismatch: Mismatch) {
         let state = &mut self.blobs[blob];
         state.phase = Phase::Fetching;
-        if state.blob.blocks().is_some() || state.blob.size() == 0 {
+        let name = || state.blob.name().to_owned();
+        if state.blocks_are_right || state.blob.size() == 0 {
             self.failed = Some(Failure::Contradiction {
-                blob: state.blob.name().to_owned(),
+                blob: name(),
                 mismatch,
             });
+            return;
+        }
+        if state.blob.blocks().is_some() {
+            // Each was right when it came. Those that are not what they were are fetched again.
+            if state.n_rereads == MAX_REREADS {
+                self.failed = Some(Failure::Unsteady {
+                    blob: name(),
+                    n_times: MAX_REREADS,
+                });
+            } else {
+                state.read_again();
+            }
             return;
         }
         let contributors: Vec<usize> = state.contributors.iter().copied().collect();

@@ -23,7 +23,8 @@ pub trait Sink: Sync {
     /// Fills `bytes` with what is stored at `offset`.
     fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), SinkError>;
 
-    /// Forgets a range, so that [`present`](Self::present) doesn't speak of it the next time.
+    /// Forgets a range, so that [`present`](Self::present) doesn't speak of it the next time. Other bytes
+    /// of the blob stay, also those that are being written at this moment.
     fn discard(&self, blob: &Blob, range: Range<u64>) -> Result<(), SinkError>;
 
     /// Makes a blob visible and lasting. All its bytes are stored, and were verified as said.

@@ -60,6 +60,11 @@ pub(super) struct BlobState {
     pub(super) alone: Option<usize>,
     /// Its bytes can't be trusted: start over as soon as nothing writes to it.
     pub(super) doomed: bool,
+    /// Whether one reading of all that is stored, which also went through the digest, found every block
+    /// right.
+    pub(super) blocks_are_right: bool,
+    /// Times that all was read again because the digest said no to blocks that were right.
+    pub(super) n_rereads: u32,
     /// For each source, the ETag it gave.
     pub(super) etags: Vec<Option<String>>,
     /// For each source, why it can't give this blob.
@@ -82,6 +87,8 @@ impl BlobState {
             inherited: false,
             alone: None,
             doomed: false,
+            blocks_are_right: false,
+            n_rereads: 0,
             etags: vec![None; n_sources],
             refusals: vec![None; n_sources],
             blob,
@@ -136,6 +143,15 @@ impl BlobState {
         self.doomed = false;
         self.etags.fill(None);
         self.phase = Phase::Fetching;
+    }
+
+    /// Has every block read back and compared once more. They are all there, and nothing is under way.
+    pub(super) fn read_again(&mut self) {
+        self.present = RangeSet::new();
+        self.unchecked.insert(0..self.blob.size());
+        self.frontier = 0;
+        self.whole = Some(Verifier::new(self.blob.expected(), self.blob.size()));
+        self.n_rereads += 1;
     }
 
     /// The first bytes that nobody has and nobody brings.

@@ -41,6 +41,8 @@ pub struct Transfer {
     counted: bool,
     known_etag: Option<String>,
     etag: Option<String>,
+    /// Up to where bytes are stored: behind a wrong block, more than went through the pass.
+    stored: u64,
     pass: Pass,
 }
 
@@ -62,6 +64,7 @@ impl Transfer {
             counted: true,
             known_etag,
             etag: None,
+            stored: pass.offset(),
             pass,
         }
     }
@@ -126,6 +129,7 @@ impl Transfer {
     ///
     /// Errors: [`Fault::WrongBlock`] if they complete a block that has another digest.
     pub fn stored(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        self.stored = self.offset() + bytes.len() as u64;
         self.pass.take(bytes)
     }
 
@@ -166,7 +170,7 @@ impl Transfer {
 
     /// The bytes that were stored and don't.
     pub(super) fn spoilt(&self) -> Range<u64> {
-        self.pass.kept()..self.offset()
+        self.pass.kept()..self.stored
     }
 
     pub(super) fn into_pass(self) -> Pass {

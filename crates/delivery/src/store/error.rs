@@ -90,7 +90,7 @@ pub enum StoreError {
         /// Bytes that are there.
         found: u64,
     },
-    /// Bytes that are not those the digest was made of. They are discarded.
+    /// Bytes that are not those the digest was made of. Those that were arriving are discarded.
     #[error("{blob}: {problem}")]
     Mismatch {
         /// The blob.

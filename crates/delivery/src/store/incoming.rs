@@ -120,9 +120,15 @@ impl Incoming {
     }
 
     /// The file that bytes are written to, each at its offset; then they are [noted](Self::note). Two
-    /// steps, so that several threads can write at once.
+    /// steps, so that several threads can write at once. A writer holds on to the file until its bytes
+    /// are noted: as long as somebody does, the file is not [cut](Self::discard).
     pub(super) fn file(&self) -> (Arc<File>, &Path) {
         (Arc::clone(&self.file), &self.path)
+    }
+
+    /// Whether somebody writes or reads at this moment, perhaps bytes that are not noted yet.
+    pub(super) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.file) > 1
     }
 
     /// Notes that the bytes of `range` are there. The journal says so a little later.
@@ -161,10 +167,14 @@ impl Incoming {
         ))
     }
 
-    /// Forgets the bytes of `range`.
+    /// Forgets the bytes of `range`, and gives back the room at the end of the file unless it is in use:
+    /// bytes that another thread has written and not noted yet may lie there.
     pub(super) fn discard(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
         // Forgotten first, then gone.
         self.forget(range)?;
+        if self.is_in_use() {
+            return Ok(());
+        }
         let (len, end) = (self.file_len()?, self.extents.end());
         if len > end {
             self.file

@@ -56,6 +56,7 @@ mod sweep;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fs::File,
     path::{Path, PathBuf},
 };
 
@@ -221,6 +222,24 @@ impl Store {
         })
     }
 
+    /// The bytes of `blob`, as its digest says they are: for files that are small, of at most `limit` bytes.
+    ///
+    /// Errors: [`StoreError::Io`] if it isn't there; [`StoreError::Mismatch`] if it has changed;
+    /// [`StoreError::Index`] if it is larger.
+    pub fn read(&self, blob: &Blob, limit: u64) -> Result<Vec<u8>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let path = self.layout.blob(&blob.digest);
+        let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+        let bytes = disk::read_bounded(&file, &path, limit)?;
+        match blob.digest.verify(&bytes) {
+            Ok(_) => Ok(bytes),
+            Err(problem) => Err(StoreError::Mismatch {
+                blob: *blob,
+                problem,
+            }),
+        }
+    }
+
     /// Reads all bytes of the model `name` and compares them with their digests. Files that have changed
     /// are put aside, so that fetching the model again fetches just them.
     pub fn verify(&self, name: &str) -> Result<Vec<Damage>, StoreError> {
@@ -273,6 +292,30 @@ impl Store {
             }
         });
         Ok(listed.collect())
+    }
+
+    /// Pulls that were interrupted and left bytes that a later one could go on with: names, in small letters,
+    /// and bytes. Those that somebody is at now are not among them.
+    pub fn interrupted(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let mut found = Vec::new();
+        for name in disk::names_in(&self.layout.partial())? {
+            let Some(name) = name.strip_prefix('.') else {
+                continue;
+            };
+            if disk::try_lock(&self.layout.fetching_lock(name))?.is_none() {
+                continue;
+            }
+            let folder = self.layout.fetching(name);
+            let mut n_bytes = 0;
+            for file in disk::names_in(&folder)? {
+                n_bytes += disk::file_size(&folder.join(file))?.unwrap_or(0);
+            }
+            if n_bytes > 0 {
+                found.push((name.to_owned(), n_bytes));
+            }
+        }
+        Ok(found)
     }
 
     /// Where groups of bytes lie that a model to be fetched may share, in models whose shards differ.

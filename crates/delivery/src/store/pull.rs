@@ -133,7 +133,10 @@ impl Pull {
         let end = blob.end_of(offset, bytes.len() as u64)?;
         let (file, path) = self.file(blob)?;
         positioned::write_all_at(&file, bytes, offset).map_err(StoreError::io("write", path))?;
-        self.arriving(blob, |incoming| incoming.note(offset..end))
+        let noted = self.arriving(blob, |incoming| incoming.note(offset..end));
+        // Not before: a file that nobody holds may be cut where nothing is noted.
+        drop(file);
+        noted
     }
 
     /// Fills `bytes` with what has arrived of `blob` at `offset`; what has not is an error or zeros.
@@ -332,7 +335,8 @@ impl Pull {
         Ok(slot.insert(incoming))
     }
 
-    /// Closes the files of blobs that nothing is done with at the moment, if many are open.
+    /// Closes the files of blobs that nothing is done with at the moment, if many are open. Whoever opened
+    /// one again that is in use would not know that it is.
     fn close_some(&self) -> Result<(), StoreError> {
         let slots: Vec<_> = lock(&self.arriving).values().cloned().collect();
         let mut n_open = 0;
@@ -343,7 +347,7 @@ impl Pull {
             };
             if let Some(incoming) = slot.as_mut() {
                 n_open += 1;
-                if n_open >= MAX_OPEN {
+                if n_open >= MAX_OPEN && !incoming.is_in_use() {
                     incoming.pause()?;
                     *slot = None;
                 }

@@ -20,6 +20,7 @@ use sterna_delivery::{
     },
     hash::{Algorithm, Blake3Variant, BlockDigests, Digest, Expected, Verified},
     source::{FolderSource, HttpOptions, HttpSource, Source, Url},
+    store::{self, Entry, Store},
 };
 
 const BLOCK: u64 = 16 << 10;
@@ -964,4 +965,49 @@ fn a_full_sink_ends_the_fetch_and_what_it_has_is_used_later() {
         "{}",
         report.progress.received_bytes
     );
+}
+
+/// One server that has zeros for every byte and one that is honest, into the store: the liar is found
+/// out while the other's bytes are coming, which must be none the worse for it.
+#[test]
+fn what_a_liar_leaves_is_forgotten_and_nothing_else_is() {
+    let files = files(&[("a.bin", 1_000_000)]);
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    for round in 0..100 {
+        let (liar_waits, honest_waits) = [(0, 0), (1, 0), (0, 1), (1, 1)][round % 4];
+        let server = |lies: bool, wait: u64| {
+            Server::start(&files, move |_, mut reply| {
+                reply.piece_pause = Duration::from_millis(wait);
+                if lies {
+                    reply.body.fill(0);
+                }
+                reply
+            })
+        };
+        let (liar, honest) = (server(true, liar_waits), server(false, honest_waits));
+        let sources = [source(&liar), source(&honest)];
+        let pull = store.pull(&format!("m{round}")).unwrap();
+        let blobs = blobs(&files, Algorithm::Sha256, true);
+        let report = fetch(
+            blobs,
+            &[&sources[0], &sources[1]],
+            &pull,
+            limits(),
+            &Cancel::new(),
+            &mut |_| {},
+        );
+        let report = report.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert_eq!(report.dropped.len(), 1, "{:?}", report.dropped);
+        let mut entry = Entry::new("test");
+        for (name, bytes) in files.iter() {
+            let blob = store::Blob::of(Algorithm::Sha256, bytes);
+            // What was verified on its way is what lies in the file.
+            let path = pull.commit(&blob).unwrap();
+            assert!(fs::read(path).unwrap() == *bytes, "round {round}: {name}");
+            entry.files.insert(name.clone(), blob);
+        }
+        pull.publish(&entry).unwrap();
+        store.remove(&format!("m{round}")).unwrap();
+    }
 }

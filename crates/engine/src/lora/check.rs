@@ -28,6 +28,25 @@ pub(super) struct Factors {
     pub(super) scaling: f32,
 }
 
+/// The longest blocks for which the rank is rounded up. With longer ones, those that are added would take
+/// more memory than the matrices.
+const MAX_PADDED_BLOCK: usize = 32;
+
+impl Factors {
+    /// Makes blocks of type `dtype` of both, where rows are whole blocks. The rank is made one first: rows
+    /// of zeros are added to A and columns of zeros to B, whose product stays the same.
+    pub(super) fn encode(&mut self, host: &Exec, dtype: DType) -> Result<(), AdapterError> {
+        let Factors { a, b, .. } = self;
+        if dtype.block_len() <= MAX_PADDED_BLOCK {
+            let rank = b.k.next_multiple_of(dtype.block_len());
+            a.pad(rank, a.k);
+            b.pad(b.n, rank);
+        }
+        a.encode(host, dtype)?;
+        b.encode(host, dtype)
+    }
+}
+
 /// A matrix as a backend takes it.
 #[derive(Clone)]
 pub(super) struct Factor {
@@ -40,8 +59,22 @@ pub(super) struct Factor {
 }
 
 impl Factor {
+    /// Adds rows and columns of zeros, up to `n` rows of `k`; it has floats.
+    fn pad(&mut self, n: usize, k: usize) {
+        if (n, k) == (self.n, self.k) {
+            return;
+        }
+        let row_bytes = |k: usize| k * self.dtype.block_bytes();
+        let mut bytes = vec![0; n * row_bytes(k)];
+        let rows = self.bytes.chunks_exact(row_bytes(self.k));
+        for (row, padded) in rows.zip(bytes.chunks_exact_mut(row_bytes(k))) {
+            padded[..row.len()].copy_from_slice(row);
+        }
+        (self.n, self.k, self.bytes) = (n, k, bytes.into());
+    }
+
     /// Makes blocks of type `dtype` of it, if its rows are whole ones.
-    pub(super) fn encode(&mut self, host: &Exec, dtype: DType) -> Result<(), AdapterError> {
+    fn encode(&mut self, host: &Exec, dtype: DType) -> Result<(), AdapterError> {
         if dtype == self.dtype || !self.k.is_multiple_of(dtype.block_len()) {
             return Ok(());
         }

@@ -108,8 +108,9 @@ pub struct AdapterSource {
 /// How to hold an adapter in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AdapterOptions {
-    /// The type to encode matrices as; `None` keeps them as they are stored. Rows that aren't whole
-    /// blocks of the type, as those of B are where the rank is small, are kept too.
+    /// The type to encode matrices as; `None` keeps them as they are stored. The rank is rounded up to
+    /// whole blocks of up to 32 elements, by zeros. Matrices are kept too where rows aren't whole blocks
+    /// even so: B where blocks are longer than the rank, and any over a width that is no multiple.
     pub dtype: Option<DType>,
 }
 
@@ -316,19 +317,13 @@ impl<B: Backend> Model<B> {
         for Checked {
             layer,
             module,
-            factors,
+            mut factors,
         } in check::check(&self.config, source.orientation, source.pairs)?
         {
-            let Factors {
-                mut a,
-                mut b,
-                scaling,
-            } = factors;
             if let Some(dtype) = options.dtype {
-                for matrix in [&mut a, &mut b] {
-                    matrix.encode(self.backend.host(), dtype)?;
-                }
+                factors.encode(self.backend.host(), dtype)?;
             }
+            let Factors { a, b, scaling } = factors;
             layers[layer][module as usize] = Some(Update {
                 a: self.backend.load_linear(a.into_source())?,
                 b: self.backend.load_linear(b.into_source())?,

@@ -290,6 +290,17 @@ impl ModelPlan {
         self.specs.iter().flat_map(|spec| &spec.parts)
     }
 
+    /// The stored weights that become trits with one scale, whatever form they are stored in.
+    ///
+    /// Quantised blocks of a BitLinear layer are not among them, though some turn out to be.
+    pub fn ternary_weights(&self) -> impl Iterator<Item = &TensorRequest> {
+        let is_ternary = |spec: &&Spec| match &spec.recipe {
+            Recipe::Linear(recipe) => recipe.becomes_packed_trits(),
+            Recipe::Vector(_) | Recipe::HostVector(_) => false,
+        };
+        (self.specs.iter().filter(is_ternary)).filter_map(|spec| spec.parts.first())
+    }
+
     /// Multiplications of activations with weights that a prompt of `n_tokens` takes, and the head
     /// after its last token.
     pub fn prefill_multiply_adds(&self, n_tokens: usize) -> u64 {

@@ -49,6 +49,40 @@ impl ArchType {
         ArchType::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
+    /// The class of Transformers that has such models, and the `model_type` of their configuration.
+    ///
+    /// Bonsai's are those of Qwen3.
+    pub const fn class(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            ArchType::Unknown | ArchType::BonsaiImage => None,
+            ArchType::BitNet => Some(("BitNetForCausalLM", "bitnet")),
+            ArchType::Llama => Some(("LlamaForCausalLM", "llama")),
+            ArchType::Qwen35 => Some(("Qwen3_5ForCausalLM", "qwen3_5_text")),
+            ArchType::Bonsai | ArchType::BonsaiTernary | ArchType::Qwen3 => {
+                Some(("Qwen3ForCausalLM", "qwen3"))
+            }
+        }
+    }
+
+    /// The architecture of models of this class of Transformers, in any case; Qwen3 of its own.
+    pub fn from_class(class: &str) -> Option<ArchType> {
+        // As an older checkpoint calls it.
+        if class.eq_ignore_ascii_case("BitnetBPEForCausalLM") {
+            return Some(ArchType::BitNet);
+        }
+        let plain = [
+            ArchType::BitNet,
+            ArchType::Llama,
+            ArchType::Qwen35,
+            ArchType::Qwen3,
+        ];
+        let is_it = |arch: &ArchType| {
+            let own = arch.class();
+            own.is_some_and(|(own, _)| own.eq_ignore_ascii_case(class))
+        };
+        plain.into_iter().find(is_it)
+    }
+
     /// Its name in lower case, such as `bonsai_ternary`.
     pub const fn name(self) -> &'static str {
         match self {

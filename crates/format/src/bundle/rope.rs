@@ -18,11 +18,12 @@ pub struct RopeFile {
     pub rope_theta: f64,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Elements of each head that are rotated, at most all.
+    /// Elements of each head that are rotated: an even number, at most all.
     pub rope_dim: usize,
     /// Positions that the model was made for.
     pub max_position_embeddings: usize,
-    /// How the context is stretched, as `rope_scaling` in `config.json` says it.
+    /// How the context is stretched, as `rope_scaling` in `config.json` says it. Its factors and lengths
+    /// are finite and above 0.
     pub rope_scaling: Option<Map<String, Value>>,
 }
 
@@ -105,13 +106,13 @@ impl RopeFile {
     }
 
     fn check(&self) -> Result<(), BundleError> {
-        let RopeFile {
+        let &RopeFile {
             rope_theta,
             head_dim,
             rope_dim,
             max_position_embeddings: positions,
-            ..
-        } = *self;
+            ref rope_scaling,
+        } = self;
         let place = Place::Rope;
         let is_base = rope_theta.is_finite() && rope_theta > 0.0;
         ensure(is_base, place, "rope_theta", "a number above 0", rope_theta)?;
@@ -123,10 +124,45 @@ impl RopeFile {
             let fits = (1..=MAX_COUNT).contains(&count);
             ensure(fits, place, field, expected, count)?;
         }
-        let expected = format_args!("1 to {head_dim}, the elements of a head");
-        let fits = (1..=head_dim).contains(&rope_dim);
-        ensure(fits, place, "rotated elements", expected, rope_dim)
+        let expected = format_args!("an even number from 2 to {head_dim}, the elements of a head");
+        let fits = rope_dim.is_multiple_of(2) && (2..=head_dim).contains(&rope_dim);
+        ensure(fits, place, "rotated elements", expected, rope_dim)?;
+        rope_scaling.as_ref().map_or(Ok(()), check_scaling)
     }
+}
+
+/// Numbers of `rope_scaling` that something is divided or multiplied by.
+const FACTORS: [&str; 8] = [
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "short_factor",
+    "long_factor",
+];
+
+/// Checks the numbers of `rope_scaling`, as far as they are known.
+fn check_scaling(scaling: &Map<String, Value>) -> Result<(), BundleError> {
+    for field in FACTORS {
+        let numbers = match scaling.get(field) {
+            None => &[],
+            Some(Value::Array(numbers)) => &numbers[..],
+            Some(number) => std::slice::from_ref(number),
+        };
+        for number in numbers {
+            let is_factor = number.as_f64().is_some_and(|x| x.is_finite() && x > 0.0);
+            ensure(is_factor, Place::Rope, field, "a number above 0", number)?;
+        }
+    }
+    let field = "original_max_position_embeddings";
+    let Some(count) = scaling.get(field) else {
+        return Ok(());
+    };
+    let fits = (count.as_u64()).is_some_and(|n| (1..=MAX_COUNT as u64).contains(&n));
+    let expected = format_args!("a number from 1 to {MAX_COUNT}");
+    ensure(fits, Place::Rope, field, expected, count)
 }
 
 /// The largest count that a `config.json` may hold.
@@ -161,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for rope_dim in 1..=128 {
+        for rope_dim in (2..=128).step_by(2) {
             let file = rope(rope_dim);
             assert_eq!(RopeFile::parse(&file.to_bytes().unwrap()).unwrap(), file);
         }
@@ -208,8 +244,13 @@ mod tests {
                 "the parameters of the rotary embedding: rope_theta: expected a number above 0, found -1",
             ),
             (
+                r#"{"rope_theta":1e4,"head_dim":4,"max_position_embeddings":9,"rope_scaling":
+                    {"rope_type":"yarn","factor":0}}"#,
+                "the parameters of the rotary embedding: factor: expected a number above 0, found 0",
+            ),
+            (
                 r#"{"rope_theta":1e4,"head_dim":4,"max_position_embeddings":9,"partial_rotary_factor":2}"#,
-                "the parameters of the rotary embedding: rotated elements: expected 1 to 4, the elements of a head, found 8",
+                "the parameters of the rotary embedding: rotated elements: expected an even number from 2 to 4, the elements of a head, found 8",
             ),
             (
                 "[]",
@@ -218,8 +259,41 @@ mod tests {
         ] {
             assert!(with(json).contains(message), "{}", with(json));
         }
-        let mut file = rope(1);
+        let mut file = rope(2);
         file.rope_theta = f64::NAN;
         assert!(file.to_bytes().is_err());
+        for rope_dim in [0, 1, 63, 130] {
+            assert!(rope(rope_dim).to_bytes().is_err(), "{rope_dim}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_scale_are_checked() {
+        let with = |key: &str, value: Value| {
+            let mut file = rope(128);
+            let mut scaling = Map::new();
+            scaling.insert("rope_type".into(), json!("yarn"));
+            scaling.insert(key.into(), value);
+            file.rope_scaling = Some(scaling);
+            file
+        };
+        for field in FACTORS {
+            // What is no number is null in JSON.
+            for bad in [json!(f64::NAN), json!(f64::INFINITY), json!(0), json!(-1.5)] {
+                let error = with(field, bad).to_bytes().unwrap_err().to_string();
+                let message = format!(": {field}: expected a number above 0, found ");
+                assert!(error.contains(&message), "{error}");
+            }
+            assert!(with(field, json!(0.5)).to_bytes().is_ok());
+        }
+        let field = "original_max_position_embeddings";
+        for bad in [json!(0), json!(-1), json!(1.5), json!(1_u64 << 31)] {
+            let error = with(field, bad).to_bytes().unwrap_err().to_string();
+            assert!(
+                error.contains("expected a number from 1 to 2147483647"),
+                "{error}"
+            );
+        }
+        assert!(with("long_factor", json!([1.0, 0.0])).to_bytes().is_err());
     }
 }

@@ -13,7 +13,7 @@ pub(crate) use pipelines::Pipeline;
 
 use crate::memory::{Buffer, Staging};
 use crate::shader::Shader;
-use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits};
+use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits, Tuning};
 use health::Health;
 use pipelines::Pipelines;
 
@@ -30,6 +30,7 @@ struct Inner {
     info: AdapterInfo,
     features: Features,
     limits: Limits,
+    tuning: Tuning,
     timeout: Duration,
     /// Nanoseconds of a unit of timestamps.
     timestamp_ns: f32,
@@ -137,6 +138,7 @@ impl Device {
             info,
             features: agreed.features,
             limits: agreed.limits,
+            tuning: options.tuning,
             timeout: options.timeout,
             health,
             memory: Arc::new(Account {
@@ -166,6 +168,11 @@ impl Device {
     /// What it can hold and do at once.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// How kernels share out their work.
+    pub fn tuning(&self) -> Tuning {
+        self.inner.tuning
     }
 
     /// Device memory in use.

@@ -6,7 +6,7 @@ use super::norm::workgroup;
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::QUANTIZE;
+use crate::shader::{DEQUANTIZE, QUANTIZE};
 use crate::{Device, GpuError, Recorder};
 
 /// How many activations share a scale.
@@ -156,4 +156,38 @@ pub fn quantize(
         (&out.steps).into(),
     ];
     recorder.dispatch(&QUANTIZE, &constants, &bindings, &params, fold(x.n_rows))
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct DequantizeParams {
+    width: u32,
+    padded: u32,
+    out_offset: u32,
+    out_stride: u32,
+}
+
+/// Rows that were rounded with [`Scaling::Row`] as floats again, for BitLinear layers whose weights are
+/// floats: `out[t, i] ← q[t, i] / scale[t]`.
+///
+/// Errors: [`GpuError::Shape`] if `x` has less room than `out` has rows and columns.
+/// Exactness: that of `sterna_kernels::gemm`, bit for bit.
+pub fn dequantize(
+    recorder: &mut Recorder,
+    x: &QuantizedRows,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    out.check("dequantize: output")?;
+    x.expect_room(out.n_rows, out.width)?;
+    let most = recorder.device().limits().grid as usize;
+    expect_most("dequantize: rows", most, out.n_rows)?;
+    let params = DequantizeParams {
+        width: out.width as u32,
+        padded: out.width.next_multiple_of(PADDING) as u32,
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
+    };
+    let bindings = [(&x.q).into(), (&x.steps).into(), out.buffer.into()];
+    let grid = [out.width.div_ceil(4 * 64) as u32, out.n_rows as u32];
+    recorder.dispatch(&DEQUANTIZE, &[], &bindings, &params, grid)
 }

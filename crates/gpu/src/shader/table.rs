@@ -160,4 +160,5 @@ shaders! {
         [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q2_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], 16, [];
 }

@@ -62,9 +62,31 @@ fn bounded(score: vec4<f32>) -> vec4<f32> {
     return score;
 }
 
-// Which of four positions' queries see position j, as 1 or 0. `first` and `last` are what rows see.
+// Which of four rows see position j, when they see `first` to `last`.
 fn seen(j: u32, first: vec4<u32>, last: vec4<u32>) -> vec4<bool> {
     return (vec4<u32>(j) >= first) & (vec4<u32>(j) <= last);
+}
+
+// Scores of the two fours of rows with the products of four elements of a key; the queries' first is at
+// `i`.
+fn four_products(k: vec4<f32>, i: u32, score: array<vec4<f32>, 2>) -> array<vec4<f32>, 2> {
+    let low = k.x * queries[i] + k.y * queries[i + 2u] + k.z * queries[i + 4u] + k.w * queries[i + 6u];
+    let high = k.x * queries[i + 1u] + k.y * queries[i + 3u] + k.z * queries[i + 5u]
+        + k.w * queries[i + 7u];
+    return array<vec4<f32>, 2>(score[0] + low, score[1] + high);
+}
+
+// Element e of the value at position i of a span that has n; zero behind its end.
+fn value_of(kv: u32, span: u32, i: u32, n: u32, e: u32) -> f32 {
+    if i < n {
+        return value_at(kv * params.capacity + span * 128u + i, e);
+    }
+    return 0.0;
+}
+
+// Weights of position i, of the first four rows or the others; of a position behind the span, any.
+fn weight_of(i: u32, half: u32) -> vec4<f32> {
+    return weights[2u * min(i, 127u) + half];
 }
 
 @compute @workgroup_size(128)
@@ -122,7 +144,8 @@ fn main(
 
     // The earliest that the first row sees, the last that the last does.
     let earliest = first_low.x;
-    let latest = origin + (min(8u * unit + 8u, n_pairs) - 1u) / share;
+    // Beyond the capacity there is nothing.
+    let latest = min(origin + (min(8u * unit + 8u, n_pairs) - 1u) / share, params.capacity - 1u);
     var span = earliest / 128u;
     var end = latest / 128u + 1u;
     if SPLIT == 1u {
@@ -136,16 +159,22 @@ fn main(
         workgroupBarrier();
         let j = span * 128u + thread;
         let row = kv * params.capacity + min(j, latest);
-        var score_low = vec4<f32>();
-        var score_high = vec4<f32>();
-        for (var i = 0u; i < (d + 7u) / 8u; i++) {
-            let k = key_eight(row, i);
-            for (var e = 0u; e < 8u; e++) {
-                let x = k[e / 4u][e % 4u];
-                score_low += x * queries[i * 16u + 2u * e];
-                score_high += x * queries[i * 16u + 2u * e + 1u];
+        // Sixteen elements at a time, asked for together: few invocations wait for memory otherwise.
+        let eighths = (d + 7u) / 8u;
+        var score = array<vec4<f32>, 2>();
+        for (var i = 0u; i < eighths; i += 2u) {
+            let k0 = key_eight(row, i);
+            // Where there is no second eight, the first again, which isn't used.
+            let k1 = key_eight(row, min(i + 1u, eighths - 1u));
+            score = four_products(k0[0], i * 16u, score);
+            score = four_products(k0[1], i * 16u + 8u, score);
+            if i + 1u < eighths {
+                score = four_products(k1[0], i * 16u + 16u, score);
+                score = four_products(k1[1], i * 16u + 24u, score);
             }
         }
+        var score_low = score[0];
+        var score_high = score[1];
         let sees_low = seen(j, first_low, last_low) & live_low;
         let sees_high = seen(j, first_high, last_high) & live_high;
         score_low = select(vec4<f32>(LOWEST), bounded(score_low), sees_low);
@@ -197,10 +226,24 @@ fn main(
             if e < d {
                 var sum_low = low[c] * scale_low;
                 var sum_high = high[c] * scale_high;
-                for (var i = begin; i < n; i += step) {
-                    let v = value_at(kv * params.capacity + span * 128u + i, e);
-                    sum_low += v * weights[2u * i];
-                    sum_high += v * weights[2u * i + 1u];
+                // Eight positions at a time, likewise.
+                for (var i = begin; i < n; i += 8u * step) {
+                    let v0 = value_of(kv, span, i, n, e);
+                    let v1 = value_of(kv, span, i + step, n, e);
+                    let v2 = value_of(kv, span, i + 2u * step, n, e);
+                    let v3 = value_of(kv, span, i + 3u * step, n, e);
+                    let v4 = value_of(kv, span, i + 4u * step, n, e);
+                    let v5 = value_of(kv, span, i + 5u * step, n, e);
+                    let v6 = value_of(kv, span, i + 6u * step, n, e);
+                    let v7 = value_of(kv, span, i + 7u * step, n, e);
+                    sum_low += v0 * weights[2u * i] + v1 * weight_of(i + step, 0u)
+                        + v2 * weight_of(i + 2u * step, 0u) + v3 * weight_of(i + 3u * step, 0u)
+                        + v4 * weight_of(i + 4u * step, 0u) + v5 * weight_of(i + 5u * step, 0u)
+                        + v6 * weight_of(i + 6u * step, 0u) + v7 * weight_of(i + 7u * step, 0u);
+                    sum_high += v0 * weights[2u * i + 1u] + v1 * weight_of(i + step, 1u)
+                        + v2 * weight_of(i + 2u * step, 1u) + v3 * weight_of(i + 3u * step, 1u)
+                        + v4 * weight_of(i + 4u * step, 1u) + v5 * weight_of(i + 5u * step, 1u)
+                        + v6 * weight_of(i + 6u * step, 1u) + v7 * weight_of(i + 7u * step, 1u);
                 }
                 low[c] = sum_low;
                 high[c] = sum_high;

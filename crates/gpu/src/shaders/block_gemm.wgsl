@@ -65,24 +65,54 @@ fn main(
         tile_q[thread] = q[token * params.q_len + run0 * 2u + thread % 4u];
         workgroupBarrier();
         for (var run = 0u; run < 2u; run++) {
-            for (var r = 0u; r < 4u; r++) {
-                let row = r / 2u * 32u + 2u * x + r % 2u;
-                let w0 = four_words(row * 17u + run * 8u);
-                let w1 = four_words(row * 17u + run * 8u + 4u);
-                let s = tile_s[row * 2u + run];
-                for (var t = 0u; t < 4u; t++) {
-                    let at = t * 16u + y;
-                    let a0 = tile_q[at * 4u + run * 2u];
-                    let a1 = tile_q[at * 4u + run * 2u + 1u];
-                    let step = tile_steps[at * 2u + run];
-                    if HALVES {
-                        let first = f32(dot16(w0, a0, 0));
-                        let second = f32(dot16(w1, a1, 0));
-                        sums[t][r] += step.x * (first * s.x + second * s.y);
-                    } else {
-                        let both = f32(dot16(w1, a1, dot16(w0, a0, 0)));
-                        sums[t][r] += step.x * (both * s.x - step.y * s.z);
-                    }
+            // The four rows' words and scales, by name: as elements of arrays they might not stay in
+            // registers.
+            let r0 = 2u * x;
+            let r1 = r0 + 1u;
+            let r2 = r0 + 32u;
+            let r3 = r0 + 33u;
+            let w00 = four_words(r0 * 17u + run * 8u);
+            let w01 = four_words(r0 * 17u + run * 8u + 4u);
+            let w10 = four_words(r1 * 17u + run * 8u);
+            let w11 = four_words(r1 * 17u + run * 8u + 4u);
+            let w20 = four_words(r2 * 17u + run * 8u);
+            let w21 = four_words(r2 * 17u + run * 8u + 4u);
+            let w30 = four_words(r3 * 17u + run * 8u);
+            let w31 = four_words(r3 * 17u + run * 8u + 4u);
+            let s0 = tile_s[r0 * 2u + run];
+            let s1 = tile_s[r1 * 2u + run];
+            let s2 = tile_s[r2 * 2u + run];
+            let s3 = tile_s[r3 * 2u + run];
+            let first = vec4<f32>(s0.x, s1.x, s2.x, s3.x);
+            let second = vec4<f32>(s0.y, s1.y, s2.y, s3.y);
+            let least = vec4<f32>(s0.z, s1.z, s2.z, s3.z);
+            for (var t = 0u; t < 4u; t++) {
+                let at = t * 16u + y;
+                let a0 = tile_q[at * 4u + run * 2u];
+                let a1 = tile_q[at * 4u + run * 2u + 1u];
+                let step = tile_steps[at * 2u + run];
+                let lows = vec4<i32>(
+                    dot16(w00, a0, 0),
+                    dot16(w10, a0, 0),
+                    dot16(w20, a0, 0),
+                    dot16(w30, a0, 0),
+                );
+                if HALVES {
+                    let highs = vec4<i32>(
+                        dot16(w01, a1, 0),
+                        dot16(w11, a1, 0),
+                        dot16(w21, a1, 0),
+                        dot16(w31, a1, 0),
+                    );
+                    sums[t] += step.x * (vec4<f32>(lows) * first + vec4<f32>(highs) * second);
+                } else {
+                    let both = vec4<i32>(
+                        dot16(w01, a1, lows.x),
+                        dot16(w11, a1, lows.y),
+                        dot16(w21, a1, lows.z),
+                        dot16(w31, a1, lows.w),
+                    );
+                    sums[t] += step.x * (vec4<f32>(both) * first - step.y * least);
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader};
-use crate::{GpuError, Limits, Recorder};
+use crate::{GpuError, Recorder};
 
 /// Rows of activations that are multiplied straight from the packed weights.
 const MAX_GEMV_ROWS: usize = 8;
@@ -197,15 +197,30 @@ struct GemvShape {
 }
 
 impl GemvShape {
-    /// For rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
-    /// together, a cache line; longer rows take more, so that no lane has many steps to take.
-    fn of(limits: &Limits, steps: usize, own: bool) -> GemvShape {
+    /// Workgroups that keep a large device busy.
+    const ENOUGH: usize = 256;
+
+    /// For `n` rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
+    /// together, a cache line. More share a row where otherwise there would be few workgroups, down to
+    /// two steps for each lane, because what few workgroups do is wait for memory.
+    fn of(recorder: &Recorder, n: usize, steps: usize, own: bool) -> GemvShape {
+        let (limits, tuning) = (recorder.device().limits(), recorder.tuning());
         let most = limits.min_subgroup.clamp(8, 32);
-        GemvShape {
-            // A workgroup that rounds its input has an invocation to each run of 32.
-            workgroup: if own { 256 } else { 128 },
-            lanes: (steps as u32 / 6).next_power_of_two().clamp(8, most),
-        }
+        // A workgroup that rounds its input has an invocation to each run of 32.
+        let workgroup = tuning.gemv_workgroup.unwrap_or(if own { 256 } else { 128 });
+        let workgroup = workgroup
+            .next_power_of_two()
+            .clamp(64, limits.workgroup_len.min(1024));
+        let shape = |lanes| GemvShape { workgroup, lanes };
+        let lanes = tuning.gemv_lanes.unwrap_or_else(|| {
+            let mut lanes = 8;
+            while n / shape(lanes).rows() < Self::ENOUGH && steps as u32 > 2 * lanes && lanes < most
+            {
+                lanes *= 2;
+            }
+            lanes
+        });
+        shape(lanes.next_power_of_two().clamp(8, most))
     }
 
     /// Rows of a workgroup.
@@ -281,7 +296,7 @@ pub(super) fn multiply(
         (_, Source::Floats(_)) => w.k / 8,
         _ => w.k / RUN,
     };
-    let shape = GemvShape::of(recorder.device().limits(), steps, own);
+    let shape = GemvShape::of(recorder, w.n, steps, own);
     for piece in &w.pieces {
         (params.n, params.first) = (piece.n as u32, piece.first as u32);
         let mut bindings = vec![(&piece.codes).into(), (&piece.scales).into()];
