@@ -72,8 +72,8 @@ pub(crate) fn gpu_name(place: &Place) -> Option<String> {
     None
 }
 
-/// The GPUs of this machine, best first, and whether each is a real one.
-pub(crate) fn gpus() -> Vec<(String, bool)> {
+/// The GPUs of this machine, best first.
+pub(crate) fn gpus() -> Vec<String> {
     #[cfg(feature = "gpu")]
     return gpu::all();
     #[cfg(not(feature = "gpu"))]
@@ -86,7 +86,7 @@ mod gpu {
 
     use anyhow::{Context, Result};
     use sterna_engine::Gpu;
-    use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions};
+    use sterna_gpu::{AdapterInfo, Device, DeviceOptions};
 
     use super::{Engine, Place};
 
@@ -112,15 +112,8 @@ mod gpu {
         Ok(place(device, engine))
     }
 
-    fn is_real(info: &AdapterInfo) -> bool {
-        !matches!(info.kind, AdapterKind::Software | AdapterKind::Unknown)
-    }
-
-    pub(super) fn all() -> Vec<(String, bool)> {
-        let adapters = Device::adapters().into_iter();
-        adapters
-            .map(|info| (describe(&info), is_real(&info)))
-            .collect()
+    pub(super) fn all() -> Vec<String> {
+        Device::adapters().iter().map(describe).collect()
     }
 
     pub(super) fn describe(info: &AdapterInfo) -> String {

@@ -47,7 +47,6 @@ impl Doctor {
     pub(crate) fn run(self) -> Result<()> {
         let machine = Machine::detect();
         let threads = machine::default_threads();
-        let gpus = place::gpus();
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             cpu_features: machine::cpu_features(),
@@ -58,14 +57,11 @@ impl Doctor {
                 machine.free_memory_bytes,
             )?,
             used: Used {
-                backend: match gpus.iter().any(|(_, is_real)| *is_real) {
-                    true => "gpu",
-                    false => "cpu",
-                },
+                backend: "cpu",
                 threads,
                 instruction_set: args::isa()?.name(),
             },
-            gpus: gpus.into_iter().map(|(name, _)| name).collect(),
+            gpus: place::gpus(),
             machine,
         };
         if self.json {
