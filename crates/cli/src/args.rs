@@ -6,11 +6,12 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use sterna_engine::{Activations, CacheType, Cpu, HeadOptions, HeadScreen, SessionOptions};
+use sterna_engine::{Activations, CacheType, HeadOptions, HeadScreen, SessionOptions};
 use sterna_format::DType;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
+use crate::place::{self, BackendFlag, Place};
 
 /// Parses a number of bytes, with K, M or G (powers of 1024) behind it or their longer names.
 pub(crate) fn n_bytes(text: &str) -> Result<NonZero<u64>, String> {
@@ -143,7 +144,7 @@ impl I2sLayoutFlag {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineFlags {
-    /// Where to compute; auto takes the best there is
+    /// Where to compute; auto takes the CPU
     #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
     backend: BackendFlag,
 
@@ -227,13 +228,6 @@ pub(crate) enum WeightsFlag {
     Auto,
     Map,
     Read,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum BackendFlag {
-    Auto,
-    Cpu,
-    Gpu,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -333,16 +327,22 @@ impl EngineFlags {
         }
     }
 
-    /// The backend to compute with, using `n_threads` threads.
-    pub(crate) fn backend(&self, n_threads: usize) -> Result<Cpu> {
-        if self.backend == BackendFlag::Gpu {
-            bail!("--backend gpu: this version computes on the CPU only; use cpu or auto");
-        }
-        let activations = match self.activations {
-            ActivationsFlag::Int8 => Activations::Int8,
-            ActivationsFlag::F32 => Activations::F32,
+    /// Calls `load` with the place to compute at, using `n_threads` threads; with another if that one can't
+    /// have the model and any will do.
+    pub(crate) fn load_on<T>(
+        &self,
+        n_threads: usize,
+        load: impl FnMut(Place) -> Result<T>,
+    ) -> Result<T> {
+        let engine = place::Engine {
+            n_threads,
+            isa: isa()?,
+            activations: match self.activations {
+                ActivationsFlag::Int8 => Activations::Int8,
+                ActivationsFlag::F32 => Activations::F32,
+            },
         };
-        Ok(Cpu::new(n_threads, isa()?).with_activations(activations))
+        place::load_on(self.backend, engine, load)
     }
 }
 

@@ -18,6 +18,7 @@ mod machine;
 mod model;
 mod multicall;
 mod output;
+mod place;
 mod progress;
 mod pull;
 mod quantize;

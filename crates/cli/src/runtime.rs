@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use sterna_engine::{Cpu, HeadUse, Logits, Sampler, Session};
+use sterna_engine::{HeadUse, Logits, Sampler, Session};
 
+use crate::place::Place;
 use crate::speculate::{Ahead, Drafter};
 
 pub(crate) use text::Generation;
@@ -22,7 +23,7 @@ const PREFILL_CHUNK: usize = 64;
 
 /// A session with its sampler, and what is in the session's cache.
 pub(crate) struct Runtime {
-    session: Session<Cpu>,
+    session: Session<Place>,
     sampler: Sampler,
     /// Ids of the tokens in the cache, in order.
     cached: Vec<u32>,
@@ -168,7 +169,7 @@ fn rate(n: usize, time: Duration) -> f64 {
 
 impl Runtime {
     /// A runtime with nothing in its cache; `session` must be empty.
-    pub(crate) fn new(session: Session<Cpu>, sampler: Sampler) -> Runtime {
+    pub(crate) fn new(session: Session<Place>, sampler: Sampler) -> Runtime {
         Runtime {
             session,
             sampler,

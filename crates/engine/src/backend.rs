@@ -260,4 +260,12 @@ pub enum BackendError {
     /// Weights that can't be used as they are.
     #[error(transparent)]
     Weights(#[from] QuantError),
+    /// What went wrong on a GPU.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    #[error(transparent)]
+    Gpu(#[from] sterna_gpu::GpuError),
+    /// Weights or activations of another backend.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    #[error("weights or activations of one place were used in another")]
+    Elsewhere,
 }

@@ -4,7 +4,8 @@
 //! fetches ([`Loader`]), running it ([`Session`]) and choosing tokens ([`Sampler`]). Not for text,
 //! files or the network: this crate never sees a string of a prompt, a path or a URL.
 //!
-//! Where a model is computed is behind the [`Backend`] trait; [`Cpu`] is the one in this crate.
+//! Where a model is computed is behind the [`Backend`] trait: [`Cpu`] and, with the feature `gpu`,
+//! `Gpu`, or `Place` where that is decided at run time.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -15,10 +16,14 @@ mod export;
 mod family;
 mod forward;
 mod generation;
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+mod gpu;
 mod head;
 mod load;
 mod lora;
 mod model;
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+mod place;
 mod plan;
 mod rope;
 mod sampler;
@@ -36,6 +41,8 @@ pub use error::PlanError;
 pub use export::{Exported, ExportedData, Exporter, GgufHead, i2_s};
 pub use family::Family;
 pub use generation::Group;
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+pub use gpu::{Gpu, GpuBuffer, GpuCache, GpuLinear, GpuScreen, GpuVector, GpuWork};
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
@@ -44,6 +51,8 @@ pub use lora::{
     Module, Orientation,
 };
 pub use model::{Model, Versions};
+#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+pub use place::{Either, Place};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};

@@ -40,6 +40,11 @@ impl<B: Backend> Model<B> {
         &self.config
     }
 
+    /// Where it is computed.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
     /// The generation of weights that the next step is computed with, and what it is made of.
     pub fn versions(&self) -> Versions {
         self.serving().versions()

@@ -1,7 +1,7 @@
 //! The weights of a model, whatever stands for one: a place in a plan, or a loaded matrix.
 
 /// All weights. `L` stands for a matrix, `V` for a vector.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Weights<L, V> {
     /// `[n_vocab, model_dim]`.
     pub(crate) token_embd: L,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::{
-    ActiveAdapter, AdapterOptions, AdapterSource, Cpu, LoraMatrix, LoraPair, Model, Module,
-    Orientation, Session, SessionOptions, TensorRequest,
+    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Model, Module, Orientation,
+    Session, SessionOptions, TensorRequest,
 };
 use sterna_format::bundle::{
     self, BundleKind, LORA_FILE, LoraFile, LoraTarget, METADATA_FILE, StoredMatrix,
@@ -22,12 +22,13 @@ use super::called::warn_of_other_base;
 use super::source::{Folder, in_store};
 use super::{Header, ModelFiles};
 use crate::args::LoraFlag;
+use crate::place::Place;
 
 /// A model, and the adapters that its sessions begin with.
 #[derive(Clone)]
 pub(crate) struct Adapted {
-    model: Arc<Model<Cpu>>,
-    adapters: Vec<ActiveAdapter<Cpu>>,
+    model: Arc<Model<Place>>,
+    adapters: Vec<ActiveAdapter<Place>>,
 }
 
 impl Adapted {
@@ -36,7 +37,7 @@ impl Adapted {
     /// One whose matrices don't fit is refused; one that was made for a model of another name is taken
     /// with a warning, as the same model has many.
     pub(crate) fn new(
-        model: Arc<Model<Cpu>>,
+        model: Arc<Model<Place>>,
         files: &ModelFiles,
         flags: &[LoraFlag],
     ) -> Result<Adapted> {
@@ -85,12 +86,12 @@ impl Adapted {
         Ok(Adapted { model, adapters })
     }
 
-    pub(crate) fn model(&self) -> &Arc<Model<Cpu>> {
+    pub(crate) fn model(&self) -> &Arc<Model<Place>> {
         &self.model
     }
 
     /// An empty sequence, with the adapters applied.
-    pub(crate) fn session(&self, options: SessionOptions) -> Result<Session<Cpu>> {
+    pub(crate) fn session(&self, options: SessionOptions) -> Result<Session<Place>> {
         let mut session = Session::new(Arc::clone(&self.model), options)?;
         session.set_adapters(self.adapters.clone())?;
         Ok(session)

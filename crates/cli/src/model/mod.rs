@@ -19,7 +19,7 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use serde_json::Value;
-use sterna_engine::{Cpu, Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
+use sterna_engine::{Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
@@ -30,6 +30,7 @@ use sterna_text::Tokenizer;
 use crate::args::{EngineFlags, ModelFlags, WeightsFlag};
 use crate::machine::Machine;
 use crate::output;
+use crate::place::Place;
 use crate::progress::Progress;
 
 pub(crate) use adapter::{
@@ -389,13 +390,23 @@ impl ModelFiles {
         })
     }
 
-    /// Reads the weights that `plan` asks for.
+    /// Reads the weights that `plan` asks for, to where `flags` say, using `n_threads` threads.
     pub(crate) fn load(
         &self,
+        plan: &ModelPlan,
+        flags: &EngineFlags,
+        n_threads: usize,
+    ) -> Result<Arc<Model<Place>>> {
+        let load = |place| self.load_on(plan.clone(), place, flags.weights());
+        flags.load_on(n_threads, load)
+    }
+
+    fn load_on(
+        &self,
         plan: ModelPlan,
-        backend: Cpu,
+        place: Place,
         weights: WeightsFlag,
-    ) -> Result<Arc<Model<Cpu>>> {
+    ) -> Result<Arc<Model<Place>>> {
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,
@@ -409,7 +420,7 @@ impl ModelFiles {
             _ => Vec::new(),
         };
         let progress = Progress::bytes("loading", plan.weight_bytes());
-        let mut loader = Loader::new(plan, backend);
+        let mut loader = Loader::new(plan, place);
         thread::scope(|scope| {
             let mut shards = Shards::start(scope, &self.files, checks, weights_read);
             while let Some(want) = loader.wanted() {
@@ -446,7 +457,7 @@ impl ModelFiles {
         plan: ModelPlan,
         flags: &EngineFlags,
         ctx_len: usize,
-    ) -> Result<Session<Cpu>> {
+    ) -> Result<Session<Place>> {
         let max_ctx = plan.config().max_ctx;
         if ctx_len > max_ctx {
             output::note(format_args!(
@@ -454,7 +465,7 @@ impl ModelFiles {
                 self.name
             ));
         }
-        let model = self.load(plan, flags.backend(flags.n_threads())?, flags.weights())?;
+        let model = self.load(&plan, flags, flags.n_threads())?;
         Adapted::new(model, self, flags.lora())?.session(flags.session(ctx_len))
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sterna_kernels::Isa;
 
 use crate::machine::{self, Machine};
-use crate::{args, output};
+use crate::{args, output, place};
 
 const EXAMPLE: &str = "Example:
   sterna doctor
@@ -31,6 +31,8 @@ struct Report {
     /// Levels that there is code for and that the machine has.
     instruction_sets: Vec<&'static str>,
     read_bandwidth_bytes_per_s: f64,
+    /// Adapters, best first; software ones too.
+    gpus: Vec<String>,
     used: Used,
 }
 
@@ -59,6 +61,7 @@ impl Doctor {
                 threads,
                 instruction_set: args::isa()?.name(),
             },
+            gpus: place::gpus(),
             machine,
         };
         if self.json {
@@ -100,7 +103,13 @@ impl Report {
                 "read bandwidth",
                 format!("{:.1} GB/s", self.read_bandwidth_bytes_per_s / 1e9),
             ),
-            ("gpu", "not used by this version".to_owned()),
+            (
+                "gpu",
+                match self.gpus.as_slice() {
+                    [] => "none found".to_owned(),
+                    gpus => gpus.join("; "),
+                },
+            ),
             (
                 "will use",
                 format!(

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
-use sterna_engine::{Cpu, Logits, Session};
+use sterna_engine::{Logits, Session};
 use sterna_text::{Encode, Tokenizer};
 
 use crate::args::ReportFlags;
 use crate::model::ModelFiles;
+use crate::place::Place;
 use crate::progress::Progress;
 use crate::{output, verbs};
 
@@ -127,7 +128,11 @@ fn windows(
 /// The sum over all tokens of `ids` but the first, in nats. `session` must be empty.
 ///
 /// Fails at the first token whose share of it is not finite.
-fn negative_log_likelihood(session: &mut Session<Cpu>, ids: &[u32], n_vocab: usize) -> Result<f64> {
+fn negative_log_likelihood(
+    session: &mut Session<Place>,
+    ids: &[u32],
+    n_vocab: usize,
+) -> Result<f64> {
     let mut sum = 0.0;
     // What follows the last token is not asked for.
     let inputs = &ids[..ids.len() - 1];

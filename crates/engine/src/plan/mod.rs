@@ -47,7 +47,7 @@ impl TernaryRules {
 }
 
 /// A model that can be loaded: its configuration, and the bytes each weight is made from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ModelPlan {
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights<LinearId, VectorId>,
@@ -108,7 +108,7 @@ impl RopeFactors {
 }
 
 /// One weight: the bytes it is made from, and how.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub(crate) parts: Vec<TensorRequest>,
     pub(crate) recipe: Recipe,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sterna_engine::{
-    Cpu, LoadError, Loader, Logits, Model, ModelPlan, PlanOptions, Session, SessionOptions,
+    Backend, Cpu, LoadError, Loader, Logits, Model, ModelPlan, PlanOptions, Session, SessionOptions,
 };
 use sterna_format::gguf::{self, Gguf};
 use sterna_format::hf;
@@ -43,7 +43,15 @@ pub(crate) fn load(
     files: &[Bytes],
     cpu: Cpu,
 ) -> Result<Arc<Model<Cpu>>, LoadError> {
-    let mut loader = Loader::new(plan, cpu);
+    load_on(plan, files, cpu)
+}
+
+pub(crate) fn load_on<B: Backend>(
+    plan: ModelPlan,
+    files: &[Bytes],
+    backend: B,
+) -> Result<Arc<Model<B>>, LoadError> {
+    let mut loader = Loader::new(plan, backend);
     while let Some(want) = loader.wanted() {
         let range = want.offset as usize..(want.offset + want.len) as usize;
         let bytes = files[want.file].slice(range);

@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use bytes::Bytes;
-use sterna_engine::{Cpu, Logits, ModelConfig, ModelPlan, Session, SessionOptions, Step};
+use sterna_engine::{Logits, ModelConfig, ModelPlan, Session, SessionOptions, Step};
 use sterna_kernels::{Exec, Isa};
 
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
 use crate::model::Adapted;
+use crate::place::{self, Place};
 use crate::progress::Progress;
 
 /// One thing to time.
@@ -117,9 +118,9 @@ fn cache_bytes(plan: &ModelPlan, session: &SessionOptions, n: usize) -> u64 {
 
 /// The sequences that a test appends to, with what is in their caches. None shares memory with another.
 struct Sequences {
-    together: Vec<Session<Cpu>>,
+    together: Vec<Session<Place>>,
     /// Takes every step by itself, where others take it together.
-    alone: Option<Session<Cpu>>,
+    alone: Option<Session<Place>>,
 }
 
 /// How long one repetition of a test took.
@@ -162,6 +163,11 @@ impl Candidate {
         }
     }
 
+    /// Name of the GPU that the model is computed on, if it is one.
+    pub(super) fn gpu_name(&self) -> Option<String> {
+        place::gpu_name(self.model.model().backend())
+    }
+
     /// Fills the caches that `tests` begin with.
     fn prepare(&mut self, tests: &[Test], options: SessionOptions) -> Result<()> {
         for test in tests {
@@ -200,7 +206,7 @@ impl Candidate {
 }
 
 /// Appends `ids` to a sequence, `n` at a time, for greedy choices.
-fn time_one(session: &mut Session<Cpu>, n: usize, ids: &[u32]) -> Result<Times> {
+fn time_one(session: &mut Session<Place>, n: usize, ids: &[u32]) -> Result<Times> {
     let watch = Stopwatch::start();
     for ids in ids.chunks(n) {
         session.forward(ids, Logits::Top(1))?;
@@ -215,8 +221,8 @@ fn time_one(session: &mut Session<Cpu>, n: usize, ids: &[u32]) -> Result<Times> 
 /// whatever else the machine does meets both alike, and neither finds weights that the other has left
 /// in a cache any more than it would by itself.
 fn time_batch(
-    together: &mut [Session<Cpu>],
-    alone: &mut Session<Cpu>,
+    together: &mut [Session<Place>],
+    alone: &mut Session<Place>,
     ids: &[u32],
 ) -> Result<Times> {
     let (mut times, mut times_alone) = (Elapsed::default(), Elapsed::default());
@@ -235,7 +241,10 @@ fn time_batch(
 }
 
 /// A step of each of `sessions`, by one token of `ids`.
-pub(super) fn steps<'a>(sessions: &'a mut [Session<Cpu>], ids: &'a [u32]) -> Vec<Step<'a, Cpu>> {
+pub(super) fn steps<'a>(
+    sessions: &'a mut [Session<Place>],
+    ids: &'a [u32],
+) -> Vec<Step<'a, Place>> {
     let steps = sessions.iter_mut().zip(ids.chunks(1));
     let step = |(session, ids)| Step {
         session,

@@ -15,6 +15,9 @@ pub(super) struct Report {
     #[serde(flatten)]
     pub(super) machine: Machine,
     pub(super) backend: &'static str,
+    /// The GPU that computes, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) gpu: Option<String>,
     pub(super) instruction_set: &'static str,
     pub(super) runs: Vec<Run>,
     /// The most memory the process held, with the model loaded once for each thread count, before the
@@ -257,7 +260,9 @@ impl Report {
                 "using",
                 format!(
                     "{}, {}, sterna {}",
-                    self.backend, self.instruction_set, self.version
+                    self.gpu.as_deref().unwrap_or(self.backend),
+                    self.instruction_set,
+                    self.version
                 ),
             ),
             ("read per token", Bytes(model.bytes_per_token).to_string()),

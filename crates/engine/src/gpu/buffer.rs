@@ -1,0 +1,169 @@
+//! Activations on the device.
+
+use std::sync::Arc;
+
+use sterna_gpu::memory::Buffer;
+use sterna_gpu::{Device, GpuError};
+
+use super::op::{Norm, Op, View};
+use super::tape::Tape;
+use crate::backend::BackendError;
+use crate::rope::Angles;
+
+/// Rows of activations on the device. Their memory is kept from step to step.
+#[derive(Debug, Default)]
+pub struct GpuBuffer {
+    own: Option<Buffer>,
+    /// For rows that are taken out of others.
+    spare: Option<Buffer>,
+    ids: Option<Buffer>,
+    /// Where the rows are: in `own`, in `spare`, or beside others in the memory of those.
+    view: Option<View>,
+    /// What attention is still to do with the heads.
+    pub(super) heads: Heads,
+}
+
+/// What has been asked for and is done by attention, which has a kernel for all of it.
+#[derive(Debug, Default)]
+pub(super) struct Heads {
+    pub(super) norm: Option<Norm>,
+    pub(super) angles: Option<Arc<Angles>>,
+}
+
+/// Token ids on the device.
+pub(super) struct Ids {
+    pub(super) buffer: Buffer,
+    pub(super) n: usize,
+}
+
+impl GpuBuffer {
+    /// Room for `n_rows` of `width`, whatever was there.
+    pub(super) fn shape(
+        &mut self,
+        device: &Device,
+        n_rows: usize,
+        width: usize,
+    ) -> Result<View, GpuError> {
+        let buffer = room(device, &mut self.own, n_rows * width)?;
+        let view = View::new(&buffer, n_rows, width);
+        self.set(view.clone());
+        Ok(view)
+    }
+
+    /// From now on the rows are `view`.
+    pub(super) fn set(&mut self, view: View) {
+        self.view = Some(view);
+        self.heads = Heads::default();
+    }
+
+    /// The rows, whatever attention is still to do with them.
+    pub(super) fn view(&self) -> Result<&View, BackendError> {
+        self.view.as_ref().ok_or_else(|| unfit("an empty buffer"))
+    }
+
+    /// The rows, for anything but attention.
+    pub(super) fn plain(&self) -> Result<View, BackendError> {
+        if self.heads.norm.is_some() || self.heads.angles.is_some() {
+            return Err(unfit("heads that were made ready for attention"));
+        }
+        self.view().cloned()
+    }
+
+    /// Writes `ids` where an embedding reads them.
+    pub(super) fn write_ids(&mut self, device: &Device, ids: &[u32]) -> Result<Ids, GpuError> {
+        let buffer = room(device, &mut self.ids, ids.len())?;
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
+        device.write(&buffer, 0, &bytes)?;
+        Ok(Ids {
+            buffer,
+            n: ids.len(),
+        })
+    }
+
+    /// Queries, keys and values as columns of the same rows: where they are, or copied to this buffer's
+    /// spare memory.
+    pub(super) fn side_by_side(
+        &mut self,
+        device: &Device,
+        tape: &mut Tape,
+        parts: [&GpuBuffer; 3],
+    ) -> Result<View, BackendError> {
+        let [q, k, v] = [parts[0].view()?, parts[1].view()?, parts[2].view()?];
+        let width = q.width + k.width + v.width;
+        let whole = View { width, ..q.clone() };
+        let is = |part: &View, first| *part == whole.columns(first, part.width);
+        if q.stride >= width && is(k, q.width) && is(v, q.width + k.width) {
+            return Ok(whole);
+        }
+        let buffer = room(device, &mut self.spare, q.n_rows * width)?;
+        let whole = View::new(&buffer, q.n_rows, width);
+        let mut first = 0;
+        for part in [q, k, v] {
+            tape.push(Op::Copy {
+                x: whole.columns(first, part.width),
+                y: part.clone(),
+            });
+            first += part.width;
+        }
+        Ok(whole)
+    }
+
+    /// Drops all rows but `rows`, which ascend.
+    pub(super) fn keep_rows(
+        &mut self,
+        device: &Device,
+        tape: &mut Tape,
+        rows: &[usize],
+    ) -> Result<(), BackendError> {
+        let view = self.plain()?;
+        let first = rows.first().copied().unwrap_or(0);
+        if rows.iter().copied().eq(first..first + rows.len()) {
+            self.set(view.rows(first, rows.len()));
+            return Ok(());
+        }
+        let buffer = room(device, &mut self.spare, rows.len() * view.width)?;
+        let kept = View::new(&buffer, rows.len(), view.width);
+        for (to, &from) in rows.iter().enumerate() {
+            tape.push(Op::Copy {
+                x: kept.rows(to, 1),
+                y: view.rows(from, 1),
+            });
+        }
+        // The next rows that are kept may be some of these.
+        std::mem::swap(&mut self.own, &mut self.spare);
+        self.set(kept);
+        Ok(())
+    }
+
+    /// The rows next to one another.
+    pub(super) fn dense(&mut self, device: &Device, tape: &mut Tape) -> Result<View, BackendError> {
+        let view = self.plain()?;
+        if view.stride == view.width || view.n_rows <= 1 {
+            return Ok(view);
+        }
+        let buffer = room(device, &mut self.spare, view.n_rows * view.width)?;
+        let dense = View::new(&buffer, view.n_rows, view.width);
+        tape.push(Op::Copy {
+            x: dense.clone(),
+            y: view,
+        });
+        Ok(dense)
+    }
+}
+
+/// Memory for `len` words: that of `kept` while it is enough.
+fn room(device: &Device, kept: &mut Option<Buffer>, len: usize) -> Result<Buffer, GpuError> {
+    let bytes = (len as u64).saturating_mul(4);
+    match kept {
+        Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
+        _ => Ok(kept.insert(device.buffer("activations", bytes)?).clone()),
+    }
+}
+
+/// Operations in an order that this backend has no kernels for.
+pub(super) fn unfit(what: &str) -> BackendError {
+    BackendError::Gpu(GpuError::Unsupported {
+        what: what.into(),
+        reason: "the operation before doesn't lead there".into(),
+    })
+}

@@ -1,0 +1,211 @@
+//! Keys and values on the device.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use sterna_gpu::kernels::attention::{self, CacheLayer};
+use sterna_gpu::memory::Buffer;
+use sterna_gpu::{Device, GpuError};
+use sterna_kernels::attention::CacheType;
+use sterna_kernels::rope::RopeLayout;
+
+use super::op::{Shared, Turn};
+use super::tape::{SharedTape, Tape};
+use crate::backend::{CacheShape, KvCache};
+use crate::rope::Angles;
+
+/// Keys and values of one sequence.
+///
+/// The memory of a layer doubles as the sequence grows. Forks share it; it is copied when one of its
+/// owners writes to it.
+#[derive(Debug)]
+pub struct GpuCache {
+    tape: SharedTape,
+    shape: CacheShape,
+    len: usize,
+    /// `None` before the first token.
+    layers: Vec<Option<Layer>>,
+    /// Where the sequence is, as kernels read it.
+    position: Option<(Buffer, usize)>,
+    tables: Vec<Table>,
+}
+
+#[derive(Debug, Clone)]
+struct Layer {
+    memory: Shared<CacheLayer>,
+    /// Has as many owners as there are sequences with this memory.
+    owners: Arc<()>,
+}
+
+/// Rotations by position; those of the rows of a step are filled in for it.
+#[derive(Debug)]
+struct Table {
+    buffer: Buffer,
+    /// Positions there is room for.
+    capacity: usize,
+    pairs: usize,
+    /// What was filled in last: in which step, of which rotations which rows, and for which position.
+    step: u64,
+    angles: Arc<Angles>,
+    rows: Range<usize>,
+    first: usize,
+}
+
+/// Positions that the memory of a layer begins with.
+const FIRST_CAPACITY: usize = 256;
+
+impl GpuCache {
+    pub(super) fn new(shape: &CacheShape, tape: &SharedTape) -> GpuCache {
+        GpuCache {
+            tape: tape.clone(),
+            shape: *shape,
+            len: 0,
+            layers: vec![None; shape.n_layers],
+            position: None,
+            tables: Vec::new(),
+        }
+    }
+
+    /// The memory of `layer`, this sequence's own, with room for `more` tokens.
+    pub(super) fn layer(
+        &mut self,
+        device: &Device,
+        tape: &mut Tape,
+        layer: usize,
+        more: usize,
+    ) -> Result<Shared<CacheLayer>, GpuError> {
+        let need = self.len + more;
+        let old = self.layers[layer].as_ref();
+        if let Some(Layer { memory, owners }) = old
+            && memory.capacity() >= need
+            && Arc::strong_count(owners) == 1
+        {
+            return Ok(memory.clone());
+        }
+        let CacheShape {
+            n_kv_heads,
+            head_dim,
+            dtype,
+            ..
+        } = self.shape;
+        let dtype = match dtype {
+            CacheType::F32 => attention::CacheType::F32,
+            CacheType::F16 => attention::CacheType::F16,
+            CacheType::Q8_0 => attention::CacheType::Q8_0,
+        };
+        let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
+        let memory = CacheLayer::new(device, n_kv_heads, head_dim, dtype, capacity)?;
+        if let Some(old) = old {
+            // What is to be copied may not have been computed yet.
+            tape.flush()?;
+            old.memory.copy_to(device, &memory, self.len)?;
+        }
+        let memory = Shared::new(memory);
+        self.layers[layer] = Some(Layer {
+            memory: memory.clone(),
+            owners: Arc::new(()),
+        });
+        Ok(memory)
+    }
+
+    /// Where the number of the next position is.
+    pub(super) fn position(&mut self, device: &Device) -> Result<Buffer, GpuError> {
+        let (buffer, written) = match self.position.take() {
+            Some((buffer, written)) => (buffer, Some(written)),
+            None => (device.buffer("position", 4)?, None),
+        };
+        if written != Some(self.len) {
+            device.write(&buffer, 0, &(self.len as u32).to_ne_bytes())?;
+        }
+        self.position = Some((buffer.clone(), self.len));
+        Ok(buffer)
+    }
+
+    /// The rotations `rows` of `angles`, put where kernels look for the next positions.
+    pub(super) fn turn(
+        &mut self,
+        device: &Device,
+        tape: &Tape,
+        angles: &Arc<Angles>,
+        rows: Range<usize>,
+    ) -> Result<Turn, GpuError> {
+        let (step, first) = (tape.step(), self.len);
+        let pairs = angles.dim / 2;
+        let layout = match angles.layout {
+            RopeLayout::Halves => attention::RopeLayout::Halves,
+            RopeLayout::Pairs => attention::RopeLayout::Pairs,
+        };
+        let turn = |table: &Table| Turn {
+            table: table.buffer.clone(),
+            pairs,
+            layout,
+        };
+        let filled = |t: &&Table| {
+            let place = (t.step, t.first, &t.rows) == (step, first, &rows);
+            place && Arc::ptr_eq(&t.angles, angles)
+        };
+        if let Some(table) = self.tables.iter().find(filled) {
+            return Ok(turn(table));
+        }
+        let end = first + rows.len();
+        let fits = |t: &Table| t.step != step && t.pairs == pairs && t.capacity >= end;
+        let i = match self.tables.iter().position(fits) {
+            Some(i) => i,
+            None => {
+                // Those that are too small have no more use once this step is over.
+                self.tables.retain(|t| t.step == step || t.capacity >= end);
+                let capacity = end.next_power_of_two().max(FIRST_CAPACITY);
+                let bytes = capacity as u64 * pairs.max(1) as u64 * 8;
+                self.tables.push(Table {
+                    buffer: device.buffer("rotations", bytes)?,
+                    capacity,
+                    pairs,
+                    step,
+                    angles: Arc::clone(angles),
+                    rows: rows.clone(),
+                    first,
+                });
+                self.tables.len() - 1
+            }
+        };
+        let table = &mut self.tables[i];
+        let values = rows.start * pairs..rows.end * pairs;
+        let both = angles.cos[values.clone()].iter().zip(&angles.sin[values]);
+        let bytes: Vec<u8> = both
+            .flat_map(|(cos, sin)| [cos.to_ne_bytes(), sin.to_ne_bytes()])
+            .flatten()
+            .collect();
+        device.write(&table.buffer, (first * pairs * 8) as u64, &bytes)?;
+        table.angles = Arc::clone(angles);
+        (table.step, table.rows, table.first) = (step, rows, first);
+        Ok(turn(table))
+    }
+}
+
+impl KvCache for GpuCache {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.len += n;
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    fn fork(&self, len: usize) -> GpuCache {
+        let mut fork = GpuCache::new(&self.shape, &self.tape);
+        fork.len = len.min(self.len);
+        fork.layers.clone_from(&self.layers);
+        fork
+    }
+}
+
+/// Commands that were kept would keep the memory.
+impl Drop for GpuCache {
+    fn drop(&mut self) {
+        self.tape.lock().forget();
+    }
+}

@@ -1,0 +1,117 @@
+//! Operations that are one kernel together.
+//!
+//! A norm before integer products is computed as their input is rounded, and a product that is added to
+//! the residual is added as it is stored. Nothing may be in between, and no one may want what is no
+//! longer stored.
+
+use sterna_gpu::kernels::linear::Form;
+
+use super::op::{Op, Output, View};
+
+/// The same step in fewer operations.
+pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
+    let mut fused: Vec<Op> = Vec::with_capacity(ops.len());
+    for (i, op) in ops.iter().enumerate() {
+        let rest = &ops[i + 1..];
+        let both = fused.last().and_then(|before| match before {
+            Op::RmsNorm { .. } => with_norm(before, op, rest),
+            Op::Linear { .. } => with_sum(before, op, rest),
+            _ => None,
+        });
+        match both {
+            Some(both) => {
+                fused.pop();
+                fused.push(both);
+            }
+            None => fused.push(op.clone()),
+        }
+    }
+    fused
+}
+
+/// A norm and the products that read it.
+fn with_norm(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
+    let Op::RmsNorm {
+        x: from,
+        norm,
+        out: normed,
+    } = before
+    else {
+        return None;
+    };
+    let Op::Linear {
+        x,
+        norm: None,
+        outputs,
+    } = op
+    else {
+        return None;
+    };
+    let rounds = |output: &Output| matches!(output.w.kind().form(), Form::Int8(_));
+    let apart = |output: &Output| output.out.buffer != from.buffer;
+    let fits = x == normed && outputs.iter().all(|o| rounds(o) && apart(o));
+    (fits && is_dead(normed, rest)).then(|| Op::Linear {
+        x: from.clone(),
+        norm: Some(norm.clone()),
+        outputs: outputs.clone(),
+    })
+}
+
+/// A product and the sum that it goes into.
+fn with_sum(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
+    let Op::Linear {
+        x: from,
+        norm,
+        outputs,
+    } = before
+    else {
+        return None;
+    };
+    let (Op::Add { x, y }, [product]) = (op, &outputs[..]) else {
+        return None;
+    };
+    let fits = !product.add && *y == product.out && x.buffer != from.buffer;
+    (fits && is_dead(y, rest)).then(|| Op::Linear {
+        x: from.clone(),
+        norm: norm.clone(),
+        outputs: vec![Output {
+            w: product.w.clone(),
+            out: x.clone(),
+            add: true,
+        }],
+    })
+}
+
+/// Whether `view` is written before anything reads of its buffer. What comes after this step may.
+fn is_dead(view: &View, rest: &[Op]) -> bool {
+    for op in rest {
+        let (read, written) = uses(op);
+        if read.iter().any(|read| read.buffer == view.buffer) {
+            return false;
+        }
+        if written.contains(&view) {
+            return true;
+        }
+    }
+    false
+}
+
+/// What `op` reads, and what it writes.
+fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
+    match op {
+        Op::Embed { out, .. } => (vec![], vec![out]),
+        Op::RmsNorm { x, out, .. } => (vec![x], vec![out]),
+        Op::Linear { x, outputs, .. } => {
+            let sums = outputs.iter().filter(|output| output.add);
+            let read = std::iter::once(x).chain(sums.map(|output| &output.out));
+            let written = outputs.iter().map(|output| &output.out);
+            (read.collect(), written.collect())
+        }
+        Op::Copy { x, y } => (vec![y], vec![x]),
+        Op::Add { x, y } => (vec![x, y], vec![x]),
+        Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
+        Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
+        Op::Heads { qkv, .. } => (vec![qkv], vec![qkv]),
+        Op::Attention { q, out, .. } => (vec![q], vec![out]),
+    }
+}

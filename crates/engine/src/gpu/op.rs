@@ -1,0 +1,359 @@
+//! What a step consists of: operations on rows in device memory, in order.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use sterna_gpu::kernels::attention::{
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Position, RopeLayout, SpanStates, Split,
+};
+use sterna_gpu::kernels::elementwise::{self, Activation};
+use sterna_gpu::kernels::linear::{self, Epilogue, Form, Input, Linear};
+use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use sterna_gpu::kernels::{Rows, norm};
+use sterna_gpu::memory::Buffer;
+use sterna_gpu::{Device, GpuError, Recorder};
+
+/// Something on the device, equal to nothing but itself.
+#[derive(Debug)]
+pub(super) struct Shared<T>(Arc<T>);
+
+impl<T> Shared<T> {
+    pub(super) fn new(value: T) -> Shared<T> {
+        Shared(Arc::new(value))
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Shared<T> {
+        Shared(Arc::clone(&self.0))
+    }
+}
+
+impl<T> PartialEq for Shared<T> {
+    fn eq(&self, other: &Shared<T>) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Rows of f32 in a buffer that is kept alive.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct View {
+    pub(super) buffer: Buffer,
+    pub(super) n_rows: usize,
+    pub(super) width: usize,
+    /// In elements.
+    pub(super) offset: usize,
+    /// In elements.
+    pub(super) stride: usize,
+}
+
+impl View {
+    /// Rows next to one another, from the beginning of `buffer`.
+    pub(super) fn new(buffer: &Buffer, n_rows: usize, width: usize) -> View {
+        View {
+            buffer: buffer.clone(),
+            n_rows,
+            width,
+            offset: 0,
+            stride: width,
+        }
+    }
+
+    pub(super) fn rows(&self, first: usize, n_rows: usize) -> View {
+        View {
+            n_rows,
+            offset: self.offset + first * self.stride,
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn columns(&self, first: usize, width: usize) -> View {
+        View {
+            width,
+            offset: self.offset + first,
+            ..self.clone()
+        }
+    }
+
+    fn of(&self) -> Rows<'_> {
+        Rows {
+            buffer: &self.buffer,
+            n_rows: self.n_rows,
+            width: self.width,
+            offset: self.offset,
+            stride: self.stride,
+        }
+    }
+}
+
+/// A norm: its weights and what is added to mean squares.
+pub(super) type Norm = (Buffer, f32);
+
+/// Rotations by a table, `[positions, pairs, 2]`.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Turn {
+    pub(super) table: Buffer,
+    pub(super) pairs: usize,
+    pub(super) layout: RopeLayout,
+}
+
+/// One operation of a step. Equal operations on equal buffers are recorded as the same commands.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Op {
+    Embed {
+        table: Shared<Linear>,
+        ids: Buffer,
+        factor: f32,
+        out: View,
+    },
+    RmsNorm {
+        x: View,
+        norm: Norm,
+        out: View,
+    },
+    /// All matrices read the same rows, normalised first if there is a norm.
+    Linear {
+        x: View,
+        norm: Option<Norm>,
+        outputs: Vec<Output>,
+    },
+    Copy {
+        x: View,
+        y: View,
+    },
+    Add {
+        x: View,
+        y: View,
+    },
+    AddBias {
+        x: View,
+        bias: Buffer,
+    },
+    Scale {
+        x: View,
+        factor: f32,
+    },
+    Softcap {
+        x: View,
+        cap: f32,
+    },
+    Gate {
+        activation: Activation,
+        gate: View,
+        up: View,
+    },
+    /// Queries, keys and values of one sequence, normalised and rotated; keys and values are cached.
+    Heads {
+        qkv: View,
+        n_heads: usize,
+        q_norm: Option<Norm>,
+        k_norm: Option<Norm>,
+        turn: Option<Turn>,
+        position: Buffer,
+        cache: Shared<CacheLayer>,
+    },
+    Attention {
+        shape: AttentionShape,
+        q: View,
+        position: Buffer,
+        cache: Shared<CacheLayer>,
+        /// The longest context, if it is to be cut in spans.
+        most_len: Option<usize>,
+        out: View,
+    },
+}
+
+/// A product of an [`Op::Linear`].
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Output {
+    pub(super) w: Shared<Linear>,
+    pub(super) out: View,
+    /// Whether it is added to what is there.
+    pub(super) add: bool,
+}
+
+/// Memory that operations use on their way, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    /// Rounded activations, for so many rows of so many elements.
+    rounded: Option<(QuantizedRows, usize, usize)>,
+    /// What spans of positions come to, for so many rows, heads, elements of a head and positions.
+    spans: Option<(SpanStates, [usize; 4])>,
+}
+
+impl Workspace {
+    /// Makes room for all of `ops`.
+    pub(super) fn fit(&mut self, device: &Device, ops: &[Op]) -> Result<(), GpuError> {
+        let (mut rows, mut width) = self.rounded.as_ref().map_or((1, 1), |(_, r, w)| (*r, *w));
+        let mut spans = self.spans.as_ref().map_or([0; 4], |(_, size)| *size);
+        for op in ops {
+            match op {
+                Op::Linear { x, .. } => (rows, width) = (rows.max(x.n_rows), width.max(x.width)),
+                Op::Attention {
+                    shape,
+                    q,
+                    most_len: Some(len),
+                    ..
+                } => {
+                    let need = [
+                        q.n_rows,
+                        shape.n_heads,
+                        q.width / shape.n_heads.max(1),
+                        *len,
+                    ];
+                    for (size, need) in spans.iter_mut().zip(need) {
+                        *size = need.max(*size);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if !matches!(&self.rounded, Some((_, r, w)) if (*r, *w) == (rows, width)) {
+            self.rounded = Some((QuantizedRows::new(device, rows, width)?, rows, width));
+        }
+        if spans != [0; 4] && !matches!(&self.spans, Some((_, size)) if *size == spans) {
+            let [rows, heads, head_dim, len] = spans;
+            let states = SpanStates::new(device, rows, heads, head_dim, len)?;
+            self.spans = Some((states, spans));
+        }
+        Ok(())
+    }
+
+    fn rounded(&self) -> &QuantizedRows {
+        let (rounded, ..) = self.rounded.as_ref().expect("`fit` makes room");
+        rounded
+    }
+}
+
+/// Records `op`. The workspace has room for it.
+pub(super) fn record(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    op: &Op,
+) -> Result<(), GpuError> {
+    match op {
+        Op::Embed {
+            table,
+            ids,
+            factor,
+            out,
+        } => linear::embed(recorder, table, (ids, 0), *factor, out.of()),
+        Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
+        Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
+        Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
+        Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
+        Op::AddBias { x, bias } => elementwise::add_bias(recorder, x.of(), bias),
+        Op::Scale { x, factor } => elementwise::scale(recorder, x.of(), *factor),
+        Op::Softcap { x, cap } => elementwise::softcap(recorder, x.of(), *cap),
+        Op::Gate {
+            activation,
+            gate,
+            up,
+        } => elementwise::gate(recorder, *activation, gate.of(), up.of()),
+        Op::Heads {
+            qkv,
+            n_heads,
+            q_norm,
+            k_norm,
+            turn,
+            position,
+            cache,
+        } => {
+            let norms = HeadNorms {
+                q: q_norm.as_ref().map(|(weight, _)| weight),
+                k: k_norm.as_ref().map(|(weight, _)| weight),
+                eps: q_norm.as_ref().or(k_norm.as_ref()).map_or(0.0, |n| n.1),
+            };
+            let angles = match turn {
+                Some(turn) => Angles {
+                    table: &turn.table,
+                    pairs: turn.pairs,
+                    layout: turn.layout,
+                },
+                None => Angles {
+                    table: position,
+                    pairs: 0,
+                    layout: RopeLayout::Halves,
+                },
+            };
+            let position = Position {
+                buffer: position,
+                index: 0,
+            };
+            attention::prepare_heads(recorder, qkv.of(), *n_heads, norms, angles, position, cache)
+        }
+        Op::Attention {
+            shape,
+            q,
+            position,
+            cache,
+            most_len,
+            out,
+        } => {
+            let split = match (most_len, &workspace.spans) {
+                (Some(most_len), Some((states, _))) => Split::Spans {
+                    states,
+                    most_len: *most_len,
+                },
+                _ => Split::Queries,
+            };
+            let position = Position {
+                buffer: position,
+                index: 0,
+            };
+            attention::attention(recorder, shape, q.of(), position, cache, split, out.of())
+        }
+    }
+}
+
+/// One row is rounded by each product for itself; more are rounded once for all that want the same form.
+fn products(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    x: &View,
+    norm: Option<&Norm>,
+    outputs: &[Output],
+) -> Result<(), GpuError> {
+    let rounded = workspace.rounded();
+    let norm = norm.map(|(weight, eps)| (weight, *eps));
+    let mut stored: Option<Scaling> = None;
+    for scaling in [
+        None,
+        Some(Scaling::Row),
+        Some(Scaling::Blocks256),
+        Some(Scaling::Blocks32),
+    ] {
+        for Output { w, out, add } in outputs {
+            let input = match (w.kind().form(), scaling) {
+                (Form::Float, None) => Input::Float(x.of()),
+                (Form::Int8(form), Some(scaling)) if form == scaling => {
+                    if x.n_rows == 1 {
+                        Input::Round {
+                            x: x.of(),
+                            norm,
+                            scratch: rounded,
+                        }
+                    } else {
+                        if stored != Some(scaling) {
+                            quantize(recorder, x.of(), norm, scaling, rounded)?;
+                            stored = Some(scaling);
+                        }
+                        Input::Int8(rounded)
+                    }
+                }
+                _ => continue,
+            };
+            let epilogue = if *add { Epilogue::Add } else { Epilogue::Store };
+            linear::multiply(recorder, w, input, epilogue, out.of())?;
+        }
+    }
+    Ok(())
+}

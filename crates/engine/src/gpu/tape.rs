@@ -1,0 +1,158 @@
+//! Operations of the step under way, and the commands they became before.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sterna_gpu::memory::Buffer;
+use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission};
+
+use super::fuse::fuse;
+use super::op::{Op, Workspace, record};
+use crate::rope::Angles;
+
+/// How much was done on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GpuWork {
+    /// Dispatches of kernels.
+    pub n_dispatches: u64,
+    /// Command lists handed to the device.
+    pub n_submits: u64,
+    /// How many of these were recorded anew, not replayed.
+    pub n_recorded: u64,
+}
+
+/// A tape that several own.
+#[derive(Debug, Clone)]
+pub(super) struct SharedTape(Arc<Mutex<Tape>>);
+
+impl SharedTape {
+    pub(super) fn new(device: &Device) -> SharedTape {
+        SharedTape(Arc::new(Mutex::new(Tape::new(device))))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Tape> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Collects operations until their results are wanted.
+#[derive(Debug)]
+pub(super) struct Tape {
+    device: Device,
+    ops: Vec<Op>,
+    /// Counts steps; each begins with an embedding.
+    step: u64,
+    /// Rotations of this step.
+    angles: Vec<Arc<Angles>>,
+    workspace: Workspace,
+    /// `x · aᵀ` of a change of low rank.
+    inner: Option<Buffer>,
+    /// What was run lately, the latest first.
+    replays: Vec<(Vec<Op>, Commands)>,
+    work: GpuWork,
+}
+
+/// Steps that are kept to be run again: those of prompts and of decoding, each before and after a
+/// cache grows.
+const KEPT: usize = 4;
+
+impl Tape {
+    fn new(device: &Device) -> Tape {
+        Tape {
+            device: device.clone(),
+            ops: Vec::new(),
+            step: 0,
+            angles: Vec::new(),
+            workspace: Workspace::default(),
+            inner: None,
+            replays: Vec::new(),
+            work: GpuWork::default(),
+        }
+    }
+
+    /// Hands over what there is of the step before: its inputs are about to be replaced.
+    pub(super) fn begin_step(&mut self) -> Result<(), GpuError> {
+        self.step += 1;
+        self.angles.clear();
+        self.flush()
+    }
+
+    pub(super) fn step(&self) -> u64 {
+        self.step
+    }
+
+    pub(super) fn push(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// The same rotations, of which there is one for all layers that have them.
+    pub(super) fn angles(&mut self, angles: &Angles) -> Arc<Angles> {
+        let same = |known: &&Arc<Angles>| {
+            known.dim == angles.dim
+                && known.layout == angles.layout
+                && known.cos == angles.cos
+                && known.sin == angles.sin
+        };
+        if let Some(known) = self.angles.iter().find(same) {
+            return Arc::clone(known);
+        }
+        let angles = Arc::new(angles.clone());
+        self.angles.push(Arc::clone(&angles));
+        angles
+    }
+
+    /// Memory for `len` f32 on the way of a change of low rank.
+    pub(super) fn inner(&mut self, len: usize) -> Result<Buffer, GpuError> {
+        let bytes = len as u64 * 4;
+        match &self.inner {
+            Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
+            _ => {
+                let buffer = self.device.buffer("adapters", bytes.next_power_of_two())?;
+                Ok(self.inner.insert(buffer).clone())
+            }
+        }
+    }
+
+    /// Hands all operations over, and waits for none.
+    pub(super) fn flush(&mut self) -> Result<(), GpuError> {
+        if self.ops.is_empty() {
+            return Ok(());
+        }
+        // Whoever waits for something later waits for this too, and learns of what went wrong.
+        let _ = self.submit(&[])?;
+        Ok(())
+    }
+
+    /// Hands all operations over; what is to be read comes after them.
+    pub(super) fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
+        let ops = std::mem::take(&mut self.ops);
+        let known = self.replays.iter().position(|(known, _)| *known == ops);
+        let replay = match known {
+            Some(i) => self.replays.remove(i),
+            None => {
+                self.work.n_recorded += 1;
+                let fused = fuse(&ops);
+                self.workspace.fit(&self.device, &fused)?;
+                let mut recorder = Recorder::new(&self.device);
+                for op in &fused {
+                    record(&mut recorder, &self.workspace, op)?;
+                }
+                self.replays.truncate(KEPT - 1);
+                (ops, recorder.finish()?)
+            }
+        };
+        self.work.n_dispatches += replay.1.len() as u64;
+        self.work.n_submits += 1;
+        let submission = self.device.submit(&[&replay.1], reads);
+        self.replays.insert(0, replay);
+        submission
+    }
+
+    /// Forgets commands, and with them the memory that only they keep alive.
+    pub(super) fn forget(&mut self) {
+        self.replays.clear();
+    }
+
+    pub(super) fn work(&self) -> GpuWork {
+        self.work
+    }
+}

@@ -1,0 +1,145 @@
+//! What weights are held as on the device.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use sterna_format::DType;
+use sterna_gpu::kernels::linear::{Linear, WeightKind};
+use sterna_gpu::memory::Upload;
+use sterna_gpu::{Device, GpuError};
+use sterna_kernels::quant::ternary::{Layout, common_block_scale, row_bytes};
+use sterna_kernels::{Exec, repack, requantize};
+
+use crate::backend::{BackendError, LinearSource, TernaryPacking, WeightData};
+use crate::cpu::Activations;
+
+/// Bytes of a staging buffer, and how many there are: enough to copy while the next is filled.
+const SLOT_BYTES: usize = 8 << 20;
+const N_SLOTS: usize = 3;
+
+/// A matrix in a form that there are kernels for.
+struct Held<'a> {
+    kind: WeightKind,
+    bytes: Cow<'a, [u8]>,
+    /// What a trit of each row is worth; empty for other kinds.
+    scales: Vec<f32>,
+}
+
+/// The type that blocks of `dtype` are held as.
+///
+/// Types with kernels stay as they are. TQ1_0 and TQ2_0 become PQ2_0 and MXFP4 becomes BF16, which have
+/// all their values. The others are decoded: to F32 those that are wider than F16, to F16 the rest, which
+/// rounds a weight by 2^-12 of its value at most.
+fn held_as(dtype: DType) -> DType {
+    match dtype {
+        dtype if WeightKind::Blocks(dtype).is_supported() => dtype,
+        DType::TQ1_0 | DType::TQ2_0 => DType::PQ2_0,
+        DType::MXFP4 => DType::BF16,
+        DType::F64 => DType::F32,
+        _ => DType::F16,
+    }
+}
+
+/// Uploads a matrix.
+pub(super) fn load(
+    device: &Device,
+    host: &Exec,
+    upload: &mut Option<Upload>,
+    source: &LinearSource,
+    activations: Activations,
+) -> Result<Linear, BackendError> {
+    let LinearSource { n, k, weights } = source;
+    let held = held(host, *n, *k, weights, activations)?;
+    let stride = held.kind.row_bytes(*k);
+    let upload = match upload {
+        Some(upload) => upload,
+        None => upload.insert(Upload::new(device, SLOT_BYTES, N_SLOTS)?),
+    };
+    let expected = stride.saturating_mul(*n);
+    if held.bytes.len() != expected {
+        return Err(BackendError::Gpu(GpuError::Shape {
+            what: "bytes of a matrix",
+            expected: expected as u64,
+            found: held.bytes.len() as u64,
+        }));
+    }
+    let rows = |rows: Range<usize>, out: &mut [u8]| {
+        out.copy_from_slice(&held.bytes[rows.start * stride..rows.end * stride]);
+        Ok::<(), GpuError>(())
+    };
+    let linear = Linear::upload(device, upload, held.kind, (*n, *k), &held.scales, rows)?;
+    Ok(linear)
+}
+
+fn held<'a>(
+    host: &Exec,
+    n: usize,
+    k: usize,
+    weights: &'a WeightData,
+    activations: Activations,
+) -> Result<Held<'a>, BackendError> {
+    let ternary = |bytes, scales| Held {
+        kind: WeightKind::Ternary,
+        bytes,
+        scales,
+    };
+    match weights {
+        WeightData::Ternary {
+            codes,
+            packing,
+            scale,
+        } => {
+            let bytes = match packing {
+                TernaryPacking::Dense => Cow::Borrowed(&codes[..]),
+                TernaryPacking::Tq20 => Cow::Owned(repack::repack(
+                    host,
+                    Layout::Blocks(DType::TQ2_0),
+                    n,
+                    k,
+                    codes,
+                    0..n,
+                )?),
+            };
+            Ok(ternary(bytes, vec![*scale; n]))
+        }
+        WeightData::Blocks {
+            dtype,
+            bytes,
+            int8_activations,
+        } => {
+            if *int8_activations && let Some(scales) = scales_of_rows(*dtype, k, bytes)? {
+                let codes = repack::repack(host, Layout::Blocks(*dtype), n, k, bytes, 0..n)?;
+                return Ok(ternary(Cow::Owned(codes), scales));
+            }
+            let to = match activations {
+                Activations::F32 => DType::F32,
+                Activations::Int8 => held_as(*dtype),
+            };
+            let bytes = if to == *dtype {
+                Cow::Borrowed(&bytes[..])
+            } else {
+                Cow::Owned(requantize(host, n, k, *dtype, bytes, to)?)
+            };
+            Ok(Held {
+                kind: WeightKind::Blocks(to),
+                bytes,
+                scales: Vec::new(),
+            })
+        }
+    }
+}
+
+/// The scales of rows whose blocks each have a common one; `None` if the blocks of a row differ, or
+/// aren't trits.
+fn scales_of_rows(dtype: DType, k: usize, bytes: &[u8]) -> Result<Option<Vec<f32>>, BackendError> {
+    if !matches!(dtype, DType::TQ1_0 | DType::TQ2_0) {
+        return Ok(None);
+    }
+    let stride = k / dtype.block_len() * dtype.block_bytes();
+    let rows = bytes.chunks_exact(stride.max(1));
+    let scales: Result<Option<Vec<f32>>, _> =
+        rows.map(|row| common_block_scale(dtype, row)).collect();
+    Ok(scales?)
+}
+
+const _: () = assert!(row_bytes(128) == 32);

@@ -1,0 +1,476 @@
+//! Models on a GPU against the same models on the CPU. Skipped, with a message, where there is no
+//! adapter; a software one will do.
+#![cfg(feature = "gpu")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use common::{Reference, best, cpu, load_on, max_difference, plan_gguf, plan_hf, read, testdata};
+use serde_json::Value;
+use sterna_engine::{
+    Activations, ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Gpu,
+    HeadOptions, HeadScreen, Logits, LoraMatrix, LoraPair, Model, ModelConfig, ModelPlan, Module,
+    Orientation, Session, SessionOptions, Step,
+};
+use sterna_format::DType;
+use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_kernels::Isa;
+
+// Bounds on mean squared errors over mean squares.
+
+/// Float models: sums in another order, and the rounding of f16 and bf16 in another place.
+const MAX_ERROR_FLOAT: f64 = 1e-7;
+/// Models that round activations: a difference in the last place flips a rounding now and then, which
+/// these narrow models feel.
+const MAX_ERROR_INT8: f64 = 2e-3;
+/// Types that the GPU holds as another, and doesn't round the activations for: the CPU's own error.
+const MAX_ERROR_HELD: f64 = 4e-3;
+/// Best tokens are compared where the CPU is this sure.
+const SURE: f32 = 0.5;
+
+fn gpu() -> Option<Gpu> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    let device = DEVICE.get_or_init(open).clone()?;
+    Some(Gpu::new(device, 2, Isa::detect()))
+}
+
+fn open() -> Option<Device> {
+    match Device::open(&DeviceOptions::default()) {
+        Ok(device) => Some(device),
+        Err(error @ GpuError::NoAdapter { .. }) => {
+            eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A model in `testdata/`, as often as wanted.
+enum Source {
+    Hf(PathBuf),
+    Gguf(PathBuf),
+}
+
+impl Source {
+    fn plan(&self) -> (ModelPlan, Vec<Bytes>) {
+        match self {
+            Source::Hf(dir) => plan_hf(dir),
+            Source::Gguf(path) => plan_gguf(std::slice::from_ref(path)),
+        }
+    }
+
+    fn load<B: Backend>(&self, backend: B) -> Arc<Model<B>> {
+        let (plan, files) = self.plan();
+        load_on(plan, &files, backend).unwrap_or_else(|e| panic!("{}: {e}", self.name()))
+    }
+
+    fn name(&self) -> String {
+        let (Source::Hf(path) | Source::Gguf(path)) = self;
+        path.display().to_string()
+    }
+}
+
+fn logits<B: Backend>(model: &Arc<Model<B>>, ids: &[u32], options: SessionOptions) -> Vec<f32> {
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    session.forward(ids, Logits::All).unwrap()
+}
+
+/// Mean squared error over mean square.
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |v: f32| f64::from(v) * f64::from(v);
+    let errors: f64 = got.iter().zip(want).map(|(a, b)| square(a - b)).sum();
+    errors / want.iter().map(|v| square(*v)).sum::<f64>()
+}
+
+/// Compares logits at every position, and the best tokens where the CPU is sure.
+fn check_logits(name: &str, got: &[f32], want: &[f32], n_vocab: usize, bound: f64) {
+    let error = error(got, want);
+    let difference = max_difference(got, want);
+    eprintln!("{name}: error {error:.1e}, largest difference {difference:.1e}");
+    assert!(
+        error <= bound,
+        "{name}: {error}, largest difference {difference}"
+    );
+    let sure = SURE.max(2.0 * difference);
+    let rows = got.chunks_exact(n_vocab).zip(want.chunks_exact(n_vocab));
+    for (i, (got, want)) in rows.enumerate() {
+        let (id, margin) = best(want);
+        if margin > sure {
+            assert_eq!(best(got).0, id, "{name}, position {i}");
+        }
+    }
+}
+
+fn check_model(gpu: &Gpu, source: &Source, ids: &[u32], bound: f64) {
+    let on_cpu = source.load(cpu());
+    let on_gpu = source.load(gpu.clone());
+    let n_vocab = on_cpu.config().n_vocab;
+    let options = |chunk| SessionOptions {
+        chunk,
+        ..SessionOptions::new(ids.len())
+    };
+    let want = logits(&on_cpu, ids, options(1000));
+    for chunk in [1000, 7, 1] {
+        let got = logits(&on_gpu, ids, options(chunk));
+        let name = format!("{}, chunks of {chunk}", source.name());
+        check_logits(&name, &got, &want, n_vocab, bound);
+    }
+}
+
+fn reference_ids(dir: &Path) -> Vec<u32> {
+    Reference::read(&dir.join("reference.safetensors")).ids
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&read(path)).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().unwrap().iter();
+    ids.map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn reference_models() {
+    let Some(gpu) = gpu() else { return };
+    for kind in ["reference-logits", "reference-variants"] {
+        let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join(kind))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.join("config.json").exists())
+            .collect();
+        dirs.sort();
+        for dir in dirs {
+            let name = dir.file_name().unwrap().to_str().unwrap();
+            let words = ["bitnet", "bitlinear", "online"];
+            let ternary = words.iter().any(|word| name.contains(word));
+            let bound = if ternary {
+                MAX_ERROR_INT8
+            } else {
+                MAX_ERROR_FLOAT
+            };
+            check_model(&gpu, &Source::Hf(dir.clone()), &reference_ids(&dir), bound);
+        }
+    }
+}
+
+#[test]
+fn every_stored_type() {
+    let Some(gpu) = gpu() else { return };
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join("reference-gguf"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("model.gguf").exists())
+        .collect();
+    dirs.sort();
+    assert!(dirs.len() > 30);
+    for dir in dirs {
+        let name = dir.file_name().unwrap().to_str().unwrap();
+        let held = ["mxfp4", "q2-k", "q3-k", "q4-1", "q5-0", "q5-1", "q5-k"];
+        let bound = match held.iter().any(|held| name.contains(held)) {
+            true => MAX_ERROR_HELD,
+            false => MAX_ERROR_INT8,
+        };
+        let source = Source::Gguf(dir.join("model.gguf"));
+        let ids = reference_ids(&dir);
+        check_model(&gpu, &source, &ids, bound);
+
+        // Without rounding, whatever the type, there is nothing to differ by.
+        if !["bitnet", "falcon-e"]
+            .iter()
+            .any(|word| name.contains(word))
+        {
+            let options = SessionOptions::new(ids.len());
+            let on_cpu = source.load(cpu().with_activations(Activations::F32));
+            let on_gpu = source.load(gpu.clone().with_activations(Activations::F32));
+            let want = logits(&on_cpu, &ids, options);
+            let got = logits(&on_gpu, &ids, options);
+            let n_vocab = on_cpu.config().n_vocab;
+            check_logits(
+                &format!("{name} in f32"),
+                &got,
+                &want,
+                n_vocab,
+                MAX_ERROR_FLOAT,
+            );
+        }
+    }
+}
+
+/// Feeds the expected texts of `cases` to both, and compares choices.
+fn check_tales(gpu: &Gpu, source: &Source, cases: &Value, next: &str, bound: f64) {
+    let on_cpu = source.load(cpu());
+    let on_gpu = source.load(gpu.clone());
+    for case in cases.as_array().unwrap() {
+        let mut ids = self::ids(&case["prompt_ids"]);
+        ids.extend(self::ids(&case[next]));
+        let options = SessionOptions::new(ids.len());
+        let want = logits(&on_cpu, &ids, options);
+        let got = logits(&on_gpu, &ids, options);
+        let n_vocab = on_cpu.config().n_vocab;
+        check_logits(&source.name(), &got, &want, n_vocab, bound);
+    }
+}
+
+#[test]
+fn trained_models() {
+    let Some(gpu) = gpu() else { return };
+    for (folder, hf, bound) in [
+        ("stories260K", "hf", MAX_ERROR_FLOAT),
+        ("bitllama-3M", "hf-packed", MAX_ERROR_INT8),
+    ] {
+        let dir = testdata().join(folder);
+        let expected = json(&dir.join("expected/greedy.json"));
+        let mut forms: Vec<Source> = common::files(&dir, "gguf")
+            .into_iter()
+            .map(Source::Gguf)
+            .collect();
+        forms.push(Source::Hf(dir.join(hf)));
+        for source in forms {
+            let bound = match source.name().contains("q8_0") {
+                true => MAX_ERROR_INT8,
+                false => bound,
+            };
+            check_tales(&gpu, &source, &expected["greedy"], "generated_ids", bound);
+        }
+    }
+    let dir = testdata().join("../crates/cli/models/tiny-tales");
+    let expected = json(&dir.join("expected.json"));
+    let source = Source::Hf(dir);
+    check_tales(&gpu, &source, &expected, "greedy_ids", MAX_ERROR_INT8);
+}
+
+fn stories() -> Source {
+    Source::Hf(testdata().join("stories260K/hf"))
+}
+
+fn story_ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 1 + i * 37 % 500).collect()
+}
+
+#[test]
+fn caches_of_every_type_grow() {
+    let Some(gpu) = gpu() else { return };
+    let (on_cpu, on_gpu) = (stories().load(cpu()), stories().load(gpu));
+    // Beyond the first memory of a layer, and beyond a span.
+    let ids = story_ids(300);
+    for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+        let options = SessionOptions {
+            cache,
+            chunk: 64,
+            ..SessionOptions::new(512)
+        };
+        let want = logits(&on_cpu, &ids, options);
+        let mut session = Session::new(Arc::clone(&on_gpu), options).unwrap();
+        let mut got = session.forward(&ids[..250], Logits::All).unwrap();
+        for id in &ids[250..] {
+            got.extend(session.forward(&[*id], Logits::Last).unwrap());
+        }
+        let bound = match cache {
+            CacheType::F32 => MAX_ERROR_FLOAT,
+            _ => 1e-5,
+        };
+        check_logits(&format!("{cache:?}"), &got, &want, 512, bound);
+    }
+}
+
+#[test]
+fn sequences_fork_and_go_back() {
+    let Some(gpu) = gpu() else { return };
+    let model = stories().load(gpu);
+    let options = SessionOptions::new(512);
+    let ids = story_ids(40);
+    let other: Vec<u32> = ids.iter().rev().copied().collect();
+    let last =
+        |session: &mut Session<Gpu>, ids: &[u32]| session.forward(ids, Logits::Last).unwrap();
+    let fresh = |ids: &[u32]| last(&mut Session::new(Arc::clone(&model), options).unwrap(), ids);
+    let same = |got: &[f32], want: &[f32]| assert!(error(got, want) < 1e-9);
+
+    let mut first = Session::new(Arc::clone(&model), options).unwrap();
+    // What is not read is computed all the same.
+    first.forward(&ids[..20], Logits::None).unwrap();
+    let mut second = first.fork(10);
+    assert_eq!((first.len(), second.len()), (20, 10));
+    let joined = |a: &[u32], b: &[u32]| [a, b].concat();
+    same(
+        &last(&mut second, &other[..9]),
+        &fresh(&joined(&ids[..10], &other[..9])),
+    );
+    same(&last(&mut first, &ids[20..]), &fresh(&ids));
+    first.truncate(5);
+    same(
+        &last(&mut first, &other[..3]),
+        &fresh(&joined(&ids[..5], &other[..3])),
+    );
+    same(
+        &last(&mut second, &ids[..2]),
+        &fresh(&joined(&joined(&ids[..10], &other[..9]), &ids[..2])),
+    );
+    drop(first);
+    same(
+        &last(&mut second, &ids[5..6]),
+        &fresh(&[&ids[..10], &other[..9], &ids[..2], &ids[5..6]].concat()),
+    );
+}
+
+#[test]
+fn sequences_run_together() {
+    let Some(gpu) = gpu() else { return };
+    let model = stories().load(gpu);
+    let options = SessionOptions::new(128);
+    let ids = story_ids(60);
+    let starts = [&ids[..1], &ids[..30], &ids[10..17]];
+    let steps: [&[u32]; 3] = [&ids[20..25], &ids[3..4], &ids[40..60]];
+    let mut sessions: Vec<Session<Gpu>> = Vec::new();
+    let mut want = Vec::new();
+    for (start, step) in starts.iter().zip(&steps) {
+        let mut session = Session::new(Arc::clone(&model), options).unwrap();
+        session.forward(start, Logits::None).unwrap();
+        let mut alone = session.fork(session.len());
+        want.push(alone.forward(step, Logits::Last).unwrap());
+        sessions.push(session);
+    }
+    let mut together: Vec<Step<'_, Gpu>> = sessions
+        .iter_mut()
+        .zip(steps)
+        .map(|(session, ids)| Step {
+            session,
+            ids,
+            logits: Logits::Last,
+        })
+        .collect();
+    let got = Session::forward_together(&mut together).unwrap();
+    for (got, want) in got.iter().zip(&want) {
+        assert!(error(got, want) < 1e-9, "{}", error(got, want));
+    }
+}
+
+#[test]
+fn tokens_are_decoded_by_the_same_commands() {
+    // Of its own, as its memory is counted.
+    let Some(device) = open() else { return };
+    let gpu = Gpu::new(device, 2, Isa::detect());
+    let source = Source::Hf(testdata().join("bitllama-3M/hf-packed"));
+    let model = source.load(gpu.clone());
+    let mut session = Session::new(Arc::clone(&model), SessionOptions::new(512)).unwrap();
+    session.forward(&story_ids(130), Logits::Last).unwrap();
+    session.forward(&[5], Logits::Last).unwrap();
+    let before = (gpu.work(), gpu.device().memory().used);
+    for id in 0..50 {
+        session.forward(&[id], Logits::Last).unwrap();
+    }
+    let after = (gpu.work(), gpu.device().memory().used);
+    assert_eq!(after.0.n_submits - before.0.n_submits, 50);
+    assert_eq!(after.0.n_recorded, before.0.n_recorded);
+    assert_eq!(after.1, before.1);
+    let per_token = (after.0.n_dispatches - before.0.n_dispatches) / 50;
+    let n_layers = model.config().n_layers as u64;
+    eprintln!("{per_token} dispatches a token, {n_layers} layers");
+    assert!(
+        per_token <= DISPATCHES_PER_LAYER * n_layers + 5,
+        "{per_token}"
+    );
+}
+
+/// Dispatches of a layer in decoding.
+const DISPATCHES_PER_LAYER: u64 = 11;
+
+/// An adapter of rank 4 of some modules of every layer, with small weights.
+fn adapter(c: &ModelConfig) -> AdapterSource {
+    let matrix = |name: &str, rows: usize, columns: usize, seed: usize| LoraMatrix {
+        name: name.into(),
+        shape: vec![rows, columns],
+        dtype: DType::F32,
+        bytes: (0..rows * columns)
+            .flat_map(|i| (((i * 7919 + seed * 104_729) % 201) as f32 / 1000.0 - 0.1).to_le_bytes())
+            .collect::<Vec<u8>>()
+            .into(),
+    };
+    let q_dim = c.n_heads * c.head_dim;
+    let kv_dim = c.n_kv_heads * c.head_dim;
+    let modules = [
+        (Module::Q, c.model_dim, q_dim),
+        (Module::V, c.model_dim, kv_dim),
+        (Module::O, q_dim, c.model_dim),
+        (Module::Gate, c.model_dim, c.ffn_dim),
+        (Module::Down, c.ffn_dim, c.model_dim),
+    ];
+    let pairs = (0..c.n_layers).flat_map(|layer| {
+        modules.map(|(module, k, n)| LoraPair {
+            layer,
+            module,
+            scaling: 0.5,
+            a: matrix("a", 4, k, layer),
+            b: matrix("b", n, 4, layer + 1),
+        })
+    });
+    AdapterSource {
+        name: "synthetic".into(),
+        orientation: Orientation::RankFirst,
+        pairs: pairs.collect(),
+    }
+}
+
+fn adapted<B: Backend>(model: &Arc<Model<B>>, ids: &[u32], chunk: usize) -> Vec<f32> {
+    let source = adapter(model.config());
+    let adapter = model
+        .load_adapter(source, AdapterOptions::default())
+        .unwrap();
+    let options = SessionOptions {
+        chunk,
+        ..SessionOptions::new(ids.len())
+    };
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    session
+        .set_adapters(vec![ActiveAdapter {
+            adapter,
+            scale: 20.0,
+        }])
+        .unwrap();
+    session.forward(ids, Logits::All).unwrap()
+}
+
+#[test]
+fn adapters_change_the_same() {
+    let Some(gpu) = gpu() else { return };
+    let dir = testdata().join("bitllama-3M/hf-packed");
+    for (source, bound) in [
+        (stories(), MAX_ERROR_FLOAT),
+        (Source::Hf(dir), MAX_ERROR_INT8),
+    ] {
+        let ids = story_ids(24);
+        let on_cpu = source.load(cpu());
+        let on_gpu = source.load(gpu.clone());
+        let n_vocab = on_cpu.config().n_vocab;
+        let want = adapted(&on_cpu, &ids, 1000);
+        let plain = logits(&on_cpu, &ids, SessionOptions::new(ids.len()));
+        // The change is more than what is let pass.
+        assert!(
+            error(&want, &plain) > 10.0 * bound,
+            "{}",
+            error(&want, &plain)
+        );
+        for chunk in [1000, 1] {
+            let got = adapted(&on_gpu, &ids, chunk);
+            check_logits("adapted", &got, &want, n_vocab, bound);
+        }
+    }
+}
+
+#[test]
+fn a_screen_of_the_head_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let source = Source::Gguf(testdata().join("reference-gguf/llama-q8-0/model.gguf"));
+    let (plan, files) = source.plan();
+    let screen = |screen| HeadOptions {
+        screen,
+        ..HeadOptions::default()
+    };
+    let plan = plan.with_head(screen(HeadScreen::As(DType::Q4_K))).unwrap();
+    let error = load_on(plan, &files, gpu).err().unwrap().to_string();
+    assert!(error.contains("screen of the output head"), "{error}");
+}
