@@ -262,11 +262,11 @@ const DEFAULT_CTX_LIMIT: usize = 4096;
 const ISA_VARIABLE: &str = "STERNA_ISA";
 
 impl EngineFlags {
-    /// As if these threads and adapters had been asked for, and weights to stay in their files, so that a
-    /// model is there at once.
+    /// As if these threads and adapters had been asked for, the CPU, and weights to stay in their files, so
+    /// that a model is there at once.
     pub(crate) fn with(threads: Option<NonZero<usize>>, lora: Vec<LoraFlag>) -> EngineFlags {
         EngineFlags {
-            backend: BackendFlag::Auto,
+            backend: BackendFlag::Cpu,
             threads,
             ctx: None,
             cache: CacheFlag::F32,
