@@ -86,12 +86,12 @@ fn check(device: &Device, dtype: DType, (n, k, m): (usize, usize, usize), epilog
         Epilogue::Store => {}
         Epilogue::Add => want.iter_mut().zip(&before).for_each(|(w, b)| *w += b),
         Epilogue::Gate(_) => {
-            want = want
-                .as_chunks()
-                .0
-                .iter()
-                .map(|[g, u]| g.max(0.0) * g.max(0.0) * u)
-                .collect();
+            let gated = want.chunks(n).flat_map(|row| {
+                let (gate, up) = row.split_at(n / 2);
+                let pairs = gate.iter().zip(up);
+                pairs.map(|(g, u)| g.max(0.0) * g.max(0.0) * u)
+            });
+            want = gated.collect();
         }
     }
     let own: Vec<f32> = (0..m)
@@ -302,11 +302,7 @@ fn matrices_beyond_the_limit_of_a_binding_are_cut() {
         if bytes.len() > 20 << 10 {
             assert!(w.n_pieces() > 1, "{dtype}");
         }
-        for (m, epilogue) in [
-            (1, Epilogue::Store),
-            (10, Epilogue::Add),
-            (2, Epilogue::Gate(Activation::Relu2)),
-        ] {
+        for (m, epilogue) in [(1, Epilogue::Store), (10, Epilogue::Add)] {
             check(&device, dtype, (n, k, m), epilogue);
         }
         let ids = device.upload(&[121u32, 0, 60]).unwrap();

@@ -216,8 +216,11 @@ fn check(device: &Device, n: usize, k: usize, m: usize, epilogue: Epilogue) {
         Epilogue::Store => {}
         Epilogue::Add => want.iter_mut().zip(&before).for_each(|(w, b)| *w += b),
         Epilogue::Gate(activation) => {
-            let mut gate: Vec<f32> = want.iter().copied().step_by(2).collect();
-            let up: Vec<f32> = want.iter().copied().skip(1).step_by(2).collect();
+            let (mut gate, mut up) = (Vec::new(), Vec::new());
+            for row in want.chunks(n) {
+                gate.extend_from_slice(&row[..n / 2]);
+                up.extend_from_slice(&row[n / 2..]);
+            }
             activation::gate(&scalar(), cpu(activation), &mut gate, &up).unwrap();
             want = gate;
         }
@@ -356,12 +359,67 @@ fn a_matrix_beyond_the_limit_of_a_binding_is_cut() {
     for (m, epilogue) in [
         (1, Epilogue::Store),
         (9, Epilogue::Store),
-        (2, Epilogue::Gate(Activation::Relu2)),
-        (12, Epilogue::Gate(Activation::Relu2)),
         (3, Epilogue::Add),
     ] {
         check(&device, 150, 700, m, epilogue);
     }
+    // A gate and its partner might lie in different pieces.
+    let out = device.buffer("out", 75 * 4).unwrap();
+    let rounded = QuantizedRows::new(&device, 1, 700).unwrap();
+    let refused = multiply(
+        &mut Recorder::new(&device),
+        &w,
+        Input::Int8(&rounded),
+        Epilogue::Gate(Activation::Relu2),
+        Rows::new(&out, 1, 75),
+    );
+    assert!(refused.is_err());
+    let parts = [&w, &w];
+    assert!(Linear::join(&device, &parts).unwrap().is_none());
+}
+
+#[test]
+fn joined_matrices_give_what_their_parts_give() {
+    let Some(device) = device() else { return };
+    let (k, sizes) = (300, [40, 8, 24]);
+    let x = device.upload(&floats(11 * k, 9)).unwrap();
+    let product = |w: &Linear, m: usize, epilogue: Epilogue| {
+        let width = epilogue.width(w.n());
+        let out = device.buffer("out", (m * width * 4) as u64).unwrap();
+        let rounded = QuantizedRows::new(device, m, k).unwrap();
+        run(device, &out, m * width, |r| {
+            quantize(r, Rows::new(&x, m, k), None, Scaling::Row, &rounded)?;
+            let rows = Rows::new(&out, m, width);
+            multiply(r, w, Input::Int8(&rounded), epilogue, rows)
+        })
+    };
+    let parts = sizes.map(|n| upload(device, n, k, &floats(n, n as u64), &codes(n, k, n as u64)));
+    let whole = Linear::join(device, &parts.each_ref()).unwrap().unwrap();
+    assert_eq!((whole.n(), whole.n_pieces()), (72, 1));
+    for m in [1, 11] {
+        let all = product(&whole, m, Epilogue::Store);
+        let mut first = 0;
+        for part in &parts {
+            let alone = product(part, m, Epilogue::Store);
+            let rows = whole.rows(first..first + part.n()).unwrap();
+            assert_eq!(product(&rows, m, Epilogue::Store), alone);
+            for (all, alone) in all.chunks(72).zip(alone.chunks(part.n())) {
+                assert_eq!(all[first..first + part.n()], *alone);
+            }
+            first += part.n();
+        }
+        // The same rows as gates and partners, and a slice of them.
+        let relu = Epilogue::Gate(Activation::Relu);
+        let gated = product(&whole.rows(8..72).unwrap(), m, relu);
+        let want = all.chunks(72).flat_map(|row| {
+            let pairs = row[8..40].iter().zip(&row[40..72]);
+            pairs.map(|(gate, up)| gate.max(0.0) * up)
+        });
+        assert_eq!(gated, want.collect::<Vec<f32>>());
+    }
+    assert!(whole.rows(70..73).is_none());
+    let other = upload(device, 4, 64, &[1.0; 4], &codes(4, 64, 1));
+    assert!(Linear::join(device, &[&whole, &other]).unwrap().is_none());
 }
 
 #[test]

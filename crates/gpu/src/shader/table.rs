@@ -11,6 +11,8 @@ pub(super) const DOT4_PLAIN: &str = include_str!("../shaders/lib/dot4_plain.wgsl
 const EXACT: Lib = Lib::File(include_str!("../shaders/lib/exact.wgsl"));
 const ACTIVATION: Lib = Lib::File(include_str!("../shaders/lib/activation.wgsl"));
 const EPILOGUE: Lib = Lib::File(include_str!("../shaders/lib/epilogue.wgsl"));
+const COOP_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/coop_ternary.wgsl"));
+const COOP_BLOCKS: Lib = Lib::File(include_str!("../shaders/lib/coop_blocks.wgsl"));
 const GRID: Lib = Lib::File(include_str!("../shaders/lib/grid.wgsl"));
 const IO_SEPARATE: Lib = Lib::File(include_str!("../shaders/lib/io_separate.wgsl"));
 const IO_IN_PLACE: Lib = Lib::File(include_str!("../shaders/lib/io_in_place.wgsl"));
@@ -63,81 +65,81 @@ shaders! {
     QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], 24, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], 28, [];
     TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     TERNARY_GEMV_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
-    EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Read, Write], 56, [];
+    EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
-    EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Read, Write], 56, [];
+    EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
-    EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Read, Write], 56, [];
+    EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
-    EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Read, Write], 56, [];
+    EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
-    EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Read, Write], 56, [];
+    EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Read, Write], 56, [];
     GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [];
-    EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
-    EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Read, Write], 56, [];
+    EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+    EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
-    EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Write], 56, [];
+    EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 36, [];
     GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
-    EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Write], 56, [];
+    EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 36, [];
     GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
+        [Read, Read, Read, Write], 56, [];
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 52, [];
-    EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 32, [];
+        [Read, Read, Read, Write], 56, [];
+    EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 36, [];
     HEADS = "heads", [Lib::Reduce, EXACT], [Write, Read, Read, Read, Read, Write, Write], 60, [];
     ATTENTION_F32 = "attention", [CACHE_F32], [Read, Read, Read, Read, Write], 68, [];
     ATTENTION_F16 = "attention", [CACHE_F16], [Read, Read, Read, Read, Write], 68, [];
@@ -146,19 +148,19 @@ shaders! {
     TOP_K = "top_k", [], [Read, Write], 12, [];
     PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
     SAMPLE = "sample", [], [Read, Write, Write], 32, [];
-    TERNARY_GEMM_COOP = "ternary_gemm_coop", [LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q8_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_K_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q6_K_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q1_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q2_0_COOP = "block_gemm_coop", [LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 52, [Need::F16, Need::CooperativeMatrix];
+    TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q6_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q1_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
     DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], 16, [];
 }

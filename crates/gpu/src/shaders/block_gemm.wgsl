@@ -41,7 +41,7 @@ fn main(
     for (var run0 = 0u; run0 < params.runs; run0 += 2u) {
         if thread < 128u {
             let r = thread / 2u;
-            let row = min(row0 + r, params.n - 1u);
+            let row = stored_row(row0 + r);
             let run = run0 + thread % 2u;
             var w = array<vec4<u32>, 2>();
             var s = vec3<f32>();

@@ -33,53 +33,70 @@ fn product(
     return step * (f32(dot16(w[1], a1, dot16(w[0], a0, 0))) * s.x - sum * s.z);
 }
 
+// One run of two rows.
+struct Runs {
+    a: array<vec4<u32>, 2>,
+    b: array<vec4<u32>, 2>,
+    scale_a: vec3<f32>,
+    scale_b: vec3<f32>,
+}
+
+// Run `run` of rows a and b, if they have one.
+fn fetch(a: u32, b: u32, run: u32) -> Runs {
+    var runs = Runs();
+    if run < params.runs {
+        runs.a = run_codes(a, run);
+        runs.b = run_codes(b, run);
+        runs.scale_a = run_scales(a, run);
+        runs.scale_b = run_scales(b, run);
+    }
+    return runs;
+}
+
 // One run of two rows times one of activations.
-fn products(
-    w0: array<vec4<u32>, 2>,
-    w1: array<vec4<u32>, 2>,
-    s0: vec3<f32>,
-    s1: vec3<f32>,
-    token: u32,
-    run: u32,
-) -> vec2<f32> {
+fn products(w: Runs, token: u32, run: u32) -> vec2<f32> {
     let a0 = q_at(token, run * 2u);
     let a1 = q_at(token, run * 2u + 1u);
     let step = run_step(token, run);
     let size = bitcast<f32>(step.x);
     let sum = f32(bitcast<i32>(step.y));
     return vec2<f32>(
-        product(w0, s0, a0, a1, size, sum),
-        product(w1, s1, a0, a1, size, sum),
+        product(w.a, w.scale_a, a0, a1, size, sum),
+        product(w.b, w.scale_b, a0, a1, size, sum),
     );
 }
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation) {
-    prepare(at);
     let thread = thread_of(at);
     let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
-    let a = min(row, params.n - 1u);
-    let b = min(row + 1u, params.n - 1u);
+    let a = stored_row(row);
+    let b = stored_row(row + 1u);
+    // Everything is asked for long before it is used: where there are few workgroups, what takes the time is
+    // waiting for memory.
+    var next0 = fetch(a, b, thread % LANES);
+    var next1 = fetch(a, b, thread % LANES + LANES);
+    let i = params.first + row;
+    let end = params.first + params.n;
+    let base = params.out_offset + params.token * params.out_stride;
+    var old = array<vec2<f32>, 4>();
+    if thread % LANES == 0u {
+        for (var t = 0u; t < TOKENS; t++) {
+            old[t] = residual(base + t * params.out_stride, i, end);
+        }
+    }
+    prepare(at);
     var sums = array<vec2<f32>, 4>();
-    // Two runs at a time, their weights asked for together: where there are few workgroups, what takes the
-    // time is waiting for memory.
-    for (var run0 = thread % LANES; run0 < params.runs; run0 += 2u * LANES) {
-        // Where there is no second, the first again, which isn't used.
-        let both = run0 + LANES < params.runs;
-        let run1 = select(run0, run0 + LANES, both);
-        let wa0 = run_codes(a, run0);
-        let wb0 = run_codes(b, run0);
-        let wa1 = run_codes(a, run1);
-        let wb1 = run_codes(b, run1);
-        let sa0 = run_scales(a, run0);
-        let sb0 = run_scales(b, run0);
-        let sa1 = run_scales(a, run1);
-        let sb1 = run_scales(b, run1);
+    for (var run = thread % LANES; run < params.runs; run += 2u * LANES) {
+        let w0 = next0;
+        let w1 = next1;
+        next0 = fetch(a, b, run + 2u * LANES);
+        next1 = fetch(a, b, run + 3u * LANES);
         for (var t = 0u; t < TOKENS; t++) {
             let token = params.token + t;
-            var sum = sums[t] + products(wa0, wb0, sa0, sb0, token, run0);
-            if both {
-                sum += products(wa1, wb1, sa1, sb1, token, run1);
+            var sum = sums[t] + products(w0, token, run);
+            if run + LANES < params.runs {
+                sum += products(w1, token, run + LANES);
             }
             sums[t] = sum;
         }
@@ -87,8 +104,7 @@ fn main(at: Invocation) {
     for (var t = 0u; t < TOKENS; t++) {
         let sum = segment_sum_f32(at, sums[t]);
         if thread % LANES == 0u && row < params.n {
-            let base = params.out_offset + (params.token + t) * params.out_stride;
-            put(base, params.first + row, params.first + params.n, sum);
+            put_sum(base + t * params.out_stride, i, end, sum, old[t]);
         }
     }
 }

@@ -11,6 +11,7 @@
 struct Params {
     n: u32,
     first: u32,
+    begin: u32,
     k: u32,
     row_blocks: u32,
     ids_offset: u32,
@@ -31,7 +32,7 @@ fn main(
     if row >= params.n || eighth * 8u >= params.k {
         return;
     }
-    let values = eight_floats(row, eighth);
+    let values = eight_floats(params.begin + row, eighth);
     let base = params.out_offset + group.y * params.out_stride + eighth * 8u;
     for (var i = 0u; i < min(8u, params.k - eighth * 8u); i++) {
         out[base + i] = params.factor * values[i / 4u][i % 4u];

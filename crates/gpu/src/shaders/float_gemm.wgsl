@@ -27,7 +27,7 @@ fn main(
     for (var column = 0u; column < params.k; column += 16u) {
         if thread < 128u {
             let r = thread / 2u;
-            let w = eight_floats(min(row0 + r, params.n - 1u), column / 8u + thread % 2u);
+            let w = eight_floats(stored_row(row0 + r), column / 8u + thread % 2u);
             for (var i = 0u; i < 8u; i++) {
                 tile_w[(thread % 2u * 8u + i) * 65u + r] = w[i / 4u][i % 4u];
             }

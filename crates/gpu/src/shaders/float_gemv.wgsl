@@ -16,8 +16,8 @@ override TOKENS: u32 = 1u;
 fn main(at: Invocation) {
     let thread = thread_of(at);
     let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
-    let a = min(row, params.n - 1u);
-    let b = min(row + 1u, params.n - 1u);
+    let a = stored_row(row);
+    let b = stored_row(row + 1u);
     var sums = array<vec2<f32>, 4>();
     for (var i = thread % LANES; i < (params.k + 7u) / 8u; i += LANES) {
         let w0 = eight_floats(a, i);

@@ -6,7 +6,7 @@
 // Shapes: x [n_rows, width]; q [n_rows, padded / 4] words of four int8, zeros behind the width; steps
 // [n_rows] for SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step that a unit of the
 // block is worth and the sum of these 32 values. `padded` is a multiple of 256.
-// One workgroup of WG, a multiple of 64, to a row; LANES is 8.
+// One workgroup of WG, a multiple of 64, to a row.
 
 // 0, 1 or 2.
 override SCALING: u32 = 0u;
@@ -101,7 +101,7 @@ fn main(at: Invocation) {
     for (var first = 0u; first < words; first += WG) {
         let i = first + thread;
         let v = values(begin, 4u * i, inverse);
-        var top = segment_max_f32(at, largest(v));
+        var top = eight_max_f32(at, largest(v));
         if SCALING == 1u {
             if thread % 8u == 0u {
                 maxima[thread / 8u] = top;
@@ -114,7 +114,7 @@ fn main(at: Invocation) {
         }
         let scale = divide(1.0, max(top, 1e-20)) * 127.0;
         let codes = vec4<i32>(round(v * scale));
-        let sum = segment_sum_i32(at, vec2<i32>(codes.x + codes.y + codes.z + codes.w, 0)).x;
+        let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if live && i < words {
             q[row * words + i] = pack(codes);
             if thread % 8u == 0u {

@@ -37,7 +37,7 @@ fn main(
     for (var block = 0u; block < params.row_blocks; block++) {
         if thread < 128u {
             let r = thread / 2u;
-            let begin = min(row0 + r, params.n - 1u) * params.row_blocks * 2u + block * 2u + thread % 2u;
+            let begin = stored_row(row0 + r) * params.row_blocks * 2u + block * 2u + thread % 2u;
             let w = codes[begin];
             let to = r * 9u + thread % 2u * 4u;
             tile_w[to] = w.x;
@@ -87,12 +87,12 @@ fn main(
         let base = params.out_offset + token * params.out_stride;
         let end = params.first + params.n;
         for (var pair = 0u; pair < 2u; pair++) {
-            let i = params.first + row0 + pair * 32u + 2u * x;
+            let row = row0 + pair * 32u + 2u * x;
             let scale = vec2<f32>(
-                divide(scales[min(i, end - 1u)], act),
-                divide(scales[min(i + 1u, end - 1u)], act),
+                divide(scales[stored_row(row)], act),
+                divide(scales[stored_row(row + 1u)], act),
             );
-            put(base, i, end, select(exact.xy, exact.zw, pair == 1u) * scale);
+            put(base, params.first + row, end, select(exact.xy, exact.zw, pair == 1u) * scale);
         }
     }
 }

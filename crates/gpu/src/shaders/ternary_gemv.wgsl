@@ -40,6 +40,18 @@ fn multiply(w0: vec4<u32>, w1: vec4<u32>, token: u32, v: u32, before: vec2<i32>)
     return sum;
 }
 
+// Four vectors of each of two rows.
+struct Weights {
+    a0: vec4<u32>,
+    a1: vec4<u32>,
+    a2: vec4<u32>,
+    a3: vec4<u32>,
+    b0: vec4<u32>,
+    b1: vec4<u32>,
+    b2: vec4<u32>,
+    b3: vec4<u32>,
+}
+
 // Vector v of the row that begins at `row`, if it has one.
 fn fetch(row: u32, v: u32, row_len: u32) -> vec4<u32> {
     if v < row_len {
@@ -48,40 +60,57 @@ fn fetch(row: u32, v: u32, row_len: u32) -> vec4<u32> {
     return vec4<u32>();
 }
 
+// Vectors v, v + LANES and so on of the rows that begin at a and b.
+fn fetch_four(a: u32, b: u32, v: u32, row_len: u32) -> Weights {
+    return Weights(
+        fetch(a, v, row_len),
+        fetch(a, v + LANES, row_len),
+        fetch(a, v + 2u * LANES, row_len),
+        fetch(a, v + 3u * LANES, row_len),
+        fetch(b, v, row_len),
+        fetch(b, v + LANES, row_len),
+        fetch(b, v + 2u * LANES, row_len),
+        fetch(b, v + 3u * LANES, row_len),
+    );
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation) {
-    prepare(at);
     let thread = thread_of(at);
     let row_len = params.row_blocks * 2u;
     let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
-    let a = min(row, params.n - 1u) * row_len;
-    let b = min(row + 1u, params.n - 1u) * row_len;
+    let stored = vec2<u32>(stored_row(row), stored_row(row + 1u));
+    let a = stored.x * row_len;
+    let b = stored.y * row_len;
+    // Everything is asked for long before it is used: where there are few workgroups, what takes the time is
+    // waiting for memory.
+    var next = fetch_four(a, b, thread % LANES, row_len);
+    let unit = vec2<f32>(scales[stored.x], scales[stored.y]);
+    let i = params.first + row;
+    let end = params.first + params.n;
+    let base = params.out_offset + params.token * params.out_stride;
+    var old = array<vec2<f32>, 4>();
+    if thread % LANES == 0u {
+        for (var t = 0u; t < TOKENS; t++) {
+            old[t] = residual(base + t * params.out_stride, i, end);
+        }
+    }
+    prepare(at);
     var sums = array<vec2<i32>, 4>();
-    // Four steps at a time, their weights asked for together: where there are few workgroups, what takes
-    // the time is waiting for memory.
-    for (var v0 = thread % LANES; v0 < row_len; v0 += 4u * LANES) {
-        let v1 = v0 + LANES;
-        let v2 = v1 + LANES;
-        let v3 = v2 + LANES;
-        let a0 = fetch(a, v0, row_len);
-        let b0 = fetch(b, v0, row_len);
-        let a1 = fetch(a, v1, row_len);
-        let b1 = fetch(b, v1, row_len);
-        let a2 = fetch(a, v2, row_len);
-        let b2 = fetch(b, v2, row_len);
-        let a3 = fetch(a, v3, row_len);
-        let b3 = fetch(b, v3, row_len);
+    for (var v = thread % LANES; v < row_len; v += 4u * LANES) {
+        let w = next;
+        next = fetch_four(a, b, v + 4u * LANES, row_len);
         for (var t = 0u; t < TOKENS; t++) {
             let token = params.token + t;
-            var sum = multiply(a0, b0, token, v0, sums[t]);
-            if v1 < row_len {
-                sum = multiply(a1, b1, token, v1, sum);
+            var sum = multiply(w.a0, w.b0, token, v, sums[t]);
+            if v + LANES < row_len {
+                sum = multiply(w.a1, w.b1, token, v + LANES, sum);
             }
-            if v2 < row_len {
-                sum = multiply(a2, b2, token, v2, sum);
+            if v + 2u * LANES < row_len {
+                sum = multiply(w.a2, w.b2, token, v + 2u * LANES, sum);
             }
-            if v3 < row_len {
-                sum = multiply(a3, b3, token, v3, sum);
+            if v + 3u * LANES < row_len {
+                sum = multiply(w.a3, w.b3, token, v + 3u * LANES, sum);
             }
             sums[t] = sum;
         }
@@ -91,12 +120,9 @@ fn main(at: Invocation) {
         if thread % LANES == 0u && row < params.n {
             let step = row_step(params.token + t);
             let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(step.y)));
-            let i = params.first + row;
             let act = bitcast<f32>(step.x);
-            let other = scales[min(i + 1u, params.first + params.n - 1u)];
-            let scale = vec2<f32>(divide(scales[i], act), divide(other, act));
-            let base = params.out_offset + (params.token + t) * params.out_stride;
-            put(base, i, params.first + params.n, exact * scale);
+            let scale = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
+            put_sum(base + t * params.out_stride, i, end, exact * scale, old[t]);
         }
     }
 }

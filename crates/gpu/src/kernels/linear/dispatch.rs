@@ -18,23 +18,26 @@ const MAX_GEMV_ROWS: usize = 8;
 /// Rows of activations that the kernels for few of them take at a time.
 const GEMV_TOKENS: usize = 4;
 
-/// Rows of weights, and of activations, of a workgroup of the kernels for many.
-const GEMM_TILE: usize = 64;
+/// Rows of weights and of activations of a workgroup of the kernels for many: those by integers and floats,
+/// and those by matrix units.
+const GEMM_TILE: [usize; 2] = [64, 64];
+const COOP_TILE: [usize; 2] = [128, 64];
 
 /// Elements whose scale and sum activations have.
 const RUN: usize = 32;
 
-/// Most columns of trits whose sums are exact in f32: 2^24 / 128.
-const MAX_COOP_K: usize = 1 << 17;
+/// Most columns of trits whose sums are exact by matrix units, as `coop_ternary.wgsl` says.
+const MAX_COOP_K: usize = 22_000;
 
 /// Shared memory of the kernels by matrix units.
-const COOP_BYTES: u32 = 2 * 4608 * 2 + 4352 * 4;
+const COOP_BYTES: u32 = (2304 + 1152) * 8 + 5120 * 4;
 
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct Params {
     n: u32,
     first: u32,
+    begin: u32,
     k: u32,
     row_blocks: u32,
     q_len: u32,
@@ -71,6 +74,8 @@ struct Kernels {
     rounding: &'static Shader,
     /// For many.
     gemm: &'static Shader,
+    /// Rows of weights and of activations of a workgroup of that.
+    tile: [usize; 2],
 }
 
 pub(super) fn unsupported(dtype: DType) -> GpuError {
@@ -167,15 +172,18 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let exact = w.kind != WeightKind::Ternary || w.k < MAX_COOP_K;
+        let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
+        let units = matches!(source, Source::Stored(_)) && exact && has_matrix_units(recorder);
+        let (gemm, tile) = if units {
+            (by_units, COOP_TILE)
+        } else {
+            (gemm, GEMM_TILE)
+        };
         Ok(Kernels {
             gemv,
             rounding,
-            gemm: if has_matrix_units(recorder) && exact {
-                by_units
-            } else {
-                gemm
-            },
+            gemm,
+            tile,
         })
     }
 }
@@ -256,6 +264,7 @@ pub(super) fn multiply(
     let mut params = Params {
         n: 0,
         first: 0,
+        begin: 0,
         k: w.k as u32,
         row_blocks: row_blocks(w.kind, w.k) as u32,
         q_len: q_len as u32,
@@ -299,12 +308,16 @@ pub(super) fn multiply(
     let shape = GemvShape::of(recorder, w.n, steps, own);
     for piece in &w.pieces {
         (params.n, params.first) = (piece.n as u32, piece.first as u32);
+        params.begin = piece.begin as u32;
         let mut bindings = vec![(&piece.codes).into(), (&piece.scales).into()];
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
         if out.n_rows > MAX_GEMV_ROWS {
-            let tiles = |n: usize| n.div_ceil(GEMM_TILE) as u32;
-            let grid = [tiles(piece.n), tiles(out.n_rows)];
+            let [rows, tokens] = kernels.tile;
+            let grid = [
+                piece.n.div_ceil(rows) as u32,
+                out.n_rows.div_ceil(tokens) as u32,
+            ];
             recorder.dispatch(kernels.gemm, &constants, &bindings, &params, grid)?;
             continue;
         }

@@ -16,6 +16,7 @@ use crate::{GpuError, Recorder};
 struct EmbedParams {
     n: u32,
     first: u32,
+    begin: u32,
     k: u32,
     row_blocks: u32,
     ids_offset: u32,
@@ -65,6 +66,7 @@ pub fn embed(
             let params = EmbedParams {
                 n: piece.n as u32,
                 first: piece.first as u32,
+                begin: piece.begin as u32,
                 k: table.k as u32,
                 row_blocks: row_blocks(table.kind, table.k) as u32,
                 ids_offset: (ids_offset + first) as u32,

@@ -35,8 +35,10 @@ struct Piece {
     first: usize,
     /// Its rows.
     n: usize,
+    /// Rows of the buffers before them.
+    begin: usize,
     codes: Buffer,
-    /// Scales of blocks that lie apart from their codes; of trits, those of all rows of the matrix.
+    /// Scales of rows of trits, or of blocks that lie apart from their codes.
     scales: Buffer,
 }
 
@@ -113,8 +115,8 @@ pub enum Epilogue {
     Store,
     /// `out ← out + x · wᵀ`: the residual.
     Add,
-    /// `out[i] ← activation(row 2i) · (row 2i + 1)`: gate and up projection, whose rows alternate. The
-    /// output is half as wide as the matrix is high.
+    /// `out[i] ← activation(row i) · (row n/2 + i)`: gate and up projection behind one another in one piece.
+    /// The output is half as wide as the matrix is high.
     Gate(Activation),
 }
 
@@ -142,8 +144,7 @@ impl Epilogue {
 
 impl Linear {
     /// Uploads `n` rows of `k` elements. `rows` is asked for runs of rows in order, and fills the memory
-    /// it is given with them, [`WeightKind::row_bytes`] each. Matrices that are to be multiplied in one
-    /// go are one matrix here, their rows behind one another or taking turns.
+    /// it is given with them, [`WeightKind::row_bytes`] each.
     ///
     /// `scales` are what a trit of each row is worth, `[n]`; empty for other kinds.
     ///
@@ -164,18 +165,16 @@ impl Linear {
                 reason: "there are no kernels for them".into(),
             }));
         };
-        let of_rows = match kind {
+        match kind {
             WeightKind::Ternary => {
                 expect("ternary matrix: scales", n, scales.len())?;
                 expect_most("ternary matrix: columns", MAX_TERNARY_K, k)?;
-                Some(device.upload(scales)?)
             }
             WeightKind::Blocks(dtype) => {
                 expect("matrix: scales of rows", 0, scales.len())?;
                 expect("matrix: columns", k.next_multiple_of(dtype.block_len()), k)?;
-                None
             }
-        };
+        }
         let row_bytes = planes.row_bytes(k).max(1);
         let limits = device.limits();
         let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
@@ -189,9 +188,11 @@ impl Linear {
         for first in (0..n).step_by(piece_rows) {
             let n = piece_rows.min(n - first);
             let codes = device.buffer("weights", (n * row_bytes) as u64)?;
-            let scales = match &of_rows {
-                Some(scales) => scales.clone(),
-                None => device.buffer("scales of weights", planes.scale_bytes(n, k) as u64)?,
+            let scales = match kind {
+                WeightKind::Ternary => device.upload(&scales[first..first + n])?,
+                WeightKind::Blocks(_) => {
+                    device.buffer("scales of weights", planes.scale_bytes(n, k) as u64)?
+                }
             };
             planes.upload(upload, k, n, [&codes, &scales], |range, out| {
                 rows(first + range.start..first + range.end, out)
@@ -199,11 +200,83 @@ impl Linear {
             pieces.push(Piece {
                 first,
                 n,
+                begin: 0,
                 codes,
                 scales,
             });
         }
         Ok(Linear { n, k, kind, pieces })
+    }
+
+    /// The matrices `parts` behind one another in one: products that read the same input are one then.
+    /// `None` if they can't be one, by their kinds and widths, or because a kernel may not see as much at once.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`], while both the parts and the whole are there.
+    pub fn join(device: &Device, parts: &[&Linear]) -> Result<Option<Linear>, GpuError> {
+        let Some(&Linear { k, kind, .. }) = parts.first().copied() else {
+            return Ok(None);
+        };
+        let Some(planes) = planes::Planes::of(kind) else {
+            return Ok(None);
+        };
+        let n: usize = parts.iter().map(|part| part.n).sum();
+        let scale_bytes = |n| match kind {
+            WeightKind::Ternary => n * 4,
+            WeightKind::Blocks(_) => planes.scale_bytes(n, k),
+        };
+        let bytes = |n| [n * planes.row_bytes(k), scale_bytes(n)];
+        let limits = device.limits();
+        let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
+        // Whole pieces are copied in whole words.
+        let fits = |part: &&Linear| {
+            let is_whole = part.pieces.len() == 1 && part.pieces[0].begin == 0;
+            let in_words = bytes(part.n).iter().all(|bytes| bytes % 4 == 0);
+            part.k == k && part.kind == kind && is_whole && in_words
+        };
+        if !parts.iter().all(fits) || bytes(n)[0] > most {
+            return Ok(None);
+        }
+        let codes = device.buffer("weights", bytes(n)[0] as u64)?;
+        let scales = device.buffer("scales of weights", bytes(n)[1] as u64)?;
+        let mut first = 0;
+        for part in parts {
+            let piece = &part.pieces[0];
+            for (from, to, i) in [(&piece.codes, &codes, 0), (&piece.scales, &scales, 1)] {
+                let at = bytes(first)[i] as u64;
+                device.copy((from, 0), (to, at), bytes(part.n)[i] as u64)?;
+            }
+            first += part.n;
+        }
+        let piece = Piece {
+            first: 0,
+            n,
+            begin: 0,
+            codes,
+            scales,
+        };
+        Ok(Some(Linear {
+            n,
+            k,
+            kind,
+            pieces: vec![piece],
+        }))
+    }
+
+    /// The rows `rows` as a matrix of its own, in the same memory; `None` if they lie in several pieces.
+    pub fn rows(&self, rows: Range<usize>) -> Option<Linear> {
+        let holds = |piece: &&Piece| piece.first <= rows.start && rows.end <= piece.first + piece.n;
+        let piece = self.pieces.iter().find(holds)?;
+        let own = Piece {
+            first: 0,
+            n: rows.len(),
+            begin: piece.begin + rows.start - piece.first,
+            ..piece.clone()
+        };
+        Some(Linear {
+            n: rows.len(),
+            pieces: vec![own],
+            ..*self
+        })
     }
 
     /// Output features.
@@ -256,6 +329,7 @@ pub fn multiply(
     )?;
     if let Epilogue::Gate(_) = epilogue {
         expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
+        expect_most("gated linear: pieces", 1, w.pieces.len())?;
     }
     let check = |x: &Rows<'_>| {
         x.check("linear: input")?;

@@ -15,6 +15,6 @@ fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
 }
 
 fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let d = bitcast<f32>(scales[params.first + row]);
+    let d = bitcast<f32>(scales[row]);
     return vec3<f32>(d, d, 0.0);
 }

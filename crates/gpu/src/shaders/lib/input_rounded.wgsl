@@ -13,7 +13,11 @@ override Q_LEN: u32 = 16u;
 
 var<workgroup> own_q: array<vec4<u32>, Q_LEN>;
 var<workgroup> own_steps: array<vec2<u32>, Q_LEN>;
-var<workgroup> maxima: array<f32, WG>;
+// Largest magnitudes of runs of 32.
+var<workgroup> maxima: array<f32, Q_LEN>;
+// Of the whole row, for SCALING 0.
+var<private> own_scale: f32;
+var<private> own_sum: i32;
 
 // Elements 4i to 4i + 3, weighted but not yet normalised; zeros behind the end.
 fn weighted(i: u32) -> vec4<f32> {
@@ -37,68 +41,65 @@ fn pack(codes: vec4<i32>) -> u32 {
     return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
 }
 
-// An invocation to a run of 32.
+// An invocation to a vector. Eight in a row have a run of 32.
 fn prepare(at: Invocation) {
     let thread = thread_of(at);
-    let runs = Q_LEN / 2u;
-    var squares = 0.0;
-    var top = 0.0;
-    for (var i = thread; i < runs * 8u; i += WG) {
-        if 4u * i < params.k {
-            let v = x[params.x_offset / 4u + i];
-            squares += dot(v, v);
-            top = max(top, largest(weighted(i)));
-        }
-    }
+    let vectors = Q_LEN * 4u;
     var inverse = 1.0;
-    if NORM == 1u {
-        inverse = 1.0 / sqrt(workgroup_sum_f32(at, squares) / f32(params.k) + params.eps);
-    }
-    var scale = 0.0;
-    if SCALING == 0u {
-        scale = divide(1.0, max(workgroup_max_f32(at, top) * inverse, 1e-5)) * 127.0;
-    }
-    var total = 0;
-    for (var first = 0u; first < runs; first += WG) {
-        let run = first + thread;
-        var v: array<vec4<f32>, 8>;
-        var most = 0.0;
-        for (var i = 0u; i < 8u; i++) {
-            v[i] = weighted(run * 8u + i) * inverse;
-            most = max(most, largest(v[i]));
-        }
-        if SCALING == 1u {
-            maxima[thread] = most;
-            workgroupBarrier();
-            for (var i = 0u; i < 8u; i++) {
-                most = max(most, maxima[thread / 8u * 8u + i]);
+    if NORM == 1u || SCALING == 0u {
+        var squares = 0.0;
+        var top = 0.0;
+        for (var i = thread; i < vectors; i += WG) {
+            if 4u * i < params.k {
+                let v = x[params.x_offset / 4u + i];
+                squares += dot(v, v);
+                top = max(top, largest(weighted(i)));
             }
-            workgroupBarrier();
         }
-        if SCALING != 0u {
-            scale = divide(1.0, max(most, 1e-20)) * 127.0;
+        let both = workgroup_sum_and_max(at, squares, top);
+        if NORM == 1u {
+            inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
         }
+        own_scale = divide(1.0, max(both.y * inverse, 1e-5)) * 127.0;
+    }
+    if SCALING == 0u {
         var sum = 0;
-        var words: array<u32, 8>;
-        for (var i = 0u; i < 8u; i++) {
-            let codes = vec4<i32>(round(v[i] * scale));
+        for (var i = thread; i < vectors; i += WG) {
+            let codes = vec4<i32>(round(weighted(i) * inverse * own_scale));
             sum += codes.x + codes.y + codes.z + codes.w;
-            words[i] = pack(codes);
+            own_q[i / 4u][i % 4u] = pack(codes);
         }
-        if run < runs {
-            own_q[2u * run] = vec4<u32>(words[0], words[1], words[2], words[3]);
-            own_q[2u * run + 1u] = vec4<u32>(words[4], words[5], words[6], words[7]);
-            if SCALING != 0u {
-                let step = divide(1.0, scale);
-                own_steps[run] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
+        // Its barriers make the codes visible too.
+        own_sum = workgroup_sum_i32(at, sum);
+        return;
+    }
+    // Every invocation has a vector in every turn, so that all take part in exchanges.
+    for (var first = 0u; first < vectors; first += WG) {
+        let i = first + thread;
+        let top = eight_max_f32(at, largest(weighted(i) * inverse));
+        if i < vectors && i % 8u == 0u {
+            maxima[i / 8u] = top;
+        }
+    }
+    workgroupBarrier();
+    for (var first = 0u; first < vectors; first += WG) {
+        let i = first + thread;
+        let run = min(i, vectors - 1u) / 8u;
+        var top = maxima[run];
+        if SCALING == 1u {
+            for (var j = 0u; j < 8u; j++) {
+                top = max(top, maxima[run / 8u * 8u + j]);
             }
         }
-        total += sum;
-    }
-    if SCALING == 0u {
-        let sum = workgroup_sum_i32(at, total);
-        if thread == 0u {
-            own_steps[0] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(sum));
+        let scale = divide(1.0, max(top, 1e-20)) * 127.0;
+        let codes = vec4<i32>(round(weighted(i) * inverse * scale));
+        let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
+        if i < vectors {
+            own_q[i / 4u][i % 4u] = pack(codes);
+            if i % 8u == 0u {
+                let step = divide(1.0, scale);
+                own_steps[i / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
+            }
         }
     }
     workgroupBarrier();
@@ -110,7 +111,7 @@ fn q_at(token: u32, i: u32) -> vec4<u32> {
 
 // Scale and sum of the row.
 fn row_step(token: u32) -> vec2<u32> {
-    return own_steps[0];
+    return vec2<u32>(bitcast<u32>(own_scale), bitcast<u32>(own_sum));
 }
 
 // Step and sum of a run.

@@ -1,8 +1,9 @@
 // What all kernels of linear layers are told.
 struct Params {
-    // Rows of this piece of the matrix, and the number of its first.
+    // Rows of this piece of the matrix, the number of its first, and where that lies in the buffers.
     n: u32,
     first: u32,
+    begin: u32,
     // Columns, and blocks of a row of weights.
     k: u32,
     row_blocks: u32,
@@ -19,4 +20,14 @@ struct Params {
     out_stride: u32,
     // What is added to the mean square, where the kernel normalises.
     eps: f32,
+}
+
+// The row of the buffers that result i of this piece comes from; behind the last, some row there is. The
+// results of gated layers take turns: they come from the first half of the rows and from the second.
+fn stored_row(i: u32) -> u32 {
+    let row = min(i, params.n - 1u);
+    if EPILOGUE == 2u {
+        return params.begin + row / 2u + row % 2u * (params.n / 2u);
+    }
+    return params.begin + row;
 }

@@ -64,6 +64,50 @@ fn segment_max_f32(at: Invocation, value: f32) -> f32 {
     return top;
 }
 
+// The largest value of eight invocations in a row.
+fn eight_max_f32(at: Invocation, value: f32) -> f32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    var top = value;
+    for (var j = 0u; j < 8u; j++) {
+        top = max(top, bitcast<f32>(exchange[i / 8u * 8u + j].x));
+    }
+    workgroupBarrier();
+    return top;
+}
+
+// The sum over eight invocations in a row.
+fn eight_sum_i32(at: Invocation, value: i32) -> i32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    var sum = 0;
+    for (var j = 0u; j < 8u; j++) {
+        sum += bitcast<i32>(exchange[i / 8u * 8u + j].x);
+    }
+    workgroupBarrier();
+    return sum;
+}
+
+// A sum and a maximum at once.
+fn workgroup_sum_and_max(at: Invocation, value: f32, other: f32) -> vec2<f32> {
+    let i = at.index;
+    exchange[i] = bitcast<vec2<u32>>(vec2<f32>(value, other));
+    workgroupBarrier();
+    for (var half = WG / 2u; half > 0u; half /= 2u) {
+        if i < half {
+            let own = bitcast<vec2<f32>>(exchange[i]);
+            let next = bitcast<vec2<f32>>(exchange[i + half]);
+            exchange[i] = bitcast<vec2<u32>>(vec2<f32>(own.x + next.x, max(own.y, next.y)));
+        }
+        workgroupBarrier();
+    }
+    let both = bitcast<vec2<f32>>(exchange[0]);
+    workgroupBarrier();
+    return both;
+}
+
 fn workgroup_sum_f32(at: Invocation, value: f32) -> f32 {
     let i = at.index;
     exchange[i].x = bitcast<u32>(value);

@@ -17,6 +17,8 @@ struct Invocation {
 }
 
 var<workgroup> exchange: array<u32, WG>;
+// Used once in a kernel, so that no one waits for its readers.
+var<workgroup> exchange_two: array<vec2<f32>, WG>;
 
 // The invocation's number in the workgroup, as segments count: those of a subgroup are neighbours,
 // whatever the device's own order.
@@ -46,6 +48,35 @@ fn segment_max_f32(at: Invocation, value: f32) -> f32 {
         top = max(top, subgroupShuffleXor(top, half));
     }
     return top;
+}
+
+// The largest value of eight invocations in a row.
+fn eight_max_f32(at: Invocation, value: f32) -> f32 {
+    var top = max(value, subgroupShuffleXor(value, 4u));
+    top = max(top, subgroupShuffleXor(top, 2u));
+    return max(top, subgroupShuffleXor(top, 1u));
+}
+
+// The sum over eight invocations in a row.
+fn eight_sum_i32(at: Invocation, value: i32) -> i32 {
+    var sum = value + subgroupShuffleXor(value, 4u);
+    sum += subgroupShuffleXor(sum, 2u);
+    return sum + subgroupShuffleXor(sum, 1u);
+}
+
+// A sum and a maximum at once.
+fn workgroup_sum_and_max(at: Invocation, value: f32, other: f32) -> vec2<f32> {
+    let own = vec2<f32>(subgroupAdd(value), subgroupMax(other));
+    if at.lane == 0u {
+        exchange_two[at.subgroup] = own;
+    }
+    workgroupBarrier();
+    var both = exchange_two[0];
+    for (var i = 1u; i < at.subgroups; i++) {
+        let next = exchange_two[i];
+        both = vec2<f32>(both.x + next.x, max(both.y, next.y));
+    }
+    return both;
 }
 
 fn workgroup_sum_f32(at: Invocation, value: f32) -> f32 {

@@ -1,0 +1,59 @@
+// Trits and int8 for gemm_coop.wgsl.
+//
+// Agrees with `sterna_kernels::gemm` for ternary weights bit for bit: int8 and quarters from 1 to 1½ are
+// exact in f16, and so are sums in f32 while 4 · 1½ · 127 · k is less than 2^24, which k up to 22000 is.
+// Shapes: codes [rows, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
+// scales [rows] f32; steps [m] of scale and sum.
+
+@group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> scales: array<f32>;
+
+// Sixteen bytes of a row, and of two quarters of a block of activations.
+struct Fetched {
+    w: vec4<u32>,
+    x0: vec4<u32>,
+    x1: vec4<u32>,
+}
+
+// Sixteen bytes of a row are 64 columns: turns take half a block.
+fn turns() -> u32 {
+    return params.row_blocks * 2u;
+}
+
+fn fetch(thread: u32, row0: u32, token0: u32, turn: u32) -> Fetched {
+    let w = codes[stored_row(row0 + thread) * params.row_blocks * 2u + turn];
+    let at = min(token0 + thread / 2u, params.m - 1u) * params.q_len
+        + turn / 2u * 8u + thread % 2u * 4u + turn % 2u;
+    return Fetched(w, q[at], q[at + 2u]);
+}
+
+// The codes of quarter `quarter` of a word: code c as 1 + c / 4, whose f16 has c in bits 8 and 9.
+fn quarter_of(word: u32, quarter: u32) -> vec4<f16> {
+    let even = ((word << (2u + 2u * quarter)) & 0x03000300u) | 0x3c003c00u;
+    let odd = ((word >> (6u - 2u * quarter)) & 0x03000300u) | 0x3c003c00u;
+    return vec4<f16>(pair_of(even), pair_of(odd));
+}
+
+fn stage(thread: u32, f: Fetched) {
+    for (var quarter = 0u; quarter < 4u; quarter++) {
+        for (var i = 0u; i < 4u; i++) {
+            tile_w[thread * 18u + 4u * quarter + i] = quarter_of(f.w[i], quarter);
+        }
+    }
+    let to = thread / 2u * 18u + thread % 2u * 8u;
+    for (var i = 0u; i < 4u; i++) {
+        tile_x[to + i] = halves_of(f.x0[i]);
+        tile_x[to + 4u + i] = halves_of(f.x1[i]);
+    }
+}
+
+// The products of rows `row` and `row + 1` with a token, of the sums with 1 + c / 4 instead of c - 1.
+fn result_of(row: u32, token: u32, sums: vec2<f32>) -> vec2<f32> {
+    let step = steps[token];
+    let act = bitcast<f32>(step.x);
+    let exact = vec2<f32>(vec2<i32>(4.0 * sums) - vec2<i32>(5 * bitcast<i32>(step.y)));
+    return exact * vec2<f32>(
+        divide(scales[stored_row(row)], act),
+        divide(scales[stored_row(row + 1u)], act),
+    );
+}
