@@ -137,6 +137,20 @@ fn run(device: &Device, commands: &[&Commands]) -> Result<(), GpuError> {
     device.submit(commands, &[])?.wait().map(|_| ())
 }
 
+/// Time of `commands` on the device, in microseconds: they are submitted again and again, so that the
+/// host records the next while the device runs these.
+fn device_time(device: &Device, commands: &Commands) -> Result<f64, GpuError> {
+    const AT_ONCE: usize = 6;
+    let all = median(5, || {
+        let mut last = None;
+        for _ in 0..AT_ONCE {
+            last = Some(device.submit(&[commands], &[])?);
+        }
+        last.map_or(Ok(()), |last| last.wait().map(|_| ()))
+    })?;
+    Ok(all / AT_ONCE as f64)
+}
+
 fn overheads(device: &Device) -> Result<(), GpuError> {
     let (x, y) = (
         device.upload(&[0.0f32; 256])?,
@@ -355,9 +369,7 @@ impl<'a> Product<'a> {
         } else {
             self.copies.len().max(20)
         };
-        let many = chain(times + 1)?;
-        let alone = median(15, || run(device, &[&once]))?;
-        let us = (median(9, || run(device, &[&many]))? - alone) / times as f64;
+        let us = device_time(device, &chain(times)?)? / times as f64;
         let bytes = w.bytes() as f64;
         let ops = 2.0 * (m * n * k) as f64;
         println!(
@@ -376,12 +388,11 @@ impl<'a> Product<'a> {
             let time = |input: Input<'_>, tuning: Tuning| -> Result<f64, GpuError> {
                 let mut recorder = Recorder::new(device);
                 recorder.set_tuning(tuning);
-                for i in 0..=times {
+                for i in 0..times {
                     let w = &self.copies[i % self.copies.len()];
                     multiply(&mut recorder, w, input, Epilogue::Store, to)?;
                 }
-                let many = recorder.finish()?;
-                Ok((median(9, || run(device, &[&many]))? - alone) / times as f64)
+                Ok(device_time(device, &recorder.finish()?)? / times as f64)
             };
             let us = time(rounding, Tuning::default())?;
             let name = "  with norm and rounding";

@@ -14,30 +14,45 @@ override TOKENS: u32 = 1u;
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-const CODES: vec4<u32> = vec4<u32>(0x03030303u);
-
 fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
     return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
 }
 
-// Sums of two rows with the products of vector v of each.
-fn multiply(w0: vec4<u32>, w1: vec4<u32>, token: u32, v: u32, before: vec2<i32>) -> vec2<i32> {
+// Sums with the products of a vector of codes and the four of activations that it meets: once, four times and
+// sixteen times what they are, so that codes are masked where they lie. Only the highest would be signed.
+fn multiply(w: vec4<u32>, q: array<vec4<u32>, 4>, sums: vec3<i32>) -> vec3<i32> {
+    return vec3<i32>(
+        dot16(w & vec4<u32>(0x03030303u), q[3], sums.x),
+        dot16(w & vec4<u32>(0x0c0c0c0cu), q[2], sums.y),
+        dot16(
+            w & vec4<u32>(0x30303030u),
+            q[1],
+            dot16((w >> vec4<u32>(2u)) & vec4<u32>(0x30303030u), q[0], sums.z),
+        ),
+    );
+}
+
+// Sums of two rows.
+struct Sums {
+    a: vec3<i32>,
+    b: vec3<i32>,
+}
+
+// The same of two rows and their vectors v.
+fn multiply_two(w0: vec4<u32>, w1: vec4<u32>, token: u32, v: u32, before: Sums) -> Sums {
     // Sixteen bytes have positions 0 to 15 or 16 to 31 of four quarters of a block.
     let at = v / 2u * 8u + v % 2u;
-    let q0 = q_at(token, at);
-    let q1 = q_at(token, at + 2u);
-    let q2 = q_at(token, at + 4u);
-    let q3 = q_at(token, at + 6u);
-    var sum = before;
-    sum.x = dot16((w0 >> vec4<u32>(6u)) & CODES, q0, sum.x);
-    sum.y = dot16((w1 >> vec4<u32>(6u)) & CODES, q0, sum.y);
-    sum.x = dot16((w0 >> vec4<u32>(4u)) & CODES, q1, sum.x);
-    sum.y = dot16((w1 >> vec4<u32>(4u)) & CODES, q1, sum.y);
-    sum.x = dot16((w0 >> vec4<u32>(2u)) & CODES, q2, sum.x);
-    sum.y = dot16((w1 >> vec4<u32>(2u)) & CODES, q2, sum.y);
-    sum.x = dot16(w0 & CODES, q3, sum.x);
-    sum.y = dot16(w1 & CODES, q3, sum.y);
-    return sum;
+    let q = array<vec4<u32>, 4>(
+        q_at(token, at),
+        q_at(token, at + 2u),
+        q_at(token, at + 4u),
+        q_at(token, at + 6u),
+    );
+    return Sums(multiply(w0, q, before.a), multiply(w1, q, before.b));
+}
+
+fn total(sums: vec3<i32>) -> i32 {
+    return sums.x + (sums.y >> 2u) + (sums.z >> 4u);
 }
 
 // Four vectors of each of two rows.
@@ -96,33 +111,35 @@ fn main(at: Invocation) {
         }
     }
     prepare(at);
-    var sums = array<vec2<i32>, 4>();
+    var scale = array<vec2<f32>, 4>();
+    for (var t = 0u; t < TOKENS; t++) {
+        let act = bitcast<f32>(row_step(params.token + t).x);
+        scale[t] = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
+    }
+    var sums = array<Sums, 4>();
     for (var v = thread % LANES; v < row_len; v += 4u * LANES) {
         let w = next;
         next = fetch_four(a, b, v + 4u * LANES, row_len);
         for (var t = 0u; t < TOKENS; t++) {
             let token = params.token + t;
-            var sum = multiply(w.a0, w.b0, token, v, sums[t]);
+            var sum = multiply_two(w.a0, w.b0, token, v, sums[t]);
             if v + LANES < row_len {
-                sum = multiply(w.a1, w.b1, token, v + LANES, sum);
+                sum = multiply_two(w.a1, w.b1, token, v + LANES, sum);
             }
             if v + 2u * LANES < row_len {
-                sum = multiply(w.a2, w.b2, token, v + 2u * LANES, sum);
+                sum = multiply_two(w.a2, w.b2, token, v + 2u * LANES, sum);
             }
             if v + 3u * LANES < row_len {
-                sum = multiply(w.a3, w.b3, token, v + 3u * LANES, sum);
+                sum = multiply_two(w.a3, w.b3, token, v + 3u * LANES, sum);
             }
             sums[t] = sum;
         }
     }
     for (var t = 0u; t < TOKENS; t++) {
-        let sum = segment_sum_i32(at, sums[t]);
+        let sum = segment_sum_i32(at, vec2<i32>(total(sums[t].a), total(sums[t].b)));
         if thread % LANES == 0u && row < params.n {
-            let step = row_step(params.token + t);
-            let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(step.y)));
-            let act = bitcast<f32>(step.x);
-            let scale = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
-            put_sum(base + t * params.out_stride, i, end, exact * scale, old[t]);
+            let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(row_step(params.token + t).y)));
+            put_sum(base + t * params.out_stride, i, end, exact * scale[t], old[t]);
         }
     }
 }

@@ -211,14 +211,17 @@ impl GemvShape {
     /// For `n` rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
     /// together, a cache line. More share a row where otherwise there would be few workgroups, down to
     /// two steps for each lane, because what few workgroups do is wait for memory.
-    fn of(recorder: &Recorder, n: usize, steps: usize, own: bool) -> GemvShape {
+    ///
+    /// `own` is the width of the input if every workgroup rounds it for itself.
+    fn of(recorder: &Recorder, n: usize, steps: usize, own: Option<usize>) -> GemvShape {
         let (limits, tuning) = (recorder.device().limits(), recorder.tuning());
         let most = limits.min_subgroup.clamp(8, 32);
-        // A workgroup that rounds its input has an invocation to each run of 32.
-        let workgroup = tuning.gemv_workgroup.unwrap_or(if own { 256 } else { 128 });
+        let least = own.map_or(64, |width| workgroup_to_round(width).max(64));
+        let usual = if own.is_some() { 256 } else { 128 };
+        let workgroup = tuning.gemv_workgroup.unwrap_or(usual);
         let workgroup = workgroup
             .next_power_of_two()
-            .clamp(64, limits.workgroup_len.min(1024));
+            .clamp(least, limits.workgroup_len.min(1024));
         let shape = |lanes| GemvShape { workgroup, lanes };
         let lanes = tuning.gemv_lanes.unwrap_or_else(|| {
             let mut lanes = 8;
@@ -237,17 +240,32 @@ impl GemvShape {
     }
 }
 
+/// Vectors of four floats that an invocation of a kernel that rounds has in its registers.
+const MAX_ROUNDING_TURNS: usize = 8;
+
+/// Vectors of four floats of a row that is rounded.
+fn vectors(width: usize) -> usize {
+    width.next_multiple_of(PADDING) / 4
+}
+
+/// Invocations of a workgroup that rounds a row of `width`: a power of two.
+fn workgroup_to_round(width: usize) -> u32 {
+    let invocations = vectors(width).div_ceil(MAX_ROUNDING_TURNS);
+    u32::try_from(invocations.next_power_of_two()).unwrap_or(u32::MAX)
+}
+
 /// Whether every workgroup can round the row `x` for itself: in vectors, and with room for it.
 pub(super) fn can_round(recorder: &Recorder, x: &Rows<'_>) -> bool {
     let limits = recorder.device().limits();
     let padded = x.width.next_multiple_of(PADDING);
-    // Codes, scales and sums; and what reductions and maxima take.
-    let bytes = padded + padded / 2 + 4096;
-    let in_vectors = x.offset.is_multiple_of(4) && x.width.is_multiple_of(4);
+    let most = limits.workgroup_len.min(1024);
+    // Codes; steps, sums and maxima of runs; and what reductions take.
+    let bytes = padded + padded / RUN * 12 + 12 * most as usize;
+    let in_vectors = x.offset.is_multiple_of(4) && x.width.is_multiple_of(4) && x.width > 0;
     x.n_rows == 1
         && in_vectors
         && bytes <= limits.workgroup_bytes as usize
-        && limits.workgroup_len >= 256
+        && workgroup_to_round(x.width) <= most
 }
 
 /// Records the dispatches of all pieces. Shapes were checked.
@@ -295,6 +313,13 @@ pub(super) fn multiply(
                 ("SCALING", f64::from(scaling as u8)),
                 ("NORM", f64::from(u8::from(norm.is_some()))),
                 ("Q_LEN", q_len as f64),
+                (
+                    "RUNS",
+                    match scaling {
+                        Scaling::Row => 1.0,
+                        Scaling::Blocks256 | Scaling::Blocks32 => q_len as f64 / 2.0,
+                    },
+                ),
             ]);
         }
     }
@@ -305,7 +330,11 @@ pub(super) fn multiply(
         (_, Source::Floats(_)) => w.k / 8,
         _ => w.k / RUN,
     };
-    let shape = GemvShape::of(recorder, w.n, steps, own);
+    let shape = GemvShape::of(recorder, w.n, steps, own.then_some(w.k));
+    if own {
+        let turns = vectors(w.k).div_ceil(shape.workgroup as usize);
+        constants.push(("TURNS", turns as f64));
+    }
     for piece in &w.pieces {
         (params.n, params.first) = (piece.n as u32, piece.first as u32);
         params.begin = piece.begin as u32;

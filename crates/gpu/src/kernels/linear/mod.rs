@@ -306,8 +306,8 @@ impl Linear {
     }
 }
 
-/// Sums of products of codes and activations stay within i32.
-const MAX_TERNARY_K: usize = (1 << 23) - 128;
+/// Sixteen times the sums of products of codes and activations stay within i32.
+const MAX_TERNARY_K: usize = (1 << 19) - 128;
 
 /// `out ← x · wᵀ`, or what `epilogue` says, for the rows of `out`.
 ///

@@ -28,5 +28,10 @@ fn divide(a: f32, b: f32) -> f32 {
     if any(exponents < vec3<u32>(2u)) || any(exponents > vec3<u32>(253u)) {
         return quotient;
     }
-    return nudge(nudge(quotient, a, b), a, b);
+    let once = nudge(quotient, a, b);
+    if (bitcast<u32>(once) ^ bitcast<u32>(quotient)) >> 23u == 0u {
+        return once;
+    }
+    // A power of two lay between the two.
+    return nudge(once, a, b);
 }

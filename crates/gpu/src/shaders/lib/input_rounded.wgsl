@@ -7,29 +7,21 @@ override SCALING: u32 = 0u;
 override NORM: u32 = 0u;
 // Vectors of 16 int8 of the row, padded to blocks of 256.
 override Q_LEN: u32 = 16u;
+// Runs of 32 that have a step of their own: all of the row, or one if the row has a scale.
+override RUNS: u32 = 8u;
+// Vectors of four floats that an invocation takes, at most 8.
+override TURNS: u32 = 1u;
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
 
 var<workgroup> own_q: array<vec4<u32>, Q_LEN>;
-var<workgroup> own_steps: array<vec2<u32>, Q_LEN>;
-// Largest magnitudes of runs of 32.
-var<workgroup> maxima: array<f32, Q_LEN>;
+var<workgroup> own_steps: array<vec2<u32>, RUNS>;
+// Largest magnitudes of runs.
+var<workgroup> maxima: array<f32, RUNS>;
 // Of the whole row, for SCALING 0.
 var<private> own_scale: f32;
 var<private> own_sum: i32;
-
-// Elements 4i to 4i + 3, weighted but not yet normalised; zeros behind the end.
-fn weighted(i: u32) -> vec4<f32> {
-    if 4u * i >= params.k {
-        return vec4<f32>();
-    }
-    let v = x[params.x_offset / 4u + i];
-    if NORM == 1u {
-        return v * norm[i];
-    }
-    return v;
-}
 
 fn largest(v: vec4<f32>) -> f32 {
     let a = abs(v);
@@ -41,58 +33,77 @@ fn pack(codes: vec4<i32>) -> u32 {
     return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
 }
 
-// An invocation to a vector. Eight in a row have a run of 32.
+// The vectors thread, thread + WG and so on belong to an invocation. Eight in a row are a run of 32.
 fn prepare(at: Invocation) {
     let thread = thread_of(at);
     let vectors = Q_LEN * 4u;
-    var inverse = 1.0;
-    if NORM == 1u || SCALING == 0u {
+    let last = params.k / 4u - 1u;
+    // All are asked for before the first is used.
+    var v = array<vec4<f32>, 8>();
+    for (var j = 0u; j < TURNS; j++) {
+        v[j] = x[params.x_offset / 4u + min(j * WG + thread, last)];
+    }
+    if NORM == 1u {
+        var weights = array<vec4<f32>, 8>();
+        for (var j = 0u; j < TURNS; j++) {
+            weights[j] = norm[min(j * WG + thread, last)];
+        }
         var squares = 0.0;
         var top = 0.0;
-        for (var i = thread; i < vectors; i += WG) {
-            if 4u * i < params.k {
-                let v = x[params.x_offset / 4u + i];
-                squares += dot(v, v);
-                top = max(top, largest(weighted(i)));
-            }
+        for (var j = 0u; j < TURNS; j++) {
+            squares += select(0.0, dot(v[j], v[j]), j * WG + thread <= last);
+            v[j] *= weights[j];
+            top = max(top, largest(v[j]));
         }
         let both = workgroup_sum_and_max(at, squares, top);
-        if NORM == 1u {
-            inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
-        }
+        let inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
         own_scale = divide(1.0, max(both.y * inverse, 1e-5)) * 127.0;
+        for (var j = 0u; j < TURNS; j++) {
+            v[j] *= inverse;
+        }
+    } else if SCALING == 0u {
+        var top = 0.0;
+        for (var j = 0u; j < TURNS; j++) {
+            top = max(top, largest(v[j]));
+        }
+        own_scale = divide(1.0, max(workgroup_sum_and_max(at, 0.0, top).y, 1e-5)) * 127.0;
+    }
+    for (var j = 0u; j < TURNS; j++) {
+        v[j] = select(vec4<f32>(), v[j], j * WG + thread <= last);
     }
     if SCALING == 0u {
         var sum = 0;
-        for (var i = thread; i < vectors; i += WG) {
-            let codes = vec4<i32>(round(weighted(i) * inverse * own_scale));
+        for (var j = 0u; j < TURNS; j++) {
+            let i = j * WG + thread;
+            let codes = vec4<i32>(round(v[j] * own_scale));
             sum += codes.x + codes.y + codes.z + codes.w;
-            own_q[i / 4u][i % 4u] = pack(codes);
+            if i < vectors {
+                own_q[i / 4u][i % 4u] = pack(codes);
+            }
         }
         // Its barriers make the codes visible too.
         own_sum = workgroup_sum_i32(at, sum);
         return;
     }
-    // Every invocation has a vector in every turn, so that all take part in exchanges.
-    for (var first = 0u; first < vectors; first += WG) {
-        let i = first + thread;
-        let top = eight_max_f32(at, largest(weighted(i) * inverse));
+    for (var j = 0u; j < TURNS; j++) {
+        let i = j * WG + thread;
+        let top = eight_max_f32(at, largest(v[j]));
         if i < vectors && i % 8u == 0u {
             maxima[i / 8u] = top;
         }
     }
     workgroupBarrier();
-    for (var first = 0u; first < vectors; first += WG) {
-        let i = first + thread;
+    for (var j = 0u; j < TURNS; j++) {
+        let i = j * WG + thread;
         let run = min(i, vectors - 1u) / 8u;
         var top = maxima[run];
         if SCALING == 1u {
-            for (var j = 0u; j < 8u; j++) {
-                top = max(top, maxima[run / 8u * 8u + j]);
+            for (var m = 0u; m < 8u; m++) {
+                top = max(top, maxima[run / 8u * 8u + m]);
             }
         }
         let scale = divide(1.0, max(top, 1e-20)) * 127.0;
-        let codes = vec4<i32>(round(weighted(i) * inverse * scale));
+        let codes = vec4<i32>(round(v[j] * scale));
         let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if i < vectors {
             own_q[i / 4u][i % 4u] = pack(codes);
