@@ -19,7 +19,7 @@ override K_NORM: u32 = 0u;
 // 1 if pairs are neighbours, 0 if they lie half the rotated elements apart.
 override PAIRS: u32 = 0u;
 override HEADS: u32 = 4u;
-// HEADS · UNITS is at most 8.
+// At most 4, and HEADS · UNITS at most 8.
 override UNITS: u32 = 1u;
 // Pairs whose sums are put together at once.
 override MERGED: u32 = 1u;
@@ -249,8 +249,8 @@ fn main(at: Invocation) {
 
     // Four positions of each segment, asked for together, and before anything is waited for: few
     // workgroups do nothing but wait for memory.
-    var k: array<Eight, 32>;
-    var v: array<Eight, 32>;
+    var k: array<Eight, 16>;
+    var v: array<Eight, 16>;
     if begin < end {
         for (var r = 0u; r < 4u; r++) {
             let row = row0 + min(begin + r * n_segments + segment, end - 1u);

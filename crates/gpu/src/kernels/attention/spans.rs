@@ -17,7 +17,8 @@ const MAX_SPANS: usize = 64;
 /// Positions that a segment of invocations takes at a time.
 const AT_ONCE: usize = 4;
 
-/// Pairs of a row and a head, times runs of eight elements, that an invocation has registers for.
+/// Pairs of a row and a head that an invocation has registers for, when it has one run of eight elements
+/// of each.
 const MAX_HEADS: usize = 8;
 
 /// Memory for contexts that are split: what the heads of some rows come to in each span.
@@ -114,7 +115,9 @@ struct Plan {
 impl Plan {
     fn of(limits: &Limits, head_dim: usize, n_pairs: usize, most_len: usize) -> Plan {
         let segments = Segments::of(limits, head_dim);
-        let n_groups = n_pairs.div_ceil(MAX_HEADS / segments.units).max(1);
+        // Keys and values take registers as queries and sums do.
+        let most = (MAX_HEADS / segments.units.pow(2)).max(1);
+        let n_groups = n_pairs.div_ceil(most).max(1);
         let heads = n_pairs.div_ceil(n_groups).max(1);
         // Half of the memory that every device has, or of what this one has.
         let most = (limits.workgroup_bytes as usize / 2).clamp(8192, 24_576) / 16;
