@@ -13,16 +13,17 @@ use std::time::Instant;
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Position, RopeLayout, SpanStates,
-    Split, attention, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout,
+    SpanStates, Spans, Split, attention, decode, prepare_heads,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
-use sterna_gpu::memory::Upload;
+use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing, Tuning};
+use sterna_kernels::attention as cpu;
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::{Exec, Isa};
 
@@ -114,6 +115,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             product.measure(m)?;
         }
     }
+    attention_alone(&device, small)?;
     for ctx in [128, 512, 2048] {
         decode_step(&device, small, ctx)?;
     }
@@ -456,6 +458,181 @@ impl<'a> Product<'a> {
     }
 }
 
+/// Attention of a layer of the 2B-4T shape, f16 cache: one new row at each context, then prompts.
+fn attention_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
+    println!(
+        "\n{:<34}{:>5}{:>11}{:>10}{:>10}  check",
+        "attention", "rows", "µs", "GB/s", "TFLOP/s"
+    );
+    let (contexts, prompts): (&[usize], &[usize]) = if small {
+        (&[128, 512], &[64])
+    } else {
+        (&[128, 512, 2048, 8192], &[512, 2048])
+    };
+    for (m, len) in (contexts.iter().map(|len| (1, *len))).chain(prompts.iter().map(|m| (*m, *m))) {
+        let layer = Layer::new(device, len)?;
+        let check = layer.check(m)?;
+        let (one, many) = (layer.commands(m, 1)?, layer.commands(m, 21)?);
+        let alone = median(15, || run(device, &[&one]))?;
+        let us = (median(9, || run(device, &[&many]))? - alone) / 20.0;
+        // Keys and values once; products with both, of the positions that are seen.
+        let bytes = (2 * Layer::N_KV_HEADS * Layer::D * 2 * len) as f64;
+        let seen = (m * (2 * len - m + 1) / 2) as f64;
+        let flops = 4.0 * (Layer::N_HEADS * Layer::D) as f64 * seen;
+        println!(
+            "{:<34}{m:>5}{us:>11.2}{:>10.0}{:>10.2}  {check}",
+            format!("context {len}"),
+            bytes / us / 1e3,
+            flops / us / 1e6
+        );
+        if device.features().timestamps {
+            for timing in device.time(&[&one])? {
+                println!("    {:<30}{:>16.2}", timing.name, timing.us);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Attention of a layer whose cache is full of what was computed before.
+struct Layer<'a> {
+    device: &'a Device,
+    len: usize,
+    /// Rows of queries, keys and values, as products would have made them.
+    rows: Vec<f32>,
+    qkv: Buffer,
+    cache: CacheLayer,
+    angles: Buffer,
+    states: SpanStates,
+    position: Buffer,
+    out: Buffer,
+}
+
+impl<'a> Layer<'a> {
+    const N_HEADS: usize = 20;
+    const N_KV_HEADS: usize = 5;
+    const D: usize = 128;
+    const WIDTH: usize = (Self::N_HEADS + 2 * Self::N_KV_HEADS) * Self::D;
+    const SHAPE: AttentionShape = AttentionShape {
+        n_heads: Self::N_HEADS,
+        scale: 0.2,
+        softcap: None,
+        window: None,
+    };
+
+    fn new(device: &'a Device, len: usize) -> Result<Layer<'a>, GpuError> {
+        let rows: Vec<f32> = (0..len * Self::WIDTH)
+            .map(|i| (i as u32).wrapping_mul(2_654_435_761) as f32 / 2f32.powi(31) - 1.0)
+            .collect();
+        let layer = Layer {
+            device,
+            len,
+            qkv: device.upload(&rows)?,
+            rows,
+            cache: CacheLayer::new(device, Self::N_KV_HEADS, Self::D, CacheType::F16, len)?,
+            angles: device.upload(&vec![[1.0f32, 0.0]; len * Self::D / 2])?,
+            states: SpanStates::new(device, 1, Self::N_HEADS, Self::D, len)?,
+            position: device.upload(&[0u32])?,
+            out: device.buffer("out", (len * Self::N_HEADS * Self::D * 4) as u64)?,
+        };
+        let mut recorder = Recorder::new(device);
+        prepare_heads(
+            &mut recorder,
+            &layer.heads(0, len),
+            Self::N_HEADS,
+            &layer.cache,
+        )?;
+        run(device, &[&recorder.finish()?])?;
+        Ok(layer)
+    }
+
+    /// `m` rows from position `first` on.
+    fn heads(&self, first: usize, m: usize) -> Heads<'_> {
+        Heads {
+            qkv: Rows::new(&self.qkv, self.len, Self::WIDTH).rows(first, m),
+            norms: HeadNorms::default(),
+            angles: Angles {
+                table: &self.angles,
+                pairs: Self::D / 2,
+                layout: RopeLayout::Halves,
+            },
+            position: Position {
+                buffer: &self.position,
+                index: 0,
+            },
+        }
+    }
+
+    /// Attention of the last `m` rows, several times.
+    fn commands(&self, m: usize, times: usize) -> Result<Commands, GpuError> {
+        let first = self.len - m;
+        self.device
+            .write(&self.position, 0, &(first as u32).to_le_bytes())?;
+        let heads = self.heads(first, m);
+        let width = Self::N_HEADS * Self::D;
+        let out = Rows::new(&self.out, m, width);
+        let mut r = Recorder::new(self.device);
+        for _ in 0..times {
+            if m == 1 {
+                let spans = Spans {
+                    states: &self.states,
+                    most_len: self.len,
+                };
+                decode(&mut r, &Self::SHAPE, &heads, &self.cache, spans, out)?;
+            } else {
+                let q = heads.qkv.columns(0, width);
+                let (position, split) = (heads.position, Split::Queries);
+                attention(&mut r, &Self::SHAPE, q, position, &self.cache, split, out)?;
+            }
+        }
+        r.finish()
+    }
+
+    /// The last row against the CPU.
+    fn check(&self, m: usize) -> Result<String, Box<dyn Error>> {
+        run(self.device, &[&self.commands(m, 1)?])?;
+        let width = Self::N_HEADS * Self::D;
+        let got: Vec<f32> = self.device.read(&self.out, (m - 1) * width..m * width)?;
+        let exec = Exec::new(1, Isa::detect());
+        let mut pages = Vec::new();
+        for (pos, row) in self.rows.chunks(Self::WIDTH).enumerate() {
+            if pos % cpu::PAGE_LEN == 0 {
+                pages.push(cpu::KvPage::new(
+                    cpu::CacheType::F16,
+                    Self::N_KV_HEADS,
+                    Self::D,
+                ));
+            }
+            let (k, v) = row[width..].split_at(Self::N_KV_HEADS * Self::D);
+            pages[pos / cpu::PAGE_LEN].store(&exec, pos % cpu::PAGE_LEN, k, v)?;
+        }
+        let shape = cpu::AttentionShape {
+            n_heads: Self::N_HEADS,
+            n_kv_heads: Self::N_KV_HEADS,
+            head_dim: Self::D,
+            scale: Self::SHAPE.scale,
+            softcap: None,
+            window: None,
+        };
+        let last = self.len - 1;
+        let q = &self.rows[last * Self::WIDTH..][..width];
+        let mut want = vec![0.0; width];
+        let scratch = &mut cpu::Scratch::default();
+        cpu::attention(&exec, &shape, q, last, &pages, scratch, &mut want)?;
+        let (mut error, mut power) = (0.0, 0.0);
+        for (got, want) in got.iter().zip(&want) {
+            error += (f64::from(*got) - f64::from(*want)).powi(2);
+            power += f64::from(*want).powi(2);
+        }
+        let verdict = if error / power < 1e-6 {
+            "error"
+        } else {
+            "WRONG"
+        };
+        Ok(format!("{verdict} {:.0e}", error / power))
+    }
+}
+
 /// A token of a model of the 2B-4T shape: everything from embedding to sampling, in one pass.
 fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError> {
     let (n_layers, n_vocab) = if small { (2, 4096) } else { (30, 128_256) };
@@ -518,35 +695,24 @@ fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError>
             pairs: d / 2,
             layout: RopeLayout::Halves,
         };
-        prepare_heads(
-            &mut r,
-            qkv_rows,
-            n_heads,
-            HeadNorms::default(),
+        let raw = Heads {
+            qkv: qkv_rows,
+            norms: HeadNorms::default(),
             angles,
             position,
-            &cache,
-        )?;
+        };
         let shape = AttentionShape {
             n_heads,
             scale: 0.09,
             softcap: None,
             window: None,
         };
-        let split = Split::Spans {
+        let spans = Spans {
             states: &states,
             most_len: ctx + 64,
         };
         let heads = Rows::new(&a, 1, n_heads * d);
-        attention(
-            &mut r,
-            &shape,
-            qkv_rows.columns(0, n_heads * d),
-            position,
-            &cache,
-            split,
-            heads,
-        )?;
+        decode(&mut r, &shape, &raw, &cache, spans, heads)?;
         round(heads, &mut r, &w[1], Epilogue::Add, Rows::new(&x, 1, dim))?;
         let gated = Rows::new(&gate, 1, ffn);
         round(

@@ -5,8 +5,8 @@ mod common;
 use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Position, RopeLayout, SpanStates,
-    Split, attention, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout,
+    SpanStates, Spans, Split, attention, decode, prepare_heads,
 };
 use sterna_gpu::{Device, DeviceOptions, Recorder};
 use sterna_kernels::attention as cpu;
@@ -45,7 +45,7 @@ impl Case {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
-    /// Runs batches of `lens` rows one after the other on the device, the last by spans too, and checks
+    /// Runs batches of `lens` rows one after the other on the device, in each way there is, and checks
     /// each against the CPU.
     fn check(&self, device: &Device, lens: &[usize]) {
         let Case {
@@ -78,6 +78,8 @@ impl Case {
             eps: EPS,
         };
         let cache = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
+        // Filled by `decode`, where it can be.
+        let twin = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
         let shape = AttentionShape {
             n_heads,
             scale: 0.3,
@@ -89,8 +91,9 @@ impl Case {
         for &m in lens {
             let own = &qkv[pos * self.width()..][..m * self.width()];
             let (offset, stride) = (5, self.width() + 3);
-            let rows = spread(device, own, self.width(), offset, stride);
-            let rows = spread_rows(&rows, m, self.width(), offset, stride);
+            let [buffer, untouched] =
+                [(); 2].map(|()| spread(device, own, self.width(), offset, stride));
+            let rows = spread_rows(&buffer, m, self.width(), offset, stride);
             let q = rows.columns(0, n_heads * head_dim);
             let state = device.upload(&[99, pos as u32]).unwrap();
             let position = Position {
@@ -105,8 +108,14 @@ impl Case {
                 pairs,
                 layout: self.layout,
             };
+            let heads = Heads {
+                qkv: rows,
+                norms,
+                angles,
+                position,
+            };
             let got = run(device, &out, m * width, |r| {
-                prepare_heads(r, rows, n_heads, norms, angles, position, &cache)?;
+                prepare_heads(r, &heads, n_heads, &cache)?;
                 attention(r, &shape, q, position, &cache, Split::Queries, out_rows)
             });
             let want = self.expected(own, [&cos, &sin], [&q_norm, &k_norm], pos, &mut pages);
@@ -121,16 +130,48 @@ impl Case {
             };
             assert!(error < bound, "{what} at {pos}: {error:e}");
 
-            let most_len = pos + m;
-            let states = SpanStates::new(device, m, n_heads, head_dim, most_len).unwrap();
-            let split = Split::Spans {
-                states: &states,
-                most_len,
+            let heads = Heads {
+                qkv: spread_rows(&untouched, m, self.width(), offset, stride),
+                ..heads
             };
-            let by_spans = run(device, &out, m * width, |r| {
-                attention(r, &shape, q, position, &cache, split, out_rows)
-            });
-            assert!(nmse(&by_spans, &got) < 1e-12, "{what} at {pos}, by spans");
+            if m > 1 {
+                run(device, &out, 0, |r| {
+                    prepare_heads(r, &heads, n_heads, &twin)
+                });
+            }
+            // A context may be shorter than the longest that commands are for.
+            for most_len in [pos + m, pos + m + 70] {
+                if m > 9 {
+                    continue;
+                }
+                let states = SpanStates::new(device, m, n_heads, head_dim, most_len).unwrap();
+                let spans = Spans {
+                    states: &states,
+                    most_len,
+                };
+                let by_spans = run(device, &out, m * width, |r| {
+                    attention(
+                        r,
+                        &shape,
+                        q,
+                        position,
+                        &cache,
+                        Split::Spans(spans),
+                        out_rows,
+                    )
+                });
+                let error = nmse(&by_spans, &got);
+                assert!(error < 1e-12, "{what} at {pos}, by spans: {error:e}");
+                if m == 1 {
+                    let fused = run(device, &out, width, |r| {
+                        decode(r, &shape, &heads, &twin, spans, out_rows)
+                    });
+                    let error = nmse(&fused, &got);
+                    // A norm's sum in another order may move a code to the other side of a half.
+                    let bound = if self.norms { bound } else { 1e-12 };
+                    assert!(error < bound, "{what} at {pos}, in one: {error:e}");
+                }
+            }
             pos += m;
         }
         // A copy with more room gives the same.
@@ -325,7 +366,7 @@ fn commands_follow_the_position() {
     };
     let out = device.buffer("out", (n * d * 4) as u64).unwrap();
     let states = SpanStates::new(device, 1, n, d, 300).unwrap();
-    let split = Split::Spans {
+    let spans = Spans {
         states: &states,
         most_len: 300,
     };
@@ -335,25 +376,19 @@ fn commands_follow_the_position() {
         softcap: None,
         window: None,
     };
-    let mut recorder = Recorder::new(device);
-    prepare_heads(
-        &mut recorder,
-        rows,
-        n,
-        HeadNorms::default(),
+    let heads = Heads {
+        qkv: rows,
+        norms: HeadNorms::default(),
         angles,
         position,
-        &cache,
-    )
-    .unwrap();
-    let q = rows.columns(0, n * d);
-    attention(
+    };
+    let mut recorder = Recorder::new(device);
+    decode(
         &mut recorder,
         &shape,
-        q,
-        position,
+        &heads,
         &cache,
-        split,
+        spans,
         Rows::new(&out, 1, n * d),
     )
     .unwrap();
@@ -391,16 +426,45 @@ fn wrong_shapes_are_refused() {
         layout: RopeLayout::Halves,
     };
     let mut r = Recorder::new(device);
-    let none = HeadNorms::default();
-    let rows = Rows::new(&buffer, 1, 7 * 8);
-    assert!(prepare_heads(&mut r, rows, 4, none, angles, position, &cache).is_err());
-    let beyond = Position {
-        index: 4,
-        ..position
+    let heads = |width: usize| Heads {
+        qkv: Rows::new(&buffer, 1, width),
+        norms: HeadNorms::default(),
+        angles,
+        position,
     };
-    let rows = Rows::new(&buffer, 1, 8 * 8);
-    assert!(prepare_heads(&mut r, rows, 4, none, angles, beyond, &cache).is_err());
-    let wide = Angles { pairs: 5, ..angles };
-    assert!(prepare_heads(&mut r, rows, 4, none, wide, position, &cache).is_err());
-    assert!(prepare_heads(&mut r, rows, 4, none, angles, position, &cache).is_ok());
+    assert!(prepare_heads(&mut r, &heads(7 * 8), 4, &cache).is_err());
+    let mut beyond = heads(8 * 8);
+    beyond.position.index = 4;
+    assert!(prepare_heads(&mut r, &beyond, 4, &cache).is_err());
+    let mut wide = heads(8 * 8);
+    wide.angles.pairs = 5;
+    assert!(prepare_heads(&mut r, &wide, 4, &cache).is_err());
+    assert!(prepare_heads(&mut r, &heads(8 * 8), 4, &cache).is_ok());
+    let out = device.buffer("out", 4096).unwrap();
+    let states = SpanStates::new(device, 1, 4, 8, 8).unwrap();
+    let small = SpanStates::new(device, 0, 4, 8, 8).unwrap();
+    let shape = |n_heads: usize| AttentionShape {
+        n_heads,
+        scale: 1.0,
+        softcap: None,
+        window: None,
+    };
+    let mut run = |shape: AttentionShape, states: &SpanStates, n_rows: usize, out_rows: usize| {
+        let spans = Spans {
+            states,
+            most_len: 8,
+        };
+        let mut heads = heads((shape.n_heads + 4) * 8);
+        heads.qkv.n_rows = n_rows;
+        let out = Rows::new(&out, out_rows, shape.n_heads * 8);
+        decode(&mut r, &shape, &heads, &cache, spans, out)
+    };
+    assert!(run(shape(4), &states, 1, 1).is_ok());
+    assert!(
+        run(shape(3), &states, 1, 1).is_err(),
+        "heads that share none"
+    );
+    assert!(run(shape(4), &small, 1, 1).is_err(), "states without room");
+    assert!(run(shape(4), &states, 2, 1).is_err(), "two positions");
+    assert!(run(shape(4), &states, 1, 2).is_err(), "two rows of output");
 }

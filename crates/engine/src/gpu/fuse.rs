@@ -1,7 +1,7 @@
 //! Operations that are one kernel together.
 //!
-//! A norm before integer products is computed as their input is rounded, and a product that is added to
-//! the residual is added as it is stored. Nothing may be in between, and no one may want what is no
+//! A norm before integer products is computed as their input is rounded, a product that is added to the
+//! residual is added as it is stored, and attention of one row makes its own heads ready. Nothing may be in between, and no one may want what is no
 //! longer stored.
 
 use sterna_gpu::kernels::linear::Form;
@@ -16,6 +16,7 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
         let both = fused.last().and_then(|before| match before {
             Op::RmsNorm { .. } => with_norm(before, op, rest),
             Op::Linear { .. } => with_sum(before, op, rest),
+            Op::Heads { .. } => with_attention(before, op),
             _ => None,
         });
         match both {
@@ -82,6 +83,33 @@ fn with_sum(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
     })
 }
 
+/// One row of heads and the attention that reads them; nothing else reads queries that are rotated.
+fn with_attention(before: &Op, op: &Op) -> Option<Op> {
+    let Op::Heads { heads, cache } = before else {
+        return None;
+    };
+    let Op::Attention {
+        shape,
+        q,
+        position,
+        cache: same,
+        most_len: Some(most_len),
+        out,
+    } = op
+    else {
+        return None;
+    };
+    let fits = *q == heads.qkv.columns(0, q.width)
+        && (q.n_rows, position, same) == (1, &heads.position, cache);
+    fits.then(|| Op::Decode {
+        heads: heads.clone(),
+        shape: *shape,
+        cache: cache.clone(),
+        most_len: *most_len,
+        out: out.clone(),
+    })
+}
+
 /// Whether `view` is written before anything reads of its buffer. What comes after this step may.
 fn is_dead(view: &View, rest: &[Op]) -> bool {
     for op in rest {
@@ -111,7 +139,8 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Add { x, y } => (vec![x, y], vec![x]),
         Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
-        Op::Heads { qkv, .. } => (vec![qkv], vec![qkv]),
+        Op::Heads { heads, .. } => (vec![&heads.qkv], vec![&heads.qkv]),
+        Op::Decode { heads, out, .. } => (vec![&heads.qkv], vec![out]),
         Op::Attention { q, out, .. } => (vec![q], vec![out]),
     }
 }

@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_format::DType;
-use sterna_gpu::kernels::attention::SPAN;
 use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, GpuError, ReadRange};
@@ -32,7 +31,7 @@ use crate::rope::Angles;
 
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
-use op::{Op, Output, Shared, View};
+use op::{Op, Output, RawHeads, Shared, View};
 pub use tape::GpuWork;
 use tape::SharedTape;
 
@@ -106,6 +105,9 @@ pub enum GpuScreen {}
 
 /// Rows up to which contexts are cut in spans, that all of the device has something to do.
 const MAX_SPAN_ROWS: usize = 8;
+
+/// The shortest context that commands are recorded for.
+const MIN_LEN: usize = 256;
 
 impl Backend for Gpu {
     type Linear = GpuLinear;
@@ -328,16 +330,18 @@ impl Backend for Gpu {
             };
             let qkv = qkv.rows(rows.start, *n_rows);
             tape.push(Op::Heads {
-                qkv: qkv.clone(),
-                n_heads: shape.n_heads,
-                q_norm: q.heads.norm.clone(),
-                k_norm: k.heads.norm.clone(),
-                turn,
-                position: position.clone(),
+                heads: RawHeads {
+                    qkv: qkv.clone(),
+                    n_heads: shape.n_heads,
+                    q_norm: q.heads.norm.clone(),
+                    k_norm: k.heads.norm.clone(),
+                    turn,
+                    position: position.clone(),
+                },
                 cache: memory.clone(),
             });
             // In powers of two, so that commands last for as long.
-            let len = (cache.len() + *n_rows).next_power_of_two();
+            let len = (cache.len() + *n_rows).next_power_of_two().max(MIN_LEN);
             tape.push(Op::Attention {
                 shape: attention::AttentionShape {
                     n_heads: shape.n_heads,
@@ -348,7 +352,7 @@ impl Backend for Gpu {
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
-                most_len: (len > SPAN && *n_rows <= MAX_SPAN_ROWS).then_some(len),
+                most_len: (*n_rows <= MAX_SPAN_ROWS).then_some(len),
                 out: out.rows(rows.start, *n_rows),
             });
         }

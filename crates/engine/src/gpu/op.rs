@@ -4,7 +4,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use sterna_gpu::kernels::attention::{
-    self, Angles, AttentionShape, CacheLayer, HeadNorms, Position, RopeLayout, SpanStates, Split,
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, SpanStates,
+    Spans, Split,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{self, Epilogue, Form, Input, Linear};
@@ -150,14 +151,9 @@ pub(super) enum Op {
         gate: View,
         up: View,
     },
-    /// Queries, keys and values of one sequence, normalised and rotated; keys and values are cached.
+    /// Heads are normalised and rotated; keys and values are cached.
     Heads {
-        qkv: View,
-        n_heads: usize,
-        q_norm: Option<Norm>,
-        k_norm: Option<Norm>,
-        turn: Option<Turn>,
-        position: Buffer,
+        heads: RawHeads,
         cache: Shared<CacheLayer>,
     },
     Attention {
@@ -169,6 +165,25 @@ pub(super) enum Op {
         most_len: Option<usize>,
         out: View,
     },
+    /// An [`Op::Heads`] of one row and the [`Op::Attention`] behind it.
+    Decode {
+        heads: RawHeads,
+        shape: AttentionShape,
+        cache: Shared<CacheLayer>,
+        most_len: usize,
+        out: View,
+    },
+}
+
+/// Queries, keys and values of one sequence as products made them, and what is to be done with them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct RawHeads {
+    pub(super) qkv: View,
+    pub(super) n_heads: usize,
+    pub(super) q_norm: Option<Norm>,
+    pub(super) k_norm: Option<Norm>,
+    pub(super) turn: Option<Turn>,
+    pub(super) position: Buffer,
 }
 
 /// A product of an [`Op::Linear`].
@@ -199,16 +214,18 @@ impl Workspace {
                 Op::Linear { x, .. } => (rows, width) = (rows.max(x.n_rows), width.max(x.width)),
                 Op::Attention {
                     shape,
-                    q,
+                    q: rows,
                     most_len: Some(len),
                     ..
+                }
+                | Op::Decode {
+                    shape,
+                    most_len: len,
+                    out: rows,
+                    ..
                 } => {
-                    let need = [
-                        q.n_rows,
-                        shape.n_heads,
-                        q.width / shape.n_heads.max(1),
-                        *len,
-                    ];
+                    let head_dim = rows.width / shape.n_heads.max(1);
+                    let need = [rows.n_rows, shape.n_heads, head_dim, *len];
                     for (size, need) in spans.iter_mut().zip(need) {
                         *size = need.max(*size);
                     }
@@ -258,37 +275,8 @@ pub(super) fn record(
             gate,
             up,
         } => elementwise::gate(recorder, *activation, gate.of(), up.of()),
-        Op::Heads {
-            qkv,
-            n_heads,
-            q_norm,
-            k_norm,
-            turn,
-            position,
-            cache,
-        } => {
-            let norms = HeadNorms {
-                q: q_norm.as_ref().map(|(weight, _)| weight),
-                k: k_norm.as_ref().map(|(weight, _)| weight),
-                eps: q_norm.as_ref().or(k_norm.as_ref()).map_or(0.0, |n| n.1),
-            };
-            let angles = match turn {
-                Some(turn) => Angles {
-                    table: &turn.table,
-                    pairs: turn.pairs,
-                    layout: turn.layout,
-                },
-                None => Angles {
-                    table: position,
-                    pairs: 0,
-                    layout: RopeLayout::Halves,
-                },
-            };
-            let position = Position {
-                buffer: position,
-                index: 0,
-            };
-            attention::prepare_heads(recorder, qkv.of(), *n_heads, norms, angles, position, cache)
+        Op::Heads { heads, cache } => {
+            attention::prepare_heads(recorder, &heads.of(), heads.n_heads, cache)
         }
         Op::Attention {
             shape,
@@ -299,10 +287,10 @@ pub(super) fn record(
             out,
         } => {
             let split = match (most_len, &workspace.spans) {
-                (Some(most_len), Some((states, _))) => Split::Spans {
+                (Some(most_len), Some((states, _))) => Split::Spans(Spans {
                     states,
                     most_len: *most_len,
-                },
+                }),
                 _ => Split::Queries,
             };
             let position = Position {
@@ -310,6 +298,50 @@ pub(super) fn record(
                 index: 0,
             };
             attention::attention(recorder, shape, q.of(), position, cache, split, out.of())
+        }
+        Op::Decode {
+            heads,
+            shape,
+            cache,
+            most_len,
+            out,
+        } => {
+            let (states, _) = workspace.spans.as_ref().expect("`fit` makes room");
+            let spans = Spans {
+                states,
+                most_len: *most_len,
+            };
+            attention::decode(recorder, shape, &heads.of(), cache, spans, out.of())
+        }
+    }
+}
+
+impl RawHeads {
+    fn of(&self) -> Heads<'_> {
+        let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
+        Heads {
+            qkv: self.qkv.of(),
+            norms: HeadNorms {
+                q: q_norm.map(|(weight, _)| weight),
+                k: k_norm.map(|(weight, _)| weight),
+                eps: q_norm.or(k_norm).map_or(0.0, |(_, eps)| *eps),
+            },
+            angles: match &self.turn {
+                Some(turn) => Angles {
+                    table: &turn.table,
+                    pairs: turn.pairs,
+                    layout: turn.layout,
+                },
+                None => Angles {
+                    table: &self.position,
+                    pairs: 0,
+                    layout: RopeLayout::Halves,
+                },
+            },
+            position: Position {
+                buffer: &self.position,
+                index: 0,
+            },
         }
     }
 }

@@ -20,6 +20,8 @@ const IO_IN_PLACE: Lib = Lib::File(include_str!("../shaders/lib/io_in_place.wgsl
 const CACHE_F32: Lib = Lib::File(include_str!("../shaders/lib/cache_f32.wgsl"));
 const CACHE_F16: Lib = Lib::File(include_str!("../shaders/lib/cache_f16.wgsl"));
 const CACHE_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/cache_q8_0.wgsl"));
+const CACHE_WORDS: Lib = Lib::File(include_str!("../shaders/lib/cache_words.wgsl"));
+const SOFTCAP: Lib = Lib::File(include_str!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
 const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
@@ -140,11 +142,17 @@ shaders! {
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 36, [];
-    HEADS = "heads", [Lib::Reduce, EXACT], [Write, Read, Read, Read, Read, Write, Write], 60, [];
-    ATTENTION_F32 = "attention", [CACHE_F32], [Read, Read, Read, Read, Write], 68, [];
-    ATTENTION_F16 = "attention", [CACHE_F16], [Read, Read, Read, Read, Write], 68, [];
-    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0], [Read, Read, Read, Read, Write], 68, [];
-    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 32, [];
+    HEADS = "heads", [Lib::Reduce, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
+    ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
+    ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
+    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
+    ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
+    ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
+    ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 36, [];
     TOP_K = "top_k", [], [Read, Write], 12, [];
     PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
     SAMPLE = "sample", [], [Read, Write, Write], 32, [];

@@ -4,14 +4,8 @@
 // sums, and exponentials.
 // Shapes: q rows of [n_heads, head_dim]; keys and values as `cache_*.wgsl` says, [n_kv_heads, capacity]
 // rows; position[0] is that of the first query. A unit is eight pairs of a query and one of the heads
-// that share keys. SPLIT 0: out rows of [n_heads, head_dim]; a workgroup to a unit. SPLIT 1: out
-// [rows, n_heads, n_spans, head_dim + 2], of sums, their weight and the largest score, for
-// attention_combine.wgsl; a workgroup to a unit and a span of 128 positions.
+// that share keys. out rows of [n_heads, head_dim]; a workgroup to a unit.
 // Workgroups of 128: an invocation to a position, then to an element.
-
-override SPLIT: u32 = 0u;
-// 1 if scores are bounded by cap · tanh(score / cap).
-override SOFTCAP: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
@@ -35,13 +29,10 @@ struct Params {
     scales: u32,
     // How many positions a query sees; 0xffffffff for all.
     window: u32,
-    n_spans: u32,
     scale: f32,
     softcap: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
-
-const LOWEST: f32 = -3.0e38;
 
 // Two vectors for each element: that of eight scaled queries. Two for each position: its eight weights.
 var<workgroup> queries: array<vec4<f32>, 512>;
@@ -51,16 +42,6 @@ var<workgroup> partial: array<f32, 128>;
 var<workgroup> row_top: array<f32, 8>;
 var<workgroup> row_sum: array<f32, 8>;
 var<workgroup> row_scale: array<f32, 8>;
-
-fn bounded(score: vec4<f32>) -> vec4<f32> {
-    if SOFTCAP == 1u {
-        let c = params.softcap;
-        // Beyond this the exponential overflows, and tanh is 1.
-        let e = exp(2.0 * clamp(score / c, vec4<f32>(-40.0), vec4<f32>(40.0)));
-        return c * (1.0 - 2.0 / (e + 1.0));
-    }
-    return score;
-}
 
 // Which of four rows see position j, when they see `first` to `last`.
 fn seen(j: u32, first: vec4<u32>, last: vec4<u32>) -> vec4<bool> {
@@ -147,14 +128,7 @@ fn main(
     // Beyond the capacity there is nothing.
     let latest = min(origin + (min(8u * unit + 8u, n_pairs) - 1u) / share, params.capacity - 1u);
     var span = earliest / 128u;
-    var end = latest / 128u + 1u;
-    if SPLIT == 1u {
-        if group.y < span || group.y >= end {
-            return;
-        }
-        span = group.y;
-        end = span + 1u;
-    }
+    let end = latest / 128u + 1u;
     for (; span < end; span++) {
         workgroupBarrier();
         let j = span * 128u + thread;
@@ -270,26 +244,11 @@ fn main(
                     let value = select(sum_high[r % 4u], sum_low[r % 4u], r < 4u);
                     let head = kv * share + pair % share;
                     let query = pair / share;
-                    if SPLIT == 1u {
-                        let state = ((query * params.n_heads + head) * params.n_spans + group.y)
-                            * (d + 2u);
-                        out[state + e] = value;
-                    } else {
-                        let to = params.out_offset + query * params.out_stride + head * d;
-                        out[to + e] = value / row_sum[r];
-                    }
+                    let to = params.out_offset + query * params.out_stride + head * d;
+                    out[to + e] = value / row_sum[r];
                 }
             }
         }
         workgroupBarrier();
-    }
-    if SPLIT == 1u && thread < 8u {
-        let pair = 8u * unit + thread;
-        if pair < n_pairs {
-            let head = kv * share + pair % share;
-            let state = ((pair / share * params.n_heads + head) * params.n_spans + group.y) * (d + 2u);
-            out[state + d] = row_sum[thread];
-            out[state + d + 1u] = row_top[thread];
-        }
     }
 }

@@ -8,8 +8,6 @@
 // says, [n_kv_heads, capacity] rows; position[0] is that of the first row.
 // A workgroup of 64 to a head, n_heads + 2 · n_kv_heads to a row.
 
-// 0: f32. 1: f16. 2: int8.
-override CACHE: u32 = 0u;
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
@@ -65,34 +63,17 @@ fn turn(thread: u32, row: u32) {
     workgroupBarrier();
 }
 
-// Element e of the head, zero behind its end.
-fn element(e: u32) -> f32 {
+// Element e of the head, zero behind its end; there is one slot.
+fn element(slot: u32, e: u32) -> f32 {
     return select(0.0, turned[min(e, 255u)], e < params.head_dim);
 }
 
-// Scale of the 32 elements from `first` on: max|x| / 127 as an f16.
-fn block_scale(first: u32) -> f32 {
-    var top = 0.0;
-    for (var i = 0u; i < 32u; i++) {
-        top = max(top, abs(element(first + i)));
+// The scale of the block that word i of a cached head is in.
+fn scale_of_word(i: u32) -> f32 {
+    if CACHE == 2u {
+        return block_scale(0u, 4u * i / 32u * 32u);
     }
-    return unpack2x16float(pack2x16float(vec2<f32>(min(divide(top, 127.0), 65504.0), 0.0))).x;
-}
-
-// Word i of a cached head.
-fn word(i: u32) -> u32 {
-    if CACHE == 0u {
-        return bitcast<u32>(element(i));
-    }
-    if CACHE == 1u {
-        return pack2x16float(vec2<f32>(element(2u * i), element(2u * i + 1u)));
-    }
-    let scale = block_scale(4u * i / 32u * 32u);
-    let inverse = select(0.0, divide(1.0, scale), scale > 0.0);
-    let x = vec4<f32>(element(4u * i), element(4u * i + 1u), element(4u * i + 2u), element(4u * i + 3u));
-    let codes = vec4<i32>(clamp(round(x * inverse), vec4<f32>(-127.0), vec4<f32>(127.0)));
-    let bytes = bitcast<vec4<u32>>(codes) & vec4<u32>(255u);
-    return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
+    return 0.0;
 }
 
 @compute @workgroup_size(WG)
@@ -151,15 +132,15 @@ fn main(at: Invocation) {
     for (var i = thread; i < params.row_len * 4u; i += WG) {
         let to = row * params.row_len * 4u + i;
         if is_key {
-            keys[to] = word(i);
+            keys[to] = word(0u, i, scale_of_word(i));
         } else {
-            values[to] = word(i);
+            values[to] = word(0u, i, scale_of_word(i));
         }
     }
     if CACHE == 2u {
         for (var i = thread; i < params.row_scales; i += WG) {
             let to = params.scales + row * params.row_scales + i;
-            let scale = bitcast<u32>(block_scale(32u * i));
+            let scale = bitcast<u32>(block_scale(0u, 32u * i));
             if is_key {
                 keys[to] = scale;
             } else {

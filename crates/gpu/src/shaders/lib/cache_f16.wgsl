@@ -1,11 +1,27 @@
 // A cache of f16: rows of `row_len` vectors, zeros behind the head's end.
 
-fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
-    let w = keys[row * params.row_len + i];
+// Eight elements of a head, as they are held.
+struct Eight {
+    words: vec4<u32>,
+}
+
+fn key_words(row: u32, i: u32) -> Eight {
+    return Eight(keys[row * params.row_len + i]);
+}
+
+fn value_words(row: u32, i: u32) -> Eight {
+    return Eight(values[row * params.row_len + i]);
+}
+
+fn floats(x: Eight) -> array<vec4<f32>, 2> {
     return array<vec4<f32>, 2>(
-        vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y)),
-        vec4<f32>(unpack2x16float(w.z), unpack2x16float(w.w)),
+        vec4<f32>(unpack2x16float(x.words.x), unpack2x16float(x.words.y)),
+        vec4<f32>(unpack2x16float(x.words.z), unpack2x16float(x.words.w)),
     );
+}
+
+fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
+    return floats(key_words(row, i));
 }
 
 fn value_at(row: u32, e: u32) -> f32 {

@@ -1,8 +1,27 @@
 // A cache of f32: rows of `row_len` vectors, zeros behind the head's end.
 
-fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
+// Eight elements of a head, as they are held.
+struct Eight {
+    low: vec4<u32>,
+    high: vec4<u32>,
+}
+
+fn key_words(row: u32, i: u32) -> Eight {
     let at = row * params.row_len + 2u * i;
-    return array<vec4<f32>, 2>(bitcast<vec4<f32>>(keys[at]), bitcast<vec4<f32>>(keys[at + 1u]));
+    return Eight(keys[at], keys[at + 1u]);
+}
+
+fn value_words(row: u32, i: u32) -> Eight {
+    let at = row * params.row_len + 2u * i;
+    return Eight(values[at], values[at + 1u]);
+}
+
+fn floats(x: Eight) -> array<vec4<f32>, 2> {
+    return array<vec4<f32>, 2>(bitcast<vec4<f32>>(x.low), bitcast<vec4<f32>>(x.high));
+}
+
+fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
+    return floats(key_words(row, i));
 }
 
 fn value_at(row: u32, e: u32) -> f32 {

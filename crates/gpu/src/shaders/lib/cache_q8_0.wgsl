@@ -1,17 +1,36 @@
 // A cache of int8 with an f32 scale for every 32 elements of a head: rows of `row_len` vectors of codes,
 // and from `scales` on (in words) rows of `row_scales` scales.
 
+// Eight elements of a head, as they are held.
+struct Eight {
+    words: vec2<u32>,
+    scale: u32,
+}
+
 fn bytes_of(word: u32) -> vec4<f32> {
     let shifted = bitcast<vec4<i32>>(vec4<u32>(word) << vec4<u32>(24u, 16u, 8u, 0u));
     return vec4<f32>(shifted >> vec4<u32>(24u));
 }
 
-fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
+fn key_words(row: u32, i: u32) -> Eight {
     let w = keys[row * params.row_len + i / 2u];
-    let two = select(w.xy, w.zw, i % 2u == 1u);
     let at = params.scales + row * params.row_scales + i / 4u;
-    let scale = bitcast<f32>(keys[at / 4u][at % 4u]);
-    return array<vec4<f32>, 2>(scale * bytes_of(two.x), scale * bytes_of(two.y));
+    return Eight(select(w.xy, w.zw, i % 2u == 1u), keys[at / 4u][at % 4u]);
+}
+
+fn value_words(row: u32, i: u32) -> Eight {
+    let w = values[row * params.row_len + i / 2u];
+    let at = params.scales + row * params.row_scales + i / 4u;
+    return Eight(select(w.xy, w.zw, i % 2u == 1u), values[at / 4u][at % 4u]);
+}
+
+fn floats(x: Eight) -> array<vec4<f32>, 2> {
+    let scale = bitcast<f32>(x.scale);
+    return array<vec4<f32>, 2>(scale * bytes_of(x.words.x), scale * bytes_of(x.words.y));
+}
+
+fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
+    return floats(key_words(row, i));
 }
 
 fn value_at(row: u32, e: u32) -> f32 {

@@ -1,0 +1,152 @@
+//! Keys and values of a layer in device memory.
+
+use crate::error::{expect, expect_most};
+use crate::memory::Buffer;
+use crate::{Device, GpuError};
+
+/// Number format of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum CacheType {
+    /// As computed.
+    #[default]
+    F32,
+    /// Half precision.
+    F16,
+    /// Bytes with a scale, rounded to f16, for every 32 elements of a head. Heads shorter than that are
+    /// held as F16.
+    Q8_0,
+}
+
+/// The longest heads there are kernels for.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// Elements that share a scale in [`CacheType::Q8_0`].
+const BLOCK: usize = 32;
+
+/// Keys and values of one layer, for so many positions.
+///
+/// Memory: `[n_kv_heads, capacity]` rows of whole 16 bytes, for keys and for values.
+#[derive(Debug, Clone)]
+pub struct CacheLayer {
+    pub(super) n_kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) dtype: CacheType,
+    capacity: usize,
+    pub(super) keys: Buffer,
+    pub(super) values: Buffer,
+}
+
+impl CacheLayer {
+    /// Room for `capacity` positions, or a few more.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] if heads are longer than
+    /// [`MAX_HEAD_DIM`], or keys are more than a kernel may see.
+    pub fn new(
+        device: &Device,
+        n_kv_heads: usize,
+        head_dim: usize,
+        dtype: CacheType,
+        capacity: usize,
+    ) -> Result<CacheLayer, GpuError> {
+        let dtype = match dtype {
+            CacheType::Q8_0 if head_dim < BLOCK => CacheType::F16,
+            dtype => dtype,
+        };
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return Err(GpuError::Unsupported {
+                what: format!("heads of {head_dim} elements"),
+                reason: format!("kernels take 1 to {MAX_HEAD_DIM}"),
+            });
+        }
+        // The scales of a key-value head begin at a whole vector, so that no two heads write to one.
+        let capacity = match dtype {
+            CacheType::Q8_0 => capacity.checked_next_multiple_of(4).unwrap_or(capacity),
+            _ => capacity,
+        };
+        let rows = n_kv_heads.saturating_mul(capacity);
+        let (vectors, scales) = row_shape(dtype, head_dim);
+        let bytes = (rows as u64).saturating_mul(vectors as u64 * 16 + scales as u64 * 4);
+        let limits = device.limits();
+        if bytes > limits.binding_bytes {
+            return Err(GpuError::Unsupported {
+                what: format!("a cache of {capacity} positions"),
+                reason: format!("its {bytes} bytes exceed {}", limits.binding_bytes),
+            });
+        }
+        Ok(CacheLayer {
+            n_kv_heads,
+            head_dim,
+            dtype,
+            capacity,
+            keys: device.buffer("cached keys", bytes)?,
+            values: device.buffer("cached values", bytes)?,
+        })
+    }
+
+    /// Positions there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes of device memory it takes.
+    pub fn bytes(&self) -> u64 {
+        self.keys.bytes() + self.values.bytes()
+    }
+
+    /// Copies the first `len` positions to another cache of the same shape, of whatever capacity: to
+    /// grow, or to go on in two ways.
+    ///
+    /// Errors: [`GpuError::Shape`] if they don't fit, or the shapes differ.
+    pub fn copy_to(&self, device: &Device, to: &CacheLayer, len: usize) -> Result<(), GpuError> {
+        expect("copying a cache: heads", self.n_kv_heads, to.n_kv_heads)?;
+        expect(
+            "copying a cache: elements of a head",
+            self.head_dim,
+            to.head_dim,
+        )?;
+        expect(
+            "copying a cache: type",
+            self.dtype as usize,
+            to.dtype as usize,
+        )?;
+        expect_most(
+            "copying a cache: positions",
+            self.capacity.min(to.capacity),
+            len,
+        )?;
+        if len == 0 {
+            return Ok(());
+        }
+        let (vectors, scales) = row_shape(self.dtype, self.head_dim);
+        for head in 0..self.n_kv_heads {
+            for (own, other) in [(&self.keys, &to.keys), (&self.values, &to.values)] {
+                let row = vectors as u64 * 16;
+                let at = |cache: &CacheLayer| (head * cache.capacity) as u64 * row;
+                device.copy((own, at(self)), (other, at(to)), len as u64 * row)?;
+                if scales > 0 {
+                    let row = scales as u64 * 4;
+                    let at = |cache: &CacheLayer| {
+                        cache.scales_at() as u64 * 4 + (head * cache.capacity) as u64 * row
+                    };
+                    device.copy((own, at(self)), (other, at(to)), len as u64 * row)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The word at which scales begin.
+    pub(super) fn scales_at(&self) -> usize {
+        self.n_kv_heads * self.capacity * row_shape(self.dtype, self.head_dim).0 * 4
+    }
+}
+
+/// Vectors of 16 bytes of a cached head, and scales.
+pub(super) fn row_shape(dtype: CacheType, head_dim: usize) -> (usize, usize) {
+    // Keys are read eight elements at a time.
+    match dtype {
+        CacheType::F32 => (head_dim.next_multiple_of(8) / 4, 0),
+        CacheType::F16 => (head_dim.div_ceil(8), 0),
+        CacheType::Q8_0 => (head_dim.div_ceil(16), head_dim.div_ceil(BLOCK)),
+    }
+}

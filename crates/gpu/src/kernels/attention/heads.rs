@@ -1,0 +1,177 @@
+//! Heads made ready: queries, keys and values normalised, rotated and cached.
+
+use bytemuck::NoUninit;
+
+use super::cache::{CacheLayer, row_shape};
+use crate::error::{expect, expect_most};
+use crate::kernels::Rows;
+use crate::memory::Buffer;
+use crate::{GpuError, Recorder, shader};
+
+/// Which elements of a head are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RopeLayout {
+    /// `i` with `i + rope_dim / 2`.
+    Halves,
+    /// `2 i` with `2 i + 1`; they leave as halves.
+    Pairs,
+}
+
+/// Rotations: cosine and sine of each pair of elements, `[positions, pairs, 2]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Angles<'a> {
+    /// The table.
+    pub table: &'a Buffer,
+    /// Pairs of elements that are rotated, half of the rotated elements. 0 rotates nothing.
+    pub pairs: usize,
+    /// Which elements are a pair.
+    pub layout: RopeLayout,
+}
+
+/// Where the first row of a batch is in its sequence: a `u32` on the device, so that commands can be
+/// replayed as the sequence grows.
+#[derive(Debug, Clone, Copy)]
+pub struct Position<'a> {
+    /// Where it is.
+    pub buffer: &'a Buffer,
+    /// The element.
+    pub index: usize,
+}
+
+impl Position<'_> {
+    pub(in crate::kernels) fn check(&self) -> Result<(), GpuError> {
+        let most = (self.buffer.bytes() / 4) as usize;
+        expect_most("position: element of its buffer", most, self.index + 1)
+    }
+}
+
+/// Norms of the heads of queries and keys, `[head_dim]` each.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HeadNorms<'a> {
+    /// Of queries.
+    pub q: Option<&'a Buffer>,
+    /// Of keys.
+    pub k: Option<&'a Buffer>,
+    /// What is added to mean squares.
+    pub eps: f32,
+}
+
+/// Rows of queries, then keys, then values, as products made them, and what is to be done with them.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads<'a> {
+    /// The rows, of one sequence.
+    pub qkv: Rows<'a>,
+    /// What normalises queries and keys.
+    pub norms: HeadNorms<'a>,
+    /// What rotates them; indexed by positions.
+    pub angles: Angles<'a>,
+    /// Where the first row is.
+    pub position: Position<'a>,
+}
+
+impl Heads<'_> {
+    /// Errors unless they are `n_heads` queries with keys and values for `cache`.
+    pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<(), GpuError> {
+        let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
+        self.qkv.check("heads: queries, keys and values")?;
+        self.position.check()?;
+        expect(
+            "heads: width of a row",
+            (n_heads + 2 * n_kv_heads) * d,
+            self.qkv.width,
+        )?;
+        expect_most("heads: rotated pairs", d / 2, self.angles.pairs)?;
+        for norm in [self.norms.q, self.norms.k].into_iter().flatten() {
+            expect_most("heads: weights of a norm", (norm.bytes() / 4) as usize, d)?;
+        }
+        Ok(())
+    }
+
+    /// Constants that say which norms there are, and how elements are paired.
+    pub(super) fn constants(&self) -> [(&'static str, f64); 3] {
+        let flag = |is: bool| f64::from(u8::from(is));
+        [
+            ("Q_NORM", flag(self.norms.q.is_some())),
+            ("K_NORM", flag(self.norms.k.is_some())),
+            ("PAIRS", flag(self.angles.layout == RopeLayout::Pairs)),
+        ]
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct HeadsParams {
+    n_rows: u32,
+    n_heads: u32,
+    n_kv_heads: u32,
+    head_dim: u32,
+    half: u32,
+    offset: u32,
+    stride: u32,
+    keys: u32,
+    values: u32,
+    position: u32,
+    capacity: u32,
+    row_len: u32,
+    row_scales: u32,
+    scales: u32,
+    eps: f32,
+}
+
+/// Makes the queries, keys and values of a batch ready: `n_heads` queries and the keys are normalised
+/// where there are norms, and rotated; queries stay where they are, keys and values go to the cache, from
+/// the position on. What would go behind its capacity is dropped.
+///
+/// Errors: [`GpuError::Shape`] if shapes don't fit one another.
+/// Exactness: rotations within two units in the last place of their products, as devices may fuse them;
+/// norms as [`rms_norm`](crate::kernels::norm::rms_norm). The cache holds what `sterna_kernels` would hold
+/// for these, an f16 or a code off by one where the value lay next to a half.
+pub fn prepare_heads(
+    recorder: &mut Recorder,
+    heads: &Heads<'_>,
+    n_heads: usize,
+    cache: &CacheLayer,
+) -> Result<(), GpuError> {
+    heads.check(n_heads, cache)?;
+    let Heads {
+        qkv,
+        norms,
+        angles,
+        position,
+    } = *heads;
+    let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
+    let (row_len, row_scales) = row_shape(cache.dtype, d);
+    let params = HeadsParams {
+        n_rows: qkv.n_rows as u32,
+        n_heads: n_heads as u32,
+        n_kv_heads: n_kv_heads as u32,
+        head_dim: d as u32,
+        half: angles.pairs as u32,
+        offset: qkv.offset as u32,
+        stride: qkv.stride as u32,
+        keys: (n_heads * d) as u32,
+        values: ((n_heads + n_kv_heads) * d) as u32,
+        position: position.index as u32,
+        capacity: cache.capacity() as u32,
+        row_len: row_len as u32,
+        row_scales: row_scales as u32,
+        scales: cache.scales_at() as u32,
+        eps: norms.eps,
+    };
+    let [q_norm, k_norm, pairs] = heads.constants();
+    let cached = ("CACHE", f64::from(cache.dtype as u8));
+    let constants = [("WG", 64.0), cached, q_norm, k_norm, pairs];
+    let bindings = [
+        qkv.buffer.into(),
+        angles.table.into(),
+        position.buffer.into(),
+        norms.q.unwrap_or(angles.table).into(),
+        norms.k.unwrap_or(angles.table).into(),
+        (&cache.keys).into(),
+        (&cache.values).into(),
+    ];
+    let most = recorder.device().limits().grid as usize;
+    expect_most("heads: rows of a batch", most, qkv.n_rows)?;
+    let grid = [(n_heads + 2 * n_kv_heads) as u32, qkv.n_rows as u32];
+    recorder.dispatch(&shader::HEADS, &constants, &bindings, &params, grid)
+}

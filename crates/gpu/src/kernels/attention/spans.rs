@@ -1,0 +1,357 @@
+//! Attention of few rows: positions are shared out in spans, that all of the device has something to do.
+
+use bytemuck::NoUninit;
+
+use super::AttentionShape;
+use super::cache::{CacheLayer, CacheType, row_shape};
+use super::heads::{Heads, Position};
+use crate::error::{expect, expect_most};
+use crate::kernels::Rows;
+use crate::memory::Buffer;
+use crate::shader::{self, Shader};
+use crate::{Device, GpuError, Limits, Recorder};
+
+/// Spans of a context, at most: what `attention_combine.wgsl` has room for.
+const MAX_SPANS: usize = 64;
+
+/// Positions that a segment of invocations takes at a time.
+const AT_ONCE: usize = 4;
+
+/// Pairs of a row and a head that an invocation has registers for, when it has one run of eight elements
+/// of each.
+const MAX_HEADS: usize = 8;
+
+/// Memory for contexts that are split: what the heads of some rows come to in each span.
+#[derive(Debug, Clone)]
+pub struct SpanStates {
+    buffer: Buffer,
+}
+
+impl SpanStates {
+    /// Room for `n_rows` rows of `n_heads` heads, over contexts of up to `most_len` positions.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`].
+    pub fn new(
+        device: &Device,
+        n_rows: usize,
+        n_heads: usize,
+        head_dim: usize,
+        most_len: usize,
+    ) -> Result<SpanStates, GpuError> {
+        // Longer spans make fewer of them: the most that a context of any of these lengths has.
+        let shortest = Segments::of(device.limits(), head_dim).positions();
+        let n_spans = most_len.div_ceil(shortest).clamp(1, MAX_SPANS);
+        let states = n_rows.saturating_mul(n_heads).saturating_mul(n_spans);
+        let bytes = (states as u64).saturating_mul((head_dim as u64 + 2) * 4);
+        Ok(SpanStates {
+            buffer: device.buffer("attention over spans", bytes)?,
+        })
+    }
+}
+
+/// A context that is split.
+#[derive(Debug, Clone, Copy)]
+pub struct Spans<'a> {
+    /// Room for what the spans come to.
+    pub states: &'a SpanStates,
+    /// The longest context, with the rows in question, for which the commands will be run. Later
+    /// positions are not seen.
+    pub most_len: usize,
+}
+
+/// How invocations share out positions and elements: a segment to a position, its lanes to runs of eight
+/// elements.
+#[derive(Debug, Clone, Copy)]
+struct Segments {
+    workgroup: usize,
+    lanes: usize,
+    /// Runs of a lane.
+    units: usize,
+}
+
+impl Segments {
+    fn of(limits: &Limits, head_dim: usize) -> Segments {
+        let runs = head_dim.div_ceil(8).max(1);
+        // Through shared memory, sums over more lanes take more barriers.
+        let most = (limits.min_subgroup as usize).clamp(8, 32);
+        let lanes = runs.next_power_of_two().min(most);
+        let workgroup = (8 * lanes).clamp(64, (limits.workgroup_len as usize).max(64));
+        Segments {
+            workgroup,
+            lanes,
+            units: runs.div_ceil(lanes),
+        }
+    }
+
+    fn n_segments(self) -> usize {
+        self.workgroup / self.lanes
+    }
+
+    /// Positions that a workgroup takes at a time: a span has so many, or a multiple.
+    fn positions(self) -> usize {
+        AT_ONCE * self.n_segments()
+    }
+
+    /// Vectors of a head in shared memory.
+    fn head_len(self) -> usize {
+        2 * self.units * self.lanes
+    }
+}
+
+/// How the work is cut.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    segments: Segments,
+    /// Pairs of a row and a head that share keys, to a workgroup.
+    heads: usize,
+    /// Workgroups for all of these, of one key-value head and one span.
+    n_groups: usize,
+    /// Pairs whose sums are put together at once, a divisor of `heads`.
+    merged: usize,
+    span_len: usize,
+    n_spans: usize,
+}
+
+impl Plan {
+    fn of(limits: &Limits, head_dim: usize, n_pairs: usize, most_len: usize) -> Plan {
+        let segments = Segments::of(limits, head_dim);
+        // Keys and values take registers as queries and sums do.
+        let most = (MAX_HEADS / segments.units.pow(2)).max(1);
+        let n_groups = n_pairs.div_ceil(most).max(1);
+        let heads = n_pairs.div_ceil(n_groups).max(1);
+        // Half of the memory that every device has, or of what this one has.
+        let most = (limits.workgroup_bytes as usize / 2).clamp(8192, 24_576) / 16;
+        let sums = segments.n_segments() * segments.head_len();
+        let merged = (1..=heads)
+            .rev()
+            .find(|m| heads.is_multiple_of(*m) && m * sums <= most)
+            .unwrap_or(1);
+        let mut span_len = segments.positions();
+        while most_len.div_ceil(span_len) > MAX_SPANS {
+            span_len *= 2;
+        }
+        Plan {
+            segments,
+            heads,
+            n_groups,
+            merged,
+            span_len,
+            n_spans: most_len.div_ceil(span_len).max(1),
+        }
+    }
+
+    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 9] {
+        let Segments {
+            workgroup,
+            lanes,
+            units,
+        } = self.segments;
+        let n_segments = self.segments.n_segments();
+        // A key and a value beside the queries.
+        let slots = (self.heads + 2).max(self.merged * n_segments);
+        [
+            ("WG", workgroup as f64),
+            ("LANES", lanes as f64),
+            ("UNITS", units as f64),
+            ("HEADS", self.heads as f64),
+            ("MERGED", self.merged as f64),
+            ("ROOM", (slots * self.segments.head_len()) as f64),
+            ("STATES", (n_segments * self.heads) as f64),
+            ("CACHE", f64::from(cache as u8)),
+            ("SOFTCAP", f64::from(u8::from(softcap))),
+        ]
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Params {
+    n_rows: u32,
+    n_heads: u32,
+    n_kv_heads: u32,
+    head_dim: u32,
+    offset: u32,
+    stride: u32,
+    key_column: u32,
+    value_column: u32,
+    half: u32,
+    position: u32,
+    capacity: u32,
+    row_len: u32,
+    row_scales: u32,
+    scales: u32,
+    window: u32,
+    n_spans: u32,
+    span_len: u32,
+    eps: f32,
+    scale: f32,
+    softcap: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct CombineParams {
+    n_rows: u32,
+    n_heads: u32,
+    head_dim: u32,
+    out_offset: u32,
+    out_stride: u32,
+    position: u32,
+    window: u32,
+    n_spans: u32,
+    span_len: u32,
+}
+
+/// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of a
+/// sequence, in two dispatches instead of three: each workgroup makes ready the queries that it needs, and
+/// the one whose span the position is in puts key and value into the cache. The queries in `heads.qkv`
+/// stay as they were.
+///
+/// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
+/// Errors: [`GpuError::Shape`] if shapes don't fit one another, or the states have too little room.
+/// Exactness: as the two, sums in another order.
+pub fn decode(
+    recorder: &mut Recorder,
+    shape: &AttentionShape,
+    heads: &Heads<'_>,
+    cache: &CacheLayer,
+    spans: Spans<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    heads.check(shape.n_heads, cache)?;
+    shape.share(cache, &out)?;
+    expect("attention: rows of one position", 1, heads.qkv.n_rows)?;
+    expect("attention: rows of the output", 1, out.n_rows)?;
+    let rows = Source {
+        rows: heads.qkv,
+        position: heads.position,
+        prepare: Some(heads),
+    };
+    record(recorder, shape, rows, cache, spans, out)
+}
+
+/// Attention of rows that are ready. The caller has checked shapes.
+pub(super) fn attention(
+    recorder: &mut Recorder,
+    shape: &AttentionShape,
+    q: Rows<'_>,
+    position: Position<'_>,
+    cache: &CacheLayer,
+    spans: Spans<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let rows = Source {
+        rows: q,
+        position,
+        prepare: None,
+    };
+    record(recorder, shape, rows, cache, spans, out)
+}
+
+/// Where queries come from.
+struct Source<'a> {
+    rows: Rows<'a>,
+    position: Position<'a>,
+    /// What is to be done with them first.
+    prepare: Option<&'a Heads<'a>>,
+}
+
+fn record(
+    recorder: &mut Recorder,
+    shape: &AttentionShape,
+    source: Source<'_>,
+    cache: &CacheLayer,
+    spans: Spans<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let Source {
+        rows,
+        position,
+        prepare,
+    } = source;
+    let (d, n_heads, n_kv_heads) = (cache.head_dim, shape.n_heads, cache.n_kv_heads);
+    let n_pairs = rows.n_rows * n_heads / n_kv_heads.max(1);
+    let limits = recorder.device().limits();
+    let most_len = spans.most_len.min(cache.capacity());
+    let plan = Plan::of(limits, d, n_pairs, most_len);
+    let need = (rows.n_rows * n_heads * plan.n_spans).saturating_mul(d + 2);
+    let room = (spans.states.buffer.bytes() / 4) as usize;
+    expect_most("attention: states of spans", room, need)?;
+    let groups = n_kv_heads * plan.n_groups;
+    let most = limits.grid as usize;
+    expect_most("attention: heads of queries in a batch", most, groups)?;
+    let pieces = n_heads * d.div_ceil(32);
+    expect_most("attention: pieces of heads", most, pieces)?;
+    let (row_len, row_scales) = row_shape(cache.dtype, d);
+    let params = Params {
+        n_rows: rows.n_rows as u32,
+        n_heads: n_heads as u32,
+        n_kv_heads: n_kv_heads as u32,
+        head_dim: d as u32,
+        offset: rows.offset as u32,
+        stride: rows.stride as u32,
+        key_column: (n_heads * d) as u32,
+        value_column: ((n_heads + n_kv_heads) * d) as u32,
+        half: prepare.map_or(0, |heads| heads.angles.pairs as u32),
+        position: position.index as u32,
+        capacity: cache.capacity() as u32,
+        row_len: row_len as u32,
+        row_scales: row_scales as u32,
+        scales: cache.scales_at() as u32,
+        window: shape.window(),
+        n_spans: plan.n_spans as u32,
+        span_len: plan.span_len as u32,
+        eps: prepare.map_or(0.0, |heads| heads.norms.eps),
+        scale: shape.scale,
+        softcap: shape.softcap.unwrap_or(0.0),
+    };
+    let kernel: &'static Shader = match cache.dtype {
+        CacheType::F32 => &shader::ATTENTION_SPANS_F32,
+        CacheType::F16 => &shader::ATTENTION_SPANS_F16,
+        CacheType::Q8_0 => &shader::ATTENTION_SPANS_Q8_0,
+    };
+    let mut constants = plan
+        .constants(cache.dtype, shape.softcap.is_some())
+        .to_vec();
+    // What isn't used is bound to what is read anyway.
+    let (mut table, mut norms) = (position.buffer, [None; 2]);
+    if let Some(heads) = prepare {
+        constants.push(("PREPARE", 1.0));
+        constants.extend(heads.constants());
+        (table, norms) = (heads.angles.table, [heads.norms.q, heads.norms.k]);
+    }
+    let [q_norm, k_norm] = norms.map(|norm| norm.unwrap_or(table));
+    let bindings = [
+        rows.buffer.into(),
+        table.into(),
+        position.buffer.into(),
+        q_norm.into(),
+        k_norm.into(),
+        (&cache.keys).into(),
+        (&cache.values).into(),
+        (&spans.states.buffer).into(),
+    ];
+    let grid = [
+        if rows.n_rows == 0 { 0 } else { groups as u32 },
+        plan.n_spans as u32,
+    ];
+    recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
+    let params = CombineParams {
+        n_rows: params.n_rows,
+        n_heads: params.n_heads,
+        head_dim: params.head_dim,
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
+        position: params.position,
+        window: params.window,
+        n_spans: params.n_spans,
+        span_len: params.span_len,
+    };
+    let bindings = [
+        (&spans.states.buffer).into(),
+        position.buffer.into(),
+        out.buffer.into(),
+    ];
+    let grid = [pieces as u32, rows.n_rows as u32];
+    recorder.dispatch(&shader::ATTENTION_COMBINE, &[], &bindings, &params, grid)
+}
