@@ -1,7 +1,10 @@
 //! What a GPU does with this crate's kernels: overheads, and the products of two real models, each
 //! checked against the CPU before it is timed.
 //!
-//!     cargo run --release -p sterna-gpu --example gpu-bench [-- ADAPTER]
+//!     cargo run --release -p sterna-gpu --example gpu-bench [-- SECTION...]
+//!
+//! Sections are overheads, products, variants, attention and step; all of them without any. `STERNA_GPU` in
+//! the environment is part of the adapter's name.
 //!
 //! Times are medians of repeated submissions, by the clock of the host, of chains in which each dispatch
 //! depends on the one before and weights are larger than caches; `step` by the device's timestamps.
@@ -35,7 +38,7 @@ const CHECKED_ROWS: usize = 48;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = DeviceOptions {
-        adapter: std::env::args().nth(1),
+        adapter: std::env::var("STERNA_GPU").ok(),
         ..DeviceOptions::default()
     };
     let device = Device::open(&options)?;
@@ -44,9 +47,36 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{:?}", device.limits());
     // A software adapter shows that all of this works; its times mean nothing.
     let small = device.info().kind == sterna_gpu::AdapterKind::Software;
-    overheads(&device)?;
-    bandwidth(&device, small)?;
-    let shrink = if small { 16 } else { 1 };
+    let sections: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |name: &str| sections.is_empty() || sections.iter().any(|s| s == name);
+    if wanted("overheads") {
+        overheads(&device)?;
+        bandwidth(&device, small)?;
+    }
+    if wanted("products") {
+        products(&device, small)?;
+    }
+    if wanted("variants") {
+        variants(&options, small)?;
+    }
+    if wanted("attention") {
+        attention_alone(&device, small)?;
+    }
+    if wanted("step") {
+        for ctx in [128, 512, 2048] {
+            decode_step(&device, small, ctx)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a software adapter has less of.
+fn shrink(small: bool) -> usize {
+    if small { 16 } else { 1 }
+}
+
+/// The products of two real models.
+fn products(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
     let trits = WeightKind::Ternary;
     let blocks = WeightKind::Blocks;
     println!(
@@ -67,7 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("Q8_0 2048x2048", blocks(DType::Q8_0), 2048, 2048),
         ("Q4_0 2048x2048", blocks(DType::Q4_0), 2048, 2048),
     ] {
-        let product = Product::new(&device, name, kind, n / shrink / 2 * 2, k, small)?;
+        let product = Product::new(device, name, kind, n / shrink(small) / 2 * 2, k, small)?;
         for m in [1, 4, 64, 512] {
             let head = name.contains("head");
             if !(head && m > 4 || small && m > 64) {
@@ -75,27 +105,25 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
+    Ok(())
+}
+
+/// One product without features that kernels have variants for.
+fn variants(options: &DeviceOptions, small: bool) -> Result<(), Box<dyn Error>> {
+    let without = |mask: fn(&mut Features)| {
+        let mut features = Features::ALL;
+        mask(&mut features);
+        features
+    };
     for (title, features) in [
         (
             "without matrix units",
-            Features {
-                cooperative_matrix: false,
-                ..Features::ALL
-            },
+            without(|f| f.cooperative_matrix = false),
         ),
+        ("without subgroups", without(|f| f.subgroups = false)),
         (
-            "without subgroups",
-            Features {
-                subgroups: false,
-                ..Features::ALL
-            },
-        ),
-        (
-            "without dot4",
-            Features {
-                dot4: false,
-                ..Features::ALL
-            },
+            "without matrix units and dot4",
+            without(|f| (f.cooperative_matrix, f.dot4) = (false, false)),
         ),
     ] {
         println!("\n{title}");
@@ -103,21 +131,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             features,
             ..options.clone()
         })?;
-        let product = Product::new(
-            &masked,
-            "2B-4T gate+up",
-            trits,
-            13_824 / shrink,
-            2560,
-            small,
-        )?;
-        for m in [1, 512 / shrink] {
+        let (n, k) = (13_824 / shrink(small), 2560);
+        let product = Product::new(&masked, "2B-4T gate+up", WeightKind::Ternary, n, k, small)?;
+        for m in [1, 512 / shrink(small)] {
             product.measure(m)?;
         }
-    }
-    attention_alone(&device, small)?;
-    for ctx in [128, 512, 2048] {
-        decode_step(&device, small, ctx)?;
     }
     Ok(())
 }
