@@ -143,6 +143,18 @@ impl CpuBuffer {
         &mut self.values
     }
 
+    /// Replaces what is there by rows of `width`.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    pub(crate) fn set(&mut self, width: usize, values: Vec<f32>) {
+        *self = CpuBuffer { width, values };
+    }
+
+    /// Elements of a row, and all rows.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    pub(crate) fn get(&self) -> (usize, &[f32]) {
+        (self.width, &self.values)
+    }
+
     fn n_rows(&self) -> usize {
         self.values.len().checked_div(self.width).unwrap_or(0)
     }

@@ -17,6 +17,8 @@ pub struct GpuBuffer {
     /// For rows that are taken out of others.
     spare: Option<Buffer>,
     ids: Option<Buffer>,
+    /// For rows that were computed elsewhere.
+    written: Option<Buffer>,
     /// Where the rows are: in `own`, in `spare`, or beside others in the memory of those.
     view: Option<View>,
     /// What attention is still to do with the heads.
@@ -78,6 +80,24 @@ impl GpuBuffer {
             buffer,
             n: ids.len(),
         })
+    }
+
+    /// Replaces the rows by `values`, of `width` elements each.
+    pub(super) fn write(
+        &mut self,
+        device: &Device,
+        tape: &mut Tape,
+        width: usize,
+        values: &[f32],
+    ) -> Result<(), BackendError> {
+        let buffer = room(device, &mut self.written, values.len())?;
+        // What reads the values before is handed over first.
+        tape.flush()?;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        device.write(&buffer, 0, &bytes)?;
+        let n_rows = values.len().checked_div(width).unwrap_or(0);
+        self.set(View::new(&buffer, n_rows, width));
+        Ok(())
     }
 
     /// Queries, keys and values as columns of the same rows: where they are, or copied to this buffer's

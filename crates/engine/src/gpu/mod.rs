@@ -8,6 +8,7 @@ mod buffer;
 mod cache;
 mod fuse;
 mod op;
+mod part;
 mod tape;
 mod weights;
 
@@ -33,6 +34,7 @@ use crate::rope::Angles;
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use op::{Op, Output, Shared, View};
+pub(crate) use part::Reserve;
 pub use tape::GpuWork;
 use tape::SharedTape;
 
