@@ -339,7 +339,7 @@ fn groups_are_swapped_where_they_lie_or_on_the_cpu() {
         for group in groups {
             swap(&source, &model, &[group]);
         }
-        assert!(device.memory().used < used);
+        assert!(device.memory().used <= used);
         let got = session.forward(&ids[12..], Logits::All).unwrap();
         check_logits("swapped, full", &got, rest, c.n_vocab, MAX_ERROR_INT8);
     }
