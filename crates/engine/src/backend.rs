@@ -169,6 +169,11 @@ pub trait Backend: Sized {
 
     /// Takes the values out of `x`, row by row. Waits for every operation before it.
     fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+
+    /// Puts rows of `width` values into `x`: in the place of those it has, if these are as many of the
+    /// same width.
+    fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
+    -> Result<(), BackendError>;
 }
 
 /// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).

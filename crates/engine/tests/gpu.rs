@@ -7,7 +7,6 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
 use common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits, open,
 };
@@ -15,11 +14,11 @@ use common::{Reference, cpu, load_on, read, testdata};
 use serde_json::Value;
 use sterna_engine::{
     Activations, ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Gpu,
-    HeadOptions, HeadScreen, Logits, LoraMatrix, LoraPair, Model, ModelConfig, ModelPlan, Module,
-    Orientation, Session, SessionOptions, Step,
+    HeadOptions, HeadScreen, Logits, LoraMatrix, LoraPair, Model, ModelConfig, Module, Orientation,
+    Session, SessionOptions, Step,
 };
 use sterna_format::DType;
-use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_gpu::Device;
 use sterna_kernels::Isa;
 
 fn gpu() -> Option<Gpu> {

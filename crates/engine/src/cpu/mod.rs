@@ -143,12 +143,6 @@ impl CpuBuffer {
         &mut self.values
     }
 
-    /// Replaces what is there by rows of `width`.
-    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-    pub(crate) fn set(&mut self, width: usize, values: Vec<f32>) {
-        *self = CpuBuffer { width, values };
-    }
-
     /// Elements of a row, and all rows.
     #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
     pub(crate) fn get(&self) -> (usize, &[f32]) {
@@ -395,5 +389,12 @@ impl Backend for Cpu {
 
     fn read(&self, x: &mut CpuBuffer) -> Result<Vec<f32>, BackendError> {
         Ok(std::mem::take(&mut x.values))
+    }
+
+    fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {
+        x.width = width;
+        x.values.clear();
+        x.values.extend_from_slice(values);
+        Ok(())
     }
 }

@@ -17,8 +17,6 @@ pub struct GpuBuffer {
     /// For rows that are taken out of others.
     spare: Option<Buffer>,
     ids: Option<Buffer>,
-    /// For rows that were computed elsewhere.
-    written: Option<Buffer>,
     /// Where the rows are: in `own`, in `spare`, or beside others in the memory of those.
     view: Option<View>,
     /// What attention is still to do with the heads.
@@ -82,21 +80,27 @@ impl GpuBuffer {
         })
     }
 
-    /// Replaces the rows by `values`, of `width` elements each.
-    pub(super) fn write(
+    /// Puts `values` where the rows are, if they are as many of the same width, else in memory of its own.
+    pub(super) fn overwrite(
         &mut self,
         device: &Device,
-        tape: &mut Tape,
-        width: usize,
         values: &[f32],
+        width: usize,
     ) -> Result<(), BackendError> {
-        let buffer = room(device, &mut self.written, values.len())?;
-        // What reads the values before is handed over first.
-        tape.flush()?;
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-        device.write(&buffer, 0, &bytes)?;
         let n_rows = values.len().checked_div(width).unwrap_or(0);
-        self.set(View::new(&buffer, n_rows, width));
+        let view = match &self.view {
+            Some(view) if (view.n_rows, view.width) == (n_rows, width) => view.clone(),
+            _ => self.shape(device, n_rows, width)?,
+        };
+        self.set(view.clone());
+        // Rows next to one another are written at once.
+        let n_together = if view.stride == width { n_rows } else { 1 };
+        let runs = values.chunks((n_together * width).max(1));
+        for (i, run) in runs.enumerate() {
+            let bytes: Vec<u8> = run.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            let offset = view.offset + i * view.stride;
+            device.write(&view.buffer, offset as u64 * 4, &bytes)?;
+        }
         Ok(())
     }
 

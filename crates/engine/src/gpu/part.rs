@@ -1,4 +1,4 @@
-//! What a GPU needs to compute a part of a model: activations from elsewhere, and memory kept free.
+//! What a GPU needs to compute a part of a model: steps that begin elsewhere, and memory kept free.
 
 use sterna_gpu::GpuError;
 use sterna_gpu::kernels::attention::CacheLayer;
@@ -11,16 +11,6 @@ impl Gpu {
     /// Begins a step whose tokens are embedded elsewhere.
     pub(crate) fn begin_step(&self) -> Result<(), BackendError> {
         Ok(self.tape.lock().begin_step()?)
-    }
-
-    /// Replaces what `x` holds by rows of `width`, computed elsewhere.
-    pub(crate) fn write(
-        &self,
-        x: &mut GpuBuffer,
-        width: usize,
-        values: &[f32],
-    ) -> Result<(), BackendError> {
-        x.write(&self.device, &mut self.tape.lock(), width, values)
     }
 }
 

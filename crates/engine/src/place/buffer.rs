@@ -69,11 +69,11 @@ impl Place {
         match to {
             Side::Cpu => {
                 let width = other.width()?;
-                cpu.set(width, gpu.read(other)?);
+                self.cpu.write(&gpu.read(other)?, width, cpu)?;
             }
             Side::Gpu => {
                 let (width, values) = cpu.get();
-                gpu.write(other, width, values)?;
+                gpu.write(values, width, other)?;
             }
         }
         *both = true;

@@ -426,4 +426,11 @@ impl Backend for Place {
             Side::Gpu => self.gpu()?.read(x.fill_on_gpu()),
         }
     }
+
+    fn write(&self, values: &[f32], width: usize, x: &mut PlaceBuffer) -> Result<(), BackendError> {
+        match x.side() {
+            Side::Cpu => self.cpu.write(values, width, x.fill_on_cpu()),
+            Side::Gpu => self.gpu()?.write(values, width, x.fill_on_gpu()),
+        }
+    }
 }
