@@ -344,6 +344,7 @@ impl EngineFlags {
                 ActivationsFlag::Int8 => Activations::Int8,
                 ActivationsFlag::F32 => Activations::F32,
             },
+            #[cfg(feature = "gpu")]
             session: self.session(self.ctx_len(plan.config().max_ctx)),
         };
         place::load_on(&self.place, engine, plan, load)

@@ -26,6 +26,8 @@ enum BackendFlag {
 
 /// Where to compute.
 #[derive(Debug, Clone, Args)]
+// Programs without GPUs take the flags too, and have no use for some.
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub(crate) struct PlaceFlags {
     /// Where to compute; layers that don't fit a GPU's memory are computed on the CPU
     #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
@@ -90,6 +92,7 @@ pub(crate) struct Engine {
     pub(crate) isa: Isa,
     pub(crate) activations: Activations,
     /// What device memory is kept for.
+    #[cfg(feature = "gpu")]
     pub(crate) session: SessionOptions,
 }
 
@@ -136,6 +139,17 @@ pub(crate) fn gpu_name(place: &Place) -> Option<String> {
     }
 }
 
+/// Name of the GPU that a model is computed on, and what of it is computed on the CPU all the same; `None`
+/// if all is.
+pub(crate) fn gpu_share(model: &Model<Place>) -> Option<String> {
+    let name = gpu_name(model.backend())?;
+    let (n, of) = (n_gpu_layers(model.backend()), model.config().n_layers);
+    Some(match n == of {
+        true => name,
+        false => format!("{name}: {n} of {of} layers, the rest on the CPU"),
+    })
+}
+
 /// How many layers of a model lie on a GPU.
 pub(crate) fn n_gpu_layers(place: &Place) -> usize {
     #[cfg(feature = "gpu")]
@@ -164,7 +178,7 @@ mod gpu {
     use sterna_engine::{BackendError, Gpu, GpuShare, LoadError, Model, ModelPlan};
     use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions, GpuError};
 
-    use super::{Engine, Place, PlaceFlags, Wish, gpu_name};
+    use super::{Engine, Place, PlaceFlags, Wish, gpu_share};
     use crate::output;
 
     /// Software adapters take their time over long prompts.
@@ -179,7 +193,10 @@ mod gpu {
         let wish = flags.wish(plan.memory_bytes())?;
         let opened = match wish {
             Wish::None => None,
-            Wish::Must => Some(open(flags).context("--backend gpu")?),
+            Wish::Must => Some(open(flags).with_context(|| match &flags.gpu {
+                Some(name) => format!("--gpu {name}"),
+                None => "--backend gpu".to_owned(),
+            })?),
             Wish::May => open_real(flags),
         };
         let Some(device) = opened else {
@@ -238,17 +255,12 @@ mod gpu {
 
     /// Notes what lies where, unless it is what was asked for.
     fn tell(model: &Model<Place>, wish: Wish) {
-        let n_layers = model.config().n_layers;
-        let n_gpu_layers = model.backend().n_gpu_layers();
-        if wish == Wish::Must && n_gpu_layers == n_layers {
+        if wish == Wish::Must && model.backend().n_gpu_layers() == model.config().n_layers {
             return;
         }
-        let gpu = gpu_name(model.backend()).unwrap_or_default();
-        let share = match n_gpu_layers == n_layers {
-            true => String::new(),
-            false => format!(": {n_gpu_layers} of {n_layers} layers, the rest on the CPU"),
-        };
-        output::note(format_args!("Computing on {gpu}{share}"));
+        if let Some(share) = gpu_share(model) {
+            output::note(format_args!("Computing on {share}"));
+        }
     }
 
     pub(super) fn all() -> Vec<String> {

@@ -361,6 +361,6 @@ fn the_same_tokens_are_chosen() {
         if margin > 0.5 {
             assert_eq!(best(&got).0, id);
         }
-        next = vec![id as u32];
+        next = vec![id];
     }
 }
