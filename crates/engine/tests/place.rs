@@ -36,9 +36,19 @@ fn options(chunk: usize) -> SessionOptions {
 
 /// `source` with at most `layers` layers on `device`.
 fn split(source: &Source, device: &Device, layers: usize) -> Arc<Model<Place>> {
+    split_for(source, device, layers, &options(32))
+}
+
+/// The same with room for a session with these `options`.
+fn split_for(
+    source: &Source,
+    device: &Device,
+    layers: usize,
+    options: &SessionOptions,
+) -> Arc<Model<Place>> {
     let (plan, files) = source.plan();
     let gpu = Gpu::new(device.clone(), 2, Isa::detect());
-    let share = GpuShare::new(&plan, &options(32)).with_layers(layers);
+    let share = GpuShare::new(&plan, options).with_layers(layers);
     load_on(plan, &files, Place::split(gpu, cpu(), share)).unwrap()
 }
 
@@ -160,6 +170,42 @@ fn models_larger_than_the_budget_are_split() {
         assert!(counts.is_sorted(), "{counts:?}");
         assert_eq!((counts[0], counts[8]), (0, c.n_layers), "{counts:?}");
     }
+}
+
+#[test]
+fn what_is_kept_is_enough_for_the_whole_context() {
+    let source = hf("stories260K/hf");
+    let on_cpu = source.load(cpu());
+    let c = on_cpu.config();
+    let ids = ids(600, c.n_vocab);
+    let options = SessionOptions {
+        chunk: 64,
+        ..SessionOptions::new(ids.len())
+    };
+    let want = logits(&on_cpu, &ids, options);
+    let mut counts = Vec::new();
+    for budget in [4_000_000, 4_800_000, 5_600_000] {
+        let device = limited(DeviceOptions {
+            memory_budget: Some(budget),
+            ..DeviceOptions::default()
+        });
+        let Some(device) = device else { return };
+        let model = split_for(&source, &device, usize::MAX, &options);
+        counts.push(model.backend().n_gpu_layers());
+        let mut session = Session::new(Arc::clone(&model), options).unwrap();
+        // One by one where a cache grows.
+        let mut got = session.forward(&ids[..500], Logits::All).unwrap();
+        for id in &ids[500..520] {
+            got.extend(session.forward(&[*id], Logits::Last).unwrap());
+        }
+        got.extend(session.forward(&ids[520..], Logits::All).unwrap());
+        let name = format!("{budget} bytes, {counts:?} layers, {:?}", device.memory());
+        check_logits(&name, &got, &want, c.n_vocab, MAX_ERROR_FLOAT);
+    }
+    assert!(
+        counts.iter().any(|n| (1..c.n_layers).contains(n)),
+        "{counts:?}"
+    );
 }
 
 #[test]
