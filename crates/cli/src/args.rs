@@ -3,15 +3,18 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use sterna_engine::{Activations, CacheType, HeadOptions, HeadScreen, SessionOptions};
+use sterna_engine::{
+    Activations, CacheType, HeadOptions, HeadScreen, Model, ModelPlan, SessionOptions,
+};
 use sterna_format::DType;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
-use crate::place::{self, BackendFlag, Place};
+use crate::place::{self, Place, PlaceFlags};
 
 /// Parses a number of bytes, with K, M or G (powers of 1024) behind it or their longer names.
 pub(crate) fn n_bytes(text: &str) -> Result<NonZero<u64>, String> {
@@ -144,9 +147,8 @@ impl I2sLayoutFlag {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineFlags {
-    /// Where to compute; auto takes the CPU
-    #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
-    backend: BackendFlag,
+    #[command(flatten)]
+    place: PlaceFlags,
 
     /// Threads to compute with [default: one for each physical core available]
     #[arg(long, value_name = "N", value_parser = thread_count)]
@@ -266,7 +268,7 @@ impl EngineFlags {
     /// that a model is there at once.
     pub(crate) fn with(threads: Option<NonZero<usize>>, lora: Vec<LoraFlag>) -> EngineFlags {
         EngineFlags {
-            backend: BackendFlag::Cpu,
+            place: PlaceFlags::cpu(),
             threads,
             ctx: None,
             cache: CacheFlag::F32,
@@ -327,13 +329,14 @@ impl EngineFlags {
         }
     }
 
-    /// Calls `load` with the place to compute at, using `n_threads` threads; with another if that one can't
-    /// have the model and any will do.
-    pub(crate) fn load_on<T>(
+    /// Calls `load` with the place to compute `plan` at, using `n_threads` threads; with the CPU if a GPU
+    /// can't have the model and any place will do.
+    pub(crate) fn load_on(
         &self,
         n_threads: usize,
-        load: impl FnMut(Place) -> Result<T>,
-    ) -> Result<T> {
+        plan: &ModelPlan,
+        load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
+    ) -> Result<Arc<Model<Place>>> {
         let engine = place::Engine {
             n_threads,
             isa: isa()?,
@@ -341,8 +344,10 @@ impl EngineFlags {
                 ActivationsFlag::Int8 => Activations::Int8,
                 ActivationsFlag::F32 => Activations::F32,
             },
+            #[cfg(feature = "gpu")]
+            session: self.session(self.ctx_len(plan.config().max_ctx)),
         };
-        place::load_on(self.backend, engine, load)
+        place::load_on(&self.place, engine, plan, load)
     }
 }
 

@@ -1,11 +1,14 @@
-//! Where models are computed: on the CPU, or on a GPU if there is one.
+//! Where models are computed: on the CPU, on a GPU if there is one, or on both.
 
-use anyhow::Result;
-#[cfg(not(feature = "gpu"))]
-use anyhow::bail;
-use clap::ValueEnum;
-use sterna_engine::{Activations, Cpu};
+use std::num::NonZero;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use sterna_engine::{Activations, Cpu, Model, ModelPlan, SessionOptions};
 use sterna_kernels::Isa;
+
+use crate::args::n_bytes;
 
 #[cfg(not(feature = "gpu"))]
 pub(crate) use sterna_engine::Cpu as Place;
@@ -14,12 +17,73 @@ pub(crate) use sterna_engine::Place;
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BackendFlag {
-    /// The CPU, until GPUs have been measured to be the better choice
+enum BackendFlag {
+    /// The best GPU for models of 64 MiB and more, if there is one; else the CPU
     Auto,
     Cpu,
     Gpu,
 }
+
+/// Where to compute.
+#[derive(Debug, Clone, Args)]
+// Programs without GPUs take the flags too, and have no use for some.
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+pub(crate) struct PlaceFlags {
+    /// Where to compute; layers that don't fit a GPU's memory are computed on the CPU
+    #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
+    backend: BackendFlag,
+
+    /// Part of the name of the GPU to take [default: the best]
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
+
+    /// Layers to put on the GPU at most [default: as many as fit]
+    #[arg(long, value_name = "N")]
+    gpu_layers: Option<usize>,
+
+    /// Device memory to take at most, for weights, cache and activations, such as 6GiB [default: what there
+    /// is]
+    #[arg(long, value_name = "SIZE", value_parser = n_bytes)]
+    gpu_memory: Option<NonZero<u64>>,
+}
+
+impl PlaceFlags {
+    /// As if the CPU had been asked for.
+    pub(crate) fn cpu() -> PlaceFlags {
+        PlaceFlags {
+            backend: BackendFlag::Cpu,
+            gpu: None,
+            gpu_layers: None,
+            gpu_memory: None,
+        }
+    }
+
+    /// How much to want a GPU for a model of `memory_bytes`.
+    fn wish(&self, memory_bytes: u64) -> Result<Wish> {
+        Ok(match (self.backend, &self.gpu) {
+            (BackendFlag::Cpu, Some(_)) => {
+                bail!("--gpu: expected --backend gpu or auto, found --backend cpu")
+            }
+            _ if self.gpu_layers == Some(0) => Wish::None,
+            (BackendFlag::Gpu, _) | (BackendFlag::Auto, Some(_)) => Wish::Must,
+            (BackendFlag::Auto, None) if memory_bytes >= PAYS_FROM => Wish::May,
+            (BackendFlag::Auto | BackendFlag::Cpu, None) => Wish::None,
+        })
+    }
+}
+
+/// Whether a model is to be computed on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    None,
+    /// If there is a real one.
+    May,
+    Must,
+}
+
+/// Bytes of weights from which on a GPU is looked for unasked. Opening one takes longer than smaller models
+/// need for a whole answer.
+const PAYS_FROM: u64 = 64 << 20;
 
 /// How to compute, wherever that is.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +91,9 @@ pub(crate) struct Engine {
     pub(crate) n_threads: usize,
     pub(crate) isa: Isa,
     pub(crate) activations: Activations,
+    /// What device memory is kept for.
+    #[cfg(feature = "gpu")]
+    pub(crate) session: SessionOptions,
 }
 
 impl Engine {
@@ -35,27 +102,27 @@ impl Engine {
     }
 }
 
-/// Calls `load` with the place that `flag` asks for.
+/// Calls `load` with the place that `flags` ask for, or with the CPU if they leave the choice and no GPU can
+/// have the model. A note says which GPU was taken unasked, and what it has no room for.
 #[cfg(feature = "gpu")]
-pub(crate) fn load_on<T>(
-    flag: BackendFlag,
+pub(crate) fn load_on(
+    flags: &PlaceFlags,
     engine: Engine,
-    load: impl FnOnce(Place) -> Result<T>,
-) -> Result<T> {
-    match flag {
-        BackendFlag::Cpu | BackendFlag::Auto => load(Place::Cpu(engine.cpu())),
-        BackendFlag::Gpu => load(gpu::open(engine)?),
-    }
+    plan: &ModelPlan,
+    load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
+) -> Result<Arc<Model<Place>>> {
+    gpu::load_on(flags, engine, plan, load)
 }
 
-/// Calls `load` with the CPU, unless `flag` asks for a GPU.
+/// Calls `load` with the CPU, unless `flags` ask for a GPU.
 #[cfg(not(feature = "gpu"))]
-pub(crate) fn load_on<T>(
-    flag: BackendFlag,
+pub(crate) fn load_on(
+    flags: &PlaceFlags,
     engine: Engine,
-    load: impl FnOnce(Place) -> Result<T>,
-) -> Result<T> {
-    if flag == BackendFlag::Gpu {
+    plan: &ModelPlan,
+    mut load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
+) -> Result<Arc<Model<Place>>> {
+    if flags.wish(plan.memory_bytes())? == Wish::Must {
         bail!("--backend gpu: this program was built without GPUs; use cpu or auto");
     }
     load(engine.cpu())
@@ -64,12 +131,34 @@ pub(crate) fn load_on<T>(
 /// Name of the GPU that a model is computed on; `None` for the CPU.
 pub(crate) fn gpu_name(place: &Place) -> Option<String> {
     #[cfg(feature = "gpu")]
-    if let Place::Gpu(gpu) = place {
-        return Some(gpu::describe(gpu.device().info()));
-    }
+    return place.device().map(|gpu| gpu::describe(gpu.device().info()));
     #[cfg(not(feature = "gpu"))]
-    let _ = place;
-    None
+    {
+        let _ = place;
+        None
+    }
+}
+
+/// Name of the GPU that a model is computed on, and what of it is computed on the CPU all the same; `None`
+/// if all is.
+pub(crate) fn gpu_share(model: &Model<Place>) -> Option<String> {
+    let name = gpu_name(model.backend())?;
+    let (n, of) = (n_gpu_layers(model.backend()), model.config().n_layers);
+    Some(match n == of {
+        true => name,
+        false => format!("{name}: {n} of {of} layers, the rest on the CPU"),
+    })
+}
+
+/// How many layers of a model lie on a GPU.
+pub(crate) fn n_gpu_layers(place: &Place) -> usize {
+    #[cfg(feature = "gpu")]
+    return place.n_gpu_layers();
+    #[cfg(not(feature = "gpu"))]
+    {
+        let _ = place;
+        0
+    }
 }
 
 /// The GPUs of this machine, best first.
@@ -82,34 +171,96 @@ pub(crate) fn gpus() -> Vec<String> {
 
 #[cfg(feature = "gpu")]
 mod gpu {
+    use std::sync::Arc;
     use std::time::Duration;
 
-    use anyhow::{Context, Result};
-    use sterna_engine::Gpu;
-    use sterna_gpu::{AdapterInfo, Device, DeviceOptions};
+    use anyhow::{Context, Error, Result};
+    use sterna_engine::{BackendError, Gpu, GpuShare, LoadError, Model, ModelPlan};
+    use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions, GpuError};
 
-    use super::{Engine, Place};
+    use super::{Engine, Place, PlaceFlags, Wish, gpu_share};
+    use crate::output;
 
     /// Software adapters take their time over long prompts.
     const TIMEOUT: Duration = Duration::from_secs(600);
 
-    fn options(adapter: Option<String>) -> DeviceOptions {
-        DeviceOptions {
-            adapter,
-            timeout: TIMEOUT,
-            ..DeviceOptions::default()
+    pub(super) fn load_on(
+        flags: &PlaceFlags,
+        engine: Engine,
+        plan: &ModelPlan,
+        mut load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
+    ) -> Result<Arc<Model<Place>>> {
+        let wish = flags.wish(plan.memory_bytes())?;
+        let opened = match wish {
+            Wish::None => None,
+            Wish::Must => Some(open(flags).with_context(|| match &flags.gpu {
+                Some(name) => format!("--gpu {name}"),
+                None => "--backend gpu".to_owned(),
+            })?),
+            Wish::May => open_real(flags),
+        };
+        let Some(device) = opened else {
+            return load(Place::cpu(engine.cpu()));
+        };
+        let share = GpuShare::new(plan, &engine.session);
+        let share = share.with_layers(flags.gpu_layers.unwrap_or(usize::MAX));
+        let gpu = Gpu::new(device, engine.n_threads, engine.isa);
+        let gpu = gpu.with_activations(engine.activations);
+        match load(Place::split(gpu, engine.cpu(), share)) {
+            Ok(model) => {
+                tell(&model, wish);
+                Ok(model)
+            }
+            Err(error) if wish == Wish::May && is_of_gpu(&error) => {
+                output::note(format_args!("Computing on the CPU: {error:#}"));
+                load(Place::cpu(engine.cpu()))
+            }
+            Err(error) => Err(error),
         }
     }
 
-    fn place(device: Device, engine: Engine) -> Place {
-        let gpu = Gpu::new(device, engine.n_threads, engine.isa);
-        Place::Gpu(gpu.with_activations(engine.activations))
+    fn open(flags: &PlaceFlags) -> Result<Device, GpuError> {
+        Device::open(&DeviceOptions {
+            adapter: flags.gpu.clone(),
+            memory_budget: flags.gpu_memory.map(u64::from),
+            timeout: TIMEOUT,
+            ..DeviceOptions::default()
+        })
     }
 
-    /// The best GPU, software or not.
-    pub(super) fn open(engine: Engine) -> Result<Place> {
-        let device = Device::open(&options(None)).context("--backend gpu")?;
-        Ok(place(device, engine))
+    /// The best GPU if it is none of software; a note says why one that there is can't be had.
+    fn open_real(flags: &PlaceFlags) -> Option<Device> {
+        match open(flags) {
+            Ok(device) => is_real(device.info()).then_some(device),
+            Err(GpuError::NoAdapter { .. }) => None,
+            Err(error) => {
+                output::note(format_args!("Computing on the CPU: {error}"));
+                None
+            }
+        }
+    }
+
+    fn is_real(info: &AdapterInfo) -> bool {
+        matches!(
+            info.kind,
+            AdapterKind::Discrete | AdapterKind::Integrated | AdapterKind::Virtual
+        )
+    }
+
+    /// Whether a model could not be loaded because of the GPU.
+    fn is_of_gpu(error: &Error) -> bool {
+        let error = error.downcast_ref::<LoadError>();
+        matches!(error, Some(LoadError::Backend(BackendError::Gpu(_))))
+    }
+
+    /// Notes what lies where, unless it is what was asked for.
+    fn tell(model: &Model<Place>, wish: Wish) {
+        if wish == Wish::Must && model.backend().n_gpu_layers() == model.config().n_layers {
+            return;
+        }
+        if let Some(share) = gpu_share(model) {
+            output::note(format_args!("Computing on {share}"));
+        }
     }
 
     pub(super) fn all() -> Vec<String> {
@@ -118,5 +269,48 @@ mod gpu {
 
     pub(super) fn describe(info: &AdapterInfo) -> String {
         format!("{} ({:?}, {})", info.name, info.api, info.driver)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_looked_for_where_it_can_pay() {
+        let flags = |backend, gpu: Option<&str>, gpu_layers| PlaceFlags {
+            backend,
+            gpu: gpu.map(str::to_owned),
+            gpu_layers,
+            gpu_memory: None,
+        };
+        let (small, large) = (PAYS_FROM - 1, PAYS_FROM);
+        for (flags, of_small, of_large) in [
+            (flags(BackendFlag::Auto, None, None), Wish::None, Wish::May),
+            (
+                flags(BackendFlag::Auto, Some("a"), None),
+                Wish::Must,
+                Wish::Must,
+            ),
+            (
+                flags(BackendFlag::Gpu, None, Some(3)),
+                Wish::Must,
+                Wish::Must,
+            ),
+            (
+                flags(BackendFlag::Gpu, None, Some(0)),
+                Wish::None,
+                Wish::None,
+            ),
+            (PlaceFlags::cpu(), Wish::None, Wish::None),
+        ] {
+            assert_eq!(flags.wish(small).unwrap(), of_small, "{flags:?}");
+            assert_eq!(flags.wish(large).unwrap(), of_large, "{flags:?}");
+        }
+        assert!(
+            flags(BackendFlag::Cpu, Some("a"), None)
+                .wish(large)
+                .is_err()
+        );
     }
 }

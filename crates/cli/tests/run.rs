@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use common::{json, refusal, stdout, sterna, sterna_with_input, success, testdata};
 
@@ -48,6 +48,52 @@ fn a_gpu_tells_the_same_tale() {
     } else {
         let message = String::from_utf8_lossy(&on_gpu.stderr);
         assert!(message.contains("--backend gpu: no GPU"), "{message}");
+    }
+}
+
+#[test]
+fn layers_are_shared_between_a_gpu_and_the_cpu() {
+    let tell = |flags: &[&str]| {
+        let story = ["run", "-p", STORY, "--temperature", "0", "--json"];
+        sterna(&[&story[..], &["--max-tokens", "20"], flags].concat())
+    };
+    let ids = |out: &Output| {
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        (report["ids"].clone(), report["n_gpu_layers"].clone())
+    };
+    let on_cpu = tell(&["--backend", "cpu"]);
+    let unasked = tell(&[]);
+    // The model is too small for a GPU to be opened.
+    assert_eq!(ids(&unasked), ids(&on_cpu));
+    assert!(unasked.stderr.is_empty());
+    for (flags, n_gpu_layers) in [(["--gpu-layers", "2"], 2), (["--gpu-memory", "4KiB"], 0)] {
+        let split = tell(&[&["--backend", "gpu"], &flags[..]].concat());
+        let message = String::from_utf8_lossy(&split.stderr);
+        if split.status.success() {
+            assert_eq!(ids(&split), (ids(&on_cpu).0, n_gpu_layers.into()));
+            assert!(
+                message.contains(&format!("{n_gpu_layers} of 8 layers")),
+                "{message}"
+            );
+        } else {
+            assert!(message.contains("--backend gpu: no GPU"), "{message}");
+        }
+    }
+    let none = tell(&["--backend", "gpu", "--gpu-layers", "0"]);
+    assert_eq!(ids(&none), ids(&on_cpu));
+    for (flags, expected) in [
+        (["--gpu", "no such GPU"], "--gpu no such GPU: no GPU"),
+        (
+            ["--backend=cpu", "--gpu=x"],
+            "--gpu: expected --backend gpu or auto",
+        ),
+    ] {
+        let refused = tell(&flags);
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            !refused.status.success() && message.contains(expected),
+            "{message}"
+        );
     }
 }
 

@@ -11,6 +11,7 @@ pub use sterna_kernels::gemm::ScreenedRows;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
+use crate::generation::Group;
 use crate::rope::Angles;
 
 /// A place to run models: buffers, and the operations that forward passes are made of.
@@ -47,6 +48,20 @@ pub trait Backend: Sized {
         linear: &Self::Linear,
         dtype: DType,
     ) -> Result<Self::Screen, BackendError>;
+    /// Loads the weights of `group`, which are used together: `load` loads them all with the backend it is
+    /// called with, from the beginning each time.
+    ///
+    /// A backend that consists of several calls it with the one that is to have them, and with another if
+    /// that one has no room.
+    /// Errors: what `load` returns.
+    fn load_group<T>(
+        &self,
+        _group: Group,
+        mut load: impl FnMut(&Self) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        load(self)
+    }
+
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
     /// An empty cache.
@@ -154,6 +169,11 @@ pub trait Backend: Sized {
 
     /// Takes the values out of `x`, row by row. Waits for every operation before it.
     fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+
+    /// Puts rows of `width` values into `x`: in the place of those it has, if these are as many of the
+    /// same width.
+    fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
+    -> Result<(), BackendError>;
 }
 
 /// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).

@@ -52,7 +52,7 @@ pub use lora::{
 };
 pub use model::{Model, Versions};
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-pub use place::{Either, Place};
+pub use place::{Either, GpuShare, Place, PlaceBuffer, PlaceCache};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};

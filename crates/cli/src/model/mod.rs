@@ -398,7 +398,7 @@ impl ModelFiles {
         n_threads: usize,
     ) -> Result<Arc<Model<Place>>> {
         let load = |place| self.load_on(plan.clone(), place, flags.weights());
-        flags.load_on(n_threads, load)
+        flags.load_on(n_threads, plan, load)
     }
 
     fn load_on(

@@ -14,6 +14,7 @@ use crate::chat::{self, Chat, Message};
 use crate::display::FirstWord;
 use crate::model::ModelFiles;
 use crate::output;
+use crate::place;
 use crate::runtime::{Runtime, Stats};
 use crate::sampling::SamplingFlags;
 
@@ -85,6 +86,9 @@ struct Report<'a> {
     ids: &'a [u32],
     seed: u64,
     load_ms: f64,
+    n_layers: usize,
+    /// Those of them that were computed on a GPU.
+    n_gpu_layers: usize,
     #[serde(flatten)]
     stats: Stats,
 }
@@ -114,6 +118,8 @@ impl Run {
         let sampler = Sampler::new(self.sampling.config(&generation_config), n_vocab)?;
         let seed = sampler.config().seed;
         let session = files.session(plan, &self.engine, self.engine.ctx_len(max_ctx))?;
+        let n_layers = session.model().config().n_layers;
+        let n_gpu_layers = place::n_gpu_layers(session.model().backend());
         let mut chat = Chat {
             runtime: Runtime::new(session, sampler),
             template,
@@ -152,6 +158,8 @@ impl Run {
                 ids,
                 seed,
                 load_ms,
+                n_layers,
+                n_gpu_layers,
                 stats,
             })?;
         } else {

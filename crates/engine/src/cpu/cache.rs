@@ -83,7 +83,11 @@ impl KvCache for CpuCache {
 
     fn fork(&self, len: usize) -> CpuCache {
         let len = len.min(self.len);
-        let shared = |pages: &Vec<Arc<KvPage>>| pages[..len.div_ceil(PAGE_LEN)].to_vec();
+        // A layer that is attended to elsewhere has none.
+        let shared = |pages: &Vec<Arc<KvPage>>| {
+            let n_pages = len.div_ceil(PAGE_LEN).min(pages.len());
+            pages[..n_pages].to_vec()
+        };
         CpuCache {
             shape: self.shape,
             len,

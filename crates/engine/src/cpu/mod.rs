@@ -143,6 +143,12 @@ impl CpuBuffer {
         &mut self.values
     }
 
+    /// Elements of a row, and all rows.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    pub(crate) fn get(&self) -> (usize, &[f32]) {
+        (self.width, &self.values)
+    }
+
     fn n_rows(&self) -> usize {
         self.values.len().checked_div(self.width).unwrap_or(0)
     }
@@ -383,5 +389,12 @@ impl Backend for Cpu {
 
     fn read(&self, x: &mut CpuBuffer) -> Result<Vec<f32>, BackendError> {
         Ok(std::mem::take(&mut x.values))
+    }
+
+    fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {
+        x.width = width;
+        x.values.clear();
+        x.values.extend_from_slice(values);
+        Ok(())
     }
 }

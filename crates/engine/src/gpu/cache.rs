@@ -54,6 +54,21 @@ struct Table {
 /// Positions that the memory of a layer begins with.
 const FIRST_CAPACITY: usize = 256;
 
+/// Memory of a layer for `need` positions at least.
+pub(super) fn memory(
+    device: &Device,
+    shape: &CacheShape,
+    need: usize,
+) -> Result<CacheLayer, GpuError> {
+    let dtype = match shape.dtype {
+        CacheType::F32 => attention::CacheType::F32,
+        CacheType::F16 => attention::CacheType::F16,
+        CacheType::Q8_0 => attention::CacheType::Q8_0,
+    };
+    let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
+    CacheLayer::new(device, shape.n_kv_heads, shape.head_dim, dtype, capacity)
+}
+
 impl GpuCache {
     pub(super) fn new(shape: &CacheShape, tape: &SharedTape) -> GpuCache {
         GpuCache {
@@ -82,22 +97,12 @@ impl GpuCache {
         {
             return Ok(memory.clone());
         }
-        let CacheShape {
-            n_kv_heads,
-            head_dim,
-            dtype,
-            ..
-        } = self.shape;
-        let dtype = match dtype {
-            CacheType::F32 => attention::CacheType::F32,
-            CacheType::F16 => attention::CacheType::F16,
-            CacheType::Q8_0 => attention::CacheType::Q8_0,
-        };
-        let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
-        let memory = CacheLayer::new(device, n_kv_heads, head_dim, dtype, capacity)?;
+        let memory = memory(device, &self.shape, need)?;
         if let Some(old) = old {
             // What is to be copied may not have been computed yet.
             tape.flush()?;
+            // Commands that were kept would keep the old memory.
+            tape.forget();
             old.memory.copy_to(device, &memory, self.len)?;
         }
         let memory = Shared::new(memory);

@@ -8,6 +8,7 @@ mod buffer;
 mod cache;
 mod fuse;
 mod op;
+mod part;
 mod tape;
 mod weights;
 
@@ -32,6 +33,7 @@ use crate::rope::Angles;
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use op::{Op, Output, RawHeads, Shared, View};
+pub(crate) use part::Reserve;
 pub use tape::GpuWork;
 use tape::SharedTape;
 
@@ -407,5 +409,10 @@ impl Backend for Gpu {
         let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
         let values = bytes.as_chunks::<4>().0.iter();
         Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
+    }
+    fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
+        // Operations before this one read what is there now.
+        self.tape.lock().flush()?;
+        x.overwrite(&self.device, values, width)
     }
 }

@@ -4,10 +4,10 @@ use bytes::Bytes;
 
 use super::LoadError;
 use super::{expect_wanted, recipe};
-use crate::backend::{Backend, LinearSource, WeightData};
+use crate::backend::{Backend, BackendError, LinearSource, WeightData};
 use crate::config::ModelConfig;
 use crate::generation::{Embedding, Generation, Group, Head, NewGroup, Output};
-use crate::head::screening::Screening;
+use crate::head::{self, screening::Screening};
 use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
 };
@@ -22,6 +22,10 @@ pub(crate) struct Feed<B: Backend> {
     n_made: usize,
     /// Parts of the next weight that have come in.
     parts: Vec<Bytes>,
+    /// The group of each of the plan's weights; `None` for those that the engine itself keeps.
+    group_of: Vec<Option<Group>>,
+    /// Weights of the group under way, to be loaded together.
+    sources: Vec<Source>,
     /// Of all weights of the plan, those that have been made and not taken to their place.
     loaded: Vec<Option<Loaded<B>>>,
     /// The output head in another type, where the table it is made from is kept too.
@@ -30,6 +34,22 @@ pub(crate) struct Feed<B: Backend> {
     /// Whether all weights are looked through for values that aren't numbers.
     thorough: bool,
     warnings: Vec<String>,
+}
+
+/// A weight as the backend is to take it, and its place in the plan.
+enum Source {
+    Linear(usize, LinearSource),
+    Vector(usize, Vec<f32>),
+    /// The matrix that logits come from, and the same in another type if that is to be made of it.
+    Head(usize, LinearSource, Option<LinearSource>),
+}
+
+/// What a [`Source`] became.
+struct Placed<B: Backend> {
+    id: usize,
+    loaded: Loaded<B>,
+    made_head: Option<B::Linear>,
+    screen: Option<Result<B::Screen, BackendError>>,
 }
 
 enum Loaded<B: Backend> {
@@ -42,8 +62,17 @@ impl<B: Backend> Feed<B> {
     fn new(plan: ModelPlan, order: Vec<usize>, thorough: bool) -> Feed<B> {
         let mut loaded = Vec::new();
         loaded.resize_with(plan.specs.len(), || None);
+        let mut group_of = vec![None; plan.specs.len()];
+        let layers = (0..plan.weights.layers.len()).map(Group::Layer);
+        for group in layers.chain([Group::Embedding, Group::Head]) {
+            for id in Ids::of(&plan, group).0 {
+                group_of[id] = Some(group);
+            }
+        }
         Feed {
             plan,
+            group_of,
+            sources: Vec::new(),
             order,
             n_made: 0,
             parts: Vec::new(),
@@ -69,20 +98,8 @@ impl<B: Backend> Feed<B> {
             Some(RopeFactors::ShortAndLong { short, long, .. }) => ids.0.extend([short.0, long.0]),
             None => {}
         }
-        let weights = &plan.weights;
         for group in groups {
-            match group {
-                Group::Embedding => ids.linear(weights.token_embd),
-                Group::Layer(i) => {
-                    weights.layers[*i].clone().convert(&mut ids);
-                }
-                Group::Head => {
-                    ids.vector(weights.output_norm);
-                    if let Some(head) = weights.output.clone() {
-                        head.convert(&mut ids);
-                    }
-                }
-            }
+            ids.0.extend(Ids::of(&plan, *group).0);
         }
         let Ids(mut order) = ids;
         order.sort_unstable();
@@ -105,13 +122,14 @@ impl<B: Backend> Feed<B> {
             return Ok(());
         }
         let parts = std::mem::take(&mut self.parts);
-        let loaded = match &spec.recipe {
+        match &spec.recipe {
             Recipe::Vector(recipe) => {
                 let values = recipe::vector(recipe, &spec.parts[0], &parts[0])?;
-                Loaded::Vector(backend.load_vector(values)?)
+                self.sources.push(Source::Vector(id, values));
             }
             Recipe::HostVector(recipe) => {
-                Loaded::Host(recipe::vector(recipe, &spec.parts[0], &parts[0])?)
+                let values = recipe::vector(recipe, &spec.parts[0], &parts[0])?;
+                self.loaded[id] = Some(Loaded::Host(values));
             }
             Recipe::Linear(recipe) => {
                 let weights = recipe::linear(backend.host(), recipe, &spec.parts, parts)?;
@@ -121,55 +139,82 @@ impl<B: Backend> Feed<B> {
                 }
                 (self.warnings).extend(recipe::odd_scale(recipe, &spec.parts, &weights));
                 let recipe = *recipe;
-                if self.plan.head_id().0 == id {
-                    Loaded::Linear(self.load_head(backend, &recipe, weights)?)
+                let source = if self.plan.head_id().0 == id {
+                    self.head_source(backend, &recipe, weights)?
                 } else {
-                    Loaded::Linear(load_linear(backend, &recipe, weights)?)
-                }
+                    Source::Linear(id, linear_source(&recipe, weights))
+                };
+                self.sources.push(source);
             }
-        };
-        self.loaded[id] = Some(loaded);
+        }
         self.n_made += 1;
-        Ok(())
+        let next = (self.order.get(self.n_made)).and_then(|id| self.group_of[*id]);
+        match self.group_of[id] {
+            Some(group) if next != Some(group) => self.load_group(backend, group),
+            _ => Ok(()),
+        }
     }
 
-    /// Loads the matrix that logits come from, and makes what [`ModelPlan::with_head`] decided.
-    fn load_head(
-        &mut self,
+    /// The matrix that logits come from, and what [`ModelPlan::with_head`] decided to make of it.
+    fn head_source(
+        &self,
         backend: &B,
         recipe: &LinearRecipe,
         mut weights: WeightData,
-    ) -> Result<B::Linear, LoadError> {
-        let name = || self.plan.specs[self.plan.head_id().0].parts[0].name.clone();
+    ) -> Result<Source, LoadError> {
+        let id = self.plan.head_id().0;
         let mut made = None;
         if let Some(dtype) = self.plan.head.dtype {
             let head =
                 recipe::encode(backend.host(), recipe, &weights, dtype).map_err(|source| {
                     LoadError::Weights {
-                        name: name(),
+                        name: self.head_name(),
                         source,
                     }
                 })?;
             if self.plan.weights.output.is_some() {
                 weights = head;
             } else {
-                made = Some(load_linear(backend, recipe, head)?);
+                made = Some(linear_source(recipe, head));
             }
         }
-        let linear = load_linear(backend, recipe, weights)?;
-        if let Some(dtype) = self.plan.head.screen {
-            match backend.load_screen(made.as_ref().unwrap_or(&linear), dtype) {
-                Ok(screen) => self.screen = Some(screen),
-                Err(error) if self.plan.head.screen_may_fail => {
-                    let warning = format!("tensor `{}`: no screen of the head: {error}", name());
+        Ok(Source::Head(id, linear_source(recipe, weights), made))
+    }
+
+    fn head_name(&self) -> String {
+        self.plan.specs[self.plan.head_id().0].parts[0].name.clone()
+    }
+
+    /// Loads the weights that have come in, which are all of `group`.
+    fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
+        let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
+        let placed = backend.load_group(group, |backend| {
+            let sources = sources.iter();
+            sources
+                .map(|source| source.load(backend, head))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        for Placed {
+            id,
+            loaded,
+            made_head,
+            screen,
+        } in placed
+        {
+            self.loaded[id] = Some(loaded);
+            self.made_head = made_head.or(self.made_head.take());
+            match screen {
+                Some(Ok(screen)) => self.screen = Some(screen),
+                Some(Err(error)) => {
+                    let name = self.head_name();
+                    let warning = format!("tensor `{name}`: no screen of the head: {error}");
                     self.warnings.push(warning);
                     self.plan.head.screen = None;
                 }
-                Err(error) => return Err(error.into()),
+                None => {}
             }
         }
-        self.made_head = made;
-        Ok(linear)
+        Ok(())
     }
 
     pub(crate) fn warnings(&self) -> &[String] {
@@ -260,6 +305,26 @@ impl<B: Backend> Feed<B> {
 #[derive(Default)]
 struct Ids(Vec<usize>);
 
+impl Ids {
+    /// Those of the weights of `group`, which the plan has.
+    fn of(plan: &ModelPlan, group: Group) -> Ids {
+        let (mut ids, weights) = (Ids::default(), &plan.weights);
+        match group {
+            Group::Embedding => ids.linear(weights.token_embd),
+            Group::Layer(i) => {
+                weights.layers[i].clone().convert(&mut ids);
+            }
+            Group::Head => {
+                ids.vector(weights.output_norm);
+                if let Some(head) = weights.output.clone() {
+                    head.convert(&mut ids);
+                }
+            }
+        }
+        ids
+    }
+}
+
 impl Convert<LinearId, VectorId> for Ids {
     type Linear = ();
     type Vector = ();
@@ -304,11 +369,44 @@ impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
     }
 }
 
-fn load_linear<B: Backend>(
-    backend: &B,
-    recipe: &LinearRecipe,
-    weights: WeightData,
-) -> Result<B::Linear, LoadError> {
+impl Source {
+    /// Hands the weight to `backend`, and makes the screen of the output head that `head` asks for.
+    fn load<B: Backend>(&self, backend: &B, head: head::Head) -> Result<Placed<B>, BackendError> {
+        let placed = |id, loaded| Placed {
+            id,
+            loaded,
+            made_head: None,
+            screen: None,
+        };
+        match self {
+            Source::Linear(id, source) => {
+                let linear = backend.load_linear(source.clone())?;
+                Ok(placed(*id, Loaded::Linear(linear)))
+            }
+            Source::Vector(id, values) => {
+                let vector = backend.load_vector(values.clone())?;
+                Ok(placed(*id, Loaded::Vector(vector)))
+            }
+            Source::Head(id, source, made) => {
+                let linear = backend.load_linear(source.clone())?;
+                let made = made.clone().map(|made| backend.load_linear(made));
+                let made_head = made.transpose()?;
+                let of = made_head.as_ref().unwrap_or(&linear);
+                let screen = match head.screen.map(|dtype| backend.load_screen(of, dtype)) {
+                    Some(Err(error)) if !head.screen_may_fail => return Err(error),
+                    screen => screen,
+                };
+                Ok(Placed {
+                    made_head,
+                    screen,
+                    ..placed(*id, Loaded::Linear(linear))
+                })
+            }
+        }
+    }
+}
+
+fn linear_source(recipe: &LinearRecipe, weights: WeightData) -> LinearSource {
     let LinearRecipe { n, k, .. } = *recipe;
-    Ok(backend.load_linear(LinearSource { n, k, weights })?)
+    LinearSource { n, k, weights }
 }

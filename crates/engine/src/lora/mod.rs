@@ -14,6 +14,7 @@ use sterna_kernels::quant::QuantError;
 
 use crate::backend::{Backend, BackendError, LowRank};
 use crate::forward::Batch;
+use crate::generation::Group;
 use crate::model::Model;
 
 use check::{Checked, Factors};
@@ -324,11 +325,17 @@ impl<B: Backend> Model<B> {
                 factors.encode(self.backend.host(), dtype)?;
             }
             let Factors { a, b, scaling } = factors;
-            layers[layer][module as usize] = Some(Update {
-                a: self.backend.load_linear(a.into_source())?,
-                b: self.backend.load_linear(b.into_source())?,
-                scaling,
-            });
+            let (a, b) = (a.into_source(), b.into_source());
+            let load = |backend: &B| {
+                Ok(Update {
+                    a: backend.load_linear(a.clone())?,
+                    b: backend.load_linear(b.clone())?,
+                    scaling,
+                })
+            };
+            // Beside the matrices that they change.
+            let update = self.backend.load_group(Group::Layer(layer), load)?;
+            layers[layer][module as usize] = Some(update);
         }
         Ok(Arc::new(Adapter {
             name: source.name,

@@ -1,6 +1,9 @@
 //! Loading the models in `testdata/`, and reading what they are compared with.
 #![allow(dead_code)]
 
+#[cfg(feature = "gpu")]
+pub(crate) mod compare;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

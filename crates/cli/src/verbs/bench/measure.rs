@@ -163,9 +163,9 @@ impl Candidate {
         }
     }
 
-    /// Name of the GPU that the model is computed on, if it is one.
-    pub(super) fn gpu_name(&self) -> Option<String> {
-        place::gpu_name(self.model.model().backend())
+    /// The GPU that the model is computed on, if it is one, and how much of it.
+    pub(super) fn gpu_share(&self) -> Option<String> {
+        place::gpu_share(self.model.model())
     }
 
     /// Fills the caches that `tests` begin with.

@@ -136,7 +136,7 @@ impl Bench {
             files: &mapped,
         };
         let peak_memory_bytes = measure::measure(&mut candidates, &plan)?;
-        let gpu = (candidates.first()).and_then(|candidate| candidate.gpu_name());
+        let gpu = (candidates.first()).and_then(|candidate| candidate.gpu_share());
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("STERNA_COMMIT"),

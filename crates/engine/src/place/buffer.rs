@@ -1,0 +1,125 @@
+//! Activations on either side.
+
+use std::cell::{Ref, RefCell};
+
+use super::Place;
+use super::share::Side;
+use crate::backend::{Backend, BackendError};
+use crate::cpu::CpuBuffer;
+use crate::gpu::GpuBuffer;
+
+/// Rows of activations, on the CPU, on a GPU, or on both since they were last wanted on the other side.
+#[derive(Debug, Default)]
+pub struct PlaceBuffer(RefCell<Copies>);
+
+#[derive(Debug, Default)]
+struct Copies {
+    cpu: CpuBuffer,
+    gpu: GpuBuffer,
+    /// Where the values were computed.
+    at: Side,
+    /// The other side has them too.
+    both: bool,
+}
+
+impl PlaceBuffer {
+    /// Where the values were computed.
+    pub(super) fn side(&self) -> Side {
+        self.0.borrow().at
+    }
+
+    /// Whether the values are on `side`.
+    pub(super) fn is_on(&self, side: Side) -> bool {
+        let copies = self.0.borrow();
+        copies.at == side || copies.both
+    }
+
+    /// To be filled on the CPU.
+    pub(super) fn fill_on_cpu(&mut self) -> &mut CpuBuffer {
+        &mut self.settle(Side::Cpu).cpu
+    }
+
+    /// To be filled on the GPU.
+    pub(super) fn fill_on_gpu(&mut self) -> &mut GpuBuffer {
+        &mut self.settle(Side::Gpu).gpu
+    }
+
+    /// From now on the values are what `side` says.
+    fn settle(&mut self, side: Side) -> &mut Copies {
+        let copies = self.0.get_mut();
+        (copies.at, copies.both) = (side, false);
+        copies
+    }
+}
+
+/// Each of these brings the values to a side if they aren't there, which waits for the GPU if they are
+/// to come from it.
+impl Place {
+    pub(super) fn bring(&self, x: &PlaceBuffer, to: Side) -> Result<(), BackendError> {
+        if x.is_on(to) {
+            return Ok(());
+        }
+        let gpu = self.gpu()?;
+        let Copies {
+            cpu,
+            gpu: other,
+            both,
+            ..
+        } = &mut *x.0.borrow_mut();
+        match to {
+            Side::Cpu => {
+                let width = other.width()?;
+                self.cpu.write(&gpu.read(other)?, width, cpu)?;
+            }
+            Side::Gpu => {
+                let (width, values) = cpu.get();
+                gpu.write(values, width, other)?;
+            }
+        }
+        *both = true;
+        Ok(())
+    }
+
+    /// To be read on the CPU.
+    pub(super) fn on_cpu<'a>(
+        &self,
+        x: &'a PlaceBuffer,
+    ) -> Result<Ref<'a, CpuBuffer>, BackendError> {
+        self.bring(x, Side::Cpu)?;
+        Ok(Ref::map(x.0.borrow(), |copies| &copies.cpu))
+    }
+
+    /// To be read on the GPU.
+    pub(super) fn on_gpu<'a>(
+        &self,
+        x: &'a PlaceBuffer,
+    ) -> Result<Ref<'a, GpuBuffer>, BackendError> {
+        self.bring(x, Side::Gpu)?;
+        Ok(Ref::map(x.0.borrow(), |copies| &copies.gpu))
+    }
+
+    /// To be changed on the CPU.
+    pub(super) fn change_on_cpu<'a>(
+        &self,
+        x: &'a mut PlaceBuffer,
+    ) -> Result<&'a mut CpuBuffer, BackendError> {
+        self.bring(x, Side::Cpu)?;
+        Ok(x.fill_on_cpu())
+    }
+
+    /// To be changed on the GPU.
+    pub(super) fn change_on_gpu<'a>(
+        &self,
+        x: &'a mut PlaceBuffer,
+    ) -> Result<&'a mut GpuBuffer, BackendError> {
+        self.bring(x, Side::Gpu)?;
+        Ok(x.fill_on_gpu())
+    }
+
+    /// Makes `side` the one that has the values, the other keeping a copy.
+    pub(super) fn take_back(&self, x: &mut PlaceBuffer, side: Side) -> Result<(), BackendError> {
+        self.bring(x, side)?;
+        x.0.get_mut().at = side;
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! Keys and values on both sides.
+
+use crate::backend::KvCache;
+use crate::cpu::CpuCache;
+use crate::gpu::GpuCache;
+
+/// Keys and values of one sequence: those of a layer lie where it is attended to. Either side has memory
+/// only for layers that were appended to there.
+#[derive(Debug)]
+pub struct PlaceCache {
+    pub(super) cpu: CpuCache,
+    pub(super) gpu: Option<GpuCache>,
+}
+
+impl KvCache for PlaceCache {
+    fn len(&self) -> usize {
+        self.cpu.len()
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.cpu.advance(n);
+        if let Some(gpu) = &mut self.gpu {
+            gpu.advance(n);
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.cpu.truncate(len);
+        if let Some(gpu) = &mut self.gpu {
+            gpu.truncate(len);
+        }
+    }
+
+    fn fork(&self, len: usize) -> PlaceCache {
+        PlaceCache {
+            cpu: self.cpu.fork(len),
+            gpu: self.gpu.as_ref().map(|gpu| gpu.fork(len)),
+        }
+    }
+}
