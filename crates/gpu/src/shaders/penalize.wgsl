@@ -1,7 +1,7 @@
 // Logits of tokens that were seen lately, penalised; and biases added
 //
 // Agrees with the CPU's sampler: bias, then the repeat penalty (divides positive, multiplies negative
-// logits), then frequency and presence penalties.
+// logits), then frequency and presence penalties. Penalties leave finite logits finite, and others alone.
 // Shapes: logits [n_vocab] f32; tokens by position, of which those up to position[0] count, the last
 // `window` of them; biases [n_biases] of id and bits of an f32, ids in any order but once each.
 // One workgroup of 256.
@@ -22,6 +22,8 @@ struct Params {
     presence: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
+
+const MOST: f32 = 3.4028235e38;
 
 @compute @workgroup_size(256)
 fn main(@builtin(local_invocation_index) thread: u32) {
@@ -48,8 +50,15 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         if is_last && id < params.n_vocab {
             let at = params.offset + id;
             let logit = logits[at];
-            let repeated = select(logit * params.repeat, logit / params.repeat, logit > 0.0);
-            logits[at] = repeated - (f32(count) * params.frequency + params.presence);
+            if (bitcast<u32>(logit) & 0x7fffffffu) < 0x7f800000u {
+                var repeated = logit * params.repeat;
+                if logit > 0.0 {
+                    repeated = divide(logit, params.repeat);
+                }
+                // Limits keep a device from fusing what is rounded one after the other.
+                let often = clamp(f32(count) * params.frequency, -MOST, MOST);
+                logits[at] = clamp(clamp(repeated, -MOST, MOST) - (often + params.presence), -MOST, MOST);
+            }
         }
     }
 }
