@@ -7,12 +7,15 @@ use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 
+use crate::ahead::Decoding;
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
+    Backend, BackendError, CacheShape, Continued, KvCache, LinearSource, LowRank, ScreenedRows,
+    Sequence,
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
 use crate::rope::Angles;
+use crate::sampler::Sampler;
 
 /// Where a model is computed, for programs that let their users choose: one backend that is one of two.
 #[derive(Debug)]
@@ -343,5 +346,29 @@ impl Backend for Place {
             Place::Cpu(be) => be.read(x.cpu_mut()?),
             Place::Gpu(be) => be.read(x.gpu_mut()?),
         }
+    }
+
+    fn steps_ahead(&self, cache: &mut OfCache, sampler: &Sampler) -> Result<usize, BackendError> {
+        match self {
+            Place::Cpu(be) => be.steps_ahead(cache.cpu_mut()?, sampler),
+            Place::Gpu(be) => be.steps_ahead(cache.gpu_mut()?, sampler),
+        }
+    }
+
+    fn decode(
+        &self,
+        logits: &mut OfBuffer,
+        sequence: Continued<'_, OfCache>,
+        sampler: &Sampler,
+    ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
+        let Place::Gpu(be) = self else {
+            return Ok(None);
+        };
+        let sequence = Continued {
+            cache: sequence.cache.gpu_mut()?,
+            last: sequence.last,
+            n_steps: sequence.n_steps,
+        };
+        be.decode(logits.gpu_mut()?, sequence, sampler)
     }
 }

@@ -113,5 +113,6 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
         Op::Heads { qkv, .. } => (vec![qkv], vec![qkv]),
         Op::Attention { q, out, .. } => (vec![q], vec![out]),
+        Op::Choose(choice) => (vec![&choice.logits], vec![&choice.logits]),
     }
 }

@@ -13,6 +13,8 @@ use sterna_gpu::kernels::{Rows, norm};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, Recorder};
 
+use super::decode::Choice;
+
 /// Something on the device, equal to nothing but itself.
 #[derive(Debug)]
 pub(super) struct Shared<T>(Arc<T>);
@@ -83,7 +85,7 @@ impl View {
         }
     }
 
-    fn of(&self) -> Rows<'_> {
+    pub(super) fn of(&self) -> Rows<'_> {
         Rows {
             buffer: &self.buffer,
             n_rows: self.n_rows,
@@ -110,7 +112,8 @@ pub(super) struct Turn {
 pub(super) enum Op {
     Embed {
         table: Shared<Linear>,
-        ids: Buffer,
+        /// From which element on.
+        ids: (Buffer, usize),
         factor: f32,
         out: View,
     },
@@ -169,6 +172,8 @@ pub(super) enum Op {
         most_len: Option<usize>,
         out: View,
     },
+    /// The next token, and the step's position moved on.
+    Choose(Choice),
 }
 
 /// A product of an [`Op::Linear`].
@@ -245,7 +250,7 @@ pub(super) fn record(
             ids,
             factor,
             out,
-        } => linear::embed(recorder, table, (ids, 0), *factor, out.of()),
+        } => linear::embed(recorder, table, (&ids.0, ids.1), *factor, out.of()),
         Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
         Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
@@ -311,6 +316,7 @@ pub(super) fn record(
             };
             attention::attention(recorder, shape, q.of(), position, cache, split, out.of())
         }
+        Op::Choose(choice) => choice.record(recorder),
     }
 }
 
