@@ -201,6 +201,11 @@ impl Sampler {
         self.window.size
     }
 
+    /// A seed for draws elsewhere: another one for each place in the random sequence, which stays there.
+    pub(crate) fn seed_elsewhere(&self) -> u64 {
+        self.rng.clone().next_u64()
+    }
+
     /// Takes `id` into the window of the penalties. Call it for prompt tokens and chosen ones alike.
     pub fn accept(&mut self, id: u32) {
         self.window.push(id);

@@ -338,7 +338,9 @@ impl<B: Backend> Session<B> {
     /// how many tokens are still wanted, this one included, if that is known: no more are computed.
     ///
     /// What a backend draws has the chances that `sampler` would give it, but comes from random numbers of
-    /// its own, which depend on the seed and the position. The best token is the same, among equals too.
+    /// its own, which depend on the seed, on how many choices `sampler` has made itself, and on the
+    /// position. The best token is the same, among equals too.
+    ///
     /// After an error the sequence is as it was.
     /// Errors: [`EngineError`] names the token or the limit.
     pub fn decode(

@@ -25,7 +25,7 @@ use crate::sampler::{Sampler, SamplerConfig};
 pub(super) const MOST_STEPS: usize = 256;
 
 /// The most tokens that penalties look back on: the time they take grows with the square.
-const MOST_PENALISED: usize = 1024;
+const MOST_PENALISED: usize = 4096;
 
 /// Steps under way at most.
 const MOST_UNDER_WAY: usize = 8;
@@ -154,10 +154,12 @@ impl Room {
             (_, weights) => weights,
         };
         (self.best, self.weights) = (Some(best.clone()), weights.clone());
-        let temperature = match method {
+        let (temperature, seed) = match config.temperature {
+            // Commands stay the same, whatever the seed.
+            0.0 => (0.0, 0),
             // The draw is in the noise.
-            Method::Noise => 0.0,
-            _ => config.temperature,
+            _ if method == Method::Noise => (0.0, sampler.seed_elsewhere()),
+            temperature => (temperature, sampler.seed_elsewhere()),
         };
         Ok(Some(Choice {
             logits,
@@ -167,7 +169,7 @@ impl Room {
                 temperature,
                 top_p: config.top_p,
                 min_p: config.min_p,
-                seed: config.seed,
+                seed,
             },
             state: state.clone(),
             tokens: self.tokens(device, (len, capacity), sampler)?,

@@ -133,25 +133,32 @@ pub fn penalize(
     position.check()?;
     expect("penalties: rows", 1, logits.n_rows)?;
     let nothing = recorder.device().nothing()?;
-    let params = PenalizeParams {
-        n_vocab: logits.width as u32,
-        offset: logits.offset as u32,
-        position: position.index as u32,
-        window: penalties.window.min(u32::MAX as usize) as u32,
-        n_biases: penalties
-            .biases
-            .map_or(0, |biases| (biases.bytes() / 8) as u32),
-        repeat: penalties.repeat,
-        frequency: penalties.frequency,
-        presence: penalties.presence,
-    };
-    let bindings = [
-        logits.buffer.into(),
-        tokens.into(),
-        penalties.biases.unwrap_or(&nothing).into(),
-        position.buffer.into(),
-    ];
-    recorder.dispatch(&PENALIZE, &[], &bindings, &params, [1, 1])
+    let places = penalties.window.min((tokens.bytes() / 4) as usize);
+    // Biases first: what one invocation has biased another penalises.
+    for (biases, window) in [(penalties.biases, 0), (None, places)] {
+        let groups = match biases {
+            Some(_) => 1,
+            None => window.div_ceil(256) as u32,
+        };
+        let params = PenalizeParams {
+            n_vocab: logits.width as u32,
+            offset: logits.offset as u32,
+            position: position.index as u32,
+            window: window.min(u32::MAX as usize) as u32,
+            n_biases: biases.map_or(0, |biases| (biases.bytes() / 8) as u32),
+            repeat: penalties.repeat,
+            frequency: penalties.frequency,
+            presence: penalties.presence,
+        };
+        let bindings = [
+            logits.buffer.into(),
+            tokens.into(),
+            biases.unwrap_or(&nothing).into(),
+            position.buffer.into(),
+        ];
+        recorder.dispatch(&PENALIZE, &[], &bindings, &params, [groups, 1])?;
+    }
+    Ok(())
 }
 
 /// How a token is drawn from the best.
