@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use sterna_engine::{HeadUse, Logits, Sampler, Session};
+use sterna_engine::{Decoded, HeadUse, Logits, Sampler, Session};
 
 use crate::place::Place;
 use crate::speculate::{Ahead, Drafter};
@@ -222,6 +222,20 @@ impl Runtime {
         self.checked(logits)
     }
 
+    /// Computes `id` behind what is cached; the token that the session chooses to follow it, or the logits
+    /// for the sampler to choose by. `wanted` tokens are still to come, at most.
+    ///
+    /// Fails as [`Runtime::append`] does.
+    fn decode(&mut self, id: u32, wanted: usize) -> Result<Decoded> {
+        self.forget_drafts();
+        let decoded = self.session.decode(id, &self.sampler, wanted)?;
+        self.cached.push(id);
+        match decoded {
+            Decoded::Logits(logits) => self.checked(logits).map(Decoded::Logits),
+            token @ Decoded::Token(_) => Ok(token),
+        }
+    }
+
     /// Computes `ids` behind what is cached; the logits that are `wanted`.
     fn forward(&mut self, ids: &[u32], wanted: Logits) -> Result<Vec<f32>> {
         self.forget_drafts();
@@ -320,7 +334,7 @@ pub(crate) struct Answer<'a> {
     request: Request<'a>,
     /// Knows the prompt and the answer so far.
     drafter: Option<Drafter>,
-    /// What follows the last token computed; empty until the prompt is computed.
+    /// What follows the prompt; empty until it is computed.
     logits: Vec<f32>,
     ids: Vec<u32>,
     stop_id: Option<u32>,
@@ -392,15 +406,22 @@ impl Answer<'_> {
             return Ok(None);
         }
         // The token chosen last is computed only now, so that it is out before that.
-        if let Some(&last) = self.ids.last() {
-            if self.runtime.cached.len() == self.runtime.ctx_len() {
+        let decoded = match self.ids.last() {
+            None => Decoded::Logits(std::mem::take(&mut self.logits)),
+            Some(_) if self.runtime.cached.len() == self.runtime.ctx_len() => {
                 self.stop(StopReason::ContextFull);
                 return Ok(None);
             }
-            self.logits = self.feed(last)?;
-            self.stats.n_decoded += 1;
-        }
-        let id = self.runtime.sampler.sample(&self.logits);
+            Some(&last) => {
+                let decoded = self.feed(last)?;
+                self.stats.n_decoded += 1;
+                decoded
+            }
+        };
+        let id = match decoded {
+            Decoded::Token(id) => id,
+            Decoded::Logits(logits) => self.runtime.sampler.sample(&logits),
+        };
         if self.request.stop_ids.contains(&id) {
             self.stop_id = Some(id);
             self.stop(StopReason::StopToken);
@@ -421,15 +442,16 @@ impl Answer<'_> {
         self.stats.stop = Some(reason);
     }
 
-    /// The logits that follow `last`, the newest token of the answer.
-    fn feed(&mut self, last: u32) -> Result<Vec<f32>> {
+    /// What follows `last`, the newest token of the answer.
+    fn feed(&mut self, last: u32) -> Result<Decoded> {
         let Some(drafter) = &mut self.drafter else {
-            return self.runtime.append(&[last]);
+            let wanted = self.request.max_tokens - self.ids.len();
+            return self.runtime.decode(last, wanted);
         };
         if let Some(logits) = self.runtime.append_draft(last) {
             drafter.confirm();
             self.stats.n_accepted += 1;
-            return logits;
+            return logits.map(Decoded::Logits);
         }
         // Neither what the context doesn't hold nor what comes after the end is worth a draft.
         let room = self.runtime.ctx_len() - self.runtime.cached.len() - 1;
@@ -438,7 +460,8 @@ impl Answer<'_> {
         let ends = |id: &u32| self.request.stop_ids.contains(id);
         let drafts = &drafts[..drafts.iter().position(ends).unwrap_or(drafts.len())];
         self.stats.n_drafted += drafts.len();
-        self.runtime.append_with_drafts(last, drafts)
+        let logits = self.runtime.append_with_drafts(last, drafts)?;
+        Ok(Decoded::Logits(logits))
     }
 }
 

@@ -51,6 +51,23 @@ fn a_gpu_tells_the_same_tale() {
     }
 }
 
+/// Drawn on the GPU, too.
+#[test]
+fn a_seed_repeats_on_a_gpu() {
+    let tell = |seed| {
+        let flags = ["--temperature", "1", "--seed", seed, "--max-tokens", "40"];
+        sterna(&[&["run", "-p", STORY, "--backend", "gpu"], &flags[..]].concat())
+    };
+    let first = tell("5");
+    if first.status.success() {
+        assert_eq!(tell("5").stdout, first.stdout);
+        assert_ne!(tell("6").stdout, first.stdout);
+    } else {
+        let message = String::from_utf8_lossy(&first.stderr);
+        assert!(message.contains("--backend gpu: no GPU"), "{message}");
+    }
+}
+
 #[test]
 fn layers_are_shared_between_a_gpu_and_the_cpu() {
     let tell = |flags: &[&str]| {

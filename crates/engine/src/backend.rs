@@ -11,8 +11,10 @@ pub use sterna_kernels::gemm::ScreenedRows;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
+use crate::ahead::Decoding;
 use crate::generation::Group;
 use crate::rope::Angles;
+use crate::sampler::Sampler;
 
 /// A place to run models: buffers, and the operations that forward passes are made of.
 ///
@@ -174,6 +176,43 @@ pub trait Backend: Sized {
     /// same width.
     fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
     -> Result<(), BackendError>;
+
+    /// Makes ready to choose tokens as `sampler` does, and to go on with them; returns for how many steps
+    /// there is room in one go, from the cache's next position on. None, here, if choices are left to the
+    /// host.
+    fn steps_ahead(
+        &self,
+        _cache: &mut Self::Cache,
+        _sampler: &Sampler,
+    ) -> Result<usize, BackendError> {
+        Ok(0)
+    }
+
+    /// Chooses the token that follows the one row `logits`, and repeats the step that led to them with
+    /// that token, again and again, without the host.
+    ///
+    /// That step has one row, of one sequence, and none of it has been read; [`Backend::rope`] was given
+    /// the angles of all positions that are to come. `None` if the step can't be repeated: the logits can
+    /// be read then.
+    fn decode(
+        &self,
+        _logits: &mut Self::Buffer,
+        _sequence: Continued<'_, Self::Cache>,
+        _sampler: &Sampler,
+    ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
+        Ok(None)
+    }
+}
+
+/// The sequence that a step is repeated for ([`Backend::decode`]).
+#[derive(Debug)]
+pub struct Continued<'a, C> {
+    /// Its keys and values. The token of the step doesn't count yet.
+    pub cache: &'a mut C,
+    /// The token of the step.
+    pub last: u32,
+    /// How many steps there may be, this one included: at most what [`Backend::steps_ahead`] said.
+    pub n_steps: usize,
 }
 
 /// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).

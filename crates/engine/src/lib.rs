@@ -8,6 +8,7 @@
 //! `Gpu`, or `Place` where that is decided at run time.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod backend;
 mod config;
 mod cpu;
@@ -31,9 +32,10 @@ mod session;
 mod swap;
 mod weights;
 
+pub use ahead::{Decoding, Drawn};
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, LowRank, ScreenedRows,
-    Sequence, TernaryPacking, WeightData,
+    Backend, BackendError, CacheShape, CacheType, Continued, KvCache, LinearSource, LowRank,
+    ScreenedRows, Sequence, TernaryPacking, WeightData,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
@@ -56,5 +58,5 @@ pub use place::{Either, GpuShare, Place, PlaceBuffer, PlaceCache};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
-pub use session::{EngineError, Logits, Session, SessionOptions, Step};
+pub use session::{Decoded, EngineError, Logits, Session, SessionOptions, Step};
 pub use swap::{Swap, SwapError};

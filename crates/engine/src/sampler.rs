@@ -191,6 +191,22 @@ impl Sampler {
         }
     }
 
+    /// The accepted tokens that choices depend on, the latest last.
+    pub(crate) fn recent(&self) -> &VecDeque<u32> {
+        &self.window.ids
+    }
+
+    /// How many of them there are at most.
+    pub(crate) fn n_remembered(&self) -> usize {
+        self.window.size
+    }
+
+    /// A seed for draws elsewhere: another one for each place in the random sequence, which stays there.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    pub(crate) fn seed_elsewhere(&self) -> u64 {
+        self.rng.clone().next_u64()
+    }
+
     /// Takes `id` into the window of the penalties. Call it for prompt tokens and chosen ones alike.
     pub fn accept(&mut self, id: u32) {
         self.window.push(id);

@@ -3,13 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Backend, BackendError, CacheShape, CacheType, KvCache, Sequence};
+use crate::ahead::{Ahead, Drawn};
+use crate::backend::{Backend, BackendError, CacheShape, CacheType, Continued, KvCache, Sequence};
 use crate::forward::{Batch, Scratch};
 use crate::generation::Generation;
 use crate::head::screening::HeadUse;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
+use crate::sampler::Sampler;
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +48,23 @@ pub struct Session<B: Backend> {
     /// None that adds nothing.
     adapters: Vec<ActiveAdapter<B>>,
     scratch: Scratch<B>,
+    /// Decoding that the backend does by itself, from the sequence as it is.
+    ahead: Option<Ahead>,
+    /// How many of the next choices are the host's, as the backend couldn't tell lately.
+    n_by_host: usize,
+}
+
+/// How many choices are left to the host once a backend couldn't tell: where chances are that even, it
+/// won't soon, and each attempt costs a step.
+const BY_HOST: usize = 16;
+
+/// What follows a token ([`Session::decode`]).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Decoded {
+    /// This token, chosen by the backend.
+    Token(u32),
+    /// Logits to choose one by, `[n_vocab]`.
+    Logits(Vec<f32>),
 }
 
 /// Which logits a forward pass returns.
@@ -163,6 +182,8 @@ impl<B: Backend> Session<B> {
             cache,
             adapters: Vec::new(),
             scratch,
+            ahead: None,
+            n_by_host: 0,
         })
     }
 
@@ -185,6 +206,7 @@ impl<B: Backend> Session<B> {
                 });
             }
         }
+        self.fall_back();
         self.adapters = adapters;
         self.adapters.retain(|active| active.scale != 0.0);
         Ok(())
@@ -230,6 +252,12 @@ impl<B: Backend> Session<B> {
     /// Errors: [`EngineError`] names the token or the limit.
     pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
+        self.fall_back();
+        self.append(ids, logits)
+    }
+
+    /// After an error the sequence is as it was.
+    fn append(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         let before = self.cache.len();
         let result = self.run(ids, logits);
         if result.is_err() {
@@ -280,6 +308,7 @@ impl<B: Backend> Session<B> {
             return Ok(Vec::new());
         };
         let weights = first.session.model.serving();
+        steps.iter_mut().for_each(|step| step.session.fall_back());
         let before: Vec<usize> = steps.iter().map(|step| step.session.len()).collect();
         match run_batch(&weights, steps) {
             Ok(mut values) => {
@@ -298,6 +327,96 @@ impl<B: Backend> Session<B> {
                 Err(error)
             }
         }
+    }
+
+    /// Appends `id` to the sequence and chooses, as `sampler` does, the token that comes next; or returns
+    /// the logits for `sampler` to choose by, where the backend leaves that to the host.
+    ///
+    /// A backend that chooses goes on by itself: while the caller looks at a token, those after it are
+    /// computed, as long as each call has the token that the call before returned, accepted by the same
+    /// sampler. Anything else takes back what was computed in advance, of which nothing shows. `wanted` is
+    /// how many tokens are still wanted, this one included, if that is known: no more are computed.
+    ///
+    /// What a backend draws has the chances that `sampler` would give it, but comes from random numbers of
+    /// its own, which depend on the seed, on how many choices `sampler` has made itself, and on the
+    /// position. The best token is the same, among equals too.
+    ///
+    /// After an error the sequence is as it was.
+    /// Errors: [`EngineError`] names the token or the limit.
+    pub fn decode(
+        &mut self,
+        id: u32,
+        sampler: &Sampler,
+        wanted: usize,
+    ) -> Result<Decoded, EngineError> {
+        self.check(&[id])?;
+        let weights = self.model.serving();
+        let generation = weights.number();
+        let ahead = self.ahead.take();
+        if let Some(ahead) = ahead.filter(|a| a.goes_on_with(id, sampler, generation))
+            && let Some(id) = self.draw(ahead, wanted)?
+        {
+            return Ok(Decoded::Token(id));
+        }
+        let n_steps = match self.n_by_host.checked_sub(1) {
+            Some(left) => {
+                self.n_by_host = left;
+                0
+            }
+            None => {
+                let room = self.options.ctx_len - self.cache.len();
+                let n_steps = (self.model.backend).steps_ahead(&mut self.cache, sampler)?;
+                n_steps.min(room).min(wanted.max(1))
+            }
+        };
+        if n_steps > 0 {
+            let step = Step {
+                session: &mut *self,
+                ids: &[id],
+                logits: Logits::Last,
+            };
+            compute(&weights, &mut [step], n_steps)?;
+            let sequence = Continued {
+                cache: &mut self.cache,
+                last: id,
+                n_steps,
+            };
+            let backend = &self.model.backend;
+            let Some(steps) = backend.decode(self.scratch.logits(), sequence, sampler)? else {
+                let logits = backend.read(self.scratch.logits())?;
+                self.cache.advance(1);
+                return Ok(Decoded::Logits(logits));
+            };
+            let ahead = Ahead::new(steps, sampler, generation);
+            if let Some(id) = self.draw(ahead, wanted)? {
+                return Ok(Decoded::Token(id));
+            }
+        }
+        let logits = sampler.top().map_or(Logits::Last, Logits::Top);
+        self.append(&[id], logits).map(Decoded::Logits)
+    }
+
+    /// The token that `ahead` draws next, with which the token before it belongs to the sequence; `None`
+    /// if it draws none.
+    fn draw(&mut self, mut ahead: Ahead, wanted: usize) -> Result<Option<u32>, EngineError> {
+        match ahead.next(wanted)? {
+            Drawn::Token(id) => {
+                self.cache.advance(1);
+                self.ahead = Some(ahead);
+                Ok(Some(id))
+            }
+            Drawn::Undecided => {
+                self.n_by_host = BY_HOST;
+                Ok(None)
+            }
+            Drawn::Over => Ok(None),
+        }
+    }
+
+    /// Takes back what was computed in advance: it lies behind the sequence's end.
+    fn fall_back(&mut self) {
+        self.ahead = None;
+        self.n_by_host = 0;
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), EngineError> {
@@ -325,6 +444,7 @@ impl<B: Backend> Session<B> {
 
     /// Forgets all but the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
+        self.fall_back();
         self.cache.truncate(len);
     }
 
@@ -337,6 +457,8 @@ impl<B: Backend> Session<B> {
             cache: self.cache.fork(len),
             adapters: self.adapters.clone(),
             scratch: Scratch::new(&self.model.backend),
+            ahead: None,
+            n_by_host: 0,
         }
     }
 }
@@ -347,8 +469,29 @@ fn run_batch<B: Backend>(
     weights: &Generation<B>,
     steps: &mut [Step<'_, B>],
 ) -> Result<Vec<f32>, EngineError> {
+    compute(weights, steps, 1)?;
+    for Step { session, ids, .. } in steps.iter_mut() {
+        session.cache.advance(ids.len());
+    }
+    let wanted = steps.iter().any(|step| step.n_wanted() > 0);
+    match steps.first_mut() {
+        Some(Step { session, .. }) if wanted => {
+            Ok(session.model.backend.read(session.scratch.logits())?)
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// Leaves the wanted logits of `steps` in the scratch of the first. No sequence counts its tokens yet.
+///
+/// A step of one token may be one of `n_steps` that are repeated for the positions behind it.
+fn compute<B: Backend>(
+    weights: &Generation<B>,
+    steps: &mut [Step<'_, B>],
+    n_steps: usize,
+) -> Result<(), EngineError> {
     let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     let mut ids = Vec::new();
     let mut angles: Vec<Angles> = Vec::new();
@@ -356,7 +499,7 @@ fn run_batch<B: Backend>(
     for step in steps.iter() {
         let pos = step.session.cache.len();
         for (i, rope) in step.session.ropes.iter().enumerate() {
-            let own = rope.angles(pos, step.ids.len());
+            let own = rope.angles(pos, step.ids.len().max(n_steps));
             match angles.get_mut(i) {
                 Some(angles) => angles.append(&own),
                 None => angles.push(own),
@@ -403,12 +546,5 @@ fn run_batch<B: Backend>(
         wanted: &wanted,
         top,
     };
-    model.forward(weights, scratch, &mut batch)?;
-    for Sequence { cache, n_rows } in batch.sequences {
-        cache.advance(*n_rows);
-    }
-    if wanted.is_empty() {
-        return Ok(Vec::new());
-    }
-    Ok(model.backend.read(scratch.logits())?)
+    Ok(model.forward(weights, scratch, &mut batch)?)
 }

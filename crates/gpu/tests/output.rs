@@ -5,7 +5,9 @@ mod common;
 use common::{Random, device, devices, floats, run};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
-use sterna_gpu::kernels::output::{Draw, Penalties, TopK, penalize, sample, top_k};
+use sterna_gpu::kernels::output::{
+    Draw, Penalties, TopK, Weights, penalize, perturb, sample, sample_of_all, top_k, weigh,
+};
 use sterna_gpu::{Device, Recorder};
 
 /// Runs `record`.
@@ -257,9 +259,144 @@ fn seeds_decide() {
 #[test]
 fn logits_that_are_no_numbers() {
     let Some(device) = device() else { return };
-    let one = |logits: &[f32]| draws(device, logits, 3, &DRAW, 1)[0];
-    assert_eq!(one(&[f32::NEG_INFINITY; 5]), 0);
-    assert_eq!(one(&[f32::NAN; 5]), 0);
-    assert_eq!(one(&[0.0, f32::INFINITY, f32::NAN]), 1);
-    assert_eq!(one(&[f32::NAN, f32::NEG_INFINITY, -3.0]), 2);
+    let one = |logits: &[f32]| drawn(device, logits, 3, Method::These, &DRAW);
+    assert_eq!(one(&[f32::NEG_INFINITY; 5]), None);
+    assert_eq!(one(&[f32::NAN; 5]), None);
+    assert_eq!(one(&[0.0, f32::INFINITY, f32::NAN]), None);
+    assert_eq!(one(&[f32::NAN, f32::NEG_INFINITY, -3.0]), Some(2));
+    let noise = |logits: &[f32]| drawn(device, logits, 1, Method::Noise, &DRAW);
+    assert_eq!(noise(&[f32::NAN; 5]), None);
+    assert_eq!(noise(&[f32::NEG_INFINITY, f32::INFINITY]), None);
+    assert_eq!(noise(&[f32::NAN, f32::NEG_INFINITY, -3.0]), Some(2));
+}
+
+/// How a token is drawn.
+#[derive(Clone, Copy)]
+enum Method {
+    /// From the best.
+    These,
+    /// From all, of which there are the best.
+    All,
+    /// By the largest sum of logit and noise.
+    Noise,
+}
+
+/// The token drawn at a position; `None` if the sequence stays where it is.
+fn drawn_at(
+    device: &Device,
+    logits: &[f32],
+    k: usize,
+    method: Method,
+    draw: &Draw,
+    position: u32,
+) -> Option<u32> {
+    let buffer = device.upload(logits).unwrap();
+    let rows = Rows::new(&buffer, 1, logits.len());
+    let room = TopK::new(device, logits.len(), k).unwrap();
+    let weights = Weights::new(device, logits.len()).unwrap();
+    let state = device.upload(&[position, 5]).unwrap();
+    let tokens = device.upload(&[7u32; 4]).unwrap();
+    let at = Position {
+        buffer: &state,
+        index: 0,
+    };
+    run_all(device, |r| match method {
+        Method::These => {
+            top_k(r, rows, &room)?;
+            sample(r, &room, draw, at, &tokens)
+        }
+        Method::All => {
+            top_k(r, rows, &room)?;
+            let share = draw.top_p < 1.0;
+            if share {
+                weigh(r, rows, draw.temperature, &weights)?;
+            }
+            let weights = share.then_some(&weights);
+            sample_of_all(r, &room, weights, draw, at, &tokens)
+        }
+        Method::Noise => {
+            perturb(r, rows, draw.temperature, draw.seed, at)?;
+            top_k(r, rows, &room)?;
+            let best = Draw {
+                temperature: 0.0,
+                ..*draw
+            };
+            sample(r, &room, &best, at, &tokens)
+        }
+    });
+    let state: Vec<u32> = device.read(&state, 0..2).unwrap();
+    let tokens: Vec<u32> = device.read(&tokens, 0..4).unwrap();
+    if state == [position, 5] {
+        assert_eq!(tokens, [7; 4]);
+        return None;
+    }
+    assert_eq!(state[0], position + 1);
+    if let Some(token) = tokens.get(state[0] as usize) {
+        assert_eq!(*token, state[1]);
+    }
+    Some(state[1])
+}
+
+fn drawn(device: &Device, logits: &[f32], k: usize, method: Method, draw: &Draw) -> Option<u32> {
+    drawn_at(device, logits, k, method, draw, 0)
+}
+
+#[test]
+fn what_is_kept_may_reach_beyond_the_best() {
+    let Some(device) = device() else { return };
+    // Halving weights: a share of 1 - 2^-n takes n tokens.
+    let logits: Vec<f32> = (0..3000).map(|i| -(i as f32) * 2f32.ln()).collect();
+    let share = |top_p, k| {
+        let draw = Draw { top_p, ..DRAW };
+        drawn(device, &logits, k, Method::All, &draw).is_some()
+    };
+    assert!(share(0.9, 4) && !share(0.9, 3));
+    assert!(share(0.999, 10) && !share(0.999, 9));
+    // Behind the last there is nothing that is drawn.
+    assert!(share(1.0, 64) && !share(1.0, 20));
+    let at_least = |min_p, k| {
+        let draw = Draw { min_p, ..DRAW };
+        drawn(device, &logits, k, Method::All, &draw).is_some()
+    };
+    assert!(at_least(0.1, 5) && !at_least(0.1, 4));
+    // Even chances: the share of 256 tokens of 3000 is small.
+    let even = vec![0.5; 3000];
+    let even = |top_p| drawn(device, &even, 256, Method::All, &Draw { top_p, ..DRAW });
+    assert!(even(0.084).is_some() && even(0.087).is_none() && even(0.5).is_none());
+    // Where all are candidates, all that is kept is.
+    let few = vec![1.0; 200];
+    assert!(drawn(device, &few, 256, Method::All, &DRAW).is_some());
+}
+
+#[test]
+fn noise_draws_by_weights() {
+    let Some(device) = device() else { return };
+    let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
+    for (temperature, want) in [
+        (1.0, [0.5, 0.3, 0.15, 0.05]),
+        (0.5, [0.685, 0.247, 0.062, 0.007]),
+    ] {
+        let draw = Draw {
+            temperature,
+            ..DRAW
+        };
+        let n = 1000;
+        let mut counts = [0.0; 4];
+        for position in 0..n {
+            let id = drawn_at(device, &logits, 1, Method::Noise, &draw, position);
+            counts[id.unwrap() as usize] += 1.0 / f64::from(n);
+        }
+        // Four standard deviations.
+        let near = counts.iter().zip(want).all(|(c, w)| (c - w).abs() < 0.064);
+        assert!(near, "{counts:?}, not {want:?}");
+    }
+    let of = |seed| {
+        let logits = floats(5000, 2);
+        let draw = Draw { seed, ..DRAW };
+        let one = |position| drawn_at(device, &logits, 1, Method::Noise, &draw, position);
+        (0..20).map(one).collect::<Vec<_>>()
+    };
+    assert_eq!(of(3), of(3));
+    assert_ne!(of(3), of(4));
+    assert_ne!(of(3), of(3 + (1 << 32)));
 }

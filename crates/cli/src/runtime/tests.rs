@@ -1,4 +1,4 @@
-//! That drafts change no answer.
+//! That neither drafts nor tokens computed in advance change an answer.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -46,7 +46,18 @@ impl Answering {
         room: usize,
         speculate: Option<usize>,
     ) -> Answering {
-        let TestFlags { flags } = TestFlags::parse_from(["test", "--threads", "1"]);
+        Answering::on("cpu", model, sampling, prompts, (room, speculate))
+    }
+
+    fn on(
+        backend: &str,
+        model: &str,
+        sampling: SamplerConfig,
+        prompts: &[String],
+        (room, speculate): (usize, Option<usize>),
+    ) -> Answering {
+        let flags = ["test", "--threads", "1", "--backend", backend];
+        let TestFlags { flags } = TestFlags::parse_from(flags);
         let files = ModelFiles::open(model).unwrap();
         let tokenizer = files.require_tokenizer().unwrap();
         let plan = files.plan(&flags.files).unwrap();
@@ -141,6 +152,42 @@ fn sampled(seed: u64) -> SamplerConfig {
         seed,
         ..SamplerConfig::default()
     }
+}
+
+/// On whatever GPU there is, a software one too: answers one after the other, whose tokens the GPU
+/// chooses, and the same ones chosen here; with stop strings, contexts that fill up, and interruptions.
+#[test]
+fn tokens_computed_in_advance_change_no_answer() {
+    if crate::place::gpus().is_empty() {
+        eprintln!("SKIPPED: no GPU; see scripts/software-gpu.sh");
+        return;
+    }
+    let stops = ["no such text", ".", "the silver", "\n"];
+    let prompts: Vec<String> = prompts().into_iter().step_by(19).collect();
+    let mut reasons = HashSet::new();
+    for (repeat_penalty, room) in [(1.0, MAX_TOKENS), (1.3, 12)] {
+        let ahead = SamplerConfig {
+            repeat_penalty,
+            ..SamplerConfig::default()
+        };
+        // A bias that is given twice is for the host, if it is none.
+        let by_host = SamplerConfig {
+            logit_bias: vec![(0, 0.0); 2],
+            ..ahead.clone()
+        };
+        let [mut ahead, mut by_host] = [ahead, by_host]
+            .map(|config| Answering::on("gpu", "builtin", config, &prompts, (room, None)));
+        for (i, prompt) in prompts.iter().enumerate() {
+            let stop = stops[i % stops.len()];
+            let n_pieces = if i % 4 == 3 { 9 } else { usize::MAX };
+            let (expected, _) = by_host.answer(prompt, stop, n_pieces);
+            let (found, stats) = ahead.answer(prompt, stop, n_pieces);
+            assert_eq!(found, expected, "{prompt}");
+            reasons.insert(stats.stop.map(StopReason::describe));
+        }
+    }
+    // Else this shows less than it says.
+    assert!(reasons.len() >= 4, "{reasons:?}");
 }
 
 /// Every prompt with the built-in model and some with others, one after the other as in a chat: greedily and sampled, with penalties,

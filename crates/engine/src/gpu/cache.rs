@@ -3,16 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_gpu::kernels::attention::{self, CacheLayer};
+use sterna_gpu::kernels::attention::{self, CacheLayer, SPAN};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 use sterna_kernels::attention::CacheType;
 use sterna_kernels::rope::RopeLayout;
 
-use super::op::{Shared, Turn};
+use super::decode::{Choice, Room};
+use super::op::{Shared, Turn, View};
 use super::tape::{SharedTape, Tape};
 use crate::backend::{CacheShape, KvCache};
 use crate::rope::Angles;
+use crate::sampler::Sampler;
 
 /// Keys and values of one sequence.
 ///
@@ -26,8 +28,10 @@ pub struct GpuCache {
     /// `None` before the first token.
     layers: Vec<Option<Layer>>,
     /// Where the sequence is, as kernels read it.
-    position: Option<(Buffer, usize)>,
+    position: Option<(Buffer, Option<usize>)>,
     tables: Vec<Table>,
+    /// For choices of tokens.
+    room: Room,
 }
 
 #[derive(Debug, Clone)]
@@ -69,6 +73,15 @@ pub(super) fn memory(
     CacheLayer::new(device, shape.n_kv_heads, shape.head_dim, dtype, capacity)
 }
 
+/// The shortest context that commands are recorded for.
+const MIN_LEN: usize = 256;
+
+/// The longest context that commands for one of `len` positions are recorded for.
+pub(super) fn most_len(len: usize) -> usize {
+    // In powers of two, so that commands last for as long.
+    len.next_power_of_two().max(MIN_LEN)
+}
+
 impl GpuCache {
     pub(super) fn new(shape: &CacheShape, tape: &SharedTape) -> GpuCache {
         GpuCache {
@@ -78,6 +91,7 @@ impl GpuCache {
             layers: vec![None; shape.n_layers],
             position: None,
             tables: Vec::new(),
+            room: Room::default(),
         }
     }
 
@@ -116,14 +130,46 @@ impl GpuCache {
     /// Where the number of the next position is.
     pub(super) fn position(&mut self, device: &Device) -> Result<Buffer, GpuError> {
         let (buffer, written) = match self.position.take() {
-            Some((buffer, written)) => (buffer, Some(written)),
-            None => (device.buffer("position", 4)?, None),
+            Some(known) => known,
+            // With the token behind it, where steps are repeated.
+            None => (device.buffer("position", 8)?, None),
         };
         if written != Some(self.len) {
             device.write(&buffer, 0, &(self.len as u32).to_ne_bytes())?;
         }
-        self.position = Some((buffer.clone(), self.len));
+        self.position = Some((buffer.clone(), Some(self.len)));
         Ok(buffer)
+    }
+
+    /// Makes room for the next step; for how many it lasts.
+    pub(super) fn n_steps(&mut self, device: &Device, tape: &mut Tape) -> Result<usize, GpuError> {
+        let mut end = most_len(self.len + 1).max(SPAN);
+        for layer in 0..self.layers.len() {
+            end = end.min(self.layer(device, tape, layer, 1)?.capacity());
+        }
+        Ok(end - self.len)
+    }
+
+    /// Position and token of the step under way, for `last` in it, to be changed by what the step draws;
+    /// and what draws it, as `sampler` does. `None` if there are no kernels for that.
+    pub(super) fn go_on(
+        &mut self,
+        device: &Device,
+        last: u32,
+        logits: View,
+        sampler: &Sampler,
+    ) -> Result<Option<(Buffer, Choice)>, GpuError> {
+        let state = self.position(device)?;
+        let capacities = self.layers.iter().flatten();
+        let capacity = capacities.map(|layer| layer.memory.capacity()).max();
+        let size = (self.len, capacity.unwrap_or(FIRST_CAPACITY));
+        let choice = self.room.choice(device, size, logits, &state, sampler)?;
+        let Some(choice) = choice else {
+            return Ok(None);
+        };
+        device.write(&state, 4, &last.to_ne_bytes())?;
+        self.position = Some((state.clone(), None));
+        Ok(Some((state, choice)))
     }
 
     /// The rotations `rows` of `angles`, put where kernels look for the next positions.

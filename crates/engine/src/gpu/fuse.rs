@@ -142,5 +142,6 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Heads { heads, .. } => (vec![&heads.qkv], vec![&heads.qkv]),
         Op::Decode { heads, out, .. } => (vec![&heads.qkv], vec![out]),
         Op::Attention { q, out, .. } => (vec![q], vec![out]),
+        Op::Choose(choice) => (vec![&choice.logits], vec![&choice.logits]),
     }
 }

@@ -6,6 +6,7 @@
 
 mod buffer;
 mod cache;
+mod decode;
 mod fuse;
 mod op;
 mod part;
@@ -24,14 +25,18 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::{Exec, Isa};
 
+use crate::ahead::Decoding;
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
+    Backend, BackendError, CacheShape, Continued, KvCache, LinearSource, LowRank, ScreenedRows,
+    Sequence,
 };
 use crate::cpu::Activations;
 use crate::rope::Angles;
+use crate::sampler::Sampler;
 
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
+use decode::Steps;
 use op::{Op, Output, RawHeads, Shared, View};
 pub(crate) use part::Reserve;
 pub use tape::GpuWork;
@@ -108,9 +113,6 @@ pub enum GpuScreen {}
 /// Rows up to which contexts are cut in spans, that all of the device has something to do.
 const MAX_SPAN_ROWS: usize = 8;
 
-/// The shortest context that commands are recorded for.
-const MIN_LEN: usize = 256;
-
 impl Backend for Gpu {
     type Linear = GpuLinear;
     type Vector = GpuVector;
@@ -166,7 +168,7 @@ impl Backend for Gpu {
         let out = out.shape(&self.device, ids.n, table.0.k())?;
         tape.push(Op::Embed {
             table: table.0.clone(),
-            ids: ids.buffer,
+            ids: (ids.buffer, 0),
             factor: scale,
             out,
         });
@@ -324,10 +326,16 @@ impl Backend for Gpu {
         for Sequence { cache, n_rows } in sequences {
             let rows = first..first + *n_rows;
             first = rows.end;
+            let is_one = rows.len() == qkv.n_rows;
             let memory = cache.layer(device, &mut tape, layer, *n_rows)?;
             let position = cache.position(device)?;
             let turn = match &q.heads.angles {
-                Some(angles) => Some(cache.turn(device, &tape, angles, rows.clone())?),
+                Some(angles) => {
+                    // For one sequence, those of positions to come may follow.
+                    let all = angles.cos.len() / (angles.dim / 2).max(1);
+                    let rows = rows.start..if is_one { all.max(rows.end) } else { rows.end };
+                    Some(cache.turn(device, &tape, angles, rows)?)
+                }
                 None => None,
             };
             let qkv = qkv.rows(rows.start, *n_rows);
@@ -342,8 +350,7 @@ impl Backend for Gpu {
                 },
                 cache: memory.clone(),
             });
-            // In powers of two, so that commands last for as long.
-            let len = (cache.len() + *n_rows).next_power_of_two().max(MIN_LEN);
+            let len = cache::most_len(cache.len() + *n_rows);
             tape.push(Op::Attention {
                 shape: attention::AttentionShape {
                     n_heads: shape.n_heads,
@@ -410,9 +417,41 @@ impl Backend for Gpu {
         let values = bytes.as_chunks::<4>().0.iter();
         Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
     }
+
     fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
         // Operations before this one read what is there now.
         self.tape.lock().flush()?;
         x.overwrite(&self.device, values, width)
+    }
+
+    fn steps_ahead(&self, cache: &mut GpuCache, sampler: &Sampler) -> Result<usize, BackendError> {
+        let n_steps = decode::steps_from(cache.len(), sampler);
+        if n_steps == 0 {
+            return Ok(0);
+        }
+        // What is copied as memory grows would cut the step in two.
+        let room = cache.n_steps(&self.device, &mut self.tape.lock())?;
+        Ok(n_steps.min(room))
+    }
+
+    fn decode(
+        &self,
+        logits: &mut GpuBuffer,
+        Continued {
+            cache,
+            last,
+            n_steps,
+        }: Continued<'_, GpuCache>,
+        sampler: &Sampler,
+    ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
+        let mut tape = self.tape.lock();
+        let logits = logits.plain()?;
+        let Some((state, choice)) = cache.go_on(&self.device, last, logits, sampler)? else {
+            return Ok(None);
+        };
+        let positions = (cache.len(), cache.len() + n_steps);
+        let commands = tape.repeatable(&state, choice)?;
+        let steps = commands.map(|commands| Steps::new(&self.tape, commands, state, positions));
+        Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
     }
 }

@@ -14,6 +14,8 @@ use sterna_gpu::kernels::{Rows, norm};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, Recorder};
 
+use super::decode::Choice;
+
 /// Something on the device, equal to nothing but itself.
 #[derive(Debug)]
 pub(super) struct Shared<T>(Arc<T>);
@@ -84,7 +86,7 @@ impl View {
         }
     }
 
-    fn of(&self) -> Rows<'_> {
+    pub(super) fn of(&self) -> Rows<'_> {
         Rows {
             buffer: &self.buffer,
             n_rows: self.n_rows,
@@ -111,7 +113,8 @@ pub(super) struct Turn {
 pub(super) enum Op {
     Embed {
         table: Shared<Linear>,
-        ids: Buffer,
+        /// From which element on.
+        ids: (Buffer, usize),
         factor: f32,
         out: View,
     },
@@ -173,6 +176,8 @@ pub(super) enum Op {
         most_len: usize,
         out: View,
     },
+    /// The next token, and the step's position moved on.
+    Choose(Choice),
 }
 
 /// Queries, keys and values of one sequence as products made them, and what is to be done with them.
@@ -262,7 +267,7 @@ pub(super) fn record(
             ids,
             factor,
             out,
-        } => linear::embed(recorder, table, (ids, 0), *factor, out.of()),
+        } => linear::embed(recorder, table, (&ids.0, ids.1), *factor, out.of()),
         Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
         Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
@@ -313,6 +318,7 @@ pub(super) fn record(
             };
             attention::decode(recorder, shape, &heads.of(), cache, spans, out.of())
         }
+        Op::Choose(choice) => choice.record(recorder),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission};
 
+use super::decode::Choice;
 use super::fuse::fuse;
 use super::op::{Op, Workspace, record};
 use crate::rope::Angles;
@@ -47,7 +48,7 @@ pub(super) struct Tape {
     /// `x · aᵀ` of a change of low rank.
     inner: Option<Buffer>,
     /// What was run lately, the latest first.
-    replays: Vec<(Vec<Op>, Commands)>,
+    replays: Vec<(Vec<Op>, Arc<Commands>)>,
     work: GpuWork,
 }
 
@@ -124,6 +125,38 @@ impl Tape {
 
     /// Hands all operations over; what is to be read comes after them.
     pub(super) fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
+        let commands = self.commands()?;
+        self.run(&commands, reads)
+    }
+
+    /// Hands `commands` over.
+    pub(super) fn run(
+        &mut self,
+        commands: &Commands,
+        reads: &[ReadRange],
+    ) -> Result<Submission, GpuError> {
+        self.work.n_dispatches += commands.len() as u64;
+        self.work.n_submits += 1;
+        self.device.submit(&[commands], reads)
+    }
+
+    /// The operations of a whole step of one token, as commands that find the token in `state`, behind
+    /// the position; `None`, and nothing is changed, if these are something else.
+    pub(super) fn repeatable(
+        &mut self,
+        state: &Buffer,
+        choice: Choice,
+    ) -> Result<Option<Arc<Commands>>, GpuError> {
+        match self.ops.first_mut() {
+            Some(Op::Embed { ids, out, .. }) if out.n_rows == 1 => *ids = (state.clone(), 1),
+            _ => return Ok(None),
+        }
+        self.ops.push(Op::Choose(choice));
+        self.commands().map(Some)
+    }
+
+    /// The commands of all operations so far, which are done with.
+    fn commands(&mut self) -> Result<Arc<Commands>, GpuError> {
         let ops = std::mem::take(&mut self.ops);
         let known = self.replays.iter().position(|(known, _)| *known == ops);
         let replay = match known {
@@ -137,14 +170,12 @@ impl Tape {
                     record(&mut recorder, &self.workspace, op)?;
                 }
                 self.replays.truncate(KEPT - 1);
-                (ops, recorder.finish()?)
+                (ops, Arc::new(recorder.finish()?))
             }
         };
-        self.work.n_dispatches += replay.1.len() as u64;
-        self.work.n_submits += 1;
-        let submission = self.device.submit(&[&replay.1], reads);
+        let commands = Arc::clone(&replay.1);
         self.replays.insert(0, replay);
-        submission
+        Ok(commands)
     }
 
     /// Forgets commands, and with them the memory that only they keep alive.

@@ -17,13 +17,15 @@ use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 
+use crate::ahead::Decoding;
 use crate::backend::{
-    Backend, BackendError, CacheShape, LinearSource, LowRank, ScreenedRows, Sequence,
+    Backend, BackendError, CacheShape, Continued, LinearSource, LowRank, ScreenedRows, Sequence,
 };
 use crate::cpu::Cpu;
 use crate::generation::Group;
 use crate::gpu::Gpu;
 use crate::rope::Angles;
+use crate::sampler::Sampler;
 
 pub use buffer::PlaceBuffer;
 pub use cache::PlaceCache;
@@ -432,5 +434,42 @@ impl Backend for Place {
             Side::Cpu => self.cpu.write(values, width, x.fill_on_cpu()),
             Side::Gpu => self.gpu()?.write(values, width, x.fill_on_gpu()),
         }
+    }
+
+    /// A GPU goes on by itself only with a model that it has all of.
+    fn steps_ahead(
+        &self,
+        cache: &mut PlaceCache,
+        sampler: &Sampler,
+    ) -> Result<usize, BackendError> {
+        match (&self.gpu, &mut cache.gpu) {
+            (Some(part), Some(cache)) if part.placement().is_whole() => {
+                part.gpu.steps_ahead(cache, sampler)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    fn decode(
+        &self,
+        logits: &mut PlaceBuffer,
+        sequence: Continued<'_, PlaceCache>,
+        sampler: &Sampler,
+    ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
+        let Continued {
+            cache,
+            last,
+            n_steps,
+        } = sequence;
+        let (Some(gpu), Some(cache)) = (self.device(), &mut cache.gpu) else {
+            return Ok(None);
+        };
+        let sequence = Continued {
+            cache,
+            last,
+            n_steps,
+        };
+        // The logits are only looked at, and can be read afterwards.
+        gpu.decode(self.change_on_gpu(logits)?, sequence, sampler)
     }
 }

@@ -99,6 +99,11 @@ impl Placement {
         self.sides.get(&group).copied()
     }
 
+    /// Whether the GPU has all that was loaded.
+    pub(super) fn is_whole(&self) -> bool {
+        self.sides.values().all(|side| *side == Side::Gpu)
+    }
+
     pub(super) fn n_layers(&self) -> usize {
         let layers = self.sides.iter();
         let on_gpu = |(group, side): &(&Group, &Side)| {

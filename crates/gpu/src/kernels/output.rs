@@ -6,7 +6,7 @@ use super::Rows;
 use super::attention::Position;
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{PENALIZE, SAMPLE, TOP_K};
+use crate::shader::{PENALIZE, PERTURB, SAMPLE, TOP_K, WEIGH};
 use crate::{Device, GpuError, Recorder};
 
 /// The most of the largest logits that are found.
@@ -98,7 +98,7 @@ pub struct Penalties<'a> {
     pub frequency: f32,
     /// Is subtracted once if a token occurs in the window.
     pub presence: f32,
-    /// How many of the last tokens count.
+    /// How many of the last tokens count. The time it takes grows with the square of them.
     pub window: usize,
     /// Pairs of an id and the bits of an f32 that is added to its logit, each id once.
     pub biases: Option<&'a Buffer>,
@@ -118,10 +118,10 @@ struct PenalizeParams {
 }
 
 /// Biases and penalises `logits`, one row. `tokens` has the ids of the sequence by position, up to
-/// `position`.
+/// `position`; ids that the vocabulary doesn't have count for nothing.
 ///
 /// Errors: [`GpuError::Shape`] if there isn't one row.
-/// Exactness: the quotients of penalties within 2.5 units in the last place.
+/// Exactness: that of the CPU's sampler, where quotients are normal numbers.
 pub fn penalize(
     recorder: &mut Recorder,
     logits: Rows<'_>,
@@ -133,25 +133,32 @@ pub fn penalize(
     position.check()?;
     expect("penalties: rows", 1, logits.n_rows)?;
     let nothing = recorder.device().nothing()?;
-    let params = PenalizeParams {
-        n_vocab: logits.width as u32,
-        offset: logits.offset as u32,
-        position: position.index as u32,
-        window: penalties.window.min(u32::MAX as usize) as u32,
-        n_biases: penalties
-            .biases
-            .map_or(0, |biases| (biases.bytes() / 8) as u32),
-        repeat: penalties.repeat,
-        frequency: penalties.frequency,
-        presence: penalties.presence,
-    };
-    let bindings = [
-        logits.buffer.into(),
-        tokens.into(),
-        penalties.biases.unwrap_or(&nothing).into(),
-        position.buffer.into(),
-    ];
-    recorder.dispatch(&PENALIZE, &[], &bindings, &params, [1, 1])
+    let places = penalties.window.min((tokens.bytes() / 4) as usize);
+    // Biases first: what one invocation has biased another penalises.
+    for (biases, window) in [(penalties.biases, 0), (None, places)] {
+        let groups = match biases {
+            Some(_) => 1,
+            None => window.div_ceil(256) as u32,
+        };
+        let params = PenalizeParams {
+            n_vocab: logits.width as u32,
+            offset: logits.offset as u32,
+            position: position.index as u32,
+            window: window.min(u32::MAX as usize) as u32,
+            n_biases: biases.map_or(0, |biases| (biases.bytes() / 8) as u32),
+            repeat: penalties.repeat,
+            frequency: penalties.frequency,
+            presence: penalties.presence,
+        };
+        let bindings = [
+            logits.buffer.into(),
+            tokens.into(),
+            biases.unwrap_or(&nothing).into(),
+            position.buffer.into(),
+        ];
+        recorder.dispatch(&PENALIZE, &[], &bindings, &params, [groups, 1])?;
+    }
+    Ok(())
 }
 
 /// How a token is drawn from the best.
@@ -169,10 +176,102 @@ pub struct Draw {
 
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
+struct PerturbParams {
+    n: u32,
+    offset: u32,
+    position: u32,
+    temperature: f32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+/// `logits ← logits / temperature + noise`, one row, so that the largest is a draw from all tokens, each
+/// with its chance. Draws at equal positions with equal seeds are equal, on one device.
+///
+/// Errors: [`GpuError::Shape`] if there isn't one row.
+/// Exactness: chances within a millionth of the largest.
+pub fn perturb(
+    recorder: &mut Recorder,
+    logits: Rows<'_>,
+    temperature: f32,
+    seed: u64,
+    position: Position<'_>,
+) -> Result<(), GpuError> {
+    logits.check("noise: logits")?;
+    position.check()?;
+    expect("noise: rows", 1, logits.n_rows)?;
+    let params = PerturbParams {
+        n: logits.width as u32,
+        offset: logits.offset as u32,
+        position: position.index as u32,
+        temperature,
+        seed_low: seed as u32,
+        seed_high: (seed >> 32) as u32,
+    };
+    let bindings = [logits.buffer.into(), position.buffer.into()];
+    let groups = logits.width.div_ceil(256) as u32;
+    recorder.dispatch(&PERTURB, &[], &bindings, &params, [groups, 1])
+}
+
+/// Memory for [`weigh`], and its result: what the weights of all tokens come to.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    /// `[n_sums, 2]`: the largest logit of a piece, and the sum of its weights relative to that.
+    sums: Buffer,
+    n_sums: usize,
+}
+
+impl Weights {
+    /// Room for those of `n_vocab` tokens.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`].
+    pub fn new(device: &Device, n_vocab: usize) -> Result<Weights, GpuError> {
+        let n_sums = n_vocab.div_ceil(TILE);
+        Ok(Weights {
+            sums: device.buffer("weights of tokens", n_sums as u64 * 8)?,
+            n_sums,
+        })
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct WeighParams {
+    n: u32,
+    offset: u32,
+    temperature: f32,
+}
+
+/// Adds up `exp(logit / temperature)` of `logits`, one row, in pieces.
+///
+/// Errors: [`GpuError::Shape`] if there isn't one row, or the room is for other logits.
+/// Exactness: within a few units in the last place for each doubling of the number of logits.
+pub fn weigh(
+    recorder: &mut Recorder,
+    logits: Rows<'_>,
+    temperature: f32,
+    into: &Weights,
+) -> Result<(), GpuError> {
+    logits.check("weights: logits")?;
+    expect("weights: rows", 1, logits.n_rows)?;
+    expect("weights: sums", into.n_sums, logits.width.div_ceil(TILE))?;
+    let params = WeighParams {
+        n: logits.width as u32,
+        offset: logits.offset as u32,
+        temperature,
+    };
+    let bindings = [logits.buffer.into(), (&into.sums).into()];
+    recorder.dispatch(&WEIGH, &[], &bindings, &params, [into.n_sums as u32, 1])
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct SampleParams {
     k: u32,
     state: u32,
     capacity: u32,
+    of_all: u32,
+    n_sums: u32,
     temperature: f32,
     top_p: f32,
     min_p: f32,
@@ -184,10 +283,40 @@ struct SampleParams {
 /// and, in the element behind it, the token. Afterwards both are those of the next, for the next replay
 /// of the same commands. The token is written to `tokens` too, by its position, if there is room.
 ///
+/// If the best logit is no finite number, nothing is drawn: all stays as it is.
+///
 /// Errors: [`GpuError::Shape`] if `state` has no element behind the position.
 pub fn sample(
     recorder: &mut Recorder,
     best: &TopK,
+    draw: &Draw,
+    state: Position<'_>,
+    tokens: &Buffer,
+) -> Result<(), GpuError> {
+    sample_with(recorder, best, (false, None), draw, state, tokens)
+}
+
+/// [`sample`] from all tokens, of which `best` are the best. `weights` are those of all, which top-p is a
+/// share of; without them, none but `min_p` limits what is kept.
+///
+/// Where more may be kept than `best` has room for, nothing is drawn: all stays as it is.
+///
+/// Errors: as [`sample`].
+pub fn sample_of_all(
+    recorder: &mut Recorder,
+    best: &TopK,
+    weights: Option<&Weights>,
+    draw: &Draw,
+    state: Position<'_>,
+    tokens: &Buffer,
+) -> Result<(), GpuError> {
+    sample_with(recorder, best, (true, weights), draw, state, tokens)
+}
+
+fn sample_with(
+    recorder: &mut Recorder,
+    best: &TopK,
+    (of_all, weights): (bool, Option<&Weights>),
     draw: &Draw,
     state: Position<'_>,
     tokens: &Buffer,
@@ -197,16 +326,24 @@ pub fn sample(
         ..state
     };
     behind.check()?;
+    let nothing = recorder.device().nothing()?;
     let params = SampleParams {
         k: best.k as u32,
         state: state.index as u32,
         capacity: (tokens.bytes() / 4).min(u64::from(u32::MAX)) as u32,
+        of_all: u32::from(of_all),
+        n_sums: weights.map_or(0, |weights| weights.n_sums as u32),
         temperature: draw.temperature,
         top_p: draw.top_p,
         min_p: draw.min_p,
         seed_low: draw.seed as u32,
         seed_high: (draw.seed >> 32) as u32,
     };
-    let bindings = [best.best().into(), state.buffer.into(), tokens.into()];
+    let bindings = [
+        best.best().into(),
+        weights.map_or(&nothing, |weights| &weights.sums).into(),
+        state.buffer.into(),
+        tokens.into(),
+    ];
     recorder.dispatch(&SAMPLE, &[], &bindings, &params, [1, 1])
 }

@@ -9,6 +9,7 @@ pub(super) const DOT4_PACKED: &str = include_str!("../shaders/lib/dot4_packed.wg
 pub(super) const DOT4_PLAIN: &str = include_str!("../shaders/lib/dot4_plain.wgsl");
 
 const EXACT: Lib = Lib::File(include_str!("../shaders/lib/exact.wgsl"));
+const RANDOM: Lib = Lib::File(include_str!("../shaders/lib/random.wgsl"));
 const ACTIVATION: Lib = Lib::File(include_str!("../shaders/lib/activation.wgsl"));
 const EPILOGUE: Lib = Lib::File(include_str!("../shaders/lib/epilogue.wgsl"));
 const COOP_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/coop_ternary.wgsl"));
@@ -154,8 +155,10 @@ shaders! {
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
     ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 36, [];
     TOP_K = "top_k", [], [Read, Write], 12, [];
-    PENALIZE = "penalize", [], [Write, Read, Read, Read], 32, [];
-    SAMPLE = "sample", [], [Read, Write, Write], 32, [];
+    PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], 32, [];
+    PERTURB = "perturb", [RANDOM], [Write, Read], 24, [];
+    WEIGH = "weigh", [], [Read, Write], 12, [];
+    SAMPLE = "sample", [RANDOM], [Read, Read, Write, Write], 40, [];
     TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],

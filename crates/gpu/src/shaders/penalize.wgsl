@@ -1,10 +1,10 @@
 // Logits of tokens that were seen lately, penalised; and biases added
 //
 // Agrees with the CPU's sampler: bias, then the repeat penalty (divides positive, multiplies negative
-// logits), then frequency and presence penalties.
+// logits), then frequency and presence penalties. Penalties leave finite logits finite, and others alone.
 // Shapes: logits [n_vocab] f32; tokens by position, of which those up to position[0] count, the last
 // `window` of them; biases [n_biases] of id and bits of an f32, ids in any order but once each.
-// One workgroup of 256.
+// Biases: one workgroup of 256, and no window. Penalties: an invocation to a place in the window.
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> tokens: array<u32>;
@@ -23,33 +23,46 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
+const MOST: f32 = 3.4028235e38;
+
 @compute @workgroup_size(256)
-fn main(@builtin(local_invocation_index) thread: u32) {
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
     for (var i = thread; i < params.n_biases; i += 256u) {
         let bias = biases[i];
         if bias.x < params.n_vocab {
             logits[params.offset + bias.x] += bitcast<f32>(bias.y);
         }
     }
-    // What one invocation has biased another penalises.
-    storageBarrier();
     let end = position[params.position] + 1u;
     let begin = end - min(params.window, end);
-    for (var i = begin + thread; i < end; i += 256u) {
-        let id = tokens[i];
-        var count = 0u;
-        var is_last = true;
-        for (var j = begin; j < end; j++) {
-            let same = tokens[j] == id;
-            count += u32(same);
-            is_last = is_last && !(same && j > i);
-        }
-        // Each token once, by the last place where it is.
-        if is_last && id < params.n_vocab {
-            let at = params.offset + id;
-            let logit = logits[at];
-            let repeated = select(logit * params.repeat, logit / params.repeat, logit > 0.0);
-            logits[at] = repeated - (f32(count) * params.frequency + params.presence);
+    let own = begin + group.x * 256u + thread;
+    if own >= end || tokens[own] >= params.n_vocab {
+        return;
+    }
+    let id = tokens[own];
+    // Each token once, by the last place where it is.
+    for (var i = own + 1u; i < end; i++) {
+        if tokens[i] == id {
+            return;
         }
     }
+    var count = 1u;
+    for (var i = begin; i < own; i++) {
+        count += u32(tokens[i] == id);
+    }
+    let at = params.offset + id;
+    let logit = logits[at];
+    if (bitcast<u32>(logit) & 0x7fffffffu) >= 0x7f800000u {
+        return;
+    }
+    var repeated = logit * params.repeat;
+    if logit > 0.0 {
+        repeated = divide(logit, params.repeat);
+    }
+    // Limits keep a device from fusing what is rounded one after the other.
+    let often = clamp(f32(count) * params.frequency, -MOST, MOST);
+    logits[at] = clamp(clamp(repeated, -MOST, MOST) - (often + params.presence), -MOST, MOST);
 }

@@ -2,18 +2,25 @@
 //
 // Agrees with the CPU's sampler in which tokens may be drawn and with what chances, but for weights at
 // the very edge of top-p and min-p; the numbers drawn are its own.
-// Shapes: best [k] of value and id, best first, k at most 256; state: position and token of the last
-// step, which become those of the next; tokens by position, `capacity` of them.
+// Where it can't tell, the sequence stays where it is: if the best is no finite number, or if what is
+// kept may reach beyond the candidates.
+// Shapes: best [k] of value and id, best first, k at most 256; sums [n_sums] of weights of all tokens,
+// as `weigh.wgsl` has them; state: position and token of the last step, which become those of the next;
+// tokens by position, `capacity` of them.
 // One workgroup of 256, an invocation to a candidate.
 
 @group(0) @binding(0) var<storage, read> best: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read_write> state: array<u32>;
-@group(0) @binding(2) var<storage, read_write> tokens: array<u32>;
+@group(0) @binding(1) var<storage, read> weighed: array<vec2<f32>>;
+@group(0) @binding(2) var<storage, read_write> state: array<u32>;
+@group(0) @binding(3) var<storage, read_write> tokens: array<u32>;
 
 struct Params {
     k: u32,
     state: u32,
     capacity: u32,
+    // 1 if there are tokens behind the candidates that may be kept.
+    of_all: u32,
+    n_sums: u32,
     // 0 takes the best.
     temperature: f32,
     top_p: f32,
@@ -25,22 +32,11 @@ struct Params {
 
 // Weights, then sums of weights up to each.
 var<workgroup> sums: array<f32, 256>;
+var<workgroup> others: array<f32, 256>;
 var<workgroup> chosen: atomic<u32>;
 var<workgroup> kept: atomic<u32>;
-
-// A well-mixed number for each seed and position: three rounds of the generator PCG3D of Jarzynski and
-// Olano's "Hash functions for GPU rendering".
-fn random(position: u32) -> u32 {
-    var v = vec3<u32>(params.seed_low, params.seed_high, position) * 1664525u + 1013904223u;
-    v.x += v.y * v.z;
-    v.y += v.z * v.x;
-    v.z += v.x * v.y;
-    v ^= v >> vec3<u32>(16u);
-    v.x += v.y * v.z;
-    v.y += v.z * v.x;
-    v.z += v.x * v.y;
-    return v.x;
-}
+// The weight of the last candidate.
+var<workgroup> least: f32;
 
 @compute @workgroup_size(256)
 fn main(@builtin(local_invocation_index) thread: u32) {
@@ -53,22 +49,32 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     // What is less than 2^-36 of the best is not drawn.
     weight = select(0.0, weight, weight >= 1.4551915e-11);
     sums[thread] = weight;
+    var all = 0.0;
+    for (var i = thread; i < params.n_sums; i += 256u) {
+        all += weighed[i].y * exp((weighed[i].x - top) / params.temperature);
+    }
+    others[thread] = all;
+    if thread + 1u == params.k {
+        least = weight;
+    }
     if thread == 0u {
         atomicStore(&chosen, 255u);
         atomicStore(&kept, 0u);
     }
     workgroupBarrier();
     for (var reach = 1u; reach < 256u; reach *= 2u) {
-        var before = 0.0;
+        var before = vec2<f32>(0.0);
         if thread >= reach {
-            before = sums[thread - reach];
+            before = vec2<f32>(sums[thread - reach], others[thread - reach]);
         }
         workgroupBarrier();
-        sums[thread] += before;
+        sums[thread] += before.x;
+        others[thread] += before.y;
         workgroupBarrier();
     }
     // The fewest that reach top-p together: those before whom there is less than that.
-    let target_sum = params.top_p * sums[255];
+    let whole = select(sums[255], others[255], params.n_sums > 0u);
+    let target_sum = params.top_p * whole;
     let before = sums[thread] - weight;
     if weight > 0.0 && weight >= params.min_p && (thread == 0u || params.top_p >= 1.0 || before < target_sum) {
         atomicMax(&kept, thread);
@@ -76,23 +82,23 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     workgroupBarrier();
     // Weights fall, so all up to the last that is kept are.
     let total = sums[atomicLoad(&kept)];
-    let point = f32(random(position) >> 8u) * 5.9604645e-8 * total;
+    let point = f32(random(vec2<u32>(params.seed_low, params.seed_high), position, 0xffffffffu) >> 8u) * 5.9604645e-8 * total;
     if weight > 0.0 && sums[thread] > point {
         atomicMin(&chosen, thread);
     }
     workgroupBarrier();
     if thread == 0u {
-        let greedy = params.temperature == 0.0 || top > 3.4e38 || top < -3.4e38;
-        let at = select(min(atomicLoad(&chosen), atomicLoad(&kept)), 0u, greedy);
-        var id = best[at].y;
-        // Where every logit is -∞, or no number, there is no best; the first token then.
-        if id == 0xffffffffu || top < -3.4e38 {
-            id = 0u;
-        }
-        state[params.state] = position + 1u;
-        state[params.state + 1u] = id;
-        if position + 1u < params.capacity {
-            tokens[position + 1u] = id;
+        let greedy = params.temperature == 0.0;
+        let reached = params.n_sums > 0u && target_sum <= sums[255];
+        let within = greedy || params.of_all == 0u || least == 0.0 || least < params.min_p || reached;
+        let is_number = (best[0].x & 0x7fffffffu) < 0x7f800000u;
+        if within && is_number {
+            let id = best[select(min(atomicLoad(&chosen), atomicLoad(&kept)), 0u, greedy)].y;
+            state[params.state] = position + 1u;
+            state[params.state + 1u] = id;
+            if position + 1u < params.capacity {
+                tokens[position + 1u] = id;
+            }
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use bytes::Bytes;
-use sterna_engine::{Logits, ModelConfig, ModelPlan, Session, SessionOptions, Step};
+use sterna_engine::{
+    Decoded, Logits, ModelConfig, ModelPlan, Sampler, SamplerConfig, Session, SessionOptions, Step,
+};
 use sterna_kernels::{Exec, Isa};
 
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
@@ -190,8 +192,8 @@ impl Candidate {
         let ids = self.ids(test.n_tokens());
         let Sequences { together, alone } = &mut self.sequences[i];
         let times = match (test, alone.as_mut()) {
-            (Test::Prefill(_), _) => time_one(&mut together[0], ids.len(), &ids)?,
-            (Test::Decode { .. }, None) => time_one(&mut together[0], 1, &ids)?,
+            (Test::Prefill(_), _) => time_prompt(&mut together[0], &ids)?,
+            (Test::Decode { .. }, None) => time_decoding(&mut together[0], &ids)?,
             (Test::Decode { .. }, Some(alone)) => time_batch(together, alone, &ids)?,
         };
         for session in together.iter_mut().chain(alone) {
@@ -205,11 +207,28 @@ impl Candidate {
     }
 }
 
-/// Appends `ids` to a sequence, `n` at a time, for greedy choices.
-fn time_one(session: &mut Session<Place>, n: usize, ids: &[u32]) -> Result<Times> {
+/// Appends `ids` to a sequence at once, for a greedy choice.
+fn time_prompt(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
     let watch = Stopwatch::start();
-    for ids in ids.chunks(n) {
-        session.forward(ids, Logits::Top(1))?;
+    session.forward(ids, Logits::Top(1))?;
+    Ok(Times {
+        test: watch.elapsed(),
+        alone: None,
+    })
+}
+
+/// Appends as many tokens as there are `ids` to a sequence, one by one, for greedy choices: those that
+/// the session chooses by itself, or `ids` where it doesn't.
+fn time_decoding(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
+    let greedy = Sampler::new(SamplerConfig::default(), session.model().config().n_vocab)?;
+    let watch = Stopwatch::start();
+    let mut chosen = None;
+    for (i, &id) in ids.iter().enumerate() {
+        let decoded = session.decode(chosen.unwrap_or(id), &greedy, ids.len() - i)?;
+        chosen = match decoded {
+            Decoded::Token(id) => Some(id),
+            Decoded::Logits(_) => None,
+        };
     }
     Ok(Times {
         test: watch.elapsed(),

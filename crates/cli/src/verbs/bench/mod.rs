@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::Args;
-use sterna_engine::{Logits, Session};
+use sterna_engine::{Decoded, Logits, Sampler, SamplerConfig, Session};
 use sterna_kernels::Exec;
 
 use self::measure::{Candidate, Test, Work, token_ids};
@@ -18,6 +18,7 @@ use crate::args::{self, ReportFlags};
 use crate::builtin;
 use crate::machine::{self, Machine};
 use crate::model::{Adapted, ModelFiles, SourceFile};
+use crate::place::Place;
 use crate::{output, place};
 
 const EXAMPLE: &str = "Example:
@@ -205,6 +206,33 @@ impl Bench {
                 "wrong result, so nothing was timed: logits of {CHECKED} tokens at once and one by one \
                  differ by a normalised mean squared error of {error:.1e}, expected at most {most:.0e}"
             );
+        }
+        session.truncate(0);
+        self.check_choices(session, ids[0])
+    }
+
+    /// Decodes from `first` on, where the session chooses tokens by itself: they must be the best of what
+    /// single steps give.
+    fn check_choices(&self, mut session: Session<Place>, first: u32) -> Result<()> {
+        let mut greedy = Sampler::new(SamplerConfig::default(), session.model().config().n_vocab)?;
+        let mut ids = vec![first];
+        while ids.len() <= CHECKED {
+            let wanted = CHECKED + 1 - ids.len();
+            match session.decode(ids[ids.len() - 1], &greedy, wanted)? {
+                Decoded::Token(id) => ids.push(id),
+                Decoded::Logits(_) => break,
+            }
+        }
+        session.truncate(0);
+        for (i, ids) in ids.windows(2).enumerate() {
+            let best = greedy.sample(&session.forward(&ids[..1], Logits::Last)?);
+            if best != ids[1] {
+                bail!(
+                    "wrong result, so nothing was timed: token {i} decoded on the device is {}, expected \
+                     {best}, the best of its logits",
+                    ids[1]
+                );
+            }
         }
         Ok(())
     }

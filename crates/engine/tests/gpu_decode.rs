@@ -1,0 +1,566 @@
+//! Decoding that a GPU does by itself against steps that the host takes one by one. Skipped, with a
+//! message, where there is no adapter; a software one will do.
+#![cfg(feature = "gpu")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use common::{cpu, load_on, plan_hf, testdata};
+use sterna_engine::{
+    ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Decoded, EngineError, Gpu,
+    Logits, LoraMatrix, LoraPair, Model, Module, Orientation, Sampler, SamplerConfig, Session,
+    SessionOptions,
+};
+use sterna_format::DType;
+use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_kernels::Isa;
+
+fn gpu() -> Option<Gpu> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    let device = DEVICE.get_or_init(open).clone()?;
+    Some(Gpu::new(device, 2, Isa::detect()))
+}
+
+fn open() -> Option<Device> {
+    match Device::open(&DeviceOptions::default()) {
+        Ok(device) => Some(device),
+        Err(error @ GpuError::NoAdapter { .. }) => {
+            eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn load<B: Backend>(dir: &Path, backend: B) -> Arc<Model<B>> {
+    let (plan, files) = plan_hf(dir);
+    load_on(plan, &files, backend).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+}
+
+fn stories() -> PathBuf {
+    testdata().join("stories260K/hf")
+}
+
+/// A session that holds all of `prompt` but the last token, and a sampler that has accepted all of it.
+fn start<B: Backend>(
+    model: &Arc<Model<B>>,
+    prompt: &[u32],
+    config: &SamplerConfig,
+    options: SessionOptions,
+) -> (Session<B>, Sampler) {
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    let (_, before) = prompt.split_last().unwrap();
+    if !before.is_empty() {
+        session.forward(before, Logits::None).unwrap();
+    }
+    let n_vocab = model.config().n_vocab;
+    let mut sampler = Sampler::new(config.clone(), n_vocab).unwrap();
+    prompt.iter().for_each(|&id| sampler.accept(id));
+    (session, sampler)
+}
+
+/// `n` tokens after `last`, chosen by the host.
+fn by_host<B: Backend>(
+    session: &mut Session<B>,
+    mut last: u32,
+    sampler: &mut Sampler,
+    n: usize,
+) -> Vec<u32> {
+    let step = |_| {
+        let logits = session.forward(&[last], Logits::Last).unwrap();
+        last = sampler.sample(&logits);
+        sampler.accept(last);
+        last
+    };
+    (0..n).map(step).collect()
+}
+
+/// `n` tokens after `last`, chosen where they can be, and how many of them on the device.
+fn by_device<B: Backend>(
+    session: &mut Session<B>,
+    mut last: u32,
+    sampler: &mut Sampler,
+    n: usize,
+) -> (Vec<u32>, usize) {
+    let mut n_drawn = 0;
+    let step = |i| {
+        let len = session.len();
+        last = match session.decode(last, sampler, n - i).unwrap() {
+            Decoded::Token(id) => {
+                n_drawn += 1;
+                id
+            }
+            Decoded::Logits(logits) => sampler.sample(&logits),
+        };
+        assert_eq!(session.len(), len + 1);
+        sampler.accept(last);
+        last
+    };
+    let ids = (0..n).map(step).collect();
+    (ids, n_drawn)
+}
+
+/// Whether both choose the same `n` tokens after `prompt`, the device all of its own.
+fn check(
+    name: &str,
+    model: &Arc<Model<Gpu>>,
+    prompt: &[u32],
+    config: &SamplerConfig,
+    options: SessionOptions,
+    n: usize,
+) {
+    let last = *prompt.last().unwrap();
+    let (mut session, mut sampler) = start(model, prompt, config, options);
+    let want = by_host(&mut session, last, &mut sampler, n);
+    let (mut session, mut sampler) = start(model, prompt, config, options);
+    let (got, n_drawn) = by_device(&mut session, last, &mut sampler, n);
+    assert_eq!(got, want, "{name}, {config:?}");
+    assert_eq!(n_drawn, n, "{name}, {config:?}");
+}
+
+#[test]
+fn greedy_tokens_are_the_hosts() {
+    let Some(gpu) = gpu() else { return };
+    let greedy = SamplerConfig::default();
+    // Small models of every kind: soft caps, windows, several rotary embeddings or none, tied heads.
+    for kind in ["reference-logits", "reference-variants"] {
+        let dirs = std::fs::read_dir(testdata().join(kind)).unwrap();
+        let dirs = dirs.map(|entry| entry.unwrap().path());
+        for dir in dirs.filter(|path| path.join("config.json").exists()) {
+            let model = load(&dir, gpu.clone());
+            let name = dir.display().to_string();
+            let options = SessionOptions::new(64);
+            // From the first position, where all rotations are alike, too.
+            check(&name, &model, &[1], &greedy, options, 12);
+            check(&name, &model, &[1, 5, 3, 7, 2], &greedy, options, 20);
+        }
+    }
+    // Past a span, and as memory grows.
+    let model = load(&stories(), gpu.clone());
+    for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+        let options = SessionOptions {
+            cache,
+            ..SessionOptions::new(600)
+        };
+        check("stories260K", &model, &[1], &greedy, options, 560);
+    }
+    let tales = testdata().join("../crates/cli/models/tiny-tales");
+    let model = load(&tales, gpu);
+    let options = SessionOptions::new(200);
+    check("tiny-tales", &model, &[1, 300, 4], &greedy, options, 150);
+}
+
+#[test]
+fn penalties_and_biases_choose_the_same() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let prompt = [1, 403, 407, 261, 378, 403];
+    let options = SessionOptions::new(400);
+    let greedy = SamplerConfig::default();
+    let repeat = SamplerConfig {
+        repeat_penalty: 1.3,
+        ..greedy.clone()
+    };
+    let plain = by_host_from(&model, &prompt, &greedy, 60);
+    for config in [
+        repeat.clone(),
+        SamplerConfig {
+            repeat_penalty: 1.1,
+            repeat_last_n: usize::MAX,
+            ..greedy.clone()
+        },
+        SamplerConfig {
+            repeat_last_n: 3,
+            ..repeat.clone()
+        },
+        SamplerConfig {
+            frequency_penalty: 0.7,
+            presence_penalty: 0.2,
+            ..greedy.clone()
+        },
+        SamplerConfig {
+            logit_bias: vec![(plain[0], f32::NEG_INFINITY), (plain[5], -20.0), (9, 1.5)],
+            ..greedy.clone()
+        },
+        SamplerConfig {
+            logit_bias: vec![(plain[2], -3.0)],
+            frequency_penalty: -0.1,
+            ..repeat
+        },
+    ] {
+        check("stories260K", &model, &prompt, &config, options, 150);
+        assert_ne!(by_host_from(&model, &prompt, &config, 60), plain);
+    }
+}
+
+fn by_host_from(
+    model: &Arc<Model<Gpu>>,
+    prompt: &[u32],
+    config: &SamplerConfig,
+    n: usize,
+) -> Vec<u32> {
+    let (mut session, mut sampler) = start(model, prompt, config, SessionOptions::new(400));
+    by_host(&mut session, prompt[prompt.len() - 1], &mut sampler, n)
+}
+
+/// Settings that draw by chance, and whether the device always can.
+fn chances() -> Vec<(SamplerConfig, bool)> {
+    let warm = SamplerConfig {
+        temperature: 0.8,
+        seed: 7,
+        ..SamplerConfig::default()
+    };
+    let with = |top_k, top_p, min_p| SamplerConfig {
+        top_k,
+        top_p,
+        min_p,
+        ..warm.clone()
+    };
+    vec![
+        (with(40, 0.95, 0.05), true),
+        (with(256, 1.0, 0.0), true),
+        (with(0, 1.0, 0.0), true),
+        (with(0, 0.9, 0.0), false),
+        (with(0, 1.0, 0.02), true),
+        (with(300, 1.0, 0.02), true),
+        (
+            SamplerConfig {
+                repeat_penalty: 1.2,
+                ..with(0, 0.9, 0.01)
+            },
+            false,
+        ),
+    ]
+}
+
+#[test]
+fn seeds_repeat() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let options = SessionOptions::new(200);
+    let prompt = [1, 403];
+    for (config, always) in chances() {
+        let draw = |seed, parts: &[usize]| {
+            let config = SamplerConfig {
+                seed,
+                ..config.clone()
+            };
+            let (mut session, mut sampler) = start(&model, &prompt, &config, options);
+            let (mut ids, mut n_all) = (vec![403], 0);
+            for &n in parts {
+                let last = ids[ids.len() - 1];
+                let (more, n_drawn) = by_device(&mut session, last, &mut sampler, n);
+                ids.extend(more);
+                n_all += n_drawn;
+            }
+            assert!(n_all == 60 || !always && n_all > 30, "{config:?}: {n_all}");
+            ids
+        };
+        let first = draw(3, &[60]);
+        assert_eq!(draw(3, &[60]), first);
+        // However far the device goes in one go.
+        assert_eq!(draw(3, &[1, 2, 37, 20]), first);
+        assert_ne!(draw(4, &[60]), first);
+    }
+}
+
+/// Over many first tokens, shares of what is drawn are those of the host's sampler.
+#[test]
+fn chances_are_the_hosts() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let n_vocab = model.config().n_vocab;
+    let n = 400;
+    for (config, _) in chances() {
+        let count = |on_device: bool| {
+            let (mut session, mut sampler) =
+                start(&model, &[1, 403, 407], &config, SessionOptions::new(64));
+            let logits = session.forward(&[407], Logits::Last).unwrap();
+            let mut counts = vec![0.0; n_vocab];
+            for seed in 0..n {
+                let id = if on_device {
+                    let config = SamplerConfig {
+                        seed,
+                        ..config.clone()
+                    };
+                    let mut sampler = Sampler::new(config, n_vocab).unwrap();
+                    [1, 403, 407].iter().for_each(|&id| sampler.accept(id));
+                    session.truncate(2);
+                    match session.decode(407, &sampler, 1).unwrap() {
+                        Decoded::Token(id) => id,
+                        Decoded::Logits(logits) => sampler.sample(&logits),
+                    }
+                } else {
+                    sampler.sample(&logits)
+                };
+                counts[id as usize] += 1.0 / n as f64;
+            }
+            counts
+        };
+        let (device, host) = (count(true), count(false));
+        for (id, (device, host)) in device.iter().zip(&host).enumerate() {
+            // Four standard deviations of the difference of two shares.
+            let p: f64 = (device + host) / 2.0;
+            let most = 4.0 * (2.0 * p * (1.0 - p) / n as f64).sqrt();
+            assert!(
+                (device - host).abs() <= most.max(0.01),
+                "{config:?}, {id}: {device} {host}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_host_chooses_what_the_device_cannot() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let n_vocab = model.config().n_vocab;
+    let hot = SamplerConfig {
+        temperature: 50.0,
+        ..SamplerConfig::default()
+    };
+    let all: Vec<(u32, f32)> = (0..n_vocab as u32)
+        .map(|id| (id, f32::NEG_INFINITY))
+        .collect();
+    for config in [
+        SamplerConfig {
+            top_k: 300,
+            ..hot.clone()
+        },
+        // More than 256 tokens are nearly as likely as the best.
+        SamplerConfig {
+            min_p: 0.05,
+            ..hot.clone()
+        },
+        SamplerConfig {
+            top_p: 0.99,
+            ..hot.clone()
+        },
+        // None is left.
+        SamplerConfig {
+            logit_bias: all,
+            ..SamplerConfig::default()
+        },
+        SamplerConfig {
+            logit_bias: vec![(3, 1.0), (3, 1.0)],
+            ..SamplerConfig::default()
+        },
+    ] {
+        let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(64));
+        let (got, n_drawn) = by_device(&mut session, 403, &mut sampler, 30);
+        assert_eq!(n_drawn, 0, "{config:?}");
+        let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(64));
+        assert_eq!(by_host(&mut session, 403, &mut sampler, 30), got);
+    }
+}
+
+#[test]
+fn the_cpu_leaves_it_to_the_host() {
+    let model = load(&stories(), cpu());
+    let config = SamplerConfig::default();
+    let options = SessionOptions::new(64);
+    let (mut session, mut sampler) = start(&model, &[1, 403], &config, options);
+    let (got, n_drawn) = by_device(&mut session, 403, &mut sampler, 20);
+    let (mut session, mut sampler) = start(&model, &[1, 403], &config, options);
+    assert_eq!(by_host(&mut session, 403, &mut sampler, 20), got);
+    assert_eq!(n_drawn, 0);
+}
+
+/// Logits after `ids`, by a session that has computed nothing else.
+fn fresh(model: &Arc<Model<Gpu>>, ids: &[u32]) -> Vec<f32> {
+    let mut session = Session::new(Arc::clone(model), SessionOptions::new(600)).unwrap();
+    session.forward(ids, Logits::Last).unwrap()
+}
+
+fn assert_near(got: &[f32], want: &[f32]) {
+    let differences = got.iter().zip(want).map(|(a, b)| (a - b).abs());
+    let largest = differences.fold(0.0, f32::max);
+    assert!(largest < 1e-3, "{largest}");
+}
+
+#[test]
+fn what_was_computed_in_advance_is_taken_back() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let config = SamplerConfig::default();
+    let prompt: Vec<u32> = (0..120).map(|i| 1 + i * 37 % 500).collect();
+    let last = prompt[prompt.len() - 1];
+    let options = SessionOptions::new(600);
+    let (mut session, mut sampler) = start(&model, &prompt, &config, options);
+    let decode = |session: &mut Session<Gpu>, last, sampler: &mut Sampler, n| {
+        let mut last = last;
+        let mut ids = Vec::new();
+        for _ in 0..n {
+            let Decoded::Token(id) = session.decode(last, sampler, 100).unwrap() else {
+                panic!("logits");
+            };
+            sampler.accept(id);
+            ids.push(id);
+            last = id;
+        }
+        ids
+    };
+    // Of the last token drawn nothing is computed yet, as far as shows.
+    let ids = decode(&mut session, last, &mut sampler, 20);
+    assert_eq!(session.len(), prompt.len() + 19);
+    let so_far = [&prompt, &ids[..19]].concat();
+    let mut fork = session.fork(session.len());
+    let after = |more: &[u32]| fresh(&model, &[&so_far, more].concat());
+
+    // Another token than was drawn, and others after it.
+    let other = ids[19] ^ 1;
+    assert_near(
+        &session.forward(&[other], Logits::Last).unwrap(),
+        &after(&[other]),
+    );
+    let more = decode(&mut session, 7, &mut sampler, 5);
+    let text = [&[other, 7], &more[..5]].concat();
+    assert_near(
+        &session.forward(&more[4..], Logits::Last).unwrap(),
+        &after(&text),
+    );
+
+    // A fork goes its own way.
+    let (mut own, mut fork_sampler) = (Vec::new(), sampler.clone());
+    own.extend(decode(&mut fork, ids[19], &mut fork_sampler, 9));
+    assert_near(
+        &fork.forward(&own[8..], Logits::Last).unwrap(),
+        &after(&[&ids[19..], &own[..]].concat()),
+    );
+
+    // Back to the beginning, and on from there.
+    decode(&mut session, 9, &mut sampler, 6);
+    session.truncate(prompt.len() - 1);
+    let again = decode(&mut session, last, &mut sampler, 20);
+    assert_eq!(again, ids);
+
+    // Another way to choose, from one token to the next.
+    let warm = SamplerConfig {
+        temperature: 1.0,
+        ..config
+    };
+    let other_sampler = Sampler::new(warm, model.config().n_vocab).unwrap();
+    let first = session.decode(ids[19], &other_sampler, 50).unwrap();
+    let Decoded::Token(first) = first else {
+        panic!("logits")
+    };
+    decode(&mut session, first, &mut sampler, 1);
+    assert_near(
+        &session.forward(&[3], Logits::Last).unwrap(),
+        &after(&[ids[19], first, 3]),
+    );
+}
+
+#[test]
+fn a_context_ends() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let config = SamplerConfig::default();
+    let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(24));
+    let (ids, n_drawn) = by_device(&mut session, 403, &mut sampler, 23);
+    assert_eq!((n_drawn, session.len()), (23, 24));
+    let full = session.decode(ids[22], &sampler, 5).unwrap_err();
+    assert!(matches!(full, EngineError::ContextFull { .. }), "{full}");
+    let unknown = session.decode(100_000, &sampler, 5).unwrap_err();
+    assert!(
+        matches!(unknown, EngineError::UnknownToken { .. }),
+        "{unknown}"
+    );
+    assert_eq!(session.len(), 24);
+}
+
+#[test]
+fn adapters_apply() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let c = model.config();
+    let matrix = |rows: usize, columns: usize, seed: usize| LoraMatrix {
+        name: "matrix".into(),
+        shape: vec![rows, columns],
+        dtype: DType::F32,
+        bytes: (0..rows * columns)
+            .flat_map(|i| (((i * 7919 + seed * 104_729) % 201) as f32 / 200.0 - 0.5).to_le_bytes())
+            .collect::<Vec<u8>>()
+            .into(),
+    };
+    let pair = |layer| LoraPair {
+        layer,
+        module: Module::Down,
+        scaling: 0.5,
+        a: matrix(4, c.ffn_dim, layer),
+        b: matrix(c.model_dim, 4, layer + 1),
+    };
+    let source = AdapterSource {
+        name: "synthetic".into(),
+        orientation: Orientation::RankFirst,
+        pairs: (0..c.n_layers).map(pair).collect(),
+    };
+    let adapter = model
+        .load_adapter(source, AdapterOptions::default())
+        .unwrap();
+    let config = SamplerConfig::default();
+    let decode = |scale: f32, on_device: bool| {
+        let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(64));
+        // What was computed in advance was computed without.
+        by_device(&mut session, 403, &mut sampler, 4);
+        session.decode(9, &sampler, 9).unwrap();
+        let adapter = Arc::clone(&adapter);
+        session
+            .set_adapters(vec![ActiveAdapter { adapter, scale }])
+            .unwrap();
+        match on_device {
+            true => by_device(&mut session, 7, &mut sampler, 30),
+            false => (by_host(&mut session, 7, &mut sampler, 30), 30),
+        }
+    };
+    assert_eq!(decode(1.0, true), decode(1.0, false));
+    assert_ne!(decode(1.0, true), decode(0.0, true));
+}
+
+#[test]
+fn one_submit_a_token_and_no_more_memory() {
+    // Of its own, as its memory is counted.
+    let Some(device) = open() else { return };
+    let gpu = Gpu::new(device, 2, Isa::detect());
+    let model = load(&testdata().join("bitllama-3M/hf-packed"), gpu.clone());
+    let config = SamplerConfig {
+        temperature: 0.9,
+        top_k: 40,
+        repeat_penalty: 1.1,
+        seed: 5,
+        ..SamplerConfig::default()
+    };
+    let options = SessionOptions::new(512);
+    let prompt: Vec<u32> = (0..130).map(|i| 1 + i * 37 % 500).collect();
+    let last = prompt[prompt.len() - 1];
+    let (mut session, mut sampler) = start(&model, &prompt, &config, options);
+    by_device(&mut session, last, &mut sampler, 2);
+    session.truncate(prompt.len() - 1);
+    let before = (gpu.work(), gpu.device().memory().used);
+    let (_, n_drawn) = by_device(&mut session, last, &mut sampler, 60);
+    let after = (gpu.work(), gpu.device().memory().used);
+    assert_eq!(n_drawn, 60);
+    assert_eq!(after.0.n_submits - before.0.n_submits, 60);
+    assert_eq!(after.0.n_recorded, before.0.n_recorded);
+    assert_eq!(after.1, before.1);
+
+    // Answers of many lengths, some of them left in the middle.
+    let mut used = Vec::new();
+    for round in 0..40 {
+        session.truncate(0);
+        let n = 100 + round * 37 % 30;
+        session.forward(&prompt[..n - 1], Logits::None).unwrap();
+        let mut last = prompt[n - 1];
+        for _ in 0..5 + round * 13 % 17 {
+            last = match session.decode(last, &sampler, 100).unwrap() {
+                Decoded::Token(id) => id,
+                Decoded::Logits(logits) => sampler.sample(&logits),
+            };
+            sampler.accept(last);
+        }
+        used.push(gpu.device().memory().used);
+    }
+    assert!(used.iter().all(|used| *used <= after.1), "{used:?}");
+}
