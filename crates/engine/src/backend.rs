@@ -154,6 +154,11 @@ pub trait Backend: Sized {
 
     /// Takes the values out of `x`, row by row. Waits for every operation before it.
     fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+
+    /// Puts rows of `width` values into `x`: in the place of those it has, if these are as many of the
+    /// same width.
+    fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
+    -> Result<(), BackendError>;
 }
 
 /// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).
@@ -268,4 +273,16 @@ pub enum BackendError {
     #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
     #[error("weights or activations of one place were used in another")]
     Elsewhere,
+}
+
+impl BackendError {
+    /// Whether the place itself is gone: what was loaded there is to be loaded again, elsewhere or on the
+    /// same device opened anew.
+    pub fn is_lost(&self) -> bool {
+        #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+        if let BackendError::Gpu(error) = self {
+            return error.is_lost();
+        }
+        false
+    }
 }

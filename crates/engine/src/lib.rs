@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod compare;
 mod config;
 mod cpu;
 mod error;
@@ -34,6 +35,10 @@ mod weights;
 pub use backend::{
     Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, LowRank, ScreenedRows,
     Sequence, TernaryPacking, WeightData,
+};
+pub use compare::{
+    Agreement, Both, Compare, ComparedBuffer, ComparedLinear, Comparison, Difference, Measured,
+    NoScreen, Stage,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};

@@ -344,4 +344,11 @@ impl Backend for Place {
             Place::Gpu(be) => be.read(x.gpu_mut()?),
         }
     }
+
+    fn write(&self, values: &[f32], width: usize, x: &mut OfBuffer) -> Result<(), BackendError> {
+        match self {
+            Place::Cpu(be) => be.write(values, width, x.cpu_mut()?),
+            Place::Gpu(be) => be.write(values, width, x.gpu_mut()?),
+        }
+    }
 }

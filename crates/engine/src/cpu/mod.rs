@@ -384,4 +384,11 @@ impl Backend for Cpu {
     fn read(&self, x: &mut CpuBuffer) -> Result<Vec<f32>, BackendError> {
         Ok(std::mem::take(&mut x.values))
     }
+
+    fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {
+        x.width = width;
+        x.values.clear();
+        x.values.extend_from_slice(values);
+        Ok(())
+    }
 }

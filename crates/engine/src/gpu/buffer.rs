@@ -80,6 +80,30 @@ impl GpuBuffer {
         })
     }
 
+    /// Puts `values` where the rows are, if they are as many of the same width, else in memory of its own.
+    pub(super) fn write(
+        &mut self,
+        device: &Device,
+        values: &[f32],
+        width: usize,
+    ) -> Result<(), BackendError> {
+        let n_rows = values.len().checked_div(width).unwrap_or(0);
+        let view = match &self.view {
+            Some(view) if (view.n_rows, view.width) == (n_rows, width) => view.clone(),
+            _ => self.shape(device, n_rows, width)?,
+        };
+        self.set(view.clone());
+        // Rows next to one another are written at once.
+        let n_together = if view.stride == width { n_rows } else { 1 };
+        let runs = values.chunks((n_together * width).max(1));
+        for (i, run) in runs.enumerate() {
+            let bytes: Vec<u8> = run.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            let offset = view.offset + i * view.stride;
+            device.write(&view.buffer, offset as u64 * 4, &bytes)?;
+        }
+        Ok(())
+    }
+
     /// Queries, keys and values as columns of the same rows: where they are, or copied to this buffer's
     /// spare memory.
     pub(super) fn side_by_side(

@@ -404,4 +404,9 @@ impl Backend for Gpu {
         let values = bytes.as_chunks::<4>().0.iter();
         Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
     }
+    fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
+        // Operations before this one read what is there now.
+        self.tape.lock().flush()?;
+        x.write(&self.device, values, width)
+    }
 }
