@@ -344,6 +344,22 @@ impl EngineFlags {
         };
         place::load_on(self.backend, engine, load)
     }
+
+    /// The CPU and the GPU, for comparing them.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn both_places(&self) -> Result<(Place, Place)> {
+        if self.backend == BackendFlag::Cpu {
+            bail!("--backend cpu: expected a GPU, which is to be compared with the CPU");
+        }
+        let at = |backend| {
+            let flags = EngineFlags {
+                backend,
+                ..self.clone()
+            };
+            flags.load_on(self.n_threads(), Ok)
+        };
+        Ok((at(BackendFlag::Cpu)?, at(BackendFlag::Gpu)?))
+    }
 }
 
 /// The instruction set to use: the widest, unless the environment asks for less.

@@ -81,7 +81,7 @@ impl GpuBuffer {
     }
 
     /// Puts `values` where the rows are, if they are as many of the same width, else in memory of its own.
-    pub(super) fn write(
+    pub(super) fn overwrite(
         &mut self,
         device: &Device,
         values: &[f32],

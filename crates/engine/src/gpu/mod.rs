@@ -407,6 +407,6 @@ impl Backend for Gpu {
     fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
         // Operations before this one read what is there now.
         self.tape.lock().flush()?;
-        x.write(&self.device, values, width)
+        x.overwrite(&self.device, values, width)
     }
 }
