@@ -18,10 +18,13 @@ mod machine;
 mod model;
 mod multicall;
 mod output;
+#[cfg(feature = "gpu")]
+mod pipelines;
 mod place;
 mod progress;
 mod pull;
 mod quantize;
+mod recovery;
 mod runtime;
 mod sampling;
 mod serve;

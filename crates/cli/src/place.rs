@@ -72,14 +72,6 @@ pub(crate) fn gpu_name(place: &Place) -> Option<String> {
     None
 }
 
-/// The GPUs of this machine, best first.
-pub(crate) fn gpus() -> Vec<String> {
-    #[cfg(feature = "gpu")]
-    return gpu::all();
-    #[cfg(not(feature = "gpu"))]
-    Vec::new()
-}
-
 #[cfg(feature = "gpu")]
 mod gpu {
     use std::time::Duration;
@@ -89,6 +81,7 @@ mod gpu {
     use sterna_gpu::{AdapterInfo, Device, DeviceOptions};
 
     use super::{Engine, Place};
+    use crate::pipelines;
 
     /// Software adapters take their time over long prompts.
     const TIMEOUT: Duration = Duration::from_secs(600);
@@ -96,6 +89,7 @@ mod gpu {
     fn options(adapter: Option<String>) -> DeviceOptions {
         DeviceOptions {
             adapter,
+            pipeline_cache: pipelines::folder(),
             timeout: TIMEOUT,
             ..DeviceOptions::default()
         }
@@ -110,10 +104,6 @@ mod gpu {
     pub(super) fn open(engine: Engine) -> Result<Place> {
         let device = Device::open(&options(None)).context("--backend gpu")?;
         Ok(place(device, engine))
-    }
-
-    pub(super) fn all() -> Vec<String> {
-        Device::adapters().iter().map(describe).collect()
     }
 
     pub(super) fn describe(info: &AdapterInfo) -> String {
