@@ -335,6 +335,7 @@ impl Line {
             false => String::new(),
         };
         let error = match measured.n_lost {
+            0 if measured.relative_error == 0.0 => "0".to_owned(),
             0 => format!("{:.1e}", measured.relative_error),
             n => format!("{n} lost"),
         };
