@@ -38,11 +38,27 @@ impl Recovery {
         self.n_losses = 0;
     }
 
-    /// Puts a session with the tokens `cached` in the place of `session`, whose device was lost.
+    /// Takes `step` with `session`, which holds the tokens `cached`; if its device is lost, again with
+    /// another in its place that holds them too.
     ///
-    /// Errors: `error`, if it says something else, if too many devices were lost before, or if there is no
-    /// way to begin again; and what went wrong in doing so, with it.
-    pub(crate) fn after(
+    /// Errors: those of `step`; its loss, if too many devices were lost before, or if there is no way to
+    /// begin again; and what went wrong in doing so, with it.
+    pub(crate) fn run<T>(
+        &mut self,
+        session: &mut Session<Place>,
+        cached: &[u32],
+        mut step: impl FnMut(&mut Session<Place>) -> Result<T, EngineError>,
+    ) -> Result<T> {
+        loop {
+            match step(session) {
+                Ok(taken) => return Ok(taken),
+                Err(error) => self.replace(error, session, cached)?,
+            }
+        }
+    }
+
+    /// Puts a session with the tokens `cached` in the place of `session`, whose device was lost.
+    fn replace(
         &mut self,
         mut error: EngineError,
         session: &mut Session<Place>,

@@ -239,14 +239,10 @@ impl Runtime {
         Ok(logits)
     }
 
-    /// The same, without counting `ids` as cached; on a fresh device if this one is lost.
+    /// The same, without counting `ids` as cached.
     fn compute(&mut self, ids: &[u32], wanted: Logits) -> Result<Vec<f32>> {
-        loop {
-            match self.session.forward(ids, wanted) {
-                Ok(logits) => return Ok(logits),
-                Err(error) => (self.recovery).after(error, &mut self.session, &self.cached)?,
-            }
-        }
+        let step = |session: &mut Session<Place>| session.forward(ids, wanted);
+        self.recovery.run(&mut self.session, &self.cached, step)
     }
 
     /// The same for one token, with `drafts` computed in the same batch.

@@ -76,9 +76,9 @@ fn gpu_and_cpu_agree() {
         (["--backend", "cpu"], "--backend cpu: expected a GPU"),
         (["--ids", "512"], "expected a token id below 512"),
         (["--ids", ""], "expected at least one token id"),
-        (["--head-screen", "q8_0"], "screen of the output head"),
+        (["--head-screen", "q8_0"], "screen"),
     ] {
-        let model = testdata("stories260K/hf");
+        let model = testdata("stories260K/hf").display().to_string();
         let output = sterna_in(home.path(), &["diagnose", &model, args[0], args[1]]);
         let message = String::from_utf8(output.stderr).unwrap();
         assert!(

@@ -1,9 +1,9 @@
 //! Generates on a GPU for as long as asked, and watches memory: what is used after a while must not grow.
 //!
-//! `gpu-soak MINUTES MODEL.gguf…` takes the models in turn, each on the same device: prompts and answers of
-//! all lengths, sequences that fork, go back and run together, and now and then a model that is loaded anew.
-//! Every ten seconds it prints device memory and, where the system tells, memory of the process. It fails if
-//! either is more in the last quarter of the time than in the second, beyond a margin.
+//! `gpu-soak MINUTES MODEL.gguf…` goes through the models lap by lap, on one device: each is loaded, works
+//! on prompts and answers of all lengths, on sequences that fork, go back and run together, and is dropped.
+//! Every lap does the same, so that the later ones must take what the second took. Every ten seconds a
+//! line tells device memory and, where the system tells, memory of the process.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,9 @@ use sterna_kernels::Isa;
 
 type Failure = Box<dyn Error>;
 
-/// How far the largest device memory of two spans of time may be apart. Sequences are drawn at random, so
-/// their longest differ; a leak of one buffer a sequence is a multiple of this within minutes.
-const DEVICE_MARGIN: f64 = 0.05;
-/// The same for memory of the process, which its allocator gives back as it likes.
+/// How much more device memory a later lap may take: commands under way hold memory for a moment longer.
+const DEVICE_MARGIN: f64 = 0.01;
+/// The same for memory of the process, which its allocator and the driver give back as they like.
 const PROCESS_MARGIN: f64 = 0.10;
 /// Bytes that memory of the process may grow by in any case: one more arena of the allocator.
 const PROCESS_SLACK: u64 = 24 << 20;
@@ -34,8 +33,8 @@ const PROCESS_SLACK: u64 = 24 << 20;
 const CTX_LEN: usize = 640;
 /// Time between two lines.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Rounds on a model before it is dropped, and the next is loaded.
-const ROUNDS: usize = 6;
+/// Rounds on a model in a lap.
+const ROUNDS: usize = 3;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -70,21 +69,19 @@ fn soak(minutes: f64, models: &[PathBuf]) -> Result<(), Failure> {
         device.info().name,
         models.len()
     );
-    let mut watch = Watch::new(&device, Duration::from_secs_f64(minutes * 60.0));
-    let mut random = Random(0x5eed_0f50_a4b1_e5e5);
-    for path in models.iter().cycle() {
-        let gpu = Gpu::new(device.clone(), 2, Isa::detect());
-        let model = load(path, gpu)?;
-        for _ in 0..ROUNDS {
-            round(&model, &mut random, &mut watch)?;
-            if watch.is_over() {
-                drop(model);
-                return watch.verdict();
+    let mut watch = Watch::new(&device);
+    let length = Duration::from_secs_f64(minutes * 60.0);
+    while watch.start.elapsed() < length {
+        let mut random = Random(0x5eed_0f50_a4b1_e5e5);
+        for path in models {
+            let model = load(path, Gpu::new(device.clone(), 2, Isa::detect()))?;
+            for _ in 0..ROUNDS {
+                round(&model, &mut random, &mut watch)?;
             }
         }
-        watch.n_models += 1;
+        watch.end_lap();
     }
-    Err("expected a model".into())
+    watch.verdict()
 }
 
 fn load(path: &Path, gpu: Gpu) -> Result<Arc<Model<Gpu>>, Failure> {
@@ -177,12 +174,14 @@ fn finite(logits: &[f32]) -> Result<(), Failure> {
     }
 }
 
-/// Memory at a time.
+/// Bytes in use.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sample {
-    at: Duration,
+struct Memory {
+    /// The most on the device at once.
     device: u64,
-    /// 0 where the system doesn't tell.
+    /// On the device when nothing is loaded.
+    at_rest: u64,
+    /// Of the process, at the end; 0 where the system doesn't tell.
     process: u64,
 }
 
@@ -190,92 +189,116 @@ struct Sample {
 struct Watch {
     device: Device,
     start: Instant,
-    length: Duration,
-    /// The most that was seen since the last line.
-    most: Sample,
-    samples: Vec<Sample>,
+    told: Instant,
+    /// What the lap has taken so far.
+    lap: Memory,
+    laps: Vec<Memory>,
     n_tokens: u64,
-    n_models: u64,
 }
 
 impl Watch {
-    fn new(device: &Device, length: Duration) -> Watch {
+    fn new(device: &Device) -> Watch {
         Watch {
             device: device.clone(),
             start: Instant::now(),
-            length,
-            most: Sample::default(),
-            samples: Vec::new(),
+            told: Instant::now(),
+            lap: Memory::default(),
+            laps: Vec::new(),
             n_tokens: 0,
-            n_models: 0,
         }
-    }
-
-    fn is_over(&self) -> bool {
-        self.start.elapsed() >= self.length
     }
 
     fn look(&mut self) {
-        let at = self.start.elapsed();
-        self.most.at = at;
-        self.most.device = self.most.device.max(self.device.memory().used);
-        let before = self
-            .samples
-            .last()
-            .map_or(Duration::ZERO, |sample| sample.at);
-        if at - before < INTERVAL.min(self.length / 40) {
-            return;
+        let used = self.device.memory().used;
+        self.lap.device = self.lap.device.max(used);
+        if self.told.elapsed() >= INTERVAL {
+            self.told = Instant::now();
+            self.tell(&format!("device memory {}", MiB(used)));
         }
-        self.most.process = process_bytes();
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        println!(
-            "{:6.0} s: {} tokens, {} models; device memory {:.1} MiB (at most {:.1}), process {:.1} MiB",
-            at.as_secs_f64(),
-            self.n_tokens,
-            self.n_models + 1,
-            mib(self.most.device),
-            mib(self.device.memory().peak),
-            mib(self.most.process),
-        );
-        self.samples.push(std::mem::take(&mut self.most));
     }
 
-    /// The last quarter against the second: the first is for warming up.
+    fn tell(&self, what: &str) {
+        println!(
+            "{:5.0} s, lap {}, {} tokens: {what}, at most {}; process {}",
+            self.start.elapsed().as_secs_f64(),
+            self.laps.len() + 1,
+            self.n_tokens,
+            MiB(self.device.memory().peak),
+            MiB(process_bytes()),
+        );
+    }
+
+    /// A lap is over, and all its models are dropped.
+    fn end_lap(&mut self) {
+        self.lap.at_rest = self.device.memory().used;
+        self.lap.process = process_bytes();
+        let Memory {
+            device, at_rest, ..
+        } = self.lap;
+        self.tell(&format!(
+            "lap over, {} at once, {} at rest",
+            MiB(device),
+            MiB(at_rest)
+        ));
+        self.laps.push(std::mem::take(&mut self.lap));
+    }
+
+    /// The last lap against the second: in the first, pipelines and workspaces are made.
     fn verdict(&self) -> Result<(), Failure> {
-        let most = |from: f64, to: f64, of: fn(&Sample) -> u64| {
-            let within = |sample: &&Sample| {
-                let share = sample.at.as_secs_f64() / self.length.as_secs_f64();
-                (from..to).contains(&share)
-            };
-            self.samples
-                .iter()
-                .filter(within)
-                .map(of)
-                .max()
-                .unwrap_or(0)
+        let [_, second, .., last] = &self.laps[..] else {
+            let n = self.laps.len();
+            return Err(
+                format!("expected three laps, found time for {n}: ask for more minutes").into(),
+            );
         };
-        let device = |from, to| most(from, to, |sample| sample.device);
-        let process = |from, to| most(from, to, |sample| sample.process);
-        let (early, late) = (device(0.25, 0.5), device(0.75, f64::INFINITY));
-        let limit = (early as f64 * (1.0 + DEVICE_MARGIN)) as u64;
-        if late > limit {
-            return Err(
-                format!("device memory: expected at most {limit} bytes, found {late}").into(),
-            );
-        }
-        let (early, late) = (process(0.25, 0.5), process(0.75, f64::INFINITY));
-        let limit = (early as f64 * (1.0 + PROCESS_MARGIN)) as u64 + PROCESS_SLACK;
-        if late > limit {
-            return Err(
-                format!("process memory: expected at most {limit} bytes, found {late}").into(),
-            );
+        let checks = [
+            (
+                "device memory at once",
+                second.device,
+                last.device,
+                DEVICE_MARGIN,
+                0,
+            ),
+            (
+                "device memory at rest",
+                second.at_rest,
+                last.at_rest,
+                0.0,
+                0,
+            ),
+            (
+                "process memory",
+                second.process,
+                last.process,
+                PROCESS_MARGIN,
+                PROCESS_SLACK,
+            ),
+        ];
+        for (what, early, late, margin, slack) in checks {
+            let limit = (early as f64 * (1.0 + margin)) as u64 + slack;
+            if late > limit {
+                return Err(format!(
+                    "{what}: {early} bytes in the second lap, expected at most {limit} in the last, found {late}"
+                )
+                .into());
+            }
         }
         println!(
-            "flat: {} tokens in {:.0} s",
+            "flat: {} laps, {} tokens, {:.0} s",
+            self.laps.len(),
             self.n_tokens,
             self.start.elapsed().as_secs_f64()
         );
         Ok(())
+    }
+}
+
+/// Bytes, written in MiB.
+struct MiB(u64);
+
+impl std::fmt::Display for MiB {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
     }
 }
 
