@@ -46,7 +46,7 @@ fn gpu_and_cpu_agree() {
     assert_eq!(report["agrees"], true);
     let stages = report["operations"].as_array().unwrap();
     let n_layers = 8;
-    assert_eq!(stages.len(), 3 * (3 + 14 * n_layers));
+    assert_eq!(stages.len(), 3 * (3 + 15 * n_layers));
     let attention = stages.iter().find(|s| s["stage"] == "attention").unwrap();
     assert_eq!(
         (&attention["step"], &attention["layer"]),
