@@ -337,7 +337,22 @@ impl EngineFlags {
         plan: &ModelPlan,
         load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
     ) -> Result<Arc<Model<Place>>> {
-        let engine = place::Engine {
+        place::load_on(&self.place, self.engine(n_threads, plan)?, plan, load)
+    }
+
+    /// The CPU and the GPU, for comparing them over `plan`.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn both_places(
+        &self,
+        plan: &ModelPlan,
+    ) -> Result<(sterna_engine::Cpu, sterna_engine::Gpu)> {
+        place::both(&self.place, self.engine(self.n_threads(), plan)?)
+    }
+
+    fn engine(&self, n_threads: usize, plan: &ModelPlan) -> Result<place::Engine> {
+        // Of the plan, only GPUs want to know something.
+        let _ = plan;
+        Ok(place::Engine {
             n_threads,
             isa: isa()?,
             activations: match self.activations {
@@ -346,8 +361,7 @@ impl EngineFlags {
             },
             #[cfg(feature = "gpu")]
             session: self.session(self.ctx_len(plan.config().max_ctx)),
-        };
-        place::load_on(&self.place, engine, plan, load)
+        })
     }
 }
 

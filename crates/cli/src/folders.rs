@@ -1,8 +1,8 @@
 //! The folders that belong to this program: where settings and models lie on this machine.
 //!
-//! `STERNA_HOME` puts everything into one folder. Otherwise the system's customs decide: `XDG_CONFIG_HOME`
-//! and `XDG_DATA_HOME` where they are set, `APPDATA` and `LOCALAPPDATA` on Windows, `~/.config` and
-//! `~/.local/share` elsewhere.
+//! `STERNA_HOME` puts everything into one folder. Otherwise the system's customs decide: `XDG_CONFIG_HOME`,
+//! `XDG_DATA_HOME` and `XDG_CACHE_HOME` where they are set, `APPDATA` and `LOCALAPPDATA` on Windows,
+//! `~/.config`, `~/.local/share` and `~/.cache` elsewhere.
 
 use std::env;
 use std::path::PathBuf;
@@ -25,6 +25,15 @@ pub(crate) fn data() -> Result<PathBuf> {
         env::var_os(name).map(PathBuf::from)
     });
     Ok(found?.join("store"))
+}
+
+/// The folder for compiled pipelines, which can be made again at any time.
+#[cfg(feature = "gpu")]
+pub(crate) fn pipelines() -> Result<PathBuf> {
+    let found = find("XDG_CACHE_HOME", "LOCALAPPDATA", ".cache", &|name| {
+        env::var_os(name).map(PathBuf::from)
+    });
+    Ok(found?.join("pipelines"))
 }
 
 fn find(

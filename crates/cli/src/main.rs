@@ -18,10 +18,13 @@ mod machine;
 mod model;
 mod multicall;
 mod output;
+#[cfg(feature = "gpu")]
+mod pipelines;
 mod place;
 mod progress;
 mod pull;
 mod quantize;
+mod recovery;
 mod runtime;
 mod sampling;
 mod serve;
@@ -65,6 +68,8 @@ enum Verb {
     Remove(verbs::pull::Remove),
     Gc(verbs::pull::Gc),
     Diff(verbs::diff::Diff),
+    #[cfg(feature = "gpu")]
+    Diagnose(verbs::diagnose::Diagnose),
     Doctor(verbs::doctor::Doctor),
     Bundle(verbs::bundle::Bundle),
     Quantize(verbs::quantize::Quantize),
@@ -91,6 +96,8 @@ impl Verb {
             Verb::Remove(verb) => verb.run(),
             Verb::Gc(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
+            #[cfg(feature = "gpu")]
+            Verb::Diagnose(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
             Verb::Bundle(verb) => verb.run(),
             Verb::Quantize(verb) => verb.run(),

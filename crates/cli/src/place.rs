@@ -114,6 +114,15 @@ pub(crate) fn load_on(
     gpu::load_on(flags, engine, plan, load)
 }
 
+/// The CPU, and the GPU that `flags` ask for or the best.
+#[cfg(feature = "gpu")]
+pub(crate) fn both(flags: &PlaceFlags, engine: Engine) -> Result<(Cpu, sterna_engine::Gpu)> {
+    if flags.backend == BackendFlag::Cpu {
+        bail!("--backend cpu: expected a GPU, which is to be compared with the CPU");
+    }
+    Ok((engine.cpu(), gpu::whole(flags, engine)?))
+}
+
 /// Calls `load` with the CPU, unless `flags` ask for a GPU.
 #[cfg(not(feature = "gpu"))]
 pub(crate) fn load_on(
@@ -128,10 +137,16 @@ pub(crate) fn load_on(
     load(engine.cpu())
 }
 
+/// Name of a GPU, for people to read.
+#[cfg(feature = "gpu")]
+pub(crate) fn name_of(gpu: &sterna_engine::Gpu) -> String {
+    gpu::describe(gpu.device().info())
+}
+
 /// Name of the GPU that a model is computed on; `None` for the CPU.
 pub(crate) fn gpu_name(place: &Place) -> Option<String> {
     #[cfg(feature = "gpu")]
-    return place.device().map(|gpu| gpu::describe(gpu.device().info()));
+    return place.device().map(name_of);
     #[cfg(not(feature = "gpu"))]
     {
         let _ = place;
@@ -161,14 +176,6 @@ pub(crate) fn n_gpu_layers(place: &Place) -> usize {
     }
 }
 
-/// The GPUs of this machine, best first.
-pub(crate) fn gpus() -> Vec<String> {
-    #[cfg(feature = "gpu")]
-    return gpu::all();
-    #[cfg(not(feature = "gpu"))]
-    Vec::new()
-}
-
 #[cfg(feature = "gpu")]
 mod gpu {
     use std::sync::Arc;
@@ -179,7 +186,7 @@ mod gpu {
     use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions, GpuError};
 
     use super::{Engine, Place, PlaceFlags, Wish, gpu_share};
-    use crate::output;
+    use crate::{output, pipelines};
 
     /// Software adapters take their time over long prompts.
     const TIMEOUT: Duration = Duration::from_secs(600);
@@ -193,10 +200,7 @@ mod gpu {
         let wish = flags.wish(plan.memory_bytes())?;
         let opened = match wish {
             Wish::None => None,
-            Wish::Must => Some(open(flags).with_context(|| match &flags.gpu {
-                Some(name) => format!("--gpu {name}"),
-                None => "--backend gpu".to_owned(),
-            })?),
+            Wish::Must => Some(must_open(flags)?),
             Wish::May => open_real(flags),
         };
         let Some(device) = opened else {
@@ -204,9 +208,7 @@ mod gpu {
         };
         let share = GpuShare::new(plan, &engine.session);
         let share = share.with_layers(flags.gpu_layers.unwrap_or(usize::MAX));
-        let gpu = Gpu::new(device, engine.n_threads, engine.isa);
-        let gpu = gpu.with_activations(engine.activations);
-        match load(Place::split(gpu, engine.cpu(), share)) {
+        match load(Place::split(on(device, engine), engine.cpu(), share)) {
             Ok(model) => {
                 tell(&model, wish);
                 Ok(model)
@@ -219,10 +221,28 @@ mod gpu {
         }
     }
 
+    fn on(device: Device, engine: Engine) -> Gpu {
+        let gpu = Gpu::new(device, engine.n_threads, engine.isa);
+        gpu.with_activations(engine.activations)
+    }
+
+    /// The GPU that `flags` ask for, to have all of a model.
+    pub(super) fn whole(flags: &PlaceFlags, engine: Engine) -> Result<Gpu> {
+        Ok(on(must_open(flags)?, engine))
+    }
+
+    fn must_open(flags: &PlaceFlags) -> Result<Device> {
+        open(flags).with_context(|| match &flags.gpu {
+            Some(name) => format!("--gpu {name}"),
+            None => "--backend gpu".to_owned(),
+        })
+    }
+
     fn open(flags: &PlaceFlags) -> Result<Device, GpuError> {
         Device::open(&DeviceOptions {
             adapter: flags.gpu.clone(),
             memory_budget: flags.gpu_memory.map(u64::from),
+            pipeline_cache: pipelines::folder(),
             timeout: TIMEOUT,
             ..DeviceOptions::default()
         })
@@ -261,10 +281,6 @@ mod gpu {
         if let Some(share) = gpu_share(model) {
             output::note(format_args!("Computing on {share}"));
         }
-    }
-
-    pub(super) fn all() -> Vec<String> {
-        Device::adapters().iter().map(describe).collect()
     }
 
     pub(super) fn describe(info: &AdapterInfo) -> String {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use sterna_engine::{Decoded, HeadUse, Logits, Sampler, Session};
 
 use crate::place::Place;
+use crate::recovery::Recovery;
 use crate::speculate::{Ahead, Drafter};
 
 pub(crate) use text::Generation;
@@ -29,6 +30,8 @@ pub(crate) struct Runtime {
     cached: Vec<u32>,
     /// Drafts in the session's cache behind those, until they turn out to be right or are forgotten.
     ahead: Ahead,
+    /// What to do if the session is lost with its device.
+    recovery: Recovery,
 }
 
 /// What to generate.
@@ -175,7 +178,13 @@ impl Runtime {
             sampler,
             cached: Vec::new(),
             ahead: Ahead::default(),
+            recovery: Recovery::default(),
         }
+    }
+
+    /// The same, made up for by `recovery` if its device is lost.
+    pub(crate) fn recovering(self, recovery: Recovery) -> Runtime {
+        Runtime { recovery, ..self }
     }
 
     /// Tokens that the context holds.
@@ -239,9 +248,15 @@ impl Runtime {
     /// Computes `ids` behind what is cached; the logits that are `wanted`.
     fn forward(&mut self, ids: &[u32], wanted: Logits) -> Result<Vec<f32>> {
         self.forget_drafts();
-        let logits = self.session.forward(ids, wanted)?;
+        let logits = self.compute(ids, wanted)?;
         self.cached.extend_from_slice(ids);
         Ok(logits)
+    }
+
+    /// The same, without counting `ids` as cached.
+    fn compute(&mut self, ids: &[u32], wanted: Logits) -> Result<Vec<f32>> {
+        let step = |session: &mut Session<Place>| session.forward(ids, wanted);
+        self.recovery.run(&mut self.session, &self.cached, step)
     }
 
     /// The same for one token, with `drafts` computed in the same batch.
@@ -251,7 +266,7 @@ impl Runtime {
         }
         self.forget_drafts();
         let batch = [&[id], drafts].concat();
-        let mut logits = self.session.forward(&batch, Logits::All)?;
+        let mut logits = self.compute(&batch, Logits::All)?;
         let behind = logits.split_off(logits.len() / batch.len());
         self.cached.push(id);
         self.ahead = Ahead::new(drafts.to_vec(), behind);
@@ -301,6 +316,7 @@ impl Runtime {
         // The last token is always computed: its logits begin the answer.
         let n_reused = equal.min(n_prompt - 1);
         self.truncate(n_reused);
+        self.recovery.begin();
         self.sampler.clear_history();
         request
             .prompt

@@ -164,6 +164,11 @@ fn doctor_says_what_will_be_used() {
     let sets = report["instruction_sets"].as_array().unwrap();
     assert_eq!(sets[0], "scalar");
     assert!(sets.contains(&report["used"]["instruction_set"]));
+    for gpu in report["gpus"].as_array().unwrap() {
+        assert!(gpu["features"].is_array() && gpu["kernels"]["sums"].is_string());
+        assert!(gpu["limits"]["binding_bytes"].as_u64().unwrap() >= 1 << 27);
+    }
+    assert!(report["pipelines"]["folder"].is_string());
     let text = stdout(&["doctor"]);
     assert!(text.contains("will use") && text.contains("GB/s"), "{text}");
 }

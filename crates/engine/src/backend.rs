@@ -328,3 +328,15 @@ pub enum BackendError {
     #[error("weights or activations of one place were used in another")]
     Elsewhere,
 }
+
+impl BackendError {
+    /// Whether the place itself is gone: what was loaded there is to be loaded again, elsewhere or on the
+    /// same device opened anew.
+    pub fn is_lost(&self) -> bool {
+        #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+        if let BackendError::Gpu(error) = self {
+            return error.is_lost();
+        }
+        false
+    }
+}

@@ -10,6 +10,7 @@
 
 mod ahead;
 mod backend;
+mod compare;
 mod config;
 mod cpu;
 mod error;
@@ -36,6 +37,10 @@ pub use ahead::{Decoding, Drawn};
 pub use backend::{
     Backend, BackendError, CacheShape, CacheType, Continued, KvCache, LinearSource, LowRank,
     ScreenedRows, Sequence, TernaryPacking, WeightData,
+};
+pub use compare::{
+    Agreement, Both, Compare, ComparedBuffer, ComparedLinear, Comparison, Difference, Measured,
+    NoScreen, Stage,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};

@@ -159,6 +159,14 @@ pub enum EngineError {
     Backend(#[from] BackendError),
 }
 
+impl EngineError {
+    /// Whether the place that the model is computed at is gone, and the model with it
+    /// ([`BackendError::is_lost`]).
+    pub fn is_lost(&self) -> bool {
+        matches!(self, EngineError::Backend(error) if error.is_lost())
+    }
+}
+
 impl<B: Backend> Session<B> {
     /// An empty sequence.
     pub fn new(model: Arc<Model<B>>, options: SessionOptions) -> Result<Session<B>, EngineError> {

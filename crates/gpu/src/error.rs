@@ -77,6 +77,13 @@ pub enum GpuError {
     },
 }
 
+impl GpuError {
+    /// Whether the device is gone.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, GpuError::Lost { .. })
+    }
+}
+
 /// [`GpuError::Shape`] unless `found` equals `expected`.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), GpuError> {

@@ -163,7 +163,8 @@ pub struct DeviceOptions {
     pub max_binding_bytes: Option<u64>,
     /// Most bytes of device memory that buffers may take together.
     pub memory_budget: Option<u64>,
-    /// A folder for compiled pipelines, of this user's own: what lies there is handed to the driver.
+    /// A folder for compiled pipelines, of this user's own: what lies there is handed to the driver. It
+    /// is written to when the device is dropped.
     pub pipeline_cache: Option<PathBuf>,
     /// How kernels share out their work, unless a recorder is told otherwise.
     pub tuning: Tuning,

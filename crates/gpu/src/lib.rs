@@ -43,6 +43,6 @@ pub use error::GpuError;
 pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits, Tuning};
 
 #[cfg(not(target_arch = "wasm32"))]
-pub use device::{Device, MemoryUse};
+pub use device::{Device, MemoryUse, Offer};
 #[cfg(not(target_arch = "wasm32"))]
 pub use record::{Commands, ReadRange, Recorder, Submission, Timing};

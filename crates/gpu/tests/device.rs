@@ -269,6 +269,16 @@ fn pipelines_are_made_once_and_kept_on_disk() {
         .unwrap()
         .path();
     use_it(&open(options.clone()).unwrap());
+    // Nothing new, nothing written: not by a second device with the same kernels, nor as it goes.
+    let second = open(options.clone()).unwrap();
+    use_it(&second);
+    assert!(!second.save_pipelines().unwrap());
+    let before = std::fs::metadata(&file).unwrap().modified().unwrap();
+    drop(second);
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().modified().unwrap(),
+        before
+    );
     // A file that was cut, or changed, is as good as none.
     let whole = std::fs::read(&file).unwrap();
     for damaged in [&whole[..whole.len() - 1], &whole[..5], &[], &[7; 100]] {
@@ -277,6 +287,86 @@ fn pipelines_are_made_once_and_kept_on_disk() {
         use_it(&device);
         assert!(device.save_pipelines().unwrap());
     }
+}
+
+#[test]
+fn pipelines_are_kept_when_devices_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DeviceOptions {
+        pipeline_cache: Some(folder.path().join("pipelines")),
+        ..DeviceOptions::default()
+    };
+    let files = || -> Vec<_> {
+        let entries = std::fs::read_dir(folder.path().join("pipelines"));
+        entries.map_or(Vec::new(), |all| {
+            all.map(|e| e.unwrap().file_name()).collect()
+        })
+    };
+    let use_it = |device: &Device, n: usize| {
+        let x = device.upload(&vec![1.0f32; n]).unwrap();
+        let mut recorder = Recorder::new(device);
+        scale(&mut recorder, Rows::new(&x, 1, n), 2.0).unwrap();
+        let commands = recorder.finish().unwrap();
+        device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+        assert_eq!(device.read::<f32>(&x, 0..1).unwrap(), [2.0]);
+    };
+    let Some(device) = open(options.clone()) else {
+        return;
+    };
+    let has_cache = device.features().pipeline_cache;
+    // Unused, or lost: nothing is kept.
+    drop(device);
+    assert!(files().is_empty());
+    let device = open(options.clone()).unwrap();
+    use_it(&device, 1);
+    device.lose();
+    drop(device);
+    assert!(files().is_empty());
+    // Several at once, each of which leaves a whole file.
+    std::thread::scope(|scope| {
+        for n in 1..5 {
+            let options = options.clone();
+            scope.spawn(move || use_it(&Device::open(&options).unwrap(), n));
+        }
+    });
+    assert_eq!(files().len(), usize::from(has_cache), "{:?}", files());
+    let device = open(options).unwrap();
+    use_it(&device, 3);
+    assert!(!device.save_pipelines().unwrap());
+    // A folder that can't be made is no reason to fail.
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let device = open(DeviceOptions {
+        pipeline_cache: Some(file.join("pipelines")),
+        ..DeviceOptions::default()
+    })
+    .unwrap();
+    use_it(&device, 2);
+    assert_eq!(device.save_pipelines().is_err(), has_cache);
+}
+
+#[test]
+fn offers_are_what_devices_agree_on() {
+    let Some(device) = device() else { return };
+    let offers = Device::offers(&DeviceOptions::default());
+    let offer = offers.iter().find(|o| o.info == *device.info()).unwrap();
+    assert_eq!(offer.features, device.features());
+    assert_eq!(offer.limits, *device.limits());
+    let plain = Device::offers(&DeviceOptions {
+        features: Features::NONE,
+        ..DeviceOptions::default()
+    });
+    let variants = plain[0].variants().map(|(_, variant)| variant);
+    assert_eq!(
+        variants,
+        [
+            "shared memory",
+            "byte by byte",
+            "tiles of packed bytes",
+            "uniform buffer",
+            "compiled at every start"
+        ]
+    );
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::{
-    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Model, Module, Orientation,
-    Session, SessionOptions, TensorRequest,
+    ActiveAdapter, AdapterOptions, AdapterSource, Backend, LoraMatrix, LoraPair, Model, Module,
+    Orientation, Session, SessionOptions, TensorRequest,
 };
 use sterna_format::bundle::{
     self, BundleKind, LORA_FILE, LoraFile, LoraTarget, METADATA_FILE, StoredMatrix,
@@ -25,22 +25,30 @@ use crate::args::LoraFlag;
 use crate::place::Place;
 
 /// A model, and the adapters that its sessions begin with.
-#[derive(Clone)]
-pub(crate) struct Adapted {
-    model: Arc<Model<Place>>,
-    adapters: Vec<ActiveAdapter<Place>>,
+pub(crate) struct Adapted<B: Backend = Place> {
+    model: Arc<Model<B>>,
+    adapters: Vec<ActiveAdapter<B>>,
 }
 
-impl Adapted {
+impl<B: Backend> Clone for Adapted<B> {
+    fn clone(&self) -> Adapted<B> {
+        Adapted {
+            model: Arc::clone(&self.model),
+            adapters: self.adapters.clone(),
+        }
+    }
+}
+
+impl<B: Backend> Adapted<B> {
     /// Loads the adapters that `flags` name for `model`, which is made of `files`.
     ///
     /// One whose matrices don't fit is refused; one that was made for a model of another name is taken
     /// with a warning, as the same model has many.
     pub(crate) fn new(
-        model: Arc<Model<Place>>,
+        model: Arc<Model<B>>,
         files: &ModelFiles,
         flags: &[LoraFlag],
-    ) -> Result<Adapted> {
+    ) -> Result<Adapted<B>> {
         let names = match flags {
             [] => Vec::new(),
             _ => files.names()?,
@@ -86,12 +94,12 @@ impl Adapted {
         Ok(Adapted { model, adapters })
     }
 
-    pub(crate) fn model(&self) -> &Arc<Model<Place>> {
+    pub(crate) fn model(&self) -> &Arc<Model<B>> {
         &self.model
     }
 
     /// An empty sequence, with the adapters applied.
-    pub(crate) fn session(&self, options: SessionOptions) -> Result<Session<Place>> {
+    pub(crate) fn session(&self, options: SessionOptions) -> Result<Session<B>> {
         let mut session = Session::new(Arc::clone(&self.model), options)?;
         session.set_adapters(self.adapters.clone())?;
         Ok(session)

@@ -19,7 +19,7 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use serde_json::Value;
-use sterna_engine::{Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
+use sterna_engine::{Backend, Loader, Model, ModelPlan, PlanOptions, Session, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
@@ -401,12 +401,13 @@ impl ModelFiles {
         flags.load_on(n_threads, plan, load)
     }
 
-    fn load_on(
+    /// Reads the weights that `plan` asks for onto `backend`.
+    pub(crate) fn load_on<B: Backend>(
         &self,
         plan: ModelPlan,
-        place: Place,
+        backend: B,
         weights: WeightsFlag,
-    ) -> Result<Arc<Model<Place>>> {
+    ) -> Result<Arc<Model<B>>> {
         let weights_read = match weights {
             WeightsFlag::Map => false,
             WeightsFlag::Read => true,
@@ -420,7 +421,7 @@ impl ModelFiles {
             _ => Vec::new(),
         };
         let progress = Progress::bytes("loading", plan.weight_bytes());
-        let mut loader = Loader::new(plan, place);
+        let mut loader = Loader::new(plan, backend);
         thread::scope(|scope| {
             let mut shards = Shards::start(scope, &self.files, checks, weights_read);
             while let Some(want) = loader.wanted() {

@@ -1,4 +1,4 @@
-//! That neither drafts nor tokens computed in advance change an answer.
+//! That neither drafts, nor tokens computed in advance, nor lost devices change an answer.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -158,7 +158,7 @@ fn sampled(seed: u64) -> SamplerConfig {
 /// chooses, and the same ones chosen here; with stop strings, contexts that fill up, and interruptions.
 #[test]
 fn tokens_computed_in_advance_change_no_answer() {
-    if crate::place::gpus().is_empty() {
+    if sterna_gpu::Device::adapters().is_empty() {
         eprintln!("SKIPPED: no GPU; see scripts/software-gpu.sh");
         return;
     }
@@ -275,4 +275,111 @@ fn speculation_changes_no_answer() {
         "{n_accepted} of {n_drafted}"
     );
     assert_eq!(reasons.len(), 5, "{reasons:?}");
+}
+
+/// Answers on a GPU that is lost before, in the midst of, and behind the prompt, and between tokens, as
+/// often as is made up for: all that a caller sees is the same.
+#[test]
+#[cfg(feature = "gpu")]
+fn an_answer_goes_on_when_its_device_is_lost() {
+    let TestFlags { flags } = TestFlags::parse_from(["test", "--backend", "gpu", "--threads", "1"]);
+    let files = ModelFiles::open("builtin").unwrap();
+    let tokenizer = files.require_tokenizer().unwrap();
+    let plan = files.plan(&flags.files).unwrap();
+    let n_vocab = plan.config().n_vocab;
+    let open = move || files.session(plan.clone(), &flags.engine, 256);
+    let session = match open() {
+        Ok(session) => session,
+        Err(error) if std::env::var_os("STERNA_REQUIRE_GPU").is_none() => {
+            eprintln!("SKIPPED: {error:#}; see scripts/software-gpu.sh");
+            return;
+        }
+        Err(error) => panic!("{error:#}"),
+    };
+    fn lose(runtime: &Runtime) {
+        let gpu = runtime.session.model().backend().device();
+        gpu.expect("a model on a GPU").device().lose();
+    }
+    let prompt = encode(&tokenizer, &"Once upon a time, there was a fox. ".repeat(9));
+    assert!(prompt.len() > PREFILL_CHUNK, "{}", prompt.len());
+    // Loses the device before the tokens with these numbers, and after so many parts of the prompt.
+    let answer = |runtime: &mut Runtime, speculate, prefilled: Option<usize>, at: &[usize]| {
+        runtime.reset();
+        let request = Request {
+            prompt: prompt.clone(),
+            max_tokens: 12,
+            stop_ids: &[],
+            speculate,
+        };
+        let mut answer = runtime.start(request).unwrap();
+        if let Some(n) = prefilled {
+            for _ in 0..n {
+                answer.prefill().unwrap();
+            }
+            lose(answer.runtime);
+        }
+        let mut n = 0;
+        loop {
+            if at.contains(&n) {
+                lose(answer.runtime);
+            }
+            match answer.next_id()? {
+                None => break,
+                Some(_) => n += 1,
+            }
+        }
+        let Stats {
+            n_prefilled,
+            n_generated,
+            n_decoded,
+            stop,
+            ..
+        } = answer.stats();
+        let told = (
+            answer.ids.clone(),
+            n_prefilled,
+            n_generated,
+            n_decoded,
+            stop,
+        );
+        anyhow::Ok((told, runtime.cached.clone()))
+    };
+    let penalised = SamplerConfig {
+        repeat_penalty: 1.3,
+        ..sampled(7)
+    };
+    let mut runtime = Runtime::new(session, Sampler::new(penalised.clone(), n_vocab).unwrap())
+        .recovering(Recovery::by(open));
+    for speculate in [None, Some(4)] {
+        // What is drawn depends on what was drawn before.
+        let sampler = || Sampler::new(penalised.clone(), n_vocab).unwrap();
+        runtime.set_sampler(sampler());
+        let expected = answer(&mut runtime, speculate, None, &[]).unwrap();
+        assert_eq!(expected.0.0.len(), 12);
+        for (prefilled, at) in [
+            (Some(0), &[][..]),
+            (Some(1), &[1, 2]),
+            (None, &[0]),
+            (None, &[5, 6, 11]),
+        ] {
+            runtime.set_sampler(sampler());
+            let found = answer(&mut runtime, speculate, prefilled, at).unwrap();
+            assert_eq!(found, expected, "{speculate:?}, {prefilled:?}, {at:?}");
+        }
+    }
+    let error = answer(&mut runtime, None, None, &[1, 2, 3, 4]).unwrap_err();
+    assert!(
+        error.to_string().contains("GPU device was lost"),
+        "{error:#}"
+    );
+    // The next answer is not held to it.
+    answer(&mut runtime, None, None, &[]).unwrap();
+
+    runtime.recovery = Recovery::by(|| bail!("no such file"));
+    let error = format!("{:#}", answer(&mut runtime, None, None, &[3]).unwrap_err());
+    assert!(
+        error.contains("GPU device was lost")
+            && error.contains("cannot be loaded again: no such file"),
+        "{error}"
+    );
 }

@@ -1,12 +1,17 @@
 //! `sterna doctor`: what this machine offers, and what will be used of it.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use sterna_kernels::Isa;
 
 use crate::machine::{self, Machine};
-use crate::{args, output, place};
+#[cfg(feature = "gpu")]
+use crate::pipelines;
+use crate::{args, output};
 
 const EXAMPLE: &str = "Example:
   sterna doctor
@@ -32,8 +37,87 @@ struct Report {
     instruction_sets: Vec<&'static str>,
     read_bandwidth_bytes_per_s: f64,
     /// Adapters, best first; software ones too.
-    gpus: Vec<String>,
+    gpus: Vec<Gpu>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pipelines: Option<Pipelines>,
     used: Used,
+}
+
+/// A GPU, and what kernels would use of it.
+#[derive(Debug, Serialize)]
+struct Gpu {
+    name: String,
+    driver: String,
+    /// `vulkan`, `metal` or `dx12`.
+    api: String,
+    /// `discrete`, `integrated`, `virtual`, `software` or `unknown`.
+    kind: String,
+    features: Vec<&'static str>,
+    limits: Limits,
+    /// Which variants of kernels would run, by what they are for.
+    kernels: BTreeMap<&'static str, &'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Limits {
+    buffer_bytes: u64,
+    /// Bytes of a buffer that a kernel sees at once; larger matrices are cut.
+    binding_bytes: u64,
+    /// Shared memory of a workgroup.
+    workgroup_bytes: u32,
+    /// Invocations of a workgroup.
+    workgroup_len: u32,
+    /// The smallest and the largest subgroup; 1 where there are none.
+    subgroup_len: [u32; 2],
+}
+
+/// Compiled kernels on disk.
+#[derive(Debug, Serialize)]
+struct Pipelines {
+    folder: PathBuf,
+    n_files: usize,
+    n_bytes: u64,
+}
+
+#[cfg(feature = "gpu")]
+fn gpus() -> Vec<Gpu> {
+    let offers = sterna_gpu::Device::offers(&sterna_gpu::DeviceOptions::default());
+    let gpu = |offer: sterna_gpu::Offer| Gpu {
+        kernels: offer.variants().into(),
+        features: offer.features.names(),
+        limits: Limits {
+            buffer_bytes: offer.limits.buffer_bytes,
+            binding_bytes: offer.limits.binding_bytes,
+            workgroup_bytes: offer.limits.workgroup_bytes,
+            workgroup_len: offer.limits.workgroup_len,
+            subgroup_len: [offer.limits.min_subgroup, offer.limits.max_subgroup],
+        },
+        name: offer.info.name,
+        driver: offer.info.driver,
+        api: format!("{:?}", offer.info.api).to_lowercase(),
+        kind: format!("{:?}", offer.info.kind).to_lowercase(),
+    };
+    offers.into_iter().map(gpu).collect()
+}
+
+#[cfg(not(feature = "gpu"))]
+fn gpus() -> Vec<Gpu> {
+    Vec::new()
+}
+
+#[cfg(feature = "gpu")]
+fn kept_pipelines() -> Result<Option<Pipelines>> {
+    let kept = pipelines::kept()?;
+    Ok(Some(Pipelines {
+        folder: kept.folder,
+        n_files: kept.n_files,
+        n_bytes: kept.n_bytes,
+    }))
+}
+
+#[cfg(not(feature = "gpu"))]
+fn kept_pipelines() -> Result<Option<Pipelines>> {
+    Ok(None)
 }
 
 #[derive(Debug, Serialize)]
@@ -61,7 +145,8 @@ impl Doctor {
                 threads,
                 instruction_set: args::isa()?.name(),
             },
-            gpus: place::gpus(),
+            gpus: gpus(),
+            pipelines: kept_pipelines()?,
             machine,
         };
         if self.json {
@@ -78,7 +163,7 @@ impl Report {
         let cores = machine
             .physical_cores
             .map_or("unknown".to_owned(), |n| n.to_string());
-        let rows = [
+        let mut rows = vec![
             ("sterna", self.version.to_owned()),
             ("system", machine.system.clone()),
             ("processor", machine.cpu.clone()),
@@ -103,21 +188,71 @@ impl Report {
                 "read bandwidth",
                 format!("{:.1} GB/s", self.read_bandwidth_bytes_per_s / 1e9),
             ),
+        ];
+        if self.gpus.is_empty() {
+            rows.push(("gpu", "none found".to_owned()));
+        }
+        rows.extend(self.gpus.iter().flat_map(Gpu::rows));
+        rows.extend(self.pipelines.iter().map(Pipelines::row));
+        rows.push((
+            "will use",
+            format!(
+                "{} with {} threads and {}",
+                self.used.backend, self.used.threads, self.used.instruction_set
+            ),
+        ));
+        output::table(&rows)
+    }
+}
+
+impl Gpu {
+    fn rows(&self) -> [(&'static str, String); 4] {
+        let Limits {
+            buffer_bytes,
+            binding_bytes,
+            workgroup_bytes,
+            workgroup_len,
+            subgroup_len: [least, most],
+        } = self.limits;
+        let subgroups = match (least, most) {
+            (_, 1) => "no subgroups".to_owned(),
+            (least, most) if least == most => format!("subgroups of {least}"),
+            (least, most) => format!("subgroups of {least} to {most}"),
+        };
+        let kernels = self
+            .kernels
+            .iter()
+            .map(|(what, which)| format!("{what}: {which}"));
+        [
             (
                 "gpu",
-                match self.gpus.as_slice() {
-                    [] => "none found".to_owned(),
-                    gpus => gpus.join("; "),
-                },
-            ),
-            (
-                "will use",
                 format!(
-                    "{} with {} threads and {}",
-                    self.used.backend, self.used.threads, self.used.instruction_set
+                    "{} ({}, {}, {})",
+                    self.name, self.kind, self.api, self.driver
                 ),
             ),
-        ];
-        output::table(&rows)
+            ("  features", self.features.join(" ")),
+            (
+                "  limits",
+                format!(
+                    "buffers of {}, {} seen at once; workgroups of {workgroup_len} with {}, {subgroups}",
+                    output::Bytes(buffer_bytes),
+                    output::Bytes(binding_bytes),
+                    output::Bytes(workgroup_bytes.into()),
+                ),
+            ),
+            ("  kernels", kernels.collect::<Vec<_>>().join("; ")),
+        ]
+    }
+}
+
+impl Pipelines {
+    fn row(&self) -> (&'static str, String) {
+        let kept = match self.n_files {
+            0 => "nothing".to_owned(),
+            n => format!("{n} files of {}", output::Bytes(self.n_bytes)),
+        };
+        let folder = self.folder.display();
+        ("gpu kernels kept", format!("{kept} in {folder}"))
     }
 }

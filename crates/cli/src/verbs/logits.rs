@@ -124,7 +124,7 @@ impl Logits {
 }
 
 /// Ids separated by commas or white space, perhaps within the brackets of a JSON array.
-fn parse_ids(text: &str) -> Result<Vec<u32>> {
+pub(super) fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let text = text.trim();
     let text = text
         .strip_prefix('[')

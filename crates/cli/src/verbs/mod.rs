@@ -3,6 +3,8 @@
 pub(crate) mod bench;
 pub(crate) mod bundle;
 pub(crate) mod convert;
+#[cfg(feature = "gpu")]
+pub(crate) mod diagnose;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;

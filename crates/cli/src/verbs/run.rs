@@ -15,6 +15,7 @@ use crate::display::FirstWord;
 use crate::model::ModelFiles;
 use crate::output;
 use crate::place;
+use crate::recovery::Recovery;
 use crate::runtime::{Runtime, Stats};
 use crate::sampling::SamplingFlags;
 
@@ -117,13 +118,16 @@ impl Run {
         let (n_vocab, max_ctx) = (plan.config().n_vocab, plan.config().max_ctx);
         let sampler = Sampler::new(self.sampling.config(&generation_config), n_vocab)?;
         let seed = sampler.config().seed;
-        let session = files.session(plan, &self.engine, self.engine.ctx_len(max_ctx))?;
+        let stop_ids = files.stop_ids(Some(&tokenizer), &generation_config)?;
+        let engine = self.engine;
+        let open = move || files.session(plan.clone(), &engine, engine.ctx_len(max_ctx));
+        let session = open()?;
         let n_layers = session.model().config().n_layers;
         let n_gpu_layers = place::n_gpu_layers(session.model().backend());
         let mut chat = Chat {
-            runtime: Runtime::new(session, sampler),
+            runtime: Runtime::new(session, sampler).recovering(Recovery::by(open)),
             template,
-            stop_ids: files.stop_ids(Some(&tokenizer), &generation_config)?,
+            stop_ids,
             tokenizer,
             stop_strings: self.stop,
             max_tokens: self

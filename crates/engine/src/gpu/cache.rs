@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_gpu::kernels::attention::{self, CacheLayer, SPAN};
+use sterna_gpu::kernels::attention::{self, CacheLayer};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 use sterna_kernels::attention::CacheType;
@@ -143,7 +143,7 @@ impl GpuCache {
 
     /// Makes room for the next step; for how many it lasts.
     pub(super) fn n_steps(&mut self, device: &Device, tape: &mut Tape) -> Result<usize, GpuError> {
-        let mut end = most_len(self.len + 1).max(SPAN);
+        let mut end = most_len(self.len + 1);
         for layer in 0..self.layers.len() {
             end = end.min(self.layer(device, tape, layer, 1)?.capacity());
         }

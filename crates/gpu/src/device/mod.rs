@@ -2,6 +2,7 @@
 
 mod adapter;
 mod health;
+mod offer;
 mod pipelines;
 mod trusted;
 
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub use offer::Offer;
 pub(crate) use pipelines::Pipeline;
 
 use crate::memory::{Buffer, Staging};
@@ -98,12 +100,28 @@ impl Account {
     }
 }
 
+impl Drop for Inner {
+    /// Keeps the pipelines for the next start.
+    fn drop(&mut self) {
+        if !self.health.is_lost() {
+            // Where they can't be written, they are compiled again: nothing else is lost, and there is
+            // no one left to tell.
+            let _ = self.pipelines.save();
+        }
+    }
+}
+
 impl Device {
     /// The adapters there are, best first.
     pub fn adapters() -> Vec<AdapterInfo> {
         let adapters = adapter::adapters(&DeviceOptions::default());
         let infos = adapters.iter().map(|a| adapter::describe(&a.get_info()));
         infos.collect()
+    }
+
+    /// What the adapters there are offer a device with `options`, best first. None is opened.
+    pub fn offers(options: &DeviceOptions) -> Vec<Offer> {
+        Offer::all(options)
     }
 
     /// Opens the device that `options` ask for.
@@ -198,7 +216,10 @@ impl Device {
     }
 
     /// Writes the compiled pipelines to the folder the device was opened with, if there is one and
-    /// something new; returns whether it did. Programs call it once their kernels have run.
+    /// something new; returns whether it did.
+    ///
+    /// This is done when the device is dropped, too. Programs call it that don't end by themselves, once
+    /// their kernels have run, and those that want to know how it went.
     ///
     /// Errors: those of the file system.
     pub fn save_pipelines(&self) -> std::io::Result<bool> {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Device, trusted};
@@ -164,8 +165,12 @@ impl Pipelines {
         }
     }
 
+    /// Writes what was compiled, if there is a file for it, and something new; whether it did.
     pub(super) fn save(&self) -> std::io::Result<bool> {
-        self.cache.as_ref().map_or(Ok(false), DiskCache::save)
+        match &self.cache {
+            Some(cache) if self.len() > 0 => cache.save(),
+            _ => Ok(false),
+        }
     }
 }
 
@@ -207,17 +212,30 @@ impl DiskCache {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        // Under another name first: a reader sees the old file or the new one. The name is this
-        // process's own, as several may save at once.
-        let partial = (self.path).with_extension(format!("{}.partial", std::process::id()));
-        let mut file = std::fs::File::create(&partial)?;
-        file.write_all(&sum.to_le_bytes())?;
-        file.write_all(&data)?;
-        file.sync_all()?;
-        std::fs::rename(&partial, &self.path)?;
+        // Under another name first: a reader sees the old file or the new one. The name is nobody else's,
+        // as several processes and devices may save at once.
+        static SAVES: AtomicU64 = AtomicU64::new(0);
+        let n = SAVES.fetch_add(1, Ordering::Relaxed);
+        let partial = (self.path).with_extension(format!("{}-{n}.partial", std::process::id()));
+        let written = write_whole(&partial, &[&sum.to_le_bytes(), &data])
+            .and_then(|()| std::fs::rename(&partial, &self.path));
+        if written.is_err() {
+            // There may be none, or no way to remove it; the first error is the one to tell.
+            let _ = std::fs::remove_file(&partial);
+        }
+        written?;
         *saved = Some(sum);
         Ok(true)
     }
+}
+
+/// A new file of `parts`, safe on disk.
+fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    for part in parts {
+        file.write_all(part)?;
+    }
+    file.sync_all()
 }
 
 /// FNV-1a: tells accidents, not malice.

@@ -10,7 +10,7 @@ use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader};
-use crate::{GpuError, Recorder};
+use crate::{Features, GpuError, Limits, Recorder};
 
 /// Rows of activations that are multiplied straight from the packed weights.
 const MAX_GEMV_ROWS: usize = 8;
@@ -172,8 +172,10 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
+        let device = recorder.device();
+        let matrix_units = has_matrix_units(device.features(), device.limits());
         let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
-        let units = matches!(source, Source::Stored(_)) && exact && has_matrix_units(recorder);
+        let units = matches!(source, Source::Stored(_)) && exact && matrix_units;
         let (gemm, tile) = if units {
             (by_units, COOP_TILE)
         } else {
@@ -189,11 +191,9 @@ impl Kernels {
 }
 
 /// Whether kernels for matrix units run: in subgroups of 32, with shared memory for their tiles.
-fn has_matrix_units(recorder: &Recorder) -> bool {
-    let device = recorder.device();
-    let limits = device.limits();
+pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
     let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
-    device.features().cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
+    features.cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
 }
 
 /// How the invocations of a GEMV are shared out.

@@ -16,6 +16,7 @@ use crate::memory::{Buffer, Upload};
 use crate::{Device, GpuError, Recorder};
 
 use dispatch::Source;
+pub(crate) use dispatch::has_matrix_units;
 pub use embed::embed;
 
 /// A weight matrix `[n, k]` on a device.

@@ -1,0 +1,521 @@
+//! Two backends side by side: what one computes, held against what the other does.
+//!
+//! Every operation is run on both, and what they give is compared. By default the backend under test
+//! is then handed the reference's values, so that each stage is judged by the same input and an error is
+//! found where it is made, not where it ends up.
+
+mod course;
+mod measure;
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sterna_format::DType;
+use sterna_kernels::Exec;
+use sterna_kernels::activation::Activation;
+use sterna_kernels::attention::AttentionShape;
+use sterna_kernels::quant::QuantError;
+
+use crate::backend::{
+    Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
+};
+use crate::rope::Angles;
+use course::Course;
+use measure::Work;
+pub use measure::{Agreement, Difference, Measured};
+
+/// A backend that runs everything on `R`, whose results count, and on `T`, whose results are compared
+/// with those.
+///
+/// A model is loaded onto it as onto any other, and run by sessions; logits are those of the reference.
+/// What was measured is taken by [`Compare::take`]. It is for one session at a time.
+#[derive(Debug)]
+pub struct Compare<R, T> {
+    reference: R,
+    tested: T,
+    state: Mutex<State>,
+}
+
+/// What is compared, and what the backend under test goes on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Comparison {
+    /// Each operation, from the reference's values: which kernel is wrong. What a backend does together
+    /// with a later operation (norms and rotations of heads, with attention) is compared there.
+    #[default]
+    Operations,
+    /// Each layer, from the reference's values: operations run together as they do when nobody
+    /// compares them.
+    Layers,
+    /// Each layer, from the values of the layer before: how far errors add up.
+    Drift,
+}
+
+/// Where in a forward pass something was compared.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stage {
+    /// The layer; `None` before the first and after the last.
+    pub layer: Option<usize>,
+    /// What was computed: `attn_norm`, `q`, `attention`, `layer`, `logits`.
+    pub name: String,
+}
+
+impl std::fmt::Display for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.layer {
+            Some(layer) if self.name == "layer" => write!(f, "layer {layer}"),
+            Some(layer) => write!(f, "layer {layer}, {}", self.name),
+            None => write!(f, "{}", self.name),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    comparison: Comparison,
+    course: Course,
+    attention: Work,
+    /// What was done since something was compared.
+    work: Work,
+    measured: Vec<Measured>,
+}
+
+/// What both backends have.
+#[derive(Debug)]
+pub struct Both<R, T> {
+    reference: R,
+    tested: T,
+}
+
+/// A weight matrix on both.
+#[derive(Debug)]
+pub struct ComparedLinear<R, T> {
+    both: Both<R, T>,
+    n: usize,
+    k: usize,
+    work: Work,
+}
+
+/// Activations on both.
+#[derive(Debug)]
+pub struct ComparedBuffer<R, T> {
+    both: Both<R, T>,
+    width: usize,
+    /// What filled it.
+    name: &'static str,
+}
+
+/// There are no screens here: they rule out rows that are to be compared.
+#[derive(Debug)]
+pub enum NoScreen {}
+
+type Buffer<R, T> = ComparedBuffer<<R as Backend>::Buffer, <T as Backend>::Buffer>;
+type Linear<R, T> = ComparedLinear<<R as Backend>::Linear, <T as Backend>::Linear>;
+
+impl<R: Backend, T: Backend> Compare<R, T> {
+    /// Holds `tested` against `reference`.
+    pub fn new(reference: R, tested: T) -> Compare<R, T> {
+        Compare {
+            reference,
+            tested,
+            state: Mutex::default(),
+        }
+    }
+
+    /// What counts.
+    pub fn reference(&self) -> &R {
+        &self.reference
+    }
+
+    /// What is compared with it.
+    pub fn tested(&self) -> &T {
+        &self.tested
+    }
+
+    /// Compares so from now on. Sessions begun before have the values of the comparison before.
+    pub fn begin(&self, comparison: Comparison) {
+        self.state().comparison = comparison;
+    }
+
+    /// What was measured since this was last called, in the order in which it was computed.
+    pub fn take(&self) -> Vec<Measured> {
+        std::mem::take(&mut self.state().measured)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked left some measurements, each whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compares what an operation left in `out`, if operations are compared.
+    fn compare(
+        &self,
+        work: Work,
+        name: impl Into<String>,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let comparison = {
+            let mut state = self.state();
+            state.work = state.work.max(work);
+            state.comparison
+        };
+        match comparison {
+            Comparison::Operations => self.measure(work.alone(), name.into(), out),
+            Comparison::Layers | Comparison::Drift => Ok(()),
+        }
+    }
+
+    /// Compares `x`, and hands the reference's values over unless errors are to add up.
+    fn measure(&self, bound: f64, name: String, x: &mut Buffer<R, T>) -> Result<(), BackendError> {
+        let width = x.width;
+        let want = self.reference.read(&mut x.both.reference)?;
+        (self.reference).write(&want, width, &mut x.both.reference)?;
+        let got = self.tested.read(&mut x.both.tested)?;
+        let mut state = self.state();
+        let drifts = state.comparison == Comparison::Drift;
+        (self.tested).write(if drifts { &got } else { &want }, width, &mut x.both.tested)?;
+        let stage = Stage {
+            layer: state.course.layer(),
+            name,
+        };
+        let measured = Measured::new(stage, &want, &got, width, bound);
+        state.measured.push(measured);
+        if !drifts {
+            state.work = Work::default();
+        }
+        Ok(())
+    }
+}
+
+impl<R: KvCache, T: KvCache> KvCache for Both<R, T> {
+    fn len(&self) -> usize {
+        self.reference.len()
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.reference.advance(n);
+        self.tested.advance(n);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.reference.truncate(len);
+        self.tested.truncate(len);
+    }
+
+    fn fork(&self, len: usize) -> Both<R, T> {
+        Both {
+            reference: self.reference.fork(len),
+            tested: self.tested.fork(len),
+        }
+    }
+}
+
+impl<R: Backend, T: Backend> Backend for Compare<R, T> {
+    type Linear = Linear<R, T>;
+    type Vector = Both<R::Vector, T::Vector>;
+    type Screen = NoScreen;
+    type Buffer = Buffer<R, T>;
+    type Cache = Both<R::Cache, T::Cache>;
+
+    fn host(&self) -> &Exec {
+        self.reference.host()
+    }
+
+    fn load_linear(&self, source: LinearSource) -> Result<Linear<R, T>, BackendError> {
+        Ok(ComparedLinear {
+            n: source.n,
+            k: source.k,
+            work: Work::product(&source.weights),
+            both: Both {
+                tested: self.tested.load_linear(source.clone())?,
+                reference: self.reference.load_linear(source)?,
+            },
+        })
+    }
+
+    fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError> {
+        Ok(Both {
+            tested: self.tested.load_vector(values.clone())?,
+            reference: self.reference.load_vector(values)?,
+        })
+    }
+
+    fn load_screen(&self, _: &Linear<R, T>, dtype: DType) -> Result<NoScreen, BackendError> {
+        let op = "comparing with a screen of the output head";
+        Err(BackendError::Weights(QuantError::Unsupported { op, dtype }))
+    }
+
+    fn buffer(&self) -> Buffer<R, T> {
+        ComparedBuffer {
+            both: Both {
+                reference: self.reference.buffer(),
+                tested: self.tested.buffer(),
+            },
+            width: 0,
+            name: "",
+        }
+    }
+
+    fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError> {
+        {
+            let mut state = self.state();
+            state.course.set_layers(shape.n_layers);
+            state.attention = Work::attention(shape.dtype);
+        }
+        Ok(Both {
+            reference: self.reference.cache(shape)?,
+            tested: self.tested.cache(shape)?,
+        })
+    }
+
+    fn embed(
+        &self,
+        table: &Linear<R, T>,
+        ids: &[u32],
+        scale: f32,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let (w, to) = (&table.both, &mut out.both);
+        (self.reference).embed(&w.reference, ids, scale, &mut to.reference)?;
+        (self.tested).embed(&w.tested, ids, scale, &mut to.tested)?;
+        {
+            let mut state = self.state();
+            state.course.begin();
+            state.work = Work::default();
+        }
+        out.fill("embedding", table.k);
+        self.compare(Work::Lookup, "embedding", out)
+    }
+
+    fn rms_norm(
+        &self,
+        x: &Buffer<R, T>,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let (from, to) = (&x.both, &mut out.both);
+        (self.reference).rms_norm(&from.reference, &weight.reference, eps, &mut to.reference)?;
+        (self.tested).rms_norm(&from.tested, &weight.tested, eps, &mut to.tested)?;
+        let name = self.state().course.norm();
+        out.fill("norm", x.width);
+        self.compare(Work::Elements, name, out)
+    }
+
+    fn rms_norm_in_place(
+        &self,
+        x: &mut Buffer<R, T>,
+        weight: &Self::Vector,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        let to = &mut x.both;
+        (self.reference).rms_norm_in_place(&mut to.reference, &weight.reference, eps)?;
+        (self.tested).rms_norm_in_place(&mut to.tested, &weight.tested, eps)?;
+        match course::norm_behind(x.name) {
+            Some(name) => self.compare(Work::Elements, name, x),
+            // Of heads: attention may do it.
+            None => Ok(()),
+        }
+    }
+
+    fn linear(
+        &self,
+        x: &Buffer<R, T>,
+        outputs: &mut [(&Linear<R, T>, &mut Buffer<R, T>)],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::with_capacity(outputs.len());
+        for (w, out) in outputs.iter_mut() {
+            own.push((&w.both.reference, &mut out.both.reference));
+        }
+        self.reference.linear(&x.both.reference, &mut own)?;
+        let mut own = Vec::with_capacity(outputs.len());
+        for (w, out) in outputs.iter_mut() {
+            own.push((&w.both.tested, &mut out.both.tested));
+        }
+        self.tested.linear(&x.both.tested, &mut own)?;
+        for (w, out) in outputs.iter_mut() {
+            let name = self.state().course.product();
+            out.fill(name, w.n);
+            self.compare(w.work, name, out)?;
+        }
+        Ok(())
+    }
+
+    fn linear_top(
+        &self,
+        _: &Buffer<R, T>,
+        _: &Linear<R, T>,
+        screen: &NoScreen,
+        _: usize,
+        _: &mut Buffer<R, T>,
+    ) -> Result<ScreenedRows, BackendError> {
+        match *screen {}
+    }
+
+    fn add_low_rank(
+        &self,
+        x: &Buffer<R, T>,
+        rows: Range<usize>,
+        updates: &mut [LowRank<'_, Compare<R, T>>],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::with_capacity(updates.len());
+        for LowRank { a, b, scale, out } in updates.iter_mut() {
+            own.push(LowRank {
+                a: &a.both.reference,
+                b: &b.both.reference,
+                scale: *scale,
+                out: &mut out.both.reference,
+            });
+        }
+        (self.reference).add_low_rank(&x.both.reference, rows.clone(), &mut own)?;
+        let mut own = Vec::with_capacity(updates.len());
+        for LowRank { a, b, scale, out } in updates.iter_mut() {
+            own.push(LowRank {
+                a: &a.both.tested,
+                b: &b.both.tested,
+                scale: *scale,
+                out: &mut out.both.tested,
+            });
+        }
+        (self.tested).add_low_rank(&x.both.tested, rows, &mut own)?;
+        for LowRank { a, b, out, .. } in updates {
+            let name = format!("{}_adapter", out.name);
+            self.compare(a.work.max(b.work), name, out)?;
+        }
+        Ok(())
+    }
+
+    fn add_bias(&self, x: &mut Buffer<R, T>, bias: &Self::Vector) -> Result<(), BackendError> {
+        let to = &mut x.both;
+        (self.reference).add_bias(&mut to.reference, &bias.reference)?;
+        self.tested.add_bias(&mut to.tested, &bias.tested)?;
+        self.compare(Work::Elements, format!("{}_bias", x.name), x)
+    }
+
+    /// Compared behind attention, which may do it.
+    fn rope(
+        &self,
+        x: &mut Buffer<R, T>,
+        head_dim: usize,
+        angles: &Angles,
+    ) -> Result<(), BackendError> {
+        (self.reference).rope(&mut x.both.reference, head_dim, angles)?;
+        self.tested.rope(&mut x.both.tested, head_dim, angles)
+    }
+
+    fn attention(
+        &self,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        layer: usize,
+        shape: &AttentionShape,
+        q: &Buffer<R, T>,
+        k: &Buffer<R, T>,
+        v: &Buffer<R, T>,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let to = &mut out.both;
+        let mut own = Vec::with_capacity(sequences.len());
+        for Sequence { cache, n_rows } in sequences.iter_mut() {
+            own.push(Sequence {
+                cache: &mut cache.reference,
+                n_rows: *n_rows,
+            });
+        }
+        let (a, b, c) = (&q.both.reference, &k.both.reference, &v.both.reference);
+        (self.reference).attention(&mut own, layer, shape, a, b, c, &mut to.reference)?;
+        let mut own = Vec::with_capacity(sequences.len());
+        for Sequence { cache, n_rows } in sequences.iter_mut() {
+            own.push(Sequence {
+                cache: &mut cache.tested,
+                n_rows: *n_rows,
+            });
+        }
+        let (a, b, c) = (&q.both.tested, &k.both.tested, &v.both.tested);
+        (self.tested).attention(&mut own, layer, shape, a, b, c, &mut to.tested)?;
+        out.fill("attention", q.width);
+        let work = self.state().attention;
+        self.compare(work, "attention", out)
+    }
+
+    fn gate(
+        &self,
+        activation: Activation,
+        gate: &mut Buffer<R, T>,
+        up: &Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let to = &mut gate.both;
+        (self.reference).gate(activation, &mut to.reference, &up.both.reference)?;
+        (self.tested).gate(activation, &mut to.tested, &up.both.tested)?;
+        gate.name = "activation";
+        self.compare(Work::Elements, "activation", gate)
+    }
+
+    /// The residual, with which a block ends.
+    fn add(&self, x: &mut Buffer<R, T>, y: &Buffer<R, T>) -> Result<(), BackendError> {
+        (self.reference).add(&mut x.both.reference, &y.both.reference)?;
+        self.tested.add(&mut x.both.tested, &y.both.tested)?;
+        let (name, comparison, ends_layer, bound) = {
+            let state = self.state();
+            let (name, ends_layer) = state.course.residual();
+            (name, state.comparison, ends_layer, state.work.in_layer())
+        };
+        match comparison {
+            Comparison::Operations => self.compare(Work::Elements, name, x)?,
+            Comparison::Layers | Comparison::Drift if ends_layer => {
+                let bound = match comparison {
+                    Comparison::Drift => f64::INFINITY,
+                    _ => bound,
+                };
+                self.measure(bound, "layer".into(), x)?;
+            }
+            Comparison::Layers | Comparison::Drift => {}
+        }
+        self.state().course.end_block();
+        Ok(())
+    }
+
+    fn softcap(&self, x: &mut Buffer<R, T>, cap: f32) -> Result<(), BackendError> {
+        self.reference.softcap(&mut x.both.reference, cap)?;
+        self.tested.softcap(&mut x.both.tested, cap)?;
+        self.compare(Work::Elements, format!("{}_softcap", x.name), x)
+    }
+
+    fn keep_rows(&self, x: &mut Buffer<R, T>, rows: &[usize]) -> Result<(), BackendError> {
+        self.reference.keep_rows(&mut x.both.reference, rows)?;
+        self.tested.keep_rows(&mut x.both.tested, rows)
+    }
+
+    /// The reference's values. Where layers are compared, these are too.
+    fn read(&self, x: &mut Buffer<R, T>) -> Result<Vec<f32>, BackendError> {
+        let (comparison, work) = {
+            let state = self.state();
+            (state.comparison, state.work)
+        };
+        let bound = match comparison {
+            Comparison::Operations => None,
+            Comparison::Layers => Some(work.in_layer()),
+            Comparison::Drift => Some(work.in_model()),
+        };
+        if let Some(bound) = bound {
+            self.measure(bound, x.name.into(), x)?;
+        }
+        self.reference.read(&mut x.both.reference)
+    }
+
+    fn write(
+        &self,
+        values: &[f32],
+        width: usize,
+        x: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        self.reference.write(values, width, &mut x.both.reference)?;
+        self.tested.write(values, width, &mut x.both.tested)?;
+        x.width = width;
+        Ok(())
+    }
+}
+
+impl<R, T> ComparedBuffer<R, T> {
+    fn fill(&mut self, name: &'static str, width: usize) {
+        (self.name, self.width) = (name, width);
+    }
+}

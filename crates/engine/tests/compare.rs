@@ -1,0 +1,441 @@
+//! Two backends side by side: where they agree, and that a fault is found where it is.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
+use sterna_engine::{
+    Angles, Backend, BackendError, CacheShape, CacheType, Compare, Comparison, Cpu, LinearSource,
+    Loader, Logits, LowRank, Measured, Model, ModelPlan, ScreenedRows, Sequence, Session,
+    SessionOptions, WeightData,
+};
+use sterna_format::DType;
+use sterna_kernels::Exec;
+use sterna_kernels::activation::Activation;
+use sterna_kernels::attention::AttentionShape;
+
+/// A backend with a fault: in a matrix that is loaded while the switch is on, or in the attention of a
+/// layer.
+struct Faulty<B> {
+    inner: B,
+    spoil: Arc<AtomicBool>,
+    layer: Option<usize>,
+}
+
+impl<B> Faulty<B> {
+    fn new(inner: B, layer: Option<usize>) -> Faulty<B> {
+        Faulty {
+            inner,
+            spoil: Arc::default(),
+            layer,
+        }
+    }
+}
+
+/// What is wrong with the attention of a layer: one value.
+const AT: usize = 5;
+
+impl<B: Backend> Backend for Faulty<B> {
+    type Linear = B::Linear;
+    type Vector = B::Vector;
+    type Screen = B::Screen;
+    type Buffer = B::Buffer;
+    type Cache = B::Cache;
+
+    fn host(&self) -> &Exec {
+        self.inner.host()
+    }
+
+    fn load_linear(&self, mut source: LinearSource) -> Result<B::Linear, BackendError> {
+        if self.spoil.load(Ordering::Relaxed) {
+            match &mut source.weights {
+                WeightData::Ternary { scale, .. } => *scale = -*scale,
+                WeightData::Blocks { dtype, bytes, .. } => {
+                    assert_eq!(*dtype, DType::F32);
+                    let mut values = bytes.to_vec();
+                    // The sign is in the last byte of four.
+                    values
+                        .iter_mut()
+                        .skip(3)
+                        .step_by(4)
+                        .for_each(|b| *b ^= 0x80);
+                    *bytes = values.into();
+                }
+            }
+        }
+        self.inner.load_linear(source)
+    }
+
+    fn load_vector(&self, values: Vec<f32>) -> Result<B::Vector, BackendError> {
+        self.inner.load_vector(values)
+    }
+
+    fn load_screen(&self, linear: &B::Linear, dtype: DType) -> Result<B::Screen, BackendError> {
+        self.inner.load_screen(linear, dtype)
+    }
+
+    fn buffer(&self) -> B::Buffer {
+        self.inner.buffer()
+    }
+
+    fn cache(&self, shape: &CacheShape) -> Result<B::Cache, BackendError> {
+        self.inner.cache(shape)
+    }
+
+    fn embed(
+        &self,
+        table: &B::Linear,
+        ids: &[u32],
+        scale: f32,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.embed(table, ids, scale, out)
+    }
+
+    fn rms_norm(
+        &self,
+        x: &B::Buffer,
+        weight: &B::Vector,
+        eps: f32,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.rms_norm(x, weight, eps, out)
+    }
+
+    fn rms_norm_in_place(
+        &self,
+        x: &mut B::Buffer,
+        weight: &B::Vector,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        self.inner.rms_norm_in_place(x, weight, eps)
+    }
+
+    fn linear(
+        &self,
+        x: &B::Buffer,
+        outputs: &mut [(&B::Linear, &mut B::Buffer)],
+    ) -> Result<(), BackendError> {
+        self.inner.linear(x, outputs)
+    }
+
+    fn linear_top(
+        &self,
+        x: &B::Buffer,
+        w: &B::Linear,
+        screen: &B::Screen,
+        top: usize,
+        out: &mut B::Buffer,
+    ) -> Result<ScreenedRows, BackendError> {
+        self.inner.linear_top(x, w, screen, top, out)
+    }
+
+    fn add_low_rank(
+        &self,
+        x: &B::Buffer,
+        rows: Range<usize>,
+        updates: &mut [LowRank<'_, Faulty<B>>],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::new();
+        for LowRank { a, b, scale, out } in updates {
+            own.push(LowRank {
+                a: *a,
+                b: *b,
+                scale: *scale,
+                out: &mut **out,
+            });
+        }
+        self.inner.add_low_rank(x, rows, &mut own)
+    }
+
+    fn add_bias(&self, x: &mut B::Buffer, bias: &B::Vector) -> Result<(), BackendError> {
+        self.inner.add_bias(x, bias)
+    }
+
+    fn rope(
+        &self,
+        x: &mut B::Buffer,
+        head_dim: usize,
+        angles: &Angles,
+    ) -> Result<(), BackendError> {
+        self.inner.rope(x, head_dim, angles)
+    }
+
+    fn attention(
+        &self,
+        sequences: &mut [Sequence<'_, B::Cache>],
+        layer: usize,
+        shape: &AttentionShape,
+        q: &B::Buffer,
+        k: &B::Buffer,
+        v: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        (self.inner).attention(sequences, layer, shape, q, k, v, out)?;
+        if self.layer == Some(layer) {
+            let n_rows: usize = sequences.iter().map(|s| s.n_rows).sum();
+            let mut values = self.inner.read(out)?;
+            values[AT] = 2.0 * values[AT] + 1.0;
+            let width = values.len() / n_rows;
+            self.inner.write(&values, width, out)?;
+        }
+        Ok(())
+    }
+
+    fn gate(
+        &self,
+        activation: Activation,
+        gate: &mut B::Buffer,
+        up: &B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.gate(activation, gate, up)
+    }
+
+    fn add(&self, x: &mut B::Buffer, y: &B::Buffer) -> Result<(), BackendError> {
+        self.inner.add(x, y)
+    }
+
+    fn softcap(&self, x: &mut B::Buffer, cap: f32) -> Result<(), BackendError> {
+        self.inner.softcap(x, cap)
+    }
+
+    fn keep_rows(&self, x: &mut B::Buffer, rows: &[usize]) -> Result<(), BackendError> {
+        self.inner.keep_rows(x, rows)
+    }
+
+    fn read(&self, x: &mut B::Buffer) -> Result<Vec<f32>, BackendError> {
+        self.inner.read(x)
+    }
+
+    fn write(&self, values: &[f32], width: usize, x: &mut B::Buffer) -> Result<(), BackendError> {
+        self.inner.write(values, width, x)
+    }
+}
+
+type Compared<T> = Arc<Model<Compare<Cpu, T>>>;
+
+/// A prompt and two tokens behind it, compared so.
+fn compare<T: Backend>(
+    model: &Compared<T>,
+    comparison: Comparison,
+    cache: CacheType,
+) -> Vec<Measured> {
+    let n_vocab = model.config().n_vocab as u32;
+    let ids: Vec<u32> = (0..12).map(|i| (1 + i * 37) % n_vocab).collect();
+    model.backend().begin(comparison);
+    let options = SessionOptions {
+        cache,
+        ..SessionOptions::new(64)
+    };
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    session.forward(&ids[..10], Logits::All).unwrap();
+    session.forward(&ids[10..11], Logits::Last).unwrap();
+    session.forward(&ids[11..], Logits::Last).unwrap();
+    model.backend().take()
+}
+
+/// The places where the two parted, each once.
+fn parted(measured: &[Measured]) -> Vec<String> {
+    let outside = measured.iter().filter(|m| !m.is_within());
+    let mut stages: Vec<String> = outside.map(|m| m.stage.to_string()).collect();
+    stages.sort();
+    stages.dedup();
+    stages
+}
+
+fn ternary() -> (ModelPlan, Vec<Bytes>) {
+    plan_gguf(&[testdata().join("bitllama-3M/bitllama-3M-tq2_0.gguf")])
+}
+
+fn floats() -> (ModelPlan, Vec<Bytes>) {
+    plan_hf(&testdata().join("stories260K/hf"))
+}
+
+/// Loads a model of which the tensor called `name` is spoiled on one side.
+fn spoiled<B: Backend>(
+    inner: B,
+    name: &str,
+    (plan, files): (ModelPlan, Vec<Bytes>),
+) -> Compared<Faulty<B>> {
+    let faulty = Faulty::new(inner, None);
+    let spoil = Arc::clone(&faulty.spoil);
+    let mut loader = Loader::new(plan, Compare::new(cpu(), faulty));
+    let mut n_spoiled = 0;
+    while let Some(want) = loader.wanted() {
+        spoil.store(want.name == name, Ordering::Relaxed);
+        n_spoiled += usize::from(want.name == name);
+        let range = want.offset as usize..(want.offset + want.len) as usize;
+        let bytes = files[want.file].slice(range);
+        loader.feed(bytes).unwrap();
+    }
+    assert_eq!(n_spoiled, 1, "{name}");
+    loader.finish().unwrap()
+}
+
+fn check_faults<B: Backend>(backend: impl Fn() -> B) {
+    for (name, stage, layer) in [
+        ("blk.0.attn_q.weight", "layer 0, q", "layer 0"),
+        ("blk.1.attn_output.weight", "layer 1, o", "layer 1"),
+        ("blk.2.ffn_up.weight", "layer 2, up", "layer 2"),
+        ("blk.1.ffn_down.weight", "layer 1, down", "layer 1"),
+    ] {
+        for plan in [ternary(), floats()] {
+            let model = spoiled(backend(), name, plan);
+            let measured = compare(&model, Comparison::Operations, CacheType::F32);
+            assert_eq!(parted(&measured), [stage]);
+            let found = measured.iter().find(|m| !m.is_within()).unwrap();
+            assert!((found.relative_error - 2.0).abs() < 1e-3, "{found:?}");
+            let largest = found.largest.unwrap();
+            let sum = largest.tested + largest.reference;
+            assert!(sum.abs() < 1e-3 * largest.tested.abs(), "{largest:?}");
+            let measured = compare(&model, Comparison::Layers, CacheType::F32);
+            assert_eq!(parted(&measured), [layer]);
+            let measured = compare(&model, Comparison::Drift, CacheType::F32);
+            assert_eq!(parted(&measured), ["logits"]);
+        }
+    }
+    let (plan, files) = floats();
+    let faulty = Compare::new(cpu(), Faulty::new(backend(), Some(3)));
+    let model = load_on(plan, &files, faulty).unwrap();
+    let measured = compare(&model, Comparison::Operations, CacheType::F32);
+    assert_eq!(parted(&measured), ["layer 3, attention"]);
+    let found = measured.iter().find(|m| !m.is_within()).unwrap();
+    let largest = found.largest.unwrap();
+    assert_eq!((largest.row, largest.column), (0, AT));
+}
+
+#[test]
+fn a_fault_is_found_where_it_is() {
+    check_faults(cpu);
+}
+
+#[test]
+fn stages_are_named_in_order() {
+    let (plan, files) = ternary();
+    let model = load_on(plan, &files, Compare::new(cpu(), cpu())).unwrap();
+    let measured = compare(&model, Comparison::Operations, CacheType::F32);
+    assert!(
+        measured
+            .iter()
+            .all(|m| m.relative_error == 0.0 && m.largest.is_none())
+    );
+    let n_layers = model.config().n_layers;
+    let step = measured.len() / 3;
+    let names: Vec<String> = measured[..step]
+        .iter()
+        .map(|m| m.stage.to_string())
+        .collect();
+    assert_eq!(names[0], "embedding");
+    assert_eq!(names[names.len() - 2..], ["output_norm", "logits"]);
+    let per_layer = (step - 3) / n_layers;
+    let first: Vec<&str> = names[1..=per_layer].iter().map(|n| &n[9..]).collect();
+    let expected = "attn_norm q k v attention attn_sub_norm o attn_residual ffn_norm gate up activation \
+                    ffn_sub_norm down ffn_residual";
+    assert_eq!(first.join(" "), expected);
+    assert!(names[step - 3].starts_with(&format!("layer {}, ", n_layers - 1)));
+    // The second and third step are of one row each.
+    assert_eq!((measured[0].n_rows, measured[step].n_rows), (10, 1));
+    assert_eq!(measured[0].stage, measured[step].stage);
+    let logits = &measured[step - 1];
+    assert_eq!((logits.n_rows, logits.agreement.n_same), (10, 10));
+
+    let layers = compare(&model, Comparison::Layers, CacheType::F32);
+    assert_eq!(layers.len(), 3 * (n_layers + 1));
+    assert_eq!(layers[n_layers].stage.to_string(), "logits");
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use sterna_engine::Gpu;
+    use sterna_gpu::{Device, DeviceOptions, GpuError};
+    use sterna_kernels::Isa;
+
+    use super::*;
+
+    fn gpu() -> Option<Gpu> {
+        match Device::open(&DeviceOptions::default()) {
+            Ok(device) => Some(Gpu::new(device, 2, Isa::detect())),
+            Err(error @ GpuError::NoAdapter { .. }) => {
+                eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_fault_on_the_gpu_is_found_where_it_is() {
+        let Some(gpu) = gpu() else { return };
+        check_faults(|| gpu.clone());
+    }
+
+    /// Every model there is, with every kind of cache: nothing is further off than it may be.
+    #[test]
+    fn gpu_and_cpu_do_not_part() {
+        let Some(gpu) = gpu() else { return };
+        let models = |folder: &str, file: &str| -> Vec<PathBuf> {
+            let entries = std::fs::read_dir(testdata().join(folder)).unwrap();
+            let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+            paths.retain(|path| path.join(file).exists());
+            paths.sort();
+            paths
+        };
+        let mut sources = Vec::new();
+        for folder in ["reference-logits", "reference-variants"] {
+            let dirs = models(folder, "config.json");
+            sources.extend(dirs.into_iter().map(|dir| (dir.clone(), plan_hf(&dir))));
+        }
+        for dir in models("reference-gguf", "model.gguf") {
+            let plan = plan_gguf(&[dir.join("model.gguf")]);
+            sources.push((dir, plan));
+        }
+        sources.push((testdata().join("bitllama-3M"), ternary()));
+        sources.push((testdata().join("stories260K"), floats()));
+        assert!(sources.len() > 50, "{}", sources.len());
+        let caches = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
+        // The share of what is allowed that was used, by kind.
+        let mut used: BTreeMap<String, (f64, String)> = BTreeMap::new();
+        let mut failed = Vec::new();
+        for (i, (path, (plan, files))) in sources.into_iter().enumerate() {
+            let model = load_on(plan, &files, Compare::new(cpu(), gpu.clone())).unwrap();
+            for comparison in [
+                Comparison::Operations,
+                Comparison::Layers,
+                Comparison::Drift,
+            ] {
+                for measured in compare(&model, comparison, caches[i % caches.len()]) {
+                    let what = format!(
+                        "{}, {}: {:.1e} of {:.1e}",
+                        path.display(),
+                        measured.stage,
+                        measured.relative_error,
+                        measured.bound
+                    );
+                    if !measured.is_within() {
+                        failed.push(what.clone());
+                    }
+                    let share = measured.relative_error / measured.bound;
+                    let kind = format!(
+                        "{comparison:?} {:.0e} {}",
+                        measured.bound, measured.stage.name
+                    );
+                    let worst = used.entry(kind).or_default();
+                    if share > worst.0 {
+                        *worst = (share, what);
+                    }
+                }
+            }
+        }
+        for (kind, (share, what)) in used {
+            eprintln!("{kind}: {:.0} %: {what}", share * 100.0);
+        }
+        assert!(failed.is_empty(), "{failed:#?}");
+    }
+}

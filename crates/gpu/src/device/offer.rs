@@ -1,0 +1,58 @@
+//! What adapters offer, before one is opened.
+
+use super::adapter;
+use crate::kernels::linear::has_matrix_units;
+use crate::{AdapterInfo, DeviceOptions, Features, Limits};
+
+/// An adapter, and what is agreed on with it if it is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The adapter.
+    pub info: AdapterInfo,
+    /// What kernels would use on it.
+    pub features: Features,
+    /// What it can hold and do at once.
+    pub limits: Limits,
+}
+
+impl Offer {
+    /// What adapters offer a device with `options`, the best adapter first.
+    pub(super) fn all(options: &DeviceOptions) -> Vec<Offer> {
+        let offer = |adapter: &wgpu::Adapter| {
+            let agreed = adapter::agree(adapter, options);
+            Offer {
+                info: adapter::describe(&adapter.get_info()),
+                features: agreed.features,
+                limits: agreed.limits,
+            }
+        };
+        adapter::adapters(options).iter().map(offer).collect()
+    }
+
+    /// Which variants of kernels would run: what for, and which.
+    pub fn variants(&self) -> [(&'static str, &'static str); 5] {
+        let one_of = |has, with, without| if has { with } else { without };
+        let has = self.features;
+        let units = has_matrix_units(has, &self.limits);
+        [
+            ("sums", one_of(has.subgroups, "subgroups", "shared memory")),
+            ("products", one_of(has.dot4, "dot4", "byte by byte")),
+            (
+                "many rows",
+                one_of(units, "cooperative matrix", "tiles of packed bytes"),
+            ),
+            (
+                "parameters",
+                one_of(has.immediates, "immediates", "uniform buffer"),
+            ),
+            (
+                "pipelines",
+                one_of(
+                    has.pipeline_cache,
+                    "kept on disk",
+                    "compiled at every start",
+                ),
+            ),
+        ]
+    }
+}
