@@ -64,6 +64,12 @@ pub trait Backend: Sized {
         load(self)
     }
 
+    /// Learns that `matrices` always read the same input, so that it may lay them where they are multiplied
+    /// in one go.
+    fn join(&self, _matrices: &mut [&mut Self::Linear]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
     /// An empty cache.

@@ -232,6 +232,16 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         })
     }
 
+    fn join(&self, matrices: &mut [&mut Linear<R, T>]) -> Result<(), BackendError> {
+        let (mut reference, mut tested) = (Vec::new(), Vec::new());
+        for matrix in matrices {
+            reference.push(&mut matrix.both.reference);
+            tested.push(&mut matrix.both.tested);
+        }
+        self.reference.join(&mut reference)?;
+        self.tested.join(&mut tested)
+    }
+
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError> {
         Ok(Both {
             tested: self.tested.load_vector(values.clone())?,

@@ -4,7 +4,7 @@
 //! residual is added as it is stored, and attention of one row makes its own heads ready. Nothing may be in between, and no one may want what is no
 //! longer stored.
 
-use sterna_gpu::kernels::linear::Form;
+use sterna_gpu::kernels::linear::{Epilogue, Form};
 
 use super::op::{Op, Output, View};
 
@@ -15,7 +15,7 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
         let rest = &ops[i + 1..];
         let both = fused.last().and_then(|before| match before {
             Op::RmsNorm { .. } => with_norm(before, op, rest),
-            Op::Linear { .. } => with_sum(before, op, rest),
+            Op::Linear { .. } => with_sum(before, op, rest).or_else(|| with_gate(before, op, rest)),
             Op::Heads { .. } => with_attention(before, op),
             _ => None,
         });
@@ -24,10 +24,48 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
                 fused.pop();
                 fused.push(both);
             }
-            None => fused.push(op.clone()),
+            None => fused.push(in_one(op)),
         }
     }
     fused
+}
+
+/// Products of matrices that lie behind one another are one, if so do their results.
+fn in_one(op: &Op) -> Op {
+    let Op::Linear { x, norm, outputs } = op else {
+        return op.clone();
+    };
+    let mut joined: Vec<Output> = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        match joined.last().and_then(|last| both_in_one(last, output)) {
+            Some(both) => {
+                joined.pop();
+                joined.push(both);
+            }
+            None => joined.push(output.clone()),
+        }
+    }
+    Op::Linear {
+        x: x.clone(),
+        norm: norm.clone(),
+        outputs: joined,
+    }
+}
+
+fn both_in_one(first: &Output, second: &Output) -> Option<Output> {
+    let (a, b) = (&first.out, &second.out);
+    let whole = View {
+        width: a.width + b.width,
+        ..a.clone()
+    };
+    let side_by_side = *b == whole.columns(a.width, b.width);
+    let stored = [first, second].map(|output| output.epilogue) == [Epilogue::Store; 2];
+    let w = first.w.with(&second.w)?;
+    (side_by_side && stored).then_some(Output {
+        w,
+        out: whole,
+        epilogue: Epilogue::Store,
+    })
 }
 
 /// A norm and the products that read it.
@@ -71,14 +109,45 @@ fn with_sum(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
     let (Op::Add { x, y }, [product]) = (op, &outputs[..]) else {
         return None;
     };
-    let fits = !product.add && *y == product.out && x.buffer != from.buffer;
+    let stored = product.epilogue == Epilogue::Store;
+    let fits = stored && *y == product.out && x.buffer != from.buffer;
     (fits && is_dead(y, rest)).then(|| Op::Linear {
         x: from.clone(),
         norm: norm.clone(),
         outputs: vec![Output {
             w: product.w.clone(),
             out: x.clone(),
-            add: true,
+            epilogue: Epilogue::Add,
+        }],
+    })
+}
+
+/// A gate and what it is multiplied with, from matrices behind one another, and the gating.
+fn with_gate(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
+    let Op::Linear { x, norm, outputs } = before else {
+        return None;
+    };
+    let (
+        Op::Gate {
+            activation,
+            gate,
+            up,
+        },
+        [first, second],
+    ) = (op, &outputs[..])
+    else {
+        return None;
+    };
+    let stored = [first, second].map(|output| output.epilogue) == [Epilogue::Store; 2];
+    let w = first.w.with(&second.w)?;
+    let fits = stored && *gate == first.out && *up == second.out && gate.width == up.width;
+    (fits && gate.buffer != x.buffer && is_dead(up, rest)).then(|| Op::Linear {
+        x: x.clone(),
+        norm: norm.clone(),
+        outputs: vec![Output {
+            w,
+            out: gate.clone(),
+            epilogue: Epilogue::Gate(*activation),
         }],
     })
 }
@@ -130,7 +199,7 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Embed { out, .. } => (vec![], vec![out]),
         Op::RmsNorm { x, out, .. } => (vec![x], vec![out]),
         Op::Linear { x, outputs, .. } => {
-            let sums = outputs.iter().filter(|output| output.add);
+            let sums = outputs.iter().filter(|o| o.epilogue == Epilogue::Add);
             let read = std::iter::once(x).chain(sums.map(|output| &output.out));
             let written = outputs.iter().map(|output| &output.out);
             (read.collect(), written.collect())

@@ -8,6 +8,7 @@ mod buffer;
 mod cache;
 mod decode;
 mod fuse;
+mod matrix;
 mod op;
 mod part;
 mod tape;
@@ -18,6 +19,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_format::DType;
+use sterna_gpu::kernels::linear::Epilogue;
 use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, GpuError, ReadRange};
@@ -37,7 +39,8 @@ use crate::sampler::Sampler;
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use decode::Steps;
-use op::{Op, Output, RawHeads, Shared, View};
+use matrix::Matrix;
+use op::{Op, Output, RawHeads, View};
 pub(crate) use part::Reserve;
 pub use tape::GpuWork;
 use tape::SharedTape;
@@ -97,7 +100,7 @@ impl Gpu {
 
 /// A weight matrix on the device.
 #[derive(Debug)]
-pub struct GpuLinear(Shared<sterna_gpu::kernels::linear::Linear>);
+pub struct GpuLinear(Matrix);
 
 /// A vector of weights on the device.
 #[derive(Debug)]
@@ -128,7 +131,13 @@ impl Backend for Gpu {
         let mut upload = self.upload.lock().unwrap_or_else(PoisonError::into_inner);
         let (device, host) = (&self.device, &*self.host);
         let linear = weights::load(device, host, &mut upload, &source, self.activations)?;
-        Ok(GpuLinear(Shared::new(linear)))
+        Ok(GpuLinear(Matrix::new(linear)))
+    }
+
+    fn join(&self, matrices: &mut [&mut GpuLinear]) -> Result<(), BackendError> {
+        let mut parts: Vec<&mut Matrix> = matrices.iter_mut().map(|m| &mut m.0).collect();
+        matrix::join(&self.device, &mut parts)?;
+        Ok(())
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<GpuVector, BackendError> {
@@ -217,7 +226,7 @@ impl Backend for Gpu {
     ) -> Result<(), BackendError> {
         let x = x.plain()?;
         let mut products = Vec::with_capacity(outputs.len());
-        let add = false;
+        let epilogue = Epilogue::Store;
         if let [(q, q_out), (k, k_out), (v, v_out)] = outputs {
             // Queries, keys and values, which attention takes side by side.
             let width = q.0.n() + k.0.n() + v.0.n();
@@ -228,13 +237,14 @@ impl Backend for Gpu {
                 first += w.0.n();
                 out.set(own.clone());
                 let w = w.0.clone();
-                products.push(Output { w, out: own, add });
+                let out = own;
+                products.push(Output { w, out, epilogue });
             }
         } else {
             for (w, out) in outputs {
                 let out = out.shape(&self.device, x.n_rows, w.0.n())?;
                 let w = w.0.clone();
-                products.push(Output { w, out, add });
+                products.push(Output { w, out, epilogue });
             }
         }
         if !products.is_empty() {
@@ -270,21 +280,21 @@ impl Backend for Gpu {
             let out = out.plain()?.rows(rows.start, rows.len());
             let inner = tape.inner(rows.len() * a.0.n())?;
             let inner = View::new(&inner, rows.len(), a.0.n());
-            let product = |x: View, w: &GpuLinear, out: View, add| Op::Linear {
+            let product = |x: View, w: &GpuLinear, out: View, epilogue| Op::Linear {
                 x,
                 norm: None,
                 outputs: vec![Output {
                     w: w.0.clone(),
                     out,
-                    add,
+                    epilogue,
                 }],
             };
-            tape.push(product(x.clone(), a, inner.clone(), false));
+            tape.push(product(x.clone(), a, inner.clone(), Epilogue::Store));
             tape.push(Op::Scale {
                 x: inner.clone(),
                 factor: *scale,
             });
-            tape.push(product(inner, b, out, true));
+            tape.push(product(inner, b, out, Epilogue::Add));
         }
         Ok(())
     }

@@ -8,13 +8,14 @@ use sterna_gpu::kernels::attention::{
     Spans, Split,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
-use sterna_gpu::kernels::linear::{self, Epilogue, Form, Input, Linear};
+use sterna_gpu::kernels::linear::{self, Epilogue, Form, Input};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use sterna_gpu::kernels::{Rows, norm};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, Recorder};
 
 use super::decode::Choice;
+use super::matrix::Matrix;
 
 /// Something on the device, equal to nothing but itself.
 #[derive(Debug)]
@@ -112,7 +113,7 @@ pub(super) struct Turn {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Op {
     Embed {
-        table: Shared<Linear>,
+        table: Matrix,
         /// From which element on.
         ids: (Buffer, usize),
         factor: f32,
@@ -194,10 +195,9 @@ pub(super) struct RawHeads {
 /// A product of an [`Op::Linear`].
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Output {
-    pub(super) w: Shared<Linear>,
+    pub(super) w: Matrix,
     pub(super) out: View,
-    /// Whether it is added to what is there.
-    pub(super) add: bool,
+    pub(super) epilogue: Epilogue,
 }
 
 /// Memory that operations use on their way, one after the other.
@@ -267,7 +267,13 @@ pub(super) fn record(
             ids,
             factor,
             out,
-        } => linear::embed(recorder, table, (&ids.0, ids.1), *factor, out.of()),
+        } => linear::embed(
+            recorder,
+            &table.linear(),
+            (&ids.0, ids.1),
+            *factor,
+            out.of(),
+        ),
         Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
         Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
@@ -369,7 +375,7 @@ fn products(
         Some(Scaling::Blocks256),
         Some(Scaling::Blocks32),
     ] {
-        for Output { w, out, add } in outputs {
+        for Output { w, out, epilogue } in outputs {
             let input = match (w.kind().form(), scaling) {
                 (Form::Float, None) => Input::Float(x.of()),
                 (Form::Int8(form), Some(scaling)) if form == scaling => {
@@ -389,8 +395,7 @@ fn products(
                 }
                 _ => continue,
             };
-            let epilogue = if *add { Epilogue::Add } else { Epilogue::Store };
-            linear::multiply(recorder, w, input, epilogue, out.of())?;
+            linear::multiply(recorder, &w.linear(), input, *epilogue, out.of())?;
         }
     }
     Ok(())

@@ -52,6 +52,23 @@ struct Placed<B: Backend> {
     screen: Option<Result<B::Screen, BackendError>>,
 }
 
+/// Tells `backend` of the matrices `ids` of `placed` that they read the same input.
+fn join<B: Backend>(
+    backend: &B,
+    placed: &mut [Placed<B>],
+    ids: &[usize],
+) -> Result<(), BackendError> {
+    let mut matrices: Vec<(usize, &mut B::Linear)> = Vec::with_capacity(ids.len());
+    for Placed { id, loaded, .. } in placed {
+        if let (Some(at), Loaded::Linear(linear)) = (ids.iter().position(|i| i == id), loaded) {
+            matrices.push((at, linear));
+        }
+    }
+    matrices.sort_by_key(|(at, _)| *at);
+    let mut matrices: Vec<&mut B::Linear> = matrices.into_iter().map(|(_, m)| m).collect();
+    backend.join(&mut matrices)
+}
+
 enum Loaded<B: Backend> {
     Linear(B::Linear),
     Vector(B::Vector),
@@ -188,11 +205,16 @@ impl<B: Backend> Feed<B> {
     /// Loads the weights that have come in, which are all of `group`.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
         let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
+        let siblings = self.siblings(group);
         let placed = backend.load_group(group, |backend| {
             let sources = sources.iter();
-            sources
+            let mut placed = sources
                 .map(|source| source.load(backend, head))
-                .collect::<Result<Vec<_>, _>>()
+                .collect::<Result<Vec<_>, _>>()?;
+            for ids in &siblings {
+                join(backend, &mut placed, ids)?;
+            }
+            Ok(placed)
         })?;
         for Placed {
             id,
@@ -257,6 +279,23 @@ impl<B: Backend> Feed<B> {
             Group::Layer(i) => NewGroup::Layer(i, self.layer(i)),
             Group::Head => NewGroup::Head(self.head()),
         }
+    }
+
+    /// The matrices of `group` that always read the same input, by their places in the plan.
+    fn siblings(&self, group: Group) -> Vec<Vec<usize>> {
+        let Group::Layer(i) = group else {
+            return Vec::new();
+        };
+        let layer = &self.plan.weights.layers[i];
+        let families: [&[&Projection<_, _>]; 2] =
+            [&[&layer.q, &layer.k, &layer.v], &[&layer.gate, &layer.up]];
+        let plain = families.into_iter().filter(|projections| {
+            // Those with norms of their own read something else each.
+            projections.iter().all(|p| p.input_norm.is_none())
+        });
+        plain
+            .map(|projections| projections.iter().map(|p| p.weight.0).collect())
+            .collect()
     }
 
     fn embedding(&mut self) -> Embedding<B> {

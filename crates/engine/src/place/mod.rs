@@ -185,6 +185,18 @@ impl Backend for Place {
         }
     }
 
+    fn join(&self, matrices: &mut [&mut OfLinear]) -> Result<(), BackendError> {
+        let mut on_gpu = Vec::with_capacity(matrices.len());
+        for matrix in matrices.iter_mut() {
+            match &mut **matrix {
+                Either::Gpu(matrix) => on_gpu.push(matrix),
+                // On the CPU there is nothing to be gained.
+                Either::Cpu(_) => return Ok(()),
+            }
+        }
+        self.gpu()?.join(&mut on_gpu)
+    }
+
     fn buffer(&self) -> PlaceBuffer {
         PlaceBuffer::default()
     }
