@@ -56,7 +56,8 @@ impl Case {
         } = *self;
         let what = format!("{self:?} {lens:?} {:?}", device.features().names());
         let total: usize = lens.iter().sum();
-        let capacity = total + 3;
+        // Room for longer contexts than there are, that spans are long.
+        let capacity = total + 4001;
         let qkv = floats(total * self.width(), 1);
         let pairs = self.rope_dim / 2;
         let turn = |f: fn(f32) -> f32| -> Vec<f32> {
@@ -140,7 +141,7 @@ impl Case {
                 });
             }
             // A context may be shorter than the longest that commands are for.
-            for most_len in [pos + m, pos + m + 70] {
+            for most_len in [pos + m, pos + m + 70, pos + m + 4000] {
                 if m > 9 {
                     continue;
                 }
@@ -302,6 +303,9 @@ fn every_shape_of_heads_agrees_with_the_cpu() {
         (12, 4, 100, 100),
         (2, 1, 256, 256),
         (9, 3, 33, 32),
+        (8, 1, 4, 4),
+        (6, 2, 24, 24),
+        (17, 1, 64, 64),
     ] {
         for dtype in DTYPES {
             for layout in [RopeLayout::Halves, RopeLayout::Pairs] {
@@ -343,67 +347,88 @@ fn long_contexts() {
 
 #[test]
 fn commands_follow_the_position() {
-    // One recording, replayed as the sequence grows. On a device of its own, whose memory no other test
-    // uses.
+    // One recording, replayed as the sequence grows over the ends of spans, beside the kernels that it
+    // stands for. On a device of its own, whose memory no other test uses.
     if device().is_none() {
         return;
     }
     let device = &Device::open(&DeviceOptions::default()).unwrap();
-    let (n, d) = (2, 32);
-    let cache = CacheLayer::new(device, n, d, CacheType::F32, 300).unwrap();
-    let qkv = device.upload(&floats(3 * n * d, 4)).unwrap();
-    let rows = Rows::new(&qkv, 1, 3 * n * d);
-    let table = device.upload(&vec![[1.0f32, 0.0]; 300 * d / 2]).unwrap();
-    let angles = Angles {
-        table: &table,
-        pairs: d / 2,
-        layout: RopeLayout::Halves,
-    };
-    let state = device.upload(&[0u32]).unwrap();
-    let position = Position {
-        buffer: &state,
-        index: 0,
-    };
-    let out = device.buffer("out", (n * d * 4) as u64).unwrap();
-    let states = SpanStates::new(device, 1, n, d, 300).unwrap();
-    let spans = Spans {
-        states: &states,
-        most_len: 300,
-    };
-    let shape = AttentionShape {
-        n_heads: n,
-        scale: 0.2,
-        softcap: None,
-        window: None,
-    };
-    let heads = Heads {
-        qkv: rows,
-        norms: HeadNorms::default(),
-        angles,
-        position,
-    };
-    let mut recorder = Recorder::new(device);
-    decode(
-        &mut recorder,
-        &shape,
-        &heads,
-        &cache,
-        spans,
-        Rows::new(&out, 1, n * d),
-    )
-    .unwrap();
-    let commands = recorder.finish().unwrap();
-    let used = device.memory().used;
-    for pos in 0..300u32 {
-        device.write(&state, 0, &pos.to_le_bytes()).unwrap();
-        device.submit(&[&commands], &[]).unwrap().wait().unwrap();
-        if pos % 100 == 99 {
-            // All keys and values are the same, and so is what they come to.
-            let got: Vec<f32> = device.read(&out, 0..n * d).unwrap();
-            assert!(nmse(&got, &floats(3 * n * d, 4)[2 * n * d..]) < 1e-10);
+    let (n_heads, n_kv_heads, d, len) = (6, 2, 40, 70);
+    let width = (n_heads + 2 * n_kv_heads) * d;
+    let table: Vec<[f32; 2]> = (0..len * d / 2)
+        .map(|i| [(i as f32).cos(), (i as f32).sin()])
+        .collect();
+    let table = device.upload(&table).unwrap();
+    for (dtype, window) in DTYPES.into_iter().flat_map(|t| [(t, None), (t, Some(40))]) {
+        let caches = [(); 2].map(|()| CacheLayer::new(device, n_kv_heads, d, dtype, len).unwrap());
+        let inputs = [(); 2].map(|()| device.buffer("qkv", width as u64 * 4).unwrap());
+        let state = device.upload(&[0u32]).unwrap();
+        let out = device.buffer("out", 2 * (n_heads * d * 4) as u64).unwrap();
+        let outputs = Rows::new(&out, 2, n_heads * d);
+        let states = SpanStates::new(device, 1, n_heads, d, len).unwrap();
+        let shape = AttentionShape {
+            n_heads,
+            scale: 0.2,
+            softcap: None,
+            window,
+        };
+        let heads = inputs.each_ref().map(|input| Heads {
+            qkv: Rows::new(input, 1, width),
+            norms: HeadNorms::default(),
+            angles: Angles {
+                table: &table,
+                pairs: d / 2,
+                layout: RopeLayout::Halves,
+            },
+            position: Position {
+                buffer: &state,
+                index: 0,
+            },
+        });
+        let spans = Spans {
+            states: &states,
+            most_len: len,
+        };
+        let mut r = Recorder::new(device);
+        decode(
+            &mut r,
+            &shape,
+            &heads[0],
+            &caches[0],
+            spans,
+            outputs.rows(0, 1),
+        )
+        .unwrap();
+        prepare_heads(&mut r, &heads[1], n_heads, &caches[1]).unwrap();
+        attention(
+            &mut r,
+            &shape,
+            heads[1].qkv.columns(0, n_heads * d),
+            heads[1].position,
+            &caches[1],
+            Split::Queries,
+            outputs.rows(1, 1),
+        )
+        .unwrap();
+        let commands = r.finish().unwrap();
+        let used = device.memory().used;
+        for pos in 0..len {
+            device
+                .write(&state, 0, &(pos as u32).to_le_bytes())
+                .unwrap();
+            for input in &inputs {
+                let values = floats(width, pos as u64);
+                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                device.write(input, 0, &bytes).unwrap();
+            }
+            device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+            let got: Vec<f32> = device.read(&out, 0..2 * n_heads * d).unwrap();
+            let (one, two) = got.split_at(n_heads * d);
+            let error = nmse(one, two);
+            assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
         }
+        assert_eq!(device.memory().used, used);
     }
-    assert_eq!(device.memory().used, used);
 }
 
 #[test]

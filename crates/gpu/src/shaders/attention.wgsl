@@ -1,11 +1,19 @@
-// out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h'] over the positions j that t sees
+// out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h'] over the positions j that t sees, for
+// many rows
 //
 // Agrees with `sterna_kernels::attention`, but for what it rounds to make products exact, the order of
 // sums, and exponentials.
-// Shapes: q rows of [n_heads, head_dim]; keys and values as `cache_*.wgsl` says, [n_kv_heads, capacity]
-// rows; position[0] is that of the first query. A unit is eight pairs of a query and one of the heads
-// that share keys. out rows of [n_heads, head_dim]; a workgroup to a unit.
-// Workgroups of 128: an invocation to a position, then to an element.
+// Shapes: q and out rows of [n_heads, head_dim]; keys and values as `cache_*.wgsl` says, [n_kv_heads,
+// capacity] rows; position[0] is that of the first query.
+// Workgroups of 128 to 32 pairs of a query and one of the heads that share keys. 32 positions at a time,
+// of which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with
+// two of the positions, then their sums of two of the elements. Positions that no pair sees are passed
+// over.
+
+// Runs of 32 elements of a head, at most 8.
+override CHUNKS: u32 = 4u;
+// Of these, how many of the queries are kept in shared memory: all, or one at a time.
+override KEPT: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
@@ -34,40 +42,39 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Two vectors for each element: that of eight scaled queries. Two for each position: its eight weights.
-var<workgroup> queries: array<vec4<f32>, 512>;
+// 32 rows of eight vectors, nine apart, so that rows are in different banks.
+const TILE: u32 = 288u;
+override QUERIES: u32 = KEPT * TILE;
+var<workgroup> queries: array<vec4<f32>, QUERIES>;
+// Of keys, then of values.
+var<workgroup> tile: array<vec4<f32>, TILE>;
+// For each position those of eight groups of four pairs: scores, then weights.
 var<workgroup> weights: array<vec4<f32>, 256>;
-var<workgroup> partial: array<f32, 128>;
-// Of the eight rows: the largest score, the sum of weights, and what the sums so far are scaled by.
-var<workgroup> row_top: array<f32, 8>;
-var<workgroup> row_sum: array<f32, 8>;
-var<workgroup> row_scale: array<f32, 8>;
 
-// Which of four rows see position j, when they see `first` to `last`.
-fn seen(j: u32, first: vec4<u32>, last: vec4<u32>) -> vec4<bool> {
-    return (vec4<u32>(j) >= first) & (vec4<u32>(j) <= last);
-}
-
-// Scores of the two fours of rows with the products of four elements of a key; the queries' first is at
-// `i`.
-fn four_products(k: vec4<f32>, i: u32, score: array<vec4<f32>, 2>) -> array<vec4<f32>, 2> {
-    let low = k.x * queries[i] + k.y * queries[i + 2u] + k.z * queries[i + 4u] + k.w * queries[i + 6u];
-    let high = k.x * queries[i + 1u] + k.y * queries[i + 3u] + k.z * queries[i + 5u]
-        + k.w * queries[i + 7u];
-    return array<vec4<f32>, 2>(score[0] + low, score[1] + high);
-}
-
-// Element e of the value at position i of a span that has n; zero behind its end.
-fn value_of(kv: u32, span: u32, i: u32, n: u32, e: u32) -> f32 {
-    if i < n {
-        return value_at(kv * params.capacity + span * 128u + i, e);
+// Puts a chunk of the 32 queries from `first_pair` on into a slot, scaled, zeros behind the heads' end.
+fn stage_queries(thread: u32, kv: u32, first_pair: u32, chunk: u32, slot: u32) {
+    let d = params.head_dim;
+    let share = params.n_heads / params.n_kv_heads;
+    for (var i = thread; i < 256u; i += 128u) {
+        let pair = min(first_pair + i / 8u, params.n_rows * share - 1u);
+        let e0 = chunk * 32u + i % 8u * 4u;
+        let source = params.q_offset + pair / share * params.q_stride + (kv * share + pair % share) * d;
+        var x: vec4<f32>;
+        for (var c = 0u; c < 4u; c++) {
+            if e0 + c < d {
+                x[c] = q[source + e0 + c];
+            }
+        }
+        queries[slot * TILE + i / 8u * 9u + i % 8u] = params.scale * x;
     }
-    return 0.0;
 }
 
-// Weights of position i, of the first four rows or the others; of a position behind the span, any.
-fn weight_of(i: u32, half: u32) -> vec4<f32> {
-    return weights[2u * min(i, 127u) + half];
+// Puts this invocation's eight elements of a position into the tile.
+fn stage(thread: u32, x: Eight) {
+    let both = floats(x);
+    let to = thread / 4u * 9u + thread % 4u * 2u;
+    tile[to] = both[0];
+    tile[to + 1u] = both[1];
 }
 
 @compute @workgroup_size(128)
@@ -78,177 +85,127 @@ fn main(
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
     let kv = group.x % params.n_kv_heads;
-    let unit = group.x / params.n_kv_heads;
     let n_pairs = params.n_rows * share;
+    // The last queries see the most: they begin first.
+    let unit = (n_pairs + 31u) / 32u - 1u - group.x / params.n_kv_heads;
+    let first_pair = unit * 32u;
     let origin = position[params.position];
-    // The pair of row r is query (8 unit + r) / share, head (8 unit + r) % share of the group.
-    let pair_low = vec4<u32>(8u * unit) + vec4<u32>(0u, 1u, 2u, 3u);
-    let pair_high = pair_low + vec4<u32>(4u);
-    let live_low = pair_low < vec4<u32>(n_pairs);
-    let live_high = pair_high < vec4<u32>(n_pairs);
-    let last_low = origin + min(pair_low, vec4<u32>(n_pairs - 1u)) / share;
-    let last_high = origin + min(pair_high, vec4<u32>(n_pairs - 1u)) / share;
-    let window = vec4<u32>(params.window);
-    let first_low = last_low + 1u - min(window, last_low + 1u);
-    let first_high = last_high + 1u - min(window, last_high + 1u);
-    for (var i = thread; i < 2u * d; i += 128u) {
-        let e = i / 2u;
-        let pairs = select(pair_high, pair_low, i % 2u == 0u);
-        var column: vec4<f32>;
-        for (var r = 0u; r < 4u; r++) {
-            let pair = min(pairs[r], n_pairs - 1u);
-            let at = params.q_offset + pair / share * params.q_stride
-                + (kv * share + pair % share) * d;
-            column[r] = params.scale * q[at + e];
-        }
-        queries[i] = column;
-    }
-    // Heads of fewer elements than a vector of eight: nothing times nothing.
-    for (var i = 2u * d + thread; i < (d + 7u) / 8u * 16u; i += 128u) {
-        queries[i] = vec4<f32>();
-    }
-    if thread < 8u {
-        row_top[thread] = LOWEST;
-        row_sum[thread] = 0.0;
-    }
-    // Elements are shared out to as many invocations as there are, or a power of two; what is left over
-    // shares out positions.
-    var width = 1u;
-    while width < d && width < 128u {
-        width *= 2u;
-    }
-    let e0 = thread % width;
-    let begin = thread / width;
-    let step = 128u / width;
-    var low = array<vec4<f32>, 2>();
-    var high = array<vec4<f32>, 2>();
-
-    // The earliest that the first row sees, the last that the last does.
-    let earliest = first_low.x;
+    let earliest = origin + first_pair / share;
+    let latest = origin + (min(first_pair + 32u, n_pairs) - 1u) / share;
+    let begin = earliest + 1u - min(params.window, earliest + 1u);
     // Beyond the capacity there is nothing.
-    let latest = min(origin + (min(8u * unit + 8u, n_pairs) - 1u) / share, params.capacity - 1u);
-    var span = earliest / 128u;
-    let end = latest / 128u + 1u;
-    for (; span < end; span++) {
-        workgroupBarrier();
-        let j = span * 128u + thread;
-        let row = kv * params.capacity + min(j, latest);
-        // Sixteen elements at a time, asked for together: few invocations wait for memory otherwise.
-        let eighths = (d + 7u) / 8u;
-        var score = array<vec4<f32>, 2>();
-        for (var i = 0u; i < eighths; i += 2u) {
-            let k0 = key_eight(row, i);
-            // Where there is no second eight, the first again, which isn't used.
-            let k1 = key_eight(row, min(i + 1u, eighths - 1u));
-            score = four_products(k0[0], i * 16u, score);
-            score = four_products(k0[1], i * 16u + 8u, score);
-            if i + 1u < eighths {
-                score = four_products(k1[0], i * 16u + 16u, score);
-                score = four_products(k1[1], i * 16u + 24u, score);
-            }
+    let end = min(latest + 1u, params.capacity);
+    let row0 = kv * params.capacity;
+    let last_run = (d + 7u) / 8u - 1u;
+    // Four pairs from 4 · quad on; positions, and pairs of elements, by column.
+    let quad = thread / 16u;
+    let column = thread % 16u;
+    let pairs = min(
+        vec4<u32>(first_pair + 4u * quad) + vec4<u32>(0u, 1u, 2u, 3u),
+        vec4<u32>(n_pairs - 1u),
+    );
+    let last = origin + pairs / share;
+
+    var top = vec4<f32>(LOWEST);
+    var weight = vec4<f32>();
+    // Of the four pairs: two elements of each chunk.
+    var sums: array<vec4<f32>, 16>;
+    if KEPT > 1u || CHUNKS == 1u {
+        for (var c = 0u; c < CHUNKS; c++) {
+            stage_queries(thread, kv, first_pair, c, c);
         }
-        var score_low = score[0];
-        var score_high = score[1];
-        let sees_low = seen(j, first_low, last_low) & live_low;
-        let sees_high = seen(j, first_high, last_high) & live_high;
-        score_low = select(vec4<f32>(LOWEST), bounded(score_low), sees_low);
-        score_high = select(vec4<f32>(LOWEST), bounded(score_high), sees_high);
-        weights[2u * thread] = score_low;
-        weights[2u * thread + 1u] = score_high;
-        workgroupBarrier();
-        // Sixteen invocations to a row, eight positions to each.
-        let r = thread / 16u;
-        var top = LOWEST;
-        for (var i = 0u; i < 8u; i++) {
-            top = max(top, weights[2u * (thread % 16u + 16u * i) + r / 4u][r % 4u]);
-        }
-        partial[thread] = top;
-        workgroupBarrier();
-        if thread < 8u {
-            let before = row_top[thread];
-            var now = before;
-            for (var i = 0u; i < 16u; i++) {
-                now = max(now, partial[16u * thread + i]);
-            }
-            row_top[thread] = now;
-            row_scale[thread] = exp(before - now);
-        }
-        workgroupBarrier();
-        let top_low = vec4<f32>(row_top[0], row_top[1], row_top[2], row_top[3]);
-        let top_high = vec4<f32>(row_top[4], row_top[5], row_top[6], row_top[7]);
-        weights[2u * thread] = select(vec4<f32>(), exp(score_low - top_low), sees_low);
-        weights[2u * thread + 1u] = select(vec4<f32>(), exp(score_high - top_high), sees_high);
-        workgroupBarrier();
-        var sum = 0.0;
-        for (var i = 0u; i < 8u; i++) {
-            sum += weights[2u * (thread % 16u + 16u * i) + r / 4u][r % 4u];
-        }
-        partial[thread] = sum;
-        workgroupBarrier();
-        if thread < 8u {
-            var total = row_sum[thread] * row_scale[thread];
-            for (var i = 0u; i < 16u; i++) {
-                total += partial[16u * thread + i];
-            }
-            row_sum[thread] = total;
-        }
-        let scale_low = vec4<f32>(row_scale[0], row_scale[1], row_scale[2], row_scale[3]);
-        let scale_high = vec4<f32>(row_scale[4], row_scale[5], row_scale[6], row_scale[7]);
-        let n = min(128u, latest + 1u - span * 128u);
-        for (var c = 0u; c < 2u; c++) {
-            let e = e0 + c * 128u;
-            if e < d {
-                var sum_low = low[c] * scale_low;
-                var sum_high = high[c] * scale_high;
-                // Eight positions at a time, likewise.
-                for (var i = begin; i < n; i += 8u * step) {
-                    let v0 = value_of(kv, span, i, n, e);
-                    let v1 = value_of(kv, span, i + step, n, e);
-                    let v2 = value_of(kv, span, i + 2u * step, n, e);
-                    let v3 = value_of(kv, span, i + 3u * step, n, e);
-                    let v4 = value_of(kv, span, i + 4u * step, n, e);
-                    let v5 = value_of(kv, span, i + 5u * step, n, e);
-                    let v6 = value_of(kv, span, i + 6u * step, n, e);
-                    let v7 = value_of(kv, span, i + 7u * step, n, e);
-                    sum_low += v0 * weights[2u * i] + v1 * weight_of(i + step, 0u)
-                        + v2 * weight_of(i + 2u * step, 0u) + v3 * weight_of(i + 3u * step, 0u)
-                        + v4 * weight_of(i + 4u * step, 0u) + v5 * weight_of(i + 5u * step, 0u)
-                        + v6 * weight_of(i + 6u * step, 0u) + v7 * weight_of(i + 7u * step, 0u);
-                    sum_high += v0 * weights[2u * i + 1u] + v1 * weight_of(i + step, 1u)
-                        + v2 * weight_of(i + 2u * step, 1u) + v3 * weight_of(i + 3u * step, 1u)
-                        + v4 * weight_of(i + 4u * step, 1u) + v5 * weight_of(i + 5u * step, 1u)
-                        + v6 * weight_of(i + 6u * step, 1u) + v7 * weight_of(i + 7u * step, 1u);
+    }
+    for (var j0 = begin; j0 < end; j0 += 32u) {
+        // What is staged next is asked for before anything is computed with what is there.
+        let row = row0 + min(j0 + thread / 4u, end - 1u);
+        var next = key_words(row, min(thread % 4u, last_run));
+        var score: array<vec4<f32>, 2>;
+        for (var c = 0u; c < CHUNKS; c++) {
+            workgroupBarrier();
+            stage(thread, next);
+            var slot = c;
+            if KEPT == 1u {
+                slot = 0u;
+                if CHUNKS > 1u {
+                    stage_queries(thread, kv, first_pair, c, 0u);
                 }
-                low[c] = sum_low;
-                high[c] = sum_high;
+            }
+            workgroupBarrier();
+            if c + 1u < CHUNKS {
+                next = key_words(row, min((c + 1u) * 4u + thread % 4u, last_run));
+            } else {
+                next = value_words(row, min(thread % 4u, last_run));
+            }
+            for (var i = 0u; i < 8u; i++) {
+                let query = slot * TILE + quad * 36u + i;
+                let q0 = queries[query];
+                let q1 = queries[query + 9u];
+                let q2 = queries[query + 18u];
+                let q3 = queries[query + 27u];
+                let k0 = tile[column * 9u + i];
+                let k1 = tile[(column + 16u) * 9u + i];
+                score[0] += vec4<f32>(dot(q0, k0), dot(q1, k0), dot(q2, k0), dot(q3, k0));
+                score[1] += vec4<f32>(dot(q0, k1), dot(q1, k1), dot(q2, k1), dot(q3, k1));
+            }
+        }
+        var sees: array<vec4<bool>, 2>;
+        for (var i = 0u; i < 2u; i++) {
+            let j = vec4<u32>(j0 + column + 16u * i);
+            sees[i] = (j < vec4<u32>(end)) & (j <= last) & (last - j < vec4<u32>(params.window));
+            score[i] = select(vec4<f32>(LOWEST), bounded(score[i]), sees[i]);
+            weights[(column + 16u * i) * 8u + quad] = score[i];
+        }
+        workgroupBarrier();
+        var now = top;
+        for (var i = 0u; i < 32u; i++) {
+            now = max(now, weights[i * 8u + quad]);
+        }
+        let shrink = exp(top - now);
+        top = now;
+        weight *= shrink;
+        for (var c = 0u; c < 2u * CHUNKS; c++) {
+            sums[c] *= shrink;
+        }
+        workgroupBarrier();
+        for (var i = 0u; i < 2u; i++) {
+            let own = select(vec4<f32>(), exp(score[i] - now), sees[i]);
+            weights[(column + 16u * i) * 8u + quad] = own;
+        }
+        for (var c = 0u; c < CHUNKS; c++) {
+            stage(thread, next);
+            workgroupBarrier();
+            if c + 1u < CHUNKS {
+                next = value_words(row, min((c + 1u) * 4u + thread % 4u, last_run));
+            }
+            var first = sums[2u * c];
+            var second = sums[2u * c + 1u];
+            for (var i = 0u; i < 32u; i++) {
+                let w = weights[i * 8u + quad];
+                let four = tile[i * 9u + column / 2u];
+                let v = select(four.xy, four.zw, column % 2u == 1u);
+                first += w * v.x;
+                second += w * v.y;
+                if c == 0u {
+                    weight += w;
+                }
+            }
+            sums[2u * c] = first;
+            sums[2u * c + 1u] = second;
+            if c + 1u < CHUNKS {
+                workgroupBarrier();
             }
         }
     }
-    workgroupBarrier();
-    // What several invocations have of an element is in shared memory now, two vectors to each.
-    for (var c = 0u; c < 2u; c++) {
-        weights[2u * thread] = low[c];
-        weights[2u * thread + 1u] = high[c];
-        workgroupBarrier();
-        let e = e0 + c * 128u;
-        if begin == 0u && e < d {
-            var sum_low = weights[2u * e0];
-            var sum_high = weights[2u * e0 + 1u];
-            for (var i = 1u; i < step; i++) {
-                sum_low += weights[2u * (e0 + i * width)];
-                sum_high += weights[2u * (e0 + i * width) + 1u];
-            }
-            for (var r = 0u; r < 8u; r++) {
-                let pair = 8u * unit + r;
-                if pair < n_pairs {
-                    let value = select(sum_high[r % 4u], sum_low[r % 4u], r < 4u);
-                    let head = kv * share + pair % share;
-                    let query = pair / share;
-                    let to = params.out_offset + query * params.out_stride + head * d;
-                    out[to + e] = value / row_sum[r];
+    for (var r = 0u; r < 4u; r++) {
+        let pair = first_pair + 4u * quad + r;
+        if pair < n_pairs {
+            let to = params.out_offset + pair / share * params.out_stride + (kv * share + pair % share) * d;
+            for (var c = 0u; c < 2u * CHUNKS; c++) {
+                let e = c / 2u * 32u + 2u * column + c % 2u;
+                if e < d {
+                    out[to + e] = sums[c][r] / weight[r];
                 }
             }
         }
-        workgroupBarrier();
     }
 }

@@ -52,6 +52,9 @@ impl AttentionShape {
     }
 }
 
+/// Pairs of a query and a head, positions, and elements of a head, that `attention.wgsl` takes at a time.
+const TILE: usize = 32;
+
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct Params {
@@ -130,10 +133,23 @@ pub fn attention(
         CacheType::F16 => &shader::ATTENTION_F16,
         CacheType::Q8_0 => &shader::ATTENTION_Q8_0,
     };
-    let units = (q.n_rows * share).div_ceil(8) * n_kv_heads;
-    let grid = recorder.device().limits().grid as usize;
-    expect_most("attention: heads of queries in a batch", grid, units)?;
-    let softcap = ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some())));
+    let units = (q.n_rows * share).div_ceil(TILE) * n_kv_heads;
+    let limits = recorder.device().limits();
+    let most = limits.grid as usize;
+    expect_most("attention: heads of queries in a batch", most, units)?;
+    let chunks = d.div_ceil(TILE);
+    // Rows of a tile are nine vectors apart. A tile of keys and weights are in shared memory beside.
+    let all = chunks * TILE * 9 * 16 + 9216;
+    let kept = if all <= limits.workgroup_bytes as usize {
+        chunks
+    } else {
+        1
+    };
+    let constants = [
+        ("CHUNKS", chunks as f64),
+        ("KEPT", kept as f64),
+        ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
+    ];
     let bindings = [
         q.buffer.into(),
         (&cache.keys).into(),
@@ -142,5 +158,5 @@ pub fn attention(
         out.buffer.into(),
     ];
     let grid = [units as u32, u32::from(q.n_rows > 0)];
-    recorder.dispatch(kernel, &[softcap], &bindings, &params, grid)
+    recorder.dispatch(kernel, &constants, &bindings, &params, grid)
 }

@@ -19,12 +19,3 @@ fn floats(x: Eight) -> array<vec4<f32>, 2> {
         vec4<f32>(unpack2x16float(x.words.z), unpack2x16float(x.words.w)),
     );
 }
-
-fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
-    return floats(key_words(row, i));
-}
-
-fn value_at(row: u32, e: u32) -> f32 {
-    let pair = unpack2x16float(values[row * params.row_len + e / 8u][e % 8u / 2u]);
-    return select(pair.x, pair.y, e % 2u == 1u);
-}

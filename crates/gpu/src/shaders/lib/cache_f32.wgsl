@@ -19,11 +19,3 @@ fn value_words(row: u32, i: u32) -> Eight {
 fn floats(x: Eight) -> array<vec4<f32>, 2> {
     return array<vec4<f32>, 2>(bitcast<vec4<f32>>(x.low), bitcast<vec4<f32>>(x.high));
 }
-
-fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
-    return floats(key_words(row, i));
-}
-
-fn value_at(row: u32, e: u32) -> f32 {
-    return bitcast<f32>(values[row * params.row_len + e / 4u][e % 4u]);
-}

@@ -28,14 +28,3 @@ fn floats(x: Eight) -> array<vec4<f32>, 2> {
     let scale = bitcast<f32>(x.scale);
     return array<vec4<f32>, 2>(scale * bytes_of(x.words.x), scale * bytes_of(x.words.y));
 }
-
-fn key_eight(row: u32, i: u32) -> array<vec4<f32>, 2> {
-    return floats(key_words(row, i));
-}
-
-fn value_at(row: u32, e: u32) -> f32 {
-    let word = values[row * params.row_len + e / 16u][e % 16u / 4u];
-    let at = params.scales + row * params.row_scales + e / 32u;
-    let scale = bitcast<f32>(values[at / 4u][at % 4u]);
-    return scale * f32(bitcast<i32>(word << (24u - e % 4u * 8u)) >> 24u);
-}
