@@ -86,17 +86,19 @@ impl Method {
 /// For how many steps from position `len` on tokens can be chosen as `sampler` does.
 pub(super) fn steps_from(len: usize, sampler: &Sampler) -> usize {
     let config = sampler.config();
-    let mut ids: Vec<u32> = config.logit_bias.iter().map(|(id, _)| *id).collect();
-    ids.sort_unstable();
-    let once = ids.windows(2).all(|ids| ids[0] < ids[1]);
-    let placed = sampler.recent().len() <= len + 1;
-    match Method::of(config) {
-        Some(_) if once && placed => match sampler.n_remembered() <= MOST_PENALISED {
-            true => MOST_STEPS,
-            false => MOST_PENALISED.saturating_sub(len).min(MOST_STEPS),
-        },
-        _ => 0,
+    // Biases of one token are added in turn; kernels add them side by side.
+    let mut biased: Vec<u32> = config.logit_bias.iter().map(|(id, _)| *id).collect();
+    biased.sort_unstable();
+    let is_twice = biased.windows(2).any(|ids| ids[0] == ids[1]);
+    // Tokens are remembered by position.
+    let has_places = sampler.recent().len() <= len + 1;
+    if Method::of(config).is_none() || is_twice || !has_places {
+        return 0;
     }
+    if sampler.n_remembered() > MOST_PENALISED {
+        return MOST_PENALISED.saturating_sub(len).min(MOST_STEPS);
+    }
+    MOST_STEPS
 }
 
 /// Memory for choices, kept with a sequence.
