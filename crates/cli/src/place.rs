@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use sterna_engine::{Activations, Cpu, Model, ModelPlan, SessionOptions};
+#[cfg(feature = "gpu")]
+use sterna_engine::SessionOptions;
+use sterna_engine::{Activations, Cpu, Model, ModelPlan};
 use sterna_kernels::Isa;
 
 use crate::args::n_bytes;

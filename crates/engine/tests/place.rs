@@ -184,7 +184,7 @@ fn what_is_kept_is_enough_for_the_whole_context() {
     };
     let want = logits(&on_cpu, &ids, options);
     let mut counts = Vec::new();
-    for budget in [4_000_000, 4_800_000, 5_600_000] {
+    for budget in [2_200_000, 3_000_000] {
         let device = limited(DeviceOptions {
             memory_budget: Some(budget),
             ..DeviceOptions::default()
@@ -202,10 +202,7 @@ fn what_is_kept_is_enough_for_the_whole_context() {
         let name = format!("{budget} bytes, {counts:?} layers, {:?}", device.memory());
         check_logits(&name, &got, &want, c.n_vocab, MAX_ERROR_FLOAT);
     }
-    assert!(
-        counts.iter().any(|n| (1..c.n_layers).contains(n)),
-        "{counts:?}"
-    );
+    assert!(0 < counts[0] && counts[0] < counts[1] && counts[1] < c.n_layers);
 }
 
 #[test]
