@@ -268,7 +268,9 @@ fn an_answer_goes_on_when_its_device_is_lost() {
         };
         let mut answer = runtime.start(request).unwrap();
         if let Some(n) = prefilled {
-            (0..n).for_each(|_| drop(answer.prefill().unwrap()));
+            for _ in 0..n {
+                answer.prefill().unwrap();
+            }
             lose(answer.runtime);
         }
         let mut n = 0;
