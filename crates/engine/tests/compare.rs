@@ -4,7 +4,7 @@ mod common;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
@@ -18,11 +18,10 @@ use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 
-/// A backend with a fault: in a matrix that is loaded while the switch is on, or in the attention of a
-/// layer.
+/// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
 struct Faulty<B> {
     inner: B,
-    spoil: Arc<AtomicBool>,
+    spoil: Arc<AtomicUsize>,
     layer: Option<usize>,
 }
 
@@ -51,7 +50,9 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn load_linear(&self, mut source: LinearSource) -> Result<B::Linear, BackendError> {
-        if self.spoil.load(Ordering::Relaxed) {
+        let (WeightData::Ternary { codes: bytes, .. } | WeightData::Blocks { bytes, .. }) =
+            &source.weights;
+        if bytes.as_ptr().addr() == self.spoil.load(Ordering::Relaxed) {
             match &mut source.weights {
                 WeightData::Ternary { scale, .. } => *scale = -*scale,
                 WeightData::Blocks { dtype, bytes, .. } => {
@@ -266,10 +267,13 @@ fn spoiled<B: Backend>(
     let mut loader = Loader::new(plan, Compare::new(cpu(), faulty));
     let mut n_spoiled = 0;
     while let Some(want) = loader.wanted() {
-        spoil.store(want.name == name, Ordering::Relaxed);
-        n_spoiled += usize::from(want.name == name);
         let range = want.offset as usize..(want.offset + want.len) as usize;
         let bytes = files[want.file].slice(range);
+        if want.name == name {
+            // Bytes are kept as they are fed.
+            spoil.store(bytes.as_ptr().addr(), Ordering::Relaxed);
+            n_spoiled += 1;
+        }
         loader.feed(bytes).unwrap();
     }
     assert_eq!(n_spoiled, 1, "{name}");
