@@ -237,7 +237,9 @@ impl Runtime {
     /// Fails as [`Runtime::append`] does.
     fn decode(&mut self, id: u32, wanted: usize) -> Result<Decoded> {
         self.forget_drafts();
-        let decoded = self.session.decode(id, &self.sampler, wanted)?;
+        let sampler = &self.sampler;
+        let step = |session: &mut Session<Place>| session.decode(id, sampler, wanted);
+        let decoded = self.recovery.run(&mut self.session, &self.cached, step)?;
         self.cached.push(id);
         match decoded {
             Decoded::Logits(logits) => self.checked(logits).map(Decoded::Logits),
