@@ -12,15 +12,16 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use sterna_engine::{Decoded, HeadUse, Logits, Sampler, Session};
 
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::recovery::Recovery;
 use crate::speculate::{Ahead, Drafter};
 
 pub(crate) use text::Generation;
 
-/// Prompt tokens computed between two chances to stop. Longer pieces are hardly faster, and shorter ones
-/// let an interruption be heeded sooner.
+/// Prompt tokens computed between two chances to stop. On the CPU longer pieces are hardly faster, and
+/// shorter ones let an interruption be heeded sooner; a GPU needs many rows to be busy.
 const PREFILL_CHUNK: usize = 64;
+const GPU_PREFILL_CHUNK: usize = 512;
 
 /// A session with its sampler, and what is in the session's cache.
 pub(crate) struct Runtime {
@@ -374,7 +375,13 @@ impl Answer<'_> {
     pub(crate) fn prefill(&mut self) -> Result<usize> {
         let start = Instant::now();
         let rest = &self.request.prompt[self.request.prompt.len() - self.n_left()..];
-        let chunk = &rest[..rest.len().min(PREFILL_CHUNK)];
+        let on_gpu = place::gpu_name(self.runtime.session.model().backend()).is_some();
+        let most = if on_gpu {
+            GPU_PREFILL_CHUNK
+        } else {
+            PREFILL_CHUNK
+        };
+        let chunk = &rest[..rest.len().min(most)];
         if !chunk.is_empty() {
             // Nothing is chosen before the prompt has ended.
             let logits = if chunk.len() < rest.len() {

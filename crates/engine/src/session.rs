@@ -28,12 +28,12 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    /// A context of `ctx_len` tokens, an f32 cache, chunks of 256.
+    /// A context of `ctx_len` tokens, an f32 cache, chunks of 512.
     pub fn new(ctx_len: usize) -> SessionOptions {
         SessionOptions {
             ctx_len,
             cache: CacheType::F32,
-            chunk: 256,
+            chunk: 512,
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p sterna-gpu --example gpu-bench [-- SECTION...]
 //!
-//! Sections are overheads, products, variants, attention and step; all of them without any. `STERNA_GPU` in
+//! Sections are overheads, products, variants, attention, step and sweep; all of them without any. `STERNA_GPU` in
 //! the environment is part of the adapter's name.
 //!
 //! Times are medians of repeated submissions, by the clock of the host, of chains in which each dispatch
@@ -65,8 +65,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if wanted("step") {
         for ctx in [128, 512, 2048] {
-            decode_step(&device, small, ctx)?;
+            decode_step(&device, small, ctx, false)?;
         }
+    }
+    if wanted("sweep") {
+        decode_step(&device, small, 512, true)?;
     }
     Ok(())
 }
@@ -656,7 +659,7 @@ impl<'a> Layer<'a> {
 }
 
 /// A token of a model of the 2B-4T shape: everything from embedding to sampling, in one pass.
-fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError> {
+fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<(), GpuError> {
     let (n_layers, n_vocab) = if small { (2, 4096) } else { (30, 128_256) };
     let (dim, ffn, n_heads, n_kv_heads, d) = (2560, 6912, 20, 5, 128);
     let width = (n_heads + 2 * n_kv_heads) * d;
@@ -678,22 +681,8 @@ fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError>
     let states = SpanStates::new(device, 1, n_heads, d, ctx + 64)?;
     let scratch = QuantizedRows::new(device, 1, ffn)?;
     let best = TopK::new(device, n_vocab, 40)?;
-    let mut r = Recorder::new(device);
-    embed(&mut r, &table, (&state, 1), 1.0, Rows::new(&x, 1, dim))?;
-    let round = |x: Rows<'_>, r: &mut Recorder, w: &Linear, e: Epilogue, out: Rows<'_>| {
-        multiply(
-            r,
-            w,
-            Input::Round {
-                x,
-                norm: Some((&ones, 1e-5)),
-                scratch: &scratch,
-            },
-            e,
-            out,
-        )
-    };
     let mut bytes = table.bytes();
+    let mut layers = Vec::new();
     for _ in 0..n_layers {
         let w = [
             matrix(width, dim)?,
@@ -704,83 +693,119 @@ fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError>
         bytes += w.iter().map(Linear::bytes).sum::<u64>();
         let cache = CacheLayer::new(device, n_kv_heads, d, CacheType::F16, ctx + 64)?;
         bytes += cache.bytes();
-        let qkv_rows = Rows::new(&qkv, 1, width);
-        round(
-            Rows::new(&x, 1, dim),
-            &mut r,
-            &w[0],
-            Epilogue::Store,
-            qkv_rows,
-        )?;
-        let angles = Angles {
-            table: &angles,
-            pairs: d / 2,
-            layout: RopeLayout::Halves,
-        };
-        let raw = Heads {
-            qkv: qkv_rows,
-            norms: HeadNorms::default(),
-            angles,
-            position,
-        };
-        let shape = AttentionShape {
-            n_heads,
-            scale: 0.09,
-            softcap: None,
-            window: None,
-        };
-        let spans = Spans {
-            states: &states,
-            most_len: ctx + 64,
-        };
-        let heads = Rows::new(&a, 1, n_heads * d);
-        decode(&mut r, &shape, &raw, &cache, spans, heads)?;
-        round(heads, &mut r, &w[1], Epilogue::Add, Rows::new(&x, 1, dim))?;
-        let gated = Rows::new(&gate, 1, ffn);
-        round(
-            Rows::new(&x, 1, dim),
-            &mut r,
-            &w[2],
-            Epilogue::Gate(Activation::Relu2),
-            gated,
-        )?;
-        round(gated, &mut r, &w[3], Epilogue::Add, Rows::new(&x, 1, dim))?;
+        layers.push((w, cache));
     }
-    rms_norm(
-        &mut r,
-        Rows::new(&x, 1, dim),
-        &ones,
-        1e-5,
-        Rows::new(&h, 1, dim),
-    )?;
-    let to = Rows::new(&logits, 1, n_vocab);
-    multiply(
-        &mut r,
-        &table,
-        Input::Float(Rows::new(&h, 1, dim)),
-        Epilogue::Store,
-        to,
-    )?;
-    top_k(&mut r, to, &best)?;
-    let draw = Draw {
-        temperature: 0.8,
-        top_p: 0.95,
-        min_p: 0.0,
-        seed: 1,
+    let record = |tunings: [Tuning; 4]| -> Result<Commands, GpuError> {
+        let mut r = Recorder::new(device);
+        embed(&mut r, &table, (&state, 1), 1.0, Rows::new(&x, 1, dim))?;
+        let round = |x: Rows<'_>,
+                     r: &mut Recorder,
+                     w: &[Linear; 4],
+                     i: usize,
+                     e: Epilogue,
+                     out: Rows<'_>| {
+            r.set_tuning(tunings[i]);
+            multiply(
+                r,
+                &w[i],
+                Input::Round {
+                    x,
+                    norm: Some((&ones, 1e-5)),
+                    scratch: &scratch,
+                },
+                e,
+                out,
+            )
+        };
+        for (w, cache) in &layers {
+            let qkv_rows = Rows::new(&qkv, 1, width);
+            round(
+                Rows::new(&x, 1, dim),
+                &mut r,
+                w,
+                0,
+                Epilogue::Store,
+                qkv_rows,
+            )?;
+            let angles = Angles {
+                table: &angles,
+                pairs: d / 2,
+                layout: RopeLayout::Halves,
+            };
+            let raw = Heads {
+                qkv: qkv_rows,
+                norms: HeadNorms::default(),
+                angles,
+                position,
+            };
+            let shape = AttentionShape {
+                n_heads,
+                scale: 0.09,
+                softcap: None,
+                window: None,
+            };
+            let spans = Spans {
+                states: &states,
+                most_len: ctx + 64,
+            };
+            let heads = Rows::new(&a, 1, n_heads * d);
+            decode(&mut r, &shape, &raw, cache, spans, heads)?;
+            round(heads, &mut r, w, 1, Epilogue::Add, Rows::new(&x, 1, dim))?;
+            let gated = Rows::new(&gate, 1, ffn);
+            round(
+                Rows::new(&x, 1, dim),
+                &mut r,
+                w,
+                2,
+                Epilogue::Gate(Activation::Relu2),
+                gated,
+            )?;
+            round(gated, &mut r, w, 3, Epilogue::Add, Rows::new(&x, 1, dim))?;
+        }
+        rms_norm(
+            &mut r,
+            Rows::new(&x, 1, dim),
+            &ones,
+            1e-5,
+            Rows::new(&h, 1, dim),
+        )?;
+        let to = Rows::new(&logits, 1, n_vocab);
+        multiply(
+            &mut r,
+            &table,
+            Input::Float(Rows::new(&h, 1, dim)),
+            Epilogue::Store,
+            to,
+        )?;
+        top_k(&mut r, to, &best)?;
+        let draw = Draw {
+            temperature: 0.8,
+            top_p: 0.95,
+            min_p: 0.0,
+            seed: 1,
+        };
+        sample(&mut r, &best, &draw, position, &tokens)?;
+        r.finish()
     };
-    sample(&mut r, &best, &draw, position, &tokens)?;
-    let commands = r.finish()?;
     let back = || device.write(&state, 0, bytemuck::bytes_of(&[ctx as u32 - 1, 1]));
     // Tokens on their way while the host records the next ones, as decoding would have it.
     let at_once = if small { 2 } else { 32 };
-    let us = median(7, || {
-        back()?;
-        let mut last = None;
-        for _ in 0..at_once {
-            last = Some(device.submit(&[&commands], &[])?);
-        }
-        last.map_or(Ok(()), |last| last.wait().map(|_| ()))
-    })? / at_once as f64;
+    let time = |commands: &Commands| -> Result<f64, GpuError> {
+        let all = median(7, || {
+            back()?;
+            let mut last = None;
+            for _ in 0..at_once {
+                last = Some(device.submit(&[commands], &[])?);
+            }
+            last.map_or(Ok(()), |last| last.wait().map(|_| ()))
+        })?;
+        Ok(all / at_once as f64)
+    };
+    if sweep {
+        return sweep_step(record, time);
+    }
+    let commands = record([Tuning::default(); 4])?;
+    let us = time(&commands)?;
     println!(
         "\ndecode step, 2B-4T shape, context {ctx}: {} dispatches, {us:.0} µs, {:.0} tokens/s, {:.0} GB/s",
         commands.len(),
@@ -803,6 +828,51 @@ fn decode_step(device: &Device, small: bool, ctx: usize) -> Result<(), GpuError>
                 100.0 * sum / total
             );
         }
+    }
+    Ok(())
+}
+
+/// The step with each of its four products shared out in every way, the others as they are by default: all in
+/// turns, four times over, and the medians.
+fn sweep_step(
+    record: impl Fn([Tuning; 4]) -> Result<Commands, GpuError>,
+    time: impl Fn(&Commands) -> Result<f64, GpuError>,
+) -> Result<(), GpuError> {
+    let mut ways = vec![None];
+    for lanes in [8, 16, 32] {
+        for workgroup in [128, 256, 512] {
+            ways.push(Some(Tuning {
+                gemv_lanes: Some(lanes),
+                gemv_workgroup: Some(workgroup),
+            }));
+        }
+    }
+    for (i, name) in ["qkv", "o", "gate+up", "down"].into_iter().enumerate() {
+        let mut all = Vec::new();
+        for way in &ways {
+            let mut tunings = [Tuning::default(); 4];
+            tunings[i] = way.unwrap_or_default();
+            all.push((record(tunings)?, Vec::new()));
+        }
+        for _ in 0..4 {
+            for (commands, times) in &mut all {
+                times.push(time(commands)?);
+            }
+        }
+        print!("step, {name:<8}");
+        for (way, (_, times)) in ways.iter().zip(&mut all) {
+            times.sort_by(f64::total_cmp);
+            match way {
+                None => print!(" default"),
+                Some(t) => print!(
+                    "  {}x{}",
+                    t.gemv_lanes.unwrap_or(0),
+                    t.gemv_workgroup.unwrap_or(0)
+                ),
+            }
+            print!(" {:.0}", times[times.len() / 2]);
+        }
+        println!();
     }
     Ok(())
 }

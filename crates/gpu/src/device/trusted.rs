@@ -14,15 +14,21 @@ pub(super) fn experimental_features() -> ExperimentalFeatures {
     unsafe { ExperimentalFeatures::enabled() }
 }
 
-/// Compiles one of this crate's shaders, with bounds checks, but without counting the turns of loops.
+/// Compiles one of this crate's shaders, without counting the turns of loops and without checking indices
+/// into shared memory, which costs a twentieth of a decoded token. Buffers stay checked by the device, as
+/// `wgpu` asks of it where it can.
 pub(super) fn shader_module(
     device: &wgpu::Device,
     descriptor: ShaderModuleDescriptor<'_>,
 ) -> ShaderModule {
     let mut checks = ShaderRuntimeChecks::checked();
     checks.force_loop_bounding = false;
-    // SAFETY: without the check, a loop that doesn't end is undefined behaviour. Every loop of this
-    // crate's shaders counts up to, or halves down from, a number that is fixed before it begins.
+    checks.bounds_checks = false;
+    // SAFETY: without the checks, a loop that doesn't end is undefined behaviour, and so is an index beyond
+    // the end. Every loop of this crate's shaders counts up to, or halves down from, a number that is fixed
+    // before it begins. Indices follow from the numbers of invocations and from shapes that the functions
+    // of `kernels` check before they record a dispatch, never from values in buffers alone: what is read from
+    // there, positions and ids, is compared with capacities first.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 

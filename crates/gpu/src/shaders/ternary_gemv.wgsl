@@ -38,15 +38,14 @@ struct Sums {
     b: vec3<i32>,
 }
 
-// The same of two rows and their vectors v.
+// The same of two rows and their vectors v: sixteen bytes, positions 0 to 15 or 16 to 31 of four quarters of a
+// block.
 fn multiply_two(w0: vec4<u32>, w1: vec4<u32>, token: u32, v: u32, before: Sums) -> Sums {
-    // Sixteen bytes have positions 0 to 15 or 16 to 31 of four quarters of a block.
-    let at = v / 2u * 8u + v % 2u;
     let q = array<vec4<u32>, 4>(
-        q_at(token, at),
-        q_at(token, at + 2u),
-        q_at(token, at + 4u),
-        q_at(token, at + 6u),
+        q_quarter(token, v, 0u),
+        q_quarter(token, v, 1u),
+        q_quarter(token, v, 2u),
+        q_quarter(token, v, 3u),
     );
     return Sums(multiply(w0, q, before.a), multiply(w1, q, before.b));
 }

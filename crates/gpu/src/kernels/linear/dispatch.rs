@@ -260,7 +260,7 @@ pub(super) fn can_round(recorder: &Recorder, x: &Rows<'_>) -> bool {
     let padded = x.width.next_multiple_of(PADDING);
     let most = limits.workgroup_len.min(1024);
     // Codes; steps, sums and maxima of runs; and what reductions take.
-    let bytes = padded + padded / RUN * 12 + 12 * most as usize;
+    let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize;
     let in_vectors = x.offset.is_multiple_of(4) && x.width.is_multiple_of(4) && x.width > 0;
     x.n_rows == 1
         && in_vectors

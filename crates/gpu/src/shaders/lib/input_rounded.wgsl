@@ -15,13 +15,23 @@ override TURNS: u32 = 1u;
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
 
-var<workgroup> own_q: array<vec4<u32>, Q_LEN>;
+// Vectors in the order in which neighbours read them, so that they are in different banks; eight for gaps.
+var<workgroup> own_q: array<vec4<u32>, Q_LEN + 8u>;
 var<workgroup> own_steps: array<vec2<u32>, RUNS>;
 // Largest magnitudes of runs.
 var<workgroup> maxima: array<f32, RUNS>;
 // Of the whole row, for SCALING 0.
 var<private> own_scale: f32;
 var<private> own_sum: i32;
+
+// Where vector i is: those of a quarter of every block of 128 together for SCALING 0, else those of a half of
+// every run.
+fn slot_of(i: u32) -> u32 {
+    if SCALING == 0u {
+        return i % 8u / 2u * (Q_LEN / 4u + 2u) + i / 8u * 2u + i % 2u;
+    }
+    return i % 2u * (Q_LEN / 2u + 1u) + i / 2u;
+}
 
 fn largest(v: vec4<f32>) -> f32 {
     let a = abs(v);
@@ -78,7 +88,7 @@ fn prepare(at: Invocation) {
             let codes = vec4<i32>(round(v[j] * own_scale));
             sum += codes.x + codes.y + codes.z + codes.w;
             if i < vectors {
-                own_q[i / 4u][i % 4u] = pack(codes);
+                own_q[slot_of(i / 4u)][i % 4u] = pack(codes);
             }
         }
         // Its barriers make the codes visible too.
@@ -106,7 +116,7 @@ fn prepare(at: Invocation) {
         let codes = vec4<i32>(round(v[j] * scale));
         let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if i < vectors {
-            own_q[i / 4u][i % 4u] = pack(codes);
+            own_q[slot_of(i / 4u)][i % 4u] = pack(codes);
             if i % 8u == 0u {
                 let step = divide(1.0, scale);
                 own_steps[i / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
@@ -117,7 +127,12 @@ fn prepare(at: Invocation) {
 }
 
 fn q_at(token: u32, i: u32) -> vec4<u32> {
-    return own_q[i];
+    return own_q[slot_of(i)];
+}
+
+// What vector v of a row of trits meets in quarter `quarter` of its block.
+fn q_quarter(token: u32, v: u32, quarter: u32) -> vec4<u32> {
+    return own_q[quarter * (Q_LEN / 4u + 2u) + v];
 }
 
 // Scale and sum of the row.

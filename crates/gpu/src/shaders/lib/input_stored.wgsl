@@ -10,6 +10,11 @@ fn q_at(token: u32, i: u32) -> vec4<u32> {
     return q[token * params.q_len + i];
 }
 
+// What vector v of a row of trits meets in quarter `quarter` of its block.
+fn q_quarter(token: u32, v: u32, quarter: u32) -> vec4<u32> {
+    return q[token * params.q_len + v / 2u * 8u + v % 2u + 2u * quarter];
+}
+
 // Scale and sum of a row.
 fn row_step(token: u32) -> vec2<u32> {
     return steps[token];
