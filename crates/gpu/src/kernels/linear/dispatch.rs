@@ -313,6 +313,7 @@ pub(super) fn multiply(
                 ("SCALING", f64::from(scaling as u8)),
                 ("NORM", f64::from(u8::from(norm.is_some()))),
                 ("Q_LEN", q_len as f64),
+                ("Q_ROOM", q_len as f64 + 8.0),
                 (
                     "RUNS",
                     match scaling {

@@ -7,6 +7,8 @@ override SCALING: u32 = 0u;
 override NORM: u32 = 0u;
 // Vectors of 16 int8 of the row, padded to blocks of 256.
 override Q_LEN: u32 = 16u;
+// The same, and eight for gaps.
+override Q_ROOM: u32 = 24u;
 // Runs of 32 that have a step of their own: all of the row, or one if the row has a scale.
 override RUNS: u32 = 8u;
 // Vectors of four floats that an invocation takes, at most 8.
@@ -15,8 +17,8 @@ override TURNS: u32 = 1u;
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
 
-// Vectors in the order in which neighbours read them, so that they are in different banks; eight for gaps.
-var<workgroup> own_q: array<vec4<u32>, Q_LEN + 8u>;
+// Vectors in the order in which neighbours read them, so that they are in different banks.
+var<workgroup> own_q: array<vec4<u32>, Q_ROOM>;
 var<workgroup> own_steps: array<vec2<u32>, RUNS>;
 // Largest magnitudes of runs.
 var<workgroup> maxima: array<f32, RUNS>;
