@@ -62,21 +62,32 @@ fn main(
         candidates[i] = candidate;
     }
     workgroupBarrier();
-    // Bitonic: runs of `run` are sorted in alternating directions, then merged.
-    for (var run = 2u; run <= 1024u; run *= 2u) {
-        for (var reach = run / 2u; reach > 0u; reach /= 2u) {
-            for (var pair = thread; pair < 512u; pair += 256u) {
-                let a = pair / reach * reach * 2u + pair % reach;
-                let b = a + reach;
-                let first = candidates[a];
-                let second = candidates[b];
-                let falling = (a & run) == 0u;
-                if comes_before(second, first) == falling {
-                    candidates[a] = second;
-                    candidates[b] = first;
+    if params.k == 1u {
+        for (var half = 512u; half > 0u; half /= 2u) {
+            for (var i = thread; i < half; i += 256u) {
+                if comes_before(candidates[i + half], candidates[i]) {
+                    candidates[i] = candidates[i + half];
                 }
             }
             workgroupBarrier();
+        }
+    } else {
+        // Bitonic: runs of `run` are sorted in alternating directions, then merged.
+        for (var run = 2u; run <= 1024u; run *= 2u) {
+            for (var reach = run / 2u; reach > 0u; reach /= 2u) {
+                for (var pair = thread; pair < 512u; pair += 256u) {
+                    let a = pair / reach * reach * 2u + pair % reach;
+                    let b = a + reach;
+                    let first = candidates[a];
+                    let second = candidates[b];
+                    let falling = (a & run) == 0u;
+                    if comes_before(second, first) == falling {
+                        candidates[a] = second;
+                        candidates[b] = first;
+                    }
+                }
+                workgroupBarrier();
+            }
         }
     }
     for (var i = thread; i < params.k; i += 256u) {

@@ -205,8 +205,9 @@ struct GemvShape {
 }
 
 impl GemvShape {
-    /// Workgroups that keep a large device busy.
+    /// Workgroups that keep a large device busy, and fewer where each has to round the input first.
     const ENOUGH: usize = 256;
+    const ENOUGH_ROUNDING: usize = 100;
 
     /// For `n` rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
     /// together, a cache line. More share a row where otherwise there would be few workgroups, down to
@@ -217,7 +218,13 @@ impl GemvShape {
         let (limits, tuning) = (recorder.device().limits(), recorder.tuning());
         let most = limits.min_subgroup.clamp(8, 32);
         let least = own.map_or(64, |width| workgroup_to_round(width).max(64));
-        let usual = if own.is_some() { 256 } else { 128 };
+        // Large workgroups round less often, for tall matrices, and sooner, for wide ones.
+        let usual = match own {
+            None => 128,
+            Some(width) if n > MANY_ROWS || width > WIDE => 512,
+            Some(_) => 256,
+        };
+        let enough = own.map_or(Self::ENOUGH, |_| Self::ENOUGH_ROUNDING);
         let workgroup = tuning.gemv_workgroup.unwrap_or(usual);
         let workgroup = workgroup
             .next_power_of_two()
@@ -225,8 +232,7 @@ impl GemvShape {
         let shape = |lanes| GemvShape { workgroup, lanes };
         let lanes = tuning.gemv_lanes.unwrap_or_else(|| {
             let mut lanes = 8;
-            while n / shape(lanes).rows() < Self::ENOUGH && steps as u32 > 2 * lanes && lanes < most
-            {
+            while n / shape(lanes).rows() < enough && steps as u32 > 2 * lanes && lanes < most {
                 lanes *= 2;
             }
             lanes
@@ -254,15 +260,26 @@ fn workgroup_to_round(width: usize) -> u32 {
     u32::try_from(invocations.next_power_of_two()).unwrap_or(u32::MAX)
 }
 
-/// Whether every workgroup can round the row `x` for itself: in vectors, and with room for it.
-pub(super) fn can_round(recorder: &Recorder, x: &Rows<'_>) -> bool {
+/// From these rows of weights and columns on, rounding takes large workgroups. These and the next were
+/// found on an H200, like the numbers of workgroups above.
+const MANY_ROWS: usize = 8192;
+const WIDE: usize = 4096;
+
+/// From so many rows on, a dispatch that rounds costs less than rounding in every workgroup.
+const VERY_MANY_ROWS: usize = 65_536;
+
+/// Whether every workgroup of the product is to round the row `x` for itself: it can be, in vectors, with room
+/// for it; and that is faster than a dispatch of its own, which it isn't for blocks of many columns.
+pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let limits = recorder.device().limits();
     let padded = x.width.next_multiple_of(PADDING);
     let most = limits.workgroup_len.min(1024);
     // Codes; steps, sums and maxima of runs; and what reductions take.
     let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize;
     let in_vectors = x.offset.is_multiple_of(4) && x.width.is_multiple_of(4) && x.width > 0;
+    let pays = w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || x.width <= WIDE);
     x.n_rows == 1
+        && pays
         && in_vectors
         && bytes <= limits.workgroup_bytes as usize
         && workgroup_to_round(x.width) <= most

@@ -355,7 +355,7 @@ pub fn multiply(
                     w.k,
                 )?;
             }
-            if dispatch::can_round(recorder, &x) {
+            if dispatch::rounds_itself(recorder, w, &x) {
                 Source::Own { x, norm, scaling }
             } else {
                 quantize(recorder, x, norm, scaling, scratch)?;
