@@ -472,7 +472,7 @@ impl<'a> Product<'a> {
                 power += f64::from(*want).powi(2);
             }
         }
-        match (same, error / power < 2e-7) {
+        match (same, error / power < 5e-7) {
             (true, _) => "same bits".into(),
             (false, true) => format!("error {:.0e}", error / power),
             (false, false) => format!("WRONG {:.1e}", error / power),
