@@ -1,7 +1,7 @@
 // Blocks of integers and rounded activations for gemm_coop.wgsl. Needs `codes_*.wgsl`.
 //
-// Agrees with `sterna_kernels::gemm` as block_gemm.wgsl does, but that scales and products with them are
-// rounded to f16 on both sides, 11 bits each.
+// Agrees with `sterna_kernels::gemm` as block_gemm.wgsl does, but that both sides are rounded to f16, and the
+// scales of weights before that, 11 bits each.
 // Shapes: weights as `codes_*.wgsl` says; steps [m, q_len / 2] of the step and the sum of each run of 32.
 
 // Weights times the one and activations over the other are f16 over the whole range of either: weights from
@@ -45,14 +45,15 @@ fn stage(thread: u32, f: Fetched) {
     let s0 = vec3<f16>(GROW * f.s0);
     let s1 = vec3<f16>(GROW * f.s1);
     let x = thread / 2u * 18u + thread % 2u * 8u;
-    let step = vec4<f16>(f16(f.step / SHRINK));
+    // In f32: steps of small activations would be too small for f16.
+    let step = f.step / SHRINK;
     for (var i = 0u; i < 4u; i++) {
         tile_w[w + i] = fma(halves_of(f.w0[0][i]), vec4<f16>(s0.x), vec4<f16>(-s0.z));
         tile_w[w + 4u + i] = fma(halves_of(f.w0[1][i]), vec4<f16>(s0.y), vec4<f16>(-s0.z));
         tile_w[w + 8u + i] = fma(halves_of(f.w1[0][i]), vec4<f16>(s1.x), vec4<f16>(-s1.z));
         tile_w[w + 12u + i] = fma(halves_of(f.w1[1][i]), vec4<f16>(s1.y), vec4<f16>(-s1.z));
-        tile_x[x + i] = step * halves_of(f.x[0][i]);
-        tile_x[x + 4u + i] = step * halves_of(f.x[1][i]);
+        tile_x[x + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[0][i])));
+        tile_x[x + 4u + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[1][i])));
     }
 }
 
