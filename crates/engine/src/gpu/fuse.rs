@@ -1,8 +1,9 @@
 //! Operations that are one kernel together.
 //!
 //! A norm before integer products is computed as their input is rounded, a product that is added to the
-//! residual is added as it is stored, and attention of one row makes its own heads ready. Nothing may be in between, and no one may want what is no
-//! longer stored.
+//! residual is added as it is stored, a gate is applied as its product is, products of matrices behind one
+//! another are one, and attention of one row makes its own heads ready. Nothing may be in between, and no one
+//! may want what is no longer stored.
 
 use sterna_gpu::kernels::linear::{Epilogue, Form};
 

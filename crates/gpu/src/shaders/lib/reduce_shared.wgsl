@@ -48,22 +48,6 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
-fn segment_max_f32(at: Invocation, value: f32) -> f32 {
-    let i = at.index;
-    exchange[i].x = bitcast<u32>(value);
-    workgroupBarrier();
-    for (var half = LANES / 2u; half > 0u; half /= 2u) {
-        if i % LANES < half {
-            let top = max(bitcast<f32>(exchange[i].x), bitcast<f32>(exchange[i + half].x));
-            exchange[i].x = bitcast<u32>(top);
-        }
-        workgroupBarrier();
-    }
-    let top = bitcast<f32>(exchange[i - i % LANES].x);
-    workgroupBarrier();
-    return top;
-}
-
 // The largest value of eight invocations in a row.
 fn eight_max_f32(at: Invocation, value: f32) -> f32 {
     let i = at.index;
