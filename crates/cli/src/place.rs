@@ -145,6 +145,17 @@ pub(crate) fn name_of(gpu: &sterna_engine::Gpu) -> String {
     gpu::describe(gpu.device().info())
 }
 
+/// Whether there is a GPU that a model is computed on.
+pub(crate) fn has_gpu(place: &Place) -> bool {
+    #[cfg(feature = "gpu")]
+    return place.device().is_some();
+    #[cfg(not(feature = "gpu"))]
+    {
+        let _ = place;
+        false
+    }
+}
+
 /// Name of the GPU that a model is computed on; `None` for the CPU.
 pub(crate) fn gpu_name(place: &Place) -> Option<String> {
     #[cfg(feature = "gpu")]

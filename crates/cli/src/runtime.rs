@@ -375,8 +375,7 @@ impl Answer<'_> {
     pub(crate) fn prefill(&mut self) -> Result<usize> {
         let start = Instant::now();
         let rest = &self.request.prompt[self.request.prompt.len() - self.n_left()..];
-        let on_gpu = place::gpu_name(self.runtime.session.model().backend()).is_some();
-        let most = if on_gpu {
+        let most = if place::has_gpu(self.runtime.session.model().backend()) {
             GPU_PREFILL_CHUNK
         } else {
             PREFILL_CHUNK
