@@ -12,7 +12,7 @@
 
 use std::error::Error;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
@@ -26,7 +26,8 @@ use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use sterna_gpu::memory::{Buffer, Upload};
-use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing, Tuning};
+use sterna_gpu::tuning::{Effort, Sample, Tuner, Way};
+use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing};
 use sterna_kernels::attention as cpu;
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::{Exec, Isa};
@@ -324,8 +325,6 @@ struct Product<'a> {
     name: &'a str,
     copies: Vec<Linear>,
     first_rows: Vec<u8>,
-    /// Whether to try every way of sharing out the work.
-    sweep: bool,
 }
 
 impl<'a> Product<'a> {
@@ -350,7 +349,6 @@ impl<'a> Product<'a> {
             name,
             copies,
             first_rows,
-            sweep: !small,
         })
     }
 
@@ -409,33 +407,14 @@ impl<'a> Product<'a> {
                 norm: Some((&norm, 1e-5)),
                 scratch: &rounded,
             };
-            let time = |input: Input<'_>, tuning: Tuning| -> Result<f64, GpuError> {
-                let mut recorder = Recorder::new(device);
-                recorder.set_tuning(tuning);
-                for i in 0..times {
-                    let w = &self.copies[i % self.copies.len()];
-                    multiply(&mut recorder, w, input, Epilogue::Store, to)?;
-                }
-                Ok(device_time(device, &recorder.finish()?)? / times as f64)
-            };
-            let us = time(rounding, Tuning::default())?;
+            let mut recorder = Recorder::new(device);
+            for i in 0..times {
+                let w = &self.copies[i % self.copies.len()];
+                multiply(&mut recorder, w, rounding, Epilogue::Store, to)?;
+            }
+            let us = device_time(device, &recorder.finish()?)? / times as f64;
             let name = "  with norm and rounding";
             println!("{name:<34}{m:>5}{us:>11.2}{:>10.0}", bytes / us / 1e3);
-            if self.sweep {
-                for (name, input) in [("given rounded", input), ("rounding", rounding)] {
-                    for lanes in [8, 16, 32] {
-                        print!("    {name:<14} {lanes:>3} lanes, workgroups of");
-                        for workgroup in [64, 128, 256, 512, 1024] {
-                            let tuning = Tuning {
-                                gemv_lanes: Some(lanes),
-                                gemv_workgroup: Some(workgroup),
-                            };
-                            print!("  {workgroup}: {:.2}", time(input, tuning)?);
-                        }
-                        println!();
-                    }
-                }
-            }
         }
         Ok(())
     }
@@ -695,7 +674,24 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
         bytes += cache.bytes();
         layers.push((w, cache));
     }
-    let record = |tunings: [Tuning; 4]| -> Result<Commands, GpuError> {
+    if sweep {
+        let samples = layers.iter().flat_map(|(w, _)| {
+            let epilogues = [
+                Epilogue::Store,
+                Epilogue::Add,
+                Epilogue::Gate(Activation::Relu2),
+                Epilogue::Add,
+            ];
+            w.iter().zip(epilogues).map(|(w, epilogue)| Sample {
+                weights: w.clone(),
+                n_rows: 1,
+                is_normed: true,
+                epilogue,
+            })
+        });
+        return sweep_step(device, samples.collect());
+    }
+    let record = || -> Result<Commands, GpuError> {
         let mut r = Recorder::new(device);
         embed(&mut r, &table, (&state, 1), 1.0, Rows::new(&x, 1, dim))?;
         let round = |x: Rows<'_>,
@@ -704,7 +700,6 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
                      i: usize,
                      e: Epilogue,
                      out: Rows<'_>| {
-            r.set_tuning(tunings[i]);
             multiply(
                 r,
                 &w[i],
@@ -801,10 +796,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
         })?;
         Ok(all / at_once as f64)
     };
-    if sweep {
-        return sweep_step(record, time);
-    }
-    let commands = record([Tuning::default(); 4])?;
+    let commands = record()?;
     let us = time(&commands)?;
     println!(
         "\ndecode step, 2B-4T shape, context {ctx}: {} dispatches, {us:.0} µs, {:.0} tokens/s, {:.0} GB/s",
@@ -832,47 +824,39 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
     Ok(())
 }
 
-/// The step with each of its four products shared out in every way, the others as they are by default: all in
-/// turns, four times over, and the medians.
-fn sweep_step(
-    record: impl Fn([Tuning; 4]) -> Result<Commands, GpuError>,
-    time: impl Fn(&Commands) -> Result<f64, GpuError>,
-) -> Result<(), GpuError> {
-    let mut ways = vec![None];
-    for lanes in [8, 16, 32] {
-        for workgroup in [128, 256, 512] {
-            ways.push(Some(Tuning {
-                gemv_lanes: Some(lanes),
-                gemv_workgroup: Some(workgroup),
-            }));
+/// Every way of the step's four products, measured as `sterna tune` does.
+fn sweep_step(device: &Device, samples: Vec<Sample>) -> Result<(), GpuError> {
+    let shown = |way: Way| {
+        let own = way.rounds_itself == Some(true);
+        format!(
+            "{}x{}{}",
+            way.lanes.unwrap_or(0),
+            way.workgroup.unwrap_or(0),
+            if own { ", rounding itself" } else { "" }
+        )
+    };
+    let tuner = Tuner::new(device, samples)?;
+    let effort = Effort {
+        rounds: 15,
+        limit: Duration::from_secs(20),
+    };
+    for product in tuner.products() {
+        let [n, k] = [product.n, product.k];
+        match tuner.measure(product, effort)? {
+            None => println!("step, {n}x{k}: no time"),
+            Some(found) => println!(
+                "step, {n}x{k}: by the rules {} {:.2} µs, best of {} {} {:.2} µs{}",
+                shown(found.rule),
+                found.rule_us,
+                found.n_ways,
+                shown(found.best),
+                found.best_us,
+                match found.wrong.len() {
+                    0 => String::new(),
+                    n => format!(", {n} WRONG"),
+                }
+            ),
         }
-    }
-    for (i, name) in ["qkv", "o", "gate+up", "down"].into_iter().enumerate() {
-        let mut all = Vec::new();
-        for way in &ways {
-            let mut tunings = [Tuning::default(); 4];
-            tunings[i] = way.unwrap_or_default();
-            all.push((record(tunings)?, Vec::new()));
-        }
-        for _ in 0..4 {
-            for (commands, times) in &mut all {
-                times.push(time(commands)?);
-            }
-        }
-        print!("step, {name:<8}");
-        for (way, (_, times)) in ways.iter().zip(&mut all) {
-            times.sort_by(f64::total_cmp);
-            match way {
-                None => print!(" default"),
-                Some(t) => print!(
-                    "  {}x{}",
-                    t.gemv_lanes.unwrap_or(0),
-                    t.gemv_workgroup.unwrap_or(0)
-                ),
-            }
-            print!(" {:.0}", times[times.len() / 2]);
-        }
-        println!();
     }
     Ok(())
 }

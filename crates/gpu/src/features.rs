@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::Tuning;
+
 /// What kernels may use beyond the least that every device has.
 ///
 /// Each has a fallback, which is what its kernels are checked against.
@@ -61,20 +63,77 @@ impl Features {
         }
     }
 
+    /// Those that `other` hasn't.
+    #[must_use]
+    pub const fn without(self, other: Features) -> Features {
+        self.and(Features {
+            subgroups: !other.subgroups,
+            f16: !other.f16,
+            dot4: !other.dot4,
+            timestamps: !other.timestamps,
+            immediates: !other.immediates,
+            pipeline_cache: !other.pipeline_cache,
+            cooperative_matrix: !other.cooperative_matrix,
+        })
+    }
+
+    /// Each by itself, with its name.
+    const NAMED: [(&'static str, Features); 7] = {
+        const NONE: Features = Features::NONE;
+        [
+            (
+                "subgroups",
+                Features {
+                    subgroups: true,
+                    ..NONE
+                },
+            ),
+            ("f16", Features { f16: true, ..NONE }),
+            ("dot4", Features { dot4: true, ..NONE }),
+            (
+                "timestamps",
+                Features {
+                    timestamps: true,
+                    ..NONE
+                },
+            ),
+            (
+                "immediates",
+                Features {
+                    immediates: true,
+                    ..NONE
+                },
+            ),
+            (
+                "pipeline-cache",
+                Features {
+                    pipeline_cache: true,
+                    ..NONE
+                },
+            ),
+            (
+                "cooperative-matrix",
+                Features {
+                    cooperative_matrix: true,
+                    ..NONE
+                },
+            ),
+        ]
+    };
+
     /// The names of those there are, for people to read.
     pub fn names(&self) -> Vec<&'static str> {
-        [
-            (self.subgroups, "subgroups"),
-            (self.f16, "f16"),
-            (self.dot4, "dot4"),
-            (self.timestamps, "timestamps"),
-            (self.immediates, "immediates"),
-            (self.pipeline_cache, "pipeline-cache"),
-            (self.cooperative_matrix, "cooperative-matrix"),
-        ]
-        .into_iter()
-        .filter_map(|(has, name)| has.then_some(name))
-        .collect()
+        let has = |feature: Features| self.and(feature) == feature;
+        let named = Features::NAMED.into_iter();
+        named
+            .filter_map(|(name, feature)| has(feature).then_some(name))
+            .collect()
+    }
+
+    /// The feature of that name alone.
+    pub fn named(name: &str) -> Option<Features> {
+        let mut named = Features::NAMED.into_iter();
+        named.find_map(|(known, feature)| (known == name).then_some(feature))
     }
 }
 
@@ -139,17 +198,6 @@ pub struct AdapterInfo {
     pub kind: AdapterKind,
 }
 
-/// How kernels share out their work, where that isn't left to them. What doesn't fit the device is
-/// brought to what does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Tuning {
-    /// Invocations that share two rows of weights in products with few rows of activations: a power of
-    /// two from 8 on, at most the smallest subgroup.
-    pub gemv_lanes: Option<u32>,
-    /// Invocations of a workgroup there: a power of two from 64 to 1024.
-    pub gemv_workgroup: Option<u32>,
-}
-
 /// Which device is wanted, and what it may be used for.
 #[derive(Debug, Clone)]
 pub struct DeviceOptions {
@@ -166,7 +214,7 @@ pub struct DeviceOptions {
     /// A folder for compiled pipelines, of this user's own: what lies there is handed to the driver. It
     /// is written to when the device is dropped.
     pub pipeline_cache: Option<PathBuf>,
-    /// How kernels share out their work, unless a recorder is told otherwise.
+    /// How products share out their work, unless a recorder is told otherwise.
     pub tuning: Tuning,
     /// How long to wait for the device before it counts as hanging.
     pub timeout: Duration,

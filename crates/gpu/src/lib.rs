@@ -8,7 +8,8 @@
 //! - [`memory`] has buffers, pools of them, and uploads in bounded memory;
 //! - [`Recorder`] collects dispatches and makes [`Commands`] of them, which [`Device::submit`] runs in
 //!   one pass as often as wanted;
-//! - [`kernels`] has a function for each operation, which checks shapes and records dispatches.
+//! - [`kernels`] has a function for each operation, which checks shapes and records dispatches;
+//! - [`tuning`] says how they share out their work where rules don't, and measures what is best.
 //!
 //! Natively it stands on `wgpu` (Vulkan, Metal, DX12), of which nothing shows outside. For
 //! `wasm32-unknown-unknown` only [`shader`] and the plain descriptions are built.
@@ -29,6 +30,8 @@
 mod error;
 mod features;
 pub mod shader;
+pub mod tuning;
+mod weights;
 
 #[cfg(not(target_arch = "wasm32"))]
 mod device;
@@ -40,7 +43,9 @@ pub mod memory;
 mod record;
 
 pub use error::GpuError;
-pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits, Tuning};
+pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits};
+pub use tuning::Tuning;
+pub use weights::WeightKind;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use device::{Device, MemoryUse, Offer};

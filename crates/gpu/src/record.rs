@@ -64,7 +64,7 @@ impl Recorder {
     pub fn new(device: &Device) -> Recorder {
         Recorder {
             device: device.clone(),
-            tuning: device.tuning(),
+            tuning: device.tuning().clone(),
             dispatches: Vec::new(),
             params: Vec::new(),
         }
@@ -75,13 +75,13 @@ impl Recorder {
         &self.device
     }
 
-    /// How kernels share out their work from here on.
+    /// How products share out their work from here on.
     pub fn set_tuning(&mut self, tuning: Tuning) {
         self.tuning = tuning;
     }
 
-    pub(crate) fn tuning(&self) -> Tuning {
-        self.tuning
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     /// Dispatches so far.

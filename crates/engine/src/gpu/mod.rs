@@ -12,6 +12,7 @@ mod matrix;
 mod op;
 mod part;
 mod tape;
+mod tune;
 mod weights;
 
 use std::fmt;

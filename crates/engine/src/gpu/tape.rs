@@ -178,6 +178,11 @@ impl Tape {
         Ok(commands)
     }
 
+    /// The operations of the steps that may be run again, the latest first.
+    pub(super) fn steps(&self) -> impl Iterator<Item = &[Op]> {
+        self.replays.iter().map(|(ops, _)| &ops[..])
+    }
+
     /// Forgets commands, and with them the memory that only they keep alive.
     pub(super) fn forget(&mut self) {
         self.replays.clear();

@@ -124,11 +124,32 @@ impl Device {
         Offer::all(options)
     }
 
+    /// What the adapter that `options` ask for offers. It is not opened.
+    ///
+    /// Errors: [`GpuError::NoAdapter`].
+    pub fn offer(options: &DeviceOptions) -> Result<Offer, GpuError> {
+        Ok(Offer::of(&adapter::choose(options)?, options))
+    }
+
     /// Opens the device that `options` ask for.
     ///
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
     pub fn open(options: &DeviceOptions) -> Result<Device, GpuError> {
+        Device::open_with(options, |_, _| {})
+    }
+
+    /// Opens the device that `options` ask for, after `adjust` has changed what may depend on the adapter:
+    /// features are to be masked, and a tuning belongs to one.
+    ///
+    /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
+    pub fn open_with(
+        options: &DeviceOptions,
+        adjust: impl FnOnce(&Offer, &mut DeviceOptions),
+    ) -> Result<Device, GpuError> {
         let adapter = adapter::choose(options)?;
+        let mut options = options.clone();
+        adjust(&Offer::of(&adapter, &options), &mut options);
+        let options = &options;
         let info = adapter::describe(&adapter.get_info());
         let agreed = adapter::agree(&adapter, options);
         let descriptor = wgpu::DeviceDescriptor {
@@ -156,7 +177,7 @@ impl Device {
             info,
             features: agreed.features,
             limits: agreed.limits,
-            tuning: options.tuning,
+            tuning: options.tuning.clone(),
             timeout: options.timeout,
             health,
             memory: Arc::new(Account {
@@ -188,9 +209,9 @@ impl Device {
         &self.inner.limits
     }
 
-    /// How kernels share out their work.
-    pub fn tuning(&self) -> Tuning {
-        self.inner.tuning
+    /// How products share out their work.
+    pub fn tuning(&self) -> &Tuning {
+        &self.inner.tuning
     }
 
     /// Device memory in use.

@@ -16,24 +16,32 @@ pub struct Offer {
 }
 
 impl Offer {
+    /// What `adapter` offers a device with `options`.
+    pub(super) fn of(adapter: &wgpu::Adapter, options: &DeviceOptions) -> Offer {
+        let agreed = adapter::agree(adapter, options);
+        Offer {
+            info: adapter::describe(&adapter.get_info()),
+            features: agreed.features,
+            limits: agreed.limits,
+        }
+    }
+
     /// What adapters offer a device with `options`, the best adapter first.
     pub(super) fn all(options: &DeviceOptions) -> Vec<Offer> {
-        let offer = |adapter: &wgpu::Adapter| {
-            let agreed = adapter::agree(adapter, options);
-            Offer {
-                info: adapter::describe(&adapter.get_info()),
-                features: agreed.features,
-                limits: agreed.limits,
-            }
-        };
-        adapter::adapters(options).iter().map(offer).collect()
+        let adapters = adapter::adapters(options);
+        adapters.iter().map(|a| Offer::of(a, options)).collect()
+    }
+
+    /// Whether products with many rows are computed by matrix units.
+    pub fn has_matrix_units(&self) -> bool {
+        has_matrix_units(self.features, &self.limits)
     }
 
     /// Which variants of kernels would run: what for, and which.
     pub fn variants(&self) -> [(&'static str, &'static str); 5] {
         let one_of = |has, with, without| if has { with } else { without };
         let has = self.features;
-        let units = has_matrix_units(has, &self.limits);
+        let units = self.has_matrix_units();
         [
             ("sums", one_of(has.subgroups, "subgroups", "shared memory")),
             ("products", one_of(has.dot4, "dot4", "byte by byte")),

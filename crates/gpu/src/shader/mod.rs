@@ -115,3 +115,21 @@ impl Shader {
         })
     }
 }
+
+/// A number that is another one for other kernels: what was measured with some says nothing of others.
+pub fn fingerprint() -> u64 {
+    let mut sum = 0xcbf2_9ce4_8422_2325;
+    // FNV-1a.
+    let mut add = |text: &str| {
+        for byte in text.bytes() {
+            sum = (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    for shader in ALL {
+        add(shader.name);
+        for features in [Features::ALL, Features::NONE] {
+            add(&shader.assemble(Target::Native, features));
+        }
+    }
+    sum
+}

@@ -4,16 +4,14 @@ use bytemuck::NoUninit;
 use sterna_format::DType;
 
 use super::planes::FLOAT_PADDING;
-use super::{Epilogue, Linear, WeightKind};
+use super::{Epilogue, Form, Linear, WeightKind};
 use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
 use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader};
-use crate::{Features, GpuError, Limits, Recorder};
-
-/// Rows of activations that are multiplied straight from the packed weights.
-const MAX_GEMV_ROWS: usize = 8;
+use crate::tuning::{RowClass, Way};
+use crate::{Device, Features, GpuError, Limits, Recorder};
 
 /// Rows of activations that the kernels for few of them take at a time.
 const GEMV_TOKENS: usize = 4;
@@ -104,7 +102,12 @@ pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
 }
 
 impl Kernels {
-    fn of(recorder: &Recorder, w: &Linear, source: &Source<'_>) -> Result<Kernels, GpuError> {
+    fn of(
+        recorder: &Recorder,
+        way: Way,
+        w: &Linear,
+        source: &Source<'_>,
+    ) -> Result<Kernels, GpuError> {
         let floats = |vectors: [&'static Shader; 2], elements: [&'static Shader; 2]| {
             let in_vectors = match source {
                 Source::Floats(x) => [x.offset, x.stride, w.k].iter().all(|n| n % 4 == 0),
@@ -172,11 +175,8 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let device = recorder.device();
-        let matrix_units = has_matrix_units(device.features(), device.limits());
-        let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
-        let units = matches!(source, Source::Stored(_)) && exact && matrix_units;
-        let (gemm, tile) = if units {
+        let units = by_matrix_units(recorder.device(), way, w);
+        let (gemm, tile) = if matches!(source, Source::Stored(_)) && units {
             (by_units, COOP_TILE)
         } else {
             (gemm, GEMM_TILE)
@@ -196,6 +196,37 @@ pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
     features.cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
 }
 
+/// Whether matrix units multiply `w` by many rounded rows.
+fn by_matrix_units(device: &Device, way: Way, w: &Linear) -> bool {
+    let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
+    exact
+        && way.matrix_units.unwrap_or(true)
+        && has_matrix_units(device.features(), device.limits())
+}
+
+/// The way of a product of `w` and `n_rows` rows of activations where `way` is wished for: all that is left
+/// to rules decided, and all brought to what the device can do.
+pub(crate) fn settled(device: &Device, way: Way, w: &Linear, n_rows: usize) -> Way {
+    let rounds = matches!(w.kind.form(), Form::Int8(_));
+    match RowClass::of(n_rows) {
+        RowClass::Many => Way {
+            matrix_units: rounds.then(|| by_matrix_units(device, way, w)),
+            ..Way::default()
+        },
+        rows => {
+            let one = rounds && rows == RowClass::One;
+            let own = one && pays_to_round(way, w) && can_round(device.limits(), w.k);
+            let shape = GemvShape::of(device.limits(), way, w, own);
+            Way {
+                lanes: Some(shape.lanes),
+                workgroup: Some(shape.workgroup),
+                rounds_itself: one.then_some(own),
+                matrix_units: None,
+            }
+        }
+    }
+}
+
 /// How the invocations of a GEMV are shared out.
 #[derive(Debug, Clone, Copy)]
 struct GemvShape {
@@ -209,40 +240,60 @@ impl GemvShape {
     const ENOUGH: usize = 256;
     const ENOUGH_ROUNDING: usize = 100;
 
-    /// For `n` rows of so many steps, of a vector of weights each: eight lanes read 128 bytes of a row
+    /// For the rows of `w`, of so many steps of a vector of weights each: eight lanes read 128 bytes of a row
     /// together, a cache line. More share a row where otherwise there would be few workgroups, down to
     /// two steps for each lane, because what few workgroups do is wait for memory.
     ///
-    /// `own` is the width of the input if every workgroup rounds it for itself.
-    fn of(recorder: &Recorder, n: usize, steps: usize, own: Option<usize>) -> GemvShape {
-        let (limits, tuning) = (recorder.device().limits(), recorder.tuning());
+    /// `own` is whether every workgroup rounds the input for itself.
+    fn of(limits: &Limits, way: Way, w: &Linear, own: bool) -> GemvShape {
+        let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
-        let least = own.map_or(64, |width| workgroup_to_round(width).max(64));
+        let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
         // Large workgroups round less often, for tall matrices, and sooner, for wide ones.
         let usual = match own {
-            None => 128,
-            Some(width) if n > MANY_ROWS || width > WIDE => 512,
-            Some(_) => 256,
+            false => 128,
+            true if w.n > MANY_ROWS || w.k > WIDE => 512,
+            true => 256,
         };
-        let enough = own.map_or(Self::ENOUGH, |_| Self::ENOUGH_ROUNDING);
-        let workgroup = tuning.gemv_workgroup.unwrap_or(usual);
-        let workgroup = workgroup
-            .next_power_of_two()
-            .clamp(least, limits.workgroup_len.min(1024));
+        let enough = if own {
+            Self::ENOUGH_ROUNDING
+        } else {
+            Self::ENOUGH
+        };
+        let workgroup = power_of_two(way.workgroup.unwrap_or(usual), least, max_workgroup(limits));
         let shape = |lanes| GemvShape { workgroup, lanes };
-        let lanes = tuning.gemv_lanes.unwrap_or_else(|| {
+        let lanes = way.lanes.unwrap_or_else(|| {
             let mut lanes = 8;
-            while n / shape(lanes).rows() < enough && steps as u32 > 2 * lanes && lanes < most {
+            while w.n / shape(lanes).rows() < enough && steps as u32 > 2 * lanes && lanes < most {
                 lanes *= 2;
             }
             lanes
         });
-        shape(lanes.next_power_of_two().clamp(8, most))
+        shape(power_of_two(lanes, 8, most))
     }
 
     /// Rows of a workgroup.
     fn rows(self) -> usize {
         2 * (self.workgroup / self.lanes) as usize
+    }
+}
+
+/// `n` or the next power of two above it, within two others.
+fn power_of_two(n: u32, least: u32, most: u32) -> u32 {
+    n.min(most).next_power_of_two().clamp(least, most)
+}
+
+/// The largest workgroup of a GEMV: a power of two.
+fn max_workgroup(limits: &Limits) -> u32 {
+    1 << limits.workgroup_len.clamp(64, 1024).ilog2()
+}
+
+/// Vectors of weights in a row: sixteen bytes of trits, a run of codes, or eight floats.
+fn steps(w: &Linear) -> usize {
+    match (w.kind, w.kind.form()) {
+        (WeightKind::Ternary, _) => w.k / 64,
+        (_, Form::Float) => w.k / 8,
+        (_, Form::Int8(_)) => w.k / RUN,
     }
 }
 
@@ -268,21 +319,31 @@ const WIDE: usize = 4096;
 /// From so many rows on, a dispatch that rounds costs less than rounding in every workgroup.
 const VERY_MANY_ROWS: usize = 65_536;
 
-/// Whether every workgroup of the product is to round the row `x` for itself: it can be, in vectors, with room
-/// for it; and that is faster than a dispatch of its own, which it isn't for blocks of many columns.
-pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
-    let limits = recorder.device().limits();
-    let padded = x.width.next_multiple_of(PADDING);
-    let most = limits.workgroup_len.min(1024);
+/// Whether a workgroup has room for a row of `width` that it rounds.
+fn can_round(limits: &Limits, width: usize) -> bool {
+    let padded = width.next_multiple_of(PADDING);
+    let most = max_workgroup(limits);
     // Codes; steps, sums and maxima of runs; and what reductions take.
     let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize;
-    let in_vectors = x.offset.is_multiple_of(4) && x.width.is_multiple_of(4) && x.width > 0;
-    let pays = w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || x.width <= WIDE);
+    let in_vectors = width.is_multiple_of(4) && width > 0;
+    in_vectors && bytes <= limits.workgroup_bytes as usize && workgroup_to_round(width) <= most
+}
+
+/// Whether rounding in every workgroup is faster than in a dispatch of its own, which it isn't for blocks of
+/// many columns.
+fn pays_to_round(way: Way, w: &Linear) -> bool {
+    way.rounds_itself
+        .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
+}
+
+/// Whether every workgroup of the product is to round the row `x` for itself: it can be, in vectors, with room
+/// for it; and that pays.
+pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
+    let way = recorder.tuning().way(&w.product(x.n_rows));
     x.n_rows == 1
-        && pays
-        && in_vectors
-        && bytes <= limits.workgroup_bytes as usize
-        && workgroup_to_round(x.width) <= most
+        && x.offset.is_multiple_of(4)
+        && pays_to_round(way, w)
+        && can_round(recorder.device().limits(), w.k)
 }
 
 /// Records the dispatches of all pieces. Shapes were checked.
@@ -293,7 +354,8 @@ pub(super) fn multiply(
     epilogue: Epilogue,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    let kernels = Kernels::of(recorder, w, &source)?;
+    let way = recorder.tuning().way(&w.product(out.n_rows));
+    let kernels = Kernels::of(recorder, way, w, &source)?;
     let nothing = recorder.device().nothing()?;
     let q_len = w.k.next_multiple_of(PADDING) / 16;
     let mut params = Params {
@@ -342,13 +404,7 @@ pub(super) fn multiply(
         }
     }
     let own = matches!(source, Source::Own { .. });
-    // A step is sixteen bytes of trits, a run of codes, or eight floats.
-    let steps = match (w.kind, source) {
-        (WeightKind::Ternary, _) => w.k / 64,
-        (_, Source::Floats(_)) => w.k / 8,
-        _ => w.k / RUN,
-    };
-    let shape = GemvShape::of(recorder, w.n, steps, own.then_some(w.k));
+    let shape = GemvShape::of(recorder.device().limits(), way, w, own);
     if own {
         let turns = vectors(w.k).div_ceil(shape.workgroup as usize);
         constants.push(("TURNS", turns as f64));
@@ -359,7 +415,7 @@ pub(super) fn multiply(
         let mut bindings = vec![(&piece.codes).into(), (&piece.scales).into()];
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
-        if out.n_rows > MAX_GEMV_ROWS {
+        if RowClass::of(out.n_rows) == RowClass::Many {
             let [rows, tokens] = kernels.tile;
             let grid = [
                 piece.n.div_ceil(rows) as u32,

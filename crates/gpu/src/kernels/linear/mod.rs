@@ -13,10 +13,12 @@ use crate::kernels::Rows;
 use crate::kernels::elementwise::Activation;
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::memory::{Buffer, Upload};
+use crate::tuning::{Product, RowClass};
 use crate::{Device, GpuError, Recorder};
 
+pub use crate::WeightKind;
 use dispatch::Source;
-pub(crate) use dispatch::has_matrix_units;
+pub(crate) use dispatch::{has_matrix_units, settled};
 pub use embed::embed;
 
 /// A weight matrix `[n, k]` on a device.
@@ -45,16 +47,6 @@ struct Piece {
 
 /// Pieces begin at multiples of so many rows: pairs of rows stay together, and so do words.
 const ROW_GRAIN: usize = 8;
-
-/// What the weights of a [`Linear`] are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WeightKind {
-    /// Trits in the working layout of `sterna_kernels::quant::ternary`: rows padded to blocks of 128,
-    /// 32 bytes each.
-    Ternary,
-    /// Rows of whole blocks, or of floats.
-    Blocks(DType),
-}
 
 impl WeightKind {
     /// Whether there are kernels for such weights.
@@ -293,6 +285,16 @@ impl Linear {
     /// What its weights are.
     pub fn kind(&self) -> WeightKind {
         self.kind
+    }
+
+    /// What tuning calls a product of it and `n_rows` rows of activations.
+    pub fn product(&self, n_rows: usize) -> Product {
+        Product {
+            weights: self.kind,
+            n: self.n,
+            k: self.k,
+            rows: RowClass::of(n_rows),
+        }
     }
 
     /// Into how many pieces it was cut: dispatches of a product.

@@ -1,0 +1,482 @@
+//! Which way is fastest, found on the device itself.
+//!
+//! Products are run as a model's step has them, one behind the other and each with its own matrix, so that
+//! caches hold of a matrix what they hold of it in earnest. Only the products in question go other ways, and
+//! only their dispatches are counted. A way whose results are not those of the rules is not measured.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::kernels::Rows;
+use crate::kernels::linear::{Epilogue, Form, Input, Linear, multiply, settled};
+use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::memory::Buffer;
+use crate::tuning::{Product, RowClass, Way};
+use crate::{Commands, Device, GpuError, Recorder, Tuning, WeightKind};
+
+/// A product of a step: the matrix, and what it is multiplied with.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// The matrix.
+    pub weights: Linear,
+    /// Rows of activations.
+    pub n_rows: usize,
+    /// Whether a norm is computed as the activations are rounded.
+    pub is_normed: bool,
+    /// What becomes of the result.
+    pub epilogue: Epilogue,
+}
+
+impl Sample {
+    /// What tuning calls it.
+    pub fn product(&self) -> Product {
+        self.weights.product(self.n_rows)
+    }
+}
+
+/// How much to do for a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    /// Times that the best ways are run, in turns.
+    pub rounds: usize,
+    /// When to make do with what is known.
+    pub limit: Duration,
+}
+
+/// What was found of a product.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// The product.
+    pub product: Product,
+    /// Different matrices that were multiplied in turn.
+    pub n_matrices: usize,
+    /// The way by the rules, every choice made.
+    pub rule: Way,
+    /// Its time, in microseconds: the median of all rounds.
+    pub rule_us: f64,
+    /// The fastest way, every choice made; that of the rules unless another is better by more than chance.
+    pub best: Way,
+    /// Its time.
+    pub best_us: f64,
+    /// Ways that were run, that of the rules among them.
+    pub n_ways: usize,
+    /// Ways that gave other results, and so don't count: there should be none.
+    pub wrong: Vec<Way>,
+}
+
+/// Measures the products of a step.
+#[derive(Debug)]
+pub struct Tuner {
+    device: Device,
+    samples: Vec<Sample>,
+    products: Vec<Product>,
+    x: Buffer,
+    norm: Buffer,
+    out: Buffer,
+    /// Activations rounded before, for each form and width.
+    rounded: HashMap<(Scaling, usize), QuantizedRows>,
+    /// Room to round one row.
+    scratch: QuantizedRows,
+}
+
+/// Of each product, so many matrices are run in turn, and more until they have this many bytes together.
+const MATRICES: usize = 8;
+const BYTES: u64 = 256 << 20;
+
+/// Rounds in which all ways take part, and how many of the fastest take part in the others.
+const HEATS: usize = 3;
+const FINALISTS: usize = 3;
+
+/// The least share of time that another way has to save.
+const MIN_GAIN: f64 = 0.02;
+
+/// Elements of a result that are compared at most, of its first rows.
+const CHECKED: usize = 1 << 20;
+
+/// Submissions in a row, where the clock of the host is all there is.
+const AT_ONCE: usize = 6;
+
+impl Tuner {
+    /// For the products of `samples`, in the order in which a step has them.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`] if there is no room for their activations.
+    pub fn new(device: &Device, samples: Vec<Sample>) -> Result<Tuner, GpuError> {
+        let mut products = Vec::new();
+        for sample in &samples {
+            let product = sample.product();
+            if sample.weights.n() > 0 && sample.weights.k() > 0 && !products.contains(&product) {
+                products.push(product);
+            }
+        }
+        let samples = enough(samples);
+        let most = |of: fn(&Sample) -> usize| samples.iter().map(of).max().unwrap_or(1).max(1);
+        let x_len = most(|s| s.n_rows * s.weights.k());
+        let x: Vec<f32> = (0..x_len)
+            .map(|i| (i as u32).wrapping_mul(2_654_435_761) as f32 / 2f32.powi(31) - 1.0)
+            .collect();
+        let width = most(|s| s.weights.k());
+        let mut tuner = Tuner {
+            device: device.clone(),
+            products,
+            x: device.upload(&x)?,
+            norm: device.upload(&vec![1.0f32; width])?,
+            out: device.buffer("results", most(|s| s.n_rows * s.weights.n()) as u64 * 4)?,
+            rounded: HashMap::new(),
+            scratch: QuantizedRows::new(device, 1, width)?,
+            samples: Vec::new(),
+        };
+        let mut recorder = Recorder::new(device);
+        for sample in &samples {
+            let k = sample.weights.k();
+            let rows = samples.iter().filter(|s| s.weights.k() == k);
+            let n_rows = rows.map(|s| s.n_rows).max().unwrap_or(1);
+            if let Form::Int8(scaling) = sample.weights.kind().form()
+                && !tuner.rounded.contains_key(&(scaling, k))
+            {
+                let rounded = QuantizedRows::new(device, n_rows, k)?;
+                let x = Rows::new(&tuner.x, n_rows, k);
+                quantize(&mut recorder, x, None, scaling, &rounded)?;
+                tuner.rounded.insert((scaling, k), rounded);
+            }
+        }
+        device.submit(&[&recorder.finish()?], &[])?.wait()?;
+        tuner.samples = samples;
+        Ok(tuner)
+    }
+
+    /// The products there are, in the order in which the step has them.
+    pub fn products(&self) -> &[Product] {
+        &self.products
+    }
+
+    /// Measures the ways of `product`, one of [`Tuner::products`].
+    ///
+    /// `None` if there was no time to compare any two.
+    ///
+    /// Errors: [`GpuError::Unsupported`] if no matrix is multiplied like this; what running products returns.
+    pub fn measure(&self, product: &Product, effort: Effort) -> Result<Option<Measured>, GpuError> {
+        let deadline = Instant::now() + effort.limit;
+        let mut samples = self.samples.iter().filter(|s| s.product() == *product);
+        let Some(first) = samples.next() else {
+            return Err(GpuError::Unsupported {
+                what: format!("measuring {product:?}"),
+                reason: "no matrix is multiplied like this".into(),
+            });
+        };
+        let (ways, wrong) = self.right_ways(first)?;
+        let mut runs = Vec::with_capacity(ways.len());
+        for way in ways {
+            let chain = self.chain(product, way)?;
+            // The first time compiles and warms up.
+            self.time(&chain)?;
+            runs.push(Run {
+                way,
+                chain,
+                us: Vec::new(),
+            });
+        }
+        let n_ways = runs.len();
+        if self.race(&mut runs, HEATS, deadline)? && n_ways > 1 {
+            runs[1..].sort_by(|a, b| a.median().total_cmp(&b.median()));
+            runs.truncate(1 + FINALISTS);
+            // Who was lucky in the heats is not to win by that.
+            runs.iter_mut().for_each(|run| run.us.clear());
+            self.race(&mut runs, effort.rounds.max(HEATS), deadline)?;
+        }
+        let is_known = |run: &&Run| run.us.len() >= HEATS;
+        let (rule, others) = runs.split_first().expect("the way of the rules is one");
+        let known: Vec<&Run> = others.iter().filter(is_known).collect();
+        if !is_known(&rule) || n_ways > 1 && known.is_empty() {
+            return Ok(None);
+        }
+        let better = known.into_iter().filter(|run| run.beats(rule));
+        let best = better
+            .min_by(|a, b| a.median().total_cmp(&b.median()))
+            .unwrap_or(rule);
+        Ok(Some(Measured {
+            product: *product,
+            n_matrices: 1 + samples.count(),
+            rule: rule.way,
+            rule_us: rule.median(),
+            best: best.way,
+            best_us: best.median(),
+            n_ways,
+            wrong,
+        }))
+    }
+
+    /// Runs all in turns, so many times; false if that took too long, and was ended.
+    fn race(&self, runs: &mut [Run], rounds: usize, deadline: Instant) -> Result<bool, GpuError> {
+        for round in 0..rounds {
+            let n = runs.len();
+            for i in 0..n {
+                // To and fro, that a drift of the clock favours none.
+                let run = &mut runs[if round % 2 == 0 { i } else { n - 1 - i }];
+                run.us.push(self.time(&run.chain)?);
+                if Instant::now() > deadline {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The different ways that the device has for the product of `sample`, that of the rules first, and those
+    /// that give another result than it.
+    fn right_ways(&self, sample: &Sample) -> Result<(Vec<Way>, Vec<Way>), GpuError> {
+        let settle = |way| settled(&self.device, way, &sample.weights, sample.n_rows);
+        let rule = settle(Way::default());
+        let mut ways = vec![rule];
+        for wish in wishes() {
+            let way = settle(wish);
+            if !ways.contains(&way) {
+                ways.push(way);
+            }
+        }
+        let norms: &[bool] = match sample.is_normed && sample.n_rows == 1 {
+            true => &[false, true],
+            false => &[false],
+        };
+        let mut wrong = Vec::new();
+        for &normed in norms {
+            let want = self.result(sample, rule, normed)?;
+            for &way in &ways[1..] {
+                let got = self.result(sample, way, normed)?;
+                if !agree(&got, &want, bound(sample, normed)) && !wrong.contains(&way) {
+                    wrong.push(way);
+                }
+            }
+        }
+        ways.retain(|way| !wrong.contains(way));
+        Ok((ways, wrong))
+    }
+
+    /// The first rows of what a product comes to.
+    fn result(&self, sample: &Sample, way: Way, normed: bool) -> Result<Vec<f32>, GpuError> {
+        let sample = Sample {
+            is_normed: normed,
+            ..sample.clone()
+        };
+        let width = sample.epilogue.width(sample.weights.n());
+        let len = (sample.n_rows * width).min(CHECKED);
+        // Some products are added to what is there.
+        self.device.write(&self.out, 0, &vec![0; len * 4])?;
+        let mut recorder = Recorder::new(&self.device);
+        self.record(&mut recorder, &sample, way)?;
+        let commands = recorder.finish()?;
+        self.device.submit(&[&commands], &[])?.wait()?;
+        self.device.read(&self.out, 0..len)
+    }
+
+    /// Records the product of `sample`, rounding included where a single row is rounded.
+    fn record(&self, recorder: &mut Recorder, sample: &Sample, way: Way) -> Result<(), GpuError> {
+        let Sample {
+            weights: w, n_rows, ..
+        } = sample;
+        recorder.set_tuning(Tuning::all(way));
+        let x = Rows::new(&self.x, *n_rows, w.k());
+        let input = match w.kind().form() {
+            Form::Float => Input::Float(x),
+            Form::Int8(_) if *n_rows == 1 => Input::Round {
+                x,
+                norm: sample.is_normed.then_some((&self.norm, 1e-5)),
+                scratch: &self.scratch,
+            },
+            Form::Int8(scaling) => Input::Int8(&self.rounded[&(scaling, w.k())]),
+        };
+        let out = Rows::new(&self.out, *n_rows, sample.epilogue.width(w.n()));
+        multiply(recorder, w, input, sample.epilogue, out)
+    }
+
+    /// A step in which `product` goes `way`. Without times on the device, other products would only be in
+    /// the way: they are left out.
+    fn chain(&self, product: &Product, way: Way) -> Result<Chain, GpuError> {
+        let timed = self.device.features().timestamps;
+        let mut chain = Chain::default();
+        let mut recorder = Recorder::new(&self.device);
+        let mut counted = Vec::new();
+        for sample in &self.samples {
+            let is_meant = sample.product() == *product;
+            if !is_meant && (!timed || product.rows != RowClass::of(sample.n_rows)) {
+                continue;
+            }
+            let before = recorder.len();
+            let way = if is_meant { way } else { Way::default() };
+            self.record(&mut recorder, sample, way)?;
+            if is_meant {
+                counted.extend(before..recorder.len());
+                chain.n += 1;
+            }
+            if recorder.len() > MAX_DISPATCHES {
+                let full = std::mem::replace(&mut recorder, Recorder::new(&self.device));
+                let counted = std::mem::take(&mut counted);
+                chain.parts.push((full.finish()?, counted));
+            }
+        }
+        chain.parts.push((recorder.finish()?, counted));
+        Ok(chain)
+    }
+
+    /// Microseconds of a product of `chain`, on average.
+    fn time(&self, chain: &Chain) -> Result<f64, GpuError> {
+        let mut us = 0.0;
+        if self.device.features().timestamps {
+            for (commands, counted) in &chain.parts {
+                let times = self.device.time(&[commands])?;
+                us += counted.iter().map(|&i| times[i].us).sum::<f64>();
+            }
+            return Ok(us / chain.n.max(1) as f64);
+        }
+        let all: Vec<&Commands> = chain.parts.iter().map(|(commands, _)| commands).collect();
+        let start = Instant::now();
+        let mut last = None;
+        for _ in 0..AT_ONCE {
+            last = Some(self.device.submit(&all, &[])?);
+        }
+        last.map_or(Ok(Vec::new()), |last| last.wait())?;
+        Ok(start.elapsed().as_secs_f64() * 1e6 / (AT_ONCE * chain.n.max(1)) as f64)
+    }
+}
+
+/// Dispatches of a part of a chain, about: no more than 4095 are timed together.
+const MAX_DISPATCHES: usize = 2000;
+
+/// A step, recorded.
+#[derive(Debug, Default)]
+struct Chain {
+    /// Commands, and which of their dispatches count.
+    parts: Vec<(Commands, Vec<usize>)>,
+    /// Products that count.
+    n: usize,
+}
+
+/// A way, and how long it took each time.
+#[derive(Debug)]
+struct Run {
+    way: Way,
+    chain: Chain,
+    us: Vec<f64>,
+}
+
+impl Run {
+    fn median(&self) -> f64 {
+        median(self.us.clone())
+    }
+
+    /// The median of how far times are from their median.
+    fn spread(&self) -> f64 {
+        let middle = self.median();
+        median(self.us.iter().map(|us| (us - middle).abs()).collect())
+    }
+
+    /// Whether it is faster than `rule` by more than chance, and by enough to be worth it.
+    fn beats(&self, rule: &Run) -> bool {
+        let gain = rule.median() - self.median();
+        gain > (rule.median() * MIN_GAIN).max(self.spread() + rule.spread())
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What might be tried of a product.
+fn wishes() -> Vec<Way> {
+    let mut wishes = Vec::new();
+    for units in [true, false] {
+        wishes.push(Way {
+            matrix_units: Some(units),
+            ..Way::default()
+        });
+    }
+    for own in [true, false] {
+        for lanes in [8, 16, 32] {
+            for workgroup in [64, 128, 256, 512, 1024] {
+                wishes.push(Way {
+                    lanes: Some(lanes),
+                    workgroup: Some(workgroup),
+                    rounds_itself: Some(own),
+                    matrix_units: None,
+                });
+            }
+        }
+    }
+    wishes
+}
+
+/// The first matrices of each product, so many that caches don't hold them.
+fn enough(samples: Vec<Sample>) -> Vec<Sample> {
+    let mut taken: HashMap<Product, (usize, u64)> = HashMap::new();
+    let wanted = |sample: &Sample| {
+        let (n, bytes) = taken.entry(sample.product()).or_default();
+        if *n >= MATRICES && *bytes >= BYTES {
+            return false;
+        }
+        (*n, *bytes) = (*n + 1, *bytes + sample.weights.bytes());
+        true
+    };
+    samples.into_iter().filter(wanted).collect()
+}
+
+/// How far two ways may be apart, as squared error relative to the mean square: see `docs/gpu.md`. 0 asks for
+/// the same bits.
+fn bound(sample: &Sample, normed: bool) -> f64 {
+    let product = sample.product();
+    match product.weights {
+        // A norm is a sum of floats, and may move a code; wide rows have many, of which few are moved.
+        _ if normed => 1e-5,
+        WeightKind::Ternary if !matches!(sample.epilogue, Epilogue::Gate(_)) => 0.0,
+        WeightKind::Blocks(_) if product.rows == RowClass::Many => 2e-6,
+        _ => 1e-10,
+    }
+}
+
+/// Whether `got` is `want`, as closely as `bound` says.
+fn agree(got: &[f32], want: &[f32], bound: f64) -> bool {
+    let pairs = || got.iter().zip(want);
+    if bound == 0.0 {
+        return pairs().all(|(got, want)| got.to_bits() == want.to_bits());
+    }
+    let error: f64 = pairs()
+        .map(|(got, want)| (f64::from(*got) - f64::from(*want)).powi(2))
+        .sum();
+    let power: f64 = want.iter().map(|want| f64::from(*want).powi(2)).sum();
+    error <= bound * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(us: &[f64]) -> Run {
+        Run {
+            way: Way::default(),
+            chain: Chain::default(),
+            us: us.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_way_wins_by_more_than_chance() {
+        let rule = run(&[10.0, 10.1, 9.9, 10.0, 10.1]);
+        assert!(run(&[9.0, 9.1, 9.0]).beats(&rule));
+        // Too little to be worth it.
+        assert!(!run(&[9.9, 9.9, 9.9]).beats(&rule));
+        // As likely as not by chance.
+        let noisy = run(&[7.0, 13.0, 10.0, 14.0, 6.0]);
+        assert!(!run(&[9.0, 9.1, 9.0]).beats(&noisy));
+        assert!(!run(&[12.0, 5.0, 9.0, 5.5, 13.0]).beats(&rule));
+        assert!(!rule.beats(&rule));
+    }
+
+    #[test]
+    fn what_is_no_number_agrees_with_nothing() {
+        assert!(agree(&[1.0, -0.0], &[1.0, -0.0], 0.0));
+        assert!(!agree(&[0.0], &[-0.0], 0.0));
+        assert!(agree(&[1.0, 1.000_001], &[1.0, 1.0], 1e-10));
+        assert!(!agree(&[1.0, 1.1], &[1.0, 1.0], 1e-10));
+        assert!(!agree(&[f32::NAN], &[1.0], 1e-5));
+        assert!(!agree(&[1.0], &[f32::NAN], 1e-5));
+    }
+}

@@ -1,0 +1,166 @@
+//! How products go that don't go by the rules: because somebody asked for it, or because it was measured
+//! on this very device that another way is faster.
+//!
+//! The rules, in `kernels::linear`, know the device's limits and the product's shape, and were found on a
+//! few devices. A [`Tuning`] has a [`Way`] for each [`Product`] that was measured, and one for all others.
+//! A way is a wish: what a device can't do is brought to what it can, so that a tuning from elsewhere may be
+//! slow and is never wrong. `Tuner` makes one, from a model's own matrices.
+
+#[cfg(not(target_arch = "wasm32"))]
+mod measure;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::WeightKind;
+
+#[cfg(not(target_arch = "wasm32"))]
+pub use measure::{Effort, Measured, Sample, Tuner};
+
+/// How many rows of activations a product has, as far as kernels differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RowClass {
+    /// One: a token that is decoded.
+    One,
+    /// Two to eight: several sequences, or drafts.
+    Few,
+    /// More: a prompt.
+    Many,
+}
+
+impl RowClass {
+    /// All of them.
+    pub const ALL: [RowClass; 3] = [RowClass::One, RowClass::Few, RowClass::Many];
+
+    /// The class of `n_rows`.
+    pub const fn of(n_rows: usize) -> RowClass {
+        match n_rows {
+            0 | 1 => RowClass::One,
+            2..=8 => RowClass::Few,
+            _ => RowClass::Many,
+        }
+    }
+
+    /// Its name: `one`, `few` or `many`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RowClass::One => "one",
+            RowClass::Few => "few",
+            RowClass::Many => "many",
+        }
+    }
+}
+
+/// A product, as far as it matters to how it goes: weights `[n, k]`, and rows of activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// What the weights are.
+    pub weights: WeightKind,
+    /// Rows of weights.
+    pub n: usize,
+    /// Columns of weights.
+    pub k: usize,
+    /// Rows of activations.
+    pub rows: RowClass,
+}
+
+/// How a product goes. What is `None` goes by the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Way {
+    /// Invocations that share two rows of weights, up to eight rows of activations: a power of two from 8
+    /// on, at most the smallest subgroup.
+    pub lanes: Option<u32>,
+    /// Invocations of a workgroup there: a power of two from 64 to 1024.
+    pub workgroup: Option<u32>,
+    /// Whether every workgroup rounds a single row for itself, or a dispatch before does for all.
+    pub rounds_itself: Option<bool>,
+    /// Whether many rows are multiplied by matrix units.
+    pub matrix_units: Option<bool>,
+}
+
+/// How products go on a device. Clones share their table.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tuning {
+    products: Arc<HashMap<Product, Way>>,
+    others: Way,
+}
+
+impl Tuning {
+    /// All products go `way`.
+    pub fn all(way: Way) -> Tuning {
+        Tuning {
+            products: Arc::default(),
+            others: way,
+        }
+    }
+
+    /// The same, but for `products`, each of which goes its own way whatever all others do.
+    #[must_use]
+    pub fn with(self, products: impl IntoIterator<Item = (Product, Way)>) -> Tuning {
+        let mut table = Arc::unwrap_or_clone(self.products);
+        table.extend(products);
+        Tuning {
+            products: Arc::new(table),
+            ..self
+        }
+    }
+
+    /// The way of `product`.
+    pub fn way(&self, product: &Product) -> Way {
+        self.products.get(product).copied().unwrap_or(self.others)
+    }
+
+    /// How many products have a way of their own.
+    pub fn n_products(&self) -> usize {
+        self.products.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_counts_more_than_what_is_asked_of_all() {
+        let product = Product {
+            weights: WeightKind::Ternary,
+            n: 8,
+            k: 128,
+            rows: RowClass::One,
+        };
+        let other = Product {
+            rows: RowClass::Few,
+            ..product
+        };
+        let asked = Way {
+            workgroup: Some(64),
+            matrix_units: Some(false),
+            ..Way::default()
+        };
+        let measured = Way {
+            lanes: Some(16),
+            ..Way::default()
+        };
+        let tuning = Tuning::all(asked).with([(product, measured)]);
+        // The whole way, not what it leaves open.
+        assert_eq!(tuning.way(&product), measured);
+        assert_eq!(tuning.way(&other), asked);
+        assert_eq!(Tuning::default().way(&product), Way::default());
+        let again = tuning.clone().with([(product, asked)]);
+        assert_eq!((again.way(&product), again.n_products()), (asked, 1));
+        assert_eq!(tuning.way(&product), measured);
+    }
+
+    #[test]
+    fn names_lead_back() {
+        for kind in [
+            WeightKind::Ternary,
+            WeightKind::Blocks(sterna_format::DType::Q4_K),
+        ] {
+            assert_eq!(WeightKind::named(kind.name()), Some(kind));
+        }
+        assert_eq!(WeightKind::named("Ternary"), None);
+        let classes = [0, 1, 2, 8, 9, 512].map(|n| RowClass::of(n).name());
+        assert_eq!(classes, ["one", "one", "few", "few", "many", "many"]);
+    }
+}

@@ -1,0 +1,183 @@
+//! Ways of products: all give the same results, and what was measured is one of them.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{device, devices, floats, nmse, run};
+use sterna_format::DType;
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::elementwise::Activation;
+use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};
+use sterna_gpu::kernels::quantize::QuantizedRows;
+use sterna_gpu::memory::Upload;
+use sterna_gpu::tuning::{Effort, RowClass, Sample, Tuner, Tuning, Way};
+use sterna_gpu::{Device, DeviceOptions, Features, GpuError, shader};
+
+const F32: WeightKind = WeightKind::Blocks(DType::F32);
+const Q4_K: WeightKind = WeightKind::Blocks(DType::Q4_K);
+
+/// Weights that look random, with scales that are numbers.
+fn matrix(device: &Device, kind: WeightKind, n: usize, k: usize, seed: u64) -> Linear {
+    let mut upload = Upload::new(device, 1 << 20, 2).unwrap();
+    let mut random = common::Random::new(seed);
+    let scales = match kind {
+        WeightKind::Ternary => vec![0.5; n],
+        WeightKind::Blocks(_) => Vec::new(),
+    };
+    let fill = |_, out: &mut [u8]| {
+        for byte in out.iter_mut() {
+            *byte = match kind {
+                WeightKind::Ternary => (0..4).fold(0, |b, i| b | random.below(3) << (2 * i)) as u8,
+                WeightKind::Blocks(_) => random.below(256) as u8,
+            };
+        }
+        if kind == F32 {
+            for value in out.chunks_exact_mut(4) {
+                value[3] = 0x3f;
+            }
+        }
+        if kind == Q4_K {
+            for block in out.chunks_exact_mut(144) {
+                for at in [1, 3] {
+                    block[at] = block[at] & 0x80 | 0x20;
+                }
+            }
+        }
+        Ok::<(), GpuError>(())
+    };
+    Linear::upload(device, &mut upload, kind, (n, k), &scales, fill).unwrap()
+}
+
+#[test]
+fn every_way_gives_the_same_result() {
+    let wishes = [
+        (8, 64, true),
+        (8, 1024, false),
+        (16, 256, true),
+        (32, 128, false),
+        // What no device has.
+        (3, 100, true),
+        (u32::MAX, u32::MAX, false),
+        (0, 0, true),
+    ];
+    for device in devices() {
+        for (kind, n, k) in [(WeightKind::Ternary, 70, 512), (Q4_K, 48, 768)] {
+            let w = matrix(device, kind, n, k, 1);
+            let x = device.upload(&floats(k, 2)).unwrap();
+            let out = device.buffer("out", n as u64 * 4).unwrap();
+            let scratch = QuantizedRows::new(device, 1, k).unwrap();
+            let product = |way: Way| {
+                run(device, &out, n, |r| {
+                    r.set_tuning(Tuning::default().with([(w.product(1), way)]));
+                    let x = Rows::new(&x, 1, k);
+                    let input = Input::Round {
+                        x,
+                        norm: None,
+                        scratch: &scratch,
+                    };
+                    multiply(r, &w, input, Epilogue::Store, Rows::new(&out, 1, n))
+                })
+            };
+            let want = product(Way::default());
+            for (lanes, workgroup, own) in wishes {
+                let got = product(Way {
+                    lanes: Some(lanes),
+                    workgroup: Some(workgroup),
+                    rounds_itself: Some(own),
+                    matrix_units: Some(own),
+                });
+                let what = format!("{kind:?} {lanes}x{workgroup} {own}");
+                match kind {
+                    WeightKind::Ternary => assert_eq!(got, want, "{what}"),
+                    WeightKind::Blocks(_) => assert!(nmse(&got, &want) < 1e-11, "{what}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_is_measured() {
+    let Some(device) = device() else { return };
+    let step = |n_rows| {
+        let sample = move |kind, [n, k]: [usize; 2], seed, epilogue| Sample {
+            weights: matrix(device, kind, n, k, seed),
+            n_rows,
+            is_normed: kind != F32,
+            epilogue,
+        };
+        (0..3).flat_map(move |i| {
+            let ternary = |n, epilogue| sample(WeightKind::Ternary, [n, 256], i, epilogue);
+            let mut layer = vec![
+                ternary(96, Epilogue::Store),
+                sample(Q4_K, [32, 512], i, Epilogue::Add),
+            ];
+            if n_rows == 1 {
+                layer.push(ternary(64, Epilogue::Gate(Activation::Silu)));
+                layer.push(sample(F32, [16, 64], i, Epilogue::Store));
+            }
+            layer
+        })
+    };
+    let samples: Vec<Sample> = step(1).chain(step(3)).chain(step(20)).collect();
+    let tuner = Tuner::new(device, samples).unwrap();
+    assert_eq!(tuner.products().len(), 8);
+    let effort = Effort {
+        rounds: 3,
+        limit: Duration::from_secs(60),
+    };
+    for product in tuner.products() {
+        let found = tuner.measure(product, effort).unwrap().unwrap();
+        assert_eq!((found.product, found.n_matrices), (*product, 3));
+        assert!(found.wrong.is_empty(), "{found:?}");
+        assert!(found.best_us <= found.rule_us, "{found:?}");
+        let few = product.rows != RowClass::Many;
+        assert_eq!(found.best.workgroup.is_some(), few, "{found:?}");
+        assert!(!few || found.n_ways > 1, "{found:?}");
+    }
+    // There is no time to compare any.
+    let hasty = Effort {
+        rounds: 3,
+        limit: Duration::ZERO,
+    };
+    let product = &tuner.products()[0];
+    assert_eq!(tuner.measure(product, hasty).unwrap(), None);
+    let strange = sterna_gpu::tuning::Product { n: 7, ..*product };
+    assert!(tuner.measure(&strange, effort).is_err());
+}
+
+#[test]
+fn features_and_tuning_follow_the_adapter() {
+    let Some(device) = device() else { return };
+    let way = Way {
+        workgroup: Some(64),
+        ..Way::default()
+    };
+    let opened = Device::open_with(&DeviceOptions::default(), |offer, options| {
+        assert_eq!(&offer.info, device.info());
+        assert_eq!(offer.features, device.features());
+        options.features = options
+            .features
+            .without(Features::named("subgroups").unwrap());
+        options.tuning = Tuning::all(way);
+    });
+    let opened = opened.unwrap();
+    assert!(!opened.features().subgroups);
+    assert_eq!(opened.tuning(), &Tuning::all(way));
+    let offer = Device::offer(&DeviceOptions::default()).unwrap();
+    assert_eq!(&offer.info, device.info());
+}
+
+#[test]
+fn features_have_names() {
+    for name in Features::ALL.names() {
+        let feature = Features::named(name).unwrap();
+        assert_eq!(feature.names(), [name]);
+        assert!(!Features::ALL.without(feature).names().contains(&name));
+    }
+    assert_eq!(Features::ALL.names().len(), 7);
+    assert_eq!(Features::ALL.without(Features::ALL), Features::NONE);
+    assert_eq!(Features::named("magic"), None);
+    assert_eq!(shader::fingerprint(), shader::fingerprint());
+}
