@@ -11,6 +11,7 @@ use sterna_engine::{
     Activations, CacheType, HeadOptions, HeadScreen, Model, ModelPlan, SessionOptions,
 };
 use sterna_format::DType;
+use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_kernels::{Isa, quant::ternary::I2sLayout};
 
 use crate::machine;
@@ -329,15 +330,17 @@ impl EngineFlags {
         }
     }
 
-    /// Calls `load` with the place to compute `plan` at, using `n_threads` threads; with the CPU if a GPU
-    /// can't have the model and any place will do.
+    /// Calls `load` with the place to compute `plan` at, using `n_threads` threads, a GPU opened as `hints`
+    /// would have it; with the CPU if a GPU can't have the model and any place will do.
     pub(crate) fn load_on(
         &self,
         n_threads: usize,
         plan: &ModelPlan,
+        hints: &RuntimeOptimizations,
         load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
     ) -> Result<Arc<Model<Place>>> {
-        place::load_on(&self.place, self.engine(n_threads, plan)?, plan, load)
+        let engine = self.engine(n_threads, plan)?;
+        place::load_on(&self.place, engine, plan, hints, load)
     }
 
     /// The CPU and the GPU, for comparing them over `plan`.
@@ -345,8 +348,23 @@ impl EngineFlags {
     pub(crate) fn both_places(
         &self,
         plan: &ModelPlan,
+        hints: &RuntimeOptimizations,
     ) -> Result<(sterna_engine::Cpu, sterna_engine::Gpu)> {
-        place::both(&self.place, self.engine(self.n_threads(), plan)?)
+        place::both(&self.place, self.engine(self.n_threads(), plan)?, hints)
+    }
+
+    /// The same, with a GPU asked for; fails if the CPU was.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn on_gpu(self) -> Result<EngineFlags> {
+        Ok(EngineFlags {
+            place: self.place.gpu()?,
+            ..self
+        })
+    }
+
+    /// Where to compute.
+    pub(crate) fn place(&self) -> &PlaceFlags {
+        &self.place
     }
 
     fn engine(&self, n_threads: usize, plan: &ModelPlan) -> Result<place::Engine> {

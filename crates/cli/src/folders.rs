@@ -30,10 +30,20 @@ pub(crate) fn data() -> Result<PathBuf> {
 /// The folder for compiled pipelines, which can be made again at any time.
 #[cfg(feature = "gpu")]
 pub(crate) fn pipelines() -> Result<PathBuf> {
-    let found = find("XDG_CACHE_HOME", "LOCALAPPDATA", ".cache", &|name| {
+    Ok(cache()?.join("pipelines"))
+}
+
+/// The folder for what was measured of GPUs, which can be measured again.
+#[cfg(feature = "gpu")]
+pub(crate) fn tuning() -> Result<PathBuf> {
+    Ok(cache()?.join("tuning"))
+}
+
+#[cfg(feature = "gpu")]
+fn cache() -> Result<PathBuf> {
+    find("XDG_CACHE_HOME", "LOCALAPPDATA", ".cache", &|name| {
         env::var_os(name).map(PathBuf::from)
-    });
-    Ok(found?.join("pipelines"))
+    })
 }
 
 fn find(

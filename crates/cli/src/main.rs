@@ -32,6 +32,8 @@ mod speculate;
 mod staging;
 mod stop;
 mod trust;
+#[cfg(feature = "gpu")]
+mod tuning;
 mod verbs;
 mod worker;
 
@@ -76,6 +78,8 @@ enum Verb {
     Serve(serve::Serve),
     Sign(verbs::sign::Sign),
     Trust(verbs::trust::Trust),
+    #[cfg(feature = "gpu")]
+    Tune(verbs::tune::Tune),
     Worker(verbs::worker::Worker),
 }
 
@@ -104,6 +108,8 @@ impl Verb {
             Verb::Serve(verb) => verb.run(),
             Verb::Sign(verb) => verb.run(),
             Verb::Trust(verb) => verb.run(),
+            #[cfg(feature = "gpu")]
+            Verb::Tune(verb) => verb.run(),
             Verb::Worker(verb) => verb.run(),
         }
     }

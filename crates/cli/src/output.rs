@@ -87,6 +87,24 @@ pub(crate) fn table(rows: &[(&str, String)]) -> String {
     lines.join("\n")
 }
 
+/// Lines whose columns stand under each other.
+#[cfg(feature = "gpu")]
+pub(crate) fn columns<const N: usize>(header: &[String; N], rows: &[[String; N]]) -> String {
+    let all = || std::iter::once(header).chain(rows);
+    let width = |i: usize| all().map(|row| row[i].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in all() {
+        let cells = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}  "));
+        text += cells.collect::<String>().trim_end();
+        text.push('\n');
+    }
+    text
+}
+
 /// Writes a line to stderr. What a person should know is no result, so failing to say it is no
 /// error either.
 pub(crate) fn note(text: impl fmt::Display) {

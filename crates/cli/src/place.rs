@@ -8,6 +8,8 @@ use clap::{Args, ValueEnum};
 #[cfg(feature = "gpu")]
 use sterna_engine::SessionOptions;
 use sterna_engine::{Activations, Cpu, Model, ModelPlan};
+use sterna_format::rdrr::RuntimeOptimizations;
+use sterna_format::rdrr::hints::{self, Capabilities, Decision};
 use sterna_kernels::Isa;
 
 use crate::args::n_bytes;
@@ -47,6 +49,20 @@ pub(crate) struct PlaceFlags {
     /// is]
     #[arg(long, value_name = "SIZE", value_parser = n_bytes)]
     gpu_memory: Option<NonZero<u64>>,
+
+    /// Whether a GPU's work is shared out as `sterna tune` measured, or as a package asks for, or only by
+    /// rules
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = TuningFlag::Auto, hide_short_help = true)]
+    gpu_tuning: TuningFlag,
+}
+
+/// What decides how a GPU's work is shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TuningFlag {
+    /// Measurements, where there are some; else a package's hints; else rules
+    Auto,
+    /// Rules
+    Off,
 }
 
 impl PlaceFlags {
@@ -57,7 +73,20 @@ impl PlaceFlags {
             gpu: None,
             gpu_layers: None,
             gpu_memory: None,
+            gpu_tuning: TuningFlag::Auto,
         }
+    }
+
+    /// As if a GPU had been asked for; fails if the CPU was.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn gpu(&self) -> Result<PlaceFlags> {
+        if self.backend == BackendFlag::Cpu {
+            bail!("--backend cpu: expected a GPU");
+        }
+        Ok(PlaceFlags {
+            backend: BackendFlag::Gpu,
+            ..self.clone()
+        })
     }
 
     /// How much to want a GPU for a model of `memory_bytes`.
@@ -111,18 +140,44 @@ pub(crate) fn load_on(
     flags: &PlaceFlags,
     engine: Engine,
     plan: &ModelPlan,
+    hints: &RuntimeOptimizations,
     load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
 ) -> Result<Arc<Model<Place>>> {
-    gpu::load_on(flags, engine, plan, load)
+    gpu::load_on(flags, engine, plan, hints, load)
 }
 
-/// The CPU, and the GPU that `flags` ask for or the best.
+/// The CPU, and the GPU that `flags` ask for or the best, opened as `hints` would have it.
 #[cfg(feature = "gpu")]
-pub(crate) fn both(flags: &PlaceFlags, engine: Engine) -> Result<(Cpu, sterna_engine::Gpu)> {
+pub(crate) fn both(
+    flags: &PlaceFlags,
+    engine: Engine,
+    hints: &RuntimeOptimizations,
+) -> Result<(Cpu, sterna_engine::Gpu)> {
     if flags.backend == BackendFlag::Cpu {
         bail!("--backend cpu: expected a GPU, which is to be compared with the CPU");
     }
-    Ok((engine.cpu(), gpu::whole(flags, engine)?))
+    Ok((engine.cpu(), gpu::whole(flags, engine, hints)?))
+}
+
+/// The adapter that `flags` ask for, or the best.
+#[cfg(feature = "gpu")]
+pub(crate) fn offer(flags: &PlaceFlags) -> Result<sterna_gpu::Offer> {
+    gpu::offer(flags)
+}
+
+/// What becomes of `hints` where `flags` have a model of `memory_bytes` computed. No GPU is opened; one that
+/// can't be had is none.
+pub(crate) fn decisions(
+    flags: &PlaceFlags,
+    hints: &RuntimeOptimizations,
+    memory_bytes: u64,
+) -> Result<Vec<Decision>> {
+    #[cfg(feature = "gpu")]
+    if let Some(decisions) = gpu::decisions(flags, hints, flags.wish(memory_bytes)?) {
+        return Ok(decisions);
+    }
+    let _ = (flags, memory_bytes);
+    Ok(hints::resolve(hints, &Capabilities { gpu: None }).decisions)
 }
 
 /// Calls `load` with the CPU, unless `flags` ask for a GPU.
@@ -131,6 +186,7 @@ pub(crate) fn load_on(
     flags: &PlaceFlags,
     engine: Engine,
     plan: &ModelPlan,
+    _: &RuntimeOptimizations,
     mut load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
 ) -> Result<Arc<Model<Place>>> {
     if flags.wish(plan.memory_bytes())? == Wish::Must {
@@ -196,9 +252,12 @@ mod gpu {
 
     use anyhow::{Context, Error, Result};
     use sterna_engine::{BackendError, Gpu, GpuShare, LoadError, Model, ModelPlan};
-    use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions, GpuError};
+    use sterna_format::rdrr::RuntimeOptimizations;
+    use sterna_format::rdrr::hints::Decision;
+    use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions, GpuError, Offer};
 
-    use super::{Engine, Place, PlaceFlags, Wish, gpu_share};
+    use super::{Engine, Place, PlaceFlags, TuningFlag, Wish, gpu_share};
+    use crate::tuning::Settings;
     use crate::{output, pipelines};
 
     /// Software adapters take their time over long prompts.
@@ -208,13 +267,14 @@ mod gpu {
         flags: &PlaceFlags,
         engine: Engine,
         plan: &ModelPlan,
+        hints: &RuntimeOptimizations,
         mut load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
     ) -> Result<Arc<Model<Place>>> {
         let wish = flags.wish(plan.memory_bytes())?;
         let opened = match wish {
             Wish::None => None,
-            Wish::Must => Some(must_open(flags)?),
-            Wish::May => open_real(flags),
+            Wish::Must => Some(must_open(flags, hints)?),
+            Wish::May => open_real(flags, hints),
         };
         let Some(device) = opened else {
             return load(Place::cpu(engine.cpu()));
@@ -240,30 +300,68 @@ mod gpu {
     }
 
     /// The GPU that `flags` ask for, to have all of a model.
-    pub(super) fn whole(flags: &PlaceFlags, engine: Engine) -> Result<Gpu> {
-        Ok(on(must_open(flags)?, engine))
+    pub(super) fn whole(
+        flags: &PlaceFlags,
+        engine: Engine,
+        hints: &RuntimeOptimizations,
+    ) -> Result<Gpu> {
+        Ok(on(must_open(flags, hints)?, engine))
     }
 
-    fn must_open(flags: &PlaceFlags) -> Result<Device> {
-        open(flags).with_context(|| match &flags.gpu {
+    fn must_open(flags: &PlaceFlags, hints: &RuntimeOptimizations) -> Result<Device> {
+        open(flags, hints).with_context(|| asked(flags))
+    }
+
+    /// The flags that ask for a GPU.
+    fn asked(flags: &PlaceFlags) -> String {
+        match &flags.gpu {
             Some(name) => format!("--gpu {name}"),
             None => "--backend gpu".to_owned(),
+        }
+    }
+
+    fn options(flags: &PlaceFlags) -> DeviceOptions {
+        DeviceOptions {
+            adapter: flags.gpu.clone(),
+            memory_budget: flags.gpu_memory.map(u64::from),
+            timeout: TIMEOUT,
+            ..DeviceOptions::default()
+        }
+    }
+
+    fn open(flags: &PlaceFlags, hints: &RuntimeOptimizations) -> Result<Device, GpuError> {
+        Device::open_with(&options(flags), |offer, options| {
+            options.pipeline_cache = pipelines::folder();
+            settings(flags, offer, hints).apply(options);
         })
     }
 
-    fn open(flags: &PlaceFlags) -> Result<Device, GpuError> {
-        Device::open(&DeviceOptions {
-            adapter: flags.gpu.clone(),
-            memory_budget: flags.gpu_memory.map(u64::from),
-            pipeline_cache: pipelines::folder(),
-            timeout: TIMEOUT,
-            ..DeviceOptions::default()
-        })
+    fn settings(flags: &PlaceFlags, offer: &Offer, hints: &RuntimeOptimizations) -> Settings {
+        Settings::new(offer, hints, flags.gpu_tuning == TuningFlag::Auto)
+    }
+
+    /// The adapter that `flags` ask for, or the best.
+    pub(super) fn offer(flags: &PlaceFlags) -> Result<Offer> {
+        Device::offer(&options(flags)).with_context(|| asked(flags))
+    }
+
+    /// What becomes of `hints` on the GPU that would be opened; `None` if none would.
+    pub(super) fn decisions(
+        flags: &PlaceFlags,
+        hints: &RuntimeOptimizations,
+        wish: Wish,
+    ) -> Option<Vec<Decision>> {
+        if wish == Wish::None {
+            return None;
+        }
+        let offer = Device::offer(&options(flags)).ok()?;
+        let is_meant = wish == Wish::Must || is_real(&offer.info);
+        is_meant.then(|| settings(flags, &offer, hints).decisions)
     }
 
     /// The best GPU if it is none of software; a note says why one that there is can't be had.
-    fn open_real(flags: &PlaceFlags) -> Option<Device> {
-        match open(flags) {
+    fn open_real(flags: &PlaceFlags, hints: &RuntimeOptimizations) -> Option<Device> {
+        match open(flags, hints) {
             Ok(device) => is_real(device.info()).then_some(device),
             Err(GpuError::NoAdapter { .. }) => None,
             Err(error) => {
@@ -312,6 +410,7 @@ mod tests {
             gpu: gpu.map(str::to_owned),
             gpu_layers,
             gpu_memory: None,
+            gpu_tuning: TuningFlag::Auto,
         };
         let (small, large) = (PAYS_FROM - 1, PAYS_FROM);
         for (flags, of_small, of_large) in [

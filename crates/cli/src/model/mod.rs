@@ -23,6 +23,7 @@ use sterna_engine::{Backend, Loader, Model, ModelPlan, PlanOptions, Session, Ten
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
+use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_format::safetensors::{self, Index, SafeTensors};
 use sterna_kernels::quant::ternary::I2sLayout;
 use sterna_text::Tokenizer;
@@ -390,6 +391,15 @@ impl ModelFiles {
         })
     }
 
+    /// What a package would like of the machine that runs it; nothing of another model.
+    pub(crate) fn hints(&self) -> RuntimeOptimizations {
+        let hints = match &self.header {
+            Header::Package(header) => header.package.manifest().runtime_optimizations.clone(),
+            _ => None,
+        };
+        hints.unwrap_or_default()
+    }
+
     /// Reads the weights that `plan` asks for, to where `flags` say, using `n_threads` threads.
     pub(crate) fn load(
         &self,
@@ -398,7 +408,7 @@ impl ModelFiles {
         n_threads: usize,
     ) -> Result<Arc<Model<Place>>> {
         let load = |place| self.load_on(plan.clone(), place, flags.weights());
-        flags.load_on(n_threads, plan, load)
+        flags.load_on(n_threads, plan, &self.hints(), load)
     }
 
     /// Reads the weights that `plan` asks for onto `backend`.

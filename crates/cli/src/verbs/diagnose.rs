@@ -93,7 +93,7 @@ impl Diagnose {
         }
         let engine = &self.flags.engine;
         let ctx_len = engine.ctx_for(prompt.len().saturating_add(self.tokens))?;
-        let (cpu, gpu) = engine.both_places(&plan)?;
+        let (cpu, gpu) = engine.both_places(&plan, &files.hints())?;
         let name = place::name_of(&gpu);
         let model = files.load_on(plan, Compare::new(cpu, gpu), engine.weights())?;
         let model = Adapted::new(model, &files, engine.lora())?;
@@ -308,7 +308,7 @@ impl Findings {
         ] {
             let rows: Vec<[String; 5]> = lines.into_iter().map(|line| line.0).collect();
             let header = [title, "", "error", "at most", "largest difference"].map(str::to_owned);
-            parts.push(columns(&header, &rows));
+            parts.push(output::columns(&header, &rows));
         }
         parts.join("\n")
     }
@@ -379,23 +379,6 @@ fn worst(found: &[Found], by_layer: bool) -> Vec<Line> {
         Line::new(measured, stage, place)
     };
     kinds.iter().map(line).collect()
-}
-
-/// Lines whose columns stand under each other.
-fn columns<const N: usize>(header: &[String; N], rows: &[[String; N]]) -> String {
-    let all = || std::iter::once(header).chain(rows);
-    let width = |i: usize| all().map(|row| row[i].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in all() {
-        let cells = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}  "));
-        text += cells.collect::<String>().trim_end();
-        text.push('\n');
-    }
-    text
 }
 
 #[derive(Serialize)]

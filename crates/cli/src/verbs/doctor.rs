@@ -11,6 +11,8 @@ use sterna_kernels::Isa;
 use crate::machine::{self, Machine};
 #[cfg(feature = "gpu")]
 use crate::pipelines;
+#[cfg(feature = "gpu")]
+use crate::tuning::{self, Found, Key};
 use crate::{args, output};
 
 const EXAMPLE: &str = "Example:
@@ -56,6 +58,20 @@ struct Gpu {
     limits: Limits,
     /// Which variants of kernels would run, by what they are for.
     kernels: BTreeMap<&'static str, &'static str>,
+    tuning: TuningReport,
+}
+
+/// What `sterna tune` measured of a GPU.
+#[derive(Debug, Default, Serialize)]
+struct TuningReport {
+    /// Products that go as was measured.
+    n_products: usize,
+    /// Those of them that don't go by the rules.
+    n_changed: usize,
+    /// Days since then.
+    age_days: Option<u64>,
+    /// Why what there is is not used.
+    unused: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -84,6 +100,7 @@ fn gpus() -> Vec<Gpu> {
     let offers = sterna_gpu::Device::offers(&sterna_gpu::DeviceOptions::default());
     let gpu = |offer: sterna_gpu::Offer| Gpu {
         kernels: offer.variants().into(),
+        tuning: TuningReport::new(&offer),
         features: offer.features.names(),
         limits: Limits {
             buffer_bytes: offer.limits.buffer_bytes,
@@ -98,6 +115,30 @@ fn gpus() -> Vec<Gpu> {
         kind: format!("{:?}", offer.info.kind).to_lowercase(),
     };
     offers.into_iter().map(gpu).collect()
+}
+
+#[cfg(feature = "gpu")]
+impl TuningReport {
+    fn new(offer: &sterna_gpu::Offer) -> TuningReport {
+        let unused = |reason| TuningReport {
+            unused: Some(reason),
+            ..TuningReport::default()
+        };
+        match tuning::kept(&Key::new(&offer.info, offer.features)) {
+            Found::Nothing => TuningReport::default(),
+            Found::Kept(kept) => {
+                let [n_products, n_changed] = kept.n_products();
+                TuningReport {
+                    n_products,
+                    n_changed,
+                    age_days: Some(kept.age_days()),
+                    unused: None,
+                }
+            }
+            Found::Stale(reason) => unused(format!("measured {reason}")),
+            Found::Damaged(reason) => unused(reason),
+        }
+    }
 }
 
 #[cfg(not(feature = "gpu"))]
@@ -206,7 +247,7 @@ impl Report {
 }
 
 impl Gpu {
-    fn rows(&self) -> [(&'static str, String); 4] {
+    fn rows(&self) -> [(&'static str, String); 5] {
         let Limits {
             buffer_bytes,
             binding_bytes,
@@ -242,7 +283,27 @@ impl Gpu {
                 ),
             ),
             ("  kernels", kernels.collect::<Vec<_>>().join("; ")),
+            ("  tuning", self.tuning.text()),
         ]
+    }
+}
+
+impl TuningReport {
+    fn text(&self) -> String {
+        match (self.age_days, &self.unused) {
+            (_, Some(reason)) => format!("not used: {reason}; `sterna tune` measures anew"),
+            (None, None) => "none; `sterna tune` measures".to_owned(),
+            (Some(days), None) => format!(
+                "{} products, {} of them not by the rules, measured {}",
+                self.n_products,
+                self.n_changed,
+                match days {
+                    0 => "today".to_owned(),
+                    1 => "a day ago".to_owned(),
+                    days => format!("{days} days ago"),
+                }
+            ),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use sterna_format::{TensorCatalog, TensorEntry};
 use crate::args::{EngineFlags, ReportFlags};
 use crate::model::{Header, ModelFiles};
 use crate::output::{self, Bytes, Count};
+use crate::place;
 use package::PackageReport;
 
 const EXAMPLE: &str = "Example:
@@ -108,7 +109,9 @@ impl Inspect {
             bail!("--lora: expected a verb that runs the model, found inspect");
         }
         let files = ModelFiles::open(&self.model)?;
-        let (model, not_runnable) = match files.plan(&self.flags.files) {
+        let plan = files.plan(&self.flags.files);
+        let memory_bytes = plan.as_ref().map_or(0, ModelPlan::memory_bytes);
+        let (model, not_runnable) = match plan {
             Ok(plan) => (Some(ModelReport::new(&plan, &self.flags.engine)), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
@@ -120,7 +123,11 @@ impl Inspect {
             _ => files.tensors().iter().map(TensorReport::new).collect(),
         };
         let package = match files.header() {
-            Header::Package(header) => Some(PackageReport::new(&header.package)),
+            Header::Package(header) => {
+                let place = self.flags.engine.place();
+                let decisions = place::decisions(place, &files.hints(), memory_bytes)?;
+                Some(PackageReport::new(&header.package, decisions))
+            }
             _ => None,
         };
         let (metadata, unreadable) = metadata(&files);

@@ -17,6 +17,8 @@ pub(crate) mod sign;
 pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod trust;
+#[cfg(feature = "gpu")]
+pub(crate) mod tune;
 pub(crate) mod verify;
 pub(crate) mod worker;
 

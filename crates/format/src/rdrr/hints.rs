@@ -123,14 +123,43 @@ pub struct Capabilities {
 pub struct Gpu {
     /// Its name.
     pub name: String,
-    /// Arithmetic in f16: the feature `shader-f16`.
-    pub shader_f16: bool,
-    /// Exchange within subgroups: the feature `subgroups`.
-    pub subgroups: bool,
+    /// Its features, under the names that hints have for them: see [`FEATURES`].
+    pub features: Vec<&'static str>,
+    /// Whether products with many rows are computed by matrix units, which take f16.
+    pub matrix_units: bool,
     /// The most invocations of a workgroup.
     pub max_invocations: u32,
-    /// Sizes of workgroups have been measured on it.
-    pub is_tuned: bool,
+    /// By what workgroups are sized.
+    pub sizing: Sizing,
+}
+
+/// By what workgroups are sized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sizing {
+    /// By hints, if there are any, and else by rules.
+    Hints,
+    /// By measurements on the machine, where there are some, and else by hints.
+    Measured,
+    /// By rules, because the user wants it so.
+    Rules,
+}
+
+/// What hints ask of a GPU, those left out that something counts more than.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Choices {
+    /// Features to do without: some of [`FEATURES`].
+    pub without: Vec<&'static str>,
+    /// Invocations of a workgroup of products with few rows whose size wasn't measured.
+    pub gemv_workgroup: Option<u32>,
+}
+
+/// Hints, resolved.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Resolved {
+    /// What became of each hint, in the order of the format's description.
+    pub decisions: Vec<Decision>,
+    /// What is to be done.
+    pub choices: Choices,
 }
 
 /// What became of a hint.
@@ -180,23 +209,34 @@ const KERNELS: [(&str, &[&str]); 5] = [
     ("softmax", &["f32", "f16_online"]),
 ];
 
-const FEATURES: [&str; 2] = ["shader-f16", "subgroups"];
+/// Features that hints may disable: those that the format names, and our own.
+pub const FEATURES: [&str; 5] = [
+    "shader-f16",
+    "subgroups",
+    MATRIX_UNITS,
+    "dot4",
+    "immediates",
+];
+const MATRIX_UNITS: &str = "cooperative-matrix";
+
 const TIERS: [&str; 3] = ["tiled", "streaming", "basic"];
 
-/// What becomes of each hint on a machine, in the order of the format's description.
+/// What becomes of each hint on a machine.
 ///
 /// A machine's abilities count more than any hint, measured sizes more than given ones, and a tier
 /// of attention more than a kernel for it, because it is forced and a kernel only preferred. Words
-/// that the format doesn't know are ignored.
-pub fn resolve(hints: &RuntimeOptimizations, machine: &Capabilities) -> Vec<Decision> {
-    let mut out = Vec::new();
+/// that the format doesn't know are ignored, and so is what there is no choice of.
+pub fn resolve(hints: &RuntimeOptimizations, machine: &Capabilities) -> Resolved {
+    let mut decisions = Vec::new();
+    let mut choices = Choices::default();
     let mut decide = |hint: String, value: String, (outcome, reason): (Outcome, String)| {
-        out.push(Decision {
+        decisions.push(Decision {
             hint,
             value,
             outcome,
             reason,
         });
+        outcome
     };
     let disabled = |feature: &str| hints.disable_features.iter().any(|f| f == feature);
     let tier = hints
@@ -205,36 +245,46 @@ pub fn resolve(hints: &RuntimeOptimizations, machine: &Capabilities) -> Vec<Deci
         .filter(|tier| TIERS.contains(tier));
     for (operation, variant) in &hints.preferred_kernels {
         let decision = kernel(operation, variant, machine, tier, &disabled);
-        decide(
-            format!("preferredKernels.{operation}"),
-            variant.clone(),
-            decision,
-        );
+        let hint = format!("preferredKernels.{operation}");
+        let outcome = decide(hint, variant.clone(), decision);
+        // What the preference for floats comes to: matrix units are all that would round them further.
+        if outcome == Outcome::Taken
+            && (operation.as_str(), variant.as_str()) == ("matmul", "f32")
+            && machine.gpu.as_ref().is_some_and(|gpu| gpu.matrix_units)
+        {
+            choices.without.push(MATRIX_UNITS);
+        }
     }
+    let sizes = Sizes::new(hints, machine);
     for (name, size) in &hints.workgroup_overrides {
-        let decision = workgroup_size(name, *size, machine);
         decide(
             format!("workgroupOverrides.{name}"),
             format!("{size:?}"),
-            decision,
+            sizes.decide(name, *size),
         );
     }
+    choices.gemv_workgroup = sizes.chosen.map(|(_, n)| n);
     for feature in &hints.disable_features {
-        let decision = match &machine.gpu {
-            _ if !FEATURES.contains(&feature.as_str()) => {
-                ignored(list("no feature that is known", &FEATURES))
+        let known = FEATURES.into_iter().find(|known| known == feature);
+        let decision = match (&machine.gpu, known) {
+            (_, None) => ignored(list("no feature that is known", &FEATURES)),
+            (None, _) => ignored("a feature of GPUs; the CPU runs the model"),
+            (Some(gpu), Some(known)) if !gpu.has(known) => {
+                ignored(format!("{} hasn't got it", gpu.name))
             }
-            None => ignored("a feature of GPUs; the CPU runs the model"),
-            Some(gpu) if !gpu.has(feature) => ignored(format!("{} hasn't got it", gpu.name)),
-            Some(_) => taken("kernels that need it are not used"),
+            (Some(_), Some(known)) => {
+                if !choices.without.contains(&known) {
+                    choices.without.push(known);
+                }
+                taken("kernels that need it are not used")
+            }
         };
         decide("disableFeatures".into(), feature.clone(), decision);
     }
     if let Some(force) = hints.force_f32_accumulation {
-        let decision = match (force, &machine.gpu) {
-            (true, None) => taken("the CPU's sums are f32 or exact integers in any case"),
-            (true, Some(_)) => taken("sums are f32"),
-            (false, _) => ignored("how exact sums are is not a model's to lower"),
+        let decision = match force {
+            true => taken("sums are f32 or exact integers in any case"),
+            false => ignored("how exact sums are is not a model's to lower"),
         };
         decide("forceF32Accumulation".into(), force.to_string(), decision);
     }
@@ -244,7 +294,8 @@ pub fn resolve(hints: &RuntimeOptimizations, machine: &Capabilities) -> Vec<Deci
             (Some(_), None) => {
                 ignored("the CPU has one attention, in tiles with an online softmax")
             }
-            (Some(_), Some(_)) => taken("attention of this tier is used"),
+            (Some("tiled"), Some(_)) => taken("prompts are attended to in tiles in any case"),
+            (Some(_), Some(_)) => ignored(ONE_ATTENTION),
         };
         decide("attentionTier".into(), named.clone(), decision);
     }
@@ -263,16 +314,15 @@ pub fn resolve(hints: &RuntimeOptimizations, machine: &Capabilities) -> Vec<Deci
             ignored("no hint that is known"),
         );
     }
-    out
+    Resolved { decisions, choices }
 }
+
+const ONE_ATTENTION: &str =
+    "prompts are attended to in tiles and single tokens in spans; there is no other choice";
 
 impl Gpu {
     fn has(&self, feature: &str) -> bool {
-        match feature {
-            "shader-f16" => self.shader_f16,
-            "subgroups" => self.subgroups,
-            _ => false,
-        }
+        self.features.contains(&feature)
     }
 
     /// Whether every word of `hint` is in the name.
@@ -322,28 +372,121 @@ fn kernel(
     {
         return overruled(format!("attentionTier is {tier}"));
     }
-    taken("the kernel is used where shapes and types allow")
+    match (operation, variant) {
+        ("matmul", "f32") => taken("products that round activations to f16 are not used"),
+        ("matmul", "f16") if !gpu.matrix_units => ignored(format!(
+            "products in f16 are those of matrix units, which {} hasn't got",
+            gpu.name
+        )),
+        ("matmul", "f16") if disabled(MATRIX_UNITS) => {
+            overruled(format!("disableFeatures has {MATRIX_UNITS}"))
+        }
+        ("matmul", "f16") => taken("matrix units multiply many rows"),
+        ("matmul", _) => taken("weights are multiplied as they are stored, in any case"),
+        ("attention", "tiled_f16") => taken("prompts are attended to in tiles in any case"),
+        ("attention", _) => ignored(ONE_ATTENTION),
+        ("rmsnorm" | "softmax", "f32") => taken("it is computed in f32 in any case"),
+        ("rmsnorm" | "softmax", _) => ignored("it is computed in f32"),
+        _ => ignored("weights are multiplied as they are stored"),
+    }
 }
 
-fn workgroup_size(kernel: &str, size: [u32; 3], machine: &Capabilities) -> (Outcome, String) {
-    let operation = kernel.split('_').next().unwrap_or_default();
-    if !KERNELS.iter().any(|(name, _)| *name == operation) {
-        return ignored("no kernel that is known");
+/// Sizes of workgroups, and the one that is used.
+struct Sizes<'a> {
+    machine: &'a Capabilities,
+    target: Option<&'a str>,
+    /// The kernel whose size is used, and its invocations.
+    chosen: Option<(&'a str, u32)>,
+}
+
+impl<'a> Sizes<'a> {
+    fn new(hints: &'a RuntimeOptimizations, machine: &'a Capabilities) -> Sizes<'a> {
+        let mut sizes = Sizes {
+            machine,
+            target: hints.target_device.as_deref(),
+            chosen: None,
+        };
+        if sizes.sizing() == Sizing::Rules {
+            return sizes;
+        }
+        // A size for these very kernels counts more than one for products in general.
+        for of_kernels in [is_gemv, is_product] {
+            for (name, size) in &hints.workgroup_overrides {
+                if sizes.chosen.is_none()
+                    && of_kernels(name)
+                    && sizes.refusal(name, *size).is_none()
+                {
+                    sizes.chosen = Some((name, invocations(*size) as u32));
+                }
+            }
+        }
+        sizes
     }
-    let Some(gpu) = &machine.gpu else {
-        return ignored("a size of GPU workgroups; the CPU runs the model");
-    };
-    let n = size.iter().map(|&n| u64::from(n)).product::<u64>();
-    if n > u64::from(gpu.max_invocations) {
-        return overruled(format!(
-            "{n} invocations, and {} runs at most {} together",
-            gpu.name, gpu.max_invocations
-        ));
+
+    fn sizing(&self) -> Sizing {
+        let gpu = self.machine.gpu.as_ref();
+        gpu.map_or(Sizing::Hints, |gpu| gpu.sizing)
     }
-    if gpu.is_tuned {
-        return overruled("sizes were measured on this machine");
+
+    /// Why a size is of no use, whatever others there are.
+    fn refusal(&self, kernel: &str, size: [u32; 3]) -> Option<(Outcome, String)> {
+        let operation = kernel.split('_').next().unwrap_or_default();
+        let is_operation = KERNELS.iter().any(|(name, _)| *name == operation);
+        if !is_operation && !is_gemv(kernel) && !KERNELS[0].1.contains(&kernel) {
+            return Some(ignored("no kernel that is known"));
+        }
+        let Some(gpu) = &self.machine.gpu else {
+            return Some(ignored("a size of GPU workgroups; the CPU runs the model"));
+        };
+        let n = invocations(size);
+        if n > u64::from(gpu.max_invocations) {
+            return Some(overruled(format!(
+                "{n} invocations, and {} runs at most {} together",
+                gpu.name, gpu.max_invocations
+            )));
+        }
+        if let Some(target) = self.target.filter(|target| !gpu.is_called(target)) {
+            return Some(ignored(format!("for {target}; this is {}", gpu.name)));
+        }
+        if !is_gemv(kernel) && !is_product(kernel) {
+            return Some(ignored("workgroups of these kernels have one size"));
+        }
+        None
     }
-    taken("the size is used")
+
+    fn decide(&self, kernel: &str, size: [u32; 3]) -> (Outcome, String) {
+        if let Some(refusal) = self.refusal(kernel, size) {
+            return refusal;
+        }
+        match (self.chosen, self.sizing()) {
+            (_, Sizing::Rules) => overruled("sizes were asked to go by the rules"),
+            (Some((chosen, _)), _) if chosen != kernel => {
+                overruled(format!("{chosen} counts more"))
+            }
+            (_, Sizing::Measured) => overruled(
+                "sizes that were measured on this machine count more; other products with few rows have it",
+            ),
+            (_, Sizing::Hints) => {
+                taken("the size of workgroups in products with few rows, or the next there is")
+            }
+        }
+    }
+}
+
+fn invocations(size: [u32; 3]) -> u64 {
+    let sizes = size.into_iter().map(u64::from);
+    sizes.fold(1, u64::saturating_mul)
+}
+
+/// Whether a kernel is one for products with few rows.
+fn is_gemv(kernel: &str) -> bool {
+    let kernel = kernel.strip_prefix("matmul_").unwrap_or(kernel);
+    kernel == "q4_fused" || kernel.split('_').next() == Some("gemv")
+}
+
+/// Whether a kernel is one for products in general.
+fn is_product(kernel: &str) -> bool {
+    kernel.split('_').next() == Some("matmul") && !kernel.contains("batched")
 }
 
 fn taken(reason: impl Into<String>) -> (Outcome, String) {
@@ -389,7 +532,7 @@ mod tests {
         hints: &RuntimeOptimizations,
         machine: &Capabilities,
     ) -> Vec<(String, &'static str)> {
-        let decisions = resolve(hints, machine);
+        let Resolved { decisions, .. } = resolve(hints, machine);
         assert!(decisions.iter().all(|d| !d.reason.is_empty()));
         decisions
             .into_iter()
@@ -419,10 +562,10 @@ mod tests {
     fn abilities_then_measurements_then_hints() {
         let gpu = Gpu {
             name: "Apple M1".into(),
-            shader_f16: true,
-            subgroups: true,
+            features: FEATURES.to_vec(),
+            matrix_units: true,
             max_invocations: 256,
-            is_tuned: false,
+            sizing: Sizing::Hints,
         };
         let machine = |gpu: &Gpu| Capabilities {
             gpu: Some(gpu.clone()),
@@ -445,15 +588,18 @@ mod tests {
             ("workgroupOverrides.warp", "ignored"),
             ("disableFeatures=subgroups", "taken"),
             ("disableFeatures=magic", "ignored"),
-            ("attentionTier", "taken"),
+            ("forceF32Accumulation", "taken"),
+            // There is one attention.
+            ("attentionTier", "ignored"),
             ("targetDevice", "taken"),
             ("later", "ignored"),
         ] {
             assert_eq!(find(&decisions, hint), Some(outcome), "{hint}");
         }
         let tuned = Gpu {
-            is_tuned: true,
-            shader_f16: false,
+            sizing: Sizing::Measured,
+            features: vec!["subgroups"],
+            matrix_units: false,
             ..gpu
         };
         let f16 = read(
@@ -462,5 +608,73 @@ mod tests {
         let decisions = outcomes(&f16, &machine(&tuned));
         assert_eq!(find(&decisions, "preferredKernels"), Some("overruled"));
         assert_eq!(find(&decisions, "workgroupOverrides"), Some("overruled"));
+    }
+    #[test]
+    fn what_is_taken_is_what_is_chosen() {
+        let machine = |sizing, max_invocations| Capabilities {
+            gpu: Some(Gpu {
+                name: "Apple M1".into(),
+                features: FEATURES.to_vec(),
+                matrix_units: true,
+                max_invocations,
+                sizing,
+            }),
+        };
+        let chosen = |json: &str, machine: &Capabilities| {
+            let Choices {
+                without,
+                gemv_workgroup,
+            } = resolve(&read(json), machine).choices;
+            (without, gemv_workgroup)
+        };
+        let plain = machine(Sizing::Hints, 1024);
+        assert_eq!(chosen(EVERY, &plain), (vec!["subgroups"], Some(128)));
+        assert_eq!(
+            chosen(EVERY, &Capabilities { gpu: None }),
+            (Vec::new(), None)
+        );
+        for (json, without, workgroup) in [
+            // Kernels for few rows count more, in whatever order.
+            (
+                r#"{"workgroupOverrides": {"matmul_f16": [64, 1, 1], "gemv_f16": [8, 4, 1], "q4_fused": [256, 1, 1]}}"#,
+                vec![],
+                Some(32),
+            ),
+            (
+                r#"{"workgroupOverrides": {"q4_fused_batched": [64, 1, 1], "softmax": [64, 1, 1]}}"#,
+                vec![],
+                None,
+            ),
+            // More than the device runs together, or than can be counted.
+            (
+                r#"{"workgroupOverrides": {"gemv_f16": [2048, 1, 1], "matmul": [4294967295, 4294967295, 4294967295]}}"#,
+                vec![],
+                None,
+            ),
+            (
+                r#"{"workgroupOverrides": {"gemv": [64, 2, 1]}, "targetDevice": "nvidia-rtx"}"#,
+                vec![],
+                None,
+            ),
+            (
+                r#"{"preferredKernels": {"matmul": "f32"}, "disableFeatures": ["cooperative-matrix", "shader-f16"]}"#,
+                vec!["cooperative-matrix", "shader-f16"],
+                None,
+            ),
+            (r#"{"preferredKernels": {"matmul": "f16"}}"#, vec![], None),
+        ] {
+            assert_eq!(chosen(json, &plain), (without, workgroup), "{json}");
+        }
+        // What was not measured takes the size still.
+        let sizes = r#"{"workgroupOverrides": {"gemv": [64, 2, 1]}}"#;
+        assert_eq!(
+            chosen(sizes, &machine(Sizing::Measured, 1024)),
+            (Vec::new(), Some(128))
+        );
+        let tuned = outcomes(&read(sizes), &machine(Sizing::Measured, 1024));
+        assert_eq!(tuned[0].1, "overruled");
+        let rules = machine(Sizing::Rules, 1024);
+        assert_eq!(chosen(sizes, &rules), (Vec::new(), None));
+        assert_eq!(outcomes(&read(sizes), &rules)[0].1, "overruled");
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 pub use offer::Offer;
 pub(crate) use pipelines::Pipeline;
 
+use crate::kernels::linear::has_matrix_units;
 use crate::memory::{Buffer, Staging};
 use crate::shader::Shader;
 use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits, Tuning};
@@ -207,6 +208,11 @@ impl Device {
     /// What it can hold and do at once.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// Whether products with many rows are computed by matrix units.
+    pub fn has_matrix_units(&self) -> bool {
+        has_matrix_units(self.inner.features, &self.inner.limits)
     }
 
     /// How products share out their work.

@@ -105,6 +105,15 @@ impl Tuning {
         }
     }
 
+    /// The same, with another way for all products that have none of their own.
+    #[must_use]
+    pub fn with_others(self, way: Way) -> Tuning {
+        Tuning {
+            others: way,
+            ..self
+        }
+    }
+
     /// The way of `product`.
     pub fn way(&self, product: &Product) -> Way {
         self.products.get(product).copied().unwrap_or(self.others)

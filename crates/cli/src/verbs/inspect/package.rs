@@ -1,7 +1,7 @@
 //! What `inspect` says of a package besides its tensors.
 
 use serde::Serialize;
-use sterna_format::rdrr::{self, Manifest, Package, hints};
+use sterna_format::rdrr::{self, Package, hints::Decision};
 
 use crate::output::{self, Bytes};
 
@@ -49,7 +49,8 @@ struct HintReport {
 }
 
 impl PackageReport {
-    pub(super) fn new(package: &Package) -> PackageReport {
+    /// `decisions` are what becomes of the package's hints.
+    pub(super) fn new(package: &Package, decisions: Vec<Decision>) -> PackageReport {
         let manifest = package.manifest();
         let info = manifest.quantization_info.as_ref();
         let groups = manifest.groups.iter().map(|group| GroupReport {
@@ -76,7 +77,7 @@ impl PackageReport {
             tokenizer: manifest.tokenizer.as_ref().map(|entry| entry.kind.clone()),
             groups: groups.collect(),
             shards: shards.collect(),
-            hints: hints(manifest),
+            hints: decisions.into_iter().map(HintReport::new).collect(),
             // Why there is no configuration is said where the model can't be run.
             warnings: rdrr::hf_config(manifest).map_or_else(|_| Vec::new(), |hf| hf.warnings),
         }
@@ -145,19 +146,13 @@ impl PackageReport {
     }
 }
 
-/// What becomes of the hints of the package where the CPU runs it.
-fn hints(manifest: &Manifest) -> Vec<HintReport> {
-    let Some(hints) = &manifest.runtime_optimizations else {
-        return Vec::new();
-    };
-    let decisions = hints::resolve(hints, &hints::Capabilities { gpu: None });
-    decisions
-        .into_iter()
-        .map(|decision| HintReport {
+impl HintReport {
+    fn new(decision: Decision) -> HintReport {
+        HintReport {
             hint: decision.hint,
             value: decision.value,
             outcome: decision.outcome.name(),
             reason: decision.reason,
-        })
-        .collect()
+        }
+    }
 }

@@ -199,9 +199,7 @@ pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
 /// Whether matrix units multiply `w` by many rounded rows.
 fn by_matrix_units(device: &Device, way: Way, w: &Linear) -> bool {
     let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
-    exact
-        && way.matrix_units.unwrap_or(true)
-        && has_matrix_units(device.features(), device.limits())
+    exact && way.matrix_units.unwrap_or(true) && device.has_matrix_units()
 }
 
 /// The way of a product of `w` and `n_rows` rows of activations where `way` is wished for: all that is left

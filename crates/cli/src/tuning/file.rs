@@ -1,0 +1,439 @@
+//! What `sterna tune` measured, in a file for each adapter and set of features.
+//!
+//! It is good for one driver and these very kernels. What doesn't fit is not used; what is no such file is
+//! not either, and no reason to stop.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sterna_gpu::tuning::{Measured, Product, RowClass, Way};
+use sterna_gpu::{AdapterInfo, Features, WeightKind, shader};
+use tempfile::NamedTempFile;
+
+use crate::folders;
+
+/// The form of the file.
+const FORM: u32 = 1;
+
+/// No file is longer, and none has more products.
+const MAX_BYTES: u64 = 1 << 20;
+const MAX_PRODUCTS: usize = 4096;
+
+/// What a measurement is good for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Key {
+    adapter: String,
+    api: String,
+    /// Those that make a difference to kernels.
+    features: Vec<String>,
+    driver: String,
+    /// Tells kernels apart.
+    kernels: String,
+}
+
+impl Key {
+    /// The adapter and driver of `info` with these `features`, and the kernels of this program.
+    pub(crate) fn new(info: &AdapterInfo, features: Features) -> Key {
+        let of_no_matter = ["timestamps", "pipeline-cache"];
+        let names = features.names().into_iter();
+        Key {
+            adapter: info.name.clone(),
+            api: format!("{:?}", info.api).to_lowercase(),
+            features: names
+                .filter(|name| !of_no_matter.contains(name))
+                .map(str::to_owned)
+                .collect(),
+            driver: info.driver.clone(),
+            kernels: format!("{:016x}", shader::fingerprint()),
+        }
+    }
+
+    /// The file, whether there is one or not.
+    fn path(&self) -> Result<PathBuf> {
+        // The content says what it is for; names only keep files apart.
+        let words = [
+            &[self.adapter.clone(), self.api.clone()],
+            &self.features[..],
+        ]
+        .concat();
+        let mut name = words.join("-").to_ascii_lowercase();
+        name.retain(|c| c.is_ascii_alphanumeric() || "-. ".contains(c));
+        let name: String = name.replace(' ', "-").chars().take(150).collect();
+        Ok(folders::tuning()?.join(name + ".json"))
+    }
+}
+
+/// A file, as it lies on disk.
+#[derive(Debug, Serialize, Deserialize)]
+struct Content {
+    form: u32,
+    #[serde(flatten)]
+    key: Key,
+    /// Seconds since 1970.
+    measured_at: u64,
+    products: Vec<Row>,
+}
+
+/// What was found of a product.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Row {
+    weights: String,
+    n: usize,
+    k: usize,
+    rows: String,
+    lanes: Option<u32>,
+    workgroup: Option<u32>,
+    rounds_itself: Option<bool>,
+    matrix_units: Option<bool>,
+    /// Microseconds, and those of the way by the rules.
+    us: f64,
+    rule_us: f64,
+}
+
+impl Row {
+    fn new(found: &Measured) -> Row {
+        let Way {
+            lanes,
+            workgroup,
+            rounds_itself,
+            matrix_units,
+        } = found.best;
+        Row {
+            weights: found.product.weights.name().to_owned(),
+            n: found.product.n,
+            k: found.product.k,
+            rows: found.product.rows.name().to_owned(),
+            lanes,
+            workgroup,
+            rounds_itself,
+            matrix_units,
+            us: found.best_us,
+            rule_us: found.rule_us,
+        }
+    }
+
+    fn way(&self) -> Result<(Product, Way)> {
+        let rows = RowClass::ALL.into_iter();
+        let product = Product {
+            weights: WeightKind::named(&self.weights)
+                .with_context(|| format!("expected a type of weights, found `{}`", self.weights))?,
+            n: self.n,
+            k: self.k,
+            rows: rows
+                .clone()
+                .find(|class| class.name() == self.rows)
+                .with_context(|| {
+                    format!("expected one, few or many rows, found `{}`", self.rows)
+                })?,
+        };
+        let way = Way {
+            lanes: self.lanes,
+            workgroup: self.workgroup,
+            rounds_itself: self.rounds_itself,
+            matrix_units: self.matrix_units,
+        };
+        Ok((product, way))
+    }
+
+    fn is_of(&self, other: &Row) -> bool {
+        let product = |row: &Row| (row.weights.clone(), row.n, row.k, row.rows.clone());
+        product(self) == product(other)
+    }
+}
+
+/// What is kept of an adapter.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Nothing,
+    /// What was measured.
+    Kept(Kept),
+    /// What was measured with something else, and with what.
+    Stale(String),
+    /// Why what there is can't be read.
+    Damaged(String),
+}
+
+/// What was measured, and is good.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    content: Content,
+    ways: Vec<(Product, Way)>,
+}
+
+impl Kept {
+    /// Products and how they go best.
+    pub(crate) fn ways(&self) -> impl Iterator<Item = (Product, Way)> {
+        self.ways.iter().copied()
+    }
+
+    /// How many products were measured, and how many of them don't go by the rules.
+    pub(crate) fn n_products(&self) -> [usize; 2] {
+        let rows = &self.content.products;
+        [
+            rows.len(),
+            rows.iter().filter(|row| row.us < row.rule_us).count(),
+        ]
+    }
+
+    /// Days since the last measurement.
+    pub(crate) fn age_days(&self) -> u64 {
+        now().saturating_sub(self.content.measured_at) / (24 * 60 * 60)
+    }
+}
+
+/// What is kept for `key`.
+pub(crate) fn kept(key: &Key) -> Found {
+    // Without a folder, nothing is kept.
+    let Ok(path) = key.path() else {
+        return Found::Nothing;
+    };
+    let bytes = match read(&path) {
+        Ok(None) => return Found::Nothing,
+        Ok(Some(bytes)) => bytes,
+        Err(error) => return Found::Damaged(format!("{}: {error:#}", path.display())),
+    };
+    match parse(&bytes, key) {
+        Ok(found) => found,
+        Err(error) => Found::Damaged(format!("{}: {error:#}", path.display())),
+    }
+}
+
+fn read(path: &std::path::Path) -> Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).context("cannot open"),
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    read.context("cannot read")?;
+    if bytes.len() as u64 > MAX_BYTES {
+        anyhow::bail!("expected at most {MAX_BYTES} bytes, found more");
+    }
+    Ok(Some(bytes))
+}
+
+fn parse(bytes: &[u8], key: &Key) -> Result<Found> {
+    let content: Content = serde_json::from_slice(bytes).context("expected what `tune` writes")?;
+    let theirs = &content.key;
+    if content.form != FORM {
+        return Ok(Found::Stale(format!("in form {}", content.form)));
+    }
+    for (what, theirs, ours) in [
+        ("adapter", &theirs.adapter, &key.adapter),
+        ("interface", &theirs.api, &key.api),
+        ("driver", &theirs.driver, &key.driver),
+    ] {
+        if theirs != ours {
+            return Ok(Found::Stale(format!("with {what} {theirs}")));
+        }
+    }
+    if theirs.kernels != key.kernels {
+        return Ok(Found::Stale("with kernels of another version".into()));
+    }
+    if theirs.features != key.features {
+        return Ok(Found::Stale("with other features".into()));
+    }
+    let n = content.products.len();
+    if n > MAX_PRODUCTS {
+        anyhow::bail!("expected at most {MAX_PRODUCTS} products, found {n}");
+    }
+    let rows = content.products.iter().enumerate();
+    let ways = rows.map(|(i, row)| row.way().with_context(|| format!("product {i}")));
+    Ok(Found::Kept(Kept {
+        ways: ways.collect::<Result<_>>()?,
+        content,
+    }))
+}
+
+/// Keeps what was found, beside what is kept of other products; returns where.
+pub(crate) fn save(key: &Key, found: &[Measured]) -> Result<PathBuf> {
+    let path = key.path()?;
+    let mut products: Vec<Row> = found.iter().map(Row::new).collect();
+    if let Found::Kept(before) = kept(key) {
+        let rows = before.content.products.into_iter();
+        let others: Vec<Row> = rows
+            .filter(|row| !products.iter().any(|new| new.is_of(row)))
+            .collect();
+        products.extend(others);
+    }
+    products.truncate(MAX_PRODUCTS);
+    let content = Content {
+        form: FORM,
+        key: key.clone(),
+        measured_at: now(),
+        products,
+    };
+    write(&path, &content).with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+/// Under another name first: a reader sees the old file or the new one.
+fn write(path: &std::path::Path, content: &Content) -> Result<()> {
+    let folder = path.parent().context("expected a file in a folder")?;
+    fs::create_dir_all(folder).context("cannot make the folder")?;
+    let mut file = NamedTempFile::new_in(folder).context("cannot write")?;
+    let text = serde_json::to_string_pretty(content)?;
+    file.write_all(text.as_bytes()).context("cannot write")?;
+    file.as_file().sync_all().context("cannot write")?;
+    file.persist(path).context("cannot write")?;
+    Ok(())
+}
+
+/// Forgets what is kept for `key`; returns the file that was removed, if there was one.
+pub(crate) fn remove(key: &Key) -> Result<Option<PathBuf>> {
+    let path = key.path()?;
+    match fs::remove_file(&path) {
+        Ok(()) => Ok(Some(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_format::DType;
+
+    use super::*;
+
+    fn key() -> Key {
+        Key {
+            adapter: "A GPU (tm)".into(),
+            api: "vulkan".into(),
+            features: vec!["subgroups".into()],
+            driver: "1.2".into(),
+            kernels: "0123".into(),
+        }
+    }
+
+    fn measured(n: usize, workgroup: u32) -> Measured {
+        let best = Way {
+            workgroup: Some(workgroup),
+            lanes: Some(16),
+            rounds_itself: Some(false),
+            matrix_units: None,
+        };
+        Measured {
+            product: Product {
+                weights: WeightKind::Blocks(DType::Q4_K),
+                n,
+                k: 512,
+                rows: RowClass::One,
+            },
+            n_matrices: 1,
+            rule: Way::default(),
+            rule_us: 2.0,
+            best,
+            best_us: 1.0,
+            n_ways: 2,
+            wrong: Vec::new(),
+        }
+    }
+
+    fn content(products: &[Measured]) -> Content {
+        Content {
+            form: FORM,
+            key: key(),
+            measured_at: 5,
+            products: products.iter().map(Row::new).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b.json");
+        assert!(read(&path).unwrap().is_none());
+        let found = [measured(8, 64), measured(16, 128)];
+        for products in [&found[..1], &found] {
+            write(&path, &content(products)).unwrap();
+            let bytes = read(&path).unwrap().unwrap();
+            let Found::Kept(kept) = parse(&bytes, &key()).unwrap() else {
+                panic!("not kept");
+            };
+            let ways: Vec<_> = kept.ways().collect();
+            let expected: Vec<_> = products.iter().map(|f| (f.product, f.best)).collect();
+            assert_eq!(ways, expected);
+            assert_eq!(kept.n_products(), [products.len(); 2]);
+            assert!(kept.age_days() > 10_000);
+        }
+        let files = fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(files, 1);
+    }
+
+    #[test]
+    fn what_was_measured_with_something_else_is_stale() {
+        let bytes = serde_json::to_vec(&content(&[measured(8, 64)])).unwrap();
+        type Change = fn(&mut Key);
+        let changes: [(&str, Change); 5] = [
+            ("adapter", |key| key.adapter = "B".into()),
+            ("interface", |key| key.api = "metal".into()),
+            ("driver", |key| key.driver = "2".into()),
+            ("kernels", |key| key.kernels = "9".into()),
+            ("features", |key| key.features.clear()),
+        ];
+        for (what, change) in changes {
+            let mut key = key();
+            change(&mut key);
+            match parse(&bytes, &key).unwrap() {
+                Found::Stale(reason) => assert!(reason.contains(what), "{reason}"),
+                found => panic!("{what}: {found:?}"),
+            }
+        }
+        let mut other = content(&[]);
+        other.form = 2;
+        let bytes = serde_json::to_vec(&other).unwrap();
+        assert!(matches!(parse(&bytes, &key()).unwrap(), Found::Stale(_)));
+    }
+
+    #[test]
+    fn damaged_files_are_told_from_good_ones() {
+        let text = serde_json::to_string(&content(&[measured(8, 64)])).unwrap();
+        for (from, to) in [
+            ("{", ""),
+            ("Q4_K", "Q4_X"),
+            (r#""one""#, r#""two""#),
+            (r#""n":8"#, r#""n":-8"#),
+            (r#""lanes":16"#, r#""lanes":4294967296"#),
+            ("}]}", "}"),
+        ] {
+            let damaged = text.replacen(from, to, 1);
+            assert_ne!(damaged, text, "{from}");
+            assert!(parse(damaged.as_bytes(), &key()).is_err(), "{damaged}");
+        }
+        let many = content(&vec![measured(8, 64); MAX_PRODUCTS + 1]);
+        let bytes = serde_json::to_vec(&many).unwrap();
+        let message = format!("{:#}", parse(&bytes, &key()).unwrap_err());
+        assert!(message.contains("found 4097"), "{message}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("large");
+        let file = File::create(&path).unwrap();
+        file.set_len(MAX_BYTES + 1).unwrap();
+        let message = format!("{:#}", read(&path).unwrap_err());
+        assert!(message.contains("expected at most"), "{message}");
+    }
+
+    #[test]
+    fn names_of_files_are_plain() {
+        let mut key = key();
+        key.adapter = "../../A/B\\C: \u{1b}[2J".repeat(30);
+        let path = key.path().unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(name.len() < 160 && name.ends_with(".json"), "{name}");
+        assert!(
+            name.chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))
+        );
+        assert!(path.starts_with(folders::tuning().unwrap()));
+    }
+}

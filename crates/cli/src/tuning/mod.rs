@@ -1,0 +1,109 @@
+//! What a GPU is opened with: its features, less what a package would do without, and how products go on
+//! it.
+//!
+//! What the device can do counts most, then flags, then what `sterna tune` measured, then a package's
+//! hints, then rules.
+
+mod file;
+
+use sterna_format::rdrr::RuntimeOptimizations;
+use sterna_format::rdrr::hints::{self, Capabilities, Decision, Sizing};
+use sterna_gpu::tuning::Way;
+use sterna_gpu::{DeviceOptions, Features, Offer, Tuning};
+
+pub(crate) use file::{Found, Key, kept, remove, save};
+
+use crate::output;
+
+/// What comes of a package's hints, and of what was measured, on an adapter.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// What kernels may use.
+    pub(crate) features: Features,
+    /// How products go.
+    pub(crate) tuning: Tuning,
+    /// What became of each hint.
+    pub(crate) decisions: Vec<Decision>,
+}
+
+impl Settings {
+    /// For the adapter of `offer`. Sizes go by the rules unless `is_tunable`.
+    pub(crate) fn new(offer: &Offer, hints: &RuntimeOptimizations, is_tunable: bool) -> Settings {
+        let resolve = |sizing| hints::resolve(hints, &capabilities(offer, sizing));
+        // Which features are masked depends on no measurement; what was measured depends on features.
+        let masked = resolve(Sizing::Rules).choices.without;
+        let masked = masked.into_iter().filter_map(feature);
+        let features = masked.fold(offer.features, Features::without);
+        let measured = match is_tunable {
+            true => measured(&Key::new(&offer.info, features)),
+            false => Tuning::default(),
+        };
+        let resolved = resolve(match (is_tunable, measured.n_products()) {
+            (false, _) => Sizing::Rules,
+            (true, 0) => Sizing::Hints,
+            (true, _) => Sizing::Measured,
+        });
+        Settings {
+            features,
+            tuning: measured.with_others(Way {
+                workgroup: resolved.choices.gemv_workgroup,
+                ..Way::default()
+            }),
+            decisions: resolved.decisions,
+        }
+    }
+
+    /// Has a device opened with them.
+    pub(crate) fn apply(self, options: &mut DeviceOptions) {
+        options.features = options.features.and(self.features);
+        options.tuning = self.tuning;
+    }
+}
+
+/// What was measured and is good for the adapter as it is now; a note tells of a file that is none.
+fn measured(key: &Key) -> Tuning {
+    match kept(key) {
+        Found::Kept(kept) => Tuning::default().with(kept.ways()),
+        Found::Damaged(reason) => {
+            output::note(format_args!(
+                "note: {reason}; not used, `sterna tune` measures anew"
+            ));
+            Tuning::default()
+        }
+        Found::Nothing | Found::Stale(_) => Tuning::default(),
+    }
+}
+
+/// The word that hints have for `shader-f16` is the format's, for the others our own.
+fn feature(hinted: &str) -> Option<Features> {
+    Features::named(match hinted {
+        "shader-f16" => "f16",
+        name => name,
+    })
+}
+
+fn capabilities(offer: &Offer, sizing: Sizing) -> Capabilities {
+    let has = |name: &&str| feature(name).is_some_and(|f| offer.features.and(f) == f);
+    Capabilities {
+        gpu: Some(hints::Gpu {
+            name: offer.info.name.clone(),
+            features: hints::FEATURES.into_iter().filter(has).collect(),
+            matrix_units: offer.has_matrix_units(),
+            max_invocations: offer.limits.workgroup_len,
+            sizing,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_feature_that_hints_know_is_one() {
+        for name in hints::FEATURES {
+            assert!(feature(name).is_some(), "{name}");
+        }
+        assert_eq!(feature("f32"), None);
+    }
+}

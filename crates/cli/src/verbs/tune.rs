@@ -1,0 +1,305 @@
+//! `sterna tune`: which way of computing products is fastest on this GPU.
+
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+use sterna_engine::{Logits, Session};
+use sterna_gpu::tuning::{Effort, Measured, Product, Tuner, Way};
+
+use crate::args::{EngineFlags, ReportFlags};
+use crate::model::ModelFiles;
+use crate::place::{self, Place};
+use crate::progress::Progress;
+use crate::tuning::{self, Key};
+use crate::{builtin, output};
+
+const EXAMPLE: &str = "Example:
+  sterna tune model.gguf
+  sterna tune model.gguf --gpu nvidia --rounds 31 --limit 300
+  sterna tune builtin --dry-run --json
+  sterna tune --reset";
+
+/// Measure which kernels and workgroups are fastest on this GPU, and keep the result
+///
+/// The products of the model's own matrices are computed in every way that the device has, in turns and as a
+/// step of the model has them, for one row of activations, for four, and for a prompt where there is a
+/// choice. A way counts only if it gives the results that the rules' way gives, and is kept only if it is
+/// faster by more than chance. Every later run on the same GPU, driver and kernels takes what was kept, for
+/// all models with matrices of these shapes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Tune {
+    /// Model whose products are measured
+    #[arg(default_value = builtin::NAME)]
+    model: String,
+
+    /// How often to time the best ways of each product
+    #[arg(long, value_name = "N", default_value = "15")]
+    rounds: NonZero<usize>,
+
+    /// Seconds to spend on measuring, about; products there is no time for stay as they are
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    limit: NonZero<u64>,
+
+    /// Measure, and keep nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Forget what was measured on this GPU, and measure nothing
+    #[arg(long, conflicts_with_all = ["dry_run", "rounds", "limit"])]
+    reset: bool,
+
+    #[command(flatten)]
+    flags: ReportFlags,
+}
+
+/// Rows of activations of the steps whose products are measured: a token; a few; and a prompt, where
+/// matrix units may be faster than other kernels, or slower.
+const TOKEN: usize = 1;
+const FEW: usize = 4;
+const PROMPT: usize = 512;
+
+impl Tune {
+    pub(crate) fn run(self) -> Result<()> {
+        let engine = self.flags.engine.clone().on_gpu()?;
+        if self.reset {
+            return reset(&engine, self.flags.json);
+        }
+        let files = ModelFiles::open(&self.model)?;
+        let plan = files.plan(&self.flags.files)?;
+        let n_vocab = plan.config().n_vocab;
+        let prompt = plan
+            .config()
+            .max_ctx
+            .saturating_sub(TOKEN + FEW)
+            .min(PROMPT);
+        let mut session = files.session(plan, &engine, prompt + FEW + TOKEN)?;
+        let model = session.model().clone();
+        let gpu = model.backend().device();
+        let gpu = gpu.context("--gpu-layers 0: expected layers on a GPU")?;
+        let device = gpu.device();
+        if device.has_matrix_units() {
+            step(&mut session, prompt, n_vocab)?;
+        }
+        step(&mut session, FEW, n_vocab)?;
+        step(&mut session, TOKEN, n_vocab)?;
+        let tuner = Tuner::new(device, gpu.products())?;
+        let (found, n_left) = self.measure(&tuner)?;
+        for found in found.iter().filter(|found| !found.wrong.is_empty()) {
+            output::note(format_args!(
+                "warning: {}: {} of its ways give other results than they should and are left aside; see \
+                 `sterna diagnose`",
+                name(&found.product),
+                found.wrong.len()
+            ));
+        }
+        let file = match self.dry_run || found.is_empty() {
+            true => None,
+            false => {
+                let key = Key::new(device.info(), device.features());
+                Some(tuning::save(&key, &found)?)
+            }
+        };
+        let name = place::name_of(gpu);
+        if self.flags.json {
+            return output::json(&Report {
+                gpu: &name,
+                products: found.iter().map(Row::new).collect(),
+                n_left,
+                file: file.as_deref(),
+            });
+        }
+        output::line(text(&name, &found, n_left, file.as_ref()))
+    }
+
+    /// What was found of each product, and of how many there was no time to find anything.
+    fn measure(&self, tuner: &Tuner) -> Result<(Vec<Measured>, usize)> {
+        let products = tuner.products();
+        let end = Instant::now() + Duration::from_secs(self.limit.get());
+        let progress = Progress::items("measuring", products.len() as u64);
+        let mut found = Vec::with_capacity(products.len());
+        for (i, product) in products.iter().enumerate() {
+            let left = end.saturating_duration_since(Instant::now());
+            let effort = Effort {
+                rounds: self.rounds.get(),
+                // What one doesn't use, those after it have.
+                limit: left / (products.len() - i) as u32,
+            };
+            found.extend(tuner.measure(product, effort)?);
+            progress.add(1);
+        }
+        let n_left = products.len() - found.len();
+        Ok((found, n_left))
+    }
+}
+
+/// Computes a step of `n_rows`, whose products are then known. Which tokens doesn't matter.
+fn step(session: &mut Session<Place>, n_rows: usize, n_vocab: usize) -> Result<()> {
+    let ids: Vec<u32> = (0..n_rows).map(|i| (i % n_vocab) as u32).collect();
+    session.forward(&ids, Logits::Last)?;
+    Ok(())
+}
+
+/// Forgets what was measured on the GPU.
+fn reset(engine: &EngineFlags, json: bool) -> Result<()> {
+    let offer = place::offer(engine.place())?;
+    let removed = tuning::remove(&Key::new(&offer.info, offer.features))?;
+    if json {
+        return output::json(&Removed {
+            gpu: &offer.info.name,
+            removed: removed.as_deref(),
+        });
+    }
+    match removed {
+        Some(path) => output::line(format_args!("removed {}", path.display())),
+        None => output::line(format_args!("{}: nothing was kept", offer.info.name)),
+    }
+}
+
+/// A product, in words.
+fn name(product: &Product) -> String {
+    let Product {
+        weights,
+        n,
+        k,
+        rows,
+    } = product;
+    format!("{} {n}x{k}, {} rows", weights.name(), rows.name())
+}
+
+/// A way, in words.
+fn way(way: &Way) -> String {
+    let mut words = Vec::new();
+    if let (Some(lanes), Some(workgroup)) = (way.lanes, way.workgroup) {
+        words.push(format!("{lanes} x {workgroup}"));
+    }
+    words.extend(way.rounds_itself.map(|own| match own {
+        true => "rounding itself".to_owned(),
+        false => "rounded before".to_owned(),
+    }));
+    words.extend(way.matrix_units.map(|units| match units {
+        true => "matrix units".to_owned(),
+        false => "tiles".to_owned(),
+    }));
+    match words.is_empty() {
+        true => "the only one".to_owned(),
+        false => words.join(", "),
+    }
+}
+
+fn text(gpu: &str, found: &[Measured], n_left: usize, file: Option<&PathBuf>) -> String {
+    let header = [
+        "weights",
+        "shape",
+        "rows",
+        "by the rules",
+        "µs",
+        "best",
+        "µs",
+        "gain",
+    ];
+    let rows: Vec<[String; 8]> = found
+        .iter()
+        .map(|found| {
+            let Product {
+                weights,
+                n,
+                k,
+                rows,
+            } = found.product;
+            let gain = 1.0 - found.best_us / found.rule_us;
+            let [best, us, gain] = match found.best == found.rule {
+                true => ["the same".to_owned(), String::new(), String::new()],
+                false => [
+                    way(&found.best),
+                    format!("{:.2}", found.best_us),
+                    format!("{:.0} %", gain * 100.0),
+                ],
+            };
+            let rule = way(&found.rule);
+            let rule_us = format!("{:.2}", found.rule_us);
+            let shape = format!("{n}x{k}");
+            let rows = rows.name().to_owned();
+            let weights = weights.name().to_owned();
+            [weights, shape, rows, rule, rule_us, best, us, gain]
+        })
+        .collect();
+    let mut text = output::table(&[("measured", gpu.to_owned())]);
+    text += "\n\n";
+    text += &output::columns(&header.map(str::to_owned), &rows);
+    if n_left > 0 {
+        text += &format!("\nNo time for {n_left} more; --limit gives it.");
+    }
+    text += &match file {
+        Some(path) => format!("\nKept in {}", path.display()),
+        None => "\nNothing was kept.".to_owned(),
+    };
+    text
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    gpu: &'a str,
+    products: Vec<Row>,
+    /// Products there was no time for.
+    n_left: usize,
+    /// Where the result is kept; `None` if it isn't.
+    file: Option<&'a Path>,
+}
+
+#[derive(Serialize)]
+struct Removed<'a> {
+    gpu: &'a str,
+    removed: Option<&'a Path>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    weights: &'static str,
+    n: usize,
+    k: usize,
+    rows: &'static str,
+    n_matrices: usize,
+    n_ways: usize,
+    n_wrong: usize,
+    rule: WayRow,
+    rule_us: f64,
+    best: WayRow,
+    best_us: f64,
+}
+
+#[derive(Serialize)]
+struct WayRow {
+    lanes: Option<u32>,
+    workgroup: Option<u32>,
+    rounds_itself: Option<bool>,
+    matrix_units: Option<bool>,
+}
+
+impl Row {
+    fn new(found: &Measured) -> Row {
+        let way = |way: &Way| WayRow {
+            lanes: way.lanes,
+            workgroup: way.workgroup,
+            rounds_itself: way.rounds_itself,
+            matrix_units: way.matrix_units,
+        };
+        Row {
+            weights: found.product.weights.name(),
+            n: found.product.n,
+            k: found.product.k,
+            rows: found.product.rows.name(),
+            n_matrices: found.n_matrices,
+            n_ways: found.n_ways,
+            n_wrong: found.wrong.len(),
+            rule: way(&found.rule),
+            rule_us: found.rule_us,
+            best: way(&found.best),
+            best_us: found.best_us,
+        }
+    }
+}
