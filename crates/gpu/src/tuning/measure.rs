@@ -58,7 +58,7 @@ pub struct Measured {
     pub best: Way,
     /// Its time.
     pub best_us: f64,
-    /// Ways that were run, that of the rules among them.
+    /// Ways that were timed more than once, that of the rules among them.
     pub n_ways: usize,
     /// Ways that gave other results, and so don't count: there should be none.
     pub wrong: Vec<Way>,
@@ -80,12 +80,15 @@ pub struct Tuner {
 }
 
 /// Of each product, so many matrices are run in turn, and more until they have this many bytes together.
-const MATRICES: usize = 8;
+const MATRICES: usize = 4;
 const BYTES: u64 = 256 << 20;
 
 /// Rounds in which all ways take part, and how many of the fastest take part in the others.
 const HEATS: usize = 3;
 const FINALISTS: usize = 3;
+
+/// A way that takes so many times as long as that of the rules at first is not timed again.
+const HOPELESS: f64 = 1.5;
 
 /// The least share of time that another way has to save.
 const MIN_GAIN: f64 = 0.02;
@@ -101,14 +104,13 @@ impl Tuner {
     ///
     /// Errors: [`GpuError::OutOfMemory`] if there is no room for their activations.
     pub fn new(device: &Device, samples: Vec<Sample>) -> Result<Tuner, GpuError> {
+        let samples = enough(samples);
         let mut products = Vec::new();
-        for sample in &samples {
-            let product = sample.product();
-            if sample.weights.n() > 0 && sample.weights.k() > 0 && !products.contains(&product) {
+        for product in samples.iter().map(Sample::product) {
+            if !products.contains(&product) {
                 products.push(product);
             }
         }
-        let samples = enough(samples);
         let most = |of: fn(&Sample) -> usize| samples.iter().map(of).max().unwrap_or(1).max(1);
         let x_len = most(|s| s.n_rows * s.weights.k());
         let x: Vec<f32> = (0..x_len)
@@ -163,18 +165,8 @@ impl Tuner {
                 reason: "no matrix is multiplied like this".into(),
             });
         };
-        let (ways, wrong) = self.right_ways(first)?;
-        let mut runs = Vec::with_capacity(ways.len());
-        for way in ways {
-            let chain = self.chain(product, way)?;
-            // The first time compiles and warms up.
-            self.time(&chain)?;
-            runs.push(Run {
-                way,
-                chain,
-                us: Vec::new(),
-            });
-        }
+        let mut wrong = Vec::new();
+        let mut runs = self.right_ways(first, Instant::now() + effort.limit / 2, &mut wrong)?;
         let n_ways = runs.len();
         if self.race(&mut runs, HEATS, deadline)? && n_ways > 1 {
             runs[1..].sort_by(|a, b| a.median().total_cmp(&b.median()));
@@ -221,34 +213,58 @@ impl Tuner {
         Ok(true)
     }
 
-    /// The different ways that the device has for the product of `sample`, that of the rules first, and those
-    /// that give another result than it.
-    fn right_ways(&self, sample: &Sample) -> Result<(Vec<Way>, Vec<Way>), GpuError> {
+    /// The different ways that the device has for the product of `sample`, that of the rules first, as far as
+    /// there is time; without those that give another result than it, which go to `wrong`, and those that
+    /// take much longer.
+    fn right_ways(
+        &self,
+        sample: &Sample,
+        deadline: Instant,
+        wrong: &mut Vec<Way>,
+    ) -> Result<Vec<Run>, GpuError> {
         let settle = |way| settled(&self.device, way, &sample.weights, sample.n_rows);
         let rule = settle(Way::default());
-        let mut ways = vec![rule];
-        for wish in wishes() {
-            let way = settle(wish);
-            if !ways.contains(&way) {
-                ways.push(way);
-            }
-        }
         let norms: &[bool] = match sample.is_normed && sample.n_rows == 1 {
             true => &[false, true],
             false => &[false],
         };
-        let mut wrong = Vec::new();
-        for &normed in norms {
-            let want = self.result(sample, rule, normed)?;
-            for &way in &ways[1..] {
-                let got = self.result(sample, way, normed)?;
-                if !agree(&got, &want, bound(sample, normed)) && !wrong.contains(&way) {
-                    wrong.push(way);
-                }
+        let results = |way| -> Result<Vec<Vec<f32>>, GpuError> {
+            let of_norm = |&normed: &bool| self.result(sample, way, normed);
+            norms.iter().map(of_norm).collect()
+        };
+        let want = results(rule)?;
+        let mut runs = vec![self.first_run(sample, rule)?];
+        let mut known = vec![rule];
+        for way in wishes().into_iter().map(settle) {
+            if known.contains(&way) {
+                continue;
+            }
+            if Instant::now() > deadline {
+                break;
+            }
+            known.push(way);
+            let got = results(way)?;
+            let mut pairs = got.iter().zip(&want).zip(norms);
+            if !pairs.all(|((got, want), normed)| agree(got, want, bound(sample, *normed))) {
+                wrong.push(way);
+                continue;
+            }
+            let mut run = self.first_run(sample, way)?;
+            if run.median() < HOPELESS * runs[0].median() {
+                run.us.clear();
+                runs.push(run);
             }
         }
-        ways.retain(|way| !wrong.contains(way));
-        Ok((ways, wrong))
+        runs[0].us.clear();
+        Ok(runs)
+    }
+
+    /// `way`, timed once, after one time that warms up.
+    fn first_run(&self, sample: &Sample, way: Way) -> Result<Run, GpuError> {
+        let chain = self.chain(&sample.product(), way)?;
+        self.time(&chain)?;
+        let us = vec![self.time(&chain)?];
+        Ok(Run { way, chain, us })
     }
 
     /// The first rows of what a product comes to.
@@ -381,7 +397,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What might be tried of a product.
+/// What might be tried of a product, the likeliest first.
 fn wishes() -> Vec<Way> {
     let mut wishes = Vec::new();
     for units in [true, false] {
@@ -390,9 +406,9 @@ fn wishes() -> Vec<Way> {
             ..Way::default()
         });
     }
-    for own in [true, false] {
+    for workgroup in [256, 128, 512, 64, 1024] {
         for lanes in [8, 16, 32] {
-            for workgroup in [64, 128, 256, 512, 1024] {
+            for own in [true, false] {
                 wishes.push(Way {
                     lanes: Some(lanes),
                     workgroup: Some(workgroup),
@@ -405,8 +421,10 @@ fn wishes() -> Vec<Way> {
     wishes
 }
 
-/// The first matrices of each product, so many that caches don't hold them.
-fn enough(samples: Vec<Sample>) -> Vec<Sample> {
+/// The first matrices of each product, so many that caches don't hold them; those that have no elements left
+/// out.
+fn enough(mut samples: Vec<Sample>) -> Vec<Sample> {
+    samples.retain(|sample| sample.weights.n() > 0 && sample.weights.k() > 0);
     let mut taken: HashMap<Product, (usize, u64)> = HashMap::new();
     let wanted = |sample: &Sample| {
         let (n, bytes) = taken.entry(sample.product()).or_default();
