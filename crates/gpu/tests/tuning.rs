@@ -120,7 +120,9 @@ fn a_step_is_measured() {
             layer
         })
     };
-    let samples: Vec<Sample> = step(1).chain(step(3)).chain(step(20)).collect();
+    let mut samples: Vec<Sample> = step(1).chain(step(3)).chain(step(20)).collect();
+    // A matrix that is met again is no other.
+    samples.push(samples[0].clone());
     let tuner = Tuner::new(device, samples).unwrap();
     assert_eq!(tuner.products().len(), 8);
     let effort = Effort {

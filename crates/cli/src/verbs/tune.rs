@@ -82,7 +82,7 @@ impl Tune {
         let gpu = model.backend().device();
         let gpu = gpu.context("--gpu-layers 0: expected layers on a GPU")?;
         let device = gpu.device();
-        if device.has_matrix_units() {
+        if device.has_matrix_units() && prompt > FEW {
             step(&mut session, prompt, n_vocab)?;
         }
         step(&mut session, FEW, n_vocab)?;

@@ -421,20 +421,22 @@ fn wishes() -> Vec<Way> {
     wishes
 }
 
-/// The first matrices of each product, so many that caches don't hold them; those that have no elements left
-/// out.
-fn enough(mut samples: Vec<Sample>) -> Vec<Sample> {
-    samples.retain(|sample| sample.weights.n() > 0 && sample.weights.k() > 0);
-    let mut taken: HashMap<Product, (usize, u64)> = HashMap::new();
-    let wanted = |sample: &Sample| {
-        let (n, bytes) = taken.entry(sample.product()).or_default();
-        if *n >= MATRICES && *bytes >= BYTES {
-            return false;
+/// The first matrices of each product, so many that caches don't hold them: each once, and none without
+/// elements.
+fn enough(samples: Vec<Sample>) -> Vec<Sample> {
+    let mut enough: Vec<Sample> = Vec::new();
+    for sample in samples {
+        let product = sample.product();
+        let same = enough.iter().filter(|s| s.product() == product);
+        let known: Vec<&Linear> = same.map(|s| &s.weights).collect();
+        let bytes: u64 = known.iter().map(|w| w.bytes()).sum();
+        let is_enough = known.len() >= MATRICES && bytes >= BYTES;
+        let is_empty = sample.weights.n() == 0 || sample.weights.k() == 0;
+        if !is_enough && !is_empty && !known.contains(&&sample.weights) {
+            enough.push(sample);
         }
-        (*n, *bytes) = (*n + 1, *bytes + sample.weights.bytes());
-        true
-    };
-    samples.into_iter().filter(wanted).collect()
+    }
+    enough
 }
 
 /// How far two ways may be apart, as squared error relative to the mean square: see `docs/gpu.md`. 0 asks for

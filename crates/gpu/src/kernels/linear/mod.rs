@@ -21,8 +21,8 @@ use dispatch::Source;
 pub(crate) use dispatch::{has_matrix_units, settled};
 pub use embed::embed;
 
-/// A weight matrix `[n, k]` on a device.
-#[derive(Debug, Clone)]
+/// A weight matrix `[n, k]` on a device. Two are equal if they are the same memory.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Linear {
     n: usize,
     k: usize,
@@ -32,7 +32,7 @@ pub struct Linear {
 }
 
 /// Some of the rows of a matrix.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct Piece {
     /// The number of its first row, a multiple of [`ROW_GRAIN`].
     first: usize,
