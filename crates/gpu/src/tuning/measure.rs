@@ -165,8 +165,11 @@ impl Tuner {
                 reason: "no matrix is multiplied like this".into(),
             });
         };
-        let mut wrong = Vec::new();
-        let mut runs = self.right_ways(first, Instant::now() + effort.limit / 2, &mut wrong)?;
+        let Checked {
+            mut runs,
+            wrong,
+            is_all,
+        } = self.check(first, Instant::now() + effort.limit / 2)?;
         let n_ways = runs.len();
         if self.race(&mut runs, HEATS, deadline)? && n_ways > 1 {
             runs[1..].sort_by(|a, b| a.median().total_cmp(&b.median()));
@@ -178,7 +181,8 @@ impl Tuner {
         let is_known = |run: &&Run| run.us.len() >= HEATS;
         let (rule, others) = runs.split_first().expect("the way of the rules is one");
         let known: Vec<&Run> = others.iter().filter(is_known).collect();
-        if !is_known(&rule) || n_ways > 1 && known.is_empty() {
+        let nothing_else = is_all && n_ways == 1;
+        if !is_known(&rule) || known.is_empty() && !nothing_else {
             return Ok(None);
         }
         let better = known.into_iter().filter(|run| run.beats(rule));
@@ -213,15 +217,9 @@ impl Tuner {
         Ok(true)
     }
 
-    /// The different ways that the device has for the product of `sample`, that of the rules first, as far as
-    /// there is time; without those that give another result than it, which go to `wrong`, and those that
-    /// take much longer.
-    fn right_ways(
-        &self,
-        sample: &Sample,
-        deadline: Instant,
-        wrong: &mut Vec<Way>,
-    ) -> Result<Vec<Run>, GpuError> {
+    /// Whether the ways that the device has for the product of `sample` give the same result, as far as there
+    /// is time.
+    fn check(&self, sample: &Sample, deadline: Instant) -> Result<Checked, GpuError> {
         let settle = |way| settled(&self.device, way, &sample.weights, sample.n_rows);
         let rule = settle(Way::default());
         let norms: &[bool] = match sample.is_normed && sample.n_rows == 1 {
@@ -233,30 +231,35 @@ impl Tuner {
             norms.iter().map(of_norm).collect()
         };
         let want = results(rule)?;
-        let mut runs = vec![self.first_run(sample, rule)?];
+        let mut checked = Checked {
+            runs: vec![self.first_run(sample, rule)?],
+            wrong: Vec::new(),
+            is_all: true,
+        };
         let mut known = vec![rule];
         for way in wishes().into_iter().map(settle) {
             if known.contains(&way) {
                 continue;
             }
             if Instant::now() > deadline {
+                checked.is_all = false;
                 break;
             }
             known.push(way);
             let got = results(way)?;
             let mut pairs = got.iter().zip(&want).zip(norms);
             if !pairs.all(|((got, want), normed)| agree(got, want, bound(sample, *normed))) {
-                wrong.push(way);
+                checked.wrong.push(way);
                 continue;
             }
-            let mut run = self.first_run(sample, way)?;
-            if run.median() < HOPELESS * runs[0].median() {
-                run.us.clear();
-                runs.push(run);
+            let run = self.first_run(sample, way)?;
+            if run.median() < HOPELESS * checked.runs[0].median() {
+                checked.runs.push(run);
             }
         }
-        runs[0].us.clear();
-        Ok(runs)
+        // Those were for a first impression.
+        checked.runs.iter_mut().for_each(|run| run.us.clear());
+        Ok(checked)
     }
 
     /// `way`, timed once, after one time that warms up.
@@ -364,6 +367,17 @@ struct Chain {
     parts: Vec<(Commands, Vec<usize>)>,
     /// Products that count.
     n: usize,
+}
+
+/// Ways that may be timed, none of them timed yet.
+#[derive(Debug)]
+struct Checked {
+    /// The way of the rules, and those that give the same result and don't take much longer.
+    runs: Vec<Run>,
+    /// Those that give another.
+    wrong: Vec<Way>,
+    /// Whether there was time for all ways.
+    is_all: bool,
 }
 
 /// A way, and how long it took each time.
