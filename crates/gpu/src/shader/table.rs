@@ -153,7 +153,7 @@ shaders! {
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
     ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 36, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 44, [];
     TOP_K = "top_k", [], [Read, Write], 12, [];
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], 32, [];
     PERTURB = "perturb", [RANDOM], [Write, Read], 24, [];
