@@ -8,6 +8,9 @@
 // Rows of activations, at most 4.
 override TOKENS: u32 = 1u;
 
+// Trits have an order of their own.
+const UNIT: u32 = 1u;
+
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;

@@ -94,6 +94,15 @@ pub(super) fn row_blocks(kind: WeightKind, k: usize) -> usize {
     }
 }
 
+/// Runs of a type that a kernel for few rows takes together, `UNIT` of `codes_*.wgsl`.
+fn unit_runs(dtype: DType) -> usize {
+    match dtype {
+        DType::Q4_K | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 2,
+        DType::Q6_K | DType::Q1_0 => 4,
+        _ => 1,
+    }
+}
+
 /// Constants that tell types apart which share their kernels.
 pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
     match kind {
@@ -342,11 +351,11 @@ pub(super) fn multiply(
         }
     }
     let own = matches!(source, Source::Own { .. });
-    // A step is sixteen bytes of trits, a run of codes, or eight floats.
+    // A step is sixteen bytes of trits, the runs of codes that share words, or eight floats.
     let steps = match (w.kind, source) {
         (WeightKind::Ternary, _) => w.k / 64,
         (_, Source::Floats(_)) => w.k / 8,
-        _ => w.k / RUN,
+        (WeightKind::Blocks(dtype), _) => w.k / RUN / unit_runs(dtype),
     };
     let shape = GemvShape::of(recorder, w.n, steps, own.then_some(w.k));
     if own {

@@ -6,13 +6,27 @@ fn minus_8(x: vec4<u32>) -> vec4<u32> {
     return (x + vec4<u32>(0x78787878u)) ^ vec4<u32>(0x80808080u);
 }
 
-fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
-    let w = codes[row * params.row_blocks + run];
-    let mask = vec4<u32>(0x0f0f0f0fu);
-    return array<vec4<u32>, 2>(minus_8(w & mask), minus_8((w >> vec4<u32>(4u)) & mask));
+const UNIT: u32 = 1u;
+const DEPTH: u32 = 2u;
+
+struct Unit {
+    codes: vec4<u32>,
+    d: f32,
 }
 
-fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let d = half_at(row * params.row_blocks + run);
-    return vec3<f32>(d, d, 0.0);
+fn unit_at(row: u32, unit: u32) -> Unit {
+    let i = row * params.row_blocks + unit;
+    return Unit(codes[i], half_at(i));
+}
+
+fn unit_codes(unit: Unit, i: u32) -> array<vec4<u32>, 2> {
+    let mask = vec4<u32>(0x0f0f0f0fu);
+    return array<vec4<u32>, 2>(
+        minus_8(unit.codes & mask),
+        minus_8((unit.codes >> vec4<u32>(4u)) & mask),
+    );
+}
+
+fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
+    return vec3<f32>(unit.d, unit.d, 0.0);
 }

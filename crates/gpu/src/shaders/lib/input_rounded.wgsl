@@ -27,12 +27,12 @@ var<private> own_scale: f32;
 var<private> own_sum: i32;
 
 // Where vector i is: those of a quarter of every block of 128 together for SCALING 0, else those of a half of
-// every run.
+// the same run of every unit.
 fn slot_of(i: u32) -> u32 {
     if SCALING == 0u {
         return i % 8u / 2u * (Q_LEN / 4u + 2u) + i / 8u * 2u + i % 2u;
     }
-    return i % 2u * (Q_LEN / 2u + 1u) + i / 2u;
+    return i % (2u * UNIT) * (Q_LEN / (2u * UNIT) + 1u) + i / (2u * UNIT);
 }
 
 fn largest(v: vec4<f32>) -> f32 {
