@@ -32,23 +32,31 @@ const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
 const CODES_Q8_0: Lib = Lib::File(concat!(
     include_str!("../shaders/lib/codes_q8_0.wgsl"),
+    include_str!("../shaders/lib/units_in_order.wgsl"),
     include_str!("../shaders/lib/runs_of_units.wgsl"),
 ));
 const CODES_Q4_0: Lib = Lib::File(concat!(
     include_str!("../shaders/lib/codes_q4_0.wgsl"),
+    include_str!("../shaders/lib/units_in_order.wgsl"),
     include_str!("../shaders/lib/runs_of_units.wgsl"),
 ));
 const CODES_Q4_K: Lib = Lib::File(concat!(
     include_str!("../shaders/lib/codes_q4_k.wgsl"),
+    include_str!("../shaders/lib/units_in_order.wgsl"),
     include_str!("../shaders/lib/runs_of_units.wgsl"),
 ));
-const CODES_Q6_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q6_k.wgsl"));
+const CODES_Q6_K: Lib = Lib::File(concat!(
+    include_str!("../shaders/lib/codes_q6_k.wgsl"),
+    include_str!("../shaders/lib/runs_of_units.wgsl"),
+));
 const CODES_Q1_0: Lib = Lib::File(concat!(
     include_str!("../shaders/lib/codes_q1_0.wgsl"),
+    include_str!("../shaders/lib/units_in_order.wgsl"),
     include_str!("../shaders/lib/runs_of_units.wgsl"),
 ));
 const CODES_Q2_0: Lib = Lib::File(concat!(
     include_str!("../shaders/lib/codes_q2_0.wgsl"),
+    include_str!("../shaders/lib/units_in_order.wgsl"),
     include_str!("../shaders/lib/runs_of_units.wgsl"),
 ));
 const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));

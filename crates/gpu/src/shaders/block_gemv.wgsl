@@ -16,21 +16,30 @@ fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
     return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
 }
 
-// One run of one row times one of activations.
+// Vectors of activations that neighbours read together: the same half of the same run of units in a row.
+const PARTS: u32 = 2u * UNIT;
+
+// The part that vector i is in, and its place there.
+fn part_of(i: u32) -> vec2<u32> {
+    return vec2<u32>(i % 2u * UNIT + place_in_unit(i / 2u), unit_of(i / 2u));
+}
+
+// One run of one row times one of activations, whose sum is `sum`. Codes are too large by what comes to
+// `excess` in the halves, or in all of the run.
 fn product(
     w: array<vec4<u32>, 2>,
     s: vec3<f32>,
-    a0: vec4<u32>,
-    a1: vec4<u32>,
+    a: array<vec4<u32>, 2>,
     step: f32,
     sum: f32,
+    excess: vec2<i32>,
 ) -> f32 {
     if HALVES {
-        let first = f32(dot16(w[0], a0, 0));
-        let second = f32(dot16(w[1], a1, 0));
+        let first = f32(dot16(w[0], a[0], 0) - excess.x);
+        let second = f32(dot16(w[1], a[1], 0) - excess.y);
         return step * (first * s.x + second * s.y);
     }
-    return step * (f32(dot16(w[1], a1, dot16(w[0], a0, 0))) * s.x - sum * s.z);
+    return step * (f32(dot16(w[1], a[1], dot16(w[0], a[0], 0)) - excess.x) * s.x - sum * s.z);
 }
 
 // A unit of each of two rows.
@@ -49,20 +58,33 @@ fn fetch(a: u32, b: u32, unit: u32) -> Units {
     return units;
 }
 
+// Run i of a unit of two rows times one of activations.
+fn part(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
+    let run = run_in(unit, i);
+    let a = array<vec4<u32>, 2>(q_at(token, run * 2u), q_at(token, run * 2u + 1u));
+    let step = run_step(token, run);
+    let size = bitcast<f32>(step.x);
+    let sum = bitcast<i32>(step.y);
+    var excess = vec2<i32>(ZERO * sum, 0);
+    if HALVES && ZERO != 0 {
+        let first = ZERO * dot16(vec4<u32>(0x01010101u), a[0], 0);
+        excess = vec2<i32>(first, excess.x - first);
+    }
+    return vec2<f32>(
+        product(unit_codes(w.a, unit, i), unit_scales(w.a, unit, i), a, size, f32(sum), excess),
+        product(unit_codes(w.b, unit, i), unit_scales(w.b, unit, i), a, size, f32(sum), excess),
+    );
+}
+
 // A unit of two rows times one of activations.
 fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
-    var sums = vec2<f32>();
-    for (var i = 0u; i < UNIT; i++) {
-        let run = unit * UNIT + i;
-        let a0 = q_at(token, run * 2u);
-        let a1 = q_at(token, run * 2u + 1u);
-        let step = run_step(token, run);
-        let size = bitcast<f32>(step.x);
-        let sum = f32(bitcast<i32>(step.y));
-        sums += vec2<f32>(
-            product(unit_codes(w.a, i), unit_scales(w.a, unit, i), a0, a1, size, sum),
-            product(unit_codes(w.b, i), unit_scales(w.b, unit, i), a0, a1, size, sum),
-        );
+    var sums = part(w, token, unit, 0u);
+    if UNIT > 1u {
+        sums += part(w, token, unit, 1u);
+    }
+    if UNIT > 2u {
+        sums += part(w, token, unit, 2u);
+        sums += part(w, token, unit, 3u);
     }
     return sums;
 }

@@ -8,8 +8,13 @@
 // Rows of activations, at most 4.
 override TOKENS: u32 = 1u;
 
-// Trits have an order of their own.
-const UNIT: u32 = 1u;
+// Vectors of activations that neighbours read together: the same quarter of blocks of 128.
+const PARTS: u32 = 4u;
+
+// The part that vector i is in, and its place there.
+fn part_of(i: u32) -> vec2<u32> {
+    return vec2<u32>(i % 8u / 2u, i / 8u * 2u + i % 2u);
+}
 
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;

@@ -21,7 +21,7 @@ const AT_ONCE: usize = 4;
 const SEGMENTS: usize = 8;
 
 /// Invocations of a workgroup at most, that each has registers enough.
-const MAX_WORKGROUP: usize = 512;
+const MAX_WORKGROUP: usize = 256;
 
 /// Memory for contexts that are split: what the heads of some rows come to in each span.
 #[derive(Debug, Clone)]

@@ -97,8 +97,8 @@ pub(super) fn row_blocks(kind: WeightKind, k: usize) -> usize {
 /// Runs of a type that a kernel for few rows takes together, `UNIT` of `codes_*.wgsl`.
 fn unit_runs(dtype: DType) -> usize {
     match dtype {
-        DType::Q4_K | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 2,
-        DType::Q6_K | DType::Q1_0 => 4,
+        DType::Q4_K | DType::Q6_K | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 2,
+        DType::Q1_0 => 4,
         _ => 1,
     }
 }
@@ -241,7 +241,7 @@ impl GemvShape {
         let shape = |lanes| GemvShape { workgroup, lanes };
         let lanes = tuning.gemv_lanes.unwrap_or_else(|| {
             let mut lanes = 8;
-            while n / shape(lanes).rows() < enough && steps as u32 > 2 * lanes && lanes < most {
+            while n / shape(lanes).rows() < enough && steps as u32 >= 2 * lanes && lanes < most {
                 lanes *= 2;
             }
             lanes

@@ -14,6 +14,7 @@ fn crumbs(x: vec4<u32>) -> vec4<u32> {
 
 const UNIT: u32 = 2u;
 const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
 
 struct Unit {
     codes: vec4<u32>,
@@ -25,7 +26,7 @@ fn unit_at(row: u32, unit: u32) -> Unit {
     return Unit(codes[i * BLOCK_RUNS / 2u + unit], half_at(i + 2u * unit / BLOCK_RUNS));
 }
 
-fn unit_codes(unit: Unit, i: u32) -> array<vec4<u32>, 2> {
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     let words = select(unit.codes.xy, unit.codes.zw, i == 1u);
     let shifts = vec4<u32>(0u, 8u, 16u, 24u);
     return array<vec4<u32>, 2>(

@@ -2,12 +2,9 @@
 // `scales` [n, k / 32] of f16. An element is worth scale · (code - 8).
 const HALVES: bool = false;
 
-fn minus_8(x: vec4<u32>) -> vec4<u32> {
-    return (x + vec4<u32>(0x78787878u)) ^ vec4<u32>(0x80808080u);
-}
-
 const UNIT: u32 = 1u;
 const DEPTH: u32 = 2u;
+const ZERO: i32 = 8;
 
 struct Unit {
     codes: vec4<u32>,
@@ -19,12 +16,9 @@ fn unit_at(row: u32, unit: u32) -> Unit {
     return Unit(codes[i], half_at(i));
 }
 
-fn unit_codes(unit: Unit, i: u32) -> array<vec4<u32>, 2> {
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     let mask = vec4<u32>(0x0f0f0f0fu);
-    return array<vec4<u32>, 2>(
-        minus_8(unit.codes & mask),
-        minus_8((unit.codes >> vec4<u32>(4u)) & mask),
-    );
+    return array<vec4<u32>, 2>(unit.codes & mask, (unit.codes >> vec4<u32>(4u)) & mask);
 }
 
 fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {

@@ -5,6 +5,7 @@ const HALVES: bool = false;
 
 const UNIT: u32 = 2u;
 const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
 
 struct Unit {
     header: vec4<u32>,
@@ -17,7 +18,7 @@ fn unit_at(row: u32, unit: u32) -> Unit {
     return Unit(codes[block], array<vec4<u32>, 2>(codes[i], codes[i + 1u]));
 }
 
-fn unit_codes(unit: Unit, i: u32) -> array<vec4<u32>, 2> {
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     let shift = vec4<u32>(i * 4u);
     let mask = vec4<u32>(0x0f0f0f0fu);
     return array<vec4<u32>, 2>((unit.codes[0] >> shift) & mask, (unit.codes[1] >> shift) & mask);

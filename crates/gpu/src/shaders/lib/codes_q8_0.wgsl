@@ -3,6 +3,7 @@ const HALVES: bool = false;
 
 const UNIT: u32 = 1u;
 const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
 
 struct Unit {
     codes: array<vec4<u32>, 2>,
@@ -14,7 +15,7 @@ fn unit_at(row: u32, unit: u32) -> Unit {
     return Unit(array<vec4<u32>, 2>(codes[2u * i], codes[2u * i + 1u]), half_at(i));
 }
 
-fn unit_codes(unit: Unit, i: u32) -> array<vec4<u32>, 2> {
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     return unit.codes;
 }
 
