@@ -12,10 +12,6 @@ override TOKENS: u32 = 1u;
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
-    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
-}
-
 // Vectors of activations that neighbours read together: the same half of the same run of units in a row.
 const PARTS: u32 = 2u * UNIT;
 

@@ -22,10 +22,6 @@ fn part_of(i: u32) -> vec2<u32> {
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
-    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
-}
-
 // Sums with the products of a vector of codes and the four of activations that it meets: once, four times and
 // sixteen times what they are, so that codes are masked where they lie. Only the highest would be signed.
 fn multiply(w: vec4<u32>, q: array<vec4<u32>, 4>, sums: vec3<i32>) -> vec3<i32> {

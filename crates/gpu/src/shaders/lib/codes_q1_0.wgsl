@@ -12,21 +12,7 @@ const UNIT: u32 = 4u;
 const DEPTH: u32 = 2u;
 const ZERO: i32 = 0;
 
-struct Unit {
-    codes: vec4<u32>,
-    d: f32,
-}
-
-fn unit_at(row: u32, unit: u32) -> Unit {
-    let i = row * params.row_blocks + unit;
-    return Unit(codes[i], half_at(i));
-}
-
 fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     let bits = vec4<u32>(unit.codes[i]) >> vec4<u32>(0u, 4u, 8u, 12u);
     return array<vec4<u32>, 2>(signs(bits), signs(bits >> vec4<u32>(16u)));
-}
-
-fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
-    return vec3<f32>(unit.d, unit.d, 0.0);
 }

@@ -6,21 +6,7 @@ const UNIT: u32 = 1u;
 const DEPTH: u32 = 2u;
 const ZERO: i32 = 8;
 
-struct Unit {
-    codes: vec4<u32>,
-    d: f32,
-}
-
-fn unit_at(row: u32, unit: u32) -> Unit {
-    let i = row * params.row_blocks + unit;
-    return Unit(codes[i], half_at(i));
-}
-
 fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     let mask = vec4<u32>(0x0f0f0f0fu);
     return array<vec4<u32>, 2>(unit.codes & mask, (unit.codes >> vec4<u32>(4u)) & mask);
-}
-
-fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
-    return vec3<f32>(unit.d, unit.d, 0.0);
 }
