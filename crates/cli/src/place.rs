@@ -234,6 +234,33 @@ pub(crate) fn gpu_share(model: &Model<Place>) -> Option<String> {
     })
 }
 
+/// How long a kernel took on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KernelTime {
+    pub(crate) name: &'static str,
+    pub(crate) workgroups: u64,
+    /// In microseconds.
+    pub(crate) us: f64,
+}
+
+/// Does `run`, and says how long the kernels took that it started on the GPU of `place`, in order; none
+/// on a CPU.
+pub(crate) fn timed(place: &Place, run: impl FnOnce() -> Result<()>) -> Result<Vec<KernelTime>> {
+    #[cfg(feature = "gpu")]
+    if let Some(gpu) = place.device() {
+        let ((), timings) = gpu.timed(run)?;
+        let timings = timings.into_iter().map(|timing| KernelTime {
+            name: timing.name,
+            workgroups: timing.grid.map(u64::from).iter().product(),
+            us: timing.us,
+        });
+        return Ok(timings.collect());
+    }
+    let _ = place;
+    run()?;
+    Ok(Vec::new())
+}
+
 /// How many layers of a model lie on a GPU.
 pub(crate) fn n_gpu_layers(place: &Place) -> usize {
     #[cfg(feature = "gpu")]

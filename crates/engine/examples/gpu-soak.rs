@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sterna_engine::{
-    CacheType, Gpu, Loader, Logits, Model, ModelPlan, PlanOptions, Sampler, SamplerConfig, Session,
-    SessionOptions, Step,
+    CacheType, Decoded, Gpu, Loader, Logits, Model, ModelPlan, PlanOptions, Sampler, SamplerConfig,
+    Session, SessionOptions, Step,
 };
 use sterna_format::gguf::{self, Gguf};
 use sterna_gpu::{Device, DeviceOptions};
@@ -141,7 +141,7 @@ fn round(model: &Arc<Model<Gpu>>, random: &mut Random, watch: &mut Watch) -> Res
     Ok(())
 }
 
-/// Appends `ids` and `n` tokens after them.
+/// Appends `ids` and `n` tokens after them, chosen on the device where it can; more may be on their way.
 fn generate(
     session: &mut Session<Gpu>,
     ids: &[u32],
@@ -149,22 +149,51 @@ fn generate(
     random: &mut Random,
     watch: &mut Watch,
 ) -> Result<(), Failure> {
-    let config = SamplerConfig {
-        temperature: 0.9,
-        seed: random.next(),
-        ..SamplerConfig::default()
+    let n_vocab = session.model().config().n_vocab;
+    let mut sampler = Sampler::new(sampling(random), n_vocab)?;
+    ids.iter().for_each(|id| sampler.accept(*id));
+    // And one for the last step.
+    let n = n.min(CTX_LEN.saturating_sub(session.len() + ids.len() + 1));
+    let Some((mut last, before)) = ids.split_last().map(|(last, before)| (*last, before)) else {
+        return Ok(());
     };
-    let mut sampler = Sampler::new(config, session.model().config().n_vocab)?;
-    let mut logits = session.forward(ids, Logits::Last)?;
-    watch.n_tokens += ids.len() as u64;
-    for _ in 0..n.min(CTX_LEN - session.len()) {
-        finite(&logits)?;
-        let id = sampler.sample(&logits);
-        logits = session.forward(&[id], Logits::Last)?;
-        watch.n_tokens += 1;
+    if !before.is_empty() {
+        session.forward(before, Logits::None)?;
+    }
+    let wanted = n + random.below(8);
+    for i in 0..n {
+        last = match session.decode(last, &sampler, wanted - i)? {
+            Decoded::Token(id) => id,
+            Decoded::Logits(logits) => {
+                finite(&logits)?;
+                sampler.sample(&logits)
+            }
+        };
+        sampler.accept(last);
         watch.look();
     }
-    finite(&logits)
+    watch.n_tokens += (ids.len() + n) as u64;
+    finite(&session.forward(&[last], Logits::Last)?)
+}
+
+/// One of the ways to choose tokens.
+fn sampling(random: &mut Random) -> SamplerConfig {
+    let seed = random.next();
+    let with = |temperature, top_k, top_p, repeat_penalty| SamplerConfig {
+        temperature,
+        top_k,
+        top_p,
+        repeat_penalty,
+        seed,
+        ..SamplerConfig::default()
+    };
+    match random.below(5) {
+        0 => with(0.0, 0, 1.0, 1.0),
+        1 => with(0.9, 40, 1.0, 1.0),
+        2 => with(0.8, 40, 0.9, 1.1),
+        3 => with(0.7, 0, 0.9, 1.0),
+        _ => with(1.0, 0, 1.0, 1.0),
+    }
 }
 
 fn finite(logits: &[f32]) -> Result<(), Failure> {

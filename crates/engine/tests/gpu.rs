@@ -292,14 +292,9 @@ fn tokens_are_decoded_by_the_same_commands() {
     let per_token = (after.0.n_dispatches - before.0.n_dispatches) / 50;
     let n_layers = model.config().n_layers as u64;
     eprintln!("{per_token} dispatches a token, {n_layers} layers");
-    assert!(
-        per_token <= DISPATCHES_PER_LAYER * n_layers + 5,
-        "{per_token}"
-    );
+    // And the embedding, norm and head; what the last layer leaves may be read, so it is in more parts.
+    assert_eq!(per_token, 6 * n_layers + 7);
 }
-
-/// Dispatches of a layer in decoding.
-const DISPATCHES_PER_LAYER: u64 = 11;
 
 /// An adapter of rank 4 of some modules of every layer, with small weights.
 fn adapter(c: &ModelConfig) -> AdapterSource {

@@ -545,6 +545,11 @@ fn one_submit_a_token_and_no_more_memory() {
     assert_eq!(after.0.n_submits - before.0.n_submits, 60);
     assert_eq!(after.0.n_recorded, before.0.n_recorded);
     assert_eq!(after.1, before.1);
+    // Queries, keys and values; two for attention, and what it comes to; gate and up; down. Then the
+    // embedding, norm, head, penalties, best logits, and the choice.
+    let n_dispatches = after.0.n_dispatches - before.0.n_dispatches;
+    let n_layers = model.config().n_layers as u64;
+    assert_eq!(n_dispatches, 60 * (6 * n_layers + 6));
 
     // Answers of many lengths, some of them left in the middle.
     let mut used = Vec::new();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::compare::{MAX_ERROR_INT8, Source, check_logits, logits, open, open_with};
 use common::{cpu, testdata};
-use sterna_engine::{Gpu, Logits, Session, SessionOptions};
+use sterna_engine::{Gpu, Logits, Sampler, SamplerConfig, Session, SessionOptions};
 use sterna_gpu::kernels::linear::{Epilogue, Form};
 use sterna_gpu::tuning::{Effort, RowClass, Sample, Tuner, Tuning, Way};
 use sterna_gpu::{DeviceOptions, WeightKind};
@@ -33,9 +33,9 @@ fn the_products_of_steps_are_known_and_measured() {
     let model = source(MODELS[0]).load(gpu.clone());
     let (n_layers, n_vocab) = (model.config().n_layers, model.config().n_vocab);
     let mut session = Session::new(model, SessionOptions::new(32)).unwrap();
-    for ids in [&[1, 2, 3, 4][..], &[5]] {
-        session.forward(ids, Logits::Last).unwrap();
-    }
+    session.forward(&[1, 2, 3, 4], Logits::Last).unwrap();
+    let greedy = Sampler::new(SamplerConfig::default(), n_vocab).unwrap();
+    session.decode(5, &greedy, 1).unwrap();
     let samples = gpu.products();
     let of = |rows| samples.iter().filter(move |s| s.product().rows == rows);
     // At least queries, keys and values, their output, gate and up, and down; and the head, of one row in

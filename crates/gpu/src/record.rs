@@ -220,6 +220,8 @@ enum Params {
 pub struct Timing {
     /// The kernel.
     pub name: &'static str,
+    /// Workgroups, in both dimensions.
+    pub grid: [u32; 2],
     /// From the end of what was before it to its own, in microseconds.
     pub us: f64,
 }
@@ -376,13 +378,13 @@ impl Device {
                 reason: "the device has no timestamps".into(),
             });
         }
-        let names: Vec<_> = commands
+        let kernels: Vec<_> = commands
             .iter()
-            .flat_map(|commands| commands.dispatches.iter().map(|d| d.name))
+            .flat_map(|commands| commands.dispatches.iter().map(|d| (d.name, d.grid)))
             .collect();
         // A set of queries has at most 4096.
-        let n = names.len() + 1;
-        crate::error::expect_most("dispatches to be timed", 4095, names.len())?;
+        let n = kernels.len() + 1;
+        crate::error::expect_most("dispatches to be timed", 4095, kernels.len())?;
         let set = self.checked("timing dispatches", || {
             self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
                 label: None,
@@ -393,11 +395,12 @@ impl Device {
         let reads = self.submit_with(commands, &[], Some(&set))?.wait()?;
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(reads.first().map_or(&[], |r| &r[..]));
         let us = |ticks: u64| ticks as f64 * f64::from(self.timestamp_ns()) / 1000.0;
-        let timings = names
+        let timings = kernels
             .into_iter()
             .zip(ticks.windows(2))
-            .map(|(name, ticks)| Timing {
+            .map(|((name, grid), ticks)| Timing {
                 name,
+                grid,
                 us: us(ticks[1].saturating_sub(ticks[0])),
             });
         Ok(timings.collect())

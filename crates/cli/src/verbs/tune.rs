@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
-use sterna_engine::{Logits, Session};
+use sterna_engine::{Logits, Sampler, SamplerConfig, Session};
 use sterna_gpu::tuning::{Effort, Measured, Product, Tuner, Way};
 
 use crate::args::{EngineFlags, ReportFlags};
@@ -86,7 +86,8 @@ impl Tune {
             step(&mut session, prompt, n_vocab)?;
         }
         step(&mut session, FEW, n_vocab)?;
-        step(&mut session, TOKEN, n_vocab)?;
+        // Decoding goes on by itself, and has fewer products than a step that doesn't.
+        session.decode(0, &Sampler::new(SamplerConfig::default(), n_vocab)?, TOKEN)?;
         let tuner = Tuner::new(device, gpu.products())?;
         let (found, n_left) = self.measure(&tuner)?;
         for found in found.iter().filter(|found| !found.wrong.is_empty()) {

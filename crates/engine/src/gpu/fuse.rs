@@ -9,11 +9,14 @@ use sterna_gpu::kernels::linear::{Epilogue, Form};
 
 use super::op::{Op, Output, View};
 
-/// The same step in fewer operations.
-pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
+/// The same step in fewer operations. What comes `next` is known if steps are repeated; else anything may.
+pub(super) fn fuse(ops: &[Op], next: &[Op]) -> Vec<Op> {
     let mut fused: Vec<Op> = Vec::with_capacity(ops.len());
     for (i, op) in ops.iter().enumerate() {
-        let rest = &ops[i + 1..];
+        let rest = Rest {
+            step: &ops[i + 1..],
+            next,
+        };
         let both = fused.last().and_then(|before| match before {
             Op::RmsNorm { .. } => with_norm(before, op, rest),
             Op::Linear { .. } => with_sum(before, op, rest).or_else(|| with_gate(before, op, rest)),
@@ -25,32 +28,29 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
                 fused.pop();
                 fused.push(both);
             }
-            None => fused.push(in_one(op)),
+            None => fused.push(op.clone()),
         }
     }
-    fused
+    // Last: what else products are fused with may join matrices in its own way.
+    fused.into_iter().map(in_one).collect()
 }
 
 /// Products of matrices that lie behind one another are one, if so do their results.
-fn in_one(op: &Op) -> Op {
-    let Op::Linear { x, norm, outputs } = op else {
-        return op.clone();
-    };
-    let mut joined: Vec<Output> = Vec::with_capacity(outputs.len());
-    for output in outputs {
-        match joined.last().and_then(|last| both_in_one(last, output)) {
-            Some(both) => {
-                joined.pop();
-                joined.push(both);
+fn in_one(mut op: Op) -> Op {
+    if let Op::Linear { outputs, .. } = &mut op {
+        let mut joined: Vec<Output> = Vec::with_capacity(outputs.len());
+        for output in outputs.drain(..) {
+            match joined.last().and_then(|last| both_in_one(last, &output)) {
+                Some(both) => {
+                    joined.pop();
+                    joined.push(both);
+                }
+                None => joined.push(output),
             }
-            None => joined.push(output.clone()),
         }
+        *outputs = joined;
     }
-    Op::Linear {
-        x: x.clone(),
-        norm: norm.clone(),
-        outputs: joined,
-    }
+    op
 }
 
 fn both_in_one(first: &Output, second: &Output) -> Option<Output> {
@@ -70,7 +70,7 @@ fn both_in_one(first: &Output, second: &Output) -> Option<Output> {
 }
 
 /// A norm and the products that read it.
-fn with_norm(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
+fn with_norm(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::RmsNorm {
         x: from,
         norm,
@@ -98,7 +98,7 @@ fn with_norm(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
 }
 
 /// A product and the sum that it goes into.
-fn with_sum(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
+fn with_sum(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::Linear {
         x: from,
         norm,
@@ -124,7 +124,7 @@ fn with_sum(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
 }
 
 /// A gate and what it is multiplied with, from matrices behind one another, and the gating.
-fn with_gate(before: &Op, op: &Op, rest: &[Op]) -> Option<Op> {
+fn with_gate(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::Linear { x, norm, outputs } = before else {
         return None;
     };
@@ -180,9 +180,16 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     })
 }
 
-/// Whether `view` is written before anything reads of its buffer. What comes after this step may.
-fn is_dead(view: &View, rest: &[Op]) -> bool {
-    for op in rest {
+/// What comes after an operation: the rest of its step, and the step after it.
+#[derive(Clone, Copy)]
+struct Rest<'a> {
+    step: &'a [Op],
+    next: &'a [Op],
+}
+
+/// Whether `view` is written before anything reads of its buffer, as what comes after `rest` may.
+fn is_dead(view: &View, rest: Rest<'_>) -> bool {
+    for op in rest.step.iter().chain(rest.next) {
         let (read, written) = uses(op);
         if read.iter().any(|read| read.buffer == view.buffer) {
             return false;

@@ -23,7 +23,7 @@ use sterna_format::DType;
 use sterna_gpu::kernels::linear::Epilogue;
 use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
-use sterna_gpu::{Device, GpuError, ReadRange};
+use sterna_gpu::{Device, GpuError, ReadRange, Timing};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::{Exec, Isa};
@@ -96,6 +96,18 @@ impl Gpu {
     /// How much was done on the device so far.
     pub fn work(&self) -> GpuWork {
         self.tape.lock().work()
+    }
+
+    /// Does `run`, and says how long each dispatch on the device took, in order. Nothing overlaps
+    /// meanwhile: the whole takes longer than it would otherwise.
+    ///
+    /// Errors: those of `run`, and [`GpuError::Unsupported`] of operations within, where the device has no
+    /// timestamps.
+    pub fn timed<T, E>(&self, run: impl FnOnce() -> Result<T, E>) -> Result<(T, Vec<Timing>), E> {
+        self.tape.lock().start_timing();
+        let done = run();
+        let timings = self.tape.lock().stop_timing();
+        Ok((done?, timings))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sterna_gpu::memory::Buffer;
-use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission};
+use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
 
 use super::decode::Choice;
 use super::fuse::fuse;
@@ -50,6 +50,8 @@ pub(super) struct Tape {
     /// What was run lately, the latest first.
     replays: Vec<(Vec<Op>, Arc<Commands>)>,
     work: GpuWork,
+    /// How long dispatches took, while someone wants to know.
+    timings: Option<Vec<Timing>>,
 }
 
 /// Steps that are kept to be run again: those of prompts and of decoding, each before and after a
@@ -67,7 +69,18 @@ impl Tape {
             inner: None,
             replays: Vec::new(),
             work: GpuWork::default(),
+            timings: None,
         }
+    }
+
+    /// Times dispatches from here on, one after the other: whoever hands them over waits.
+    pub(super) fn start_timing(&mut self) {
+        self.timings = Some(Vec::new());
+    }
+
+    /// No longer times dispatches; how long those since then took, in order.
+    pub(super) fn stop_timing(&mut self) -> Vec<Timing> {
+        self.timings.take().unwrap_or_default()
     }
 
     /// Hands over what there is of the step before: its inputs are about to be replaced.
@@ -125,7 +138,7 @@ impl Tape {
 
     /// Hands all operations over; what is to be read comes after them.
     pub(super) fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
-        let commands = self.commands()?;
+        let commands = self.commands(false)?;
         self.run(&commands, reads)
     }
 
@@ -137,7 +150,11 @@ impl Tape {
     ) -> Result<Submission, GpuError> {
         self.work.n_dispatches += commands.len() as u64;
         self.work.n_submits += 1;
-        self.device.submit(&[commands], reads)
+        let Some(timings) = &mut self.timings else {
+            return self.device.submit(&[commands], reads);
+        };
+        timings.extend(self.device.time(&[commands])?);
+        self.device.submit(&[], reads)
     }
 
     /// The operations of a whole step of one token, as commands that find the token in `state`, behind
@@ -152,18 +169,18 @@ impl Tape {
             _ => return Ok(None),
         }
         self.ops.push(Op::Choose(choice));
-        self.commands().map(Some)
+        self.commands(true).map(Some)
     }
 
-    /// The commands of all operations so far, which are done with.
-    fn commands(&mut self) -> Result<Arc<Commands>, GpuError> {
+    /// The commands of all operations so far, which are done with; `repeats` if only they follow them.
+    fn commands(&mut self, repeats: bool) -> Result<Arc<Commands>, GpuError> {
         let ops = std::mem::take(&mut self.ops);
         let known = self.replays.iter().position(|(known, _)| *known == ops);
         let replay = match known {
             Some(i) => self.replays.remove(i),
             None => {
                 self.work.n_recorded += 1;
-                let fused = fuse(&ops);
+                let fused = fuse(&ops, if repeats { &ops } else { &[] });
                 self.workspace.fit(&self.device, &fused)?;
                 let mut recorder = Recorder::new(&self.device);
                 for op in &fused {

@@ -5,8 +5,25 @@ use super::{Lib, Need, Shader};
 
 pub(super) const REDUCE_SUBGROUP: &str = include_str!("../shaders/lib/reduce_subgroup.wgsl");
 pub(super) const REDUCE_SHARED: &str = include_str!("../shaders/lib/reduce_shared.wgsl");
-pub(super) const DOT4_PACKED: &str = include_str!("../shaders/lib/dot4_packed.wgsl");
-pub(super) const DOT4_PLAIN: &str = include_str!("../shaders/lib/dot4_plain.wgsl");
+pub(super) const DOT4_PACKED: &str = concat!(
+    include_str!("../shaders/lib/dot4_packed.wgsl"),
+    include_str!("../shaders/lib/dot16.wgsl"),
+);
+pub(super) const DOT4_PLAIN: &str = concat!(
+    include_str!("../shaders/lib/dot4_plain.wgsl"),
+    include_str!("../shaders/lib/dot16.wgsl"),
+);
+
+/// Blocks whose units are runs that follow one another.
+macro_rules! in_order {
+    ($($file:literal),*) => {
+        Lib::File(concat!(
+            $(include_str!($file),)*
+            include_str!("../shaders/lib/units_in_order.wgsl"),
+            include_str!("../shaders/lib/runs_of_units.wgsl"),
+        ))
+    };
+}
 
 const EXACT: Lib = Lib::File(include_str!("../shaders/lib/exact.wgsl"));
 const RANDOM: Lib = Lib::File(include_str!("../shaders/lib/random.wgsl"));
@@ -25,17 +42,27 @@ const CACHE_WORDS: Lib = Lib::File(include_str!("../shaders/lib/cache_words.wgsl
 const SOFTCAP: Lib = Lib::File(include_str!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
 const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
+const GEMM_TILE: Lib = Lib::File(include_str!("../shaders/lib/gemm_tile.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
 const INPUT_STORED: Lib = Lib::File(include_str!("../shaders/lib/input_stored.wgsl"));
 const INPUT_ROUNDED: Lib = Lib::File(include_str!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
-const CODES_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q8_0.wgsl"));
-const CODES_Q4_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q4_0.wgsl"));
-const CODES_Q4_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q4_k.wgsl"));
-const CODES_Q6_K: Lib = Lib::File(include_str!("../shaders/lib/codes_q6_k.wgsl"));
-const CODES_Q1_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q1_0.wgsl"));
-const CODES_Q2_0: Lib = Lib::File(include_str!("../shaders/lib/codes_q2_0.wgsl"));
+const CODES_Q8_0: Lib = in_order!("../shaders/lib/codes_q8_0.wgsl");
+const CODES_Q4_0: Lib = in_order!(
+    "../shaders/lib/codes_q4_0.wgsl",
+    "../shaders/lib/unit_vector.wgsl"
+);
+const CODES_Q4_K: Lib = in_order!("../shaders/lib/codes_q4_k.wgsl");
+const CODES_Q6_K: Lib = Lib::File(concat!(
+    include_str!("../shaders/lib/codes_q6_k.wgsl"),
+    include_str!("../shaders/lib/runs_of_units.wgsl"),
+));
+const CODES_Q1_0: Lib = in_order!(
+    "../shaders/lib/codes_q1_0.wgsl",
+    "../shaders/lib/unit_vector.wgsl"
+);
+const CODES_Q2_0: Lib = in_order!("../shaders/lib/codes_q2_0.wgsl");
 const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));
 const FLOATS_F32: Lib = Lib::File(include_str!("../shaders/lib/floats_f32.wgsl"));
 const FLOATS_F16: Lib = Lib::File(include_str!("../shaders/lib/floats_f16.wgsl"));
@@ -77,70 +104,70 @@ shaders! {
         [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
-    GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+    GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], 56, [];
     EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
-    GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+    GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], 56, [];
     EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
-    GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+    GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], 56, [];
     EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
-    GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+    GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], 56, [];
     EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
-    GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+    GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], 56, [];
     EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
     GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], 56, [];
-    GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+    GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], 56, [];
     EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
     GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
-    GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+    GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
-    GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+    GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 36, [];
     GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
-    GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+    GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
-    GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+    GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 36, [];
     GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
-    GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+    GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], 56, [];
-    GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+    GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 36, [];
     HEADS = "heads", [Lib::Reduce, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
@@ -153,7 +180,7 @@ shaders! {
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
     ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 36, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 44, [];
     TOP_K = "top_k", [], [Read, Write], 12, [];
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], 32, [];
     PERTURB = "perturb", [RANDOM], [Write, Read], 24, [];

@@ -1,9 +1,9 @@
 // out[t, h] ← what the spans of attention_spans.wgsl come to together
 //
 // Agrees with `sterna_kernels::attention` as attention_spans.wgsl does.
-// Shapes: states [rows, n_heads, n_spans, head_dim + 2]; out rows of [n_heads, head_dim]. There are at
-// most 64 spans.
-// A workgroup of 256 to 32 elements of a head of a row: 32 invocations to every eighth span.
+// Shapes: states [rows, n_heads, n_spans + n_new, head_dim + 2]; out rows of [n_heads, head_dim]. There are at
+// most 71 spans.
+// A workgroup of 256 to 32 elements of a head of a row: 32 invocations to every eighth state.
 
 @group(0) @binding(0) var<storage, read> states: array<f32>;
 @group(0) @binding(1) var<storage, read> position: array<u32>;
@@ -18,13 +18,16 @@ struct Params {
     position: u32,
     window: u32,
     n_spans: u32,
+    // 1 if the row's own position has a state of its own, behind those of spans.
+    n_new: u32,
     span_len: u32,
+    capacity: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// The largest score and the weight of each span.
-var<workgroup> spans: array<vec2<f32>, 64>;
-// What the spans of 32 invocations come to, and their weight, for each element.
+// The largest score and the weight of each state.
+var<workgroup> spans: array<vec2<f32>, 72>;
+// What the states of 32 invocations come to, and their weight, for each element.
 var<workgroup> partial: array<vec2<f32>, 256>;
 
 @compute @workgroup_size(256)
@@ -39,21 +42,24 @@ fn main(
     let t = group.y;
     let last = position[params.position] + t;
     let first = last + 1u - min(params.window, last + 1u);
-    // Those of others were not written.
-    let begin = min(first / params.span_len, params.n_spans);
-    let end = min(last / params.span_len + 1u, params.n_spans);
-    let state = (t * params.n_heads + head) * params.n_spans;
+    let len = min(last + 1u - params.n_new, params.capacity);
+    // Spans with positions in sight: others were not written.
+    let begin = first / params.span_len;
+    let end = select(0u, (len + params.span_len - 1u) / params.span_len, first < len);
+    let n_states = params.n_spans + params.n_new;
+    let state = (t * params.n_heads + head) * n_states;
     // All that is read is asked for together.
-    var sums: array<f32, 8>;
-    for (var i = 0u; i < 8u; i++) {
-        let span = i * 8u + thread / 32u;
-        if span >= begin && span < end && e < d {
-            sums[i] = states[(state + span) * (d + 2u) + e];
+    var sums: array<f32, 9>;
+    for (var i = 0u; i < 9u; i++) {
+        let s = i * 8u + thread / 32u;
+        let is_there = (s >= begin && s < end) || (s >= params.n_spans && s < n_states);
+        if is_there && e < d {
+            sums[i] = states[(state + s) * (d + 2u) + e];
         }
     }
-    if thread < 64u {
+    if thread < 72u {
         var own = vec2<f32>(-3.0e38, 0.0);
-        if thread >= begin && thread < end {
+        if (thread >= begin && thread < end) || (thread >= params.n_spans && thread < n_states) {
             let at = (state + thread) * (d + 2u) + d;
             own = vec2<f32>(states[at + 1u], states[at]);
         }
@@ -61,11 +67,11 @@ fn main(
     }
     workgroupBarrier();
     var top = -3.0e38;
-    for (var i = begin; i < end; i++) {
+    for (var i = 0u; i < n_states; i++) {
         top = max(top, spans[i].x);
     }
     var both = vec2<f32>();
-    for (var i = 0u; i < 8u; i++) {
+    for (var i = 0u; i < 9u; i++) {
         let own = spans[i * 8u + thread / 32u];
         both += vec2<f32>(sums[i], own.y) * exp(own.x - top);
     }

@@ -6,11 +6,13 @@
 // exponentials.
 // Shapes: q rows of [n_heads, head_dim], or with PREPARE one row with queries, keys and values at offsets
 // of their own; angles [positions, half] of cosine and sine; keys and values as `cache_*.wgsl` says,
-// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_spans,
-// head_dim + 2], of sums, their weight and the largest score.
-// A workgroup to HEADS pairs of a row and one of the heads that share keys, and a span. A segment of LANES
-// to a position, four at a time, its lanes to UNITS runs of eight elements each: of keys, values and sums,
-// all in registers. Segments have sums of their own until the end.
+// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_spans +
+// PREPARE, head_dim + 2], of sums, their weight and the largest score. With PREPARE the last state is that
+// of the new position.
+// A workgroup to HEADS pairs of a row and one of the heads that share keys, and a span. SEGMENTS segments of
+// LANES to a pair: a segment to a position, four at a time, its lanes to UNITS runs of eight elements each,
+// of keys, values and sums, all in registers. Few workgroups wait most of their time: the less an invocation
+// does, one thing after the other, the sooner it is done.
 
 override PREPARE: u32 = 0u;
 // 1 if queries, or keys, are normalised.
@@ -19,15 +21,15 @@ override K_NORM: u32 = 0u;
 // 1 if pairs are neighbours, 0 if they lie half the rotated elements apart.
 override PAIRS: u32 = 0u;
 override HEADS: u32 = 4u;
-// At most 4, and HEADS · UNITS at most 8.
+override SEGMENTS: u32 = 8u;
+// At most 4.
 override UNITS: u32 = 1u;
-// Pairs whose sums are put together at once.
-override MERGED: u32 = 1u;
-// Vectors of shared memory: for HEADS heads and, with PREPARE, a key and a value; and for the sums of
-// all segments and MERGED pairs.
-override ROOM: u32 = 640u;
-// Segments · HEADS.
-override STATES: u32 = 256u;
+// HEADS and two.
+override SLOTS: u32 = 6u;
+// HEADS · SEGMENTS.
+override STATES: u32 = 32u;
+// Vectors of HEADS queries, and of the sums of all segments.
+override ROOM: u32 = 576u;
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> angles: array<vec2<f32>>;
@@ -65,12 +67,15 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Heads made ready, in slots: HEADS queries, a key, a value. Later sums.
+// Heads made ready, in slots: HEADS queries; then, with PREPARE, a key and a value, or else the sums of
+// segments.
 var<workgroup> room: array<vec4<f32>, ROOM>;
+// The largest score and the weight that a segment has.
+var<workgroup> states_of: array<vec2<f32>, STATES>;
+// One over the root of the mean square of the head in a slot.
+var<workgroup> inverse_roots: array<f32, SLOTS>;
 // Of the key's blocks, then of the value's.
 var<workgroup> block_scales: array<f32, 16>;
-// The largest score and the weight that a segment has of a pair.
-var<workgroup> states_of: array<vec2<f32>, STATES>;
 
 // Vectors of a slot.
 fn slot_len() -> u32 {
@@ -108,61 +113,58 @@ fn normed(source: u32, is_query: bool, inverse: f32, e: u32) -> f32 {
     return x;
 }
 
-// One over the root of the mean square of the head that begins at `source`.
-fn inverse_root(at: Invocation, source: u32, lane: u32) -> f32 {
-    if Q_NORM == 0u && K_NORM == 0u {
-        return 1.0;
+// Where the head begins that goes to a slot.
+fn source_of(slot: u32, kv: u32, first_pair: u32) -> u32 {
+    if slot < HEADS {
+        let share = params.n_heads / params.n_kv_heads;
+        let pair = min(first_pair + slot, params.n_rows * share - 1u);
+        return params.offset + pair / share * params.stride + (kv * share + pair % share) * params.head_dim;
     }
-    var squares = 0.0;
-    for (var e = lane; e < params.head_dim; e += LANES) {
-        squares += q[source + e] * q[source + e];
-    }
-    let sum = segment_sum_f32(at, vec2<f32>(squares, 0.0)).x;
-    return 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
+    let column = select(params.value_column, params.key_column, slot == HEADS);
+    return params.offset + column + kv * params.head_dim;
 }
 
-// Fills the slots: queries, scaled, and with `fresh` the new key and value.
-fn prepare(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32, fresh: bool) {
-    let share = params.n_heads / params.n_kv_heads;
-    let lane = thread % LANES;
-    let n_slots = HEADS + select(0u, 2u, fresh);
-    let n_segments = WG / LANES;
-    for (var first = 0u; first < n_slots; first += n_segments) {
-        let slot = first + thread / LANES;
+// Fills the first slots: queries, scaled, and a key and a value if there are so many.
+fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, first_pair: u32, now: u32) {
+    if Q_NORM == 1u || K_NORM == 1u {
+        // There are more segments than slots.
+        let slot = min(thread / LANES, n_slots - 1u);
+        let source = source_of(slot, kv, first_pair);
+        var squares = 0.0;
+        for (var e = thread % LANES; e < params.head_dim; e += LANES) {
+            squares += q[source + e] * q[source + e];
+        }
+        let sum = segment_sum_f32(at, vec2<f32>(squares, 0.0)).x;
+        if thread % LANES == 0u && thread / LANES < n_slots {
+            inverse_roots[slot] = 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
+        }
+        workgroupBarrier();
+    }
+    for (var i = thread; i < n_slots * slot_len(); i += WG) {
+        let slot = i / slot_len();
         let is_query = slot < HEADS;
-        let is_key = slot == HEADS;
-        let pair = min(first_pair + slot, params.n_rows * share - 1u);
-        var source = params.offset + kv * params.head_dim;
-        if is_query {
-            source = params.offset + pair / share * params.stride
-                + (kv * share + pair % share) * params.head_dim;
-        } else {
-            source += select(params.value_column, params.key_column, is_key);
-        }
+        let source = source_of(slot, kv, first_pair);
+        let first = 4u * (i % slot_len());
         var inverse = 1.0;
-        if PREPARE == 1u {
-            inverse = inverse_root(at, source, lane);
+        if Q_NORM == 1u || K_NORM == 1u {
+            inverse = inverse_roots[slot];
         }
-        if slot < n_slots {
-            for (var i = lane; i < slot_len(); i += LANES) {
-                var x: vec4<f32>;
-                for (var c = 0u; c < 4u; c++) {
-                    let e = 4u * i + c;
-                    if PREPARE == 1u && (is_query || is_key) {
-                        x[c] = prepared(source, is_query, inverse, now, e);
-                    } else if e < params.head_dim {
-                        x[c] = q[source + e];
-                    }
-                }
-                room[slot * slot_len() + i] = select(x, params.scale * x, is_query);
+        var x: vec4<f32>;
+        for (var c = 0u; c < 4u; c++) {
+            let e = first + c;
+            if PREPARE == 1u && slot <= HEADS {
+                x[c] = prepared(source, is_query, inverse, now, e);
+            } else if e < params.head_dim {
+                x[c] = q[source + e];
             }
         }
+        room[i] = select(x, params.scale * x, is_query);
     }
     workgroupBarrier();
 }
 
-// Rounds the new key and value as the cache does, and puts them there.
-fn store(thread: u32, kv: u32, now: u32) {
+// Rounds the new key and value as the cache does.
+fn round_new(thread: u32) {
     if CACHE == 2u {
         if thread < 2u * params.row_scales {
             let block = thread % params.row_scales;
@@ -186,6 +188,10 @@ fn store(thread: u32, kv: u32, now: u32) {
         }
     }
     workgroupBarrier();
+}
+
+// Puts the new key and value into the cache.
+fn store(thread: u32, kv: u32, now: u32) {
     let row = kv * params.capacity + now;
     for (var i = thread; i < 2u * params.row_len; i += WG) {
         let is_value = i >= params.row_len;
@@ -218,109 +224,131 @@ fn store(thread: u32, kv: u32, now: u32) {
     }
 }
 
+// Element e of what a pair comes to in a span: sums, their weight, the largest score.
+fn put(pair: u32, kv: u32, span: u32, e: u32, value: f32) {
+    let share = params.n_heads / params.n_kv_heads;
+    let head = kv * share + pair % share;
+    let state = (pair / share * params.n_heads + head) * (params.n_spans + PREPARE) + span;
+    states[state * (params.head_dim + 2u) + e] = value;
+}
+
+// The new position: what its key and value come to by themselves. The rows' positions are the same.
+fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
+    prepare(at, thread, SLOTS, kv, first_pair, now);
+    round_new(thread);
+    let has_room = now < params.capacity;
+    if has_room && first_pair == 0u {
+        store(thread, kv, now);
+    }
+    let own = thread / (SEGMENTS * LANES);
+    let lane = thread % LANES;
+    var product = 0.0;
+    for (var u = 0u; u < UNITS; u++) {
+        let i = own * slot_len() + 2u * (u * LANES + lane);
+        let key = HEADS * slot_len() + 2u * (u * LANES + lane);
+        product += dot(room[key], room[i]) + dot(room[key + 1u], room[i + 1u]);
+    }
+    let sum = segment_sum_f32(at, vec2<f32>(product, 0.0)).x;
+    let score = select(LOWEST, bounded(vec4<f32>(sum)).x, has_room);
+    let d = params.head_dim;
+    if first_pair + own < params.n_rows * params.n_heads / params.n_kv_heads {
+        for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
+            var value = score;
+            if e < d {
+                value = select(0.0, element(HEADS + 1u, min(e, d - 1u)), has_room);
+            } else if e == d {
+                value = f32(has_room);
+            }
+            put(first_pair + own, kv, params.n_spans, e, value);
+        }
+    }
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation) {
     let thread = thread_of(at);
-    let segment = thread / LANES;
+    let own = thread / (SEGMENTS * LANES);
+    let segment = thread / LANES % SEGMENTS;
     let lane = thread % LANES;
-    let n_segments = WG / LANES;
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
     let kv = at.group.x % params.n_kv_heads;
     let first_pair = at.group.x / params.n_kv_heads * HEADS;
     let n_pairs = params.n_rows * share;
     let origin = position[params.position];
+    let span = at.group.y;
+    if PREPARE == 1u && span == params.n_spans {
+        attend_new(at, thread, kv, first_pair, origin);
+        return;
+    }
     let earliest = origin + first_pair / share;
     let latest = origin + (min(first_pair + HEADS, n_pairs) - 1u) / share;
     let first = earliest + 1u - min(params.window, earliest + 1u);
-    let span = at.group.y;
-    // The new position's span has something to do even if it lies behind the last.
-    let is_owner = PREPARE == 1u && span == min(origin / params.span_len, params.n_spans - 1u);
-    if !is_owner && (span < first / params.span_len || span > latest / params.span_len) {
-        return;
-    }
-    let fresh = is_owner && origin < params.capacity;
     // Cached positions: with PREPARE, those before the new one.
     let begin = max(first, span * params.span_len);
     let end = min(min(latest + 1u - PREPARE, params.capacity), (span + 1u) * params.span_len);
+    if begin >= end {
+        return;
+    }
     let row0 = kv * params.capacity;
     // The last run of eight elements: lanes behind it read it too, and count for nothing.
     let last_run = (d + 7u) / 8u - 1u;
 
-    // Four positions of each segment, asked for together, and before anything is waited for: few
-    // workgroups do nothing but wait for memory.
+    // Four positions of each segment, asked for together, and before anything is waited for.
     var k: array<Eight, 16>;
     var v: array<Eight, 16>;
-    if begin < end {
-        for (var r = 0u; r < 4u; r++) {
-            let row = row0 + min(begin + r * n_segments + segment, end - 1u);
-            for (var u = 0u; u < UNITS; u++) {
-                k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
-                v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
-            }
-        }
-    }
-    prepare(at, thread, kv, first_pair, origin, fresh);
-    if fresh {
-        store(thread, kv, origin);
-    }
-    // By pair and unit.
-    var query: array<vec4<f32>, 16>;
-    var sums: array<vec4<f32>, 16>;
-    var top: array<f32, 8>;
-    var weight: array<f32, 8>;
-    // The position of each pair's row.
-    var last: array<u32, 8>;
-    for (var h = 0u; h < HEADS; h++) {
+    for (var r = 0u; r < 4u; r++) {
+        let row = row0 + min(begin + r * SEGMENTS + segment, end - 1u);
         for (var u = 0u; u < UNITS; u++) {
-            let i = h * slot_len() + 2u * (u * LANES + lane);
-            query[2u * (h * UNITS + u)] = room[i];
-            query[2u * (h * UNITS + u) + 1u] = room[i + 1u];
+            k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
+            v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
         }
-        top[h] = LOWEST;
-        last[h] = origin + min(first_pair + h, n_pairs - 1u) / share;
     }
-    for (var at_once = begin; at_once < end; at_once += 4u * n_segments) {
-        var dots: array<vec4<f32>, 8>;
+    prepare(at, thread, HEADS, kv, first_pair, origin);
+    // By unit.
+    var query: array<vec4<f32>, 8>;
+    var sums: array<vec4<f32>, 8>;
+    for (var u = 0u; u < UNITS; u++) {
+        let i = own * slot_len() + 2u * (u * LANES + lane);
+        query[2u * u] = room[i];
+        query[2u * u + 1u] = room[i + 1u];
+    }
+    var top = LOWEST;
+    var weight = 0.0;
+    // The position of the pair's row.
+    let last = origin + min(first_pair + own, n_pairs - 1u) / share;
+    for (var at_once = begin; at_once < end; at_once += 4u * SEGMENTS) {
+        var dots: vec4<f32>;
         for (var u = 0u; u < UNITS; u++) {
             for (var r = 0u; r < 4u; r++) {
                 let key = floats(k[r * UNITS + u]);
-                for (var h = 0u; h < HEADS; h++) {
-                    let i = 2u * (h * UNITS + u);
-                    dots[h][r] += dot(key[0], query[i]) + dot(key[1], query[i + 1u]);
-                }
+                dots[r] += dot(key[0], query[2u * u]) + dot(key[1], query[2u * u + 1u]);
             }
         }
-        let j = vec4<u32>(at_once + segment) + vec4<u32>(0u, 1u, 2u, 3u) * n_segments;
-        for (var h = 0u; h < HEADS; h++) {
-            let low = segment_sum_f32(at, dots[h].xy);
-            let high = segment_sum_f32(at, dots[h].zw);
-            let sees = (j < vec4<u32>(end)) & (j <= vec4<u32>(last[h]))
-                & (vec4<u32>(last[h]) - j < vec4<u32>(params.window));
-            let score = select(vec4<f32>(LOWEST), bounded(vec4<f32>(low, high)), sees);
-            let now = max(max(max(score.x, score.y), max(score.z, score.w)), top[h]);
-            let shrink = exp(top[h] - now);
-            dots[h] = select(vec4<f32>(), exp(score - now), sees);
-            top[h] = now;
-            weight[h] = weight[h] * shrink + dots[h].x + dots[h].y + dots[h].z + dots[h].w;
-            for (var u = 0u; u < UNITS; u++) {
-                sums[2u * (h * UNITS + u)] *= shrink;
-                sums[2u * (h * UNITS + u) + 1u] *= shrink;
-            }
-        }
+        let low = segment_sum_f32(at, dots.xy);
+        let high = segment_sum_f32(at, dots.zw);
+        let j = vec4<u32>(at_once + segment) + vec4<u32>(0u, 1u, 2u, 3u) * SEGMENTS;
+        let sees = (j < vec4<u32>(end)) & (j <= vec4<u32>(last))
+            & (vec4<u32>(last) - j < vec4<u32>(params.window));
+        let score = select(vec4<f32>(LOWEST), bounded(vec4<f32>(low, high)), sees);
+        let now = max(max(max(score.x, score.y), max(score.z, score.w)), top);
+        let shrink = exp(top - now);
+        let weights = select(vec4<f32>(), exp(score - now), sees);
+        top = now;
+        weight = weight * shrink + weights.x + weights.y + weights.z + weights.w;
         for (var u = 0u; u < UNITS; u++) {
+            sums[2u * u] *= shrink;
+            sums[2u * u + 1u] *= shrink;
             for (var r = 0u; r < 4u; r++) {
                 let value = floats(v[r * UNITS + u]);
-                for (var h = 0u; h < HEADS; h++) {
-                    sums[2u * (h * UNITS + u)] += dots[h][r] * value[0];
-                    sums[2u * (h * UNITS + u) + 1u] += dots[h][r] * value[1];
-                }
+                sums[2u * u] += weights[r] * value[0];
+                sums[2u * u + 1u] += weights[r] * value[1];
             }
         }
-        let next = at_once + 4u * n_segments;
+        let next = at_once + 4u * SEGMENTS;
         if next < end {
             for (var r = 0u; r < 4u; r++) {
-                let row = row0 + min(next + r * n_segments + segment, end - 1u);
+                let row = row0 + min(next + r * SEGMENTS + segment, end - 1u);
                 for (var u = 0u; u < UNITS; u++) {
                     k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
                     v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
@@ -328,79 +356,33 @@ fn main(at: Invocation) {
             }
         }
     }
-    if fresh {
-        // The new position, by the first segment.
-        for (var h = 0u; h < HEADS; h++) {
-            var product = 0.0;
-            for (var u = 0u; u < UNITS; u++) {
-                let i = 2u * (h * UNITS + u);
-                let key = HEADS * slot_len() + 2u * (u * LANES + lane);
-                product += dot(room[key], query[i]) + dot(room[key + 1u], query[i + 1u]);
-            }
-            let score = bounded(segment_sum_f32(at, vec2<f32>(product, 0.0)).xxxx).x;
-            if segment == 0u {
-                let now = max(score, top[h]);
-                let shrink = exp(top[h] - now);
-                let own = exp(score - now);
-                top[h] = now;
-                weight[h] = weight[h] * shrink + own;
-                for (var u = 0u; u < UNITS; u++) {
-                    let i = 2u * (h * UNITS + u);
-                    let value = (HEADS + 1u) * slot_len() + 2u * (u * LANES + lane);
-                    sums[i] = sums[i] * shrink + own * room[value];
-                    sums[i + 1u] = sums[i + 1u] * shrink + own * room[value + 1u];
-                }
-            }
-        }
+    // Behind the queries, which others may still read.
+    let to = (HEADS + own * SEGMENTS + segment) * slot_len();
+    for (var u = 0u; u < UNITS; u++) {
+        room[to + 2u * (u * LANES + lane)] = sums[2u * u];
+        room[to + 2u * (u * LANES + lane) + 1u] = sums[2u * u + 1u];
     }
     if lane == 0u {
-        for (var h = 0u; h < HEADS; h++) {
-            states_of[segment * HEADS + h] = vec2<f32>(top[h], weight[h]);
-        }
+        states_of[own * SEGMENTS + segment] = vec2<f32>(top, weight);
     }
     workgroupBarrier();
-    for (var h0 = 0u; h0 < HEADS; h0 += MERGED) {
-        for (var m = 0u; m < MERGED; m++) {
-            let h = h0 + m;
-            var highest = LOWEST;
-            for (var s = 0u; s < n_segments; s++) {
-                highest = max(highest, states_of[s * HEADS + h].x);
+    if first_pair + own >= n_pairs {
+        return;
+    }
+    var highest = LOWEST;
+    for (var s = 0u; s < SEGMENTS; s++) {
+        highest = max(highest, states_of[own * SEGMENTS + s].x);
+    }
+    for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
+        var sum = 0.0;
+        for (var s = 0u; s < SEGMENTS; s++) {
+            let state = states_of[own * SEGMENTS + s];
+            var part = state.y;
+            if e < d {
+                part = element(HEADS + own * SEGMENTS + s, min(e, d - 1u));
             }
-            let shrink = exp(top[h] - highest);
-            for (var u = 0u; u < UNITS; u++) {
-                let to = (m * n_segments + segment) * slot_len() + 2u * (u * LANES + lane);
-                room[to] = shrink * sums[2u * (h * UNITS + u)];
-                room[to + 1u] = shrink * sums[2u * (h * UNITS + u) + 1u];
-            }
+            sum += exp(state.x - highest) * part;
         }
-        workgroupBarrier();
-        for (var i = thread; i < MERGED * (d + 2u); i += WG) {
-            let m = i / (d + 2u);
-            let e = i % (d + 2u);
-            let pair = first_pair + h0 + m;
-            if pair < n_pairs {
-                var highest = LOWEST;
-                for (var s = 0u; s < n_segments; s++) {
-                    highest = max(highest, states_of[s * HEADS + h0 + m].x);
-                }
-                var sum = 0.0;
-                if e == d + 1u {
-                    sum = highest;
-                } else {
-                    for (var s = 0u; s < n_segments; s++) {
-                        if e == d {
-                            let state = states_of[s * HEADS + h0 + m];
-                            sum += state.y * exp(state.x - highest);
-                        } else {
-                            sum += element(m * n_segments + s, e);
-                        }
-                    }
-                }
-                let head = kv * share + pair % share;
-                let state = (pair / share * params.n_heads + head) * params.n_spans + span;
-                states[state * (d + 2u) + e] = sum;
-            }
-        }
-        workgroupBarrier();
+        put(first_pair + own, kv, span, e, select(sum, highest, e == d + 1u));
     }
 }

@@ -18,10 +18,6 @@ var<workgroup> tile_s: array<vec3<f32>, 128>;
 var<workgroup> tile_q: array<vec4<u32>, 256>;
 var<workgroup> tile_steps: array<vec2<f32>, 128>;
 
-fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
-    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
-}
-
 fn four_words(i: u32) -> vec4<u32> {
     return vec4<u32>(tile_w[i], tile_w[i + 1u], tile_w[i + 2u], tile_w[i + 3u]);
 }
@@ -33,7 +29,7 @@ fn main(
 ) {
     let row0 = group.x * 64u;
     let token0 = group.y * 64u;
-    // Rows 2x, 2x + 1, 32 + 2x, 33 + 2x, and tokens y, 16 + y, 32 + y, 48 + y.
+    // As `gemm_tile.wgsl` says.
     let x = thread % 16u;
     let y = thread / 16u;
     // One vector for each token, of the four rows.
@@ -118,14 +114,5 @@ fn main(
         }
         workgroupBarrier();
     }
-    for (var t = 0u; t < 4u; t++) {
-        let token = token0 + t * 16u + y;
-        if token >= params.m {
-            continue;
-        }
-        let base = params.out_offset + token * params.out_stride;
-        let i = params.first + row0 + 2u * x;
-        put(base, i, params.first + params.n, sums[t].xy);
-        put(base, i + 32u, params.first + params.n, sums[t].zw);
-    }
+    put_tile(row0, token0, x, y, sums);
 }

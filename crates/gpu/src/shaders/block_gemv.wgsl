@@ -12,58 +12,77 @@ override TOKENS: u32 = 1u;
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
-    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
+// Vectors of activations that neighbours read together: the same half of the same run of units in a row.
+const PARTS: u32 = 2u * UNIT;
+
+// The part that vector i is in, and its place there.
+fn part_of(i: u32) -> vec2<u32> {
+    return vec2<u32>(i % 2u * UNIT + place_in_unit(i / 2u), unit_of(i / 2u));
 }
 
-// One run of one row times one of activations.
+// One run of one row times one of activations, whose sum is `sum`. Codes are too large by what comes to
+// `excess` in the halves, or in all of the run.
 fn product(
     w: array<vec4<u32>, 2>,
     s: vec3<f32>,
-    a0: vec4<u32>,
-    a1: vec4<u32>,
+    a: array<vec4<u32>, 2>,
     step: f32,
     sum: f32,
+    excess: vec2<i32>,
 ) -> f32 {
     if HALVES {
-        let first = f32(dot16(w[0], a0, 0));
-        let second = f32(dot16(w[1], a1, 0));
+        let first = f32(dot16(w[0], a[0], 0) - excess.x);
+        let second = f32(dot16(w[1], a[1], 0) - excess.y);
         return step * (first * s.x + second * s.y);
     }
-    return step * (f32(dot16(w[1], a1, dot16(w[0], a0, 0))) * s.x - sum * s.z);
+    return step * (f32(dot16(w[1], a[1], dot16(w[0], a[0], 0)) - excess.x) * s.x - sum * s.z);
 }
 
-// One run of two rows.
-struct Runs {
-    a: array<vec4<u32>, 2>,
-    b: array<vec4<u32>, 2>,
-    scale_a: vec3<f32>,
-    scale_b: vec3<f32>,
+// A unit of each of two rows.
+struct Units {
+    a: Unit,
+    b: Unit,
 }
 
-// Run `run` of rows a and b, if they have one.
-fn fetch(a: u32, b: u32, run: u32) -> Runs {
-    var runs = Runs();
-    if run < params.runs {
-        runs.a = run_codes(a, run);
-        runs.b = run_codes(b, run);
-        runs.scale_a = run_scales(a, run);
-        runs.scale_b = run_scales(b, run);
+// Unit `unit` of rows a and b, if they have one.
+fn fetch(a: u32, b: u32, unit: u32) -> Units {
+    var units = Units();
+    if unit * UNIT < params.runs {
+        units.a = unit_at(a, unit);
+        units.b = unit_at(b, unit);
     }
-    return runs;
+    return units;
 }
 
-// One run of two rows times one of activations.
-fn products(w: Runs, token: u32, run: u32) -> vec2<f32> {
-    let a0 = q_at(token, run * 2u);
-    let a1 = q_at(token, run * 2u + 1u);
+// Run i of a unit of two rows times one of activations.
+fn part(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
+    let run = run_in(unit, i);
+    let a = array<vec4<u32>, 2>(q_at(token, run * 2u), q_at(token, run * 2u + 1u));
     let step = run_step(token, run);
     let size = bitcast<f32>(step.x);
-    let sum = f32(bitcast<i32>(step.y));
+    let sum = bitcast<i32>(step.y);
+    var excess = vec2<i32>(ZERO * sum, 0);
+    if HALVES && ZERO != 0 {
+        let first = ZERO * dot16(vec4<u32>(0x01010101u), a[0], 0);
+        excess = vec2<i32>(first, excess.x - first);
+    }
     return vec2<f32>(
-        product(w.a, w.scale_a, a0, a1, size, sum),
-        product(w.b, w.scale_b, a0, a1, size, sum),
+        product(unit_codes(w.a, unit, i), unit_scales(w.a, unit, i), a, size, f32(sum), excess),
+        product(unit_codes(w.b, unit, i), unit_scales(w.b, unit, i), a, size, f32(sum), excess),
     );
+}
+
+// A unit of two rows times one of activations.
+fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
+    var sums = part(w, token, unit, 0u);
+    if UNIT > 1u {
+        sums += part(w, token, unit, 1u);
+    }
+    if UNIT > 2u {
+        sums += part(w, token, unit, 2u);
+        sums += part(w, token, unit, 3u);
+    }
+    return sums;
 }
 
 @compute @workgroup_size(WG)
@@ -74,8 +93,10 @@ fn main(at: Invocation) {
     let b = stored_row(row + 1u);
     // Everything is asked for long before it is used: where there are few workgroups, what takes the time is
     // waiting for memory.
-    var next0 = fetch(a, b, thread % LANES);
-    var next1 = fetch(a, b, thread % LANES + LANES);
+    var next: array<Units, DEPTH>;
+    for (var d = 0u; d < DEPTH; d++) {
+        next[d] = fetch(a, b, thread % LANES + d * LANES);
+    }
     let i = params.first + row;
     let end = params.first + params.n;
     let base = params.out_offset + params.token * params.out_stride;
@@ -87,18 +108,16 @@ fn main(at: Invocation) {
     }
     prepare(at);
     var sums = array<vec2<f32>, 4>();
-    for (var run = thread % LANES; run < params.runs; run += 2u * LANES) {
-        let w0 = next0;
-        let w1 = next1;
-        next0 = fetch(a, b, run + 2u * LANES);
-        next1 = fetch(a, b, run + 3u * LANES);
-        for (var t = 0u; t < TOKENS; t++) {
-            let token = params.token + t;
-            var sum = sums[t] + products(w0, token, run);
-            if run + LANES < params.runs {
-                sum += products(w1, token, run + LANES);
+    for (var unit = thread % LANES; unit * UNIT < params.runs; unit += DEPTH * LANES) {
+        for (var d = 0u; d < DEPTH; d++) {
+            let w = next[d];
+            let now = unit + d * LANES;
+            next[d] = fetch(a, b, now + DEPTH * LANES);
+            if now * UNIT < params.runs {
+                for (var t = 0u; t < TOKENS; t++) {
+                    sums[t] += products(w, params.token + t, now);
+                }
             }
-            sums[t] = sum;
         }
     }
     for (var t = 0u; t < TOKENS; t++) {

@@ -20,7 +20,7 @@ fn main(
 ) {
     let row0 = group.x * 64u;
     let token0 = group.y * 64u;
-    // Rows 2x, 2x + 1, 32 + 2x, 33 + 2x, and tokens y, 16 + y, 32 + y, 48 + y.
+    // As `gemm_tile.wgsl` says.
     let x = thread % 16u;
     let y = thread / 16u;
     var sums = array<vec4<f32>, 4>();
@@ -57,14 +57,5 @@ fn main(
         }
         workgroupBarrier();
     }
-    for (var t = 0u; t < 4u; t++) {
-        let token = token0 + t * 16u + y;
-        if token >= params.m {
-            continue;
-        }
-        let base = params.out_offset + token * params.out_stride;
-        let i = params.first + row0 + 2u * x;
-        put(base, i, params.first + params.n, sums[t].xy);
-        put(base, i + 32u, params.first + params.n, sums[t].zw);
-    }
+    put_tile(row0, token0, x, y, sums);
 }

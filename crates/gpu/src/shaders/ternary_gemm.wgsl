@@ -18,10 +18,6 @@
 var<workgroup> tile_w: array<u32, 576>;
 var<workgroup> tile_q: array<vec4<u32>, 512>;
 
-fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
-    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
-}
-
 @compute @workgroup_size(256)
 fn main(
     @builtin(local_invocation_index) thread: u32,

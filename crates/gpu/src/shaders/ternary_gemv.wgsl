@@ -8,15 +8,19 @@
 // Rows of activations, at most 4.
 override TOKENS: u32 = 1u;
 
+// Vectors of activations that neighbours read together: the same quarter of blocks of 128.
+const PARTS: u32 = 4u;
+
+// The part that vector i is in, and its place there.
+fn part_of(i: u32) -> vec2<u32> {
+    return vec2<u32>(i % 8u / 2u, i / 8u * 2u + i % 2u);
+}
+
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
 @group(1) @binding(0) var<uniform> params: Params;
-
-fn dot16(w: vec4<u32>, a: vec4<u32>, c: i32) -> i32 {
-    return dot4(w.w, a.w, dot4(w.z, a.z, dot4(w.y, a.y, dot4(w.x, a.x, c))));
-}
 
 // Sums with the products of a vector of codes and the four of activations that it meets: once, four times and
 // sixteen times what they are, so that codes are masked where they lie. Only the highest would be signed.

@@ -1,12 +1,15 @@
 //! What is timed, and the timing of it.
 
-use anyhow::Result;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
 use bytes::Bytes;
 use sterna_engine::{
     Decoded, Logits, ModelConfig, ModelPlan, Sampler, SamplerConfig, Session, SessionOptions, Step,
 };
 use sterna_kernels::{Exec, Isa};
 
+use super::kernels::{self, Kernels};
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
 use crate::model::Adapted;
 use crate::place::{self, Place};
@@ -145,6 +148,8 @@ pub(super) struct Candidate {
     sequences: Vec<Sequences>,
     /// Of each test, each repetition.
     pub(super) times: Vec<Vec<Times>>,
+    /// Of each test, if kernels were to be timed.
+    pub(super) kernels: Vec<Kernels>,
     /// For each way to read memory, bytes per second in each repetition.
     pub(super) bandwidths: Vec<(Reading, Vec<f64>)>,
     /// Multiply-adds per second, of each repetition.
@@ -160,6 +165,7 @@ impl Candidate {
             exec,
             sequences: Vec::new(),
             times: Vec::new(),
+            kernels: Vec::new(),
             bandwidths: Vec::new(),
             peaks: Vec::new(),
         }
@@ -200,6 +206,20 @@ impl Candidate {
             session.truncate(test.depth());
         }
         Ok(times)
+    }
+
+    /// How long kernels take on a GPU, in some of each of `tests`.
+    pub(super) fn time_kernels(&mut self, tests: &[Test]) -> Result<()> {
+        for (i, test) in tests.iter().enumerate() {
+            let part = kernels::part_of(*test);
+            let model = Arc::clone(self.model.model());
+            let times = place::timed(model.backend(), || self.time(i, part).map(|_| ()))?;
+            if times.is_empty() {
+                bail!("--kernels: expected a model on a GPU, found one on the CPU");
+            }
+            self.kernels.push(Kernels::new(part, &times));
+        }
+        Ok(())
     }
 
     fn ids(&self, n: usize) -> Vec<u32> {

@@ -1,5 +1,6 @@
 //! `sterna bench`: how fast a model runs here, and how near that is to what the machine allows.
 
+mod kernels;
 mod measure;
 mod report;
 
@@ -92,6 +93,10 @@ pub(crate) struct Bench {
     #[arg(short = 'r', long, value_name = "N", default_value = "5")]
     repetitions: NonZero<usize>,
 
+    /// Say how long each kernel takes on a GPU, measured apart
+    #[arg(long)]
+    kernels: bool,
+
     #[command(flatten)]
     flags: ReportFlags,
 }
@@ -137,11 +142,16 @@ impl Bench {
             files: &mapped,
         };
         let peak_memory_bytes = measure::measure(&mut candidates, &plan)?;
+        if self.kernels {
+            for candidate in &mut candidates {
+                candidate.time_kernels(&tests)?;
+            }
+        }
         let gpu = (candidates.first()).and_then(|candidate| candidate.gpu_share());
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("STERNA_COMMIT"),
-            runs: (candidates.iter())
+            runs: (candidates.iter_mut())
                 .map(|candidate| Run::new(candidate, &tests, &works))
                 .collect(),
             model,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::kernels::Kernels;
 use super::measure::{Candidate, Test, Times, Work};
 use crate::machine::{Machine, Pages, Reading};
 use crate::output::{self, Bytes};
@@ -97,6 +98,9 @@ struct Rate {
     multiply_adds_per_s: Option<f64>,
     /// The same as a share of the measured peak.
     peak_share: Option<f64>,
+    /// The kernels of a GPU, if they were to be timed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernels: Option<Kernels>,
 }
 
 /// What a step of several sequences costs, compared with steps of one that it took turns with.
@@ -153,19 +157,21 @@ impl Rate {
             bandwidth_share: None,
             multiply_adds_per_s: None,
             peak_share: None,
+            kernels: None,
         }
     }
 }
 
 impl Run {
     /// Rates, and what they are of the machine's; `works` has the work of each of `tests`.
-    pub(super) fn new(candidate: &Candidate, tests: &[Test], works: &[Work]) -> Run {
+    pub(super) fn new(candidate: &mut Candidate, tests: &[Test], works: &[Work]) -> Run {
         let reads: Vec<Read> = (candidate.bandwidths.iter())
             .map(|(reading, rates)| Read::new(*reading, rates))
             .collect();
         let bandwidth = best(&reads, |_| true);
         let peak = median(&candidate.peaks);
         let results = tests.iter().zip(works).zip(&candidate.times);
+        let mut kernels = std::mem::take(&mut candidate.kernels).into_iter();
         let results = results.map(|((test, work), times)| {
             let mut rate = Rate::new(*test, times);
             let per_second = rate.median / test.n_tokens() as f64;
@@ -175,6 +181,7 @@ impl Run {
             rate.peak_share = rate.multiply_adds_per_s.map(|rate| rate / peak);
             // Of several threads, the first one's time says little.
             rate.cpu_median = rate.cpu_median.filter(|_| candidate.threads == 1);
+            rate.kernels = kernels.next();
             rate
         });
         Run {
@@ -233,6 +240,10 @@ impl Run {
             }
             if let (Some(n), Some(share)) = (rate.multiply_adds_per_s, rate.peak_share) {
                 text += &format!("   {:.1} G/s, {:.0} % of the peak", n / 1e9, share * 100.0);
+            }
+            if let Some(kernels) = &rate.kernels {
+                let of = rate.step_ms.map_or("the prompt", |_| "a token");
+                text += &kernels.text(of);
             }
         }
         text

@@ -17,9 +17,11 @@ const MAX_SPANS: usize = 64;
 /// Positions that a segment of invocations takes at a time.
 const AT_ONCE: usize = 4;
 
-/// Pairs of a row and a head that an invocation has registers for, when it has one run of eight elements
-/// of each.
-const MAX_HEADS: usize = 8;
+/// Segments that share the positions of a span.
+const SEGMENTS: usize = 8;
+
+/// Invocations of a workgroup at most, that each has registers enough.
+const MAX_WORKGROUP: usize = 256;
 
 /// Memory for contexts that are split: what the heads of some rows come to in each span.
 #[derive(Debug, Clone)]
@@ -38,9 +40,9 @@ impl SpanStates {
         head_dim: usize,
         most_len: usize,
     ) -> Result<SpanStates, GpuError> {
-        // Longer spans make fewer of them: the most that a context of any of these lengths has.
-        let shortest = Segments::of(device.limits(), head_dim).positions();
-        let n_spans = most_len.div_ceil(shortest).clamp(1, MAX_SPANS);
+        // Longer spans make fewer of them: the most that a context of any of these lengths has, and one
+        // for a new position.
+        let n_spans = most_len.div_ceil(AT_ONCE * SEGMENTS).clamp(1, MAX_SPANS) + 1;
         let states = n_rows.saturating_mul(n_heads).saturating_mul(n_spans);
         let bytes = (states as u64).saturating_mul((head_dim as u64 + 2) * 4);
         Ok(SpanStates {
@@ -59,108 +61,75 @@ pub struct Spans<'a> {
     pub most_len: usize,
 }
 
-/// How invocations share out positions and elements: a segment to a position, its lanes to runs of eight
-/// elements.
-#[derive(Debug, Clone, Copy)]
-struct Segments {
-    workgroup: usize,
-    lanes: usize,
-    /// Runs of a lane.
-    units: usize,
-}
-
-impl Segments {
-    fn of(limits: &Limits, head_dim: usize) -> Segments {
-        let runs = head_dim.div_ceil(8).max(1);
-        // Through shared memory, sums over more lanes take more barriers.
-        let most = (limits.min_subgroup as usize).clamp(8, 32);
-        let lanes = runs.next_power_of_two().min(most);
-        let workgroup = (8 * lanes).clamp(64, (limits.workgroup_len as usize).max(64));
-        Segments {
-            workgroup,
-            lanes,
-            units: runs.div_ceil(lanes),
-        }
-    }
-
-    fn n_segments(self) -> usize {
-        self.workgroup / self.lanes
-    }
-
-    /// Positions that a workgroup takes at a time: a span has so many, or a multiple.
-    fn positions(self) -> usize {
-        AT_ONCE * self.n_segments()
-    }
-
-    /// Vectors of a head in shared memory.
-    fn head_len(self) -> usize {
-        2 * self.units * self.lanes
-    }
-}
-
 /// How the work is cut.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
-    segments: Segments,
+    /// Invocations to a position, each to runs of eight elements.
+    lanes: usize,
+    /// Runs of a lane.
+    units: usize,
     /// Pairs of a row and a head that share keys, to a workgroup.
     heads: usize,
     /// Workgroups for all of these, of one key-value head and one span.
     n_groups: usize,
-    /// Pairs whose sums are put together at once, a divisor of `heads`.
-    merged: usize,
     span_len: usize,
     n_spans: usize,
 }
 
 impl Plan {
     fn of(limits: &Limits, head_dim: usize, n_pairs: usize, most_len: usize) -> Plan {
-        let segments = Segments::of(limits, head_dim);
-        // Keys and values take registers as queries and sums do.
-        let most = (MAX_HEADS / segments.units.pow(2)).max(1);
-        let n_groups = n_pairs.div_ceil(most).max(1);
-        let heads = n_pairs.div_ceil(n_groups).max(1);
-        // Half of the memory that every device has, or of what this one has.
-        let most = (limits.workgroup_bytes as usize / 2).clamp(8192, 24_576) / 16;
-        let sums = segments.n_segments() * segments.head_len();
-        let merged = (1..=heads)
-            .rev()
-            .find(|m| heads.is_multiple_of(*m) && m * sums <= most)
-            .unwrap_or(1);
-        let mut span_len = segments.positions();
+        let runs = head_dim.div_ceil(8).max(1);
+        // Through shared memory, sums over more lanes take more barriers.
+        let most = (limits.min_subgroup as usize).clamp(8, 32);
+        let lanes = runs.next_power_of_two().min(most);
+        let units = runs.div_ceil(lanes);
+        let invocations = (limits.workgroup_len as usize).min(MAX_WORKGROUP) / (SEGMENTS * lanes);
+        // Beside the sums there are those of reductions, at most 16 bytes an invocation.
+        let bytes = (1 + SEGMENTS) * head_len(units, lanes) * 16 + 16 * SEGMENTS * lanes;
+        let most = invocations.min(limits.workgroup_bytes as usize / bytes);
+        let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
+        let mut span_len = AT_ONCE * SEGMENTS;
         while most_len.div_ceil(span_len) > MAX_SPANS {
             span_len *= 2;
         }
         Plan {
-            segments,
-            heads,
+            lanes,
+            units,
+            heads: n_pairs.div_ceil(n_groups).max(1),
             n_groups,
-            merged,
             span_len,
             n_spans: most_len.div_ceil(span_len).max(1),
         }
     }
 
-    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 9] {
-        let Segments {
-            workgroup,
+    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 10] {
+        let &Plan {
             lanes,
             units,
-        } = self.segments;
-        let n_segments = self.segments.n_segments();
-        // A key and a value beside the queries.
-        let slots = (self.heads + 2).max(self.merged * n_segments);
+            heads,
+            ..
+        } = self;
         [
-            ("WG", workgroup as f64),
+            ("WG", (heads * SEGMENTS * lanes) as f64),
             ("LANES", lanes as f64),
+            ("SEGMENTS", SEGMENTS as f64),
             ("UNITS", units as f64),
-            ("HEADS", self.heads as f64),
-            ("MERGED", self.merged as f64),
-            ("ROOM", (slots * self.segments.head_len()) as f64),
-            ("STATES", (n_segments * self.heads) as f64),
+            ("HEADS", heads as f64),
+            ("SLOTS", (heads + 2) as f64),
+            ("STATES", (heads * SEGMENTS) as f64),
+            (
+                "ROOM",
+                (heads * (1 + SEGMENTS) * head_len(units, lanes)) as f64,
+            ),
             ("CACHE", f64::from(cache as u8)),
             ("SOFTCAP", f64::from(u8::from(softcap))),
         ]
     }
+}
+
+/// Vectors of a head in shared memory.
+fn head_len(units: usize, lanes: usize) -> usize {
+    2 * units * lanes
 }
 
 #[repr(C)]
@@ -199,13 +168,15 @@ struct CombineParams {
     position: u32,
     window: u32,
     n_spans: u32,
+    n_new: u32,
     span_len: u32,
+    capacity: u32,
 }
 
 /// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of a
 /// sequence, in two dispatches instead of three: each workgroup makes ready the queries that it needs, and
-/// the one whose span the position is in puts key and value into the cache. The queries in `heads.qkv`
-/// stay as they were.
+/// those of the new position put key and value into the cache. The queries in `heads.qkv` stay as they
+/// were.
 ///
 /// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
 /// Errors: [`GpuError::Shape`] if shapes don't fit one another, or the states have too little room.
@@ -274,7 +245,8 @@ fn record(
     let limits = recorder.device().limits();
     let most_len = spans.most_len.min(cache.capacity());
     let plan = Plan::of(limits, d, n_pairs, most_len);
-    let need = (rows.n_rows * n_heads * plan.n_spans).saturating_mul(d + 2);
+    let n_new = usize::from(prepare.is_some());
+    let need = (rows.n_rows * n_heads * (plan.n_spans + n_new)).saturating_mul(d + 2);
     let room = (spans.states.buffer.bytes() / 4) as usize;
     expect_most("attention: states of spans", room, need)?;
     let groups = n_kv_heads * plan.n_groups;
@@ -333,7 +305,7 @@ fn record(
     ];
     let grid = [
         if rows.n_rows == 0 { 0 } else { groups as u32 },
-        plan.n_spans as u32,
+        (plan.n_spans + n_new) as u32,
     ];
     recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
     let params = CombineParams {
@@ -345,7 +317,9 @@ fn record(
         position: params.position,
         window: params.window,
         n_spans: params.n_spans,
+        n_new: n_new as u32,
         span_len: params.span_len,
+        capacity: params.capacity,
     };
     let bindings = [
         (&spans.states.buffer).into(),

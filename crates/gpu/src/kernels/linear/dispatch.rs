@@ -92,6 +92,15 @@ pub(super) fn row_blocks(kind: WeightKind, k: usize) -> usize {
     }
 }
 
+/// Runs of a type that a kernel for few rows takes together, `UNIT` of `codes_*.wgsl`.
+fn unit_runs(dtype: DType) -> usize {
+    match dtype {
+        DType::Q4_K | DType::Q6_K | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 2,
+        DType::Q1_0 => 4,
+        _ => 1,
+    }
+}
+
 /// Constants that tell types apart which share their kernels.
 pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
     match kind {
@@ -262,7 +271,7 @@ impl GemvShape {
         let shape = |lanes| GemvShape { workgroup, lanes };
         let lanes = way.lanes.unwrap_or_else(|| {
             let mut lanes = 8;
-            while w.n / shape(lanes).rows() < enough && steps as u32 > 2 * lanes && lanes < most {
+            while w.n / shape(lanes).rows() < enough && steps as u32 >= 2 * lanes && lanes < most {
                 lanes *= 2;
             }
             lanes
@@ -286,12 +295,12 @@ fn max_workgroup(limits: &Limits) -> u32 {
     1 << limits.workgroup_len.clamp(64, 1024).ilog2()
 }
 
-/// Vectors of weights in a row: sixteen bytes of trits, a run of codes, or eight floats.
+/// Steps of a row: sixteen bytes of trits, the runs of codes that share words, or eight floats.
 fn steps(w: &Linear) -> usize {
     match (w.kind, w.kind.form()) {
         (WeightKind::Ternary, _) => w.k / 64,
         (_, Form::Float) => w.k / 8,
-        (_, Form::Int8(_)) => w.k / RUN,
+        (WeightKind::Blocks(dtype), Form::Int8(_)) => w.k / RUN / unit_runs(dtype),
     }
 }
 

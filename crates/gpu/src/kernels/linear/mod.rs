@@ -169,8 +169,7 @@ impl Linear {
             }
         }
         let row_bytes = planes.row_bytes(k).max(1);
-        let limits = device.limits();
-        let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
+        let most = most_bytes(device);
         expect_most(
             "bytes of eight rows of a matrix",
             most,
@@ -213,20 +212,14 @@ impl Linear {
             return Ok(None);
         };
         let n: usize = parts.iter().map(|part| part.n).sum();
-        let scale_bytes = |n| match kind {
-            WeightKind::Ternary => n * 4,
-            WeightKind::Blocks(_) => planes.scale_bytes(n, k),
-        };
-        let bytes = |n| [n * planes.row_bytes(k), scale_bytes(n)];
-        let limits = device.limits();
-        let most = limits.binding_bytes.min(limits.buffer_bytes) as usize;
+        let bytes = |n| [n * planes.row_bytes(k), planes.scale_bytes(n, k)];
         // Whole pieces are copied in whole words.
         let fits = |part: &&Linear| {
             let is_whole = part.pieces.len() == 1 && part.pieces[0].begin == 0;
             let in_words = bytes(part.n).iter().all(|bytes| bytes % 4 == 0);
             part.k == k && part.kind == kind && is_whole && in_words
         };
-        if !parts.iter().all(fits) || bytes(n)[0] > most {
+        if !parts.iter().all(fits) || bytes(n)[0] > most_bytes(device) {
             return Ok(None);
         }
         let codes = device.buffer("weights", bytes(n)[0] as u64)?;
@@ -307,6 +300,12 @@ impl Linear {
         let pieces = self.pieces.iter();
         pieces.map(|p| p.codes.bytes() + p.scales.bytes()).sum()
     }
+}
+
+/// The most bytes of a piece, all of which a kernel sees at once.
+fn most_bytes(device: &Device) -> usize {
+    let limits = device.limits();
+    limits.binding_bytes.min(limits.buffer_bytes) as usize
 }
 
 /// Sixteen times the sums of products of codes and activations stay within i32.

@@ -12,6 +12,17 @@ use crate::memory::{Buffer, Upload};
 /// Elements that rows of floats are padded to a multiple of, with zeros.
 pub(super) const FLOAT_PADDING: usize = 32;
 
+/// What is in the plane of scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scales {
+    /// Nothing: codes have theirs beside them.
+    Within,
+    /// A float for each row, which doesn't come with the rows.
+    OfRows,
+    /// The f16 at this place of each block.
+    OfBlocks(usize),
+}
+
 /// What is taken from each block of a row.
 #[derive(Debug, Clone)]
 pub(super) struct Planes {
@@ -19,8 +30,7 @@ pub(super) struct Planes {
     block_bytes: usize,
     /// The bytes of a block that go to the plane of codes.
     codes: Range<usize>,
-    /// Where its f16 is that goes to the plane of scales.
-    scale: Option<usize>,
+    scales: Scales,
     /// Rows are padded to a multiple of so many bytes.
     row_padding: usize,
 }
@@ -32,11 +42,16 @@ impl Planes {
             block_len,
             block_bytes,
             codes: 0..block_bytes,
-            scale: None,
+            scales: Scales::Within,
             row_padding: 1,
         };
         let dtype = match kind {
-            WeightKind::Ternary => return Some(whole(128, 32)),
+            WeightKind::Ternary => {
+                return Some(Planes {
+                    scales: Scales::OfRows,
+                    ..whole(128, 32)
+                });
+            }
             WeightKind::Blocks(dtype) => dtype,
         };
         let (len, bytes) = (dtype.block_len(), dtype.block_bytes());
@@ -49,7 +64,7 @@ impl Planes {
             DType::Q4_K => blocks,
             DType::Q6_K => Planes {
                 codes: 0..208,
-                scale: Some(208),
+                scales: Scales::OfBlocks(208),
                 ..blocks
             },
             DType::Q8_0
@@ -59,7 +74,7 @@ impl Planes {
             | DType::Q2_0_G128
             | DType::PQ2_0 => Planes {
                 codes: 2..bytes,
-                scale: Some(0),
+                scales: Scales::OfBlocks(0),
                 ..blocks
             },
             _ => return None,
@@ -77,10 +92,14 @@ impl Planes {
 
     /// Bytes of the scales of `n` rows.
     pub(super) fn scale_bytes(&self, n: usize, k: usize) -> usize {
-        self.scale.map_or(0, |_| n * self.blocks(k) * 2)
+        match self.scales {
+            Scales::Within => 0,
+            Scales::OfRows => n * 4,
+            Scales::OfBlocks(_) => n * self.blocks(k) * 2,
+        }
     }
 
-    /// Uploads `n` rows to the planes of codes and of scales.
+    /// Uploads `n` rows to the planes of codes and, where scales are in the rows, of scales.
     pub(super) fn upload<E: From<GpuError>>(
         &self,
         upload: &mut Upload,
@@ -92,7 +111,11 @@ impl Planes {
         let stored = self.blocks(k) * self.block_bytes;
         let row_bytes = self.row_bytes(k);
         let fits = row_bytes <= upload.slot_bytes();
-        if stored == row_bytes && self.scale.is_none() && fits {
+        let scale = match self.scales {
+            Scales::OfBlocks(at) => Some(at),
+            Scales::Within | Scales::OfRows => None,
+        };
+        if stored == row_bytes && scale.is_none() && fits {
             return upload.write_with(codes, 0, n * row_bytes, row_bytes, |start, out| {
                 let first = start / row_bytes;
                 rows(first..first + out.len() / row_bytes, out)
@@ -110,14 +133,16 @@ impl Planes {
                 let end = of_codes.len() + row_bytes;
                 for block in row.chunks_exact(self.block_bytes) {
                     of_codes.extend_from_slice(&block[self.codes.clone()]);
-                    if let Some(at) = self.scale {
+                    if let Some(at) = scale {
                         of_scales.extend_from_slice(&block[at..at + 2]);
                     }
                 }
                 of_codes.resize(end, 0);
             }
             upload.write(codes, (first * row_bytes) as u64, &of_codes)?;
-            upload.write(scales, self.scale_bytes(first, k) as u64, &of_scales)?;
+            if scale.is_some() {
+                upload.write(scales, self.scale_bytes(first, k) as u64, &of_scales)?;
+            }
         }
         Ok(())
     }

@@ -8,13 +8,11 @@ fn signs(bits: vec4<u32>) -> vec4<u32> {
     return (spread + spread + vec4<u32>(0x7f7f7f7fu)) ^ vec4<u32>(0x80808080u);
 }
 
-fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
-    let w = codes[row * params.row_blocks + run / 4u][run % 4u];
-    let bits = vec4<u32>(w) >> vec4<u32>(0u, 4u, 8u, 12u);
-    return array<vec4<u32>, 2>(signs(bits), signs(bits >> vec4<u32>(16u)));
-}
+const UNIT: u32 = 4u;
+const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
 
-fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let d = half_at(row * params.row_blocks + run / 4u);
-    return vec3<f32>(d, d, 0.0);
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
+    let bits = vec4<u32>(unit.codes[i]) >> vec4<u32>(0u, 4u, 8u, 12u);
+    return array<vec4<u32>, 2>(signs(bits), signs(bits >> vec4<u32>(16u)));
 }

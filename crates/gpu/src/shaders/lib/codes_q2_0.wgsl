@@ -12,10 +12,22 @@ fn crumbs(x: vec4<u32>) -> vec4<u32> {
     return ((spread & vec4<u32>(0x03030303u)) + vec4<u32>(0x7f7f7f7fu)) ^ vec4<u32>(0x80808080u);
 }
 
-fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
-    let i = row * params.row_blocks * BLOCK_RUNS + run;
-    let w = codes[i / 2u];
-    let words = select(w.xy, w.zw, i % 2u == 1u);
+const UNIT: u32 = 2u;
+const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
+
+struct Unit {
+    codes: vec4<u32>,
+    d: f32,
+}
+
+fn unit_at(row: u32, unit: u32) -> Unit {
+    let i = row * params.row_blocks;
+    return Unit(codes[i * BLOCK_RUNS / 2u + unit], half_at(i + 2u * unit / BLOCK_RUNS));
+}
+
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
+    let words = select(unit.codes.xy, unit.codes.zw, i == 1u);
     let shifts = vec4<u32>(0u, 8u, 16u, 24u);
     return array<vec4<u32>, 2>(
         crumbs(vec4<u32>(words.x) >> shifts),
@@ -23,7 +35,6 @@ fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
     );
 }
 
-fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let d = half_at(row * params.row_blocks + run / BLOCK_RUNS);
-    return vec3<f32>(d, d, 0.0);
+fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
+    return vec3<f32>(unit.d, unit.d, 0.0);
 }

@@ -2,17 +2,11 @@
 // `scales` [n, k / 32] of f16. An element is worth scale · (code - 8).
 const HALVES: bool = false;
 
-fn minus_8(x: vec4<u32>) -> vec4<u32> {
-    return (x + vec4<u32>(0x78787878u)) ^ vec4<u32>(0x80808080u);
-}
+const UNIT: u32 = 1u;
+const DEPTH: u32 = 2u;
+const ZERO: i32 = 8;
 
-fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
-    let w = codes[row * params.row_blocks + run];
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     let mask = vec4<u32>(0x0f0f0f0fu);
-    return array<vec4<u32>, 2>(minus_8(w & mask), minus_8((w >> vec4<u32>(4u)) & mask));
-}
-
-fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let d = half_at(row * params.row_blocks + run);
-    return vec3<f32>(d, d, 0.0);
+    return array<vec4<u32>, 2>(unit.codes & mask, (unit.codes >> vec4<u32>(4u)) & mask);
 }

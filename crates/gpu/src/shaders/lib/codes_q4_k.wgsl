@@ -3,22 +3,35 @@
 // An element is worth d · scale · code - dmin · min. `scales` isn't used.
 const HALVES: bool = false;
 
-fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
-    let block = (row * params.row_blocks + run / 8u) * 9u;
-    let i = block + 1u + run % 8u / 2u * 2u;
-    let shift = vec4<u32>(run % 2u * 4u);
-    let mask = vec4<u32>(0x0f0f0f0fu);
-    return array<vec4<u32>, 2>((codes[i] >> shift) & mask, (codes[i + 1u] >> shift) & mask);
+const UNIT: u32 = 2u;
+const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
+
+struct Unit {
+    header: vec4<u32>,
+    codes: array<vec4<u32>, 2>,
 }
 
-fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let header = codes[(row * params.row_blocks + run / 8u) * 9u];
+fn unit_at(row: u32, unit: u32) -> Unit {
+    let block = (row * params.row_blocks + unit / 4u) * 9u;
+    let i = block + 1u + unit % 4u * 2u;
+    return Unit(codes[block], array<vec4<u32>, 2>(codes[i], codes[i + 1u]));
+}
+
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
+    let shift = vec4<u32>(i * 4u);
+    let mask = vec4<u32>(0x0f0f0f0fu);
+    return array<vec4<u32>, 2>((unit.codes[0] >> shift) & mask, (unit.codes[1] >> shift) & mask);
+}
+
+fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
+    let header = unit.header;
     let d = unpack2x16float(header.x);
-    let shift = run % 4u * 8u;
+    let shift = (at % 2u * 2u + i) * 8u;
     let a = (header.y >> shift) & 255u;
     let b = (header.z >> shift) & 255u;
     let c = (header.w >> shift) & 255u;
-    let late = run % 8u >= 4u;
+    let late = at % 4u >= 2u;
     let scale = select(a & 63u, (c & 15u) | (a >> 6u << 4u), late);
     let least = select(b & 63u, (c >> 4u) | (b >> 6u << 4u), late);
     let s = d.x * f32(scale);

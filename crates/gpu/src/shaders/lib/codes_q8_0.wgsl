@@ -1,12 +1,24 @@
 // Q8_0: `codes` [n, k / 32] of 32 int8, `scales` [n, k / 32] of f16.
 const HALVES: bool = false;
 
-fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {
-    let i = (row * params.row_blocks + run) * 2u;
-    return array<vec4<u32>, 2>(codes[i], codes[i + 1u]);
+const UNIT: u32 = 1u;
+const DEPTH: u32 = 2u;
+const ZERO: i32 = 0;
+
+struct Unit {
+    codes: array<vec4<u32>, 2>,
+    d: f32,
 }
 
-fn run_scales(row: u32, run: u32) -> vec3<f32> {
-    let d = half_at(row * params.row_blocks + run);
-    return vec3<f32>(d, d, 0.0);
+fn unit_at(row: u32, unit: u32) -> Unit {
+    let i = row * params.row_blocks + unit;
+    return Unit(array<vec4<u32>, 2>(codes[2u * i], codes[2u * i + 1u]), half_at(i));
+}
+
+fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
+    return unit.codes;
+}
+
+fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
+    return vec3<f32>(unit.d, unit.d, 0.0);
 }

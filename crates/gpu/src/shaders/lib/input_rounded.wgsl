@@ -17,7 +17,8 @@ override TURNS: u32 = 1u;
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
 
-// Vectors in the order in which neighbours read them, so that they are in different banks.
+// Vectors in the order in which neighbours read them, which the kernel knows, so that they are in different
+// banks.
 var<workgroup> own_q: array<vec4<u32>, Q_ROOM>;
 var<workgroup> own_steps: array<vec2<u32>, RUNS>;
 // Largest magnitudes of runs.
@@ -26,13 +27,15 @@ var<workgroup> maxima: array<f32, RUNS>;
 var<private> own_scale: f32;
 var<private> own_sum: i32;
 
-// Where vector i is: those of a quarter of every block of 128 together for SCALING 0, else those of a half of
-// every run.
+// Where vector i is.
 fn slot_of(i: u32) -> u32 {
-    if SCALING == 0u {
-        return i % 8u / 2u * (Q_LEN / 4u + 2u) + i / 8u * 2u + i % 2u;
-    }
-    return i % 2u * (Q_LEN / 2u + 1u) + i / 2u;
+    let at = part_of(i);
+    return at.x * part_len() + at.y;
+}
+
+// Vectors of a part, and its share of the gaps.
+fn part_len() -> u32 {
+    return Q_LEN / PARTS + 8u / PARTS;
 }
 
 fn largest(v: vec4<f32>) -> f32 {
@@ -134,7 +137,7 @@ fn q_at(token: u32, i: u32) -> vec4<u32> {
 
 // What vector v of a row of trits meets in quarter `quarter` of its block.
 fn q_quarter(token: u32, v: u32, quarter: u32) -> vec4<u32> {
-    return own_q[quarter * (Q_LEN / 4u + 2u) + v];
+    return own_q[quarter * part_len() + v];
 }
 
 // Scale and sum of the row.
