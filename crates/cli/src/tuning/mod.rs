@@ -97,6 +97,10 @@ fn capabilities(offer: &Offer, sizing: Sizing) -> Capabilities {
 
 #[cfg(test)]
 mod tests {
+    use sterna_format::DType;
+    use sterna_gpu::tuning::{Product, RowClass};
+    use sterna_gpu::{AdapterInfo, AdapterKind, Api, Limits, WeightKind};
+
     use super::*;
 
     #[test]
@@ -105,5 +109,54 @@ mod tests {
             assert!(feature(name).is_some(), "{name}");
         }
         assert_eq!(feature("f32"), None);
+    }
+
+    #[test]
+    fn hints_count_where_nothing_was_measured() {
+        let offer = Offer {
+            info: AdapterInfo {
+                name: "An adapter that nobody measured".into(),
+                driver: "none".into(),
+                api: Api::Other,
+                kind: AdapterKind::Unknown,
+            },
+            features: Features::ALL,
+            limits: Limits {
+                buffer_bytes: 1 << 30,
+                binding_bytes: 1 << 30,
+                binding_align: 256,
+                workgroup_bytes: 48 << 10,
+                workgroup_len: 1024,
+                grid: 65_535,
+                min_subgroup: 32,
+                max_subgroup: 32,
+            },
+        };
+        let product = Product {
+            weights: WeightKind::Blocks(DType::Q4_K),
+            n: 8,
+            k: 256,
+            rows: RowClass::One,
+        };
+        let hints = RuntimeOptimizations {
+            preferred_kernels: vec![("matmul".into(), "f32".into())],
+            workgroup_overrides: vec![("gemv_f16".into(), [32, 2, 1])],
+            disable_features: vec!["shader-f16".into()],
+            ..RuntimeOptimizations::default()
+        };
+        for (is_tunable, workgroup) in [(true, Some(64)), (false, None)] {
+            let settings = Settings::new(&offer, &hints, is_tunable);
+            assert_eq!(settings.tuning.way(&product).workgroup, workgroup);
+            assert_eq!(settings.decisions.len(), 3);
+            let mut options = DeviceOptions::default();
+            settings.apply(&mut options);
+            let masked = Features::ALL.without(options.features);
+            assert_eq!(masked.names(), ["f16", "cooperative-matrix"]);
+        }
+        let plain = Settings::new(&offer, &RuntimeOptimizations::default(), true);
+        assert_eq!(
+            (plain.features, plain.tuning),
+            (offer.features, Tuning::default())
+        );
     }
 }
