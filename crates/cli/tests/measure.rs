@@ -4,7 +4,42 @@ mod common;
 
 use std::process::Command;
 
-use common::{json, refusal, stdout};
+use common::{json, refusal, stdout, sterna};
+
+#[test]
+fn kernels_are_timed_on_a_gpu() {
+    let small = ["bench", "-p", "8", "-n", "2", "-r", "1", "--kernels"];
+    let message = refusal(&[&small[..], &["--backend", "cpu"]].concat());
+    assert!(
+        message.contains("--kernels: expected a model on a GPU"),
+        "{message}"
+    );
+    let out = sterna(&[&small[..], &["--backend", "gpu", "--json"]].concat());
+    let message = String::from_utf8_lossy(&out.stderr);
+    if !out.status.success() {
+        // Whether that is an error is for the engine's tests to say.
+        assert!(message.contains("--backend gpu: no GPU"), "{message}");
+        eprintln!("skipped: {message}");
+        return;
+    }
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let run = &report["runs"][0];
+    assert!(run["read_bandwidth_bytes_per_s"].is_null(), "{run}");
+    for result in run["results"].as_array().unwrap() {
+        assert!(result["peak_share"].is_null() && result["bandwidth_share"].is_null());
+        let kernels = result["kernels"]["kernels"].as_array().unwrap();
+        let near = |key: &str| {
+            let sum: f64 = kernels.iter().map(|k| k[key].as_f64().unwrap()).sum();
+            (result["kernels"][key].as_f64().unwrap() - sum).abs()
+        };
+        assert!(near("us") < 1e-3 && near("dispatches") < 1e-9, "{result}");
+        assert!(
+            kernels
+                .iter()
+                .any(|k| k["name"].as_str().unwrap().contains("TERNARY"))
+        );
+    }
+}
 
 #[test]
 fn bench_reports_every_test_for_every_thread_count() {

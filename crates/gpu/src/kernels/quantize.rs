@@ -110,6 +110,7 @@ struct Params {
     n_rows: u32,
     x_offset: u32,
     x_stride: u32,
+    parts: u32,
     eps: f32,
 }
 
@@ -131,6 +132,17 @@ pub fn quantize(
     if let Some((weight, _)) = norm {
         expect_most("quantize: weights", (weight.bytes() / 4) as usize, x.width)?;
     }
+    let device = recorder.device().clone();
+    let most = device.limits().workgroup_len as usize;
+    expect("quantize: invocations of a workgroup", most.max(64), most)?;
+    // Blocks have nothing to do with one another: where there is no norm, several workgroups share a row.
+    let shares = norm.is_none() && scaling != Scaling::Row;
+    let workgroup = workgroup(padded, if shares { most.min(256) } else { most });
+    let parts = if shares {
+        (padded / 4).div_ceil(workgroup)
+    } else {
+        1
+    };
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
     let params = Params {
         width: x.width as u32,
@@ -138,13 +150,11 @@ pub fn quantize(
         n_rows: x.n_rows as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
+        parts: parts as u32,
         eps,
     };
-    let device = recorder.device().clone();
-    let most = device.limits().workgroup_len as usize;
-    expect("quantize: invocations of a workgroup", most.max(64), most)?;
     let constants = [
-        ("WG", workgroup(padded, most) as f64),
+        ("WG", workgroup as f64),
         ("LANES", 8.0),
         ("SCALING", f64::from(scaling as u8)),
         ("NORM", f64::from(u8::from(norm.is_some()))),
@@ -155,7 +165,13 @@ pub fn quantize(
         (&out.q).into(),
         (&out.steps).into(),
     ];
-    recorder.dispatch(&QUANTIZE, &constants, &bindings, &params, fold(x.n_rows))
+    recorder.dispatch(
+        &QUANTIZE,
+        &constants,
+        &bindings,
+        &params,
+        fold(x.n_rows * parts),
+    )
 }
 
 #[repr(C)]

@@ -6,7 +6,7 @@
 // Shapes: x [n_rows, width]; q [n_rows, padded / 4] words of four int8, zeros behind the width; steps
 // [n_rows] for SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step that a unit of the
 // block is worth and the sum of these 32 values. `padded` is a multiple of 256.
-// One workgroup of WG, a multiple of 64, to a row.
+// `parts` workgroups of WG, a multiple of 64, to a row: one, unless blocks are rounded as they are.
 
 // 0, 1 or 2.
 override SCALING: u32 = 0u;
@@ -23,6 +23,7 @@ struct Params {
     n_rows: u32,
     x_offset: u32,
     x_stride: u32,
+    parts: u32,
     eps: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
@@ -62,7 +63,7 @@ fn pack(codes: vec4<i32>) -> u32 {
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation) {
-    let row = group_of(at);
+    let row = group_of(at) / params.parts;
     // Workgroups behind the last row do its work again, and write nothing.
     let live = row < params.n_rows;
     let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
@@ -98,7 +99,8 @@ fn main(at: Invocation) {
         return;
     }
     // Every invocation has a word in every turn, so that all take part in exchanges.
-    for (var first = 0u; first < words; first += WG) {
+    let part = group_of(at) % params.parts;
+    for (var first = part * WG; first < words; first += params.parts * WG) {
         let i = first + thread;
         let v = values(begin, 4u * i, inverse);
         var top = eight_max_f32(at, largest(v));

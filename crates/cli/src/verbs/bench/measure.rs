@@ -336,14 +336,20 @@ pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<O
     let peak_memory_bytes = machine::peak_memory_bytes();
     let mut readers = Vec::with_capacity(candidates.len());
     for candidate in &mut *candidates {
+        if candidate.gpu_share().is_some() {
+            // What the processor could do says nothing of it.
+            readers.push(None);
+            continue;
+        }
         let n_bytes = plan.memory_bytes;
         let reader = MemoryReaders::start(candidate.threads, plan.isa, n_bytes, plan.files)?;
         let readings = reader.readings().into_iter();
         candidate.bandwidths = readings.map(|reading| (reading, Vec::new())).collect();
-        readers.push(reader);
+        readers.push(Some(reader));
     }
     for _ in 0..plan.repetitions {
-        for (candidate, readers) in candidates.iter_mut().zip(&readers) {
+        let pairs = candidates.iter_mut().zip(&readers);
+        for (candidate, readers) in pairs.filter_map(|(c, r)| Some((c, r.as_ref()?))) {
             for (reading, rates) in &mut candidate.bandwidths {
                 rates.push(readers.pass(*reading)?);
             }

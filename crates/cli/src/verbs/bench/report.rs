@@ -43,12 +43,14 @@ pub(super) struct Run {
     threads: usize,
     /// From opened files to a model that can run.
     load_ms: f64,
-    /// What as many threads read from memory together: the best of `reads`.
-    read_bandwidth_bytes_per_s: f64,
+    /// What as many threads read from memory together: the best of `reads`. Not measured where a GPU
+    /// computes.
+    read_bandwidth_bytes_per_s: Option<f64>,
     /// The ways to read memory.
     reads: Vec<Read>,
-    /// What as many threads multiply and add in registers, the median of the repetitions.
-    peak_multiply_adds_per_s: f64,
+    /// What as many threads multiply and add in registers, the median of the repetitions. Not measured
+    /// where a GPU computes.
+    peak_multiply_adds_per_s: Option<f64>,
     results: Vec<Rate>,
 }
 
@@ -169,16 +171,16 @@ impl Run {
             .map(|(reading, rates)| Read::new(*reading, rates))
             .collect();
         let bandwidth = best(&reads, |_| true);
-        let peak = median(&candidate.peaks);
+        let peak = (!candidate.peaks.is_empty()).then(|| median(&candidate.peaks));
         let results = tests.iter().zip(works).zip(&candidate.times);
         let mut kernels = std::mem::take(&mut candidate.kernels).into_iter();
         let results = results.map(|((test, work), times)| {
             let mut rate = Rate::new(*test, times);
             let per_second = rate.median / test.n_tokens() as f64;
             rate.bytes_per_s = work.bytes.map(|bytes| bytes as f64 * per_second);
-            rate.bandwidth_share = rate.bytes_per_s.map(|rate| rate / bandwidth);
+            rate.bandwidth_share = (rate.bytes_per_s.zip(bandwidth)).map(|(rate, of)| rate / of);
             rate.multiply_adds_per_s = work.multiply_adds.map(|n| n as f64 * per_second);
-            rate.peak_share = rate.multiply_adds_per_s.map(|rate| rate / peak);
+            rate.peak_share = (rate.multiply_adds_per_s.zip(peak)).map(|(rate, of)| rate / of);
             // Of several threads, the first one's time says little.
             rate.cpu_median = rate.cpu_median.filter(|_| candidate.threads == 1);
             rate.kernels = kernels.next();
@@ -199,24 +201,29 @@ impl Run {
             1 => "1 thread".to_owned(),
             n => format!("{n} threads"),
         };
+        let mut text = format!("{threads}: loaded in {:.0} ms", self.load_ms);
         let kinds = [
             (Pages::Ordinary, "ordinary pages"),
             (Pages::Huge, "huge pages"),
             (Pages::File, "the model's files"),
         ];
-        let kinds =
-            kinds.map(|(pages, name)| (best(&self.reads, |read| read.pages == pages), name));
         let kinds: Vec<String> = (kinds.iter())
-            .filter(|(rate, _)| *rate > 0.0)
-            .map(|(rate, name)| format!("{name} {:.1}", rate / 1e9))
+            .filter_map(|(pages, name)| {
+                let rate = best(&self.reads, |read| read.pages == *pages)?;
+                Some(format!("{name} {:.1}", rate / 1e9))
+            })
             .collect();
-        let mut text = format!(
-            "{threads}: loaded in {:.0} ms, reads {:.1} GB/s ({}), multiplies and adds {:.0} G/s",
-            self.load_ms,
-            self.read_bandwidth_bytes_per_s / 1e9,
-            kinds.join(", "),
-            self.peak_multiply_adds_per_s / 1e9,
-        );
+        if let (Some(read), Some(peak)) = (
+            self.read_bandwidth_bytes_per_s,
+            self.peak_multiply_adds_per_s,
+        ) {
+            text += &format!(
+                ", reads {:.1} GB/s ({}), multiplies and adds {:.0} G/s",
+                read / 1e9,
+                kinds.join(", "),
+                peak / 1e9,
+            );
+        }
         for rate in &self.results {
             text += &format!(
                 "\n  {:10} {:>10.1} ± {:.1} tokens/s",
@@ -231,15 +238,17 @@ impl Run {
                     batch.relative, batch.relative_spread
                 );
             }
-            if let (Some(bytes), Some(share)) = (rate.bytes_per_s, rate.bandwidth_share) {
-                text += &format!(
-                    "   {:.2} GB/s, {:.0} % of the bandwidth",
-                    bytes / 1e9,
-                    share * 100.0
-                );
+            if let Some(bytes) = rate.bytes_per_s {
+                text += &format!("   {:.2} GB/s", bytes / 1e9);
             }
-            if let (Some(n), Some(share)) = (rate.multiply_adds_per_s, rate.peak_share) {
-                text += &format!("   {:.1} G/s, {:.0} % of the peak", n / 1e9, share * 100.0);
+            if let Some(share) = rate.bandwidth_share {
+                text += &format!(", {:.0} % of the bandwidth", share * 100.0);
+            }
+            if let Some(n) = rate.multiply_adds_per_s {
+                text += &format!("   {:.1} G/s", n / 1e9);
+            }
+            if let Some(share) = rate.peak_share {
+                text += &format!(", {:.0} % of the peak", share * 100.0);
             }
             if let Some(kernels) = &rate.kernels {
                 let of = rate.step_ms.map_or("the prompt", |_| "a token");
@@ -290,10 +299,10 @@ impl Report {
     }
 }
 
-/// The best rate among those of `reads` that are `wanted`, 0 if none is.
-fn best(reads: &[Read], wanted: impl Fn(Reading) -> bool) -> f64 {
+/// The best rate among those of `reads` that are `wanted`, if any is.
+fn best(reads: &[Read], wanted: impl Fn(Reading) -> bool) -> Option<f64> {
     let reads = reads.iter().filter(|read| wanted(read.reading));
-    reads.map(|read| read.bytes_per_s).fold(0.0, f64::max)
+    reads.map(|read| read.bytes_per_s).max_by(f64::total_cmp)
 }
 
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
