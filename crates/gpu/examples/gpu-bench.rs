@@ -845,7 +845,7 @@ fn sweep_step(device: &Device, samples: Vec<Sample>) -> Result<(), GpuError> {
         match tuner.measure(product, effort)? {
             None => println!("step, {n}x{k}: no time"),
             Some(found) => println!(
-                "step, {n}x{k}: by the rules {} {:.2} µs, best of {} {} {:.2} µs{}",
+                "step, {n}x{k}: by the rules {} {:.1} µs a step, best of {} {} {:.1} µs{}",
                 shown(found.rule),
                 found.rule_us,
                 found.n_ways,

@@ -354,6 +354,23 @@ impl Submission {
     }
 }
 
+/// Where times are taken, and kept.
+#[derive(Clone, Copy)]
+enum Stamps<'a> {
+    /// Before the first dispatch and behind the last.
+    Ends(&'a wgpu::QuerySet),
+    /// Behind each as well.
+    Each(&'a wgpu::QuerySet),
+}
+
+impl<'a> Stamps<'a> {
+    fn set(self) -> &'a wgpu::QuerySet {
+        match self {
+            Stamps::Ends(set) | Stamps::Each(set) => set,
+        }
+    }
+}
+
 impl Device {
     /// Runs commands, one after the other in one pass, then copies what is to be read back.
     ///
@@ -372,12 +389,6 @@ impl Device {
     /// Errors: [`GpuError::Unsupported`] without [`Features::timestamps`](crate::Features::timestamps);
     /// as [`Device::submit`].
     pub fn time(&self, commands: &[&Commands]) -> Result<Vec<Timing>, GpuError> {
-        if !self.features().timestamps {
-            return Err(GpuError::Unsupported {
-                what: "timing dispatches".into(),
-                reason: "the device has no timestamps".into(),
-            });
-        }
         let kernels: Vec<_> = commands
             .iter()
             .flat_map(|commands| commands.dispatches.iter().map(|d| (d.name, d.grid)))
@@ -385,25 +396,47 @@ impl Device {
         // A set of queries has at most 4096.
         let n = kernels.len() + 1;
         crate::error::expect_most("dispatches to be timed", 4095, kernels.len())?;
-        let set = self.checked("timing dispatches", || {
+        let set = self.timestamps(n)?;
+        let reads = self.submit_with(commands, &[], Some(Stamps::Each(&set)))?;
+        let timings = kernels
+            .into_iter()
+            .zip(self.intervals(&reads.wait()?))
+            .map(|((name, grid), us)| Timing { name, grid, us });
+        Ok(timings.collect())
+    }
+
+    /// Runs commands and says how long all of them took together, in microseconds.
+    ///
+    /// Errors: as [`Device::time`].
+    pub fn time_together(&self, commands: &[&Commands]) -> Result<f64, GpuError> {
+        let set = self.timestamps(2)?;
+        let reads = self.submit_with(commands, &[], Some(Stamps::Ends(&set)))?;
+        Ok(self.intervals(&reads.wait()?).iter().sum())
+    }
+
+    /// Room for `n` timestamps.
+    fn timestamps(&self, n: usize) -> Result<wgpu::QuerySet, GpuError> {
+        if !self.features().timestamps {
+            return Err(GpuError::Unsupported {
+                what: "timing dispatches".into(),
+                reason: "the device has no timestamps".into(),
+            });
+        }
+        self.checked("timing dispatches", || {
             self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
                 label: None,
                 ty: wgpu::QueryType::Timestamp,
                 count: n as u32,
             })
-        })?;
-        let reads = self.submit_with(commands, &[], Some(&set))?.wait()?;
+        })
+    }
+
+    /// Microseconds between the timestamps that are the first of `reads`.
+    fn intervals(&self, reads: &[Vec<u8>]) -> Vec<f64> {
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(reads.first().map_or(&[], |r| &r[..]));
         let us = |ticks: u64| ticks as f64 * f64::from(self.timestamp_ns()) / 1000.0;
-        let timings = kernels
-            .into_iter()
-            .zip(ticks.windows(2))
-            .map(|((name, grid), ticks)| Timing {
-                name,
-                grid,
-                us: us(ticks[1].saturating_sub(ticks[0])),
-            });
-        Ok(timings.collect())
+        let pairs = ticks.windows(2);
+        pairs.map(|t| us(t[1].saturating_sub(t[0]))).collect()
     }
 
     /// Times, if wanted, are the first to be read back.
@@ -411,7 +444,7 @@ impl Device {
         &self,
         commands: &[&Commands],
         reads: &[ReadRange],
-        times: Option<&wgpu::QuerySet>,
+        times: Option<Stamps<'_>>,
     ) -> Result<Submission, GpuError> {
         for read in reads {
             let end = read.bytes.end.max(read.bytes.start);
@@ -428,11 +461,15 @@ impl Device {
                 self.staging().take(self, words.end - words.start)?,
             ));
         }
-        let n_times = commands.iter().map(|c| c.len()).sum::<usize>() as u32 + 1;
+        let n_dispatches = commands.iter().map(|c| c.len()).sum::<usize>();
+        let n_times = match times {
+            Some(Stamps::Ends(_)) => 2,
+            Some(Stamps::Each(_)) | None => n_dispatches as u32 + 1,
+        };
         let times_bytes = u64::from(n_times) * 8;
         let times = match times {
             None => None,
-            Some(set) => {
+            Some(stamps) => {
                 let resolved = self.checked("timing dispatches", || {
                     self.wgpu().create_buffer(&wgpu::BufferDescriptor {
                         label: None,
@@ -441,24 +478,32 @@ impl Device {
                         mapped_at_creation: false,
                     })
                 })?;
-                Some((set, resolved, self.staging().take(self, times_bytes)?))
+                Some((stamps, resolved, self.staging().take(self, times_bytes)?))
             }
         };
         let index = self.checked("submitting", || {
             let mut encoder = self.wgpu().create_command_encoder(&Default::default());
-            if n_times > 1 {
+            let stamps = times.as_ref().map(|(stamps, ..)| *stamps);
+            if n_dispatches > 0 {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
                 let mut first = 1;
-                if let Some((set, ..)) = &times {
-                    pass.write_timestamp(set, 0);
+                if let Some(stamps) = stamps {
+                    pass.write_timestamp(stamps.set(), 0);
                 }
                 for commands in commands {
-                    commands.encode(&mut pass, times.as_ref().map(|(set, ..)| (*set, first)));
+                    let each = match stamps {
+                        Some(Stamps::Each(set)) => Some((set, first)),
+                        Some(Stamps::Ends(_)) | None => None,
+                    };
+                    commands.encode(&mut pass, each);
                     first += commands.len() as u32;
                 }
+                if let Some(Stamps::Ends(set)) = stamps {
+                    pass.write_timestamp(set, 1);
+                }
             }
-            if let Some((set, resolved, Some(staging))) = &times {
-                encoder.resolve_query_set(set, 0..n_times, resolved, 0);
+            if let Some((stamps, resolved, Some(staging))) = &times {
+                encoder.resolve_query_set(stamps.set(), 0..n_times, resolved, 0);
                 encoder.copy_buffer_to_buffer(resolved, 0, staging, 0, times_bytes);
             }
             for (read, words, staging) in &staged {

@@ -134,7 +134,7 @@ impl Tune {
             progress.add(1);
         }
         let n_left = products.len() - found.len();
-        Ok((found, n_left))
+        Ok((tuner.confirm(found, self.rounds.get())?, n_left))
     }
 }
 
@@ -198,9 +198,9 @@ fn text(gpu: &str, found: &[Measured], n_left: usize, file: Option<&PathBuf>) ->
         "shape",
         "rows",
         "by the rules",
-        "µs",
+        "µs a step",
         "best",
-        "µs",
+        "µs a step",
         "gain",
     ];
     let rows: Vec<[String; 8]> = found
@@ -217,12 +217,12 @@ fn text(gpu: &str, found: &[Measured], n_left: usize, file: Option<&PathBuf>) ->
                 true => ["the same".to_owned(), String::new(), String::new()],
                 false => [
                     way(&found.best),
-                    format!("{:.2}", found.best_us),
-                    format!("{:.0} %", gain * 100.0),
+                    format!("{:.1}", found.best_us),
+                    format!("{:.1} %", gain * 100.0),
                 ],
             };
             let rule = way(&found.rule);
-            let rule_us = format!("{:.2}", found.rule_us);
+            let rule_us = format!("{:.1}", found.rule_us);
             let shape = format!("{n}x{k}");
             let rows = rows.name().to_owned();
             let weights = weights.name().to_owned();

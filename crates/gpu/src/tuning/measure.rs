@@ -2,7 +2,8 @@
 //!
 //! Products are run as a model's step has them, one behind the other and each with its own matrix, so that
 //! caches hold of a matrix what they hold of it in earnest. Only the products in question go other ways, and
-//! only their dispatches are counted. A way whose results are not those of the rules is not measured.
+//! the whole step is timed: what counts is when it is done, and looking at the clock within it would change
+//! that. A way whose results are not those of the rules is not measured.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -52,13 +53,14 @@ pub struct Measured {
     pub n_matrices: usize,
     /// The way by the rules, every choice made.
     pub rule: Way,
-    /// Its time, in microseconds: the median of all rounds.
+    /// Microseconds that all products of the step take together, this one by the rules: the median of all
+    /// rounds.
     pub rule_us: f64,
     /// The fastest way, every choice made; that of the rules unless another is better by more than chance.
     pub best: Way,
-    /// Its time.
+    /// The same where this product goes the fastest way.
     pub best_us: f64,
-    /// Ways that were timed more than once, that of the rules among them.
+    /// Ways that gave the right result and were timed, that of the rules among them.
     pub n_ways: usize,
     /// Ways that gave other results, and so don't count: there should be none.
     pub wrong: Vec<Way>,
@@ -87,11 +89,11 @@ const BYTES: u64 = 256 << 20;
 const HEATS: usize = 3;
 const FINALISTS: usize = 3;
 
-/// A way that takes so many times as long as that of the rules at first is not timed again.
-const HOPELESS: f64 = 1.5;
+/// A way that at first makes the step so many times as long is not timed again.
+const HOPELESS: f64 = 1.2;
 
-/// The least share of time that another way has to save.
-const MIN_GAIN: f64 = 0.02;
+/// The least share of the step that another way has to save.
+const MIN_GAIN: f64 = 0.002;
 
 /// Elements of a result that are compared at most, of its first rows.
 const CHECKED: usize = 1 << 20;
@@ -167,49 +169,85 @@ impl Tuner {
         };
         let Checked {
             mut runs,
+            n_ways,
             wrong,
             is_all,
         } = self.check(first, Instant::now() + effort.limit / 2)?;
-        let n_ways = runs.len();
-        if self.race(&mut runs, HEATS, deadline)? && n_ways > 1 {
-            runs[1..].sort_by(|a, b| a.median().total_cmp(&b.median()));
+        let is_only = runs.len() == 1;
+        if self.race(&mut runs, HEATS, Some(deadline))? && !is_only {
+            runs[1..].sort_by(|a, b| a.times.median().total_cmp(&b.times.median()));
             runs.truncate(1 + FINALISTS);
             // Who was lucky in the heats is not to win by that.
-            runs.iter_mut().for_each(|run| run.us.clear());
-            self.race(&mut runs, effort.rounds.max(HEATS), deadline)?;
+            runs.iter_mut().for_each(|run| run.times.0.clear());
+            self.race(&mut runs, effort.rounds.max(HEATS), Some(deadline))?;
         }
-        let is_known = |run: &&Run| run.us.len() >= HEATS;
+        let is_known = |run: &&Run| run.times.0.len() >= HEATS;
         let (rule, others) = runs.split_first().expect("the way of the rules is one");
         let known: Vec<&Run> = others.iter().filter(is_known).collect();
-        let nothing_else = is_all && n_ways == 1;
+        let nothing_else = is_all && is_only;
         if !is_known(&rule) || known.is_empty() && !nothing_else {
             return Ok(None);
         }
-        let better = known.into_iter().filter(|run| run.beats(rule));
+        let better = known.into_iter().filter(|run| run.times.beats(&rule.times));
         let best = better
-            .min_by(|a, b| a.median().total_cmp(&b.median()))
+            .min_by(|a, b| a.times.median().total_cmp(&b.times.median()))
             .unwrap_or(rule);
         Ok(Some(Measured {
             product: *product,
             n_matrices: 1 + samples.count(),
             rule: rule.way,
-            rule_us: rule.median(),
+            rule_us: rule.times.median(),
             best: best.way,
-            best_us: best.median(),
+            best_us: best.times.median(),
             n_ways,
             wrong,
         }))
     }
 
+    /// What was `found`, with the ways that make steps faster together as well: where they don't, the rules
+    /// are left to decide.
+    ///
+    /// Errors: what running products returns.
+    pub fn confirm(
+        &self,
+        mut found: Vec<Measured>,
+        rounds: usize,
+    ) -> Result<Vec<Measured>, GpuError> {
+        for rows in [RowClass::One, RowClass::Few, RowClass::Many] {
+            let is_meant = |m: &Measured| m.product.rows == rows && m.best != m.rule;
+            let ways = found.iter().filter(|m| is_meant(m));
+            let tuning = Tuning::default().with(ways.map(|m| (m.product, m.best)));
+            if tuning.n_products() == 0 {
+                continue;
+            }
+            let mut runs = [
+                self.warm_run(rows, Way::default(), &Tuning::default())?,
+                self.warm_run(rows, Way::default(), &tuning)?,
+            ];
+            self.race(&mut runs, rounds.max(HEATS), None)?;
+            if !runs[1].times.beats(&runs[0].times) {
+                for measured in found.iter_mut().filter(|m| is_meant(m)) {
+                    (measured.best, measured.best_us) = (measured.rule, measured.rule_us);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// Runs all in turns, so many times; false if that took too long, and was ended.
-    fn race(&self, runs: &mut [Run], rounds: usize, deadline: Instant) -> Result<bool, GpuError> {
+    fn race(
+        &self,
+        runs: &mut [Run],
+        rounds: usize,
+        deadline: Option<Instant>,
+    ) -> Result<bool, GpuError> {
         for round in 0..rounds {
             let n = runs.len();
             for i in 0..n {
                 // To and fro, that a drift of the clock favours none.
                 let run = &mut runs[if round % 2 == 0 { i } else { n - 1 - i }];
-                run.us.push(self.time(&run.chain)?);
-                if Instant::now() > deadline {
+                run.times.0.push(self.time(&run.chain)?);
+                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                     return Ok(false);
                 }
             }
@@ -233,6 +271,7 @@ impl Tuner {
         let want = results(rule)?;
         let mut checked = Checked {
             runs: vec![self.first_run(sample, rule)?],
+            n_ways: 1,
             wrong: Vec::new(),
             is_all: true,
         };
@@ -252,22 +291,35 @@ impl Tuner {
                 checked.wrong.push(way);
                 continue;
             }
+            checked.n_ways += 1;
             let run = self.first_run(sample, way)?;
-            if run.median() < HOPELESS * checked.runs[0].median() {
+            if run.times.median() < HOPELESS * checked.runs[0].times.median() {
                 checked.runs.push(run);
             }
         }
         // Those were for a first impression.
-        checked.runs.iter_mut().for_each(|run| run.us.clear());
+        checked.runs.iter_mut().for_each(|run| run.times.0.clear());
         Ok(checked)
     }
 
     /// `way`, timed once, after one time that warms up.
     fn first_run(&self, sample: &Sample, way: Way) -> Result<Run, GpuError> {
-        let chain = self.chain(&sample.product(), way)?;
+        let product = sample.product();
+        let tuning = Tuning::default().with([(product, way)]);
+        let mut run = self.warm_run(product.rows, way, &tuning)?;
+        run.times.0.push(self.time(&run.chain)?);
+        Ok(run)
+    }
+
+    /// A step with products that go the ways of `tuning`, run once to warm up.
+    fn warm_run(&self, rows: RowClass, way: Way, tuning: &Tuning) -> Result<Run, GpuError> {
+        let chain = self.chain(rows, tuning)?;
         self.time(&chain)?;
-        let us = vec![self.time(&chain)?];
-        Ok(Run { way, chain, us })
+        Ok(Run {
+            way,
+            chain,
+            times: Times::default(),
+        })
     }
 
     /// The first rows of what a product comes to.
@@ -307,66 +359,31 @@ impl Tuner {
         multiply(recorder, w, input, sample.epilogue, out)
     }
 
-    /// A step in which `product` goes `way`. Without times on the device, other products would only be in
-    /// the way: they are left out.
-    fn chain(&self, product: &Product, way: Way) -> Result<Chain, GpuError> {
-        let timed = self.device.features().timestamps;
-        let mut chain = Chain::default();
+    /// A step with as many rows, in which products go the ways of `tuning`.
+    fn chain(&self, rows: RowClass, tuning: &Tuning) -> Result<Commands, GpuError> {
         let mut recorder = Recorder::new(&self.device);
-        let mut counted = Vec::new();
         for sample in &self.samples {
-            let is_meant = sample.product() == *product;
-            if !is_meant && (!timed || product.rows != RowClass::of(sample.n_rows)) {
-                continue;
-            }
-            let before = recorder.len();
-            let way = if is_meant { way } else { Way::default() };
-            self.record(&mut recorder, sample, way)?;
-            if is_meant {
-                counted.extend(before..recorder.len());
-                chain.n += 1;
-            }
-            if recorder.len() > MAX_DISPATCHES {
-                let full = std::mem::replace(&mut recorder, Recorder::new(&self.device));
-                let counted = std::mem::take(&mut counted);
-                chain.parts.push((full.finish()?, counted));
+            if RowClass::of(sample.n_rows) == rows {
+                let way = tuning.way(&sample.product());
+                self.record(&mut recorder, sample, way)?;
             }
         }
-        chain.parts.push((recorder.finish()?, counted));
-        Ok(chain)
+        recorder.finish()
     }
 
-    /// Microseconds of a product of `chain`, on average.
-    fn time(&self, chain: &Chain) -> Result<f64, GpuError> {
-        let mut us = 0.0;
+    /// Microseconds that a step takes.
+    fn time(&self, chain: &Commands) -> Result<f64, GpuError> {
         if self.device.features().timestamps {
-            for (commands, counted) in &chain.parts {
-                let times = self.device.time(&[commands])?;
-                us += counted.iter().map(|&i| times[i].us).sum::<f64>();
-            }
-            return Ok(us / chain.n.max(1) as f64);
+            return self.device.time_together(&[chain]);
         }
-        let all: Vec<&Commands> = chain.parts.iter().map(|(commands, _)| commands).collect();
         let start = Instant::now();
         let mut last = None;
         for _ in 0..AT_ONCE {
-            last = Some(self.device.submit(&all, &[])?);
+            last = Some(self.device.submit(&[chain], &[])?);
         }
         last.map_or(Ok(Vec::new()), |last| last.wait())?;
-        Ok(start.elapsed().as_secs_f64() * 1e6 / (AT_ONCE * chain.n.max(1)) as f64)
+        Ok(start.elapsed().as_secs_f64() * 1e6 / AT_ONCE as f64)
     }
-}
-
-/// Dispatches of a part of a chain, about: no more than 4095 are timed together.
-const MAX_DISPATCHES: usize = 2000;
-
-/// A step, recorded.
-#[derive(Debug, Default)]
-struct Chain {
-    /// Commands, and which of their dispatches count.
-    parts: Vec<(Commands, Vec<usize>)>,
-    /// Products that count.
-    n: usize,
 }
 
 /// Ways that may be timed, none of them timed yet.
@@ -374,6 +391,8 @@ struct Chain {
 struct Checked {
     /// The way of the rules, and those that give the same result and don't take much longer.
     runs: Vec<Run>,
+    /// Those that give the same result.
+    n_ways: usize,
     /// Those that give another.
     wrong: Vec<Way>,
     /// Whether there was time for all ways.
@@ -384,23 +403,27 @@ struct Checked {
 #[derive(Debug)]
 struct Run {
     way: Way,
-    chain: Chain,
-    us: Vec<f64>,
+    chain: Commands,
+    times: Times,
 }
 
-impl Run {
+/// Microseconds that something took, time after time.
+#[derive(Debug, Default)]
+struct Times(Vec<f64>);
+
+impl Times {
     fn median(&self) -> f64 {
-        median(self.us.clone())
+        median(self.0.clone())
     }
 
     /// The median of how far times are from their median.
     fn spread(&self) -> f64 {
         let middle = self.median();
-        median(self.us.iter().map(|us| (us - middle).abs()).collect())
+        median(self.0.iter().map(|us| (us - middle).abs()).collect())
     }
 
     /// Whether it is faster than `rule` by more than chance, and by enough to be worth it.
-    fn beats(&self, rule: &Run) -> bool {
+    fn beats(&self, rule: &Times) -> bool {
         let gain = rule.median() - self.median();
         gain > (rule.median() * MIN_GAIN).max(self.spread() + rule.spread())
     }
@@ -483,12 +506,8 @@ fn agree(got: &[f32], want: &[f32], bound: f64) -> bool {
 mod tests {
     use super::*;
 
-    fn run(us: &[f64]) -> Run {
-        Run {
-            way: Way::default(),
-            chain: Chain::default(),
-            us: us.to_vec(),
-        }
+    fn run(us: &[f64]) -> Times {
+        Times(us.to_vec())
     }
 
     #[test]
@@ -496,6 +515,8 @@ mod tests {
         let rule = run(&[10.0, 10.1, 9.9, 10.0, 10.1]);
         assert!(run(&[9.0, 9.1, 9.0]).beats(&rule));
         // Too little to be worth it.
+        let steady = run(&[10.0, 10.0, 10.0]);
+        assert!(!run(&[9.99, 9.99, 9.99]).beats(&steady));
         assert!(!run(&[9.9, 9.9, 9.9]).beats(&rule));
         // As likely as not by chance.
         let noisy = run(&[7.0, 13.0, 10.0, 14.0, 6.0]);
