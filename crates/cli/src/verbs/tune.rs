@@ -72,12 +72,8 @@ impl Tune {
         let files = ModelFiles::open(&self.model)?;
         let plan = files.plan(&self.flags.files)?;
         let n_vocab = plan.config().n_vocab;
-        let prompt = plan
-            .config()
-            .max_ctx
-            .saturating_sub(TOKEN + FEW)
-            .min(PROMPT);
-        let mut session = files.session(plan, &engine, prompt + FEW + TOKEN)?;
+        let prompt = plan.config().max_ctx.min(PROMPT);
+        let mut session = files.session(plan, &engine, prompt)?;
         let model = session.model().clone();
         let gpu = model.backend().device();
         let gpu = gpu.context("--gpu-layers 0: expected layers on a GPU")?;
@@ -85,7 +81,10 @@ impl Tune {
         if device.has_matrix_units() && prompt > FEW {
             step(&mut session, prompt, n_vocab)?;
         }
+        // From the beginning: a cache that grows cuts a step in pieces.
+        session.truncate(0);
         step(&mut session, FEW, n_vocab)?;
+        session.truncate(0);
         // Decoding goes on by itself, and has fewer products than a step that doesn't.
         session.decode(0, &Sampler::new(SamplerConfig::default(), n_vocab)?, TOKEN)?;
         let tuner = Tuner::new(device, gpu.products())?;

@@ -98,6 +98,9 @@ const MIN_GAIN: f64 = 0.002;
 /// Elements of a result that are compared at most, of its first rows.
 const CHECKED: usize = 1 << 20;
 
+/// What devices that save power when they do nothing take to come to their full speed, amply.
+const WARM_UP: Duration = Duration::from_millis(100);
+
 /// Submissions in a row, where the clock of the host is all there is.
 const AT_ONCE: usize = 6;
 
@@ -241,6 +244,10 @@ impl Tuner {
         rounds: usize,
         deadline: Option<Instant>,
     ) -> Result<bool, GpuError> {
+        let start = Instant::now();
+        while start.elapsed() < WARM_UP {
+            self.time(&runs[0].chain)?;
+        }
         for round in 0..rounds {
             let n = runs.len();
             for i in 0..n {
@@ -374,6 +381,8 @@ impl Tuner {
     /// Microseconds that a step takes.
     fn time(&self, chain: &Commands) -> Result<f64, GpuError> {
         if self.device.features().timestamps {
+            // Behind another, so that the device doesn't come from doing nothing.
+            let _before = self.device.submit(&[chain], &[])?;
             return self.device.time_together(&[chain]);
         }
         let start = Instant::now();
