@@ -243,35 +243,35 @@ struct GemvShape {
 }
 
 impl GemvShape {
-    /// Workgroups that keep a large device busy, and fewer where each has to round the input first.
+    /// Workgroups that keep a large device busy, and fewer where each has to round the input first: for blocks,
+    /// and for trits, of which a row is soon read.
     const ENOUGH: usize = 256;
     const ENOUGH_ROUNDING: usize = 100;
+    const ENOUGH_TERNARY: usize = 80;
 
     /// For the rows of `w`, of so many steps of a vector of weights each: eight lanes read 128 bytes of a row
-    /// together, a cache line. More share a row where otherwise there would be few workgroups, down to
-    /// two steps for each lane, because what few workgroups do is wait for memory.
+    /// together, a cache line. More share a row of floats, which is long, and where otherwise there would be few workgroups, down to
+    /// one step for each lane, because what few workgroups do is wait for memory.
     ///
     /// `own` is whether every workgroup rounds the input for itself.
     fn of(limits: &Limits, way: Way, w: &Linear, own: bool) -> GemvShape {
         let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
         let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
-        // Large workgroups round less often, for tall matrices, and sooner, for wide ones.
-        let usual = match own {
-            false => 128,
-            true if w.n > MANY_ROWS || w.k > WIDE => 512,
-            true => 256,
+        // Large workgroups round blocks less often, for tall matrices, and sooner, for wide ones.
+        let (usual, enough) = match (own, w.kind) {
+            (false, _) => (128, Self::ENOUGH),
+            (true, WeightKind::Ternary) => (256, Self::ENOUGH_TERNARY),
+            (true, _) if w.n > MANY_ROWS || w.k > WIDE => (512, Self::ENOUGH_ROUNDING),
+            (true, _) => (256, Self::ENOUGH_ROUNDING),
         };
-        let enough = if own {
-            Self::ENOUGH_ROUNDING
-        } else {
-            Self::ENOUGH
-        };
+        let are_long = w.kind.form() == Form::Float;
         let workgroup = power_of_two(way.workgroup.unwrap_or(usual), least, max_workgroup(limits));
         let shape = |lanes| GemvShape { workgroup, lanes };
         let lanes = way.lanes.unwrap_or_else(|| {
             let mut lanes = 8;
-            while w.n / shape(lanes).rows() < enough && steps as u32 >= 2 * lanes && lanes < most {
+            let share_more = |lanes| are_long || w.n / shape(lanes).rows() < enough;
+            while share_more(lanes) && steps as u32 >= 2 * lanes && lanes < most {
                 lanes *= 2;
             }
             lanes
