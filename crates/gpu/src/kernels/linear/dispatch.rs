@@ -250,8 +250,8 @@ impl GemvShape {
     const ENOUGH_TERNARY: usize = 80;
 
     /// For the rows of `w`, of so many steps of a vector of weights each: eight lanes read 128 bytes of a row
-    /// together, a cache line. More share a row of floats, which is long, and where otherwise there would be few workgroups, down to
-    /// one step for each lane, because what few workgroups do is wait for memory.
+    /// together, a cache line. More share a row of floats, which is long, and where otherwise there would be
+    /// few workgroups, down to one step for each lane, because what few workgroups do is wait for memory.
     ///
     /// `own` is whether every workgroup rounds the input for itself.
     fn of(limits: &Limits, way: Way, w: &Linear, own: bool) -> GemvShape {
