@@ -56,8 +56,8 @@ impl SpanStates {
 pub struct Spans<'a> {
     /// Room for what the spans come to.
     pub states: &'a SpanStates,
-    /// The longest context, with the rows in question, for which the commands will be run. Later
-    /// positions are not seen.
+    /// The longest context, with the rows in question, for which the commands will be run. Cached
+    /// positions behind it may not be seen.
     pub most_len: usize,
 }
 
