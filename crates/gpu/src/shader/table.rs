@@ -170,15 +170,15 @@ shaders! {
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 36, [];
-    HEADS = "heads", [Lib::Reduce, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
+    HEADS = "heads", [Lib::Reduce, GRID, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
     ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
     ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
     ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
-    ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
     ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 44, [];
     TOP_K = "top_k", [], [Read, Write], 12, [];

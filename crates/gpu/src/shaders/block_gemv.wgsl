@@ -86,9 +86,9 @@ fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
 }
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
+fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
+    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
     let a = stored_row(row);
     let b = stored_row(row + 1u);
     // Everything is asked for long before it is used: where there are few workgroups, what takes the time is
