@@ -237,9 +237,15 @@ impl Commands {
         self.dispatches.is_empty()
     }
 
-    fn encode(&self, pass: &mut wgpu::ComputePass<'_>, times: Option<(&wgpu::QuerySet, u32)>) {
+    /// Some of the dispatches, in a pass. The time after each goes to `times`, from query 1 on.
+    fn encode(
+        &self,
+        dispatches: Range<usize>,
+        pass: &mut wgpu::ComputePass<'_>,
+        times: Option<&wgpu::QuerySet>,
+    ) {
         let mut last: Option<&Arc<Pipeline>> = None;
-        for (i, dispatch) in (0..).zip(&self.dispatches) {
+        for (i, dispatch) in (1..).zip(&self.dispatches[dispatches]) {
             if !last.is_some_and(|last| Arc::ptr_eq(last, &dispatch.pipeline)) {
                 pass.set_pipeline(&dispatch.pipeline.wgpu);
                 last = Some(&dispatch.pipeline);
@@ -255,8 +261,8 @@ impl Commands {
             }
             let [x, y] = dispatch.grid;
             pass.dispatch_workgroups(x, y, 1);
-            if let Some((set, first)) = times {
-                pass.write_timestamp(set, first + i);
+            if let Some(set) = times {
+                pass.write_timestamp(set, i);
             }
         }
     }
@@ -354,6 +360,39 @@ impl Submission {
     }
 }
 
+/// Dispatches that are timed in a pass: a set of queries has at most 4096, and one is for the beginning.
+const MAX_TIMED: usize = wgpu::QUERY_SET_MAX_QUERIES as usize - 1;
+
+/// Dispatches that are timed together.
+struct TimedPass<'a> {
+    commands: &'a Commands,
+    dispatches: Range<usize>,
+    /// The time before the first, and after each.
+    times: wgpu::QuerySet,
+    /// Where these go in a buffer, in bytes.
+    resolved_at: u64,
+}
+
+impl TimedPass<'_> {
+    fn n_times(&self) -> u32 {
+        self.dispatches.len() as u32 + 1
+    }
+
+    /// Of its times.
+    fn bytes(&self) -> u64 {
+        u64::from(self.n_times()) * u64::from(wgpu::QUERY_SIZE)
+    }
+
+    fn encode(&self, encoder: &mut wgpu::CommandEncoder, resolved: &wgpu::Buffer) {
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        pass.write_timestamp(&self.times, 0);
+        let dispatches = self.dispatches.clone();
+        (self.commands).encode(dispatches, &mut pass, Some(&self.times));
+        drop(pass);
+        encoder.resolve_query_set(&self.times, 0..self.n_times(), resolved, self.resolved_at);
+    }
+}
+
 impl Device {
     /// Runs commands, one after the other in one pass, then copies what is to be read back.
     ///
@@ -364,7 +403,20 @@ impl Device {
         commands: &[&Commands],
         reads: &[ReadRange],
     ) -> Result<Submission, GpuError> {
-        self.submit_with(commands, reads, None)
+        for read in reads {
+            let end = read.bytes.end.max(read.bytes.start);
+            let most = read.buffer.bytes();
+            crate::error::expect_most("end of what is read", most as usize, end as usize)?;
+        }
+        let reads = reads.iter().map(|read| (read.buffer.wgpu(), &read.bytes));
+        self.submit_with(reads, |encoder| {
+            if commands.iter().any(|commands| !commands.is_empty()) {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                for commands in commands {
+                    commands.encode(0..commands.len(), &mut pass, None);
+                }
+            }
+        })
     }
 
     /// Runs commands and says how long each dispatch took.
@@ -378,108 +430,89 @@ impl Device {
                 reason: "the device has no timestamps".into(),
             });
         }
-        let kernels: Vec<_> = commands
-            .iter()
-            .flat_map(|commands| commands.dispatches.iter().map(|d| (d.name, d.grid)))
-            .collect();
-        // A set of queries has at most 4096.
-        let n = kernels.len() + 1;
-        crate::error::expect_most("dispatches to be timed", 4095, kernels.len())?;
-        let set = self.checked("timing dispatches", || {
-            self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
+        let mut passes = Vec::new();
+        let mut bytes = 0;
+        for commands in commands {
+            for first in (0..commands.len()).step_by(MAX_TIMED) {
+                let dispatches = first..commands.len().min(first + MAX_TIMED);
+                let times = self.checked("timing dispatches", || {
+                    self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
+                        label: None,
+                        ty: wgpu::QueryType::Timestamp,
+                        count: dispatches.len() as u32 + 1,
+                    })
+                })?;
+                let pass = TimedPass {
+                    commands,
+                    dispatches,
+                    times,
+                    resolved_at: bytes,
+                };
+                bytes += pass
+                    .bytes()
+                    .next_multiple_of(wgpu::QUERY_RESOLVE_BUFFER_ALIGNMENT);
+                passes.push(pass);
+            }
+        }
+        if passes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let resolved = self.checked("timing dispatches", || {
+            self.wgpu().create_buffer(&wgpu::BufferDescriptor {
                 label: None,
-                ty: wgpu::QueryType::Timestamp,
-                count: n as u32,
+                size: bytes,
+                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
             })
         })?;
-        let reads = self.submit_with(commands, &[], Some(&set))?.wait()?;
-        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(reads.first().map_or(&[], |r| &r[..]));
+        let submission = self.submit_with([(&resolved, &(0..bytes))].into_iter(), |encoder| {
+            for pass in &passes {
+                pass.encode(encoder, &resolved);
+            }
+        })?;
+        let read = submission.wait()?;
+        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(read.first().map_or(&[], |r| &r[..]));
         let us = |ticks: u64| ticks as f64 * f64::from(self.timestamp_ns()) / 1000.0;
-        let timings = kernels
-            .into_iter()
-            .zip(ticks.windows(2))
-            .map(|((name, grid), ticks)| Timing {
-                name,
-                grid,
-                us: us(ticks[1].saturating_sub(ticks[0])),
-            });
+        let timings = passes.iter().flat_map(|pass| {
+            let ticks = ticks[pass.resolved_at as usize / 8..].windows(2);
+            let dispatches = &pass.commands.dispatches[pass.dispatches.clone()];
+            dispatches
+                .iter()
+                .zip(ticks)
+                .map(|(dispatch, ticks)| Timing {
+                    name: dispatch.name,
+                    grid: dispatch.grid,
+                    us: us(ticks[1].saturating_sub(ticks[0])),
+                })
+        });
         Ok(timings.collect())
     }
 
-    /// Times, if wanted, are the first to be read back.
-    fn submit_with(
+    /// Hands over what `encode` makes of an encoder, and copies of these bytes of buffers behind it.
+    fn submit_with<'a>(
         &self,
-        commands: &[&Commands],
-        reads: &[ReadRange],
-        times: Option<&wgpu::QuerySet>,
+        reads: impl ExactSizeIterator<Item = (&'a wgpu::Buffer, &'a Range<u64>)>,
+        encode: impl FnOnce(&mut wgpu::CommandEncoder),
     ) -> Result<Submission, GpuError> {
-        for read in reads {
-            let end = read.bytes.end.max(read.bytes.start);
-            let most = read.buffer.bytes();
-            crate::error::expect_most("end of what is read", most as usize, end as usize)?;
-        }
         let mut staged = Vec::with_capacity(reads.len());
-        for read in reads {
+        for (buffer, bytes) in reads {
             // Copies are of whole words.
-            let words = read.bytes.start / 4 * 4..read.bytes.end.next_multiple_of(4);
-            staged.push((
-                read,
-                words.clone(),
-                self.staging().take(self, words.end - words.start)?,
-            ));
+            let words = bytes.start / 4 * 4..bytes.end.next_multiple_of(4);
+            let staging = self.staging().take(self, words.end - words.start)?;
+            staged.push((buffer, bytes, words, staging));
         }
-        let n_times = commands.iter().map(|c| c.len()).sum::<usize>() as u32 + 1;
-        let times_bytes = u64::from(n_times) * 8;
-        let times = match times {
-            None => None,
-            Some(set) => {
-                let resolved = self.checked("timing dispatches", || {
-                    self.wgpu().create_buffer(&wgpu::BufferDescriptor {
-                        label: None,
-                        size: times_bytes,
-                        usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-                        mapped_at_creation: false,
-                    })
-                })?;
-                Some((set, resolved, self.staging().take(self, times_bytes)?))
-            }
-        };
         let index = self.checked("submitting", || {
             let mut encoder = self.wgpu().create_command_encoder(&Default::default());
-            if n_times > 1 {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                let mut first = 1;
-                if let Some((set, ..)) = &times {
-                    pass.write_timestamp(set, 0);
-                }
-                for commands in commands {
-                    commands.encode(&mut pass, times.as_ref().map(|(set, ..)| (*set, first)));
-                    first += commands.len() as u32;
-                }
-            }
-            if let Some((set, resolved, Some(staging))) = &times {
-                encoder.resolve_query_set(set, 0..n_times, resolved, 0);
-                encoder.copy_buffer_to_buffer(resolved, 0, staging, 0, times_bytes);
-            }
-            for (read, words, staging) in &staged {
+            encode(&mut encoder);
+            for (buffer, _, words, staging) in &staged {
                 if let Some(staging) = staging {
-                    let bytes = words.end - words.start;
-                    let from = read.buffer.wgpu();
-                    encoder.copy_buffer_to_buffer(from, words.start, staging, 0, bytes);
+                    let n_bytes = words.end - words.start;
+                    encoder.copy_buffer_to_buffer(buffer, words.start, staging, 0, n_bytes);
                 }
             }
             self.queue().submit([encoder.finish()])
         })?;
-        let times = times.map(|(_, _, staging)| (staging, 0, times_bytes));
-        let ranges = staged.into_iter().map(|(read, words, staging)| {
-            (
-                staging,
-                read.bytes.start - words.start,
-                read.bytes.end - read.bytes.start,
-            )
-        });
-        let reads = times.into_iter().chain(ranges);
-        let reads = reads.map(|(staging, skip, bytes)| {
+        let reads = staged.into_iter().map(|(_, bytes, words, staging)| {
             let (sender, mapped) = channel();
             if let Some(staging) = &staging {
                 staging.map_async(wgpu::MapMode::Read, .., move |result| {
@@ -489,8 +522,8 @@ impl Device {
             }
             Read {
                 staging,
-                skip: skip as usize,
-                bytes: bytes as usize,
+                skip: (bytes.start - words.start) as usize,
+                bytes: (bytes.end - bytes.start) as usize,
                 mapped,
             }
         });
