@@ -48,10 +48,14 @@ const INPUT_STORED: Lib = Lib::File(include_str!("../shaders/lib/input_stored.wg
 const INPUT_ROUNDED: Lib = Lib::File(include_str!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
-const CODES_Q8_0: Lib = in_order!("../shaders/lib/codes_q8_0.wgsl");
+const CODES_Q8_0: Lib = in_order!(
+    "../shaders/lib/codes_q8_0.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
+);
 const CODES_Q4_0: Lib = in_order!(
     "../shaders/lib/codes_q4_0.wgsl",
-    "../shaders/lib/unit_vector.wgsl"
+    "../shaders/lib/unit_vector.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
 );
 const CODES_Q4_K: Lib = in_order!("../shaders/lib/codes_q4_k.wgsl");
 const CODES_Q6_K: Lib = Lib::File(concat!(
@@ -60,9 +64,14 @@ const CODES_Q6_K: Lib = Lib::File(concat!(
 ));
 const CODES_Q1_0: Lib = in_order!(
     "../shaders/lib/codes_q1_0.wgsl",
-    "../shaders/lib/unit_vector.wgsl"
+    "../shaders/lib/unit_vector.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
 );
-const CODES_Q2_0: Lib = in_order!("../shaders/lib/codes_q2_0.wgsl");
+const CODES_Q2_0: Lib = in_order!(
+    "../shaders/lib/codes_q2_0.wgsl",
+    "../shaders/lib/unit_vector.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
+);
 const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));
 const FLOATS_F32: Lib = Lib::File(include_str!("../shaders/lib/floats_f32.wgsl"));
 const FLOATS_F16: Lib = Lib::File(include_str!("../shaders/lib/floats_f16.wgsl"));

@@ -55,7 +55,7 @@ fn fetch(a: u32, b: u32, unit: u32) -> Units {
 }
 
 // Run i of a unit of two rows times one of activations.
-fn part(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
+fn run_products(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
     let run = run_in(unit, i);
     let a = array<vec4<u32>, 2>(q_at(token, run * 2u), q_at(token, run * 2u + 1u));
     let step = run_step(token, run);
@@ -74,13 +74,13 @@ fn part(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
 
 // A unit of two rows times one of activations.
 fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
-    var sums = part(w, token, unit, 0u);
+    var sums = run_products(w, token, unit, 0u);
     if UNIT > 1u {
-        sums += part(w, token, unit, 1u);
+        sums += run_products(w, token, unit, 1u);
     }
     if UNIT > 2u {
-        sums += part(w, token, unit, 2u);
-        sums += part(w, token, unit, 3u);
+        sums += run_products(w, token, unit, 2u);
+        sums += run_products(w, token, unit, 3u);
     }
     return sums;
 }
