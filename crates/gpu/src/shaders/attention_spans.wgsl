@@ -232,7 +232,7 @@ fn put(pair: u32, kv: u32, span: u32, e: u32, value: f32) {
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
-// The new position: what its key and value come to by themselves. The rows' positions are the same.
+// The new position: what its key and value come to by themselves.
 fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
     prepare(at, thread, SLOTS, kv, first_pair, now);
     round_new(thread);
