@@ -528,12 +528,13 @@ fn what_is_timed_is_what_is_done_meanwhile() {
     let model = load(&stories(), gpu.clone());
     let mut session = Session::new(Arc::clone(&model), SessionOptions::new(64)).unwrap();
     let n_done = || gpu.work().n_dispatches;
-    let mut step = || {
+    let mut step = || -> Result<(), GpuError> {
         // Whose operations are handed over by what comes next.
         session.forward(&[403], Logits::None).unwrap();
+        Ok(())
     };
-    step();
-    step();
+    step().unwrap();
+    step().unwrap();
     let before = n_done();
     let ((), times) = gpu.timed(|| Ok::<_, GpuError>(())).unwrap();
     assert!(n_done() > before, "what was done before is handed over");
@@ -541,9 +542,9 @@ fn what_is_timed_is_what_is_done_meanwhile() {
     let before = n_done();
     let (inner, times) = gpu
         .timed(|| {
-            step();
-            let ((), inner) = gpu.timed(|| Ok::<_, GpuError>(step()))?;
-            step();
+            step()?;
+            let ((), inner) = gpu.timed(&mut step)?;
+            step()?;
             Ok::<_, GpuError>(inner)
         })
         .unwrap();
@@ -555,8 +556,8 @@ fn what_is_timed_is_what_is_done_meanwhile() {
         gpu.timed(|| -> Result<(), GpuError> { panic!("on purpose") })
     }));
     assert!(panicked.is_err());
-    step();
-    let ((), times) = gpu.timed(|| Ok::<_, GpuError>(step())).unwrap();
+    step().unwrap();
+    let ((), times) = gpu.timed(&mut step).unwrap();
     assert_eq!(times.len(), inner.len());
 }
 

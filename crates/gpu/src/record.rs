@@ -474,7 +474,8 @@ impl Device {
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(read.first().map_or(&[], |r| &r[..]));
         let us = |ticks: u64| ticks as f64 * f64::from(self.timestamp_ns()) / 1000.0;
         let timings = passes.iter().flat_map(|pass| {
-            let ticks = ticks[pass.resolved_at as usize / 8..].windows(2);
+            let ticks = ticks.get(pass.resolved_at as usize / 8..);
+            let ticks = ticks.unwrap_or_default().windows(2);
             let dispatches = &pass.commands.dispatches[pass.dispatches.clone()];
             dispatches
                 .iter()
