@@ -228,10 +228,15 @@ pub(crate) fn gpu_name(place: &Place) -> Option<String> {
 pub(crate) fn gpu_share(model: &Model<Place>) -> Option<String> {
     let name = gpu_name(model.backend())?;
     let (n, of) = (n_gpu_layers(model.backend()), model.config().n_layers);
-    Some(match n == of {
+    Some(match is_all_on_gpu(model) {
         true => name,
         false => format!("{name}: {n} of {of} layers, the rest on the CPU"),
     })
+}
+
+/// Whether a GPU computes all layers of a model.
+pub(crate) fn is_all_on_gpu(model: &Model<Place>) -> bool {
+    has_gpu(model.backend()) && n_gpu_layers(model.backend()) == model.config().n_layers
 }
 
 /// How long a kernel took on a GPU.
@@ -241,6 +246,21 @@ pub(crate) struct KernelTime {
     pub(crate) workgroups: u64,
     /// In microseconds.
     pub(crate) us: f64,
+}
+
+/// Fails unless `place` has kernels of a GPU that can be timed.
+pub(crate) fn expect_timing(place: &Place) -> Result<()> {
+    if n_gpu_layers(place) == 0 {
+        bail!("--kernels: expected a model on a GPU, found one on the CPU");
+    }
+    #[cfg(feature = "gpu")]
+    if let Some(gpu) = place.device()
+        && !gpu.device().features().timestamps
+    {
+        let name = name_of(gpu);
+        bail!("--kernels: expected a GPU that has timestamps, found {name}, which has none");
+    }
+    Ok(())
 }
 
 /// Does `run`, and says how long the kernels took that it started on the GPU of `place`, in order; none

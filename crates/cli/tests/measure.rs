@@ -8,7 +8,18 @@ use common::{json, refusal, stdout, sterna};
 
 #[test]
 fn kernels_are_timed_on_a_gpu() {
-    let small = ["bench", "-p", "8", "-n", "2", "-r", "1", "--kernels"];
+    let small = [
+        "bench",
+        "-p",
+        "8",
+        "-n",
+        "2",
+        "-b",
+        "1,2",
+        "-r",
+        "1",
+        "--kernels",
+    ];
     let message = refusal(&[&small[..], &["--backend", "cpu"]].concat());
     assert!(
         message.contains("--kernels: expected a model on a GPU"),
@@ -33,12 +44,35 @@ fn kernels_are_timed_on_a_gpu() {
             (result["kernels"][key].as_f64().unwrap() - sum).abs()
         };
         assert!(near("us") < 1e-3 && near("dispatches") < 1e-9, "{result}");
-        assert!(
-            kernels
-                .iter()
-                .any(|k| k["name"].as_str().unwrap().contains("TERNARY"))
-        );
+        let dispatches = |of: &str| -> f64 {
+            let kernels = kernels.iter();
+            let named = kernels.filter(|k| k["name"].as_str().unwrap().contains(of));
+            named.map(|k| k["dispatches"].as_f64().unwrap()).sum()
+        };
+        assert!(dispatches("TERNARY") > 0.0);
+        // Every step begins with one, which two sequences share.
+        let n_steps = if result["test"] == "tg2x2" { 0.5 } else { 1.0 };
+        assert_eq!(dispatches("EMBED"), n_steps, "{result}");
     }
+}
+
+#[test]
+fn what_the_processor_could_do_is_measured_where_it_computes() {
+    let small = ["bench", "-p", "8", "-n", "2", "-r", "1", "--json"];
+    let split = ["--backend", "gpu", "--gpu-layers", "1"];
+    let out = sterna(&[&small[..], &split].concat());
+    if !out.status.success() {
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert!(message.contains("--backend gpu: no GPU"), "{message}");
+        eprintln!("skipped: {message}");
+        return;
+    }
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let gpu = report["gpu"].as_str().unwrap();
+    assert!(gpu.contains("1 of"), "{gpu}");
+    let run = &report["runs"][0];
+    assert!(run["read_bandwidth_bytes_per_s"].is_number(), "{run}");
+    assert!(run["peak_multiply_adds_per_s"].is_number(), "{run}");
 }
 
 #[test]

@@ -520,6 +520,48 @@ fn adapters_apply() {
 }
 
 #[test]
+fn what_is_timed_is_what_is_done_meanwhile() {
+    let Some(gpu) = gpu() else { return };
+    if !gpu.device().features().timestamps {
+        return;
+    }
+    let model = load(&stories(), gpu.clone());
+    let mut session = Session::new(Arc::clone(&model), SessionOptions::new(64)).unwrap();
+    let n_done = || gpu.work().n_dispatches;
+    let mut step = || -> Result<(), GpuError> {
+        // Whose operations are handed over by what comes next.
+        session.forward(&[403], Logits::None).unwrap();
+        Ok(())
+    };
+    step().unwrap();
+    step().unwrap();
+    let before = n_done();
+    let ((), times) = gpu.timed(|| Ok::<_, GpuError>(())).unwrap();
+    assert!(n_done() > before, "what was done before is handed over");
+    assert_eq!(times, [], "and not timed");
+    let before = n_done();
+    let (inner, times) = gpu
+        .timed(|| {
+            step()?;
+            let ((), inner) = gpu.timed(&mut step)?;
+            step()?;
+            Ok::<_, GpuError>(inner)
+        })
+        .unwrap();
+    assert_eq!(times.len() as u64, n_done() - before);
+    assert_eq!(times.len(), 3 * inner.len());
+    assert_eq!(times[inner.len()..2 * inner.len()], inner);
+    // Whatever goes wrong within, what follows is as ever.
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        gpu.timed(|| -> Result<(), GpuError> { panic!("on purpose") })
+    }));
+    assert!(panicked.is_err());
+    step().unwrap();
+    let ((), times) = gpu.timed(&mut step).unwrap();
+    assert_eq!(times.len(), inner.len());
+}
+
+#[test]
 fn one_submit_a_token_and_no_more_memory() {
     // Of its own, as its memory is counted.
     let Some(device) = open() else { return };

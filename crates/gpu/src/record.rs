@@ -237,9 +237,15 @@ impl Commands {
         self.dispatches.is_empty()
     }
 
-    fn encode(&self, pass: &mut wgpu::ComputePass<'_>, times: Option<(&wgpu::QuerySet, u32)>) {
+    /// Some of the dispatches, in a pass. The time after each goes to `times`, from query 1 on.
+    fn encode(
+        &self,
+        dispatches: Range<usize>,
+        pass: &mut wgpu::ComputePass<'_>,
+        times: Option<&wgpu::QuerySet>,
+    ) {
         let mut last: Option<&Arc<Pipeline>> = None;
-        for (i, dispatch) in (0..).zip(&self.dispatches) {
+        for (i, dispatch) in (1..).zip(&self.dispatches[dispatches]) {
             if !last.is_some_and(|last| Arc::ptr_eq(last, &dispatch.pipeline)) {
                 pass.set_pipeline(&dispatch.pipeline.wgpu);
                 last = Some(&dispatch.pipeline);
@@ -255,8 +261,8 @@ impl Commands {
             }
             let [x, y] = dispatch.grid;
             pass.dispatch_workgroups(x, y, 1);
-            if let Some((set, first)) = times {
-                pass.write_timestamp(set, first + i);
+            if let Some(set) = times {
+                pass.write_timestamp(set, i);
             }
         }
     }
@@ -354,20 +360,36 @@ impl Submission {
     }
 }
 
-/// Where times are taken, and kept.
-#[derive(Clone, Copy)]
-enum Stamps<'a> {
-    /// Before the first dispatch and behind the last.
-    Ends(&'a wgpu::QuerySet),
-    /// Behind each as well.
-    Each(&'a wgpu::QuerySet),
+/// Dispatches that are timed in a pass: a set of queries has at most 4096, and one is for the beginning.
+const MAX_TIMED: usize = wgpu::QUERY_SET_MAX_QUERIES as usize - 1;
+
+/// Dispatches that are timed together.
+struct TimedPass<'a> {
+    commands: &'a Commands,
+    dispatches: Range<usize>,
+    /// The time before the first, and after each.
+    times: wgpu::QuerySet,
+    /// Where these go in a buffer, in bytes.
+    resolved_at: u64,
 }
 
-impl<'a> Stamps<'a> {
-    fn set(self) -> &'a wgpu::QuerySet {
-        match self {
-            Stamps::Ends(set) | Stamps::Each(set) => set,
-        }
+impl TimedPass<'_> {
+    fn n_times(&self) -> u32 {
+        self.dispatches.len() as u32 + 1
+    }
+
+    /// Of its times.
+    fn bytes(&self) -> u64 {
+        u64::from(self.n_times()) * u64::from(wgpu::QUERY_SIZE)
+    }
+
+    fn encode(&self, encoder: &mut wgpu::CommandEncoder, resolved: &wgpu::Buffer) {
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        pass.write_timestamp(&self.times, 0);
+        let dispatches = self.dispatches.clone();
+        (self.commands).encode(dispatches, &mut pass, Some(&self.times));
+        drop(pass);
+        encoder.resolve_query_set(&self.times, 0..self.n_times(), resolved, self.resolved_at);
     }
 }
 
@@ -381,7 +403,20 @@ impl Device {
         commands: &[&Commands],
         reads: &[ReadRange],
     ) -> Result<Submission, GpuError> {
-        self.submit_with(commands, reads, None)
+        for read in reads {
+            let end = read.bytes.end.max(read.bytes.start);
+            let most = read.buffer.bytes();
+            crate::error::expect_most("end of what is read", most as usize, end as usize)?;
+        }
+        let reads = reads.iter().map(|read| (read.buffer.wgpu(), &read.bytes));
+        self.submit_with(reads, |encoder| {
+            if commands.iter().any(|commands| !commands.is_empty()) {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                for commands in commands {
+                    commands.encode(0..commands.len(), &mut pass, None);
+                }
+            }
+        })
     }
 
     /// Runs commands and says how long each dispatch took.
@@ -389,19 +424,45 @@ impl Device {
     /// Errors: [`GpuError::Unsupported`] without [`Features::timestamps`](crate::Features::timestamps);
     /// as [`Device::submit`].
     pub fn time(&self, commands: &[&Commands]) -> Result<Vec<Timing>, GpuError> {
-        let kernels: Vec<_> = commands
-            .iter()
-            .flat_map(|commands| commands.dispatches.iter().map(|d| (d.name, d.grid)))
-            .collect();
-        // A set of queries has at most 4096.
-        let n = kernels.len() + 1;
-        crate::error::expect_most("dispatches to be timed", 4095, kernels.len())?;
-        let set = self.timestamps(n)?;
-        let reads = self.submit_with(commands, &[], Some(Stamps::Each(&set)))?;
-        let timings = kernels
-            .into_iter()
-            .zip(self.intervals(&reads.wait()?))
-            .map(|((name, grid), us)| Timing { name, grid, us });
+        self.expect_timestamps()?;
+        let mut passes = Vec::new();
+        let mut bytes = 0;
+        for commands in commands {
+            for first in (0..commands.len()).step_by(MAX_TIMED) {
+                let dispatches = first..commands.len().min(first + MAX_TIMED);
+                let pass = TimedPass {
+                    times: self.timestamps(dispatches.len() as u32 + 1)?,
+                    commands,
+                    dispatches,
+                    resolved_at: bytes,
+                };
+                bytes += pass
+                    .bytes()
+                    .next_multiple_of(wgpu::QUERY_RESOLVE_BUFFER_ALIGNMENT);
+                passes.push(pass);
+            }
+        }
+        if passes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ticks = self.ticks(bytes, |encoder, resolved| {
+            for pass in &passes {
+                pass.encode(encoder, resolved);
+            }
+        })?;
+        let timings = passes.iter().flat_map(|pass| {
+            let ticks = ticks.get(pass.resolved_at as usize / 8..);
+            let ticks = ticks.unwrap_or_default().windows(2);
+            let dispatches = &pass.commands.dispatches[pass.dispatches.clone()];
+            dispatches
+                .iter()
+                .zip(ticks)
+                .map(|(dispatch, ticks)| Timing {
+                    name: dispatch.name,
+                    grid: dispatch.grid,
+                    us: self.us(ticks),
+                })
+        });
         Ok(timings.collect())
     }
 
@@ -409,122 +470,96 @@ impl Device {
     ///
     /// Errors: as [`Device::time`].
     pub fn time_together(&self, commands: &[&Commands]) -> Result<f64, GpuError> {
-        let set = self.timestamps(2)?;
-        let reads = self.submit_with(commands, &[], Some(Stamps::Ends(&set)))?;
-        Ok(self.intervals(&reads.wait()?).iter().sum())
+        self.expect_timestamps()?;
+        let times = self.timestamps(2)?;
+        let bytes = 2 * u64::from(wgpu::QUERY_SIZE);
+        let ticks = self.ticks(bytes, |encoder, resolved| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            pass.write_timestamp(&times, 0);
+            for commands in commands {
+                commands.encode(0..commands.len(), &mut pass, None);
+            }
+            pass.write_timestamp(&times, 1);
+            drop(pass);
+            encoder.resolve_query_set(&times, 0..2, resolved, 0);
+        })?;
+        Ok(self.us(&ticks))
     }
 
-    /// Room for `n` timestamps.
-    fn timestamps(&self, n: usize) -> Result<wgpu::QuerySet, GpuError> {
-        if !self.features().timestamps {
-            return Err(GpuError::Unsupported {
-                what: "timing dispatches".into(),
-                reason: "the device has no timestamps".into(),
-            });
+    fn expect_timestamps(&self) -> Result<(), GpuError> {
+        if self.features().timestamps {
+            return Ok(());
         }
+        Err(GpuError::Unsupported {
+            what: "timing dispatches".into(),
+            reason: "the device has no timestamps".into(),
+        })
+    }
+
+    fn timestamps(&self, n: u32) -> Result<wgpu::QuerySet, GpuError> {
         self.checked("timing dispatches", || {
             self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
                 label: None,
                 ty: wgpu::QueryType::Timestamp,
-                count: n as u32,
+                count: n,
             })
         })
     }
 
-    /// Microseconds between the timestamps that are the first of `reads`.
-    fn intervals(&self, reads: &[Vec<u8>]) -> Vec<f64> {
-        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(reads.first().map_or(&[], |r| &r[..]));
-        let us = |ticks: u64| ticks as f64 * f64::from(self.timestamp_ns()) / 1000.0;
-        let pairs = ticks.windows(2);
-        pairs.map(|t| us(t[1].saturating_sub(t[0]))).collect()
+    /// Hands over what `encode` makes, and reads the timestamps that it puts into a buffer of `bytes`.
+    fn ticks(
+        &self,
+        bytes: u64,
+        encode: impl FnOnce(&mut wgpu::CommandEncoder, &wgpu::Buffer),
+    ) -> Result<Vec<u64>, GpuError> {
+        let resolved = self.checked("timing dispatches", || {
+            self.wgpu().create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: bytes,
+                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
+            })
+        })?;
+        let range = 0..bytes;
+        let reads = [(&resolved, &range)].into_iter();
+        let submission = self.submit_with(reads, |encoder| encode(encoder, &resolved))?;
+        let read = submission.wait()?;
+        Ok(bytemuck::pod_collect_to_vec(
+            read.first().map_or(&[], |r| &r[..]),
+        ))
     }
 
-    /// Times, if wanted, are the first to be read back.
-    fn submit_with(
+    /// Microseconds from the first of two timestamps to the second.
+    fn us(&self, ticks: &[u64]) -> f64 {
+        let &[from, to] = ticks else { return 0.0 };
+        to.saturating_sub(from) as f64 * f64::from(self.timestamp_ns()) / 1000.0
+    }
+
+    /// Hands over what `encode` makes of an encoder, and copies of these bytes of buffers behind it.
+    fn submit_with<'a>(
         &self,
-        commands: &[&Commands],
-        reads: &[ReadRange],
-        times: Option<Stamps<'_>>,
+        reads: impl ExactSizeIterator<Item = (&'a wgpu::Buffer, &'a Range<u64>)>,
+        encode: impl FnOnce(&mut wgpu::CommandEncoder),
     ) -> Result<Submission, GpuError> {
-        for read in reads {
-            let end = read.bytes.end.max(read.bytes.start);
-            let most = read.buffer.bytes();
-            crate::error::expect_most("end of what is read", most as usize, end as usize)?;
-        }
         let mut staged = Vec::with_capacity(reads.len());
-        for read in reads {
+        for (buffer, bytes) in reads {
             // Copies are of whole words.
-            let words = read.bytes.start / 4 * 4..read.bytes.end.next_multiple_of(4);
-            staged.push((
-                read,
-                words.clone(),
-                self.staging().take(self, words.end - words.start)?,
-            ));
+            let words = bytes.start / 4 * 4..bytes.end.next_multiple_of(4);
+            let staging = self.staging().take(self, words.end - words.start)?;
+            staged.push((buffer, bytes, words, staging));
         }
-        let n_dispatches = commands.iter().map(|c| c.len()).sum::<usize>();
-        let n_times = match times {
-            Some(Stamps::Ends(_)) => 2,
-            Some(Stamps::Each(_)) | None => n_dispatches as u32 + 1,
-        };
-        let times_bytes = u64::from(n_times) * 8;
-        let times = match times {
-            None => None,
-            Some(stamps) => {
-                let resolved = self.checked("timing dispatches", || {
-                    self.wgpu().create_buffer(&wgpu::BufferDescriptor {
-                        label: None,
-                        size: times_bytes,
-                        usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-                        mapped_at_creation: false,
-                    })
-                })?;
-                Some((stamps, resolved, self.staging().take(self, times_bytes)?))
-            }
-        };
         let index = self.checked("submitting", || {
             let mut encoder = self.wgpu().create_command_encoder(&Default::default());
-            let stamps = times.as_ref().map(|(stamps, ..)| *stamps);
-            if n_dispatches > 0 {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                let mut first = 1;
-                if let Some(stamps) = stamps {
-                    pass.write_timestamp(stamps.set(), 0);
-                }
-                for commands in commands {
-                    let each = match stamps {
-                        Some(Stamps::Each(set)) => Some((set, first)),
-                        Some(Stamps::Ends(_)) | None => None,
-                    };
-                    commands.encode(&mut pass, each);
-                    first += commands.len() as u32;
-                }
-                if let Some(Stamps::Ends(set)) = stamps {
-                    pass.write_timestamp(set, 1);
-                }
-            }
-            if let Some((stamps, resolved, Some(staging))) = &times {
-                encoder.resolve_query_set(stamps.set(), 0..n_times, resolved, 0);
-                encoder.copy_buffer_to_buffer(resolved, 0, staging, 0, times_bytes);
-            }
-            for (read, words, staging) in &staged {
+            encode(&mut encoder);
+            for (buffer, _, words, staging) in &staged {
                 if let Some(staging) = staging {
-                    let bytes = words.end - words.start;
-                    let from = read.buffer.wgpu();
-                    encoder.copy_buffer_to_buffer(from, words.start, staging, 0, bytes);
+                    let n_bytes = words.end - words.start;
+                    encoder.copy_buffer_to_buffer(buffer, words.start, staging, 0, n_bytes);
                 }
             }
             self.queue().submit([encoder.finish()])
         })?;
-        let times = times.map(|(_, _, staging)| (staging, 0, times_bytes));
-        let ranges = staged.into_iter().map(|(read, words, staging)| {
-            (
-                staging,
-                read.bytes.start - words.start,
-                read.bytes.end - read.bytes.start,
-            )
-        });
-        let reads = times.into_iter().chain(ranges);
-        let reads = reads.map(|(staging, skip, bytes)| {
+        let reads = staged.into_iter().map(|(_, bytes, words, staging)| {
             let (sender, mapped) = channel();
             if let Some(staging) = &staging {
                 staging.map_async(wgpu::MapMode::Read, .., move |result| {
@@ -534,8 +569,8 @@ impl Device {
             }
             Read {
                 staging,
-                skip: skip as usize,
-                bytes: bytes as usize,
+                skip: (bytes.start - words.start) as usize,
+                bytes: (bytes.end - bytes.start) as usize,
                 mapped,
             }
         });

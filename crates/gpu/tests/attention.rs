@@ -8,7 +8,8 @@ use sterna_gpu::kernels::attention::{
     Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout,
     SpanStates, Spans, Split, attention, decode, prepare_heads,
 };
-use sterna_gpu::{Device, DeviceOptions, Recorder};
+use sterna_gpu::memory::Buffer;
+use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::attention as cpu;
 use sterna_kernels::{norm, rope};
 
@@ -140,6 +141,8 @@ impl Case {
                     prepare_heads(r, &heads, n_heads, &twin)
                 });
             }
+            // The mean of more positions comes to less beside what its terms are off by.
+            let near = 1e-12 * ((pos + m) as f64 / 1000.0).max(1.0);
             // A context may be shorter than the longest that commands are for.
             for most_len in [pos + m, pos + m + 70, pos + m + 4000] {
                 if m > 9 {
@@ -162,14 +165,14 @@ impl Case {
                     )
                 });
                 let error = nmse(&by_spans, &got);
-                assert!(error < 1e-12, "{what} at {pos}, by spans: {error:e}");
+                assert!(error < near, "{what} at {pos}, by spans: {error:e}");
                 if m == 1 {
                     let fused = run(device, &out, width, |r| {
                         decode(r, &shape, &heads, &twin, spans, out_rows)
                     });
                     let error = nmse(&fused, &got);
                     // A norm's sum in another order may move a code to the other side of a half.
-                    let bound = if self.norms { bound } else { 1e-12 };
+                    let bound = if self.norms { bound } else { near };
                     assert!(error < bound, "{what} at {pos}, in one: {error:e}");
                 }
             }
@@ -428,6 +431,167 @@ fn commands_follow_the_position() {
             assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
         }
         assert_eq!(device.memory().used, used);
+    }
+}
+
+#[test]
+fn as_many_spans_as_there_may_be() {
+    let Some(device) = device() else { return };
+    let small = Case {
+        n_heads: 2,
+        n_kv_heads: 1,
+        head_dim: 8,
+        rope_dim: 8,
+        ..PLAIN
+    };
+    // 64 spans of 32, and of 64: the state of a new position is the last of 65.
+    for len in [2048, 4096] {
+        small.check(device, &[len - 1, 1]);
+    }
+}
+
+/// Heads that are not rotated, in a cache of some capacity.
+struct Unrotated<'a> {
+    device: &'a Device,
+    cache: CacheLayer,
+    shape: AttentionShape,
+    nothing: Buffer,
+}
+
+impl Unrotated<'_> {
+    const N_HEADS: usize = 4;
+    const N_KV_HEADS: usize = 2;
+    const HEAD_DIM: usize = 32;
+    const Q_WIDTH: usize = Self::N_HEADS * Self::HEAD_DIM;
+    const WIDTH: usize = (Self::N_HEADS + 2 * Self::N_KV_HEADS) * Self::HEAD_DIM;
+
+    /// With the first `len` positions of a sequence.
+    fn new(
+        device: &Device,
+        dtype: CacheType,
+        window: Option<usize>,
+        (len, capacity): (usize, usize),
+    ) -> Unrotated<'_> {
+        let heads = Unrotated {
+            device,
+            cache: CacheLayer::new(device, Self::N_KV_HEADS, Self::HEAD_DIM, dtype, capacity)
+                .unwrap(),
+            shape: AttentionShape {
+                n_heads: Self::N_HEADS,
+                scale: 0.2,
+                softcap: None,
+                window,
+            },
+            nothing: device.upload(&[0.0f32; 2]).unwrap(),
+        };
+        let rows = device.upload(&floats(len * Self::WIDTH, 1)).unwrap();
+        let rows = Rows::new(&rows, len, Self::WIDTH);
+        heads.run(rows, 0, |r, heads, all, _| {
+            prepare_heads(r, all, Self::N_HEADS, &heads.cache)
+        });
+        heads
+    }
+
+    /// What `record` makes of `qkv`, the first of its rows at `pos`.
+    fn run(
+        &self,
+        qkv: Rows<'_>,
+        pos: usize,
+        record: impl FnOnce(&mut Recorder, &Self, &Heads<'_>, Rows<'_>) -> Result<(), GpuError>,
+    ) -> Vec<f32> {
+        let state = self.device.upload(&[pos as u32]).unwrap();
+        let all = Heads {
+            qkv,
+            norms: HeadNorms::default(),
+            angles: Angles {
+                table: &self.nothing,
+                pairs: 0,
+                layout: RopeLayout::Halves,
+            },
+            position: Position {
+                buffer: &state,
+                index: 0,
+            },
+        };
+        let len = qkv.n_rows * Self::Q_WIDTH;
+        let out = self.device.buffer("out", len as u64 * 4).unwrap();
+        let rows = Rows::new(&out, qkv.n_rows, Self::Q_WIDTH);
+        run(self.device, &out, len, |r| record(r, self, &all, rows))
+    }
+
+    /// Attention of the queries of `qkv` at `pos`, by themselves or over spans.
+    fn attend(&self, qkv: Rows<'_>, pos: usize, spans: Option<Spans<'_>>) -> Vec<f32> {
+        self.run(qkv, pos, |r, heads, all, out| {
+            let q = qkv.columns(0, Self::Q_WIDTH);
+            let split = spans.map_or(Split::Queries, Split::Spans);
+            attention(r, &heads.shape, q, all.position, &heads.cache, split, out)
+        })
+    }
+
+    fn decode(&self, qkv: Rows<'_>, pos: usize, spans: Spans<'_>) -> Vec<f32> {
+        self.run(qkv, pos, |r, heads, all, out| {
+            decode(r, &heads.shape, all, &heads.cache, spans, out)
+        })
+    }
+
+    fn states(&self, most_len: usize) -> SpanStates {
+        SpanStates::new(self.device, 1, Self::N_HEADS, Self::HEAD_DIM, most_len).unwrap()
+    }
+
+    /// A row of the sequence behind those in the cache.
+    fn next_row(&self) -> Buffer {
+        self.device.upload(&floats(Self::WIDTH, 2)).unwrap()
+    }
+}
+
+#[test]
+fn positions_behind_the_longest_context_are_not_seen() {
+    for device in devices() {
+        for dtype in DTYPES {
+            let long = Unrotated::new(device, dtype, None, (150, 256));
+            let short = Unrotated::new(device, dtype, None, (64, 65));
+            let row = long.next_row();
+            let row = Rows::new(&row, 1, Unrotated::WIDTH);
+            let states = long.states(64);
+            let spans = Spans {
+                states: &states,
+                most_len: 64,
+            };
+            let want = short.attend(row, 63, None);
+            let error = nmse(&long.attend(row, 150, Some(spans)), &want);
+            assert!(error < 1e-12, "{dtype:?}: {error:e}");
+            let want = short.run(row, 64, |r, heads, all, out| {
+                prepare_heads(r, all, Unrotated::N_HEADS, &heads.cache)?;
+                let q = row.columns(0, Unrotated::Q_WIDTH);
+                let (shape, cache) = (&heads.shape, &heads.cache);
+                attention(r, shape, q, all.position, cache, Split::Queries, out)
+            });
+            let error = nmse(&long.decode(row, 150, spans), &want);
+            assert!(error < 1e-12, "{dtype:?}, decoded: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn a_position_that_has_no_room_leaves_the_cache_as_it_is() {
+    for device in devices() {
+        for (dtype, window) in DTYPES.into_iter().flat_map(|t| [(t, None), (t, Some(60))]) {
+            let full = Unrotated::new(device, dtype, window, (48, 48));
+            let row = full.next_row();
+            let row = Rows::new(&row, 1, Unrotated::WIDTH);
+            let states = full.states(48);
+            let spans = Spans {
+                states: &states,
+                most_len: 48,
+            };
+            let before = full.attend(row, 47, None);
+            for pos in [48, 100] {
+                let want = full.attend(row, pos, None);
+                let error = nmse(&full.decode(row, pos, spans), &want);
+                assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
+            }
+            assert_eq!(full.attend(row, 47, None), before, "{dtype:?} {window:?}");
+        }
     }
 }
 

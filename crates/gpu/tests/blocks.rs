@@ -212,13 +212,19 @@ fn shapes_of_real_models() {
         check(device, dtype, (256, 8192, 1), Epilogue::Add);
         check(device, dtype, (512, 2048, 65), Epilogue::Store);
     }
+    // Several turns of all lanes, the last of them for some.
+    for dtype in [DType::Q4_0, DType::Q1_0, DType::Q2_0, DType::PQ2_0] {
+        for m in [1, 3] {
+            check(device, dtype, (64, 71 * 128, m), Epilogue::Store);
+        }
+    }
 }
 
 #[test]
 fn rounding_blocks_gives_the_bits_of_the_definition() {
     for device in devices() {
         for (scaling, len) in [(Scaling::Blocks256, 256), (Scaling::Blocks32, 32)] {
-            for (m, width) in [(1, 32), (2, 256), (1, 300), (3, 2048), (1, 8192)] {
+            for (m, width) in [(1, 32), (2, 256), (1, 300), (3, 1280), (3, 2048), (1, 8192)] {
                 let mut x = floats(m * width, 4);
                 x[..32.min(width)].fill(0.0);
                 let buffer = device.upload(&x).unwrap();

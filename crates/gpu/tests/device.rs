@@ -6,7 +6,7 @@ use common::{device, floats};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::{add, scale};
 use sterna_gpu::memory::{Pool, Upload};
-use sterna_gpu::{Device, DeviceOptions, Features, GpuError, ReadRange, Recorder};
+use sterna_gpu::{Device, DeviceOptions, Features, GpuError, ReadRange, Recorder, Timing};
 
 /// A device of its own, or `None` where there is no adapter.
 fn open(options: DeviceOptions) -> Option<Device> {
@@ -222,6 +222,26 @@ fn dispatches_are_timed() {
             assert!(times.iter().all(|t| t.name == "ELEMENTWISE" && t.us < 1e7));
         }
         Err(error) => assert!(!device.features().timestamps, "{error}"),
+    }
+    // More than one set of timestamps holds.
+    let (x, y) = (
+        device.upload(&[0.0f32; 4]).unwrap(),
+        device.upload(&[1.0f32; 4]).unwrap(),
+    );
+    let mut recorder = Recorder::new(device);
+    for _ in 0..4100 {
+        add(&mut recorder, Rows::new(&x, 1, 4), Rows::new(&y, 1, 4)).unwrap();
+    }
+    let many = recorder.finish().unwrap();
+    if device.features().timestamps {
+        let times = device.time(&[&many, &commands]).unwrap();
+        assert_eq!(times.len(), 4103);
+        assert!(times.iter().all(|t| t.us < 1e7));
+        assert_eq!(device.read::<f32>(&x, 0..4).unwrap(), [4100.0; 4]);
+        let grids = |times: &[Timing]| times.iter().map(|t| t.grid).collect::<Vec<_>>();
+        assert_eq!(grids(&times[..4100]), [[1, 1]; 4100]);
+        assert!(grids(&times[4100..]).iter().all(|grid| grid[0] > 1));
+        assert_eq!(device.time(&[]).unwrap(), []);
     }
     let Some(without) = open(DeviceOptions {
         features: Features::NONE,

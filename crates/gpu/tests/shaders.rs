@@ -88,6 +88,32 @@ fn every_buffer_is_declared_as_the_table_says() {
 }
 
 #[test]
+fn what_workgroups_share_is_apart_from_what_they_do_not() {
+    // Browsers' compilers take a struct to differ between invocations if one of its members does, and
+    // refuse barriers behind conditions that depend on it.
+    for shader in ALL {
+        for features in variants() {
+            let text = shader.assemble(Target::Browser, features);
+            let text = text.replace("enable subgroups;\n", "");
+            let module = naga::front::wgsl::parse_str(&text).unwrap();
+            for argument in &module.entry_points[0].function.arguments {
+                let naga::TypeInner::Struct { members, .. } = &module.types[argument.ty].inner
+                else {
+                    continue;
+                };
+                let is_shared = members.iter().map(|member| {
+                    let of_group = [naga::BuiltIn::WorkGroupId, naga::BuiltIn::NumWorkGroups];
+                    matches!(member.binding, Some(naga::Binding::BuiltIn(it)) if of_group.contains(&it))
+                });
+                let is_shared: Vec<bool> = is_shared.collect();
+                let are_alike = is_shared.iter().all(|shared| *shared == is_shared[0]);
+                assert!(are_alike, "{}: {:?}", shader.name, argument.name);
+            }
+        }
+    }
+}
+
+#[test]
 fn what_no_variant_can_do_without() {
     for shader in ALL {
         assert!(shader.runs_with(Features::ALL), "{}", shader.name);

@@ -98,16 +98,18 @@ impl Gpu {
         self.tape.lock().work()
     }
 
-    /// Does `run`, and says how long each dispatch on the device took, in order. Nothing overlaps
-    /// meanwhile: the whole takes longer than it would otherwise.
+    /// Does `run`, and says how long each dispatch on the device took, in order; of whatever clones of this
+    /// do meanwhile for others, too. Nothing overlaps: the whole takes longer than it would otherwise.
     ///
-    /// Errors: those of `run`, and [`GpuError::Unsupported`] of operations within, where the device has no
-    /// timestamps.
-    pub fn timed<T, E>(&self, run: impl FnOnce() -> Result<T, E>) -> Result<(T, Vec<Timing>), E> {
-        self.tape.lock().start_timing();
-        let done = run();
-        let timings = self.tape.lock().stop_timing();
-        Ok((done?, timings))
+    /// Errors: those of `run`; [`GpuError::Unsupported`], of operations within too, where the device has no
+    /// timestamps; [`GpuError::Lost`] and the like of operations before that nobody waited for.
+    pub fn timed<T, E: From<GpuError>>(
+        &self,
+        run: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(T, Vec<Timing>), E> {
+        let timed = self.tape.time()?;
+        let done = run()?;
+        Ok((done, timed.timings()?))
     }
 }
 

@@ -33,6 +33,51 @@ impl SharedTape {
     pub(super) fn lock(&self) -> MutexGuard<'_, Tape> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Times dispatches of operations from here on, as long as what this returns lives.
+    pub(super) fn time(&self) -> Result<Timed<'_>, GpuError> {
+        let mut tape = self.lock();
+        tape.flush()?;
+        tape.timings.n_wanted += 1;
+        let first = tape.timings.all.len();
+        Ok(Timed { tape: self, first })
+    }
+}
+
+/// Dispatches are timed, one after the other: whoever hands them over waits.
+#[derive(Debug)]
+pub(super) struct Timed<'a> {
+    tape: &'a SharedTape,
+    /// How many were timed before, for others.
+    first: usize,
+}
+
+impl Timed<'_> {
+    /// How long all of them took until now, in order.
+    pub(super) fn timings(&self) -> Result<Vec<Timing>, GpuError> {
+        let mut tape = self.tape.lock();
+        tape.flush()?;
+        Ok(tape.timings.all[self.first..].to_vec())
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        let timings = &mut self.tape.lock().timings;
+        timings.n_wanted -= 1;
+        if timings.n_wanted == 0 {
+            timings.all = Vec::new();
+        }
+    }
+}
+
+/// How long dispatches took, while someone wants to know.
+#[derive(Debug, Default)]
+struct Timings {
+    /// How many want to.
+    n_wanted: usize,
+    /// Since the first of them began.
+    all: Vec<Timing>,
 }
 
 /// Collects operations until their results are wanted.
@@ -50,8 +95,7 @@ pub(super) struct Tape {
     /// What was run lately, the latest first.
     replays: Vec<(Vec<Op>, Arc<Commands>)>,
     work: GpuWork,
-    /// How long dispatches took, while someone wants to know.
-    timings: Option<Vec<Timing>>,
+    timings: Timings,
 }
 
 /// Steps that are kept to be run again: those of prompts and of decoding, each before and after a
@@ -69,18 +113,8 @@ impl Tape {
             inner: None,
             replays: Vec::new(),
             work: GpuWork::default(),
-            timings: None,
+            timings: Timings::default(),
         }
-    }
-
-    /// Times dispatches from here on, one after the other: whoever hands them over waits.
-    pub(super) fn start_timing(&mut self) {
-        self.timings = Some(Vec::new());
-    }
-
-    /// No longer times dispatches; how long those since then took, in order.
-    pub(super) fn stop_timing(&mut self) -> Vec<Timing> {
-        self.timings.take().unwrap_or_default()
     }
 
     /// Hands over what there is of the step before: its inputs are about to be replaced.
@@ -150,10 +184,10 @@ impl Tape {
     ) -> Result<Submission, GpuError> {
         self.work.n_dispatches += commands.len() as u64;
         self.work.n_submits += 1;
-        let Some(timings) = &mut self.timings else {
+        if self.timings.n_wanted == 0 {
             return self.device.submit(&[commands], reads);
-        };
-        timings.extend(self.device.time(&[commands])?);
+        }
+        self.timings.all.extend(self.device.time(&[commands])?);
         self.device.submit(&[], reads)
     }
 
@@ -172,7 +206,11 @@ impl Tape {
         self.commands(true).map(Some)
     }
 
-    /// The commands of all operations so far, which are done with; `repeats` if only they follow them.
+    /// The commands of all operations so far, which are done with; `repeats` if they may follow themselves.
+    ///
+    /// The last repetition is followed by something else, for which fusing may have left out what only the
+    /// next repetition was known not to read. That does no harm: every step writes what it reads, but for
+    /// caches, which are never left out, and the host reads nothing but logits and choices.
     fn commands(&mut self, repeats: bool) -> Result<Arc<Commands>, GpuError> {
         let ops = std::mem::take(&mut self.ops);
         let known = self.replays.iter().position(|(known, _)| *known == ops);

@@ -48,10 +48,14 @@ const INPUT_STORED: Lib = Lib::File(include_str!("../shaders/lib/input_stored.wg
 const INPUT_ROUNDED: Lib = Lib::File(include_str!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
-const CODES_Q8_0: Lib = in_order!("../shaders/lib/codes_q8_0.wgsl");
+const CODES_Q8_0: Lib = in_order!(
+    "../shaders/lib/codes_q8_0.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
+);
 const CODES_Q4_0: Lib = in_order!(
     "../shaders/lib/codes_q4_0.wgsl",
-    "../shaders/lib/unit_vector.wgsl"
+    "../shaders/lib/unit_vector.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
 );
 const CODES_Q4_K: Lib = in_order!("../shaders/lib/codes_q4_k.wgsl");
 const CODES_Q6_K: Lib = Lib::File(concat!(
@@ -60,9 +64,14 @@ const CODES_Q6_K: Lib = Lib::File(concat!(
 ));
 const CODES_Q1_0: Lib = in_order!(
     "../shaders/lib/codes_q1_0.wgsl",
-    "../shaders/lib/unit_vector.wgsl"
+    "../shaders/lib/unit_vector.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
 );
-const CODES_Q2_0: Lib = in_order!("../shaders/lib/codes_q2_0.wgsl");
+const CODES_Q2_0: Lib = in_order!(
+    "../shaders/lib/codes_q2_0.wgsl",
+    "../shaders/lib/unit_vector.wgsl",
+    "../shaders/lib/unit_scale.wgsl"
+);
 const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));
 const FLOATS_F32: Lib = Lib::File(include_str!("../shaders/lib/floats_f32.wgsl"));
 const FLOATS_F16: Lib = Lib::File(include_str!("../shaders/lib/floats_f16.wgsl"));
@@ -170,15 +179,15 @@ shaders! {
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], 56, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 36, [];
-    HEADS = "heads", [Lib::Reduce, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
+    HEADS = "heads", [Lib::Reduce, GRID, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
     ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
     ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
     ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
-    ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
     ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 44, [];
     TOP_K = "top_k", [], [Read, Write], 12, [];

@@ -2,7 +2,7 @@
 //
 // Agrees with `sterna_kernels::attention` as attention_spans.wgsl does.
 // Shapes: states [rows, n_heads, n_spans + n_new, head_dim + 2]; out rows of [n_heads, head_dim]. There are at
-// most 71 spans.
+// most 64 spans, and a state of a new position; there is room for 72, nine turns of eight.
 // A workgroup of 256 to 32 elements of a head of a row: 32 invocations to every eighth state.
 
 @group(0) @binding(0) var<storage, read> states: array<f32>;
@@ -45,7 +45,8 @@ fn main(
     let len = min(last + 1u - params.n_new, params.capacity);
     // Spans with positions in sight: others were not written.
     let begin = first / params.span_len;
-    let end = select(0u, (len + params.span_len - 1u) / params.span_len, first < len);
+    let len_spans = min((len + params.span_len - 1u) / params.span_len, params.n_spans);
+    let end = select(0u, len_spans, first < len);
     let n_states = params.n_spans + params.n_new;
     let state = (t * params.n_heads + head) * n_states;
     // All that is read is asked for together.

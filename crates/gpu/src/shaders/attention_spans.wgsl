@@ -232,7 +232,7 @@ fn put(pair: u32, kv: u32, span: u32, e: u32, value: f32) {
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
-// The new position: what its key and value come to by themselves. The rows' positions are the same.
+// The new position: what its key and value come to by themselves.
 fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
     prepare(at, thread, SLOTS, kv, first_pair, now);
     round_new(thread);
@@ -265,18 +265,18 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
+fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     let own = thread / (SEGMENTS * LANES);
     let segment = thread / LANES % SEGMENTS;
     let lane = thread % LANES;
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
-    let kv = at.group.x % params.n_kv_heads;
-    let first_pair = at.group.x / params.n_kv_heads * HEADS;
+    let kv = group.id.x % params.n_kv_heads;
+    let first_pair = group.id.x / params.n_kv_heads * HEADS;
     let n_pairs = params.n_rows * share;
     let origin = position[params.position];
-    let span = at.group.y;
+    let span = group.id.y;
     if PREPARE == 1u && span == params.n_spans {
         attend_new(at, thread, kv, first_pair, origin);
         return;

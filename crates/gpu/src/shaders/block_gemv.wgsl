@@ -55,7 +55,7 @@ fn fetch(a: u32, b: u32, unit: u32) -> Units {
 }
 
 // Run i of a unit of two rows times one of activations.
-fn part(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
+fn run_products(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
     let run = run_in(unit, i);
     let a = array<vec4<u32>, 2>(q_at(token, run * 2u), q_at(token, run * 2u + 1u));
     let step = run_step(token, run);
@@ -74,21 +74,21 @@ fn part(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
 
 // A unit of two rows times one of activations.
 fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
-    var sums = part(w, token, unit, 0u);
+    var sums = run_products(w, token, unit, 0u);
     if UNIT > 1u {
-        sums += part(w, token, unit, 1u);
+        sums += run_products(w, token, unit, 1u);
     }
     if UNIT > 2u {
-        sums += part(w, token, unit, 2u);
-        sums += part(w, token, unit, 3u);
+        sums += run_products(w, token, unit, 2u);
+        sums += run_products(w, token, unit, 3u);
     }
     return sums;
 }
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
+fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
+    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
     let a = stored_row(row);
     let b = stored_row(row + 1u);
     // Everything is asked for long before it is used: where there are few workgroups, what takes the time is

@@ -13,9 +13,9 @@ override TOKENS: u32 = 1u;
 @group(1) @binding(0) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
+fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
+    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
     let a = stored_row(row);
     let b = stored_row(row + 1u);
     var sums = array<vec2<f32>, 4>();

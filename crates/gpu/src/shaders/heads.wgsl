@@ -77,11 +77,11 @@ fn scale_of_word(i: u32) -> f32 {
 }
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
+fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     let slots = params.n_heads + 2u * params.n_kv_heads;
-    let t = min(at.group.y, params.n_rows - 1u);
-    let slot = at.group.x;
+    let t = min(group.id.y, params.n_rows - 1u);
+    let slot = group.id.x;
     let kv = (slot - params.n_heads) % params.n_kv_heads;
     let is_query = slot < params.n_heads;
     let is_key = !is_query && slot < params.n_heads + params.n_kv_heads;
@@ -98,7 +98,7 @@ fn main(at: Invocation) {
         squares += x * x;
     }
     let sum = workgroup_sum_f32(at, squares);
-    if is_query && Q_NORM == 1u || is_key && K_NORM == 1u {
+    if (is_query && Q_NORM == 1u) || (is_key && K_NORM == 1u) {
         let inverse = 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
         for (var e = thread; e < params.head_dim; e += WG) {
             // No product of the two weights is used: a head has one of them.

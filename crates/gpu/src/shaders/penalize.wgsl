@@ -23,7 +23,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-const MOST: f32 = 3.4028235e38;
+const MOST: f32 = 0x1.fffffep+127f;
 
 @compute @workgroup_size(256)
 fn main(

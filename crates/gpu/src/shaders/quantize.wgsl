@@ -62,8 +62,8 @@ fn pack(codes: vec4<i32>) -> u32 {
 }
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
-    let row = group_of(at) / params.parts;
+fn main(at: Invocation, group: Group) {
+    let row = group_of(group) / params.parts;
     // Workgroups behind the last row do its work again, and write nothing.
     let live = row < params.n_rows;
     let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
@@ -99,9 +99,9 @@ fn main(at: Invocation) {
         return;
     }
     // Every invocation has a word in every turn, so that all take part in exchanges.
-    let part = group_of(at) % params.parts;
-    for (var first = part * WG; first < words; first += params.parts * WG) {
-        let i = first + thread;
+    let part = group_of(group) % params.parts;
+    for (var turn = 0u; turn * params.parts * WG < words; turn++) {
+        let i = (turn * params.parts + part) * WG + thread;
         let v = values(begin, 4u * i, inverse);
         var top = eight_max_f32(at, largest(v));
         if SCALING == 1u {

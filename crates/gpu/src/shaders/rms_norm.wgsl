@@ -17,8 +17,8 @@ struct Params {
 @group(1) @binding(0) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
-    let row = group_of(at);
+fn main(at: Invocation, group: Group) {
+    let row = group_of(group);
     let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
     var squares = 0.0;
     for (var i = thread_of(at); i < params.width; i += WG) {

@@ -93,10 +93,10 @@ fn fetch_four(a: u32, b: u32, v: u32, row_len: u32) -> Weights {
 }
 
 @compute @workgroup_size(WG)
-fn main(at: Invocation) {
+fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     let row_len = params.row_blocks * 2u;
-    let row = 2u * (group_of(at) * (WG / LANES) + thread / LANES);
+    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
     let stored = vec2<u32>(stored_row(row), stored_row(row + 1u));
     let a = stored.x * row_len;
     let b = stored.y * row_len;

@@ -41,7 +41,7 @@ fn bits_of(order: u32) -> u32 {
 }
 
 fn comes_before(a: vec2<u32>, b: vec2<u32>) -> bool {
-    return a.x > b.x || a.x == b.x && a.y < b.y;
+    return a.x > b.x || (a.x == b.x && a.y < b.y);
 }
 
 @compute @workgroup_size(256)

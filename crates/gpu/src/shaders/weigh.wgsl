@@ -13,7 +13,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-const LEAST: f32 = -3.4028235e38;
+const LEAST: f32 = -0x1.fffffep+127f;
 
 var<workgroup> parts: array<f32, 256>;
 

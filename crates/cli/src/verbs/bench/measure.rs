@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bytes::Bytes;
 use sterna_engine::{
     Decoded, Logits, ModelConfig, ModelPlan, Sampler, SamplerConfig, Session, SessionOptions, Step,
@@ -194,13 +194,16 @@ impl Candidate {
         Ok(())
     }
 
-    fn time(&mut self, i: usize, test: Test) -> Result<Times> {
+    /// Does `test`, that of number `i` or a part of it; several sequences in turns with one alone, if they
+    /// are to be compared.
+    fn time(&mut self, i: usize, test: Test, compares: bool) -> Result<Times> {
         let ids = self.ids(test.n_tokens());
         let Sequences { together, alone } = &mut self.sequences[i];
-        let times = match (test, alone.as_mut()) {
-            (Test::Prefill(_), _) => time_prompt(&mut together[0], &ids)?,
-            (Test::Decode { .. }, None) => time_decoding(&mut together[0], &ids)?,
-            (Test::Decode { .. }, Some(alone)) => time_batch(together, alone, &ids)?,
+        let mut alone = alone.as_mut().filter(|_| compares);
+        let times = match test {
+            Test::Prefill(_) => time_prompt(&mut together[0], &ids)?,
+            Test::Decode { batch: 1, .. } => time_decoding(&mut together[0], &ids)?,
+            Test::Decode { .. } => time_batch(together, alone.as_deref_mut(), &ids)?,
         };
         for session in together.iter_mut().chain(alone) {
             session.truncate(test.depth());
@@ -213,10 +216,7 @@ impl Candidate {
         for (i, test) in tests.iter().enumerate() {
             let part = kernels::part_of(*test);
             let model = Arc::clone(self.model.model());
-            let times = place::timed(model.backend(), || self.time(i, part).map(|_| ()))?;
-            if times.is_empty() {
-                bail!("--kernels: expected a model on a GPU, found one on the CPU");
-            }
+            let times = place::timed(model.backend(), || self.time(i, part, false).map(|_| ()))?;
             self.kernels.push(Kernels::new(part, &times));
         }
         Ok(())
@@ -256,27 +256,29 @@ fn time_decoding(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
     })
 }
 
-/// Appends `ids` to the sequences `together`, one to each at a time, in turns with steps of `alone`:
-/// whatever else the machine does meets both alike, and neither finds weights that the other has left
-/// in a cache any more than it would by itself.
+/// Appends `ids` to the sequences `together`, one to each at a time, in turns with steps of `alone`, if
+/// there is one: whatever else the machine does meets both alike, and neither finds weights that the other
+/// has left in a cache any more than it would by itself.
 fn time_batch(
     together: &mut [Session<Place>],
-    alone: &mut Session<Place>,
+    mut alone: Option<&mut Session<Place>>,
     ids: &[u32],
 ) -> Result<Times> {
-    let (mut times, mut times_alone) = (Elapsed::default(), Elapsed::default());
+    let mut times = Times {
+        test: Elapsed::default(),
+        alone: alone.as_ref().map(|_| Elapsed::default()),
+    };
     for ids in ids.chunks(together.len()) {
-        let watch = Stopwatch::start();
-        alone.forward(&ids[..1], Logits::Last)?;
-        times_alone += watch.elapsed();
+        if let (Some(alone), Some(total)) = (&mut alone, &mut times.alone) {
+            let watch = Stopwatch::start();
+            alone.forward(&ids[..1], Logits::Last)?;
+            *total += watch.elapsed();
+        }
         let watch = Stopwatch::start();
         Session::forward_together(&mut steps(together, ids))?;
-        times += watch.elapsed();
+        times.test += watch.elapsed();
     }
-    Ok(Times {
-        test: times,
-        alone: Some(times_alone),
-    })
+    Ok(times)
 }
 
 /// A step of each of `sessions`, by one token of `ids`.
@@ -322,7 +324,7 @@ pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<O
     let round = |candidates: &mut [Candidate], counts: bool| -> Result<()> {
         for (i, test) in plan.tests.iter().enumerate() {
             for candidate in &mut *candidates {
-                let times = candidate.time(i, *test)?;
+                let times = candidate.time(i, *test, true)?;
                 if counts {
                     candidate.times[i].push(times);
                 }
@@ -336,8 +338,8 @@ pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<O
     let peak_memory_bytes = machine::peak_memory_bytes();
     let mut readers = Vec::with_capacity(candidates.len());
     for candidate in &mut *candidates {
-        if candidate.gpu_share().is_some() {
-            // What the processor could do says nothing of it.
+        if place::is_all_on_gpu(candidate.model.model()) {
+            // What the processor could do says nothing of it; layers that it has are bound by it.
             readers.push(None);
             continue;
         }

@@ -191,6 +191,10 @@ impl Bench {
         let model = files.load(&plan, engine, threads)?;
         let model = Adapted::new(model, files, engine.lora())?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        if self.kernels {
+            // Sooner than all that is measured before.
+            place::expect_timing(model.model().backend())?;
+        }
         self.check(&model)?;
         for batch in self.batch.iter().filter(|batch| batch.get() > 1) {
             self.check_batch(&model, batch.get())?;

@@ -44,12 +44,12 @@ pub(super) struct Run {
     /// From opened files to a model that can run.
     load_ms: f64,
     /// What as many threads read from memory together: the best of `reads`. Not measured where a GPU
-    /// computes.
+    /// computes all layers.
     read_bandwidth_bytes_per_s: Option<f64>,
     /// The ways to read memory.
     reads: Vec<Read>,
     /// What as many threads multiply and add in registers, the median of the repetitions. Not measured
-    /// where a GPU computes.
+    /// where a GPU computes all layers.
     peak_multiply_adds_per_s: Option<f64>,
     results: Vec<Rate>,
 }

@@ -56,8 +56,8 @@ impl SpanStates {
 pub struct Spans<'a> {
     /// Room for what the spans come to.
     pub states: &'a SpanStates,
-    /// The longest context, with the rows in question, for which the commands will be run. Later
-    /// positions are not seen.
+    /// The longest context, with the rows in question, for which the commands will be run. Cached
+    /// positions behind it may not be seen.
     pub most_len: usize,
 }
 
@@ -84,9 +84,13 @@ impl Plan {
         let lanes = runs.next_power_of_two().min(most);
         let units = runs.div_ceil(lanes);
         let invocations = (limits.workgroup_len as usize).min(MAX_WORKGROUP) / (SEGMENTS * lanes);
-        // Beside the sums there are those of reductions, at most 16 bytes an invocation.
-        let bytes = (1 + SEGMENTS) * head_len(units, lanes) * 16 + 16 * SEGMENTS * lanes;
-        let most = invocations.min(limits.workgroup_bytes as usize / bytes);
+        // Of a head: its query and sums; what reductions exchange, at most 12 bytes an invocation; a state of
+        // each segment; the inverse root of a query. Those of a key and a value, and their blocks' scales,
+        // are there once.
+        let sums = (1 + SEGMENTS) * head_len(units, lanes) * 16;
+        let bytes = sums + 12 * SEGMENTS * lanes + 8 * SEGMENTS + 4;
+        let room = (limits.workgroup_bytes as usize).saturating_sub(2 * 4 + 16 * 4);
+        let most = invocations.min(room / bytes);
         let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
         let mut span_len = AT_ONCE * SEGMENTS;
         while most_len.div_ceil(span_len) > MAX_SPANS {

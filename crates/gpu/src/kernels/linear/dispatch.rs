@@ -104,8 +104,8 @@ fn unit_runs(dtype: DType) -> usize {
 /// Constants that tell types apart which share their kernels.
 pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
     match kind {
-        WeightKind::Blocks(DType::Q2_0) => Some(("BLOCK_RUNS", 2.0)),
-        WeightKind::Blocks(DType::Q2_0_G128 | DType::PQ2_0) => Some(("BLOCK_RUNS", 4.0)),
+        WeightKind::Blocks(DType::Q2_0) => Some(("BLOCK_UNITS", 1.0)),
+        WeightKind::Blocks(DType::Q2_0_G128 | DType::PQ2_0) => Some(("BLOCK_UNITS", 2.0)),
         _ => None,
     }
 }
@@ -446,4 +446,29 @@ pub(super) fn multiply(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shader::Target;
+
+    #[test]
+    fn units_are_those_of_the_kernels() {
+        for (dtype, kernel) in [
+            (DType::Q8_0, &shader::GEMV_Q8_0),
+            (DType::Q4_0, &shader::GEMV_Q4_0),
+            (DType::Q4_K, &shader::GEMV_Q4_K),
+            (DType::Q6_K, &shader::GEMV_Q6_K),
+            (DType::Q1_0, &shader::GEMV_Q1_0),
+            (DType::Q2_0, &shader::GEMV_Q2_0),
+            (DType::Q2_0_G128, &shader::GEMV_Q2_0),
+            (DType::PQ2_0, &shader::GEMV_Q2_0),
+        ] {
+            let text = kernel.assemble(Target::Native, Features::NONE);
+            let (_, text) = text.split_once("const UNIT: u32 = ").unwrap();
+            let (unit, _) = text.split_once("u;").unwrap();
+            assert_eq!(unit.parse(), Ok(unit_runs(dtype)), "{dtype}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ fn signs(bits: vec4<u32>) -> vec4<u32> {
 
 const UNIT: u32 = 4u;
 const DEPTH: u32 = 2u;
+const BLOCK_UNITS: u32 = 1u;
 const ZERO: i32 = 0;
 
 fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {

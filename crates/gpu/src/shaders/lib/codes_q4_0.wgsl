@@ -4,6 +4,7 @@ const HALVES: bool = false;
 
 const UNIT: u32 = 1u;
 const DEPTH: u32 = 2u;
+const BLOCK_UNITS: u32 = 1u;
 const ZERO: i32 = 8;
 
 fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {

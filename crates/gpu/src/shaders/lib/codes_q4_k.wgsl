@@ -32,8 +32,8 @@ fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
     let b = (header.z >> shift) & 255u;
     let c = (header.w >> shift) & 255u;
     let late = at % 4u >= 2u;
-    let scale = select(a & 63u, (c & 15u) | (a >> 6u << 4u), late);
-    let least = select(b & 63u, (c >> 4u) | (b >> 6u << 4u), late);
+    let scale = select(a & 63u, (c & 15u) | ((a >> 6u) << 4u), late);
+    let least = select(b & 63u, (c >> 4u) | ((b >> 6u) << 4u), late);
     let s = d.x * f32(scale);
     return vec3<f32>(s, s, d.y * f32(least));
 }

@@ -18,7 +18,3 @@ fn unit_at(row: u32, unit: u32) -> Unit {
 fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {
     return unit.codes;
 }
-
-fn unit_scales(unit: Unit, at: u32, i: u32) -> vec3<f32> {
-    return vec3<f32>(unit.d, unit.d, 0.0);
-}

@@ -6,8 +6,6 @@ override LANES: u32 = 8u;
 
 struct Invocation {
     @builtin(local_invocation_index) index: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
 }
 
 var<workgroup> exchange: array<vec2<u32>, WG>;

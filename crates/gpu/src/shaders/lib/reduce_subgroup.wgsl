@@ -8,8 +8,6 @@ override LANES: u32 = 8u;
 
 struct Invocation {
     @builtin(local_invocation_index) index: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(subgroup_invocation_id) lane: u32,
     @builtin(subgroup_size) subgroup_size: u32,
     @builtin(subgroup_id) subgroup: u32,
