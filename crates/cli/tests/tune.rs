@@ -91,7 +91,7 @@ fn what_was_measured_is_kept_and_used() {
 
     let report = json_in(
         home,
-        &["tune", &model, "--limit", "8", "--rounds", "3", "--json"],
+        &["tune", &model, "--limit", "24", "--rounds", "3", "--json"],
     );
     let products = report["products"].as_array().unwrap();
     assert!(!products.is_empty(), "{report}");
@@ -149,7 +149,7 @@ fn what_was_measured_is_kept_and_used() {
     );
 
     let removed = json_in(home, &["tune", "--reset", "--json"]);
-    assert_eq!(removed["removed"], file);
+    assert_eq!(removed["removed"], json!([file]));
     assert_eq!(doctor(home)[0]["tuning"]["n_products"], 0);
     let text = String::from_utf8(sterna_in(home, &["tune", "--reset"]).stdout).unwrap();
     assert!(text.contains("nothing was kept"), "{text}");
@@ -222,11 +222,37 @@ fn a_packages_hints_reach_the_gpu() {
     assert_eq!(on_cpu.iter().filter(|pair| pair[1] == "taken").count(), 1);
 
     // What is measured without subgroups is kept apart, and counts more than a size that is asked for.
-    let tune = ["tune", &package, "--limit", "8", "--rounds", "3", "--json"];
+    let tune = ["tune", &package, "--limit", "24", "--rounds", "3", "--json"];
     let report = json_in(home, &tune);
     let file = report["file"].as_str().unwrap();
     assert!(!file.contains("subgroups"), "{file}");
     assert_eq!(outcomes(&gpu)[0], ["[64, 1, 1]", "overruled"]);
     assert_eq!(doctor(home)[0]["tuning"]["n_products"], 0);
     assert_eq!(tokens(home, &package, &[]), plain);
+    // It is forgotten all the same.
+    let removed = json_in(home, &["tune", "--reset", "--json"]);
+    assert_eq!(removed["removed"], json!([file]));
+}
+
+#[test]
+fn what_cannot_be_kept_is_said_before_it_is_measured() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    if !has_gpu(home) {
+        return;
+    }
+    for folder in ["tuning", "pipelines"] {
+        fs::write(home.join(folder), "").unwrap();
+    }
+    let output = sterna_in(home, &["tune", "builtin", "--limit", "600"]);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("cannot make the folder"), "{message}");
+    // What can be told is told.
+    assert!(json_in(home, &["doctor", "--json"])["pipelines"].is_null());
+
+    fs::remove_file(home.join("tuning")).unwrap();
+    let none = ["tune", "builtin", "--gpu-memory", "1MiB"];
+    let message = stderr(&sterna_in(home, &none));
+    assert!(message.contains("expected layers on the GPU"), "{message}");
 }

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -55,16 +55,21 @@ impl Key {
     /// The file, whether there is one or not.
     fn path(&self) -> Result<PathBuf> {
         // The content says what it is for; names only keep files apart.
-        let words = [
-            &[self.adapter.clone(), self.api.clone()],
-            &self.features[..],
-        ]
-        .concat();
-        let mut name = words.join("-").to_ascii_lowercase();
-        name.retain(|c| c.is_ascii_alphanumeric() || "-. ".contains(c));
-        let name: String = name.replace(' ', "-").chars().take(150).collect();
+        let name = plain(&[self.stem(), self.features.join("-")].concat());
         Ok(folders::tuning()?.join(name + ".json"))
     }
+
+    /// What the names of all files for the adapter begin with, whatever the features.
+    fn stem(&self) -> String {
+        format!("{}-{}-", self.adapter, self.api)
+    }
+}
+
+/// A name of letters, digits and little else.
+fn plain(name: &str) -> String {
+    let mut name = name.to_ascii_lowercase();
+    name.retain(|c| c.is_ascii_alphanumeric() || "-. ".contains(c));
+    name.replace(' ', "-").chars().take(150).collect()
 }
 
 /// A file, as it lies on disk.
@@ -202,7 +207,7 @@ pub(crate) fn kept(key: &Key) -> Found {
     }
 }
 
-fn read(path: &std::path::Path) -> Result<Option<Vec<u8>>> {
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -272,11 +277,16 @@ pub(crate) fn save(key: &Key, found: &[Measured]) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Fails if nothing could be kept for `key`.
+pub(crate) fn check(key: &Key) -> Result<()> {
+    let path = key.path()?;
+    new_file(&path).with_context(|| path.display().to_string())?;
+    Ok(())
+}
+
 /// Under another name first: a reader sees the old file or the new one.
-fn write(path: &std::path::Path, content: &Content) -> Result<()> {
-    let folder = path.parent().context("expected a file in a folder")?;
-    fs::create_dir_all(folder).context("cannot make the folder")?;
-    let mut file = NamedTempFile::new_in(folder).context("cannot write")?;
+fn write(path: &Path, content: &Content) -> Result<()> {
+    let mut file = new_file(path)?;
     let text = serde_json::to_string_pretty(content)?;
     file.write_all(text.as_bytes()).context("cannot write")?;
     file.as_file().sync_all().context("cannot write")?;
@@ -284,14 +294,34 @@ fn write(path: &std::path::Path, content: &Content) -> Result<()> {
     Ok(())
 }
 
-/// Forgets what is kept for `key`; returns the file that was removed, if there was one.
-pub(crate) fn remove(key: &Key) -> Result<Option<PathBuf>> {
-    let path = key.path()?;
-    match fs::remove_file(&path) {
-        Ok(()) => Ok(Some(path)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
+/// A file beside `path`, that may take its place.
+fn new_file(path: &Path) -> Result<NamedTempFile> {
+    let folder = path.parent().context("expected a file in a folder")?;
+    fs::create_dir_all(folder).context("cannot make the folder")?;
+    NamedTempFile::new_in(folder).context("cannot write")
+}
+
+/// Forgets what is kept for the adapter of `key`, whatever the features; returns the files that were removed.
+pub(crate) fn remove(key: &Key) -> Result<Vec<PathBuf>> {
+    let folder = folders::tuning()?;
+    let at_folder = || folder.display().to_string();
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(at_folder),
+    };
+    let stem = plain(&key.stem());
+    let mut removed = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(at_folder)?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        if name.is_some_and(|name| name.starts_with(&stem) && name.ends_with(".json")) {
+            fs::remove_file(&path).with_context(|| path.display().to_string())?;
+            removed.push(path);
+        }
     }
+    removed.sort();
+    Ok(removed)
 }
 
 /// Seconds since 1970.

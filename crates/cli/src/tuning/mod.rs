@@ -11,7 +11,7 @@ use sterna_format::rdrr::hints::{self, Capabilities, Decision, Sizing};
 use sterna_gpu::tuning::Way;
 use sterna_gpu::{DeviceOptions, Features, Offer, Tuning};
 
-pub(crate) use file::{Found, Key, kept, remove, save};
+pub(crate) use file::{Found, Key, check, kept, remove, save};
 
 use crate::output;
 

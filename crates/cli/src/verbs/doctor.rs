@@ -147,18 +147,24 @@ fn gpus() -> Vec<Gpu> {
 }
 
 #[cfg(feature = "gpu")]
-fn kept_pipelines() -> Result<Option<Pipelines>> {
-    let kept = pipelines::kept()?;
-    Ok(Some(Pipelines {
-        folder: kept.folder,
-        n_files: kept.n_files,
-        n_bytes: kept.n_bytes,
-    }))
+fn kept_pipelines() -> Option<Pipelines> {
+    match pipelines::kept() {
+        Ok(kept) => Some(Pipelines {
+            folder: kept.folder,
+            n_files: kept.n_files,
+            n_bytes: kept.n_bytes,
+        }),
+        Err(error) => {
+            // Everything else is still worth knowing.
+            output::note(format_args!("gpu kernels kept: {error:#}"));
+            None
+        }
+    }
 }
 
 #[cfg(not(feature = "gpu"))]
-fn kept_pipelines() -> Result<Option<Pipelines>> {
-    Ok(None)
+fn kept_pipelines() -> Option<Pipelines> {
+    None
 }
 
 #[derive(Debug, Serialize)]
@@ -187,7 +193,7 @@ impl Doctor {
                 instruction_set: args::isa()?.name(),
             },
             gpus: gpus(),
-            pipelines: kept_pipelines()?,
+            pipelines: kept_pipelines(),
             machine,
         };
         if self.json {

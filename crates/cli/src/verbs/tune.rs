@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use sterna_engine::{Logits, Sampler, SamplerConfig, Session};
@@ -78,6 +78,11 @@ impl Tune {
         let gpu = model.backend().device();
         let gpu = gpu.context("--gpu-layers 0: expected layers on a GPU")?;
         let device = gpu.device();
+        let key = Key::new(device.info(), device.features());
+        if !self.dry_run {
+            // Before the work, not behind it.
+            tuning::check(&key)?;
+        }
         if device.has_matrix_units() && prompt > FEW {
             step(&mut session, prompt, n_vocab)?;
         }
@@ -87,7 +92,11 @@ impl Tune {
         session.truncate(0);
         // Decoding goes on by itself, and has fewer products than a step that doesn't.
         session.decode(0, &Sampler::new(SamplerConfig::default(), n_vocab)?, TOKEN)?;
-        let tuner = Tuner::new(device, gpu.products())?;
+        let products = gpu.products();
+        if products.is_empty() {
+            bail!("expected layers on the GPU, found room for none there: see --gpu-memory");
+        }
+        let tuner = Tuner::new(device, products)?;
         let (found, n_left) = self.measure(&tuner)?;
         for found in found.iter().filter(|found| !found.wrong.is_empty()) {
             output::note(format_args!(
@@ -99,10 +108,7 @@ impl Tune {
         }
         let file = match self.dry_run || found.is_empty() {
             true => None,
-            false => {
-                let key = Key::new(device.info(), device.features());
-                Some(tuning::save(&key, &found)?)
-            }
+            false => Some(tuning::save(&key, &found)?),
         };
         let name = place::name_of(gpu);
         if self.flags.json {
@@ -151,13 +157,16 @@ fn reset(engine: &EngineFlags, json: bool) -> Result<()> {
     if json {
         return output::json(&Removed {
             gpu: &offer.info.name,
-            removed: removed.as_deref(),
+            removed: &removed,
         });
     }
-    match removed {
-        Some(path) => output::line(format_args!("removed {}", path.display())),
-        None => output::line(format_args!("{}: nothing was kept", offer.info.name)),
+    if removed.is_empty() {
+        output::line(format_args!("{}: nothing was kept", offer.info.name))?;
     }
+    for path in removed {
+        output::line(format_args!("removed {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// A product, in words.
@@ -254,7 +263,7 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct Removed<'a> {
     gpu: &'a str,
-    removed: Option<&'a Path>,
+    removed: &'a [PathBuf],
 }
 
 #[derive(Serialize)]
