@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use super::measure::Test;
 use crate::place::KernelTime;
 
 /// What a GPU does in a test, kernel by kernel.
@@ -27,28 +26,11 @@ struct Kernel {
     us: f64,
 }
 
-/// Tokens that are decoded to time kernels.
-const DECODED: usize = 8;
-
-/// The part of `test` in which kernels are timed.
-pub(super) fn part_of(test: Test) -> Test {
-    match test {
-        Test::Decode { n, depth, batch } => Test::Decode {
-            n: n.min(DECODED),
-            depth,
-            batch,
-        },
-        prefill @ Test::Prefill(_) => prefill,
-    }
-}
-
 impl Kernels {
-    /// Sums `times` of a test up, the longest first; by token, or for the whole prompt.
-    pub(super) fn new(test: Test, times: &[KernelTime]) -> Kernels {
-        let n = match test {
-            Test::Prefill(_) => 1.0,
-            Test::Decode { .. } => test.n_tokens() as f64,
-        };
+    /// Sums `times` up, the longest first, and shares them out among `n`: tokens that were decoded, or one
+    /// prompt.
+    pub(super) fn new(n: usize, times: &[KernelTime]) -> Kernels {
+        let n = n as f64;
         let mut kernels: Vec<Kernel> = Vec::new();
         for time in times {
             let same = |k: &&mut Kernel| (k.name, k.workgroups) == (time.name, time.workgroups);
@@ -104,18 +86,13 @@ mod tests {
             workgroups,
             us,
         };
-        let test = Test::Decode {
-            n: 2,
-            depth: 0,
-            batch: 1,
-        };
         let times = [
             time("norm", 1, 1.0),
             time("gemv", 8, 2.0),
             time("gemv", 8, 6.0),
             time("gemv", 4, 3.0),
         ];
-        let kernels = Kernels::new(test, &times);
+        let kernels = Kernels::new(2, &times);
         assert_eq!((kernels.dispatches, kernels.us), (2.0, 6.0));
         let found: Vec<_> = (kernels.kernels.iter())
             .map(|k| (k.name, k.workgroups, k.dispatches, k.us))
@@ -127,6 +104,5 @@ mod tests {
         ];
         assert_eq!(found, expected);
         assert!(kernels.text("a token").contains("gemv over 8 workgroups"));
-        assert_eq!(part_of(test), test);
     }
 }

@@ -9,7 +9,7 @@ use sterna_engine::{
 };
 use sterna_kernels::{Exec, Isa};
 
-use super::kernels::{self, Kernels};
+use super::kernels::Kernels;
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
 use crate::model::Adapted;
 use crate::place::{self, Place};
@@ -137,6 +137,9 @@ pub(super) struct Times {
     pub(super) alone: Option<Elapsed>,
 }
 
+/// Steps that are decoded to time kernels.
+const DECODED: usize = 8;
+
 /// A model loaded for one number of threads, and what was measured with it.
 pub(super) struct Candidate {
     pub(super) threads: usize,
@@ -214,10 +217,16 @@ impl Candidate {
     /// How long kernels take on a GPU, in some of each of `tests`.
     pub(super) fn time_kernels(&mut self, tests: &[Test]) -> Result<()> {
         for (i, test) in tests.iter().enumerate() {
-            let part = kernels::part_of(*test);
+            let (part, n) = match *test {
+                Test::Prefill(_) => (*test, 1),
+                Test::Decode { n, depth, batch } => {
+                    let n = n.min(DECODED);
+                    (Test::Decode { n, depth, batch }, n * batch)
+                }
+            };
             let model = Arc::clone(self.model.model());
             let times = place::timed(model.backend(), || self.time(i, part, false).map(|_| ()))?;
-            self.kernels.push(Kernels::new(part, &times));
+            self.kernels.push(Kernels::new(n, &times));
         }
         Ok(())
     }
