@@ -9,8 +9,17 @@ use sterna_gpu::kernels::linear::{Epilogue, Form};
 
 use super::op::{Op, Output, View};
 
-/// The same step in fewer operations. What comes `next` is known if steps are repeated; else anything may.
-pub(super) fn fuse(ops: &[Op], next: &[Op]) -> Vec<Op> {
+/// The same step in fewer operations.
+///
+/// A step that ends in a choice is followed by itself: the choice is the next one's token. After its last
+/// repetition something else follows, and finds missing what only the next repetition was known not to read.
+/// That does no harm: every step writes what it reads, but for caches, which are never left out, and the host
+/// reads nothing but logits and choices. After other steps, anything may be read.
+pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
+    let next = match ops.last() {
+        Some(Op::Choose(_)) => ops,
+        _ => &[],
+    };
     let mut fused: Vec<Op> = Vec::with_capacity(ops.len());
     for (i, op) in ops.iter().enumerate() {
         let rest = Rest {

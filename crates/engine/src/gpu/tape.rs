@@ -172,7 +172,7 @@ impl Tape {
 
     /// Hands all operations over; what is to be read comes after them.
     pub(super) fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
-        let commands = self.commands(false)?;
+        let commands = self.commands()?;
         self.run(&commands, reads)
     }
 
@@ -203,22 +203,18 @@ impl Tape {
             _ => return Ok(None),
         }
         self.ops.push(Op::Choose(choice));
-        self.commands(true).map(Some)
+        self.commands().map(Some)
     }
 
-    /// The commands of all operations so far, which are done with; `repeats` if they may follow themselves.
-    ///
-    /// The last repetition is followed by something else, for which fusing may have left out what only the
-    /// next repetition was known not to read. That does no harm: every step writes what it reads, but for
-    /// caches, which are never left out, and the host reads nothing but logits and choices.
-    fn commands(&mut self, repeats: bool) -> Result<Arc<Commands>, GpuError> {
+    /// The commands of all operations so far, which are done with.
+    fn commands(&mut self) -> Result<Arc<Commands>, GpuError> {
         let ops = std::mem::take(&mut self.ops);
         let known = self.replays.iter().position(|(known, _)| *known == ops);
         let replay = match known {
             Some(i) => self.replays.remove(i),
             None => {
                 self.work.n_recorded += 1;
-                let fused = fuse(&ops, if repeats { &ops } else { &[] });
+                let fused = fuse(&ops);
                 self.workspace.fit(&self.device, &fused)?;
                 let mut recorder = Recorder::new(&self.device);
                 for op in &fused {

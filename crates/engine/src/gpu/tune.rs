@@ -12,12 +12,7 @@ impl Gpu {
     /// [`Tuner`](sterna_gpu::tuning::Tuner) measures. None before the first step.
     pub fn products(&self) -> Vec<Sample> {
         let tape = self.tape.lock();
-        let steps = tape.steps().flat_map(|ops| {
-            // As they were fused when they were recorded.
-            let repeats = matches!(ops.last(), Some(Op::Choose(_)));
-            fuse(ops, if repeats { ops } else { &[] })
-        });
-        let samples = steps.flat_map(|op| match op {
+        let samples = tape.steps().flat_map(fuse).flat_map(|op| match op {
             Op::Linear { x, norm, outputs } => {
                 let of_output = |output: super::op::Output| Sample {
                     weights: output.w.linear(),
