@@ -1,0 +1,6 @@
+//! Running low-bit language models: open one, generate, chat, and serve many at once.
+#![forbid(unsafe_code)]
+
+mod error;
+
+pub use error::{Error, ErrorCode, Result};
