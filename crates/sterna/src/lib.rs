@@ -2,5 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod model;
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+pub mod native;
+mod want;
+mod warning;
 
 pub use error::{Error, ErrorCode, Result};
+pub use model::*;
+pub use want::{Machine, Want};
+pub use warning::Warning;
