@@ -108,6 +108,11 @@ impl Error {
         self.0.code
     }
 
+    /// Whether it is an error of type `T`, and not one that such an error caused.
+    pub fn is_from<T: StdError + 'static>(&self) -> bool {
+        matches!(&self.0.kind, Kind::Typed(error) if error.is::<T>())
+    }
+
     /// The error of type `T` among those that caused this one, the outermost first.
     pub fn find<T: StdError + 'static>(&self) -> Option<&T> {
         let mut at: Option<&(dyn StdError + 'static)> = match &self.0.kind {

@@ -126,7 +126,6 @@ pub struct ModelFiles {
 
 /// What the files say besides tensors.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum Header {
     /// GGUF, one file or a split set.
     Gguf {

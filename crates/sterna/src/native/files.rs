@@ -8,6 +8,7 @@ use bytes::Bytes;
 use sterna_delivery::{LocalFile, LocalFileError, store};
 
 use crate::error::{Context, Result, bail};
+use crate::model::MAX_FILE_BYTES;
 
 /// Named files that belong together: a folder, whatever it is kept in.
 pub trait FileSet: Send + Sync {
@@ -154,6 +155,20 @@ impl SourceFile {
         })
     }
 
+    /// A copy of all bytes as they are now: what is verified and then parsed can't change in between.
+    ///
+    /// Errors: there are more than [`MAX_FILE_BYTES`], or they can't be had.
+    pub fn read_small(&self) -> Result<Bytes> {
+        if self.len() > MAX_FILE_BYTES {
+            bail!(
+                InvalidFile,
+                "{self}: expected at most {MAX_FILE_BYTES} bytes, found {}",
+                self.len()
+            );
+        }
+        Ok(Bytes::copy_from_slice(&self.bytes()?))
+    }
+
     /// `len` bytes from `offset` on.
     ///
     /// Errors: the file hasn't so many, or can't be had.
@@ -219,11 +234,11 @@ impl FileSet for LocalFolder {
 }
 
 /// The files of a model in a store, which were verified on their way there.
-pub struct StoredFiles(store::Model);
+pub struct StoredFiles(Arc<store::Model>);
 
 impl StoredFiles {
     /// Those of `model`.
-    pub fn new(model: store::Model) -> StoredFiles {
+    pub fn new(model: Arc<store::Model>) -> StoredFiles {
         StoredFiles(model)
     }
 }

@@ -69,7 +69,7 @@ impl Located {
             }
         };
         Ok(Located {
-            files: Arc::new(StoredFiles::new(model)),
+            files: Arc::new(StoredFiles::new(Arc::new(model))),
             entry,
         })
     }

@@ -87,6 +87,13 @@ impl LocalModel {
         &self.sources
     }
 
+    /// The small file called `name` in the model's folder, as it is now, if there is one.
+    ///
+    /// Errors: it is too large, or can't be read.
+    pub fn read_beside(&self, name: &str) -> Result<Option<Bytes>> {
+        read_small(&*self.files, name)
+    }
+
     /// A range of bytes that a plan of this model asks for.
     ///
     /// Errors: it can't be read.
@@ -202,6 +209,13 @@ pub fn read_package(name: &str, files: &dyn FileSet) -> Result<Package> {
         ..OpenOptions::new(name)
     };
     drive(PackageFiles::open(options), files)
+}
+
+/// The file called `name` of `files` as it is now, if there is one.
+///
+/// Errors: it has more than [`MAX_FILE_BYTES`], or can't be read.
+pub fn read_small(files: &dyn FileSet, name: &str) -> Result<Option<Bytes>> {
+    files.file(name)?.map(|file| file.read_small()).transpose()
 }
 
 /// Gives `machine` what it wants of `files`.

@@ -14,5 +14,5 @@ pub use builtin::{BUILTIN, builtin};
 pub use device::*;
 pub use files::{FileSet, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file};
 pub use find::Located;
-pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package};
+pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
 pub use names::stem;
