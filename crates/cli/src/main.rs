@@ -12,7 +12,6 @@ mod chat;
 mod convert;
 mod display;
 mod folders;
-mod hashes;
 mod interrupt;
 mod machine;
 mod model;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_engine::ModelConfig;
 use sterna_format::TensorCatalog;
 use sterna_format::bundle::{
@@ -104,7 +104,7 @@ pub(super) fn read_metadata(folder: &Folder) -> Result<Option<BundleMetadata>> {
 /// adapter in a bundle fits.
 pub(crate) fn identity_hash(config: &Value) -> Result<String> {
     let identity = identity(config).context("config.json: expected an object")?;
-    Ok(Digest::of(Algorithm::Sha256, identity.as_bytes()).to_string())
+    Ok(digest_of(Algorithm::Sha256, identity.as_bytes()).to_string())
 }
 
 impl BundleHeader {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_delivery::hash::{Digest, Expected};
+use sterna_delivery::package::{MAX_FILE_BYTES, hashed_files};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
@@ -16,17 +17,15 @@ use super::assemble::{self, Assembled};
 use super::source::Folder;
 use super::text::GGUF_TOKENIZER_FILE;
 use super::{Header, ModelFiles, SourceFile};
-use crate::hashes::{algorithm, digest};
-use crate::pull::contents::hashed_files;
-use crate::pull::{MAX_FILE_BYTES, check_signature};
+use crate::trust::check_signature;
 
 /// A package and the folder it is in.
 #[derive(Debug)]
 pub(crate) struct PackageHeader {
     pub(crate) package: Package,
     pub(super) folder: Folder,
-    /// Files beside the shards that the manifest gives hashes of: sizes and digests.
-    hashed: BTreeMap<String, (u64, Digest)>,
+    /// Files beside the shards that the manifest gives digests of.
+    hashed: BTreeMap<String, Digest>,
     /// Tokenizer and template of the GGUF file that the package was made from.
     pub(super) gguf_text: Option<Metadata>,
     /// Why the package can't be run, though it can be looked at.
@@ -76,7 +75,9 @@ impl ModelFiles {
             ));
         }
         let mut header = PackageHeader {
-            hashed: hashed_files(package.manifest()),
+            hashed: (hashed_files(package.manifest()).into_iter())
+                .map(|(name, file)| (name.to_owned(), file.hash))
+                .collect(),
             package,
             folder,
             gguf_text: None,
@@ -117,8 +118,7 @@ impl PackageHeader {
             return Vec::new();
         }
         let manifest = self.package.manifest();
-        let algorithm = algorithm(manifest);
-        let expected = |shard: &rdrr::Shard| Expected::Digest(digest(algorithm, &shard.hash));
+        let expected = |shard: &rdrr::Shard| Expected::Digest(shard.hash);
         manifest.shards.iter().map(|s| Some(expected(s))).collect()
     }
 
@@ -135,7 +135,7 @@ impl PackageHeader {
                 None => Ok(None),
             };
         };
-        if let Some((_, digest)) = expected {
+        if let Some(digest) = expected {
             let verified = Expected::Digest(*digest).verify(&bytes);
             verified.with_context(|| file.to_string())?;
         }
@@ -145,7 +145,7 @@ impl PackageHeader {
     /// Waits until a package that is being fetched is in the store.
     pub(super) fn settle(&self) -> Result<()> {
         match &self.folder {
-            Folder::Arriving(arrival) => arrival.finish(),
+            Folder::Arriving(arrival) => arrival.finish().map_err(crate::pull::with_advice),
             _ => Ok(()),
         }
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use sterna_delivery::fetch::{FetchError, Limits};
+use sterna_delivery::fetch::Limits;
+use sterna_delivery::pull::IncomingPackage;
 use sterna_delivery::store::{self, StoreError};
 use sterna_delivery::{LocalFile, LocalFileError};
 use sterna_format::bundle::{LORA_FILE, TENSORS_FILE as BUNDLE_FILE};
@@ -14,7 +15,6 @@ use sterna_format::gguf;
 use sterna_format::rdrr::MANIFEST_FILE;
 
 use super::ADAPTER_CONFIG;
-use crate::pull::Arrival;
 use crate::{builtin, output, pull};
 
 /// The file that says where the tensors of a sharded checkpoint are.
@@ -35,7 +35,7 @@ pub(crate) enum SourceFile {
     Arriving {
         name: String,
         size: u64,
-        arrival: Arc<Arrival>,
+        arrival: Arc<IncomingPackage>,
     },
     Builtin {
         name: &'static str,
@@ -70,7 +70,9 @@ impl SourceFile {
             },
             SourceFile::Arriving { name, arrival, .. } => SourceFile::Stored {
                 name: name.clone(),
-                file: read(&LocalFile::open(arrival.path(name)?)?)?,
+                file: read(&LocalFile::open(
+                    arrival.path(name).map_err(pull::with_advice)?,
+                )?)?,
             },
             SourceFile::Builtin { .. } => self.clone(),
         })
@@ -111,7 +113,7 @@ impl SourceFile {
         Ok(match self {
             SourceFile::Local(file) | SourceFile::Stored { file, .. } => file.prefix(n),
             SourceFile::Arriving { name, arrival, .. } => {
-                LocalFile::open(arrival.path(name)?)?.prefix(n)
+                LocalFile::open(arrival.path(name).map_err(pull::with_advice)?)?.prefix(n)
             }
             SourceFile::Builtin { bytes, .. } => {
                 bytes.slice(..usize::try_from(n).map_or(bytes.len(), |n| n.min(bytes.len())))
@@ -130,9 +132,10 @@ impl SourceFile {
             SourceFile::Local(file) | SourceFile::Stored { file, .. } => {
                 Ok(file.slice(offset, len)?)
             }
-            SourceFile::Arriving { name, arrival, .. } => {
-                Ok(LocalFile::open(arrival.path(name)?)?.slice(offset, len)?)
-            }
+            SourceFile::Arriving { name, arrival, .. } => Ok(LocalFile::open(
+                arrival.path(name).map_err(pull::with_advice)?,
+            )?
+            .slice(offset, len)?),
             SourceFile::Builtin { name, bytes } => {
                 let end = offset
                     .checked_add(len)
@@ -168,7 +171,7 @@ pub(crate) enum Folder {
     /// A model in the store, whose files were verified on their way there.
     Stored(Arc<store::Model>),
     /// A package on its way into the store.
-    Arriving(Arc<Arrival>),
+    Arriving(Arc<IncomingPackage>),
     Builtin,
 }
 
@@ -192,7 +195,11 @@ impl Folder {
                 None => Ok(None),
             },
             Folder::Arriving(arrival) => {
-                let size = arrival.files()?.get(name).copied();
+                let size = arrival
+                    .files()
+                    .map_err(pull::with_advice)?
+                    .get(name)
+                    .copied();
                 Ok(size.map(|size| SourceFile::Arriving {
                     name: name.to_owned(),
                     size,
@@ -344,7 +351,7 @@ fn fetched(address: &str) -> Result<Found> {
         },
         ..Limits::default()
     };
-    let arrival = Arrival::begin(store.clone(), address, name, limits);
+    let arrival = pull::begin(store.clone(), address, name, limits)?;
     let failed = match arrival.files() {
         Ok(files) if files.contains_key(MANIFEST_FILE) => {
             return Ok(Found::Package(Folder::Arriving(arrival)));
@@ -355,12 +362,13 @@ fn fetched(address: &str) -> Result<Found> {
     match (failed, name) {
         (None, _) => {}
         // That it can't be reached is no refusal.
-        (Some(error), Some(name)) if error.downcast_ref::<FetchError>().is_some() => {
+        (Some(error), Some(name)) if error.is_unanswered() => {
+            let error = anyhow::Error::from(error);
             output::note(format_args!(
                 "warning: {error:#}; using `{name}` as it is in the store"
             ));
         }
-        (Some(error), _) => return Err(error),
+        (Some(error), _) => return Err(pull::with_advice(error)),
     }
     let models = store.list()?;
     let model = models.iter().find(|model| model.entry.source == address);
