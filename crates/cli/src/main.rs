@@ -12,7 +12,6 @@ mod convert;
 mod device;
 mod display;
 mod folders;
-mod hashes;
 mod interrupt;
 mod machine;
 mod model;

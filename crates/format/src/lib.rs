@@ -34,7 +34,9 @@
 mod budget;
 pub mod bundle;
 mod catalog;
+pub mod digest;
 mod dtype;
+mod file_name;
 pub mod gguf;
 pub mod hf;
 pub mod names;

@@ -245,6 +245,15 @@ codes! {
 #[cfg(all(feature = "native", not(target_family = "wasm")))]
 codes! {
     sterna_delivery::LocalFileError => local_code;
+    sterna_delivery::pull::PullError => pull_code;
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+fn pull_code(error: &sterna_delivery::pull::PullError) -> ErrorCode {
+    match error {
+        error if error.signature_error().is_some() => ErrorCode::Untrusted,
+        _ => ErrorCode::Io,
+    }
 }
 
 #[cfg(all(feature = "native", not(target_family = "wasm")))]

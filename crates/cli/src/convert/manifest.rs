@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, Digest};
+use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, digest_of};
 use sterna_engine::{LayerConfig, ModelConfig, RopeScaling};
 use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
@@ -17,7 +17,6 @@ use sterna_format::rdrr::{
 use sterna_kernels::activation::Activation;
 
 use super::shards::{ShardHashes, Written};
-use crate::hashes::{algorithm, manifest_algorithm, manifest_digest};
 use crate::staging::write_file;
 
 /// What a manifest is made from besides the bytes that were written.
@@ -73,26 +72,23 @@ pub(super) fn of_weights(
     written: &Written,
 ) -> Manifest {
     let roots = (tensors.iter().zip(&written.tensors.roots))
-        .map(|(tensor, root)| (tensor.name.clone(), manifest_digest(root)));
+        .map(|(tensor, root)| (tensor.name.clone(), *root));
     let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
         file_name: shard_file_name(i),
         size: shard.size,
-        hash: manifest_digest(&shard.digest),
+        hash: shard.digest,
         blake3: None,
         extra: Map::new(),
     });
-    let blocks = |shard: &ShardHashes| {
-        let digests = shard.blocks.digests().iter();
-        digests.map(manifest_digest).collect()
-    };
+    let blocks = |shard: &ShardHashes| shard.blocks.digests().to_vec();
     let converter = concat!("sterna ", env!("CARGO_PKG_VERSION"));
     Manifest {
         model_type: model_type.to_owned(),
-        hash_algorithm: manifest_algorithm(written.algorithm),
+        hash_algorithm: written.algorithm,
         groups: groups(model_type, &tensors, written),
         total_size: written.shards.iter().map(|shard| shard.size).sum(),
         shards: shards.collect(),
-        blake3_full: Some(manifest_digest(&written.blake3)),
+        blake3_full: Some(written.blake3),
         integrity: Some(Integrity {
             block_merkle: Some(BlockMerkle {
                 block_size: DEFAULT_BLOCK_SIZE,
@@ -123,14 +119,14 @@ pub(super) fn write(
     manifest: &mut Manifest,
     mut beside: Vec<(String, Bytes)>,
 ) -> Result<()> {
-    let algorithm = algorithm(manifest);
+    let algorithm = manifest.hash_algorithm;
     if let (Some(name), Some(tensors)) = (&manifest.tensors_file, &manifest.tensors) {
         beside.push((name.clone(), tensors.to_json().into()));
     }
     let files = beside.iter().map(|(name, bytes)| FileHash {
         name: name.clone(),
         size: bytes.len() as u64,
-        hash: manifest_digest(&Digest::of(algorithm, bytes)),
+        hash: digest_of(algorithm, bytes),
         extra: Map::new(),
     });
     let integrity = manifest.integrity.get_or_insert_default();
@@ -160,7 +156,7 @@ fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group
             version: "1.0.0".to_owned(),
             shards,
             tensors: members.iter().map(|tensor| tensor.name.clone()).collect(),
-            hash: manifest_digest(&written.tensors.groups[&id]),
+            hash: written.tensors.groups[&id],
             layer_index: id.layer_index().map(u64::from),
             expert_index: id.expert_index().map(u64::from),
             extra: Map::new(),

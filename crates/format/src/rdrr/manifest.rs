@@ -4,13 +4,13 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use super::digest::{Digest, HashAlgorithm};
 use super::groups::GroupKind;
 use super::hints::RuntimeOptimizations;
 use super::json::Json;
 use super::problem::{Notes, Problems};
 use super::tensors::TensorMap;
 use super::{TENSORS_FILE, read, write};
+use crate::digest::{Algorithm, Digest};
 
 /// What a package says of itself.
 ///
@@ -32,7 +32,7 @@ pub struct Manifest {
     pub quantization_info: Option<QuantizationInfo>,
     /// What the hashes of shards and groups are. Where a manifest doesn't say, what its first shard
     /// says that does; SHA-256 if none does.
-    pub hash_algorithm: HashAlgorithm,
+    pub hash_algorithm: Algorithm,
     /// Shape of the model; adapters have none.
     pub architecture: Option<Architecture>,
     /// The `config.json` of the checkpoint that the package was made from.

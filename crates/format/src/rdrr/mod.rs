@@ -28,8 +28,6 @@
 //! # Ok::<(), sterna_format::rdrr::Problems>(())
 //! ```
 
-mod digest;
-mod files;
 pub mod groups;
 mod hf_config;
 pub mod hints;
@@ -43,8 +41,7 @@ mod read;
 mod tensors;
 mod write;
 
-pub use digest::{Digest, HashAlgorithm, NotADigest, UnknownHashAlgorithm};
-pub use files::{is_plain_file_name, shard_file_name};
+pub use crate::file_name::is_plain_file_name;
 pub use groups::GroupKind;
 pub use hf_config::{HfConfig, hf_config};
 pub use hints::RuntimeOptimizations;
@@ -71,3 +68,8 @@ const MAX_TENSORS: usize = 300_000;
 const MAX_SHARDS: usize = 100_000;
 /// 61 layers of 256 experts make 16,000.
 const MAX_GROUPS: usize = 100_000;
+
+/// The usual name of the shard with this index.
+pub fn shard_file_name(index: usize) -> String {
+    format!("shard_{index:05}.bin")
+}

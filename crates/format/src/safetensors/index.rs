@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::TensorCatalog;
 use crate::budget::Budget;
+use crate::file_name::is_plain_file_name;
 
 use super::{SafeTensors, SafeTensorsError};
 
@@ -47,7 +48,7 @@ impl Index {
         }
         let index: Index = serde_json::from_slice(json).map_err(SafeTensorsError::Index)?;
         let files = &index.weight_map.files;
-        match files.iter().find(|(file, _)| !is_plain(file)) {
+        match files.iter().find(|(file, _)| !is_plain_file_name(file)) {
             Some((file, &number)) => Err(SafeTensorsError::FileName {
                 tensor: index.tensor_in(number),
                 file: file.clone(),
@@ -126,13 +127,6 @@ impl<'de> Deserialize<'de> for WeightMap {
 
         d.deserialize_map(WeightMapVisitor)
     }
-}
-
-fn is_plain(name: &str) -> bool {
-    !name.is_empty()
-        && name != "."
-        && name != ".."
-        && !name.contains(|c: char| matches!(c, '/' | '\\' | ':') || c.is_control())
 }
 
 /// Joins the files of a checkpoint, given with their names; `file` is the index in `files`.

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 use sterna_delivery::hash::Expected;
+use sterna_delivery::package::MAX_FILE_BYTES;
 use sterna_engine::{ModelPlan, PlanOptions, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::Metadata;
@@ -42,9 +43,6 @@ pub use names::may_be_called;
 pub use package::{PackageFiles, PackageHeader, Signatures};
 pub use text::GGUF_TOKENIZER_FILE;
 
-/// The largest file beside the weights that is read: no parser of ours takes a larger one, and the largest
-/// `tokenizer.json` in use have about 35 MB.
-pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// What a model's files are opened by.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Names of files in a package's folder: plain ones, on every system.
+//! Names of files in a model's folder: plain ones, on every system.
 
 /// The longest name that all file systems take, in bytes.
 const MAX_LEN: usize = 255;
@@ -6,31 +6,38 @@ const MAX_LEN: usize = 255;
 /// Names that Windows gives to devices, whatever ending follows them.
 const DEVICES: [&str; 7] = ["con", "prn", "aux", "nul", "conin$", "conout$", "clock$"];
 
-/// The usual name of the shard with this index.
-pub fn shard_file_name(index: usize) -> String {
-    format!("shard_{index:05}.bin")
-}
-
 /// Whether `name` names a file in the folder itself, on every system: no path, no drive, no
 /// device, no hidden file, nothing that a system would read as another name.
 pub fn is_plain_file_name(name: &str) -> bool {
-    let stem = name.split('.').next().unwrap_or_default();
-    let stem = stem.trim_end().to_ascii_lowercase();
-    let numbered = |port| {
-        let digit = stem.strip_prefix(port);
-        digit.is_some_and(|d| {
-            matches!(d, "¹" | "²" | "³") || (d.len() == 1 && d.as_bytes()[0].is_ascii_digit())
-        })
-    };
+    let stem = name.split('.').next().unwrap_or_default().trim_end();
     !name.is_empty()
         && name.len() <= MAX_LEN
         && !name.starts_with(['.', ' '])
         && !name.ends_with(['.', ' '])
-        && !name.contains(|c: char| c.is_control() || r#"/\:*?"<>|%"#.contains(c))
-        && !name.contains(is_invisible)
-        && !DEVICES.contains(&stem.as_str())
-        && !numbered("com")
-        && !numbered("lpt")
+        && !name.contains(|c: char| c.is_control() || is_reserved(c) || is_invisible(c))
+        && !is_device(stem)
+}
+
+/// Characters that mean something to some system, in paths, patterns or addresses.
+fn is_reserved(c: char) -> bool {
+    matches!(
+        c,
+        '/' | '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|' | '%'
+    )
+}
+
+/// Whether Windows takes a name that begins with this, up to its first dot, for a device.
+fn is_device(stem: &str) -> bool {
+    let is_numbered = |port: &str| {
+        let (start, digit) = (stem.get(..port.len()), stem.get(port.len()..));
+        start.is_some_and(|start| start.eq_ignore_ascii_case(port))
+            && digit.is_some_and(|d| {
+                matches!(d, "¹" | "²" | "³") || (d.len() == 1 && d.as_bytes()[0].is_ascii_digit())
+            })
+    };
+    (DEVICES.iter()).any(|device| stem.eq_ignore_ascii_case(device))
+        || is_numbered("com")
+        || is_numbered("lpt")
 }
 
 /// Marks that make a name read otherwise than it is written.
@@ -39,7 +46,7 @@ fn is_invisible(c: char) -> bool {
 }
 
 /// What two names have in common that some file system takes for one.
-pub(super) fn folded(name: &str) -> String {
+pub(crate) fn folded(name: &str) -> String {
     name.to_lowercase()
 }
 
@@ -61,8 +68,6 @@ mod tests {
         ] {
             assert!(is_plain_file_name(name), "{name}");
         }
-        assert_eq!(shard_file_name(12), "shard_00012.bin");
-        assert_eq!(shard_file_name(123_456), "shard_123456.bin");
     }
 
     #[test]

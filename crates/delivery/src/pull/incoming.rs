@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use anyhow::{Context, Result, anyhow};
-use sterna_delivery::fetch::Limits;
-use sterna_delivery::store::Store;
-
-use super::{Pulled, pull};
+use super::{Event, PullError, PullOptions, Pulled, pull};
+use crate::sign::TrustList;
+use crate::store::Store;
 
 /// What has arrived of a model so far. Shared by the thread that fetches and those that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Arrival {
+pub struct IncomingPackage {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -22,15 +20,15 @@ pub(crate) struct Arrival {
 struct State {
     /// All files of the model and their sizes, once it is known what belongs to it.
     files: Option<BTreeMap<String, u64>>,
-    /// Where those are that have been verified.
-    here: HashMap<String, PathBuf>,
+    /// Where the files are that have been verified.
+    verified: HashMap<String, PathBuf>,
     /// True once nothing more will come.
     ended: bool,
-    fetching: Option<JoinHandle<Result<Pulled>>>,
+    fetching: Option<JoinHandle<Result<Pulled, PullError>>>,
 }
 
 /// Tells those who wait that nothing more comes, however fetching ends.
-struct End<'a>(&'a Arrival);
+struct End<'a>(&'a IncomingPackage);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
@@ -39,30 +37,32 @@ impl Drop for End<'_> {
     }
 }
 
-impl Arrival {
-    /// Begins to fetch the model at `address` into `store`, under `name` if one is given.
-    pub(crate) fn begin(
+impl IncomingPackage {
+    /// Begins to fetch the model at `address` into `store`, on a thread of its own, which calls `notify`.
+    /// [`PullOptions::mirrors`] may give more sources.
+    pub fn begin(
         store: Store,
-        address: &str,
-        name: Option<&str>,
-        limits: Limits,
-    ) -> Arc<Arrival> {
-        let arrival = Arc::new(Arrival::default());
-        let (shared, sources) = (Arc::clone(&arrival), vec![address.to_owned()]);
-        let name = name.map(str::to_owned);
+        address: String,
+        options: PullOptions,
+        trust: TrustList,
+        notify: impl Fn(Event<'_>) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let incoming = Arc::new(Self::default());
+        let shared = Arc::clone(&incoming);
         let fetching = thread::spawn(move || {
             let _end = End(&shared);
-            pull(
-                &store,
-                &sources,
-                name.as_deref(),
-                None,
-                &limits,
-                Some(&shared),
-            )
+            let notify = |event: Event<'_>| {
+                match &event {
+                    Event::Listed(files) => shared.announce((*files).clone()),
+                    Event::Verified { file, path } => shared.add(file, path.to_path_buf()),
+                    _ => {}
+                }
+                notify(event);
+            };
+            pull(&store, &address, &options, &trust, &notify)
         });
-        arrival.lock().fetching = Some(fetching);
-        arrival
+        incoming.lock().fetching = Some(fetching);
+        incoming
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -87,19 +87,19 @@ impl Arrival {
     }
 
     /// Says what belongs to the model.
-    pub(super) fn announce(&self, files: BTreeMap<String, u64>) {
+    fn announce(&self, files: BTreeMap<String, u64>) {
         self.lock().files = Some(files);
         self.changed.notify_all();
     }
 
     /// Says that a file has been verified and where it is.
-    pub(super) fn add(&self, name: &str, path: PathBuf) {
-        self.lock().here.insert(name.to_owned(), path);
+    fn add(&self, name: &str, path: PathBuf) {
+        self.lock().verified.insert(name.to_owned(), path);
         self.changed.notify_all();
     }
 
     /// The files of the model and their sizes; fails if it can't be had.
-    pub(crate) fn files(&self) -> Result<BTreeMap<String, u64>> {
+    pub fn files(&self) -> Result<BTreeMap<String, u64>, PullError> {
         match self.wait(|state| state.files.clone()) {
             Some(files) => Ok(files),
             None => Err(self.failure()),
@@ -107,62 +107,68 @@ impl Arrival {
     }
 
     /// Where the file called `name` is, once it has been verified; fails if it can't be had.
-    pub(crate) fn path(&self, name: &str) -> Result<PathBuf> {
-        match self.wait(|state| state.here.get(name).cloned()) {
+    pub fn path(&self, name: &str) -> Result<PathBuf, PullError> {
+        match self.wait(|state| state.verified.get(name).cloned()) {
             Some(path) => Ok(path),
-            None => Err(self.failure()).with_context(|| format!("{name}: not fetched")),
+            None => Err(PullError::NotFetched {
+                file: name.to_owned(),
+                source: Box::new(self.failure()),
+            }),
         }
     }
 
-    /// Waits until the model is in the store.
-    pub(crate) fn finish(&self) -> Result<()> {
+    /// Waits until the model is in the store. The error of fetching is given once; later calls succeed.
+    pub fn finish(&self) -> Result<(), PullError> {
         let fetching = self.lock().fetching.take();
         match fetching {
             Some(thread) => match thread.join() {
                 Ok(result) => result.map(|_| ()),
-                Err(_) => Err(anyhow!("fetching failed; its message is above")),
+                Err(_) => Err(PullError::Panicked),
             },
-            // Somebody else has waited, and been told.
+            // Another call has waited, and has the error.
             None => Ok(()),
         }
     }
 
     /// Why nothing more came.
-    fn failure(&self) -> anyhow::Error {
+    fn failure(&self) -> PullError {
         match self.finish() {
             Err(error) => error,
-            Ok(()) => anyhow!("fetching has ended"),
+            Ok(()) => PullError::Ended,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
     use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn files_are_waited_for_and_failures_told_once() {
-        let arrival = Arc::new(Arrival::default());
+        let incoming = Arc::new(IncomingPackage::default());
         let waiting = {
-            let arrival = Arc::clone(&arrival);
-            thread::spawn(move || arrival.path("shard"))
+            let incoming = Arc::clone(&incoming);
+            thread::spawn(move || incoming.path("shard"))
         };
         thread::sleep(Duration::from_millis(20));
-        arrival.add("other", "/elsewhere".into());
-        arrival.add("shard", "/somewhere".into());
+        incoming.add("other", "/elsewhere".into());
+        incoming.add("shard", "/somewhere".into());
         assert_eq!(
             waiting.join().unwrap().unwrap(),
             PathBuf::from("/somewhere")
         );
-        let fetching = thread::spawn(|| Err(anyhow!("the line was cut")));
-        arrival.lock().fetching = Some(fetching);
-        arrival.lock().ended = true;
+        let fetching = thread::spawn(|| Err(PullError::NoSource));
+        incoming.lock().fetching = Some(fetching);
+        incoming.lock().ended = true;
         // What has come stays.
-        assert!(arrival.path("other").is_ok());
-        let error = format!("{:#}", arrival.path("never").unwrap_err());
-        assert_eq!(error, "never: not fetched: the line was cut");
-        assert!(arrival.files().is_err() && arrival.finish().is_ok());
+        assert!(incoming.path("other").is_ok());
+        let error = incoming.path("never").unwrap_err();
+        assert_eq!(error.to_string(), "never: not fetched");
+        let cause = error.source().map(ToString::to_string);
+        assert_eq!(cause.as_deref(), Some("expected a source, found none"));
+        assert!(incoming.files().is_err() && incoming.finish().is_ok());
     }
 }

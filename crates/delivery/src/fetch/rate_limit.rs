@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// Time comes in from outside, as a duration since any fixed moment.
 #[derive(Debug, Clone)]
-pub struct Pace {
+pub struct RateLimit {
     bytes_per_second: u64,
     /// When everything taken so far will have been paid for.
     paid_until: Duration,
@@ -15,7 +15,7 @@ pub struct Pace {
 /// Unused time that may be made up for.
 const BURST: Duration = Duration::from_millis(250);
 
-impl Pace {
+impl RateLimit {
     /// At most `bytes_per_second`, and at least one byte.
     pub fn new(bytes_per_second: u64) -> Self {
         Self {
@@ -45,17 +45,17 @@ mod tests {
 
     #[test]
     fn bytes_come_at_the_rate_and_a_pause_is_made_up_for_in_part() {
-        let mut pace = Pace::new(1000);
+        let mut rate_limit = RateLimit::new(1000);
         let mut now = Duration::from_secs(100);
         let start = now;
         for _ in 0..100 {
-            now += pace.take(100, now);
+            now += rate_limit.take(100, now);
         }
         let took = (now - start).as_secs_f64();
         assert!((9.5..=10.0).contains(&took), "{took}");
         now += Duration::from_secs(60);
-        assert_eq!(pace.take(250, now), Duration::ZERO);
-        assert_eq!(pace.take(100, now), Duration::from_millis(100));
-        assert!(Pace::new(0).take(usize::MAX, now).as_secs() > 1 << 30);
+        assert_eq!(rate_limit.take(250, now), Duration::ZERO);
+        assert_eq!(rate_limit.take(100, now), Duration::from_millis(100));
+        assert!(RateLimit::new(0).take(usize::MAX, now).as_secs() > 1 << 30);
     }
 }
