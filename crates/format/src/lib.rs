@@ -37,6 +37,7 @@ mod catalog;
 mod dtype;
 pub mod gguf;
 pub mod hf;
+mod json;
 pub mod names;
 pub mod rdrr;
 pub mod safetensors;

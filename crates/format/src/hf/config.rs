@@ -1,7 +1,7 @@
 //! `config.json`: what a checkpoint says about its model.
 
 use super::ConfigError;
-use super::json::{Json, Node};
+use super::node::{self, Node};
 use super::rope::{RopeParameters, RopeSet};
 
 /// The facts of `config.json`, under their names there. What the file doesn't say is `None` or
@@ -94,7 +94,7 @@ impl Config {
     ///
     /// [`ConfigError`] if it isn't JSON or a value isn't what its key demands.
     pub fn parse(json: &[u8]) -> Result<Config, ConfigError> {
-        let json = Json::parse(json)?;
+        let json = node::parse(json)?;
         let outer = Node::root(&json);
         outer.expect_object()?;
         let inner = outer.get("text_config");

@@ -2,7 +2,7 @@
 
 use super::ConfigError;
 use super::config::{first_id, token_ids};
-use super::json::{Json, Node};
+use super::node::{self, Node};
 
 /// Sampling defaults and stop ids, under their names there. What the file doesn't say is `None` or
 /// empty.
@@ -36,7 +36,7 @@ impl GenerationConfig {
     ///
     /// [`ConfigError`] if it isn't JSON or a value isn't what its key demands.
     pub fn parse(json: &[u8]) -> Result<GenerationConfig, ConfigError> {
-        let json = Json::parse(json)?;
+        let json = node::parse(json)?;
         let root = Node::root(&json);
         root.expect_object()?;
         let f64 = |key: &str| root.get(key).map(|n| n.any_f64()).transpose();

@@ -1,5 +1,10 @@
 //! Names of files in a package's folder: plain ones, on every system.
 
+/// The name of the file that makes a folder a package.
+pub const MANIFEST_FILE: &str = "manifest.json";
+/// The usual name of the external tensor map.
+pub const TENSORS_FILE: &str = "tensors.json";
+
 /// The longest name that all file systems take, in bytes.
 const MAX_LEN: usize = 255;
 

@@ -6,9 +6,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::json::Path;
 use super::manifest::{Architecture, Manifest, ModelShape};
-use super::problem::{Notes, Problems, quoted};
+use super::problem::{Notes, Path, Problems};
+use crate::json::quoted;
 
 /// A configuration, and what was made of a manifest on the way.
 #[derive(Debug, Clone, PartialEq)]

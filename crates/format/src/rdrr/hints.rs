@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::json::{Fields, Json};
+use super::fields::Fields;
+use crate::json::Json;
 
 /// The most entries of a list of hints.
 const MAX_HINTS: usize = 256;
@@ -508,12 +509,12 @@ fn list(what: &str, known: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rdrr::json::Path;
-    use crate::rdrr::problem::Notes;
+    use crate::rdrr::fields;
+    use crate::rdrr::problem::{Notes, Path};
 
     fn read(json: &str) -> RuntimeOptimizations {
         let mut notes = Notes::new();
-        let tree = Json::parse(json.as_bytes(), &mut notes).unwrap();
+        let tree = fields::parse(json.as_bytes(), &mut notes).unwrap();
         let mut fields = Fields::of(&tree, Path::Root, &mut notes).unwrap();
         let hints = RuntimeOptimizations::read(&mut fields);
         notes.or(hints).unwrap()
