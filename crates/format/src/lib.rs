@@ -38,6 +38,7 @@ mod dtype;
 pub mod gguf;
 pub mod hf;
 mod json;
+pub mod model;
 pub mod names;
 pub mod rdrr;
 pub mod safetensors;
