@@ -44,4 +44,4 @@ pub mod rdrr;
 pub mod safetensors;
 
 pub use catalog::{FileLayout, TensorCatalog, TensorEntry};
-pub use dtype::DType;
+pub use dtype::{DType, I2sLayout, UnknownI2sLayout};

@@ -155,12 +155,7 @@ impl PackageHeader {
         let info = self.package.manifest().quantization_info.as_ref();
         match info.and_then(|info| info.i2s_layout.as_deref()) {
             None => Ok(None),
-            Some("block128") => Ok(Some(I2sLayout::Block128)),
-            Some("block64") => Ok(Some(I2sLayout::Block64)),
-            Some("rows4") => Ok(Some(I2sLayout::Rows4)),
-            Some(other) => bail!(
-                "quantizationInfo.i2sLayout: expected block128, block64 or rows4, found `{other}`"
-            ),
+            Some(name) => Ok(Some(name.parse().context("quantizationInfo.i2sLayout")?)),
         }
     }
 

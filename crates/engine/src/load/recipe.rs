@@ -101,7 +101,7 @@ pub(crate) fn linear(
     let dense = |(layout, scale)| {
         Ok(WeightData::Ternary {
             codes: pack(layout)?,
-            packing: TernaryPacking::Dense,
+            packing: TernaryPacking::I2s,
             scale,
         })
     };
@@ -144,7 +144,7 @@ pub(crate) fn linear(
             };
             Ok(WeightData::Ternary {
                 codes,
-                packing: TernaryPacking::Dense,
+                packing: TernaryPacking::I2s,
                 scale: given_scale.unwrap_or(1.0),
             })
         }
