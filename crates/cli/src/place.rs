@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 #[cfg(feature = "gpu")]
 use sterna_engine::SessionOptions;
 use sterna_engine::{Activations, Cpu, Model, ModelPlan};
 use sterna_format::rdrr::RuntimeOptimizations;
-use sterna_format::rdrr::hints::{self, Capabilities, Decision};
+#[cfg(feature = "gpu")]
+use sterna_gpu::tuning::hints;
 use sterna_kernels::Isa;
 
 use crate::args::n_bytes;
@@ -165,19 +167,48 @@ pub(crate) fn offer(flags: &PlaceFlags) -> Result<sterna_gpu::Offer> {
     gpu::offer(flags)
 }
 
+/// A hint of a package, and what becomes of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct HintReport {
+    pub(crate) hint: String,
+    pub(crate) value: String,
+    pub(crate) outcome: &'static str,
+    pub(crate) reason: String,
+}
+
 /// What becomes of `hints` where `flags` have a model of `memory_bytes` computed. No GPU is opened; one that
 /// can't be had is none.
+#[cfg(feature = "gpu")]
 pub(crate) fn decisions(
     flags: &PlaceFlags,
     hints: &RuntimeOptimizations,
     memory_bytes: u64,
-) -> Result<Vec<Decision>> {
-    #[cfg(feature = "gpu")]
-    if let Some(decisions) = gpu::decisions(flags, hints, flags.wish(memory_bytes)?) {
-        return Ok(decisions);
-    }
-    let _ = (flags, memory_bytes);
-    Ok(hints::resolve(hints, &Capabilities { gpu: None }).decisions)
+) -> Result<Vec<HintReport>> {
+    let on_gpu = gpu::decisions(flags, hints, flags.wish(memory_bytes)?);
+    let decisions = on_gpu.unwrap_or_else(|| hints::resolve(hints, None).decisions);
+    let report = |decision: hints::Decision| HintReport {
+        hint: decision.hint,
+        value: decision.value,
+        outcome: decision.outcome.name(),
+        reason: decision.reason,
+    };
+    Ok(decisions.into_iter().map(report).collect())
+}
+
+/// What becomes of `hints`: nothing, as hints are about GPUs.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn decisions(
+    _: &PlaceFlags,
+    hints: &RuntimeOptimizations,
+    _: u64,
+) -> Result<Vec<HintReport>> {
+    let ignored = hints.iter().map(|hint| HintReport {
+        hint: hint.name(),
+        value: hint.value(),
+        outcome: "ignored",
+        reason: "this program was built without GPUs".to_owned(),
+    });
+    Ok(ignored.collect())
 }
 
 /// Calls `load` with the CPU, unless `flags` ask for a GPU.
@@ -300,7 +331,7 @@ mod gpu {
     use anyhow::{Context, Error, Result};
     use sterna_engine::{BackendError, Gpu, GpuShare, LoadError, Model, ModelPlan};
     use sterna_format::rdrr::RuntimeOptimizations;
-    use sterna_format::rdrr::hints::Decision;
+    use sterna_gpu::tuning::hints::Decision;
     use sterna_gpu::{AdapterInfo, AdapterKind, Device, DeviceOptions, GpuError, Offer};
 
     use super::{Engine, Place, PlaceFlags, TuningFlag, Wish, gpu_share};
