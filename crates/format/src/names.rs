@@ -100,7 +100,8 @@ pub struct NameCollision {
     pub second: String,
 }
 
-/// A catalog with GGUF names: known tensors renamed, ignored ones left out, unknown ones kept.
+/// A catalog with GGUF names: known tensors renamed, ignored ones left out, unknown ones kept. Each
+/// remembers what the file calls it.
 ///
 /// # Errors
 ///
@@ -117,6 +118,7 @@ pub fn translate_catalog(
             Name::Ignored => continue,
         };
         let renamed = TensorEntry {
+            renamed_from: (name != entry.name).then(|| entry.name_in_file().to_owned()),
             name,
             ..entry.clone()
         };
@@ -430,6 +432,7 @@ mod tests {
             for (i, &name) in names.iter().enumerate() {
                 let entry = TensorEntry {
                     name: name.into(),
+                    renamed_from: None,
                     dtype: DType::F32,
                     shape: vec![1],
                     file: i,
@@ -444,6 +447,8 @@ mod tests {
         let out = translate_catalog("llama", &hf).unwrap();
         let names: Vec<_> = out.iter().map(|t| (&*t.name, t.file)).collect();
         assert_eq!(names, [("output_norm.weight", 0), ("extra", 2)]);
+        let in_file: Vec<_> = out.iter().map(TensorEntry::name_in_file).collect();
+        assert_eq!(in_file, ["model.norm.weight", "extra"]);
 
         let twice = catalog(&["model.norm.weight", "norm.weight"]);
         assert_eq!(

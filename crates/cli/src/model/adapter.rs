@@ -249,6 +249,7 @@ fn open_package(name: &str) -> Result<AdapterFiles> {
         };
         let bytes = files.bytes_of(&TensorRequest {
             name: entry.name.clone(),
+            renamed_from: None,
             file: entry.file,
             offset: entry.offset,
             len: entry.len,

@@ -292,6 +292,7 @@ impl TensorFile {
         for (tensor, name) in self.tensors.iter().zip(names.names) {
             let entry = TensorEntry {
                 name,
+                renamed_from: None,
                 dtype: tensor.form.dtype,
                 shape: tensor.form.shape(),
                 file: 0,

@@ -132,6 +132,7 @@ pub(super) fn place_tensors(
         }
         entries.push(TensorEntry {
             name: tensor.name.to_owned(),
+            renamed_from: None,
             dtype,
             shape: tensor.shape(),
             file: 0,

@@ -136,6 +136,7 @@ fn place_tensor(
     }
     Ok(TensorEntry {
         name,
+        renamed_from: None,
         dtype,
         shape: described.shape,
         file: 0,
