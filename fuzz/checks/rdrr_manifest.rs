@@ -21,7 +21,9 @@ pub(crate) fn check(data: &[u8]) {
     );
     let files = manifest.hashed_files();
     assert!(files.iter().all(|file| is_plain_file_name(&file.name)));
-    let _ = hf_config(&manifest);
+    if let Ok(hf) = hf_config(&manifest) {
+        let _ = hf.parsed();
+    }
     if let Some(hints) = &manifest.runtime_optimizations {
         for hint in hints.iter() {
             let _ = (hint.name(), hint.value());

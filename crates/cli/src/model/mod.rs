@@ -264,7 +264,7 @@ impl ModelFiles {
                 self.parsed("config.json", Config::parse)?,
                 self.told_config()?,
             ) {
-                (None, Some(told)) => Ok(Some(Config::parse(told.to_string().as_bytes())?)),
+                (None, Some(told)) => Ok(Some(Config::from_value(&told)?)),
                 (own, _) => Ok(own),
             },
         }

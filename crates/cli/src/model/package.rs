@@ -169,8 +169,8 @@ impl PackageHeader {
         if let Some(reason) = &self.not_runnable {
             bail!("{reason}");
         }
-        let json = serde_json::to_vec(&self.hf_config()?.config)?;
-        Config::parse(&json).context("the configuration that the manifest amounts to")
+        let config = self.hf_config()?.parsed();
+        config.context("the configuration that the manifest amounts to")
     }
 }
 

@@ -43,10 +43,11 @@ impl RopeFile {
         let json = cursor.bytes(len, Place::Rope)?;
         cursor.finish()?;
         // Checks the type of every value that there is.
-        let config = Config::parse(json)?;
+        let json = parse_json(json)?;
+        let config = Config::from_value(&json)?;
         let head_dim = required("head_dim", config.head_dim)?;
         let part = config.partial_rotary_factor.unwrap_or(1.0);
-        let scaling = match parse_json(json)? {
+        let scaling = match json {
             Value::Object(mut members) => members.remove("rope_scaling"),
             _ => None,
         };

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::manifest::{Architecture, Manifest, ModelShape};
 use super::problem::{Notes, Path, Problems};
+use crate::hf::{Config, ConfigError};
 use crate::json::quoted;
 
 /// A configuration, and what was made of a manifest on the way.
@@ -17,6 +18,17 @@ pub struct HfConfig {
     pub config: Map<String, Value>,
     /// What the manifest says and was not followed, and why.
     pub warnings: Vec<String>,
+}
+
+impl HfConfig {
+    /// What the members say.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if one isn't what its key demands.
+    pub fn parsed(&self) -> Result<Config, ConfigError> {
+        Config::read(&(&self.config).into())
+    }
 }
 
 /// The members of `config.json` for the model of `manifest`.
