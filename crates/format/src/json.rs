@@ -176,7 +176,7 @@ impl<'a> From<&'a Map<String, Value>> for Json<'a> {
 }
 
 /// The most numbers that JSON doesn't have: replacing them makes the text longer. What is left
-/// behind the last one is refused as bad JSON.
+/// after the last one is refused as bad JSON.
 const MAX_BARE_FLOATS: usize = 4096;
 
 /// `bytes` with `NaN`, `Infinity` and `-Infinity` outside of strings replaced, up to

@@ -258,10 +258,7 @@ fn open_package(name: &str) -> Result<AdapterFiles> {
             path: format!("layers.{}.{}", tensor.layer, tensor.module),
             layer: tensor.layer as usize,
             module: tensor.module,
-            factor: match tensor.matrix {
-                lora::LoraMatrix::A => LoraFactor::A,
-                lora::LoraMatrix::B => LoraFactor::B,
-            },
+            factor: tensor.matrix,
             matrix: LoraMatrix {
                 name: entry.name.clone(),
                 shape: entry.shape.clone(),

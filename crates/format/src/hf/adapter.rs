@@ -215,7 +215,7 @@ pub struct AdapterTensor {
 }
 
 /// One of the two matrices of a low-rank product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LoraFactor {
     /// Inputs to `rank` values.
     A,

@@ -259,7 +259,7 @@ impl<'r> Fields<'r> {
         })
     }
 
-    /// Members that nobody took, to be written again.
+    /// Members that weren't taken, to be written again.
     pub(super) fn rest(&mut self) -> Map<String, Value> {
         let mut rest = Map::new();
         for (i, (key, json)) in self.members.iter().enumerate() {

@@ -166,7 +166,7 @@ pub struct Group {
     pub shards: Vec<usize>,
     /// Names of its tensors, in the order in which they were written.
     pub tensors: Vec<String>,
-    /// Hash of the stored bytes of its tensors, one behind the other in the order of `tensors`.
+    /// Hash of the stored bytes of its tensors, one after the other in the order of `tensors`.
     pub hash: Digest,
     /// Layer, of groups that belong to one.
     pub layer_index: Option<u64>,

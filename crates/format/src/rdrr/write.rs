@@ -34,7 +34,7 @@ impl Object {
         }
     }
 
-    /// The object, with the members of unknown meaning behind the others.
+    /// The object, with the members of unknown meaning after the others.
     fn with(mut self, extra: &Map<String, Value>) -> Value {
         for (key, value) in extra {
             // A member that has a meaning is never unknown.

@@ -140,7 +140,7 @@ fn is_plain(name: &str) -> bool {
 /// Tensors keep the names that the files give them; [`crate::names`] translates.
 ///
 /// Published indices have stale lines, so a listed tensor may be absent and a tensor unlisted: what
-/// a model lacks is for whoever plans it to say.
+/// a model lacks is for its plan to say.
 ///
 /// # Errors
 ///
