@@ -39,9 +39,11 @@ mod dtype;
 mod file_name;
 pub mod gguf;
 pub mod hf;
+mod json;
+pub mod model;
 pub mod names;
 pub mod rdrr;
 pub mod safetensors;
 
 pub use catalog::{FileLayout, TensorCatalog, TensorEntry};
-pub use dtype::DType;
+pub use dtype::{DType, I2sLayout, UnknownI2sLayout};

@@ -230,6 +230,7 @@ codes! {
     sterna_engine::SamplerError => |_| ErrorCode::InvalidRequest;
     sterna_format::bundle::BundleError => |_| ErrorCode::InvalidFile;
     sterna_format::gguf::GgufError => |_| ErrorCode::InvalidFile;
+    sterna_format::UnknownI2sLayout => |_| ErrorCode::InvalidFile;
     sterna_format::hf::AdapterNameError => |_| ErrorCode::InvalidFile;
     sterna_format::hf::ConfigError => |_| ErrorCode::InvalidFile;
     sterna_format::rdrr::Problems => |_| ErrorCode::InvalidFile;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, digest_of};
 use sterna_engine::{LayerConfig, ModelConfig, RopeScaling};
+use sterna_format::names::module;
 use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
 use sterna_format::rdrr::{
@@ -168,7 +169,10 @@ fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group
 /// The description that the JavaScript runtime demands of how the model is computed.
 fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     let c = facts.config;
-    let has = |end: &str| tensors.iter().any(|tensor| tensor.name.ends_with(end));
+    let has = |module: &str, kind: &str| {
+        let end = format!("{module}.{kind}");
+        tensors.iter().any(|tensor| tensor.name.ends_with(&end))
+    };
     let gemma = facts.hf["model_type"]
         .as_str()
         .is_some_and(|name| name.starts_with("gemma"));
@@ -214,9 +218,9 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     let inference = json!({
         "attention": {
             "queryPreAttnScalar": c.query_scalar(),
-            "queryKeyNorm": has("q_norm.weight"),
+            "queryKeyNorm": has(module::Q_NORM, "weight"),
             "valueNorm": false,
-            "attentionBias": has("q_proj.bias"),
+            "attentionBias": has(module::Q, "bias"),
             "causal": true,
             "slidingWindow": window,
             "attnLogitSoftcapping": c.attn_softcap,
@@ -224,9 +228,9 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
         "normalization": {
             "rmsNormEps": facts.hf.get("rms_norm_eps").cloned().unwrap_or(json!(c.norm_eps)),
             "rmsNormWeightOffset": gemma,
-            "postAttentionNorm": has("post_attention_layernorm.weight"),
-            "preFeedforwardNorm": has("pre_feedforward_layernorm.weight"),
-            "postFeedforwardNorm": has("post_feedforward_layernorm.weight"),
+            "postAttentionNorm": has(module::POST_ATTENTION_NORM, "weight"),
+            "preFeedforwardNorm": has(module::PRE_FFN_NORM, "weight"),
+            "postFeedforwardNorm": has(module::POST_FFN_NORM, "weight"),
         },
         "ffn": {
             "activation": activation,

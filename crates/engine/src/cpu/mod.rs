@@ -16,7 +16,7 @@ pub use cache::CpuCache;
 
 use crate::backend::{
     Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
-    TernaryPacking, WeightData,
+    WeightData,
 };
 use crate::rope::Angles;
 
@@ -106,13 +106,7 @@ impl CpuLinear {
                 codes,
                 packing,
                 scale,
-            } => {
-                let view = match packing {
-                    TernaryPacking::Dense => TernaryMatrix::new,
-                    TernaryPacking::Tq20 => TernaryMatrix::tq2_0,
-                };
-                Matrix::Ternary(view(*n, *k, *scale, codes)?)
-            }
+            } => Matrix::Ternary(TernaryMatrix::packed(*packing, *n, *k, *scale, codes)?),
         })
     }
 

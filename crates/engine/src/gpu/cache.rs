@@ -3,11 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_gpu::kernels::attention::{self, CacheLayer};
+use sterna_gpu::kernels::attention::CacheLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
-use sterna_kernels::attention::CacheType;
-use sterna_kernels::rope::RopeLayout;
 
 use super::decode::{Choice, Room};
 use super::op::{Shared, Turn, View};
@@ -64,13 +62,9 @@ pub(super) fn memory(
     shape: &CacheShape,
     need: usize,
 ) -> Result<CacheLayer, GpuError> {
-    let dtype = match shape.dtype {
-        CacheType::F32 => attention::CacheType::F32,
-        CacheType::F16 => attention::CacheType::F16,
-        CacheType::Q8_0 => attention::CacheType::Q8_0,
-    };
     let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
-    CacheLayer::new(device, shape.n_kv_heads, shape.head_dim, dtype, capacity)
+    let (n_kv_heads, head_dim) = (shape.n_kv_heads, shape.head_dim);
+    CacheLayer::new(device, n_kv_heads, head_dim, shape.dtype, capacity)
 }
 
 /// The shortest context that commands are recorded for.
@@ -182,14 +176,10 @@ impl GpuCache {
     ) -> Result<Turn, GpuError> {
         let (step, first) = (tape.step(), self.len);
         let pairs = angles.dim / 2;
-        let layout = match angles.layout {
-            RopeLayout::Halves => attention::RopeLayout::Halves,
-            RopeLayout::Pairs => attention::RopeLayout::Pairs,
-        };
         let turn = |table: &Table| Turn {
             table: table.buffer.clone(),
             pairs,
-            layout,
+            layout: angles.layout,
         };
         let filled = |t: &&Table| {
             let place = (t.step, t.first, &t.rows) == (step, first, &rows);

@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_format::DType;
 use sterna_gpu::kernels::linear::Epilogue;
-use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, GpuError, ReadRange, Timing};
 use sterna_kernels::activation::Activation;
@@ -377,12 +376,7 @@ impl Backend for Gpu {
             });
             let len = cache::most_len(cache.len() + *n_rows);
             tape.push(Op::Attention {
-                shape: attention::AttentionShape {
-                    n_heads: shape.n_heads,
-                    scale: shape.scale,
-                    softcap: shape.softcap,
-                    window: shape.window,
-                },
+                shape: *shape,
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
@@ -399,13 +393,6 @@ impl Backend for Gpu {
         gate: &mut GpuBuffer,
         up: &GpuBuffer,
     ) -> Result<(), BackendError> {
-        let activation = match activation {
-            Activation::Silu => elementwise::Activation::Silu,
-            Activation::Relu2 => elementwise::Activation::Relu2,
-            Activation::Relu => elementwise::Activation::Relu,
-            Activation::GeluTanh => elementwise::Activation::GeluTanh,
-            Activation::GeluErf => elementwise::Activation::GeluErf,
-        };
         let (gate, up) = (gate.plain()?, up.plain()?);
         self.tape.lock().push(Op::Gate {
             activation,

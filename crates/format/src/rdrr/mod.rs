@@ -28,10 +28,11 @@
 //! # Ok::<(), sterna_format::rdrr::Problems>(())
 //! ```
 
+mod fields;
+mod files;
 pub mod groups;
 mod hf_config;
 pub mod hints;
-mod json;
 pub mod lora;
 mod manifest;
 pub mod naming;
@@ -42,6 +43,7 @@ mod tensors;
 mod write;
 
 pub use crate::file_name::is_plain_file_name;
+pub use files::{MANIFEST_FILE, TENSORS_FILE, shard_file_name};
 pub use groups::GroupKind;
 pub use hf_config::{HfConfig, hf_config};
 pub use hints::RuntimeOptimizations;
@@ -53,23 +55,7 @@ pub use package::Package;
 pub use problem::{Problem, Problems};
 pub use tensors::{Layout, Packing, Role, Span, Tensor, TensorMap, TensorType};
 
-/// The name of the file that makes a folder a package.
-pub const MANIFEST_FILE: &str = "manifest.json";
-/// The usual name of the external tensor map.
-pub const TENSORS_FILE: &str = "tensors.json";
 /// Where tensors start within shards: at multiples of this many bytes.
 pub const TENSOR_ALIGNMENT: u64 = 4096;
 /// The usual size of a shard, in bytes.
 pub const SHARD_SIZE: u64 = 64 << 20;
-
-/// The largest models have about 100,000 tensors.
-const MAX_TENSORS: usize = 300_000;
-/// 6.4 TB in shards of the usual size.
-const MAX_SHARDS: usize = 100_000;
-/// 61 layers of 256 experts make 16,000.
-const MAX_GROUPS: usize = 100_000;
-
-/// The usual name of the shard with this index.
-pub fn shard_file_name(index: usize) -> String {
-    format!("shard_{index:05}.bin")
-}

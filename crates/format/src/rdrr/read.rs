@@ -1,17 +1,21 @@
 //! Manifests from JSON: every spelling in use, brought to one.
 
+use super::fields::{self, Fields};
+use super::files::MANIFEST_FILE;
 use super::groups::GroupKind;
 use super::hints::RuntimeOptimizations;
-use super::json::{Fields, Json, Path};
 use super::manifest::{
     Architecture, BlockMerkle, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape,
     MoeConfig, QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
 };
-use super::problem::{Notes, quoted};
-use super::tensors::TensorMap;
-use super::{MANIFEST_FILE, MAX_GROUPS, MAX_SHARDS, MAX_TENSORS};
+use super::problem::{Notes, Path, Problems};
+use super::tensors::{MAX_SHARDS, MAX_TENSORS, TensorMap};
 use crate::digest::{Algorithm, Digest};
 use crate::file_name::{folded, is_plain_file_name};
+use crate::json::{Json, quoted};
+
+/// 61 layers of 256 experts make 16,000.
+const MAX_GROUPS: usize = 100_000;
 
 /// The most ids that end a text.
 const MAX_EOS: usize = 256;
@@ -26,8 +30,23 @@ const MIN_BLOCK: u64 = 4096;
 
 const DIGEST: &str = "64 lower-case hexadecimal digits";
 
+impl Manifest {
+    /// Parses `manifest.json` in any of its versions.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with the file. That tensors, groups and shards fit together is for
+    /// [`Package::new`](super::Package::new) to say.
+    pub fn parse(bytes: &[u8]) -> Result<Manifest, Problems> {
+        let mut notes = Notes::new();
+        let json = fields::parse(bytes, &mut notes);
+        let manifest = json.and_then(|json| manifest(&json, &mut notes));
+        notes.or(manifest.unwrap_or_default())
+    }
+}
+
 /// Reads a manifest; what is wrong with it goes to `notes`.
-pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
+fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     let mut fields = Fields::of(json, Path::Root, notes)?;
     let f = &mut fields;
     let version = version(f);

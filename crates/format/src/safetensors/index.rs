@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for WeightMap {
 /// Tensors keep the names that the files give them; [`crate::names`] translates.
 ///
 /// Published indices have stale lines, so a listed tensor may be absent and a tensor unlisted: what
-/// a model lacks is for whoever plans it to say.
+/// a model lacks is for its plan to say.
 ///
 /// # Errors
 ///

@@ -25,7 +25,7 @@ use sterna_format::TensorCatalog;
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::rdrr::{MANIFEST_FILE, RuntimeOptimizations};
-use sterna_kernels::quant::ternary::I2sLayout;
+use sterna_format::I2sLayout;
 use sterna_text::Tokenizer;
 
 use crate::error::{Context, Result, bail};
@@ -292,7 +292,7 @@ impl ModelFiles {
                 self.parsed("config.json", Config::parse)?,
                 self.given_config()?,
             ) {
-                (None, Some(given)) => Ok(Some(Config::parse(given.to_string().as_bytes())?)),
+                (None, Some(given)) => Ok(Some(Config::from_value(&given)?)),
                 (own, _) => Ok(own),
             },
         }

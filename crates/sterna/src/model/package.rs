@@ -11,7 +11,7 @@ use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::Config;
 use sterna_format::digest::Digest;
 use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
-use sterna_kernels::quant::ternary::I2sLayout;
+use sterna_format::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::companions::{self, Companions, read_one};
@@ -227,13 +227,7 @@ impl PackageHeader {
         let info = self.package.manifest().quantization_info.as_ref();
         match info.and_then(|info| info.i2s_layout.as_deref()) {
             None => Ok(None),
-            Some("block128") => Ok(Some(I2sLayout::Block128)),
-            Some("block64") => Ok(Some(I2sLayout::Block64)),
-            Some("rows4") => Ok(Some(I2sLayout::Rows4)),
-            Some(other) => bail!(
-                InvalidFile,
-                "quantizationInfo.i2sLayout: expected block128, block64 or rows4, found `{other}`"
-            ),
+            Some(name) => Ok(Some(name.parse().context("quantizationInfo.i2sLayout")?)),
         }
     }
 
@@ -249,7 +243,7 @@ impl PackageHeader {
         if let Some(reason) = &self.not_runnable {
             bail!(Unsupported, "{reason}");
         }
-        let json = serde_json::to_vec(&self.hf_config()?.config)?;
-        Config::parse(&json).context("the configuration that the manifest amounts to")
+        let config = self.hf_config()?.parsed();
+        config.context("the configuration that the manifest amounts to")
     }
 }

@@ -1,59 +1,38 @@
-//! JSON of strangers as a tree of bounded size, and typed access that notes everything wrong.
+//! Typed access to what a package's JSON files say, noting everything that is wrong.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::problem::{Notes, quoted};
-use crate::budget::Budget;
+use super::problem::{MAX_UNKNOWN, Notes, Path};
+use crate::json::{Duplicates, Json, JsonError, Member, Policy, quoted};
 
-/// The largest file that is parsed: the tensor map of a model of 200,000 tensors has about 50 MB.
-const MAX_BYTES: usize = 64 << 20;
-/// What the tree may take: three million members of objects. A model of 100,000 tensors has a million.
-const MAX_MEMORY: u64 = 256 << 20;
-/// The most values that are kept though nothing here knows what they mean.
-pub(super) const MAX_UNKNOWN: usize = 200_000;
+/// How manifests and tensor maps are read. The tensor map of a model of 200,000 tensors has about
+/// 50 MB; a tree of so much memory has three million members of objects, where a model of 100,000
+/// tensors has a million.
+const POLICY: Policy = Policy {
+    max_bytes: 64 << 20,
+    max_values: usize::MAX,
+    max_memory: 256 << 20,
+    bare_floats: false,
+    duplicates: Duplicates::Refused,
+};
 
-/// A parsed value; strings without escapes stay where they are in the file.
-#[derive(Debug)]
-pub(super) enum Json<'a> {
-    Null,
-    Bool(bool),
-    Unsigned(u64),
-    /// Below zero.
-    Signed(i64),
-    Float(f64),
-    String(Cow<'a, str>),
-    Array(Vec<Json<'a>>),
-    Object(Vec<Member<'a>>),
-}
-
-/// A member of an object.
-pub(super) type Member<'a> = (Cow<'a, str>, Json<'a>);
-
-impl<'a> Json<'a> {
-    /// Parses `bytes`; what is wrong with them goes to `notes`.
-    pub(super) fn parse(bytes: &'a [u8], notes: &mut Notes) -> Option<Json<'a>> {
-        if bytes.len() > MAX_BYTES {
-            let expected = format_args!("at most {MAX_BYTES} bytes");
-            notes.add(Path::Root, expected, bytes.len());
-            return None;
+/// Parses `bytes`; what is wrong with them goes to `notes`.
+pub(super) fn parse<'a>(bytes: &'a [u8], notes: &mut Notes) -> Option<Json<'a>> {
+    match Json::parse(bytes, &POLICY) {
+        Ok(json) => return Some(json),
+        Err(JsonError::TooLarge { found, limit }) => {
+            notes.add(Path::Root, format_args!("at most {limit} bytes"), found);
         }
-        let memory = RefCell::new(Budget::new(MAX_MEMORY));
-        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-        let json = Tree(&memory).deserialize(&mut deserializer);
-        match json.and_then(|json| deserializer.end().map(|()| json)) {
-            Ok(json) => Some(json),
-            Err(error) => {
-                notes.add(Path::Root, "JSON without duplicate keys", error);
-                None
-            }
+        Err(JsonError::Syntax(error)) => {
+            notes.add(Path::Root, "JSON without duplicate keys", error);
         }
     }
+    None
+}
 
+impl Json<'_> {
     /// What a message calls the value.
     pub(super) fn shown(&self) -> String {
         match self {
@@ -78,184 +57,13 @@ impl<'a> Json<'a> {
         }
     }
 
+    /// The number that this is.
     pub(super) fn f64(&self) -> Option<f64> {
         match *self {
             Json::Unsigned(n) => Some(n as f64),
             Json::Signed(n) => Some(n as f64),
             Json::Float(x) => Some(x),
             _ => None,
-        }
-    }
-
-    /// The value in the form that is kept; `left` counts down how many more may be.
-    fn to_value(&self, left: &mut usize) -> Option<Value> {
-        *left = left.checked_sub(1)?;
-        Some(match self {
-            Json::Null => Value::Null,
-            Json::Bool(b) => (*b).into(),
-            Json::Unsigned(n) => (*n).into(),
-            Json::Signed(n) => (*n).into(),
-            Json::Float(x) => (*x).into(),
-            Json::String(s) => s.as_ref().into(),
-            Json::Array(items) => {
-                let items: Option<_> = items.iter().map(|item| item.to_value(left)).collect();
-                Value::Array(items?)
-            }
-            Json::Object(members) => {
-                let member = |(key, json): &Member<'_>| {
-                    Some((key.as_ref().to_owned(), json.to_value(left)?))
-                };
-                let members: Option<_> = members.iter().map(member).collect();
-                Value::Object(members?)
-            }
-        })
-    }
-}
-
-/// Builds a [`Json`], charging for what it takes.
-#[derive(Clone, Copy)]
-struct Tree<'m>(&'m RefCell<Budget>);
-
-impl Tree<'_> {
-    fn charge<E: serde::de::Error>(self, bytes: usize) -> Result<(), E> {
-        let charged = self.0.borrow_mut().charge(bytes as u64);
-        charged.map_err(|over| {
-            E::custom(format_args!(
-                "{} bytes of memory are needed, the limit is {}",
-                over.need, over.limit
-            ))
-        })
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Tree<'_> {
-    type Value = Json<'de>;
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> Result<Json<'de>, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Tree<'_> {
-    type Value = Json<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Json<'de>, E> {
-        Ok(Json::Null)
-    }
-
-    fn visit_bool<E>(self, v: bool) -> Result<Json<'de>, E> {
-        Ok(Json::Bool(v))
-    }
-
-    fn visit_u64<E>(self, v: u64) -> Result<Json<'de>, E> {
-        Ok(Json::Unsigned(v))
-    }
-
-    fn visit_i64<E>(self, v: i64) -> Result<Json<'de>, E> {
-        Ok(u64::try_from(v).map_or(Json::Signed(v), Json::Unsigned))
-    }
-
-    fn visit_f64<E>(self, v: f64) -> Result<Json<'de>, E> {
-        Ok(Json::Float(v))
-    }
-
-    fn visit_borrowed_str<E>(self, v: &'de str) -> Result<Json<'de>, E> {
-        Ok(Json::String(Cow::Borrowed(v)))
-    }
-
-    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Json<'de>, E> {
-        self.charge(v.len())?;
-        Ok(Json::String(Cow::Owned(v.to_owned())))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json<'de>, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(self)? {
-            // A growing list has room for twice its items, and three times while it grows.
-            self.charge(3 * size_of::<Json<'_>>() / 2)?;
-            items.push(item);
-        }
-        Ok(Json::Array(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json<'de>, A::Error> {
-        let mut members: Vec<Member<'de>> = Vec::new();
-        while let Some(key) = map.next_key_seed(Key(self))? {
-            self.charge(3 * size_of::<Member<'_>>() / 2)?;
-            members.push((key, map.next_value_seed(self)?));
-        }
-        if let Some(twice) = repeated(&members) {
-            let twice = quoted(twice);
-            return Err(A::Error::custom(format_args!("{twice} stands twice")));
-        }
-        Ok(Json::Object(members))
-    }
-}
-
-/// A name that stands twice.
-fn repeated<'m>(members: &'m [Member<'_>]) -> Option<&'m str> {
-    let mut names: Vec<&str> = members.iter().map(|(name, _)| name.as_ref()).collect();
-    names.sort_unstable();
-    let pair = names.windows(2).find(|pair| pair[0] == pair[1])?;
-    Some(pair[0])
-}
-
-/// The name of a member.
-#[derive(Clone, Copy)]
-struct Key<'m>(Tree<'m>);
-
-impl<'de> DeserializeSeed<'de> for Key<'_> {
-    type Value = Cow<'de, str>;
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> Result<Cow<'de, str>, D::Error> {
-        d.deserialize_str(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Key<'_> {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a name")
-    }
-
-    fn visit_borrowed_str<E>(self, v: &'de str) -> Result<Cow<'de, str>, E> {
-        Ok(Cow::Borrowed(v))
-    }
-
-    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Cow<'de, str>, E> {
-        self.0.charge(v.len())?;
-        Ok(Cow::Owned(v.to_owned()))
-    }
-}
-
-/// The place of a value, written only when something is wrong there.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Path<'p> {
-    Root,
-    Key(&'p Path<'p>, &'p str),
-    Index(&'p Path<'p>, usize),
-}
-
-impl fmt::Display for Path<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Path::Root => Ok(()),
-            Path::Index(parent, i) => write!(f, "{parent}[{i}]"),
-            Path::Key(parent, key) => {
-                // Names with dots of their own, such as those of tensors, stand in brackets.
-                let is_plain =
-                    !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-                match (parent, is_plain) {
-                    (Path::Root, true) => f.write_str(key),
-                    (_, true) => write!(f, "{parent}.{key}"),
-                    (_, false) => write!(f, "{parent}[{}]", quoted(key)),
-                }
-            }
         }
     }
 }
@@ -451,7 +259,7 @@ impl<'r> Fields<'r> {
         })
     }
 
-    /// Members that nobody took, to be written again.
+    /// Members that weren't taken, to be written again.
     pub(super) fn rest(&mut self) -> Map<String, Value> {
         let mut rest = Map::new();
         for (i, (key, json)) in self.members.iter().enumerate() {
