@@ -6,9 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod bundle;
 mod chat;
-mod convert;
+mod conversion;
 mod device;
 mod display;
 mod folders;
@@ -21,14 +20,12 @@ mod output;
 mod pipelines;
 mod progress;
 mod pull;
-mod quantize;
 mod recovery;
 mod runtime;
 mod sampling;
 mod serve;
 mod size;
 mod speculate;
-mod staging;
 mod stop;
 mod trust;
 #[cfg(feature = "gpu")]

@@ -14,7 +14,7 @@ use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::PullError;
 use sterna_delivery::store::{self, StoreError};
 use sterna_engine::{Backend, Model, ModelPlan, PlanOptions, Session};
-use sterna_format::hf::{AdapterConfig, GenerationConfig};
+use sterna_format::hf::GenerationConfig;
 use sterna_format::rdrr::MANIFEST_FILE;
 
 use crate::args::{EngineFlags, LoraFlag, ModelFlags, WeightsFlag};
@@ -207,7 +207,7 @@ fn fetched(address: &str) -> Result<Located> {
 }
 
 /// Tells what is odd.
-fn tell(warning: &Warning) {
+pub(crate) fn tell(warning: &Warning) {
     match warning {
         Warning::Placement { .. } | Warning::NotOnGpu { .. } => output::note(warning),
         warning if warning.is_warning() => output::note(format_args!("warning: {warning}")),
@@ -230,18 +230,6 @@ pub(crate) fn generation_config(files: &LocalModel) -> Result<GenerationConfig> 
     let config = files.generation_config(&mut warnings)?;
     warnings.iter().for_each(tell);
     Ok(config)
-}
-
-/// Checks the bytes of a package that nobody has checked yet, before anything is made of them.
-pub(crate) fn verify(files: &LocalModel) -> Result<()> {
-    let checks = files.checks();
-    let checked = (files.files().iter().zip(&checks)).filter(|(_, check)| check.is_some());
-    let total = checked.map(|(file, _)| file.len).sum();
-    let progress = Progress::bytes("verifying", total);
-    let warnings = files.verify(machine::default_threads(), &|n| progress.add(n))?;
-    drop(progress);
-    warnings.iter().for_each(tell);
-    Ok(())
 }
 
 /// Reads the weights that `plan` asks for, to where `flags` say, using `n_threads` threads.
@@ -338,26 +326,6 @@ pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
     };
     let name = folder.display().to_string();
     Ok(native::open_adapter(&name, &*files, Some(signatures))?)
-}
-
-/// The configuration of an adapter that PEFT saved.
-pub(crate) fn adapter_config(folder: &Path) -> Result<AdapterConfig> {
-    let path = folder.join(sterna::ADAPTER_CONFIG);
-    let bytes = native::read_small(&LocalFolder::new(folder), sterna::ADAPTER_CONFIG)?;
-    let bytes = bytes.with_context(|| format!("{}: no such file", path.display()))?;
-    AdapterConfig::parse(&bytes).with_context(|| path.display().to_string())
-}
-
-/// Says so if the adapter in `folder`, made for the model `base`, is for one that isn't called by any of
-/// `names`.
-pub(crate) fn warn_of_other_base(folder: &Path, base: &str, names: &[String]) {
-    if !sterna::may_be_called(base, names) {
-        tell(&Warning::OtherBase {
-            adapter: folder.display().to_string(),
-            base: base.to_owned(),
-            names: names.to_vec(),
-        });
-    }
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ impl PartialFile {
 
     /// As [`create`](Self::create), by way of the file `temporary`, which nobody else may use. It must be on
     /// the same file system; what is there is overwritten.
-    pub(crate) fn create_as(path: &Path, temporary: &Path) -> io::Result<Self> {
+    pub fn create_as(path: &Path, temporary: &Path) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
             temporary: temporary.to_owned(),

@@ -172,8 +172,9 @@ impl StdError for Error {
     }
 }
 
-/// Says where a failure happened.
-pub(crate) trait Context<T> {
+/// Says where a failure happened, in this library and the crates that share its errors.
+#[doc(hidden)]
+pub trait Context<T> {
     /// Puts `message` before what went wrong.
     fn context(self, message: impl Into<String>) -> Result<T>;
     /// The same; `message` is made only if something went wrong.
@@ -202,6 +203,8 @@ impl<T> Context<T> for Option<T> {
 }
 
 /// Returns an [`Error`] with the [`ErrorCode`] and the message given.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! bail {
     ($code:ident, $($message:tt)+) => {
         return Err($crate::Error::new($crate::ErrorCode::$code, format!($($message)+)))
@@ -239,6 +242,7 @@ codes! {
     sterna_text::TemplateError => |_| ErrorCode::InvalidFile;
     sterna_text::TokenizerError => |_| ErrorCode::InvalidFile;
     serde_json::Error => |_| ErrorCode::InvalidFile;
+    std::io::Error => io_code;
     std::collections::TryReserveError => |_| ErrorCode::OutOfMemory;
     std::str::Utf8Error => |_| ErrorCode::InvalidFile;
 }
@@ -261,9 +265,7 @@ fn pull_code(error: &sterna_delivery::pull::PullError) -> ErrorCode {
 fn local_code(error: &sterna_delivery::LocalFileError) -> ErrorCode {
     use sterna_delivery::LocalFileError;
     match error {
-        LocalFileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-            ErrorCode::NotFound
-        }
+        LocalFileError::Open { source, .. } => io_code(source),
         LocalFileError::OutOfBounds { .. } => ErrorCode::InvalidFile,
         _ => ErrorCode::Io,
     }
@@ -280,6 +282,13 @@ fn gpu_code(error: &sterna_gpu::GpuError) -> ErrorCode {
         sterna_gpu::GpuError::NoAdapter { .. } => ErrorCode::NotFound,
         error if error.is_lost() => ErrorCode::DeviceLost,
         _ => ErrorCode::Compute,
+    }
+}
+
+fn io_code(error: &std::io::Error) -> ErrorCode {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => ErrorCode::NotFound,
+        _ => ErrorCode::Io,
     }
 }
 

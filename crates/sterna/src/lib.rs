@@ -10,6 +10,8 @@ mod want;
 mod warning;
 
 pub use adapted::Adapted;
+#[doc(hidden)]
+pub use error::Context;
 pub use error::{Error, ErrorCode, Result};
 pub use model::*;
 pub use want::{Machine, Want};

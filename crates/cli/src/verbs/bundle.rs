@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use sterna_convert::{BundleOptions, BundleSummary, ManifestForm, to_bundle};
 use sterna_format::bundle::ArchType;
 use sterna_kernels::Exec;
 
 use crate::args::{isa, thread_count};
-use crate::bundle::{ManifestForm, Options, Summary, bundle};
-use crate::machine;
-use crate::model;
+use crate::conversion::notify;
 use crate::output::{self, Bytes};
+use crate::{machine, model};
 
 /// Make an engine bundle of a Hugging Face folder, or of an adapter for it
 ///
@@ -54,12 +55,12 @@ pub(crate) struct Bundle {
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
 
-    /// Form of the manifest
+    /// Form of the manifest: with a table of sections, as later writers have it, or version 1, without
     #[arg(
         long,
-        value_enum,
         value_name = "FORM",
-        default_value_t,
+        value_parser = manifest_form(),
+        default_value = ManifestForm::NAMES[0],
         hide_short_help = true
     )]
     manifest_form: ManifestForm,
@@ -73,11 +74,15 @@ pub(crate) struct Bundle {
     json: bool,
 }
 
+/// Parses the name of a form of manifests.
+fn manifest_form() -> impl TypedValueParser<Value = ManifestForm> {
+    PossibleValuesParser::new(ManifestForm::NAMES).try_map(|name| name.parse::<ManifestForm>())
+}
+
 impl Bundle {
     pub(crate) fn run(self) -> Result<()> {
         let files = model::open(&self.model)?;
-        let options = Options {
-            out: self.out,
+        let options = BundleOptions {
             adapter: self.adapter,
             together: self.together,
             arch: self.arch,
@@ -89,11 +94,11 @@ impl Bundle {
             .jobs
             .map_or_else(machine::default_threads, NonZero::get);
         let exec = Exec::new(n_threads, isa()?);
-        let summary = bundle(&files, &options, &exec)?;
+        let summary = to_bundle(&files, &self.out, &options, &exec, &notify())?;
         if self.json {
             return output::json(&summary);
         }
-        let Summary {
+        let BundleSummary {
             bundle,
             architecture,
             n_tensors,

@@ -7,21 +7,21 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
+use sterna::ADAPTER_CONFIG;
+use sterna_convert::{
+    AdapterPackageOptions, GgufOptions, PackageOptions, PackageSummary, Target, Targets,
+    adapter_to_package, to_gguf, to_package,
+};
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::PlanOptions;
 use sterna_format::I2sLayout;
 use sterna_kernels::Exec;
 
 use crate::args::{i2s_layout, isa, thread_count};
-use crate::size::n_bytes;
-use crate::convert::{
-    GgufOptions, Options, Summary, Target, Targets, convert, convert_adapter, convert_gguf,
-};
-use crate::machine;
-use sterna::ADAPTER_CONFIG;
-
-use crate::model;
+use crate::conversion::notify;
 use crate::output::{self, Bytes};
+use crate::size::n_bytes;
+use crate::{machine, model};
 
 /// Make an RDRR package or a GGUF file of a model
 ///
@@ -50,16 +50,16 @@ pub(crate) struct Convert {
     /// Type of the matrices in the layers: keep, q4_k_m, q4_k, q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0,
     /// i2_s, f16, bf16 or f32. Ternary ones are stored as I2_S unless a type that holds them exactly is
     /// asked for
-    #[arg(long, value_name = "TYPE", value_parser = Target::parse, default_value = "keep")]
+    #[arg(long, value_name = "TYPE", value_parser = str::parse::<Target>, default_value = "keep")]
     quantize: Target,
 
     /// Type of the embedding table [default: keep]
-    #[arg(long, value_name = "TYPE", value_parser = Target::parse)]
+    #[arg(long, value_name = "TYPE", value_parser = str::parse::<Target>)]
     embeddings: Option<Target>,
 
     /// Type of the output head [default: that of the table]. Of a model without one of its own, whose
     /// table serves as one, the type of the table unless --embeddings is given
-    #[arg(long, value_name = "TYPE", value_parser = Target::parse)]
+    #[arg(long, value_name = "TYPE", value_parser = str::parse::<Target>)]
     head: Option<Target>,
 
     /// Bytes of a package's shard at most, such as 64MiB
@@ -117,9 +117,13 @@ impl Convert {
                 let model = &self.model;
                 bail!("{model}: expected a model to make a GGUF file of, found an adapter");
             }
-            let id = self.id.as_deref();
-            let size = self.shard_size.get();
-            let summary = convert_adapter(folder, &self.out, id, size, self.hash)?;
+            let adapter = model::open_adapter(folder)?;
+            let options = AdapterPackageOptions {
+                shard_size: self.shard_size.get(),
+                algorithm: self.hash,
+                model_id: self.id,
+            };
+            let summary = adapter_to_package(&adapter, &self.model, &self.out, &options)?;
             return say(&summary, self.json);
         }
         let files = model::open(&self.model)?;
@@ -137,14 +141,15 @@ impl Convert {
         };
         match self.to {
             To::Package => {
-                let options = Options {
+                let options = PackageOptions {
                     plan,
                     targets,
                     shard_size: self.shard_size.get(),
                     algorithm: self.hash,
                     model_id: self.id,
+                    n_verify_threads: machine::default_threads(),
                 };
-                let summary = convert(&files, &self.out, &options, exec)?;
+                let summary = to_package(&files, &self.out, &options, exec, &notify())?;
                 say(&summary, self.json)
             }
             To::Gguf => {
@@ -152,8 +157,9 @@ impl Convert {
                     plan,
                     targets,
                     name: self.id,
+                    n_verify_threads: machine::default_threads(),
                 };
-                let summary = convert_gguf(&files, &self.out, &options, exec)?;
+                let summary = to_gguf(&files, &self.out, &options, exec, &notify())?;
                 if self.json {
                     return output::json(&summary);
                 }
@@ -170,7 +176,7 @@ impl Convert {
 }
 
 /// Prints what came of a conversion.
-fn say(summary: &Summary, as_json: bool) -> Result<()> {
+fn say(summary: &PackageSummary, as_json: bool) -> Result<()> {
     if as_json {
         return output::json(summary);
     }

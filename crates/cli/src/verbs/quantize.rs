@@ -7,13 +7,14 @@ use anyhow::{Context, Result, bail};
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, value_parser};
 use serde_json::{Map, Value, json};
+use sterna_convert::quantize::{AdapterOutput, Settings, read_manifest, run};
 use sterna_format::bundle::{ArchType, ModelFacts, RopeFile};
 use sterna_kernels::Exec;
 
 use crate::args::{isa, thread_count};
+use crate::conversion::notify;
 use crate::machine;
 use crate::output::{self, Bytes};
-use crate::quantize::{AdapterOutput, Settings, read_manifest, run};
 
 /// Make the files of an engine bundle, as a quantize manifest says
 ///
@@ -178,7 +179,7 @@ impl Quantize {
             .jobs
             .map_or_else(machine::default_threads, NonZero::get);
         let exec = Exec::new(n_threads, isa()?);
-        let summary = run(&manifest, &settings, &exec)
+        let summary = run(&manifest, &settings, &exec, &notify())
             .with_context(|| self.manifest.display().to_string())?;
         if self.json {
             return output::json(&summary);

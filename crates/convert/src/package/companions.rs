@@ -1,15 +1,13 @@
 //! The files of a package beside its shards: what makes text of tokens.
 
-use anyhow::{Context, Result};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
+use sterna::native::LocalModel;
+use sterna::{Bundled, Context, GGUF_TOKENIZER_FILE, Header, Result};
 use sterna_format::gguf::{self, Metadata};
 use sterna_format::rdrr::TokenizerEntry;
 
-use sterna::native::LocalModel;
-use sterna::{Bundled, GGUF_TOKENIZER_FILE, Header};
-
-use crate::model;
+use crate::event::{Notify, warn_of};
 
 /// Files of a Hugging Face folder that a package takes over as they are.
 const TAKEN: [&str; 8] = [
@@ -38,12 +36,14 @@ pub(super) struct Companions {
 
 impl Companions {
     /// Those of the model in `files`.
-    pub(super) fn of(files: &LocalModel) -> Result<Companions> {
+    pub(super) fn of(files: &LocalModel, notify: &Notify<'_>) -> Result<Companions> {
         let mut eos = files
             .config()?
             .map(|config| config.eos_token_id)
             .unwrap_or_default();
-        eos.extend(model::generation_config(files)?.eos_token_id);
+        let mut warnings = Vec::new();
+        eos.extend(files.generation_config(&mut warnings)?.eos_token_id);
+        warn_of(warnings, notify);
         let mut companions = Companions {
             files: Vec::new(),
             tokenizer: None,

@@ -1,78 +1,117 @@
-//! From a model in any form to an RDRR package, or to a GGUF file ([`gguf`]).
+//! From a model in any form to an RDRR package.
 //!
 //! The engine's exporter gives tensor after tensor as a checkpoint has them ([`sterna_engine::Exporter`]);
-//! [`types`] says what each is stored as and encodes it, [`shards`] lays it out, hashes and writes it,
+//! [`crate::types`] says what each is stored as and encodes it, [`shards`] lays it out, hashes and writes it,
 //! [`manifest`] describes the whole. Everything is written to a folder beside the target, which takes
 //! its name at the end; if the conversion is interrupted, the next one goes on with the shards that are
 //! there.
 
 mod adapter;
 mod companions;
-mod gguf;
 mod journal;
 mod manifest;
 mod shards;
-mod types;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use anyhow::{Context, Result, anyhow};
+use sterna::native::LocalModel;
+use sterna::{Context, Error, ErrorCode, Result, bail};
 use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::sync_folder;
 use sterna_engine::{Exported, Exporter, PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
-use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
+use sterna_format::rdrr::{MANIFEST_FILE, TENSOR_ALIGNMENT, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
 
-use sterna::native::LocalModel;
-
-use crate::model;
-use crate::output;
-use crate::progress::Progress;
-use crate::staging::{Staging, partial};
-pub(crate) use adapter::convert_adapter;
+pub use adapter::{AdapterPackageOptions, adapter_to_package};
 use companions::Companions;
-pub(crate) use gguf::{GgufOptions, convert_gguf};
 use journal::Journal;
 use shards::ShardWriter;
-pub(crate) use types::chunks;
-use types::{Encoding, storable};
-pub(crate) use types::{Target, Targets};
 
-/// How to convert.
-pub(crate) struct Options {
-    pub(crate) plan: PlanOptions,
-    pub(crate) targets: Targets,
-    pub(crate) shard_size: u64,
-    pub(crate) algorithm: Algorithm,
+use crate::event::{self, Event, Notify, Step, Warning};
+use crate::staging::{Staging, partial};
+use crate::types::{self, Encoding, Targets, storable};
+
+/// How to make a package.
+#[derive(Debug, Clone)]
+pub struct PackageOptions {
+    /// How the source is read.
+    pub plan: PlanOptions,
+    /// What tensors are stored as.
+    pub targets: Targets,
+    /// Bytes of a shard at most, a multiple of 4096.
+    pub shard_size: u64,
+    /// What shards and groups are hashed with.
+    pub algorithm: Algorithm,
     /// What the package is called; made from the names of source and types otherwise.
-    pub(crate) model_id: Option<String>,
+    pub model_id: Option<String>,
+    /// Threads that verify the source, if it is a package.
+    pub n_verify_threads: usize,
 }
 
-/// What came of it.
-#[derive(Debug, serde::Serialize)]
-pub(crate) struct Summary {
-    pub(crate) package: PathBuf,
-    pub(crate) model_id: String,
-    pub(crate) n_tensors: usize,
-    pub(crate) n_shards: usize,
-    pub(crate) total_size: u64,
+impl Default for PackageOptions {
+    /// All types as they are, in shards of 64 MiB, hashed with SHA-256.
+    fn default() -> PackageOptions {
+        PackageOptions {
+            plan: PlanOptions::default(),
+            targets: Targets::KEEP,
+            shard_size: DEFAULT_SHARD_SIZE,
+            algorithm: Algorithm::Sha256,
+            model_id: None,
+            n_verify_threads: 1,
+        }
+    }
+}
+
+const DEFAULT_SHARD_SIZE: u64 = 64 << 20;
+
+/// What came of a conversion to a package.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct PackageSummary {
+    /// The folder.
+    pub package: PathBuf,
+    /// What it is called.
+    pub model_id: String,
+    /// Tensors in it.
+    pub n_tensors: usize,
+    /// Shards of it.
+    pub n_shards: usize,
+    /// Bytes of all shards.
+    pub total_size: u64,
     /// Shards that an interrupted conversion had left.
-    pub(crate) n_resumed: usize,
+    pub n_resumed: usize,
+}
+
+/// Refuses a size that shards can't have.
+fn check_shard_size(size: u64) -> Result<()> {
+    if size == 0 || !size.is_multiple_of(TENSOR_ALIGNMENT) {
+        bail!(
+            InvalidRequest,
+            "expected shards of a multiple of {TENSOR_ALIGNMENT} bytes, found {size}"
+        );
+    }
+    Ok(())
 }
 
 /// Writes the model in `files` to the package `out`, which must not exist.
-pub(crate) fn convert(
+///
+/// The same model and options give the same bytes, on any number of threads. An interrupted conversion goes
+/// on where it was when it is started again.
+/// Errors: a model that can't be read or run here, a package that isn't what its hashes say, or a package
+/// that can't be written.
+pub fn to_package(
     files: &LocalModel,
     out: &Path,
-    options: &Options,
+    options: &PackageOptions,
     exec: Arc<Exec>,
-) -> Result<Summary> {
+    notify: &Notify<'_>,
+) -> Result<PackageSummary> {
+    check_shard_size(options.shard_size)?;
     // Wrong bytes must not get right hashes.
-    model::verify(files)?;
+    event::verify(files, options.n_verify_threads, notify)?;
     let plan = files.plan(&options.plan)?;
     let config = plan.config().clone();
     let n_bytes = plan.weight_bytes();
@@ -84,7 +123,7 @@ pub(crate) fn convert(
     let mut writer = ShardWriter::new(&dir, options.shard_size, algorithm, journal);
     let mut exporter = Exporter::new(plan, exec.clone());
     let tied = exporter.is_tied();
-    options.targets.say_if_tied(tied);
+    options.targets.warn_if_tied(tied, notify);
     let rules = files
         .config()?
         .map(|hf| TernaryRules::of(&hf))
@@ -92,7 +131,7 @@ pub(crate) fn convert(
     let divides = rules.is_some_and(|rules| rules.scales_divide);
     let mut tensors = TensorMap::default();
     let mut remarks = Vec::new();
-    export(files, &mut exporter, n_bytes, |exported| {
+    export(files, &mut exporter, n_bytes, notify, |exported| {
         let parts = storable(exported, divides)?;
         // Trits that had to become floats are exact as they are.
         let targets = match parts.len() {
@@ -122,16 +161,15 @@ pub(crate) fn convert(
                 extra: serde_json::Map::new(),
                 name: exported.name.clone(),
             };
-            tensors
-                .push(tensor)
-                .map_err(|twice| anyhow!("tensor `{}`: exported twice", twice.name))?;
+            tensors.push(tensor).map_err(|twice| {
+                let message = format!("tensor `{}`: exported twice", twice.name);
+                Error::new(ErrorCode::InvalidFile, message)
+            })?;
         }
         Ok(())
     })?;
-    say(&remarks);
-    for warning in exporter.warnings() {
-        output::note(format_args!("warning: {}: {warning}", files.name()));
-    }
+    warn_of_types(remarks, notify);
+    warn_of_inexact(files, exporter.warnings(), notify);
     let written = writer.finish()?;
     let hf = match files.config_json()? {
         Some(serde_json::Value::Object(config)) => config,
@@ -142,7 +180,7 @@ pub(crate) fn convert(
         Some(id) => id.clone(),
         None => format!("{}-{}", files.stem(), variant.tag()),
     };
-    let companions = Companions::of(files)?;
+    let companions = Companions::of(files, notify)?;
     let facts = manifest::Facts {
         model_id: model_id.clone(),
         model_type: model_type_of(&hf),
@@ -160,7 +198,7 @@ pub(crate) fn convert(
     manifest::write(&dir, &mut manifest, companions.files)?;
     finish_package(staging, out)?;
     files.settle()?;
-    Ok(Summary {
+    Ok(PackageSummary {
         package: out.to_owned(),
         model_id,
         n_tensors,
@@ -171,13 +209,17 @@ pub(crate) fn convert(
 }
 
 /// Feeds `exporter` with all that it wants of `files`, which is `n_bytes`, and gives `take` each tensor.
-fn export(
+pub(crate) fn export(
     files: &LocalModel,
     exporter: &mut Exporter,
     n_bytes: u64,
+    notify: &Notify<'_>,
     mut take: impl FnMut(Exported) -> Result<()>,
 ) -> Result<()> {
-    let progress = Progress::bytes("converting", n_bytes);
+    notify(Event::Started {
+        step: Step::Converting,
+        n_bytes,
+    });
     while let Some(want) = exporter.wanted() {
         let (bytes, len) = (files.bytes_of(want)?, want.len);
         let exported = exporter
@@ -186,19 +228,31 @@ fn export(
         if let Some(exported) = exported {
             take(exported)?;
         }
-        progress.add(len);
+        notify(Event::Advanced { n_bytes: len });
     }
     Ok(())
 }
 
-/// Says the first of what was stored otherwise than asked for, and how many more there are.
-fn say(remarks: &[String]) {
-    if let Some(first) = remarks.first() {
-        let more = match remarks.len() - 1 {
-            0 => String::new(),
-            n => format!(" (and {n} more like it)"),
-        };
-        output::note(format_args!("note: {first}{more}"));
+/// Tells the first of what was stored otherwise than asked for, and how many more there are.
+pub(crate) fn warn_of_types(reasons: Vec<String>, notify: &Notify<'_>) {
+    let mut reasons = reasons.into_iter();
+    if let Some(reason) = reasons.next() {
+        let n_more = reasons.len();
+        notify(Event::Warning(Warning::OtherType { reason, n_more }));
+    }
+}
+
+/// Tells what could not be carried over exactly.
+pub(crate) fn warn_of_inexact<'a>(
+    files: &LocalModel,
+    what: impl IntoIterator<Item = &'a String>,
+    notify: &Notify<'_>,
+) {
+    for what in what {
+        notify(Event::Warning(Warning::Inexact {
+            model: files.name().to_owned(),
+            what: what.clone(),
+        }));
     }
 }
 
@@ -228,7 +282,7 @@ fn finish_package(staging: Staging, out: &Path) -> Result<()> {
 }
 
 /// What must be the same for a conversion to go on with another's shards.
-fn key(files: &LocalModel, options: &Options) -> Result<String> {
+fn key(files: &LocalModel, options: &PackageOptions) -> Result<String> {
     let mut key = format!(
         "sterna {}; {:?}; {:?}; shards of {}; {}",
         env!("CARGO_PKG_VERSION"),

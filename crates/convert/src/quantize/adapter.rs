@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use sterna::{Context, Result, bail};
 use sterna_format::bundle::{
     LoraBlock, LoraFile, LoraPair, LoraSource, LoraTarget, MatrixSource, StoredMatrix,
 };
@@ -13,15 +13,15 @@ use super::shards::Shards;
 
 /// Where the matrices of an adapter are to go, and what their shapes must agree with.
 #[derive(Debug, Clone)]
-pub(crate) struct AdapterOutput {
+pub struct AdapterOutput {
     /// The file to write.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Rank of every pair, where it is known.
-    pub(crate) rank: Option<u32>,
+    pub rank: Option<u32>,
     /// Heads of queries, where they are known.
-    pub(crate) n_heads: Option<u32>,
+    pub n_heads: Option<u32>,
     /// Heads of keys and of values, where they are known.
-    pub(crate) n_kv_heads: Option<u32>,
+    pub n_kv_heads: Option<u32>,
 }
 
 impl AdapterOutput {
@@ -85,7 +85,10 @@ impl AdapterOutput {
         ] {
             if let Some(expected) = expected.filter(|&expected| expected != found) {
                 let label = label(pair.layer, pair.target);
-                bail!("{label}: {what}: expected {expected}, found {found}");
+                bail!(
+                    InvalidFile,
+                    "{label}: {what}: expected {expected}, found {found}"
+                );
             }
         }
         Ok(())

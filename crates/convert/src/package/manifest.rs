@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::Result;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
+use sterna::Result;
 use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, digest_of};
 use sterna_engine::{LayerConfig, ModelConfig, RopeScaling};
 use sterna_format::names::module;

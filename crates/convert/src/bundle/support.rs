@@ -1,12 +1,9 @@
 //! The files of a bundle besides weights: configuration, tokenizer, template.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-
-use sterna::ADAPTER_CONFIG;
-use sterna::native::LocalModel;
+use sterna::native::{LocalFolder, LocalModel, read_small};
+use sterna::{ADAPTER_CONFIG, Result};
 
 use crate::staging::write_file;
 
@@ -46,9 +43,7 @@ pub(super) fn copy_model(files: &LocalModel, dir: &Path) -> Result<()> {
 /// Copies what belongs to the adapter in `folder` to `dir`.
 pub(super) fn copy_adapter(folder: &Path, dir: &Path) -> Result<()> {
     for name in TAKEN.iter().copied().chain([ADAPTER_CONFIG]) {
-        let path = folder.join(name);
-        if path.is_file() {
-            let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        if let Some(bytes) = read_small(&LocalFolder::new(folder), name)? {
             write_file(&dir.join(name), &bytes)?;
         }
     }

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use serde_json::Map;
+use sterna::native::stem;
+use sterna::{AdapterFiles, Context, Error, ErrorCode, Result, bail};
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::{AdapterSource, LoraMatrix, Orientation};
 use sterna_format::DType;
@@ -15,40 +16,58 @@ use sterna_kernels::quant::decode_row;
 
 use super::journal::Journal;
 use super::shards::ShardWriter;
-use super::{Summary, begin_package, finish_package, manifest};
-use sterna::AdapterFiles;
-use sterna::native::stem;
-
-use crate::model::open_adapter;
+use super::{
+    DEFAULT_SHARD_SIZE, PackageSummary, begin_package, check_shard_size, finish_package, manifest,
+};
 
 /// The kind of model that manifests of adapters name.
 const MODEL_TYPE: &str = "lora";
 
-/// Writes the adapter in `folder` to the package `out`, which must not exist.
+/// How to make a package of an adapter.
+#[derive(Debug, Clone)]
+pub struct AdapterPackageOptions {
+    /// Bytes of a shard at most, a multiple of 4096.
+    pub shard_size: u64,
+    /// What shards and groups are hashed with.
+    pub algorithm: Algorithm,
+    /// What the package is called; what the adapter's folder is called otherwise.
+    pub model_id: Option<String>,
+}
+
+impl Default for AdapterPackageOptions {
+    /// Shards of 64 MiB, hashed with SHA-256.
+    fn default() -> AdapterPackageOptions {
+        AdapterPackageOptions {
+            shard_size: DEFAULT_SHARD_SIZE,
+            algorithm: Algorithm::Sha256,
+            model_id: None,
+        }
+    }
+}
+
+/// Writes `adapter`, whose folder is called `name`, to the package `out`, which must not exist.
 ///
 /// The package has one rank and one strength for all modules: smaller ranks are filled up with zeros, and
 /// other strengths go into the second matrix.
-pub(crate) fn convert_adapter(
-    folder: &Path,
+/// Errors: an adapter without matrices, or a package that can't be written.
+pub fn adapter_to_package(
+    adapter: &AdapterFiles,
+    name: &str,
     out: &Path,
-    model_id: Option<&str>,
-    shard_size: u64,
-    algorithm: Algorithm,
-) -> Result<Summary> {
-    let AdapterFiles {
-        source,
-        base: base_model,
-        ..
-    } = open_adapter(folder)?;
+    options: &AdapterPackageOptions,
+) -> Result<PackageSummary> {
+    check_shard_size(options.shard_size)?;
+    let AdapterFiles { source, base, .. } = adapter;
     let staging = begin_package(out)?;
     let dir = &staging.path;
     // Small: always begun anew.
     let journal = Journal::fresh(dir)?;
-    let mut writer = ShardWriter::new(dir, shard_size, algorithm, journal);
-    let ranks = source.pairs.iter().map(|pair| rank(&source, &pair.a));
+    let mut writer = ShardWriter::new(dir, options.shard_size, options.algorithm, journal);
+    let ranks = source.pairs.iter().map(|pair| rank(source, &pair.a));
     let rank = ranks.collect::<Result<Vec<_>>>()?.into_iter().max();
     let (Some(rank), Some(first)) = (rank, source.pairs.first()) else {
         bail!(
+            InvalidFile,
             "{}: expected an adapter, found one without matrices",
             source.name
         );
@@ -61,8 +80,8 @@ pub(crate) fn convert_adapter(
         if !modules.contains(&module) {
             modules.push(module);
         }
-        let a = input_first(&source, &pair.a, rank)?;
-        let b = rank_first(&source, &pair.b, rank, pair.scaling / scaling)?;
+        let a = input_first(source, &pair.a, rank)?;
+        let b = rank_first(source, &pair.b, rank, pair.scaling / scaling)?;
         for (matrix, values) in [(LoraFactor::A, a), (LoraFactor::B, b)] {
             let name = LoraName {
                 layer: pair.layer as u32,
@@ -90,19 +109,20 @@ pub(crate) fn convert_adapter(
                 extra: Map::new(),
             };
             writer.write(bytes)?;
-            tensors
-                .push(tensor)
-                .map_err(|twice| anyhow!("tensor `{}`: twice in the adapter", twice.name))?;
+            tensors.push(tensor).map_err(|twice| {
+                let message = format!("tensor `{}`: twice in the adapter", twice.name);
+                Error::new(ErrorCode::InvalidFile, message)
+            })?;
         }
     }
     let written = writer.finish()?;
-    let name = stem(&folder.to_string_lossy());
+    let name = stem(name);
     let n_tensors = tensors.len();
     let mut manifest = Manifest {
-        model_id: model_id.map_or_else(|| name.clone(), str::to_owned),
+        model_id: options.model_id.clone().unwrap_or_else(|| name.clone()),
         quantization: "F32".to_owned(),
         adapter_type: Some("lora".to_owned()),
-        base_model,
+        base_model: base.clone(),
         lora_config: Some(LoraConfig {
             rank: rank as u64,
             alpha: f64::from(scaling) * rank as f64,
@@ -114,7 +134,7 @@ pub(crate) fn convert_adapter(
     };
     manifest::write(dir, &mut manifest, Vec::new())?;
     finish_package(staging, out)?;
-    Ok(Summary {
+    Ok(PackageSummary {
         package: out.to_owned(),
         model_id: manifest.model_id,
         n_tensors,
@@ -129,6 +149,7 @@ fn values(matrix: &LoraMatrix) -> Result<(usize, usize, Vec<f32>)> {
     let name = || format!("tensor `{}`", matrix.name);
     let [rows, columns] = matrix.shape[..] else {
         bail!(
+            InvalidFile,
             "{}: expected a matrix, found shape {:?}",
             name(),
             matrix.shape
@@ -150,7 +171,11 @@ fn rank(source: &AdapterSource, a: &LoraMatrix) -> Result<usize> {
 fn input_first(source: &AdapterSource, a: &LoraMatrix, rank: usize) -> Result<Vec<f32>> {
     let (rows, columns, values) = values(a)?;
     if rows == 0 || columns == 0 {
-        bail!("tensor `{}`: expected values, found none", a.name);
+        bail!(
+            InvalidFile,
+            "tensor `{}`: expected values, found none",
+            a.name
+        );
     }
     Ok(match source.orientation {
         Orientation::RankFirst => filled(&transposed(rows, columns, &values), columns, rows, rank),
@@ -167,6 +192,7 @@ fn rank_first(source: &AdapterSource, b: &LoraMatrix, rank: usize, by: f32) -> R
     };
     if n_ranks > rank || width == 0 || rank == 0 {
         bail!(
+            InvalidFile,
             "tensor `{}`: expected rank 1 to {rank} and some outputs, found shape {:?}",
             b.name,
             b.shape

@@ -11,8 +11,10 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use sterna::native::{LocalModel, Located};
+use sterna::{Context, Error, Result, bail, identity_hash};
 use sterna_delivery::sync_folder;
 use sterna_engine::PlanOptions;
 use sterna_format::bundle::{
@@ -21,53 +23,73 @@ use sterna_format::bundle::{
 };
 use sterna_kernels::Exec;
 
-use crate::model::{self, warn_of_other_base};
-use sterna::identity_hash;
-use sterna::native::LocalModel;
+use crate::event::{Event, Notify, Warning};
 use crate::quantize::{self, AdapterOutput, Settings};
 use crate::staging::{Staging, write_file};
 use source::Source;
 
-/// What to make.
-pub(crate) struct Options {
-    /// The folder to write, which must not exist.
-    pub(crate) out: PathBuf,
-    /// Folder of an adapter as PEFT saves it.
-    pub(crate) adapter: Option<PathBuf>,
+/// What bundle to make.
+#[derive(Debug, Clone, Default)]
+pub struct BundleOptions {
+    /// Folder of an adapter as PEFT saves it; the bundle is then the adapter's.
+    pub adapter: Option<PathBuf>,
     /// Whether model and adapter go into one folder, as version 1 of the protocol wants them.
-    pub(crate) together: bool,
+    pub together: bool,
     /// The architecture, where the configuration leaves a choice.
-    pub(crate) arch: Option<ArchType>,
+    pub arch: Option<ArchType>,
     /// Whether the embedding table becomes int8.
-    pub(crate) embeddings_i8: bool,
+    pub embeddings_i8: bool,
     /// Where the quantize manifest is kept, if it is.
-    pub(crate) manifest: Option<PathBuf>,
+    pub manifest: Option<PathBuf>,
     /// Its form.
-    pub(crate) form: ManifestForm,
+    pub form: ManifestForm,
 }
 
 /// The two forms of quantize manifests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub(crate) enum ManifestForm {
-    /// Version 1, without a table of sections
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ManifestForm {
+    /// Version 1, without a table of sections.
     V1,
-    /// With a table of sections, as later writers have it
+    /// With a table of sections, as later writers have it.
     #[default]
     Sections,
 }
 
-/// What came of it.
-#[derive(Debug, serde::Serialize)]
-pub(crate) struct Summary {
-    pub(crate) bundle: PathBuf,
+impl ManifestForm {
+    /// The names of all, the default first.
+    pub const NAMES: [&'static str; 2] = ["sections", "v1"];
+}
+
+impl FromStr for ManifestForm {
+    type Err = Error;
+
+    /// Reads one of [`ManifestForm::NAMES`].
+    fn from_str(name: &str) -> Result<ManifestForm> {
+        match name {
+            "sections" => Ok(ManifestForm::Sections),
+            "v1" => Ok(ManifestForm::V1),
+            _ => bail!(
+                InvalidRequest,
+                "expected {}",
+                ManifestForm::NAMES.join(" or ")
+            ),
+        }
+    }
+}
+
+/// What came of a bundle.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct BundleSummary {
+    /// The folder.
+    pub bundle: PathBuf,
     /// Name of the architecture.
-    pub(crate) architecture: &'static str,
+    pub architecture: &'static str,
     /// Tensors of the model in the bundle.
-    pub(crate) n_tensors: usize,
+    pub n_tensors: usize,
     /// Projections that the adapter in the bundle changes.
-    pub(crate) n_adapted: usize,
+    pub n_adapted: usize,
     /// Bytes of the files that the quantizer wrote.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
 }
 
 /// The quantize manifest, while a bundle is written.
@@ -77,22 +99,40 @@ const COMPLETE_FILE: &str = ".trillim-quantize-complete";
 /// Processors that can run what is written; the files hold nothing that depends on one.
 const PLATFORMS: [&str; 2] = ["x86_64", "aarch64"];
 
-/// Writes the bundle of the model in `files`, or that of an adapter for it.
-pub(crate) fn bundle(files: &LocalModel, options: &Options, exec: &Exec) -> Result<Summary> {
-    let out = &options.out;
+/// Writes the bundle of the model in `files`, or that of an adapter for it, to the folder `out`, which must
+/// not exist.
+///
+/// Errors: a model that isn't a Hugging Face folder or that bundles have no place for, an adapter that isn't
+/// for it, or files that can't be written.
+pub fn to_bundle(
+    files: &LocalModel,
+    out: &Path,
+    options: &BundleOptions,
+    exec: &Exec,
+    notify: &Notify<'_>,
+) -> Result<BundleSummary> {
     if out.exists() {
-        bail!("{}: exists already", out.display());
+        bail!(InvalidRequest, "{}: exists already", out.display());
     }
-    let source = Source::of(files, options.arch)?;
+    let source = Source::of(files, options.arch, notify)?;
     let staging = Staging::begin(out)?;
     let dir = staging.path.clone();
     clear(&dir)?;
-    let written = write(files, &source, options, &dir, exec).and_then(|summary| {
+    let written = write(files, &source, options, &dir, exec, notify).and_then(|written| {
         sync_folder(&dir).with_context(|| dir.display().to_string())?;
-        Ok(summary)
+        Ok(written)
     });
     match written {
-        Ok(summary) => staging.finish(out).map(|()| summary),
+        Ok(written) => {
+            staging.finish(out)?;
+            Ok(BundleSummary {
+                bundle: out.to_owned(),
+                architecture: source.arch.name(),
+                n_tensors: written.n_tensors,
+                n_adapted: written.n_lora_pairs,
+                bytes: written.size,
+            })
+        }
         Err(error) => {
             staging.discard();
             Err(error)
@@ -104,10 +144,11 @@ pub(crate) fn bundle(files: &LocalModel, options: &Options, exec: &Exec) -> Resu
 fn write(
     files: &LocalModel,
     source: &Source<'_>,
-    options: &Options,
+    options: &BundleOptions,
     dir: &Path,
     exec: &Exec,
-) -> Result<Summary> {
+    notify: &Notify<'_>,
+) -> Result<quantize::Summary> {
     let with_model = options.adapter.is_none() || options.together;
     let mut settings = Settings {
         model: source.facts(),
@@ -133,7 +174,7 @@ fn write(
             n_kv_heads: u32::try_from(source.config().n_kv_heads).ok(),
         });
         if let Some(base) = adapter::base_model(folder)? {
-            warn_of_other_base(folder, &base, &files.names()?);
+            warn_of_other_base(folder, &base, &files.names()?, notify);
         }
         // A model's folder stays one: it brings its own tokenizer, and is told by its configuration.
         if !with_model {
@@ -144,7 +185,7 @@ fn write(
     let path = dir.join(MANIFEST_FILE);
     write_file(&path, &manifest.to_bytes(source.arch)?)?;
     let manifest = quantize::read_manifest(&path, source.arch)?;
-    let bytes = quantize::run(&manifest, &settings, exec)?.size;
+    let written = quantize::run(&manifest, &settings, exec, notify)?;
     if let Some(kept) = &options.manifest {
         fs::copy(&path, kept).with_context(|| kept.display().to_string())?;
     }
@@ -156,16 +197,23 @@ fn write(
     write_file(&dir.join(COMPLETE_FILE), b"")?;
     if with_model {
         // What came of it must be the model that it was made of.
-        let made = model::open(&dir.to_string_lossy())?;
+        let made = LocalModel::open(&dir.to_string_lossy(), Located::at(dir)?, None, None)?;
         made.plan(&PlanOptions::default())?;
     }
-    Ok(Summary {
-        bundle: options.out.clone(),
-        architecture: source.arch.name(),
-        n_tensors: manifest.tensors.len(),
-        n_adapted: manifest.lora.map_or(0, |lora| lora.pairs.len()),
-        bytes,
-    })
+    Ok(written)
+}
+
+/// Tells if the adapter in `folder`, made for the model `base`, is for one that isn't called by any of
+/// `names`.
+fn warn_of_other_base(folder: &Path, base: &str, names: &[String], notify: &Notify<'_>) {
+    if !sterna::may_be_called(base, names) {
+        let warning = sterna::Warning::OtherBase {
+            adapter: folder.display().to_string(),
+            base: base.to_owned(),
+            names: names.to_vec(),
+        };
+        notify(Event::Warning(Warning::Model(warning)));
+    }
 }
 
 /// Makes an empty folder of `dir`, or of what an interrupted run left there.
@@ -179,6 +227,7 @@ fn clear(dir: &Path) -> Result<()> {
         .with_context(what)?;
     if let Some(other) = entries.iter().find(|entry| !is_ours(entry)) {
         bail!(
+            InvalidRequest,
             "{}: expected what an interrupted run left, found another file",
             other.path().display()
         );
@@ -207,7 +256,7 @@ fn is_ours(entry: &fs::DirEntry) -> bool {
 fn metadata(
     files: &LocalModel,
     source: &Source<'_>,
-    options: &Options,
+    options: &BundleOptions,
     with_model: bool,
 ) -> Result<Vec<u8>> {
     let config = files.config_json()?.unwrap_or_default();

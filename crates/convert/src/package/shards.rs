@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, Result};
 use bytes::Bytes;
+use sterna::{Context, Result};
 use sterna_delivery::hash::{
     Algorithm, BlockDigests, BlockHasher, DEFAULT_BLOCK_SIZE, Digest, Hasher,
 };

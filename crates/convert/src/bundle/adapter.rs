@@ -3,19 +3,26 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use sterna::native::{LocalFolder, read_small};
+use sterna::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_format::TensorEntry;
 use sterna_format::bundle::{
     LoraBlock, LoraSource, LoraTarget, MatrixSource, ShardRange, SourceType,
 };
-use sterna_format::hf::{AdapterTensor, LoraFactor};
+use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
 use sterna_format::safetensors::SafeTensors;
 
 use super::shard_path;
-use sterna::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 
-use crate::model::adapter_config;
+/// The configuration of the adapter in `folder`.
+fn adapter_config(folder: &Path) -> Result<AdapterConfig> {
+    let path = folder.join(ADAPTER_CONFIG);
+    let Some(bytes) = read_small(&LocalFolder::new(folder), ADAPTER_CONFIG)? else {
+        bail!(NotFound, "{}: no such file", path.display());
+    };
+    AdapterConfig::parse(&bytes).with_context(|| path.display().to_string())
+}
 
 /// What the maker of the adapter in `folder` called the model it was made for.
 pub(super) fn base_model(folder: &Path) -> Result<Option<String>> {
@@ -31,7 +38,9 @@ pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) ->
     let file = LocalFile::open(&path)?;
     let header = SafeTensors::parse(&file.prefix(u64::MAX), file.len()).with_context(what)?;
     let path = shard_path(&path)?;
-    let shard = u16::try_from(shards.len()).context("more than 65535 files")?;
+    let shard = u16::try_from(shards.len())
+        .ok()
+        .context("more than 65535 files")?;
     shards.push(path.clone());
     let mut scale = None;
     let mut halves: BTreeMap<(usize, LoraTarget), [Option<MatrixSource>; 2]> = BTreeMap::new();
@@ -50,6 +59,7 @@ pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) ->
         let own = adapter.scaling(&tensor.path);
         if *scale.get_or_insert(own) != own {
             bail!(
+                Unsupported,
                 "{}: expected one scaling for all modules, found {own} beside {}",
                 in_tensor(),
                 scale.unwrap_or(own)
@@ -62,6 +72,7 @@ pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) ->
         };
         if entry.shape.len() != 2 || entry.shape[place] != rank {
             bail!(
+                InvalidFile,
                 "{}: expected two dimensions, the rank {rank} in place {place}, found {:?}",
                 in_tensor(),
                 entry.shape
@@ -69,18 +80,26 @@ pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) ->
         }
         let pair = halves.entry((tensor.layer, target)).or_default();
         if pair[place].replace(matrix(entry, shard)?).is_some() {
-            bail!("{}: expected one of its kind, found another", in_tensor());
+            bail!(
+                InvalidFile,
+                "{}: expected one of its kind, found another",
+                in_tensor()
+            );
         }
     }
     let pairs = halves.into_iter().map(|((layer, target), pair)| {
         let [Some(a), Some(b)] = pair else {
             bail!(
+                InvalidFile,
                 "{path}: layer {layer}, {}: expected lora_A and lora_B, found only one of them",
                 target.module()
             );
         };
         if layer >= n_layers {
-            bail!("{path}: expected layers below {n_layers}, found layer {layer}");
+            bail!(
+                InvalidFile,
+                "{path}: expected layers below {n_layers}, found layer {layer}"
+            );
         }
         Ok(LoraSource {
             layer: layer as u32,
@@ -92,6 +111,7 @@ pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) ->
     let pairs: Vec<_> = pairs.collect::<Result<_>>()?;
     let Some(scale) = scale else {
         bail!(
+            InvalidFile,
             "{path}: expected the matrices of an adapter, found none ({ADAPTER_CONFIG} is there)"
         );
     };

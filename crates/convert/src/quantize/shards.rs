@@ -1,12 +1,11 @@
 //! The files that a manifest names, and what they and their neighbours say about scales.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use sterna::native::{LocalFolder, read_small};
+use sterna::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_engine::TernaryRules;
 use sterna_format::DType;
@@ -15,7 +14,7 @@ use sterna_format::hf;
 use sterna_format::safetensors::SafeTensors;
 use sterna_kernels::quant::decode_row;
 
-use crate::output;
+use crate::event::{Event, Notify, Warning};
 
 /// The files of a manifest, mapped.
 pub(super) struct Shards {
@@ -52,7 +51,12 @@ impl Shards {
     /// A scale of four bytes is F32, one of two is of the type that the file says, or BF16. Whether it
     /// multiplies or divides is what the configuration beside the weights says; without one, a scale above
     /// 1 divides, because no weight is worth that much.
-    pub(super) fn scale(&mut self, scale: &ShardRange, weights: u16) -> Result<f32> {
+    pub(super) fn scale(
+        &mut self,
+        scale: &ShardRange,
+        weights: u16,
+        notify: &Notify<'_>,
+    ) -> Result<f32> {
         let bytes = self.bytes(scale)?;
         let dtype = match bytes.len() {
             4 => DType::F32,
@@ -61,27 +65,30 @@ impl Shards {
         let mut value = [0.0];
         decode_row(dtype, &bytes, &mut value)?;
         let [value] = value;
-        let divides = match self.rules(weights) {
+        let divides = match self.rules(weights, notify) {
             Some(rules) => rules.scales_divide,
             None => value > 1.0,
         };
         let worth = if divides { 1.0 / value } else { value };
         if !(worth.is_finite() && worth > 0.0) {
-            bail!("scale: expected a number above 0, found {value}");
+            bail!(
+                InvalidFile,
+                "scale: expected a number above 0, found {value}"
+            );
         }
         Ok(worth)
     }
 
     /// What the configuration beside shard `index` says about ternary weights.
-    pub(super) fn rules(&mut self, index: u16) -> Option<TernaryRules> {
+    pub(super) fn rules(&mut self, index: u16, notify: &Notify<'_>) -> Option<TernaryRules> {
         let path = self.files[usize::from(index)].path();
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let read = |folder: &PathBuf| {
             rules_in(folder).unwrap_or_else(|error| {
                 // Models of families that aren't known here can be quantized all the same.
-                output::note(format_args!(
-                    "warning: {error:#}; taken to say nothing about ternary weights"
-                ));
+                notify(Event::Warning(Warning::UnknownConfig {
+                    reason: format!("{error:#}"),
+                }));
                 None
             })
         };
@@ -105,12 +112,11 @@ impl Shards {
 
 /// What `config.json` in `folder` says; `None` if there is no such file.
 fn rules_in(folder: &Path) -> Result<Option<TernaryRules>> {
-    let path = folder.join("config.json");
-    let name = || path.display().to_string();
-    let json = match fs::read(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        read => read.with_context(name)?,
+    const NAME: &str = "config.json";
+    let Some(json) = read_small(&LocalFolder::new(folder), NAME)? else {
+        return Ok(None);
     };
+    let name = || folder.join(NAME).display().to_string();
     let config = hf::Config::parse(&json).with_context(name)?;
     TernaryRules::of(&config).with_context(name).map(Some)
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result};
 use bytes::Bytes;
+use sterna::{Context, Result};
 use sterna_format::DType;
 use sterna_format::bundle::{Action, ManifestTensor, ModelFacts, SourceType, TensorForm};
 use sterna_kernels::quant::ternary::{Layout, i2_s_trailer};
@@ -12,8 +12,8 @@ use sterna_kernels::{Exec, repack};
 
 use super::Settings;
 use super::shards::Shards;
-use crate::convert::chunks;
-use crate::progress::Progress;
+use crate::event::{Event, Notify};
+use crate::row_chunks::row_chunks;
 
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 8 << 20;
@@ -58,12 +58,13 @@ impl<'a> Encoding<'a> {
         source: &'a ManifestTensor,
         settings: &Settings,
         shards: &mut Shards,
+        notify: &Notify<'_>,
     ) -> Result<Encoding<'a>> {
         let label = match name {
             Some(name) => format!("tensor {i} (`{name}`)"),
             None => format!("tensor {i}"),
         };
-        let how = how(source, shards).with_context(|| label.clone())?;
+        let how = how(source, shards, notify).with_context(|| label.clone())?;
         let n = match how {
             How::Packed { .. } => packed_rows(source.rows, name, settings),
             _ => source.rows,
@@ -97,7 +98,7 @@ impl<'a> Encoding<'a> {
         exec: &Exec,
         shards: &Shards,
         mut write: impl FnMut(&[u8]) -> Result<()>,
-        progress: &Progress,
+        notify: &Notify<'_>,
     ) -> Result<()> {
         let label = || self.label.clone();
         let bytes = shards.bytes(&self.source.data).with_context(label)?;
@@ -105,10 +106,11 @@ impl<'a> Encoding<'a> {
         let dtype = self.source.dtype.dtype();
         let piece = |rows: &Range<usize>| {
             let share = |row: usize| (bytes.len() as u64).saturating_mul(row as u64) / n as u64;
-            progress.add(share(rows.end) - share(rows.start));
+            let n_bytes = share(rows.end) - share(rows.start);
+            notify(Event::Advanced { n_bytes });
         };
         let mut trits = |layout, scale| -> Result<()> {
-            for rows in chunks(n, k.next_multiple_of(128), DType::I2_S) {
+            for rows in row_chunks(n, k.next_multiple_of(128), DType::I2_S) {
                 let codes = repack::repack(exec, layout, n, k, &bytes, rows.clone());
                 write(&codes.with_context(label)?)?;
                 piece(&rows);
@@ -119,7 +121,8 @@ impl<'a> Encoding<'a> {
             How::Copy => {
                 for part in bytes.chunks(COPY_BYTES) {
                     write(part)?;
-                    progress.add(part.len() as u64);
+                    let n_bytes = part.len() as u64;
+                    notify(Event::Advanced { n_bytes });
                 }
                 Ok(())
             }
@@ -134,7 +137,7 @@ impl<'a> Encoding<'a> {
                 trits(layout, scale)
             }
             How::Bytes { scale } => {
-                for rows in chunks(n, k, DType::F32) {
+                for rows in row_chunks(n, k, DType::F32) {
                     let part = &bytes[rows.start * k..rows.end * k];
                     write(&byte_trits(exec, rows.len(), k, part).with_context(label)?)?;
                     piece(&rows);
@@ -146,7 +149,7 @@ impl<'a> Encoding<'a> {
                 let padded = k.next_multiple_of(to.block_len());
                 let unit = if padded == k { to } else { DType::F32 };
                 let stride = k * dtype.block_bytes();
-                for rows in chunks(n, padded, unit) {
+                for rows in row_chunks(n, padded, unit) {
                     let part = &bytes[rows.start * stride..rows.end * stride];
                     let blocks = blocks(exec, &rows, k, dtype, part, to);
                     write(&blocks.with_context(label)?)?;
@@ -159,19 +162,21 @@ impl<'a> Encoding<'a> {
 }
 
 /// How the bytes of `source` become its stored form.
-fn how(source: &ManifestTensor, shards: &mut Shards) -> Result<How> {
+fn how(source: &ManifestTensor, shards: &mut Shards, notify: &Notify<'_>) -> Result<How> {
     let shard = source.data.shard;
     // Whatever becomes of them, they must be there.
     let bytes = shards.bytes(&source.data)?;
     let mut scale = || match &source.scale {
-        Some(scale) => shards.scale(scale, shard),
+        Some(scale) => shards.scale(scale, shard, notify),
         None => Ok(1.0),
     };
     Ok(match source.action {
         Action::Raw => How::Copy,
         Action::TernaryQuantize => How::Floats {
             unit: scale()?,
-            masters: shards.rules(shard).is_some_and(|rules| rules.masters),
+            masters: shards
+                .rules(shard, notify)
+                .is_some_and(|rules| rules.masters),
         },
         Action::RepackTernary if source.dtype == SourceType::I8 && are_trits(&bytes) => {
             How::Bytes { scale: scale()? }

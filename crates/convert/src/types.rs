@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use sterna::{Context, Error, Result, bail};
 use sterna_engine::{Exported, ExportedData, i2_s};
 use sterna_format::DType;
 use sterna_format::names::{EMBEDDINGS, HEAD};
@@ -14,19 +15,18 @@ use sterna_kernels::Exec;
 use sterna_kernels::quant::ternary::{row_bytes, unpack_row};
 use sterna_kernels::quant::{Effort, Encoder, QuantError};
 
-use crate::output;
+use crate::event::{Event, Notify, Warning};
+use crate::row_chunks::row_chunks;
 
 /// What GGUF files call the embedding table and the output head.
 const GGUF_EMBEDDINGS: &str = "token_embd.weight";
 const GGUF_HEAD: &str = "output.weight";
 /// Tensors with fewer elements keep their type.
 const MIN_ELEMENTS: usize = 1024;
-/// Bytes made at a time.
-const CHUNK_BYTES: usize = 8 << 20;
 
-/// What `--quantize` and its kin ask for.
+/// What tensors are to be stored as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
+pub enum Target {
     /// The type of the source.
     Keep,
     /// This one, where the shape allows it.
@@ -34,12 +34,16 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Types that can be asked for, as they are spelt in `--help`.
-    pub(crate) const NAMES: &'static str =
+    /// What can be asked for, by name.
+    const NAMES: &'static str =
         "keep, q4_k_m (or q4_k), q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0, i2_s, f16, bf16 or f32";
+}
 
-    /// Reads the value of a flag.
-    pub(crate) fn parse(word: &str) -> Result<Target, String> {
+impl FromStr for Target {
+    type Err = Error;
+
+    /// Reads `keep` or the name of a type that models can be converted to.
+    fn from_str(word: &str) -> Result<Target> {
         const TYPES: [DType; 11] = [
             DType::Q4_K,
             DType::Q5_K,
@@ -56,27 +60,30 @@ impl Target {
         if word == "keep" {
             return Ok(Target::Keep);
         }
-        naming::dtype_of(word)
-            .filter(|dtype| TYPES.contains(dtype))
-            .map(Target::To)
-            .ok_or_else(|| format!("expected {}", Target::NAMES))
+        match naming::dtype_of(word).filter(|dtype| TYPES.contains(dtype)) {
+            Some(dtype) => Ok(Target::To(dtype)),
+            None => bail!(InvalidRequest, "expected {}", Target::NAMES),
+        }
     }
 }
 
 /// Types of the parts of a model, as far as somebody asked for one.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Targets {
+///
+/// Ternary matrices are stored as I2_S unless a type that holds them exactly is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Targets {
     /// Matrices of layers.
-    pub(crate) weights: Target,
-    /// The embedding table.
-    pub(crate) embeddings: Option<Target>,
-    /// The output head.
-    pub(crate) head: Option<Target>,
+    pub weights: Target,
+    /// The embedding table; as it is otherwise. One that is the output head too is what the head is asked to
+    /// be, unless something is asked of the table itself.
+    pub embeddings: Option<Target>,
+    /// The output head; what the table is otherwise.
+    pub head: Option<Target>,
 }
 
 impl Targets {
     /// Everything as it is.
-    pub(super) const KEEP: Targets = Targets {
+    pub const KEEP: Targets = Targets {
         weights: Target::Keep,
         embeddings: None,
         head: None,
@@ -89,32 +96,27 @@ impl Targets {
         self.embeddings.or(as_head).unwrap_or(Target::Keep)
     }
 
-    /// Says what becomes of a type asked for the head if the model has none of its own.
-    pub(super) fn say_if_tied(&self, tied: bool) {
-        if let Some(remark) = self.remark_on_tied().filter(|_| tied) {
-            output::note(remark);
+    /// Tells what becomes of a type asked for the head if the model has none of its own.
+    pub(crate) fn warn_if_tied(&self, tied: bool, notify: &Notify<'_>) {
+        if let Some(warning) = self.warning_if_tied().filter(|_| tied) {
+            notify(Event::Warning(warning));
         }
     }
 
-    fn remark_on_tied(&self) -> Option<String> {
+    fn warning_if_tied(&self) -> Option<Warning> {
         let head = self.head?;
-        let no_head = "the model has no output head of its own: its embedding table serves as one";
-        match self.embeddings {
-            None => Some(format!("note: {no_head}, and --head is for the table")),
-            Some(table) if table != head => Some(format!(
-                "warning: {no_head}; --head is ignored, as --embeddings says what the table is"
-            )),
-            Some(_) => None,
-        }
+        let is_ignored = self.embeddings.is_some_and(|table| table != head);
+        let is_used = self.embeddings.is_none();
+        (is_ignored || is_used).then_some(Warning::NoHead { is_ignored })
     }
 }
 
 /// A tensor and the type it is stored as.
-pub(super) struct Encoding<'a> {
+pub(crate) struct Encoding<'a> {
     tensor: &'a Exported,
-    pub(super) dtype: DType,
+    pub(crate) dtype: DType,
     /// Why it isn't the type asked for.
-    pub(super) remark: Option<String>,
+    pub(crate) remark: Option<String>,
 }
 
 impl<'a> Encoding<'a> {
@@ -122,7 +124,7 @@ impl<'a> Encoding<'a> {
     /// `tied`.
     ///
     /// Errors: a ternary tensor that no type here can hold.
-    pub(super) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
+    pub(crate) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
         let target = match (tensor.name.as_str(), tensor.shape.len()) {
             (_, 1) => Target::Keep,
             (EMBEDDINGS | GGUF_EMBEDDINGS, _) => targets.table(tied),
@@ -141,14 +143,14 @@ impl<'a> Encoding<'a> {
     }
 
     /// Bytes it takes.
-    pub(super) fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         let n = self.tensor.shape.iter().product::<usize>() as u64;
         let size = self.dtype.tensor_bytes(n);
         size.expect("types were chosen that whole blocks of fit")
     }
 
     /// Gives the bytes piece by piece, made on `exec`.
-    pub(super) fn write(
+    pub(crate) fn write(
         &self,
         exec: &Exec,
         mut write: impl FnMut(Bytes) -> Result<()>,
@@ -162,7 +164,7 @@ impl<'a> Encoding<'a> {
             ExportedData::Blocks { dtype, bytes } if *dtype == self.dtype => write(bytes.clone()),
             ExportedData::Blocks { dtype, bytes } => {
                 let stride = bytes.len() / n;
-                for rows in chunks(n, k, self.dtype) {
+                for rows in row_chunks(n, k, self.dtype) {
                     let first = rows.start;
                     let bytes = &bytes[first * stride..rows.end * stride];
                     let encoded = self.encoded(exec, first, rows.len() * k, k, *dtype, bytes);
@@ -176,7 +178,7 @@ impl<'a> Encoding<'a> {
                     .into(),
             ),
             ExportedData::Ternary { codes, scale } => {
-                for rows in chunks(n, k, DType::F32) {
+                for rows in row_chunks(n, k, DType::F32) {
                     let values = floats(codes, *scale, k, &rows);
                     let n_values = rows.len() * k;
                     let encoded = self.encoded(exec, rows.start, n_values, k, DType::F32, &values);
@@ -204,16 +206,6 @@ impl<'a> Encoding<'a> {
     }
 }
 
-/// Ranges of rows whose encoding takes some megabytes.
-pub(crate) fn chunks(n: usize, k: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
-    let row = (k / dtype.block_len() * dtype.block_bytes()).max(1);
-    // As many as 64, so that every thread has some.
-    let step = (CHUNK_BYTES / row).max(64);
-    (0..n)
-        .step_by(step)
-        .map(move |first| first..n.min(first + step))
-}
-
 /// Rows of trits as the bytes of f32.
 fn floats(codes: &[u8], scale: f32, k: usize, rows: &Range<usize>) -> Vec<u8> {
     let stride = row_bytes(k);
@@ -233,7 +225,7 @@ fn floats(codes: &[u8], scale: f32, k: usize, rows: &Range<usize>) -> Vec<u8> {
 /// the model's configuration makes of such a scale.
 ///
 /// Errors: a scale that such a checkpoint can't say.
-pub(super) fn storable(tensor: Exported, divides: bool) -> Result<Vec<Exported>> {
+pub(crate) fn storable(tensor: Exported, divides: bool) -> Result<Vec<Exported>> {
     let ExportedData::Ternary { codes, scale } = &tensor.data else {
         return Ok(vec![tensor]);
     };
@@ -302,6 +294,7 @@ fn ternary_type(tensor: &Exported, scale: f32, target: Target) -> Result<(DType,
     }
     if !(n * k).is_multiple_of(DType::I2_S.block_len()) {
         bail!(
+            Unsupported,
             "tensor `{}`: expected a multiple of 128 trits, found {n} times {k}",
             tensor.name
         );
@@ -360,7 +353,7 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
 /// That of the layers is the one asked for if any matrix there has it, so that what was asked for
 /// differently is called differently however many matrices took another type; else that of most
 /// elements. That of a `tied` head is the table's.
-pub(super) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant {
+pub(crate) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant {
     let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
     let embeddings = of(EMBEDDINGS).unwrap_or(DType::F32);
     let in_layers = tensors.iter().filter(|t| t.name.contains(".layers."));
@@ -387,7 +380,7 @@ pub(super) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant
 }
 
 /// Of tensors of these types and shapes, the type that most elements of matrices have.
-pub(super) fn most_used<'a>(tensors: impl Iterator<Item = (DType, &'a [usize])>) -> Option<DType> {
+pub(crate) fn most_used<'a>(tensors: impl Iterator<Item = (DType, &'a [usize])>) -> Option<DType> {
     let mut counts: BTreeMap<DType, u64> = BTreeMap::new();
     for (dtype, shape) in tensors.filter(|(_, shape)| shape.len() > 1) {
         *counts.entry(dtype).or_default() += shape.iter().product::<usize>() as u64;
@@ -454,8 +447,8 @@ mod tests {
         let (f16, q8) = (Target::To(DType::F16), Target::To(DType::Q8_0));
         for (embeddings, head, tied, dtype, said) in [
             (None, None, true, DType::F32, None),
-            (None, Some(q8), true, DType::Q8_0, Some("note")),
-            (Some(f16), Some(q8), true, DType::F16, Some("warning")),
+            (None, Some(q8), true, DType::Q8_0, Some(false)),
+            (Some(f16), Some(q8), true, DType::F16, Some(true)),
             (Some(f16), Some(f16), true, DType::F16, None),
             (None, Some(q8), false, DType::F32, None),
         ] {
@@ -467,9 +460,8 @@ mod tests {
             let encoding = Encoding::of(&tensor, &targets, tied).unwrap();
             assert_eq!(encoding.dtype, dtype);
             if tied {
-                let remark = targets.remark_on_tied();
-                let kind = remark.as_deref().and_then(|r| r.split(':').next());
-                assert_eq!(kind, said);
+                let warning = targets.warning_if_tied();
+                assert_eq!(warning.map(|warning| warning.is_warning()), said);
             }
         }
     }

@@ -1,18 +1,19 @@
 //! What an interrupted conversion leaves behind, so that the next one goes on from there.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use sterna::{Context, Result, bail};
+use sterna_delivery::PartialFile;
+
+use crate::staging::with_suffix;
 
 /// Where the journal of the conversion into `dir` is: beside the folder, so that this can become a package
 /// in one step, with nothing in it that doesn't belong there.
 fn path_of(dir: &Path) -> PathBuf {
-    let mut name = dir.as_os_str().to_owned();
-    name.push(".json");
-    name.into()
+    with_suffix(dir, ".json")
 }
 
 /// The shards that are complete and on disk.
@@ -112,12 +113,11 @@ impl Journal {
             return Ok(());
         };
         let json = serde_json::to_vec(&self.state).context("the journal")?;
-        let new = path.with_extension("new");
         let write = || -> std::io::Result<()> {
-            let mut file = File::create(&new)?;
+            // Always the same name, so that no run leaves more than the next one takes.
+            let mut file = PartialFile::create_as(path, &path.with_extension("new"))?;
             file.write_all(&json)?;
-            file.sync_all()?;
-            fs::rename(&new, path)
+            file.finish()
         };
         write().with_context(|| format!("{}: cannot write", path.display()))
     }
@@ -137,7 +137,8 @@ fn clear(dir: &Path) -> Result<()> {
         .with_context(what)?;
     // A journal is the first thing that a conversion writes.
     if !entries.is_empty() && !path_of(dir).exists() {
-        anyhow::bail!(
+        bail!(
+            InvalidRequest,
             "{}: expected an empty folder or that of an interrupted conversion, found other files",
             dir.display()
         );

@@ -1,11 +1,10 @@
 //! Files and folders that take their name when they are whole.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use sterna_delivery::sync_folder;
+use sterna::{Context, Result, bail};
+use sterna_delivery::{sync_folder, write_whole};
 
 /// The folder or file that is written before it is whole, by one process at a time. What an interrupted one
 /// left is for the next to go on with, or to remove.
@@ -18,9 +17,10 @@ pub(crate) struct Staging {
 impl Staging {
     /// Begins to write `out`, which must not exist.
     pub(crate) fn begin(out: &Path) -> Result<Staging> {
-        let name = || format!("{}: expected a name", out.display());
-        let path = partial(out).with_context(name)?;
-        let lock_path = beside(&path, ".lock").with_context(name)?;
+        let Some(path) = partial(out) else {
+            bail!(InvalidRequest, "{}: expected a name", out.display());
+        };
+        let lock_path = with_suffix(&path, ".lock");
         let what = || lock_path.display().to_string();
         let lock = File::options()
             .create(true)
@@ -29,12 +29,12 @@ impl Staging {
             .with_context(what)?;
         // Two at once would write into each other's files.
         if lock.try_lock().is_err() {
-            bail!("{}: another process is writing it", out.display());
+            bail!(Io, "{}: another process is writing it", out.display());
         }
         if out.exists() {
             // Nobody needs the lock of what is there.
             let _ = fs::remove_file(&lock_path);
-            bail!("{}: exists already", out.display());
+            bail!(InvalidRequest, "{}: exists already", out.display());
         }
         Ok(Staging {
             path,
@@ -54,9 +54,7 @@ impl Staging {
         let _ = fs::remove_file(&self.lock_path);
         Ok(())
     }
-}
 
-impl Staging {
     /// Removes a folder that is not to be gone on with.
     pub(crate) fn discard(self) {
         // Whoever discards it has worse to report; the next to write it removes what is left.
@@ -67,22 +65,18 @@ impl Staging {
 
 /// Where `out` is while it is written.
 pub(crate) fn partial(out: &Path) -> Option<PathBuf> {
-    beside(out, ".partial")
+    out.file_name()?;
+    Some(with_suffix(out, ".partial"))
 }
 
-/// The path of `path` with `end` behind its name.
-fn beside(path: &Path, end: &str) -> Option<PathBuf> {
-    let mut name = path.file_name()?.to_owned();
+/// The path `path` with `end` behind its name.
+pub(crate) fn with_suffix(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(end);
-    Some(path.with_file_name(name))
+    path.with_file_name(name)
 }
 
 /// Writes a file to the disk.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
+    write_whole(path, bytes).with_context(|| format!("{}: cannot write", path.display()))
 }

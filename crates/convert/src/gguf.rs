@@ -9,57 +9,80 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use sterna::native::LocalModel;
+use sterna::{Context, Header, Result, bail};
 use sterna_engine::{Exported, Exporter, GgufHead, PlanOptions};
 use sterna_format::gguf::{Metadata, Value, Writer};
 use sterna_format::{DType, FileLayout};
 use sterna_kernels::Exec;
 
-use super::types::{Encoding, Targets, most_used};
-use super::{export, say};
-use sterna::Header;
-use sterna::native::LocalModel;
-
-use crate::model;
-use crate::output;
+use crate::event::{self, Event, Notify, Warning};
+use crate::package::{export, warn_of_inexact, warn_of_types};
 use crate::staging::Staging;
+use crate::types::{Encoding, Targets, most_used};
 
 /// What tensors are aligned to.
 const ALIGNMENT: u32 = 32;
 /// The revision of the block types, for readers that ask.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// How to convert.
-pub(crate) struct GgufOptions {
-    pub(crate) plan: PlanOptions,
-    pub(crate) targets: Targets,
+/// How to make a GGUF file.
+#[derive(Debug, Clone)]
+pub struct GgufOptions {
+    /// How the source is read.
+    pub plan: PlanOptions,
+    /// What tensors are stored as.
+    pub targets: Targets,
     /// What the model is called; as in the source otherwise.
-    pub(crate) name: Option<String>,
+    pub name: Option<String>,
+    /// Threads that verify the source, if it is a package.
+    pub n_verify_threads: usize,
 }
 
-/// What came of it.
-#[derive(Debug, serde::Serialize)]
-pub(crate) struct GgufSummary {
-    pub(crate) file: PathBuf,
-    pub(crate) architecture: String,
-    pub(crate) n_tensors: usize,
-    pub(crate) size: u64,
+impl Default for GgufOptions {
+    /// Names and types as they are.
+    fn default() -> GgufOptions {
+        GgufOptions {
+            plan: PlanOptions::default(),
+            targets: Targets::KEEP,
+            name: None,
+            n_verify_threads: 1,
+        }
+    }
+}
+
+/// What came of a conversion to a GGUF file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct GgufSummary {
+    /// The file.
+    pub file: PathBuf,
+    /// What it calls the architecture.
+    pub architecture: String,
+    /// Tensors in it.
+    pub n_tensors: usize,
+    /// Bytes of it.
+    pub size: u64,
 }
 
 /// Writes the model in `files` to the GGUF file `out`, which must not exist.
-pub(crate) fn convert_gguf(
+///
+/// The same model and options give the same bytes, on any number of threads.
+/// Errors: a model that can't be read or run here, a package that isn't what its hashes say, a model that
+/// GGUF can't describe, or a file that can't be written.
+pub fn to_gguf(
     files: &LocalModel,
     out: &Path,
     options: &GgufOptions,
     exec: Arc<Exec>,
+    notify: &Notify<'_>,
 ) -> Result<GgufSummary> {
     // Wrong bytes must not become a file that looks right.
-    model::verify(files)?;
+    event::verify(files, options.n_verify_threads, notify)?;
     let plan = files.plan(&options.plan)?;
     let n_bytes = plan.weight_bytes();
     let head = plan.to_gguf().with_context(|| files.name().to_owned())?;
     let architecture = head.metadata.architecture()?.unwrap_or_default().to_owned();
-    let metadata = metadata(files, options, &head)?;
+    let metadata = metadata(files, options, &head, notify)?;
     let mut exporter = Exporter::for_gguf(plan, exec.clone());
     let shapes = (head.tensors.iter())
         .map(|tensor| (tensor.name.as_str(), tensor.shape.clone()))
@@ -71,7 +94,7 @@ pub(crate) fn convert_gguf(
     )?;
 
     let tied = exporter.is_tied();
-    options.targets.say_if_tied(tied);
+    options.targets.warn_if_tied(tied, notify);
     let staging = Staging::begin(out)?;
     let mut file = DataSection::create(&staging.path, room.header.len() as u64)?;
     let mut remarks = Vec::new();
@@ -84,11 +107,15 @@ pub(crate) fn convert_gguf(
     for tensor in &head.tensors {
         put(tensor)?;
     }
-    export(files, &mut exporter, n_bytes, |exported| put(&exported))?;
-    say(&remarks);
-    for remark in head.remarks.iter().chain(exporter.warnings()) {
-        output::note(format_args!("warning: {}: {remark}", files.name()));
-    }
+    export(files, &mut exporter, n_bytes, notify, |exported| {
+        put(&exported)
+    })?;
+    warn_of_types(remarks, notify);
+    warn_of_inexact(
+        files,
+        head.remarks.iter().chain(exporter.warnings()),
+        notify,
+    );
     let (n_tensors, size) = file.finish(&metadata)?;
     staging.finish(out)?;
     files.settle()?;
@@ -101,7 +128,12 @@ pub(crate) fn convert_gguf(
 }
 
 /// What the file says besides tensors, but for its type.
-fn metadata(files: &LocalModel, options: &GgufOptions, head: &GgufHead) -> Result<Metadata> {
+fn metadata(
+    files: &LocalModel,
+    options: &GgufOptions,
+    head: &GgufHead,
+    notify: &Notify<'_>,
+) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     let mut own = head.metadata.iter();
     let name = options.name.clone();
@@ -141,7 +173,7 @@ fn metadata(files: &LocalModel, options: &GgufOptions, head: &GgufHead) -> Resul
     for (key, value) in own {
         metadata.insert(key, value.clone())?;
     }
-    put_text(files, &mut metadata)?;
+    put_text(files, &mut metadata, notify)?;
     Ok(metadata)
 }
 
@@ -149,7 +181,7 @@ const NAME: &str = "general.name";
 const FILE_TYPE: &str = "general.file_type";
 
 /// Tokenizer and template. What a GGUF file says of its own stays as it is.
-fn put_text(files: &LocalModel, metadata: &mut Metadata) -> Result<()> {
+fn put_text(files: &LocalModel, metadata: &mut Metadata, notify: &Notify<'_>) -> Result<()> {
     const KIND: &str = "tokenizer.ggml.model";
     if let Some(source) = files.gguf_text() {
         let text = source
@@ -167,8 +199,11 @@ fn put_text(files: &LocalModel, metadata: &mut Metadata) -> Result<()> {
         for (key, value) in written.entries {
             metadata.insert(key, value)?;
         }
-        for remark in written.remarks {
-            output::note(format_args!("note: {}: tokenizer: {remark}", files.name()));
+        for what in written.remarks {
+            notify(Event::Warning(Warning::Tokenizer {
+                model: files.name().to_owned(),
+                what,
+            }));
         }
         if let Some(template) = files.template_source()? {
             metadata.insert("tokenizer.chat_template", Value::String(template))?;
@@ -275,6 +310,7 @@ impl DataSection {
         let size = self.header_bytes + self.len;
         if layout.header.len() as u64 != self.header_bytes || layout.file_len != size {
             bail!(
+                InvalidFile,
                 "{}: expected {} bytes behind a header of {}, wrote {} behind {}",
                 self.path.display(),
                 layout.file_len - layout.header.len() as u64,

@@ -13,59 +13,63 @@ mod tensor;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use sterna::{Context, Result, bail};
 use sterna_delivery::LocalFile;
 use sterna_format::bundle::{ArchType, Manifest, ModelFacts, RopeFile, TensorFile, tensor_names};
 use sterna_kernels::Exec;
 
-use crate::progress::Progress;
-pub(crate) use adapter::AdapterOutput;
+pub use adapter::AdapterOutput;
 use output::OutputFile;
 use shards::Shards;
 use tensor::Encoding;
+
+use crate::event::{Event, Notify, Step};
 
 /// The largest manifest that is read: tens of thousands of tensors and an adapter of each.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
 /// What is to be made, and where.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// What `qmodel.tensors` says about the model.
-    pub(crate) model: ModelFacts,
+    pub model: ModelFacts,
     /// Elements of a head, where they are known.
-    pub(crate) head_dim: Option<u32>,
+    pub head_dim: Option<u32>,
     /// The file of tensors; none of a manifest that has only an adapter.
-    pub(crate) output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
     /// The file of the rotary embedding, and what it is to say.
-    pub(crate) rope: Option<(PathBuf, RopeFile)>,
+    pub rope: Option<(PathBuf, RopeFile)>,
     /// The file of an adapter.
-    pub(crate) adapter: Option<AdapterOutput>,
+    pub adapter: Option<AdapterOutput>,
 }
 
 /// What came of it.
 #[derive(Debug, Serialize)]
-pub(crate) struct Summary {
+pub struct Summary {
     /// The file of tensors.
-    pub(crate) output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
     /// Tensors in it.
-    pub(crate) n_tensors: usize,
+    pub n_tensors: usize,
     /// Bytes of all files.
-    pub(crate) size: u64,
+    pub size: u64,
     /// The file of the rotary embedding.
-    pub(crate) rope: Option<PathBuf>,
+    pub rope: Option<PathBuf>,
     /// The file of an adapter.
-    pub(crate) lora: Option<PathBuf>,
+    pub lora: Option<PathBuf>,
     /// Projections that the adapter changes.
-    pub(crate) n_lora_pairs: usize,
+    pub n_lora_pairs: usize,
 }
 
 /// The manifest in the file at `path`, which is about a model of `arch`.
-pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
+///
+/// Errors: it can't be read, or isn't a manifest.
+pub fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
     let name = || path.display().to_string();
     let file = LocalFile::open(path)?;
     if file.len() > MAX_MANIFEST_BYTES {
         bail!(
+            InvalidFile,
             "{}: expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, found {}",
             name(),
             file.len()
@@ -75,7 +79,15 @@ pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
 }
 
 /// Makes what `manifest` lists into the files that `settings` names. All of them appear, or none.
-pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Result<Summary> {
+///
+/// Errors: files that the manifest names and that can't be read, tensors that can't become what it asks for,
+/// or files that can't be written.
+pub fn run(
+    manifest: &Manifest,
+    settings: &Settings,
+    exec: &Exec,
+    notify: &Notify<'_>,
+) -> Result<Summary> {
     let mut shards = Shards::open(&manifest.shards)?;
     settings.check(manifest)?;
     let model = &settings.model;
@@ -87,7 +99,7 @@ pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Resu
     let encodings = (manifest.tensors.iter().enumerate())
         .map(|(i, tensor)| {
             let name = names.as_ref().map(|names| names.names[i].as_str());
-            Encoding::of(i, name, tensor, settings, &mut shards)
+            Encoding::of(i, name, tensor, settings, &mut shards, notify)
         })
         .collect::<Result<Vec<_>>>()?;
     let forms: Vec<_> = encodings.iter().map(Encoding::form).collect();
@@ -108,11 +120,13 @@ pub(crate) fn run(manifest: &Manifest, settings: &Settings, exec: &Exec) -> Resu
     if let Some(output) = &settings.output {
         let mut tensors = OutputFile::create(output)?;
         tensors.write(&layout.header())?;
-        let total = manifest.tensors.iter().map(|tensor| tensor.data.size).sum();
-        let progress = Progress::bytes("quantizing", total);
+        notify(Event::Started {
+            step: Step::Quantizing,
+            n_bytes: manifest.tensors.iter().map(|tensor| tensor.data.size).sum(),
+        });
         for (encoding, stored) in encodings.iter().zip(&layout.tensors) {
             tensors.pad_to(stored.offset)?;
-            encoding.write(exec, &shards, |bytes| tensors.write(bytes), &progress)?;
+            encoding.write(exec, &shards, |bytes| tensors.write(bytes), notify)?;
             assert_eq!(
                 tensors.len(),
                 stored.offset + stored.size,
@@ -140,21 +154,32 @@ impl Settings {
     /// Checks that there is a place for everything, and another for each thing.
     fn check(&self, manifest: &Manifest) -> Result<()> {
         match (&self.adapter, &manifest.lora) {
-            (Some(_), None) => bail!("expected a manifest with an adapter, found one without"),
-            (None, Some(_)) => {
-                bail!("expected a file to write the manifest's adapter to, found none")
-            }
+            (Some(_), None) => bail!(
+                InvalidRequest,
+                "expected a manifest with an adapter, found one without"
+            ),
+            (None, Some(_)) => bail!(
+                InvalidRequest,
+                "expected a file to write the manifest's adapter to, found none"
+            ),
             _ => {}
         }
         if self.output.is_none() && !manifest.tensors.is_empty() {
-            bail!("expected a file to write the manifest's tensors to, found none");
+            bail!(
+                InvalidRequest,
+                "expected a file to write the manifest's tensors to, found none"
+            );
         }
         let mut places = Vec::new();
         for path in self.outputs() {
             output::check_replaceable(path)?;
             let place = output::place(path)?;
             if places.contains(&place) {
-                bail!("{}: expected another file for each output", path.display());
+                bail!(
+                    InvalidRequest,
+                    "{}: expected another file for each output",
+                    path.display()
+                );
             }
             places.push(place);
         }
@@ -162,7 +187,9 @@ impl Settings {
     }
 
     /// Checks that no output takes the place of the file `input`.
-    pub(crate) fn check_input(&self, input: &Path) -> Result<()> {
+    ///
+    /// Errors: one does, or there is no such file.
+    pub fn check_input(&self, input: &Path) -> Result<()> {
         let name = || input.display().to_string();
         // Where it is named, and where it is, if links lead from one to the other.
         let places = [
@@ -172,6 +199,7 @@ impl Settings {
         for path in self.outputs() {
             if places.contains(&output::place(path)?) {
                 bail!(
+                    InvalidRequest,
                     "{}: expected another file to write than one that is read",
                     path.display()
                 );

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Error, Result, bail};
+use sterna::{Context, Error, Result, bail};
 use tempfile::{NamedTempFile, TempPath};
 
 /// A file that is written beside its name, under one that is new, begins with a dot and ends in `.tmp`;
@@ -80,7 +80,7 @@ pub(super) fn commit(files: Vec<OutputFile>) -> Result<()> {
         let renamed = before.and_then(|before| match staged.persist(&path) {
             Ok(()) => Ok(before),
             Err(failed) => {
-                let failed = Error::new(failed.error);
+                let failed = Error::from(failed.error);
                 Err(put_back(path.clone(), before, failed))
             }
         });
@@ -165,9 +165,15 @@ pub(super) fn check_replaceable(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(found) if found.is_file() => Ok(()),
         Ok(found) if found.is_dir() => {
-            bail!("{name}: expected a file to write, found a folder")
+            bail!(
+                InvalidRequest,
+                "{name}: expected a file to write, found a folder"
+            )
         }
-        Ok(_) => bail!("{name}: expected a file to write, found a pipe, socket or device"),
+        Ok(_) => bail!(
+            InvalidRequest,
+            "{name}: expected a file to write, found a pipe, socket or device"
+        ),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("{name}: cannot write")),
     }

@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
+use sterna::native::LocalModel;
+use sterna::{Context, Header, Result, bail};
 use sterna_engine::{ModelConfig, PlanOptions};
 use sterna_format::TensorEntry;
 use sterna_format::bundle::{
@@ -13,11 +14,8 @@ use sterna_format::bundle::{
 use sterna_format::hf::Config;
 use sterna_format::names::{self, EMBEDDINGS, HEAD, OUTPUT_NORM};
 
-use sterna::Header;
-use sterna::native::LocalModel;
-use crate::output;
-
 use super::{ManifestForm, shard_path};
+use crate::event::{Event, Notify, Warning};
 
 /// Engines compute with widths that are multiples of it.
 const WIDTH: u32 = 128;
@@ -35,10 +33,15 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// Checks that bundles can hold the model in `files`, of architecture `arch` if that is given.
-    pub(super) fn of(files: &'a LocalModel, arch: Option<ArchType>) -> Result<Source<'a>> {
+    pub(super) fn of(
+        files: &'a LocalModel,
+        arch: Option<ArchType>,
+        notify: &Notify<'_>,
+    ) -> Result<Source<'a>> {
         let name = files.name();
         if !matches!(files.header(), Header::SafeTensors { .. }) {
             bail!(
+                Unsupported,
                 "{name}: expected a Hugging Face folder with safetensors files, found another form"
             );
         }
@@ -48,7 +51,7 @@ impl<'a> Source<'a> {
         let plan = files.plan(&PlanOptions::default())?;
         let arch = match arch {
             Some(arch) => arch,
-            None => architecture(files, &hf)?,
+            None => architecture(files, &hf, notify)?,
         };
         // Fails for an architecture whose tensors have no order.
         drop(layer_order(arch)?);
@@ -105,6 +108,7 @@ impl<'a> Source<'a> {
     pub(super) fn rope(&self) -> Result<RopeFile> {
         let [rope] = &self.config.ropes[..] else {
             bail!(
+                Unsupported,
                 "{}: expected one rotary embedding for all layers, found {}",
                 self.files.name(),
                 self.config.ropes.len()
@@ -159,6 +163,7 @@ impl<'a> Source<'a> {
         });
         if let Some(entry) = left {
             bail!(
+                Unsupported,
                 "{}: tensor `{}`: files of architecture {} have no place for it",
                 self.files.name(),
                 entry.name,
@@ -217,7 +222,11 @@ impl<'a> Source<'a> {
         let (rows, cols) = match entry.shape[..] {
             [rows] => (rows, 1),
             [rows, cols] => (rows, cols),
-            _ => bail!("expected one or two dimensions, found {:?}", entry.shape),
+            _ => bail!(
+                InvalidFile,
+                "expected one or two dimensions, found {:?}",
+                entry.shape
+            ),
         };
         let [rows, cols] = [rows, cols].map(|dim| dim as u32);
         let action = self.action(entry, dtype, embeddings_i8);
@@ -265,11 +274,12 @@ impl<'a> Source<'a> {
 }
 
 /// The architecture that a configuration names; of Qwen3, what its description says besides.
-fn architecture(files: &LocalModel, hf: &Config) -> Result<ArchType> {
+fn architecture(files: &LocalModel, hf: &Config, notify: &Notify<'_>) -> Result<ArchType> {
     let named = hf.architectures.first().map_or("", String::as_str);
     let arch = ArchType::from_class(named).filter(|arch| layer_order(*arch).is_ok());
     let Some(arch) = arch else {
         bail!(
+            Unsupported,
             "{}: config.json: architectures: expected BitNetForCausalLM, LlamaForCausalLM or \
              Qwen3ForCausalLM, found `{named}`",
             files.name()
@@ -282,10 +292,10 @@ fn architecture(files: &LocalModel, hf: &Config) -> Result<ArchType> {
     let Some(arch) = readme.and_then(|readme| described(&String::from_utf8_lossy(&readme))) else {
         return Ok(ArchType::Qwen3);
     };
-    output::note(format_args!(
-        "note: {}: {arch} by README.md; --arch qwen3 leaves the weights as they are",
-        files.name()
-    ));
+    notify(Event::Warning(Warning::Described {
+        model: files.name().to_owned(),
+        arch,
+    }));
     Ok(arch)
 }
 
@@ -322,7 +332,9 @@ fn scaling(config: &Value) -> Option<Map<String, Value>> {
 /// Where a tensor lies.
 fn range(entry: &TensorEntry) -> Result<ShardRange> {
     Ok(ShardRange {
-        shard: u16::try_from(entry.file).context("more than 65535 files")?,
+        shard: u16::try_from(entry.file)
+            .ok()
+            .context("more than 65535 files")?,
         offset: entry.offset,
         size: entry.len,
     })

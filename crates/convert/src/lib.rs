@@ -1,0 +1,41 @@
+//! Models from one form to another: to an RDRR package ([`to_package`], [`adapter_to_package`]), to a GGUF
+//! file ([`to_gguf`]), or to the files of a subprocess engine ([`to_bundle`], [`quantize`]).
+//!
+//! What is written has its name only once it is whole. Nothing is printed here: progress and warnings are
+//! [`Event`]s, and what came of it is a summary. Which model it is, whom to trust and how many threads to
+//! use is for the caller to say.
+//!
+//! ```no_run
+//! use std::{path::Path, sync::Arc};
+//! use sterna::native::{LocalModel, Located};
+//! use sterna_convert::{PackageOptions, to_package};
+//! use sterna_kernels::{Exec, Isa};
+//!
+//! # fn main() -> sterna::Result<()> {
+//! let name = "Llama-3.2-1B";
+//! let model = LocalModel::open(name, Located::at(Path::new(name))?, None, None)?;
+//! let exec = Arc::new(Exec::new(4, Isa::detect()));
+//! let out = Path::new("llama-package");
+//! let summary = to_package(&model, out, &PackageOptions::default(), exec, &|_| {})?;
+//! println!("{}: {} tensors", summary.model_id, summary.n_tensors);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod event;
+mod gguf;
+mod package;
+pub mod quantize;
+mod row_chunks;
+mod staging;
+mod types;
+
+pub use bundle::{BundleOptions, BundleSummary, ManifestForm, to_bundle};
+pub use event::{Event, Notify, Step, Warning};
+pub use gguf::{GgufOptions, GgufSummary, to_gguf};
+pub use package::{
+    AdapterPackageOptions, PackageOptions, PackageSummary, adapter_to_package, to_package,
+};
+pub use types::{Target, Targets};
