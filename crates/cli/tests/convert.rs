@@ -99,65 +99,6 @@ fn the_same_bytes_come_of_any_threads_and_of_an_interrupted_run() {
 }
 
 #[test]
-fn every_form_of_ternary_weights_becomes_the_same_bytes() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut tensors: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
-    for (i, form) in ["tq1_0.gguf", "tq2_0.gguf", "f16.gguf"].iter().enumerate() {
-        let model = testdata(&format!("bitllama-3M/bitllama-3M-{form}"));
-        let out = dir.path().join(i.to_string());
-        stdout(&["convert", text(&model), text(&out)]);
-        tensors.push(ternary_tensors(&out));
-    }
-    let hf = dir.path().join("hf");
-    stdout(&[
-        "convert",
-        text(&testdata("bitllama-3M/hf-packed")),
-        text(&hf),
-    ]);
-    let hf = ternary_tensors(&hf);
-    assert!(hf.len() > 10);
-    for other in &tensors {
-        assert!(other.keys().eq(hf.keys()));
-        for (name, bytes) in &hf {
-            let (codes, scale) = bytes.split_at(bytes.len() - 32);
-            let (other_codes, other_scale) = other[name].split_at(bytes.len() - 32);
-            assert!(codes == other_codes, "{name}");
-            // Blocks of TQ have their scales in f16.
-            let (a, b) = (scale_of(scale), scale_of(other_scale));
-            assert!((a / b - 1.0).abs() < 1e-3, "{name}: {a} and {b}");
-        }
-    }
-    assert!(
-        tensors[0] == tensors[1],
-        "TQ1_0 and TQ2_0 have the same scales"
-    );
-}
-
-/// The scale behind the codes, with nothing behind it.
-fn scale_of(trailer: &[u8]) -> f32 {
-    assert!(trailer[4..].iter().all(|&byte| byte == 0));
-    f32::from_le_bytes(trailer[..4].try_into().unwrap())
-}
-
-/// The bytes of the I2_S tensors of a package.
-fn ternary_tensors(package: &Path) -> BTreeMap<String, Vec<u8>> {
-    let map: Value =
-        serde_json::from_slice(&fs::read(package.join("tensors.json")).unwrap()).unwrap();
-    let mut tensors = BTreeMap::new();
-    for (name, tensor) in map.as_object().unwrap() {
-        if tensor["dtype"] != "I2_S" {
-            continue;
-        }
-        let number = |key: &str| tensor[key].as_u64().unwrap() as usize;
-        let shard = package.join(format!("shard_{:05}.bin", number("shard")));
-        let bytes = fs::read(shard).unwrap();
-        let range = number("offset")..number("offset") + number("size");
-        tensors.insert(name.clone(), bytes[range].to_vec());
-    }
-    tensors
-}
-
-#[test]
 fn types_are_chosen_by_part_and_the_rest_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let model = testdata("stories260K");
@@ -188,32 +129,6 @@ fn types_are_chosen_by_part_and_the_rest_is_said() {
     ] {
         assert!(!sterna(&args).status.success(), "{args:?}");
     }
-}
-
-#[test]
-fn a_conversion_interrupted_at_its_first_or_last_step_is_no_obstacle() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = testdata("stories260K/hf");
-    let out = dir.path().join("out");
-    // The first journal was being written.
-    fs::create_dir(dir.path().join("out.partial")).unwrap();
-    fs::write(dir.path().join("out.partial.new"), "{").unwrap();
-    stdout(&["convert", text(&model), text(&out)]);
-    let names: Vec<_> = contents(&out).into_keys().collect();
-    assert!(
-        !names.iter().any(|name| name.starts_with("conversion")),
-        "{names:?}"
-    );
-    // The package had its name, and the journal was still there.
-    fs::write(dir.path().join("out.partial.json"), "{}").unwrap();
-    let refused = common::refusal(&["convert", text(&model), text(&out)]);
-    assert!(refused.contains("exists already"), "{refused}");
-    let mut left: Vec<_> = fs::read_dir(dir.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
-    left.sort();
-    assert_eq!(left, ["out"]);
 }
 
 #[test]

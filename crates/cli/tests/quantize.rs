@@ -1,4 +1,5 @@
-//! `sterna quantize` on whole models and adapters: what it makes computes what the source does.
+//! `sterna quantize` on whole models and adapters: what it makes computes what the source does, and what its
+//! flags say.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +8,10 @@ use serde_json::{Value, json};
 use sterna_format::DType;
 
 mod common;
-#[path = "common/engine_files.rs"]
+#[path = "../../convert/tests/common/engine_files.rs"]
 mod engine_files;
 
-use common::{logits, stdout, testdata, testdata_json};
+use common::{logits, stdout, sterna, testdata, testdata_json};
 use engine_files::{
     Entry, lora_matrix, manifest, read_safetensors, read_tensors, sections, type_code, u32_at,
     u64_at, write_safetensors,
@@ -435,4 +436,94 @@ fn a_program_called_quantize_needs_no_verb() {
         .unwrap();
     assert!(run.status.success(), "{run:?}");
     assert!(Path::new(&lora).exists());
+}
+
+/// Arguments that make nothing of an empty manifest in `dir`.
+fn empty_args(dir: &Path, arch: &str) -> Vec<String> {
+    fs::write(dir.join("manifest"), manifest(&[], &[])).unwrap();
+    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let args = [
+        ["--manifest", &path("manifest")],
+        ["--output", &path("out")],
+        ["--arch", arch],
+        ["--hidden-dim", "128"],
+        ["--intermediate-dim", "128"],
+        ["--norm-eps", "1e-6"],
+    ];
+    let words = args.iter().flatten().map(|word| (*word).to_owned());
+    ["quantize".to_owned()].into_iter().chain(words).collect()
+}
+
+#[test]
+fn flags_that_need_others_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = empty_args(dir.path(), "llama");
+    for more in [
+        &["--rope-output", "x"][..],
+        &["--yarn-factor", "2"],
+        &["--yarn-beta-fast", "2"],
+    ] {
+        let mut args: Vec<_> = args.iter().map(String::as_str).collect();
+        args.extend(more);
+        assert_eq!(sterna(&args).status.code(), Some(2), "{more:?}");
+    }
+    let rope = [
+        "--rope-output",
+        "x",
+        "--rope-theta",
+        "1e4",
+        "--max-pos",
+        "9",
+        "--head-dim",
+        "4",
+    ];
+    for (flag, value, message) in [
+        ("--yarn-factor", "nan", "expected a number above 0"),
+        ("--yarn-factor", "inf", "expected a number above 0"),
+        ("--yarn-factor", "0", "expected a number above 0"),
+        ("--yarn-orig-max-pos", "0", "0 is not in 1..=2147483647"),
+        ("--yarn-beta-slow", "nan", "expected a number above 0"),
+        ("--yarn-beta-fast", "inf", "expected a number above 0"),
+    ] {
+        let yarn = [("--yarn-factor", "2"), ("--yarn-orig-max-pos", "4")];
+        let others = yarn.into_iter().filter(|(name, _)| *name != flag);
+        let mut args: Vec<_> = args.iter().map(String::as_str).chain(rope).collect();
+        args.extend(
+            others
+                .chain([(flag, value)])
+                .flat_map(|(name, value)| [name, value]),
+        );
+        let output = sterna(&args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(flag) && stderr.contains(message),
+            "{stderr}"
+        );
+    }
+    let args = empty_args(dir.path(), "llama3");
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let stderr = String::from_utf8(sterna(&args).stderr).unwrap();
+    assert!(
+        stderr.contains("expected an architecture as a number"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn rotated_elements_are_some_of_a_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = empty_args(dir.path(), "llama");
+    let rope = dir.path().join("rope");
+    let rope = ["--rope-output", rope.to_str().unwrap()];
+    let more = ["--rope-theta", "1e4", "--max-pos", "9", "--head-dim", "4"];
+    for dim in ["0", "3", "6"] {
+        let message = format!(
+            "--rope-dim: expected an even number from 2 to 4, the elements of a head, found {dim}"
+        );
+        let mut args: Vec<_> = args.iter().map(String::as_str).collect();
+        args.extend(rope.into_iter().chain(more).chain(["--rope-dim", dim]));
+        assert!(common::refusal(&args).contains(&message));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 }

@@ -1,5 +1,5 @@
 //! Models from one form to another: to an RDRR package ([`to_package`], [`adapter_to_package`]), to a GGUF
-//! file ([`to_gguf`]), or to the files of a subprocess engine ([`to_bundle`], [`quantize`]).
+//! file ([`to_gguf`]), or to the files of a subprocess engine ([`to_bundle`], [`quantize()`]).
 //!
 //! What is written has its name only once it is whole. Nothing is printed here: progress and warnings are
 //! [`Event`]s, and what came of it is a summary. Which model it is, whom to trust and how many threads to
@@ -27,7 +27,7 @@ mod bundle;
 mod event;
 mod gguf;
 mod package;
-pub mod quantize;
+mod quantize;
 mod row_chunks;
 mod staging;
 mod types;
@@ -38,4 +38,5 @@ pub use gguf::{GgufOptions, GgufSummary, to_gguf};
 pub use package::{
     AdapterPackageOptions, PackageOptions, PackageSummary, adapter_to_package, to_package,
 };
+pub use quantize::{AdapterOutput, QuantizeSettings, QuantizeSummary, quantize};
 pub use types::{Target, Targets};

@@ -3,11 +3,11 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, value_parser};
 use serde_json::{Map, Value, json};
-use sterna_convert::quantize::{AdapterOutput, Settings, read_manifest, run};
+use sterna_convert::{AdapterOutput, QuantizeSettings, quantize};
 use sterna_format::bundle::{ArchType, ModelFacts, RopeFile};
 use sterna_kernels::Exec;
 
@@ -153,7 +153,7 @@ fn position_count() -> RangedI64ValueParser<u32> {
 impl Quantize {
     pub(crate) fn run(self) -> Result<()> {
         let rope = self.rope.file(self.head_dim)?;
-        let settings = Settings {
+        let settings = QuantizeSettings {
             model: ModelFacts {
                 arch: self.arch,
                 tied_embeddings: self.tie_embeddings,
@@ -173,14 +173,11 @@ impl Quantize {
                 n_kv_heads: self.adapter.num_kv_heads,
             }),
         };
-        let manifest = read_manifest(&self.manifest, self.arch)?;
-        settings.check_input(&self.manifest)?;
         let n_threads = self
             .jobs
             .map_or_else(machine::default_threads, NonZero::get);
         let exec = Exec::new(n_threads, isa()?);
-        let summary = run(&manifest, &settings, &exec, &notify())
-            .with_context(|| self.manifest.display().to_string())?;
+        let summary = quantize(&self.manifest, &settings, &exec, &notify())?;
         if self.json {
             return output::json(&summary);
         }

@@ -24,7 +24,7 @@ use sterna_format::bundle::{
 use sterna_kernels::Exec;
 
 use crate::event::{Event, Notify, Warning};
-use crate::quantize::{self, AdapterOutput, Settings};
+use crate::quantize::{self, AdapterOutput, QuantizeSettings, QuantizeSummary};
 use crate::staging::{Staging, write_file};
 use source::Source;
 
@@ -148,9 +148,9 @@ fn write(
     dir: &Path,
     exec: &Exec,
     notify: &Notify<'_>,
-) -> Result<quantize::Summary> {
+) -> Result<QuantizeSummary> {
     let with_model = options.adapter.is_none() || options.together;
-    let mut settings = Settings {
+    let mut settings = QuantizeSettings {
         model: source.facts(),
         head_dim: u32::try_from(source.config().head_dim).ok(),
         output: None,
@@ -185,7 +185,7 @@ fn write(
     let path = dir.join(MANIFEST_FILE);
     write_file(&path, &manifest.to_bytes(source.arch)?)?;
     let manifest = quantize::read_manifest(&path, source.arch)?;
-    let written = quantize::run(&manifest, &settings, exec, notify)?;
+    let written = quantize::carry_out(&manifest, &settings, exec, notify)?;
     if let Some(kept) = &options.manifest {
         fs::copy(&path, kept).with_context(|| kept.display().to_string())?;
     }

@@ -7,7 +7,7 @@ use sterna_format::bundle::{
     LoraBlock, LoraFile, LoraPair, LoraSource, LoraTarget, MatrixSource, StoredMatrix,
 };
 
-use super::Settings;
+use super::QuantizeSettings;
 use super::output::OutputFile;
 use super::shards::Shards;
 
@@ -29,7 +29,7 @@ impl AdapterOutput {
     pub(super) fn write(
         &self,
         block: &LoraBlock,
-        settings: &Settings,
+        settings: &QuantizeSettings,
         shards: &Shards,
     ) -> Result<OutputFile> {
         for pair in &block.pairs {
@@ -63,7 +63,7 @@ impl AdapterOutput {
     }
 
     /// Checks the shapes of a pair, as far as the model's are known.
-    fn check(&self, pair: &LoraSource, settings: &Settings) -> Result<()> {
+    fn check(&self, pair: &LoraSource, settings: &QuantizeSettings) -> Result<()> {
         let heads = |n: Option<u32>| n?.checked_mul(settings.head_dim?);
         let (q, kv) = (heads(self.n_heads), heads(self.n_kv_heads));
         let model = &settings.model;

@@ -31,7 +31,7 @@ const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
 /// What is to be made, and where.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct QuantizeSettings {
     /// What `qmodel.tensors` says about the model.
     pub model: ModelFacts,
     /// Elements of a head, where they are known.
@@ -46,7 +46,7 @@ pub struct Settings {
 
 /// What came of it.
 #[derive(Debug, Serialize)]
-pub struct Summary {
+pub struct QuantizeSummary {
     /// The file of tensors.
     pub output: Option<PathBuf>,
     /// Tensors in it.
@@ -61,10 +61,24 @@ pub struct Summary {
     pub n_lora_pairs: usize,
 }
 
-/// The manifest in the file at `path`, which is about a model of `arch`.
+/// Makes what the manifest in the file at `path` lists into the files that `settings` names. All of them
+/// appear, or none.
 ///
-/// Errors: it can't be read, or isn't a manifest.
-pub fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
+/// Errors: a file that can't be read or isn't a manifest, tensors that can't become what it asks for, or
+/// outputs that can't be written, or would take the place of what is read.
+pub fn quantize(
+    path: &Path,
+    settings: &QuantizeSettings,
+    exec: &Exec,
+    notify: &Notify<'_>,
+) -> Result<QuantizeSummary> {
+    let manifest = read_manifest(path, settings.model.arch)?;
+    settings.check_input(path)?;
+    carry_out(&manifest, settings, exec, notify).with_context(|| path.display().to_string())
+}
+
+/// The manifest in the file at `path`, which is about a model of `arch`.
+pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
     let name = || path.display().to_string();
     let file = LocalFile::open(path)?;
     if file.len() > MAX_MANIFEST_BYTES {
@@ -78,16 +92,13 @@ pub fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
     Manifest::parse(&file.slice(0, file.len())?, arch).with_context(name)
 }
 
-/// Makes what `manifest` lists into the files that `settings` names. All of them appear, or none.
-///
-/// Errors: files that the manifest names and that can't be read, tensors that can't become what it asks for,
-/// or files that can't be written.
-pub fn run(
+/// Makes what `manifest` lists into the files that `settings` names.
+pub(crate) fn carry_out(
     manifest: &Manifest,
-    settings: &Settings,
+    settings: &QuantizeSettings,
     exec: &Exec,
     notify: &Notify<'_>,
-) -> Result<Summary> {
+) -> Result<QuantizeSummary> {
     let mut shards = Shards::open(&manifest.shards)?;
     settings.check(manifest)?;
     let model = &settings.model;
@@ -137,7 +148,7 @@ pub fn run(
     }
     let size = files.iter().map(OutputFile::len).sum();
     output::commit(files)?;
-    Ok(Summary {
+    Ok(QuantizeSummary {
         output: settings.output.clone(),
         n_tensors: manifest.tensors.len(),
         size,
@@ -150,7 +161,7 @@ pub fn run(
     })
 }
 
-impl Settings {
+impl QuantizeSettings {
     /// Checks that there is a place for everything, and another for each thing.
     fn check(&self, manifest: &Manifest) -> Result<()> {
         match (&self.adapter, &manifest.lora) {
@@ -187,9 +198,7 @@ impl Settings {
     }
 
     /// Checks that no output takes the place of the file `input`.
-    ///
-    /// Errors: one does, or there is no such file.
-    pub fn check_input(&self, input: &Path) -> Result<()> {
+    fn check_input(&self, input: &Path) -> Result<()> {
         let name = || input.display().to_string();
         // Where it is named, and where it is, if links lead from one to the other.
         let places = [

@@ -10,7 +10,7 @@ use sterna_kernels::quant::ternary::{Layout, i2_s_trailer};
 use sterna_kernels::quant::{Effort, Encoder, QuantError, decode_rows};
 use sterna_kernels::{Exec, repack};
 
-use super::Settings;
+use super::QuantizeSettings;
 use super::shards::Shards;
 use crate::event::{Event, Notify};
 use crate::row_chunks::row_chunks;
@@ -56,7 +56,7 @@ impl<'a> Encoding<'a> {
         i: usize,
         name: Option<&str>,
         source: &'a ManifestTensor,
-        settings: &Settings,
+        settings: &QuantizeSettings,
         shards: &mut Shards,
         notify: &Notify<'_>,
     ) -> Result<Encoding<'a>> {
@@ -201,7 +201,7 @@ fn are_trits(bytes: &Bytes) -> bool {
 
 /// Rows of the model that `stored` rows of packed trits hold, four each but for the last: as many as the
 /// tensor's place says, if that fits, and all otherwise.
-fn packed_rows(stored: u32, name: Option<&str>, settings: &Settings) -> u32 {
+fn packed_rows(stored: u32, name: Option<&str>, settings: &QuantizeSettings) -> u32 {
     let all = stored.saturating_mul(4);
     let ModelFacts {
         hidden_dim_orig,
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_place_of_packed_trits_says_how_many_rows_they_have() {
-        let settings = Settings {
+        let settings = QuantizeSettings {
             model: ModelFacts {
                 arch: ArchType::BitNet,
                 tied_embeddings: true,

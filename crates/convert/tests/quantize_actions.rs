@@ -1,17 +1,19 @@
-//! `sterna quantize`: every action on every type that it takes, shapes that are no whole blocks, scales,
+//! Quantize manifests: every action on every type that it takes, shapes that are no whole blocks, scales,
 //! and what is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sterna_convert::{AdapterOutput, QuantizeSettings, QuantizeSummary, Warning, quantize};
 use sterna_format::DType;
+use sterna_format::bundle::{ModelFacts, RopeFile};
 use sterna_kernels::quant::{decode_row, encode_row};
 
 mod common;
 #[path = "common/engine_files.rs"]
 mod engine_files;
 
-use common::{refusal, stdout, sterna};
+use common::{exec, message, warned};
 use engine_files::{Entry, Stored, manifest, read_tensors, type_code, write_safetensors};
 
 /// A folder with a shard, in which manifests are tried.
@@ -31,35 +33,53 @@ impl Bench {
         self.dir.path().join(name)
     }
 
-    fn args(&self, arch: &str, manifest: &[u8]) -> Vec<String> {
-        fs::write(self.path("manifest"), manifest).unwrap();
-        let path = |name: &str| self.path(name).to_str().unwrap().to_owned();
-        let args = [
-            ["--manifest", &path("manifest")],
-            ["--output", &path("out")],
-            ["--arch", arch],
-            ["--hidden-dim", "128"],
-            ["--intermediate-dim", "128"],
-            ["--norm-eps", "1e-6"],
-        ];
-        let words = args.iter().flatten().map(|word| (*word).to_owned());
-        ["quantize".to_owned()].into_iter().chain(words).collect()
+    /// What is asked of a manifest for `arch` of a model 128 wide, to be written to `out`.
+    fn settings(&self, arch: &str) -> QuantizeSettings {
+        QuantizeSettings {
+            model: ModelFacts {
+                arch: arch.parse().unwrap(),
+                tied_embeddings: false,
+                hidden_dim: 128,
+                intermediate_dim: 128,
+                hidden_dim_orig: 128,
+                intermediate_dim_orig: 128,
+                norm_eps: 1e-6,
+            },
+            head_dim: None,
+            output: Some(self.path("out")),
+            rope: None,
+            adapter: None,
+        }
+    }
+
+    /// What comes of `manifest`, on `n_threads` threads.
+    fn run_on(
+        &self,
+        n_threads: usize,
+        manifest: &[u8],
+        settings: &QuantizeSettings,
+    ) -> sterna::Result<QuantizeSummary> {
+        let path = self.path("manifest");
+        fs::write(&path, manifest).unwrap();
+        quantize(&path, settings, &exec(n_threads), &|_| {})
     }
 
     /// What comes of `entries`, whose shards are all the one.
     fn quantize(&self, arch: &str, entries: &[Entry]) -> Vec<Stored> {
-        let args = self.args(arch, &manifest(&[self.path("shard")], entries));
-        stdout(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        let manifest = manifest(&[self.path("shard")], entries);
+        self.run_on(2, &manifest, &self.settings(arch)).unwrap();
         self.check_names(&["manifest", "out", "shard"]);
         read_tensors(&self.path("out"))
     }
 
     /// The message with which a manifest is refused; nothing is left behind.
-    fn refuse(&self, manifest: &[u8], more: &[&str]) -> String {
-        let args = self.args("llama", manifest);
-        let mut args: Vec<_> = args.iter().map(String::as_str).collect();
-        args.extend(more);
-        let message = refusal(&args);
+    fn refuse(&self, manifest: &[u8]) -> String {
+        self.refuse_as(manifest, &self.settings("llama"))
+    }
+
+    /// The same, of what `settings` ask.
+    fn refuse_as(&self, manifest: &[u8], settings: &QuantizeSettings) -> String {
+        let message = message(self.run_on(2, manifest, settings));
         self.check_names(&["manifest", "shard"]);
         message
     }
@@ -104,6 +124,17 @@ fn entry(action: u8, dtype: DType, rows: usize, cols: usize) -> Entry {
         padded: (rows, cols),
         data: (0, 0, size),
         scale: None,
+    }
+}
+
+/// A rotary embedding of heads of four elements.
+fn rope() -> RopeFile {
+    RopeFile {
+        rope_theta: 1e4,
+        head_dim: 4,
+        rope_dim: 4,
+        max_position_embeddings: 9,
+        rope_scaling: None,
     }
 }
 
@@ -248,7 +279,7 @@ fn a_code_that_is_no_trit_is_refused() {
     bytes[70] |= 0b1100;
     let bench = Bench::new(&bytes);
     let entries = [entry(3, DType::U8, 2, 60)];
-    let message = bench.refuse(&manifest(&[bench.path("shard")], &entries), &[]);
+    let message = bench.refuse(&manifest(&[bench.path("shard")], &entries));
     assert!(message.contains("tensor 0: "), "{message}");
     assert!(message.contains("row 3"), "{message}");
 }
@@ -298,6 +329,28 @@ fn configurations_say_whether_scales_divide() {
 }
 
 #[test]
+fn a_configuration_that_means_nothing_is_told_of_once() {
+    let (_, mut bytes) = packed(4, 32);
+    bytes.extend(4.0_f32.to_le_bytes());
+    let bench = Bench::new(&bytes);
+    fs::write(bench.path("config.json"), "{").unwrap();
+    let mut entry = entry(3, DType::U8, 1, 32);
+    entry.scale = Some((0, 32, 4));
+    let path = bench.path("manifest");
+    fs::write(&path, manifest(&[bench.path("shard")], &[entry, entry])).unwrap();
+    let settings = bench.settings("bitnet");
+    let (made, warnings) = warned(|notify| quantize(&path, &settings, &exec(1), notify));
+    made.unwrap();
+    let [warning @ Warning::UnknownConfig { reason }] = &warnings[..] else {
+        panic!("one warning, found {warnings:?}");
+    };
+    assert!(
+        warning.is_warning() && reason.contains("config.json"),
+        "{reason}"
+    );
+}
+
+#[test]
 fn a_scale_of_two_bytes_has_the_type_that_its_file_says() {
     let bench = Bench::new(&[]);
     let (trits, bytes) = packed(4, 32);
@@ -321,20 +374,16 @@ fn threads_change_nothing() {
     let bytes = encoded(DType::F32, &values(300 * 200));
     let bench = Bench::new(&bytes);
     let entries = [1, 2, 4, 5].map(|action| entry(action, DType::F32, 300, 200));
-    let args = bench.args("llama", &manifest(&[bench.path("shard")], &entries));
-    let run = |jobs: &str| {
-        let mut args: Vec<_> = args.iter().map(String::as_str).collect();
-        args.extend(["--jobs", jobs, "--json"]);
-        let summary = common::json(&args);
-        assert_eq!(
-            (summary["n_tensors"].as_u64(), &summary["lora"]),
-            (Some(4), &().into())
-        );
+    let manifest = manifest(&[bench.path("shard")], &entries);
+    let run = |n_threads| {
+        let summary = bench.run_on(n_threads, &manifest, &bench.settings("llama"));
+        let summary = summary.unwrap();
+        assert_eq!((summary.n_tensors, summary.lora), (4, None));
         let bytes = fs::read(bench.path("out")).unwrap();
-        assert_eq!(summary["size"].as_u64(), Some(bytes.len() as u64));
+        assert_eq!(summary.size, bytes.len() as u64);
         bytes
     };
-    let [one, two] = ["1", "2"].map(run);
+    let [one, two] = [1, 2].map(run);
     assert!(one == two);
 }
 
@@ -384,98 +433,41 @@ fn bad_manifests_and_shards_are_refused() {
             "after the tensors, read with a table of sections",
         ),
     ] {
-        let refused = bench.refuse(&bytes, &[]);
+        let refused = bench.refuse(&bytes);
         assert!(refused.contains(message), "{refused}");
     }
-    let out = bench.path("out");
-    for (more, message) in [
+    let settings = bench.settings("llama");
+    let mut with_adapter = settings.clone();
+    with_adapter.adapter = Some(AdapterOutput {
+        path: "x".into(),
+        rank: None,
+        n_heads: None,
+        n_kv_heads: None,
+    });
+    let mut too_narrow = settings.clone();
+    too_narrow.model.hidden_dim_orig = 129;
+    for (settings, message) in [
         (
-            ["--lora-output", "x"],
+            with_adapter,
             "expected a manifest with an adapter, found one without",
         ),
         (
-            ["--hidden-dim-orig", "129"],
+            too_narrow,
             "the header: hidden dimension: expected at least the model's own, 129, found 128",
         ),
     ] {
-        let refused = bench.refuse(&one(good), &more);
+        let refused = bench.refuse_as(&one(good), &settings);
         assert!(refused.contains(message), "{refused}");
     }
-    let rope = ["--rope-theta", "1e4", "--max-pos", "9", "--head-dim", "4"];
-    let with = |path: &Path, more: &[&str]| {
-        let mut args = vec!["--rope-output", path.to_str().unwrap()];
-        args.extend(rope);
-        args.extend(more);
-        bench.refuse(&one(good), &args)
-    };
+    let mut same_place = settings;
+    same_place.rope = Some((bench.path("out"), rope()));
     let message = "expected another file for each output";
-    assert!(with(&out, &[]).contains(message));
-    for dim in ["0", "3", "6"] {
-        let message = format!(
-            "--rope-dim: expected an even number from 2 to 4, the elements of a head, found {dim}"
-        );
-        assert!(with(&bench.path("rope"), &["--rope-dim", dim]).contains(&message));
-    }
+    let refused = bench.refuse_as(&one(good), &same_place);
+    assert!(refused.contains(message), "{refused}");
     // Weights that are no numbers are found while they are encoded.
     let nan = Bench::new(&f32::NAN.to_le_bytes().repeat(64));
     let bytes = manifest(&[nan.path("shard")], &[entry(1, DType::F32, 2, 32)]);
-    assert!(nan.refuse(&bytes, &[]).contains("tensor 0: "));
-}
-
-#[test]
-fn flags_that_need_others_say_so() {
-    let bench = Bench::new(&[]);
-    let args = bench.args("llama", &manifest(&[], &[]));
-    for more in [
-        &["--rope-output", "x"][..],
-        &["--yarn-factor", "2"],
-        &["--yarn-beta-fast", "2"],
-    ] {
-        let mut args: Vec<_> = args.iter().map(String::as_str).collect();
-        args.extend(more);
-        assert_eq!(sterna(&args).status.code(), Some(2), "{more:?}");
-    }
-    let rope = [
-        "--rope-output",
-        "x",
-        "--rope-theta",
-        "1e4",
-        "--max-pos",
-        "9",
-        "--head-dim",
-        "4",
-    ];
-    for (flag, value, message) in [
-        ("--yarn-factor", "nan", "expected a number above 0"),
-        ("--yarn-factor", "inf", "expected a number above 0"),
-        ("--yarn-factor", "0", "expected a number above 0"),
-        ("--yarn-orig-max-pos", "0", "0 is not in 1..=2147483647"),
-        ("--yarn-beta-slow", "nan", "expected a number above 0"),
-        ("--yarn-beta-fast", "inf", "expected a number above 0"),
-    ] {
-        let yarn = [("--yarn-factor", "2"), ("--yarn-orig-max-pos", "4")];
-        let others = yarn.into_iter().filter(|(name, _)| *name != flag);
-        let mut args: Vec<_> = args.iter().map(String::as_str).chain(rope).collect();
-        args.extend(
-            others
-                .chain([(flag, value)])
-                .flat_map(|(name, value)| [name, value]),
-        );
-        let output = sterna(&args);
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{stderr}");
-        assert!(
-            stderr.contains(flag) && stderr.contains(message),
-            "{stderr}"
-        );
-    }
-    let args = bench.args("llama3", &manifest(&[], &[]));
-    let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let stderr = String::from_utf8(sterna(&args).stderr).unwrap();
-    assert!(
-        stderr.contains("expected an architecture as a number"),
-        "{stderr}"
-    );
+    assert!(nan.refuse(&bytes).contains("tensor 0: "));
 }
 
 #[test]
@@ -483,47 +475,36 @@ fn outputs_take_the_place_of_no_input() {
     let bytes = encoded(DType::F32, &values(64));
     let bench = Bench::new(&bytes);
     let manifest = manifest(&[bench.path("shard")], &[entry(1, DType::F32, 2, 32)]);
-    let args = bench.args("llama", &manifest);
     let sub = bench.path("sub");
     fs::create_dir(&sub).unwrap();
-    let path = |name: &str| sub.join(name).to_str().unwrap().to_owned();
-    let with_output = |output: &str| {
-        let mut args = args.clone();
-        args[4] = output.to_owned();
-        refusal(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    let with_output = |output: &Path| {
+        let mut settings = bench.settings("llama");
+        settings.output = Some(output.to_owned());
+        message(bench.run_on(2, &manifest, &settings))
     };
     let message = "expected another file to write than one that is read";
-    for output in [path("../shard"), path("../manifest")] {
-        assert!(with_output(&output).contains(message), "{output}");
+    for output in ["../shard", "../manifest"] {
+        assert!(with_output(&sub.join(output)).contains(message), "{output}");
     }
     let message = "expected a file to write, found a folder";
-    assert!(with_output(sub.to_str().unwrap()).contains(message));
+    assert!(with_output(&sub).contains(message));
     #[cfg(unix)]
     {
         let message = "expected a file to write, found a pipe, socket or device";
-        assert!(with_output("/dev/null").contains(message));
+        assert!(with_output(Path::new("/dev/null")).contains(message));
         std::os::unix::fs::symlink(&sub, bench.path("link")).unwrap();
         let message = "expected a file to write, found a folder";
         let link = bench.path("link");
-        assert!(with_output(link.to_str().unwrap()).contains(message));
+        assert!(with_output(&link).contains(message));
         let message = "expected another file to write than one that is read";
         let linked = link.join("../shard");
-        assert!(with_output(linked.to_str().unwrap()).contains(message));
+        assert!(with_output(&linked).contains(message));
     }
     // Another name for the same output.
-    let rope = path("../out");
-    let mut args: Vec<_> = args.iter().map(String::as_str).collect();
-    args.extend([
-        "--rope-output",
-        &rope,
-        "--rope-theta",
-        "1e4",
-        "--max-pos",
-        "9",
-        "--head-dim",
-        "4",
-    ]);
-    assert!(refusal(&args).contains("expected another file for each output"));
+    let mut settings = bench.settings("llama");
+    settings.rope = Some((sub.join("../out"), rope()));
+    let refused = message(bench.run_on(2, &manifest, &settings));
+    assert!(refused.contains("expected another file for each output"));
     assert_eq!(fs::read(bench.path("shard")).unwrap(), bytes);
     assert_eq!(fs::read(bench.path("manifest")).unwrap(), manifest);
     assert!(!bench.path("out").exists());
@@ -537,8 +518,8 @@ fn a_shard_whose_name_ends_in_tmp_is_read() {
     let shard = bench.path("out.tmp");
     fs::write(&shard, &bytes).unwrap();
     let manifest = manifest(std::slice::from_ref(&shard), &[entry(0, DType::F32, 2, 32)]);
-    let args = bench.args("llama", &manifest);
-    stdout(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let settings = bench.settings("llama");
+    bench.run_on(2, &manifest, &settings).unwrap();
     assert_eq!(fs::read(&shard).unwrap(), bytes);
     assert_eq!(read_tensors(&bench.path("out"))[0].data, bytes);
 }
@@ -547,9 +528,13 @@ fn a_shard_whose_name_ends_in_tmp_is_read() {
 #[test]
 fn a_manifest_that_is_no_file_is_refused() {
     let bench = Bench::new(&[]);
-    let mut args = bench.args("llama", &[]);
-    args[2] = "/dev/zero".to_owned();
-    let message = refusal(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let settings = bench.settings("llama");
+    let message = message(quantize(
+        Path::new("/dev/zero"),
+        &settings,
+        &exec(1),
+        &|_| {},
+    ));
     assert!(
         message.contains("/dev/zero: expected a regular file"),
         "{message}"
