@@ -219,9 +219,18 @@ fn in_order(ids: HashMap<String, u32>) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
+#[path = "../../../../fuzz/checks/bundled_tokenizer.rs"]
+mod check;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use sterna_text::Encode;
+
+    #[test]
+    fn fuzzing_inputs() {
+        sterna_testing::fuzz::replay("bundled_tokenizer", check::check);
+    }
 
     #[test]
     fn a_byte_level_tokenizer() {
