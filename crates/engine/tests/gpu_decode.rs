@@ -553,7 +553,9 @@ fn what_is_timed_is_what_is_done_meanwhile() {
 #[test]
 fn one_submit_a_token_and_no_more_memory() {
     // Of its own, as its memory is counted.
-    let Some(device) = sterna_testing::gpu::device() else { return };
+    let Some(device) = sterna_testing::gpu::device() else {
+        return;
+    };
     let gpu = Gpu::new(device, 2, Isa::detect());
     let model = load(&testdata().join("bitllama-3M/hf-packed"), gpu.clone());
     let config = SamplerConfig {
