@@ -358,20 +358,12 @@ mod gpu {
     use std::path::PathBuf;
 
     use sterna_engine::Gpu;
-    use sterna_gpu::{Device, DeviceOptions, GpuError};
     use sterna_kernels::Isa;
 
     use super::*;
 
     fn gpu() -> Option<Gpu> {
-        match Device::open(&DeviceOptions::default()) {
-            Ok(device) => Some(Gpu::new(device, 2, Isa::detect())),
-            Err(error @ GpuError::NoAdapter { .. }) => {
-                eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        Some(Gpu::new(sterna_testing::gpu::device()?, 2, Isa::detect()))
     }
 
     #[test]

@@ -9,6 +9,12 @@ pub mod native;
 mod want;
 mod warning;
 
+/// What the fuzzers reach, and nobody else.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::model::bundled::{is_bundled, tokenizer};
+}
+
 pub use adapted::Adapted;
 pub use error::{Error, ErrorCode, Result};
 pub use model::*;

@@ -157,9 +157,9 @@ fn sampled(seed: u64) -> SamplerConfig {
 /// On whatever GPU there is, a software one too: answers one after the other, whose tokens the GPU
 /// chooses, and the same ones chosen here; with stop strings, contexts that fill up, and interruptions.
 #[test]
+#[cfg(feature = "gpu")]
 fn tokens_computed_in_advance_change_no_answer() {
-    if sterna_gpu::Device::adapters().is_empty() {
-        eprintln!("SKIPPED: no GPU; see scripts/software-gpu.sh");
+    if !sterna_testing::gpu::is_there() {
         return;
     }
     let stops = ["no such text", ".", "the silver", "\n"];
@@ -282,20 +282,16 @@ fn speculation_changes_no_answer() {
 #[test]
 #[cfg(feature = "gpu")]
 fn an_answer_goes_on_when_its_device_is_lost() {
+    if !sterna_testing::gpu::is_there() {
+        return;
+    }
     let TestFlags { flags } = TestFlags::parse_from(["test", "--backend", "gpu", "--threads", "1"]);
     let files = model::open("builtin").unwrap();
     let tokenizer = files.require_tokenizer().unwrap();
     let plan = model::plan(&files, &flags.files).unwrap();
     let n_vocab = plan.config().n_vocab;
     let open = move || model::session(&files, plan.clone(), &flags.engine, 256);
-    let session = match open() {
-        Ok(session) => session,
-        Err(error) if std::env::var_os("STERNA_REQUIRE_GPU").is_none() => {
-            eprintln!("SKIPPED: {error:#}; see scripts/software-gpu.sh");
-            return;
-        }
-        Err(error) => panic!("{error:#}"),
-    };
+    let session = open().unwrap();
     fn lose(runtime: &Runtime) {
         let gpu = runtime.session.model().backend().device();
         gpu.expect("a model on a GPU").device().lose();

@@ -2,12 +2,14 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use sterna_engine::{Sampler, SamplerConfig, Session};
 
 use super::driver::Driver;
 use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling};
 use sterna::native::Device;
+
+use crate::output::StdoutError;
 use crate::runtime::{self, Runtime, StopReason};
 use crate::sampling::random_seed;
 
@@ -74,7 +76,7 @@ impl Engine {
             answer.prefill()?;
         }
         while let Some(id) = answer.next_id()? {
-            reply.line(id).context(WRITING)?;
+            reply.line(id).map_err(StdoutError)?;
             if self.driver.is_gone() {
                 return Ok(false);
             }
@@ -85,9 +87,9 @@ impl Engine {
             _ => answer.stop_id().or(self.eos_ids.first().copied()),
         };
         if let Some(id) = terminator {
-            reply.line(id).context(WRITING)?;
+            reply.line(id).map_err(StdoutError)?;
         }
-        reply.line(self.runtime.n_cached()).context(WRITING)?;
+        reply.line(self.runtime.n_cached()).map_err(StdoutError)?;
         Ok(true)
     }
 
@@ -120,8 +122,6 @@ impl Engine {
         Ok([kept, &request.ids].concat())
     }
 }
-
-const WRITING: &str = "cannot write to standard output";
 
 fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {
     SamplerConfig {
