@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod generate;
 
 pub use error::{Error, ErrorCode, Result};
