@@ -3,5 +3,7 @@
 
 mod error;
 pub mod generate;
+pub mod scheduler;
+pub mod sequence;
 
 pub use error::{Error, ErrorCode, Result};
