@@ -6,10 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod builtin;
 mod bundle;
 mod chat;
 mod convert;
+mod device;
 mod display;
 mod folders;
 mod hashes;
@@ -20,7 +20,6 @@ mod multicall;
 mod output;
 #[cfg(feature = "gpu")]
 mod pipelines;
-mod place;
 mod progress;
 mod pull;
 mod quantize;
@@ -28,6 +27,7 @@ mod recovery;
 mod runtime;
 mod sampling;
 mod serve;
+mod size;
 mod speculate;
 mod staging;
 mod stop;

@@ -31,6 +31,8 @@ pub enum ErrorCode {
     DeviceLost,
     /// The backend failed, or gave numbers that are none.
     Compute,
+    /// There is not enough memory.
+    OutOfMemory,
 }
 
 impl ErrorCode {
@@ -47,6 +49,7 @@ impl ErrorCode {
             ErrorCode::ContextFull => "context_full",
             ErrorCode::DeviceLost => "device_lost",
             ErrorCode::Compute => "compute",
+            ErrorCode::OutOfMemory => "out_of_memory",
         }
     }
 }
@@ -103,6 +106,11 @@ impl Error {
     /// What kind of failure it is.
     pub fn code(&self) -> ErrorCode {
         self.0.code
+    }
+
+    /// Whether it is an error of type `T`, and not one that such an error caused.
+    pub fn is_from<T: StdError + 'static>(&self) -> bool {
+        matches!(&self.0.kind, Kind::Typed(error) if error.is::<T>())
     }
 
     /// The error of type `T` among those that caused this one, the outermost first.
@@ -214,13 +222,64 @@ macro_rules! codes {
 }
 
 codes! {
+    sterna_delivery::hash::Mismatch => |_| ErrorCode::HashMismatch;
+    sterna_engine::AdapterError => |_| ErrorCode::InvalidFile;
     sterna_engine::EngineError => engine_code;
+    sterna_engine::LoadError => load_code;
     sterna_engine::PlanError => |_| ErrorCode::Unsupported;
     sterna_engine::SamplerError => |_| ErrorCode::InvalidRequest;
-    sterna_text::TokenizerError => |_| ErrorCode::InvalidFile;
+    sterna_format::bundle::BundleError => |_| ErrorCode::InvalidFile;
+    sterna_format::gguf::GgufError => |_| ErrorCode::InvalidFile;
+    sterna_format::hf::AdapterNameError => |_| ErrorCode::InvalidFile;
+    sterna_format::hf::ConfigError => |_| ErrorCode::InvalidFile;
+    sterna_format::rdrr::Problems => |_| ErrorCode::InvalidFile;
+    sterna_format::safetensors::SafeTensorsError => |_| ErrorCode::InvalidFile;
+    sterna_kernels::quant::QuantError => |_| ErrorCode::InvalidFile;
     sterna_text::TemplateError => |_| ErrorCode::InvalidFile;
-    std::str::Utf8Error => |_| ErrorCode::InvalidFile;
+    sterna_text::TokenizerError => |_| ErrorCode::InvalidFile;
     serde_json::Error => |_| ErrorCode::InvalidFile;
+    std::collections::TryReserveError => |_| ErrorCode::OutOfMemory;
+    std::str::Utf8Error => |_| ErrorCode::InvalidFile;
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+codes! {
+    sterna_delivery::LocalFileError => local_code;
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+fn local_code(error: &sterna_delivery::LocalFileError) -> ErrorCode {
+    use sterna_delivery::LocalFileError;
+    match error {
+        LocalFileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            ErrorCode::NotFound
+        }
+        LocalFileError::OutOfBounds { .. } => ErrorCode::InvalidFile,
+        _ => ErrorCode::Io,
+    }
+}
+
+#[cfg(feature = "gpu")]
+codes! {
+    sterna_gpu::GpuError => gpu_code;
+}
+
+#[cfg(feature = "gpu")]
+fn gpu_code(error: &sterna_gpu::GpuError) -> ErrorCode {
+    match error {
+        sterna_gpu::GpuError::NoAdapter { .. } => ErrorCode::NotFound,
+        error if error.is_lost() => ErrorCode::DeviceLost,
+        _ => ErrorCode::Compute,
+    }
+}
+
+fn load_code(error: &sterna_engine::LoadError) -> ErrorCode {
+    use sterna_engine::LoadError;
+    match error {
+        LoadError::Backend(error) if error.is_lost() => ErrorCode::DeviceLost,
+        LoadError::Backend(_) => ErrorCode::Compute,
+        _ => ErrorCode::InvalidFile,
+    }
 }
 
 fn engine_code(error: &sterna_engine::EngineError) -> ErrorCode {

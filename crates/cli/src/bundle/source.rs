@@ -12,7 +12,8 @@ use sterna_format::bundle::{
 };
 use sterna_format::hf::Config;
 
-use crate::model::{Header, ModelFiles};
+use sterna::Header;
+use sterna::native::LocalModel;
 use crate::output;
 
 use super::{ManifestForm, shard_path};
@@ -32,7 +33,7 @@ const OLDER_NAMES: [(&str, &str); 2] = [
 
 /// A Hugging Face folder as the source of a bundle.
 pub(super) struct Source<'a> {
-    files: &'a ModelFiles,
+    files: &'a LocalModel,
     pub(super) arch: ArchType,
     hf: Config,
     /// What the engine makes of it.
@@ -43,7 +44,7 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// Checks that bundles can hold the model in `files`, of architecture `arch` if that is given.
-    pub(super) fn of(files: &'a ModelFiles, arch: Option<ArchType>) -> Result<Source<'a>> {
+    pub(super) fn of(files: &'a LocalModel, arch: Option<ArchType>) -> Result<Source<'a>> {
         let name = files.name();
         if !matches!(files.header(), Header::SafeTensors { .. }) {
             bail!(
@@ -53,7 +54,7 @@ impl<'a> Source<'a> {
         let hf = files.config()?;
         let hf = hf.with_context(|| format!("{name}: expected config.json, found none"))?;
         // What can't be run here is not worth writing.
-        let plan = files.plan_for(&PlanOptions::default())?;
+        let plan = files.plan(&PlanOptions::default())?;
         let arch = match arch {
             Some(arch) => arch,
             None => architecture(files, &hf)?,
@@ -143,7 +144,7 @@ impl<'a> Source<'a> {
     /// Fails if the folder has one that the engine's file has no place for.
     pub(super) fn manifest(&self, form: ManifestForm, embeddings_i8: bool) -> Result<Manifest> {
         let mut manifest = self.empty_manifest(form);
-        for file in self.files.files() {
+        for file in self.files.sources() {
             let path = file
                 .path()
                 .with_context(|| format!("{file}: expected a file in a folder"))?;
@@ -276,7 +277,7 @@ impl<'a> Source<'a> {
 }
 
 /// The architecture that a configuration names; of Qwen3, what its description says besides.
-fn architecture(files: &ModelFiles, hf: &Config) -> Result<ArchType> {
+fn architecture(files: &LocalModel, hf: &Config) -> Result<ArchType> {
     let named = hf.architectures.first().map_or("", String::as_str);
     let arch = ArchType::from_class(named).filter(|arch| layer_order(*arch).is_ok());
     let Some(arch) = arch else {
@@ -289,7 +290,7 @@ fn architecture(files: &ModelFiles, hf: &Config) -> Result<ArchType> {
     if arch != ArchType::Qwen3 {
         return Ok(arch);
     }
-    let readme = files.beside("README.md")?;
+    let readme = files.read_beside("README.md")?;
     let Some(arch) = readme.and_then(|readme| described(&String::from_utf8_lossy(&readme))) else {
         return Ok(ArchType::Qwen3);
     };

@@ -16,7 +16,10 @@ use sterna_kernels::quant::decode_row;
 use super::journal::Journal;
 use super::shards::ShardWriter;
 use super::{Summary, begin_package, finish_package, manifest};
-use crate::model::{AdapterFiles, open_adapter, stem};
+use sterna::AdapterFiles;
+use sterna::native::stem;
+
+use crate::model::open_adapter;
 
 /// The kind of model that manifests of adapters name.
 const MODEL_TYPE: &str = "lora";

@@ -11,12 +11,15 @@ use sterna_delivery::hash::Algorithm;
 use sterna_engine::PlanOptions;
 use sterna_kernels::Exec;
 
-use crate::args::{I2sLayoutFlag, isa, n_bytes, thread_count};
+use crate::args::{I2sLayoutFlag, isa, thread_count};
+use crate::size::n_bytes;
 use crate::convert::{
     GgufOptions, Options, Summary, Target, Targets, convert, convert_adapter, convert_gguf,
 };
 use crate::machine;
-use crate::model::{ADAPTER_CONFIG, ModelFiles};
+use sterna::ADAPTER_CONFIG;
+
+use crate::model;
 use crate::output::{self, Bytes};
 
 /// Make an RDRR package or a GGUF file of a model
@@ -118,7 +121,7 @@ impl Convert {
             let summary = convert_adapter(folder, &self.out, id, size, self.hash)?;
             return say(&summary, self.json);
         }
-        let files = ModelFiles::open(&self.model)?;
+        let files = model::open(&self.model)?;
         let n_threads = self
             .jobs
             .map_or_else(machine::default_threads, NonZero::get);

@@ -7,7 +7,9 @@ use clap::Args;
 use serde::Serialize;
 use sterna_format::rdrr::{Digest, Group, HashAlgorithm, Manifest, Package, Shard, Span, Tensor};
 
-use crate::model::{package_folder, read_package};
+use sterna::native::read_package;
+
+use crate::model::PackagePlace;
 use crate::output::{self, Bytes};
 use crate::pull::look_at;
 
@@ -55,7 +57,7 @@ impl Diff {
     pub(crate) fn run(self) -> Result<()> {
         let read = |name: &str| match name.contains("://") {
             true => look_at(name),
-            false => read_package(name, &package_folder(name)?),
+            false => Ok(read_package(name, &*PackagePlace::find(name)?.files())?),
         };
         let report = Report::new(&read(&self.a)?, &read(&self.b)?);
         if self.json {

@@ -15,7 +15,7 @@ use sterna_format::safetensors::Writer;
 use tempfile::NamedTempFile;
 
 use crate::args::ReportFlags;
-use crate::model::ModelFiles;
+use crate::model;
 use crate::progress::Progress;
 use crate::{output, verbs};
 
@@ -85,12 +85,12 @@ impl Logits {
             }
             (None, None) => unreachable!("clap demands one of them"),
         };
-        let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.flags.files)?;
+        let files = model::open(&self.model)?;
+        let plan = model::plan(&files, &self.flags.files)?;
         let n_vocab = plan.config().n_vocab;
         verbs::check_ids(&ids, n_vocab)?;
         let ctx_len = self.flags.engine.ctx_for(ids.len())?;
-        let mut session = files.session(plan, &self.flags.engine, ctx_len)?;
+        let mut session = model::session(&files, plan, &self.flags.engine, ctx_len)?;
 
         let n_rows = if self.last { 1 } else { ids.len() };
         let mut file = TensorFile::create(&self.output, [n_rows, n_vocab])?;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::store::Interrupted;
 
-use crate::args::n_bytes;
+use crate::size::n_bytes;
 use crate::output::{self, Bytes};
 use crate::pull::{self, Standing};
 use crate::trust;

@@ -12,7 +12,7 @@ use sterna_delivery::sign::{SIGNATURE_FILE, SecretKey};
 use sterna_format::rdrr::MANIFEST_FILE;
 use tempfile::NamedTempFile;
 
-use crate::model::{Folder, package_folder};
+use crate::model::PackagePlace;
 use crate::{output, pull, trust};
 
 const EXAMPLE: &str = "Example:
@@ -77,7 +77,7 @@ impl Sign {
             let line = manifest.comment();
             let text = key.sign(&manifest.bytes, &line)?;
             manifest.put_beside(&text)?;
-            let place = manifest.folder.path_of(SIGNATURE_FILE);
+            let place = manifest.place.path_of(SIGNATURE_FILE);
             (signature, comment) = (Some(place), Some(line));
             let trusted = trust::load(&trust::path()?)?;
             if trusted.check(&manifest.bytes, Some(&text)).is_err() {
@@ -165,16 +165,16 @@ enum Ask {
 }
 
 struct Manifest {
-    folder: Folder,
+    place: PackagePlace,
     bytes: Bytes,
     model_id: String,
 }
 
 impl Manifest {
     fn read(package: &str) -> Result<Manifest> {
-        let folder = package_folder(package)?;
-        let place = folder.path_of(MANIFEST_FILE);
-        let file = folder.file(MANIFEST_FILE)?;
+        let found = PackagePlace::find(package)?;
+        let place = found.path_of(MANIFEST_FILE);
+        let file = found.files().file(MANIFEST_FILE)?;
         let file =
             file.with_context(|| format!("{place}: expected a package, found no manifest"))?;
         let bytes = file.bytes()?;
@@ -186,7 +186,7 @@ impl Manifest {
         let model_id = model_id.split(|c: char| c.is_control() || c.is_whitespace());
         let model_id = model_id.collect::<Vec<_>>().join("_");
         Ok(Manifest {
-            folder,
+            place: found,
             bytes,
             model_id,
         })
@@ -194,8 +194,8 @@ impl Manifest {
 
     /// Where the signature is, for people: a file, or a model in the store and what shows it.
     fn what_is_signed(&self) -> (&'static str, String) {
-        match &self.folder {
-            Folder::Stored(model) => {
+        match &self.place {
+            PackagePlace::Stored(model) => {
                 let name = model.name();
                 let text = format!(
                     "the model `{name}` in the store: `sterna verify {name}` checks the signature, \
@@ -203,18 +203,15 @@ impl Manifest {
                 );
                 ("signed", text)
             }
-            folder => ("signature", folder.path_of(SIGNATURE_FILE)),
+            PackagePlace::Folder(_) => ("signature", self.place.path_of(SIGNATURE_FILE)),
         }
     }
 
     /// Puts a signature beside the manifest: in its folder, or into the store.
     fn put_beside(&self, signature: &str) -> Result<()> {
-        match &self.folder {
-            Folder::Local(folder) => write_whole(&folder.join(SIGNATURE_FILE), signature),
-            Folder::Stored(model) => pull::add_signature(model.name(), &self.bytes, signature),
-            Folder::Arriving(_) | Folder::Builtin => {
-                bail!("{}: cannot be signed", self.folder.path_of(MANIFEST_FILE))
-            }
+        match &self.place {
+            PackagePlace::Folder(folder) => write_whole(&folder.join(SIGNATURE_FILE), signature),
+            PackagePlace::Stored(model) => pull::add_signature(model.name(), &self.bytes, signature),
         }
     }
 

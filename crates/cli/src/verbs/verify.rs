@@ -12,7 +12,7 @@ use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
 
 use crate::hashes::{algorithm, digest, shard_blocks};
-use crate::model::{Folder, read_package};
+use sterna::native::{LocalFolder, read_package};
 use crate::output;
 use crate::progress::Progress;
 use crate::pull::{self, Standing, check_signature, contents::hashed_files};
@@ -133,7 +133,7 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
     let read = |name: &str| -> Result<LocalFile> { Ok(LocalFile::open(folder.join(name))?) };
     let place = folder.display().to_string();
     let bytes = read(MANIFEST_FILE)?.prefix(u64::MAX);
-    let package = read_package(&place, &Folder::Local(folder.to_owned()))?;
+    let package = read_package(&place, &LocalFolder::new(folder))?;
     let manifest = package.manifest();
     let mut findings = Findings::default();
     let signature = match folder.join(SIGNATURE_FILE).exists() {

@@ -7,26 +7,26 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::thread::{self, Scope};
+use std::thread::Scope;
 
-use anyhow::{Context, Result, bail};
 use sterna_delivery::hash::{Expected, Verified, Verifier};
 
 use super::SourceFile;
-use crate::progress::Progress;
-use crate::{machine, output};
+use crate::error::{Context, Result, bail};
+use crate::warning::Warning;
 
 /// Weight files on their way.
 pub(super) struct Shards {
     files: Vec<SourceFile>,
-    standing: Vec<Standing>,
+    states: Vec<State>,
     /// Files that were verified, in whatever order.
-    verified: Receiver<(usize, Result<SourceFile>)>,
+    verified: Receiver<(usize, Result<(SourceFile, Verified)>)>,
     is_read: bool,
+    warnings: Vec<Warning>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum State {
     /// As it was opened, and to be used like that.
     Opened,
     /// On another thread, being read or hashed.
@@ -45,16 +45,17 @@ impl Shards {
         files: &[SourceFile],
         checks: Vec<Option<Expected>>,
         is_read: bool,
+        n_threads: usize,
     ) -> Shards {
-        let standing = (0..files.len()).map(|i| match checks.get(i) {
-            Some(Some(_)) => Standing::Verifying,
-            _ => Standing::Opened,
+        let states = (0..files.len()).map(|i| match checks.get(i) {
+            Some(Some(_)) => State::Verifying,
+            _ => State::Opened,
         });
-        let standing: Vec<_> = standing.collect();
+        let states: Vec<_> = states.collect();
         let work: Vec<(usize, SourceFile, Expected)> = (files.iter().zip(checks).enumerate())
             .filter_map(|(i, (file, check))| Some((i, file.clone(), check?)))
             .collect();
-        let n_threads = machine::default_threads().min(work.len());
+        let n_threads = n_threads.max(1).min(work.len());
         let (work, next) = (Arc::new(work), Arc::new(AtomicUsize::new(0)));
         let (sender, verified) = mpsc::channel();
         for _ in 0..n_threads {
@@ -73,86 +74,64 @@ impl Shards {
         }
         Shards {
             files: files.to_vec(),
-            standing,
+            states,
             verified,
             is_read,
+            warnings: Vec::new(),
         }
     }
 
     /// The file with this index, as it is to be used; waited for if need be. Errors: it can't be read, or its
     /// bytes are not the right ones.
     pub(super) fn get(&mut self, index: usize) -> Result<&SourceFile> {
-        if self.standing.get(index) == Some(&Standing::Opened) && self.is_read {
+        if self.states.get(index) == Some(&State::Opened) && self.is_read {
             // Nobody reads ahead: the file is read on several threads.
             self.files[index] = self.files[index].read()?;
-            self.standing[index] = Standing::Ready;
+            self.states[index] = State::Ready;
         }
-        while self.standing.get(index) == Some(&Standing::Verifying) {
+        while self.states.get(index) == Some(&State::Verifying) {
             let Ok((i, file)) = self.verified.recv() else {
-                bail!("{}: verifying it has ended early", self.files[index]);
+                bail!(Io, "{}: verifying it has ended early", self.files[index]);
             };
-            self.files[i] = file?;
-            self.standing[i] = Standing::Ready;
+            let (file, verified) = file?;
+            if verified == Verified::Blake3Variant {
+                let file = file.to_string();
+                self.warnings.push(Warning::Blake3Variant { file });
+            }
+            self.files[i] = file;
+            self.states[i] = State::Ready;
         }
         self.files
             .get(index)
             .with_context(|| format!("expected a file of the model, found file {index}"))
     }
 
-    /// All files; those that [`get`](Self::get) gave are as they are to be used.
-    pub(super) fn files(&self) -> &[SourceFile] {
-        &self.files
-    }
-
     /// Waits until every file that is to be verified is.
-    pub(super) fn finish(&mut self) -> Result<()> {
+    pub(super) fn finish(&mut self) -> Result<Vec<Warning>> {
         let verifying =
-            |(i, standing): (usize, &Standing)| (*standing == Standing::Verifying).then_some(i);
-        let left: Vec<usize> = (self.standing.iter().enumerate())
+            |(i, state): (usize, &State)| (*state == State::Verifying).then_some(i);
+        let left: Vec<usize> = (self.states.iter().enumerate())
             .filter_map(verifying)
             .collect();
-        left.into_iter().try_for_each(|i| self.get(i).map(drop))
+        left.into_iter().try_for_each(|i| self.get(i).map(drop))?;
+        Ok(std::mem::take(&mut self.warnings))
     }
-}
-
-/// Verifies `files` where they are mapped, on as many threads as there are cores.
-pub(super) fn verify(files: &[SourceFile], checks: Vec<Option<Expected>>) -> Result<()> {
-    let checked = files
-        .iter()
-        .zip(&checks)
-        .filter(|(_, check)| check.is_some());
-    let total = checked.map(|(file, _)| file.len()).sum();
-    let progress = Progress::bytes("verifying", total);
-    thread::scope(|scope| {
-        let is_checked: Vec<bool> = checks.iter().map(Option::is_some).collect();
-        let mut shards = Shards::start(scope, files, checks, false);
-        for (i, is_checked) in is_checked.into_iter().enumerate() {
-            if is_checked {
-                progress.add(shards.get(i)?.len());
-            }
-        }
-        Ok(())
-    })
 }
 
 /// The file with its bytes where they will be used, after they were found to be the expected ones there.
-fn verified_file(file: &SourceFile, expected: Expected, is_read: bool) -> Result<SourceFile> {
-    let (file, verified) = match is_read {
-        true => {
-            let mut verifier = Verifier::new(expected, file.len());
-            let file = file.read_past(|piece| verifier.update(piece))?;
-            let verified = match verifier.finish() {
-                Ok(verified) => verified,
-                Err(mismatch) => expected.second_opinion(mismatch, &file.bytes()?)?,
-            };
-            (file, verified)
-        }
-        false => (file.clone(), expected.verify(&file.bytes()?)?),
-    };
-    if verified == Verified::Blake3Variant {
-        output::note(format_args!(
-            "note: {file}: verified by the variant of BLAKE3 that the existing JavaScript runtime computes"
-        ));
+fn verified_file(
+    file: &SourceFile,
+    expected: Expected,
+    is_read: bool,
+) -> Result<(SourceFile, Verified)> {
+    if !is_read {
+        return Ok((file.clone(), expected.verify(&file.bytes()?)?));
     }
-    Ok(file)
+    let mut verifier = Verifier::new(expected, file.len());
+    let file = file.read_past(|piece| verifier.update(piece))?;
+    let verified = match verifier.finish() {
+        Ok(verified) => verified,
+        Err(mismatch) => expected.second_opinion(mismatch, &file.bytes()?)?,
+    };
+    Ok((file, verified))
 }

@@ -1,11 +1,11 @@
 //! The text side of a model: its tokenizer and chat template, from whichever files have them.
 
-use anyhow::{Context, Result};
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{ChatTemplate, Tokenizer, TokenizerError};
 
 use super::{Header, ModelFiles, PackageHeader, bundled};
+use crate::error::{Context, Result};
 
 /// The metadata key of the kind of a GGUF file's tokenizer.
 const GGUF_TOKENIZER: &str = "tokenizer.ggml.model";
@@ -13,18 +13,20 @@ const GGUF_TOKENIZER: &str = "tokenizer.ggml.model";
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
 
 /// A GGUF file without tensors that holds the tokenizer and the template of a package.
-pub(crate) const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
+pub const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
 
 impl ModelFiles {
     /// The tokenizer; `None` if the model comes without one.
-    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+    ///
+    /// Errors: a tokenizer that can't be read.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         if let Some(metadata) = self.gguf_text() {
             let kind = metadata.get_str(GGUF_TOKENIZER);
-            return match kind.with_context(|| self.name.clone())? {
+            return match kind.with_context(|| self.name())? {
                 None | Some("none" | "no_vocab") => Ok(None),
                 Some(_) => Tokenizer::from_gguf(metadata)
                     .map(Some)
-                    .with_context(|| self.name.clone()),
+                    .with_context(|| self.name()),
             };
         }
         match &self.header {
@@ -43,7 +45,7 @@ impl ModelFiles {
     }
 
     /// The metadata of a GGUF file, or those that a package took over from one.
-    pub(crate) fn gguf_text(&self) -> Option<&Metadata> {
+    pub fn gguf_text(&self) -> Option<&Metadata> {
         match &self.header {
             Header::Gguf { metadata, .. } => Some(metadata),
             Header::SafeTensors { .. } | Header::Bundle(_) => None,
@@ -58,7 +60,7 @@ impl ModelFiles {
         let config = self.tokenizer_config()?;
         let json = entry.and_then(|entry| entry.file.as_deref());
         let json = json.unwrap_or("tokenizer.json");
-        if let Some(bytes) = self.bytes(json)? {
+        if let Some(bytes) = self.beside(json)? {
             let tokenizer = if bundled::is_bundled(&bytes) {
                 let architecture = self.architecture()?.unwrap_or_default();
                 bundled::tokenizer(&bytes, &architecture)
@@ -67,7 +69,7 @@ impl ModelFiles {
             } else {
                 self.hf_tokenizer(header, &bytes, config)
             };
-            let tokenizer = tokenizer.with_context(|| format!("{}: {json}", self.name))?;
+            let tokenizer = tokenizer.with_context(|| format!("{}: {json}", self.name()))?;
             return Ok(Some(tokenizer));
         }
         let model = entry.and_then(|entry| entry.sentencepiece_model.as_deref());
@@ -100,7 +102,9 @@ impl ModelFiles {
     }
 
     /// The tokenizer; fails if the model comes without one.
-    pub(crate) fn require_tokenizer(&self) -> Result<Tokenizer> {
+    ///
+    /// Errors: as for [`ModelFiles::tokenizer`], and that there is none.
+    pub fn require_tokenizer(&self) -> Result<Tokenizer> {
         self.tokenizer()?.with_context(|| {
             let expected = match self.header {
                 Header::Gguf { .. } => "a tokenizer in the metadata (tokenizer.ggml.model)",
@@ -108,7 +112,7 @@ impl ModelFiles {
                     "tokenizer.json or tokenizer.model beside the weights"
                 }
             };
-            format!("{}: text needs {expected}, found none", self.name)
+            format!("{}: text needs {expected}, found none", self.name())
         })
     }
 
@@ -117,14 +121,16 @@ impl ModelFiles {
     ///
     /// No such token is one that the files say isn't added (`add_bos_token`), nor one that ends texts
     /// too: GGUF files need some id, and give that of `<|endoftext|>` for models that have no BOS.
-    pub(crate) fn text_start(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    ///
+    /// Errors: keys of another type.
+    pub fn text_start(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
         if tokenizer.adds_bos() {
             return Ok(tokenizer.bos());
         }
         let added = match self.gguf_text() {
             Some(metadata) => metadata
                 .get_bool("tokenizer.ggml.add_bos_token")
-                .with_context(|| self.name.clone())?,
+                .with_context(|| self.name())?,
             None => self.tokenizer_config()?.add_bos_token,
         };
         // Without a name in the files, a tokenizer goes by what tokens are usually called.
@@ -136,11 +142,13 @@ impl ModelFiles {
     }
 
     /// The chat template: the model's own, or one that fits its vocabulary. `None` for base models.
-    pub(crate) fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+    ///
+    /// Errors: a template that can't be read.
+    pub fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
         match self.template_source()? {
             Some(source) => ChatTemplate::new(&source, tokenizer.special_tokens())
                 .map(Some)
-                .with_context(|| self.name.clone()),
+                .with_context(|| self.name()),
             None => Ok(ChatTemplate::default_for(
                 self.architecture()?.as_deref(),
                 tokenizer,
@@ -149,11 +157,13 @@ impl ModelFiles {
     }
 
     /// The template's text, where the model ships one.
-    pub(crate) fn template_source(&self) -> Result<Option<String>> {
+    ///
+    /// Errors: files that can't be read.
+    pub fn template_source(&self) -> Result<Option<String>> {
         if let Some(metadata) = self.gguf_text() {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)
-                .with_context(|| self.name.clone())?;
+                .with_context(|| self.name())?;
             return Ok(source.map(str::to_owned));
         }
         let text = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned);
@@ -171,7 +181,7 @@ impl ModelFiles {
     /// The model's kind, by which default templates are chosen.
     fn architecture(&self) -> Result<Option<String>> {
         if let Some(metadata) = self.gguf_text() {
-            let name = metadata.architecture().with_context(|| self.name.clone())?;
+            let name = metadata.architecture().with_context(|| self.name())?;
             return Ok(name.map(str::to_owned));
         }
         match &self.header {

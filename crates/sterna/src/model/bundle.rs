@@ -1,100 +1,123 @@
 //! Engine bundles as models: `qmodel.tensors`, `rope.cache`, and what stands beside them.
 
-use anyhow::{Context, Result, bail};
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use sterna_delivery::hash::{Algorithm, Digest};
 use sterna_engine::ModelConfig;
 use sterna_format::TensorCatalog;
 use sterna_format::bundle::{
-    BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, ModelFacts, ROPE_FILE, RopeFile,
+    BundleError, BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, ModelFacts, ROPE_FILE, RopeFile,
     TENSORS_FILE, TensorFile, identity,
 };
 use sterna_format::hf::Config;
 
-use super::assemble;
-use super::source::Folder;
-use super::{Header, ModelFiles};
+use super::companions::{self, Companions, read_one};
+use super::{Header, ModelFiles, OpenOptions, WeightFile, assemble};
+use crate::error::{Context, Result, bail};
+use crate::want::Files;
 
-/// A bundle and the folder it is in.
+/// An engine bundle, as its files describe it.
 #[derive(Debug)]
-pub(crate) struct BundleHeader {
-    pub(super) folder: Folder,
+pub struct BundleHeader {
     /// What the weight file says about the model.
-    pub(crate) model: ModelFacts,
+    pub model: ModelFacts,
     rope: RopeFile,
 }
 
 /// The newest version of the metadata that is taken.
 const NEWEST_VERSION: u64 = METADATA_VERSION + 1;
 
-impl ModelFiles {
-    /// Opens the bundle in `folder`.
-    pub(super) fn open_bundle(name: &str, folder: Folder) -> Result<ModelFiles> {
-        if let Some(metadata) = read_metadata(&folder)?
-            && metadata.kind != BundleKind::Model
-        {
-            bail!(
-                "{name}: expected a model, found an adapter; apply it to its base model (--lora)"
-            );
-        }
-        let file = folder.shard(TENSORS_FILE)?;
-        let parsed = TensorFile::parse(&file.bytes()?, file.len());
-        let parsed = parsed.with_context(|| file.to_string())?;
-        let rope = folder.file(ROPE_FILE)?;
-        let rope = rope
-            .with_context(|| format!("{name}: expected {ROPE_FILE} in the folder, found none"))?;
-        // A page more than any that are written, for the parser to say what is wrong.
-        let bytes = rope.prefix(MAX_ROPE_BYTES)?;
-        let rope = RopeFile::parse(&bytes).with_context(|| rope.to_string())?;
-        let n_layers = match folder.file("config.json")? {
-            Some(config) => {
-                Config::parse(&config.bytes()?)
-                    .with_context(|| config.to_string())?
-                    .num_hidden_layers
-            }
-            None => None,
-        };
-        let stored = parsed.catalog(n_layers).with_context(|| file.to_string())?;
-        let files = vec![file];
-        let mut tensors = TensorCatalog::default();
-        let mut assembled = Vec::new();
-        for entry in stored.iter() {
-            let (entry, made) =
-                assemble::place_padded(entry.clone(), files.len() + assembled.len());
-            assembled.extend(made);
-            let added = tensors.insert(entry);
-            added.expect("names in a catalog are unique");
-        }
-        let header = BundleHeader {
-            folder,
-            model: parsed.model,
-            rope,
-        };
-        Ok(ModelFiles {
-            name: name.to_owned(),
-            files,
-            assembled,
-            tensors,
-            header: Header::Bundle(Box::new(header)),
-            told: None,
-        })
-    }
-}
-
 /// The longest `rope.cache` there is, and a byte.
 const MAX_ROPE_BYTES: u64 = (1 << 20) + 4096;
 
+/// Opens the bundle in a folder.
+pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFiles> {
+    let name = &options.name;
+    if let Some(metadata) = read_metadata(&options, files).await?
+        && metadata.kind != BundleKind::Model
+    {
+        bail!(
+            InvalidRequest,
+            "{name}: expected a model, found an adapter; apply it to its base model (--lora)"
+        );
+    }
+    let label = options.label(TENSORS_FILE);
+    let Some(len) = files.len(TENSORS_FILE).await else {
+        bail!(NotFound, "{label}: expected a file, found none");
+    };
+    let parsed = (files.header(TENSORS_FILE, len, TensorFile::parse, needs_more).await)
+        .with_context(|| &*label)?;
+    let rope = options.label(ROPE_FILE);
+    let Some(rope_len) = files.len(ROPE_FILE).await else {
+        bail!(NotFound, "{name}: expected {ROPE_FILE} in the folder, found none");
+    };
+    // A page more than any that are written, for the parser to say what is wrong.
+    let bytes = match rope_len.min(MAX_ROPE_BYTES) {
+        0 => Bytes::new(),
+        len => files.bytes(ROPE_FILE, 0..len).await,
+    };
+    let rope = RopeFile::parse(&bytes).with_context(|| rope)?;
+    let companions = Companions::read(companions::NAMES, &options, files).await;
+    let n_layers = match companions.get("config.json")? {
+        Some(config) => {
+            Config::parse(&config)
+                .with_context(|| options.label("config.json"))?
+                .num_hidden_layers
+        }
+        None => None,
+    };
+    let stored = parsed.catalog(n_layers).with_context(|| &*label)?;
+    let opened = vec![WeightFile {
+        name: TENSORS_FILE.to_owned(),
+        label,
+        len,
+    }];
+    let mut tensors = TensorCatalog::default();
+    let mut assembled = Vec::new();
+    for entry in stored.iter() {
+        let (entry, made) = assemble::place_padded(entry.clone(), opened.len() + assembled.len());
+        assembled.extend(made);
+        let added = tensors.insert(entry);
+        added.expect("names in a catalog are unique");
+    }
+    let header = BundleHeader {
+        model: parsed.model,
+        rope,
+    };
+    Ok(ModelFiles {
+        options,
+        files: opened,
+        assembled,
+        tensors,
+        companions,
+        header: Header::Bundle(Box::new(header)),
+    })
+}
+
+/// How many bytes a header of a bundle's files asks for.
+pub(super) fn needs_more(error: &BundleError) -> Option<u64> {
+    match error {
+        BundleError::NeedMore { at_least } => Some(*at_least),
+        _ => None,
+    }
+}
+
 /// What a bundle says about itself, if it does.
-pub(super) fn read_metadata(folder: &Folder) -> Result<Option<BundleMetadata>> {
-    let Some(file) = folder.file(METADATA_FILE)? else {
+pub(super) async fn read_metadata(
+    options: &OpenOptions,
+    files: &Files,
+) -> Result<Option<BundleMetadata>> {
+    let Some(bytes) = read_one(METADATA_FILE, options, files).await? else {
         return Ok(None);
     };
-    let metadata: BundleMetadata =
-        serde_json::from_slice(&file.bytes()?).with_context(|| file.to_string())?;
+    let label = || options.label(METADATA_FILE);
+    let metadata: BundleMetadata = serde_json::from_slice(&bytes).with_context(label)?;
     let version = metadata.format_version;
     if !(METADATA_VERSION..=NEWEST_VERSION).contains(&version) {
         bail!(
-            "{file}: format_version: expected {METADATA_VERSION} or {NEWEST_VERSION}, found {version}"
+            InvalidFile,
+            "{}: format_version: expected {METADATA_VERSION} or {NEWEST_VERSION}, found {version}",
+            label()
         );
     }
     Ok(Some(metadata))
@@ -102,7 +125,9 @@ pub(super) fn read_metadata(folder: &Folder) -> Result<Option<BundleMetadata>> {
 
 /// SHA-256 of what a configuration says about the shape of its model, in hexadecimal: what tells whether an
 /// adapter in a bundle fits.
-pub(crate) fn identity_hash(config: &Value) -> Result<String> {
+///
+/// Errors: it is no object.
+pub fn identity_hash(config: &Value) -> Result<String> {
     let identity = identity(config).context("config.json: expected an object")?;
     Ok(Digest::of(Algorithm::Sha256, identity.as_bytes()).to_string())
 }
@@ -150,16 +175,17 @@ impl BundleHeader {
             ("head_dim", ROPE_FILE, self.rope.head_dim, config.head_dim),
         ] {
             if stored != found {
-                bail!("config.json: {what}: expected {stored} by {file}, found {found}");
+                bail!(InvalidFile, "config.json: {what}: expected {stored} by {file}, found {found}");
             }
         }
         let (stored, found) = (self.rope.rope_theta, config.ropes[0].base);
         if stored != found {
-            bail!("config.json: rope_theta: expected {stored} by {ROPE_FILE}, found {found}");
+            bail!(InvalidFile, "config.json: rope_theta: expected {stored} by {ROPE_FILE}, found {found}");
         }
         let (stored, found) = (self.rope.rope_dim, config.ropes[0].dim);
         if stored != found {
             bail!(
+                InvalidFile,
                 "config.json: rotated elements of a head: expected {stored} by {ROPE_FILE}, found {found}"
             );
         }
@@ -188,7 +214,7 @@ impl BundleHeader {
                 && !stored.map(u64::from).contains(&given)
             {
                 let [padded, _] = stored;
-                bail!("{key}: expected {padded} by {TENSORS_FILE}, found {given}");
+                bail!(InvalidFile, "{key}: expected {padded} by {TENSORS_FILE}, found {given}");
             }
         }
         let tied = config.get("tie_word_embeddings").and_then(Value::as_bool);
@@ -196,6 +222,7 @@ impl BundleHeader {
             && tied != tied_embeddings
         {
             bail!(
+                InvalidFile,
                 "tie_word_embeddings: expected {tied_embeddings} by {TENSORS_FILE}, found {tied}"
             );
         }
@@ -204,6 +231,7 @@ impl BundleHeader {
             && head_dim != self.rope.head_dim as u64
         {
             bail!(
+                InvalidFile,
                 "head_dim: expected {} by {ROPE_FILE}, found {head_dim}",
                 self.rope.head_dim
             );

@@ -6,20 +6,19 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_format::rdrr::{Layout, Packing, Span, Tensor};
 use sterna_format::{DType, TensorEntry};
 use sterna_kernels::quant::{decode_row, encode_row};
 
-use super::SourceFile;
+use crate::error::{Context, Result, bail};
 
 /// What rows that end inside a block become: exactly the stored values.
 const DECODED: DType = DType::F32;
 
 /// A tensor that is made from its pieces.
 #[derive(Debug)]
-pub(crate) struct Assembled {
+pub(super) struct Assembled {
     name: String,
     pieces: Vec<Span>,
     /// Bytes of the pieces together.
@@ -70,7 +69,7 @@ pub(super) fn place(
     let whole_blocks = dtype == DType::I2_S || stored_columns.is_multiple_of(dtype.block_len());
     if transposed && dtype == DType::I2_S {
         let name = &tensor.name;
-        bail!("tensor `{name}`: expected rows of I2_S, found column layout");
+        bail!(Unsupported, "tensor `{name}`: expected rows of I2_S, found column layout");
     }
     let is_decoded = !whole_blocks || (transposed && dtype.block_len() > 1);
     if !is_decoded && !transposed && tensor.pieces().len() == 1 {
@@ -164,26 +163,39 @@ impl Matrix {
 }
 
 impl Assembled {
-    /// The shards that it is made from.
-    pub(super) fn shards(&self) -> impl Iterator<Item = usize> {
-        self.pieces.iter().map(|piece| piece.shard)
+    /// The parts of shards, by index and range, that `len` bytes from `offset` on are made of, in order.
+    pub(super) fn parts(&self, offset: u64, len: u64) -> Result<Vec<(usize, Range<u64>)>> {
+        let end = self.end(offset, len)?;
+        let (from, to) = match self.made_rows() {
+            Some(_) => (0, self.size),
+            None => (offset, end),
+        };
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for piece in &self.pieces {
+            let (start, end) = (from.max(at), to.min(at + piece.size));
+            if start < end {
+                let first = piece.offset + (start - at);
+                parts.push((piece.shard, first..first + (end - start)));
+            }
+            at += piece.size;
+        }
+        Ok(parts)
     }
 
-    /// `len` bytes from `offset` on, made from `shards`.
-    pub(super) fn slice(&self, shards: &[SourceFile], offset: u64, len: u64) -> Result<Bytes> {
-        let total = self.matrix.map_or(self.size, Matrix::n_bytes);
-        let end = offset.checked_add(len).filter(|&end| end <= total);
-        let end = end.with_context(|| {
-            let name = &self.name;
-            format!("tensor `{name}`: wanted {len} bytes at offset {offset}, but it has {total}")
-        })?;
-        let Some(matrix) = self.matrix.filter(|matrix| matrix.row_bytes > 0) else {
-            return self.stored(shards, offset, end);
+    /// `len` bytes from `offset` on, made of the `parts` that [`parts`](Self::parts) names.
+    pub(super) fn make(&self, parts: &[Bytes], offset: u64, len: u64) -> Result<Bytes> {
+        let end = self.end(offset, len)?;
+        let stored = match parts {
+            [one] => one.clone(),
+            several => joined(several)?,
+        };
+        let Some(matrix) = self.made_rows() else {
+            return Ok(stored);
         };
         let row_bytes = matrix.row_bytes as u64;
         let first = offset / row_bytes;
         let rows = first as usize..end.div_ceil(row_bytes) as usize;
-        let stored = self.stored(shards, 0, self.size)?;
         let made = matrix
             .made(&stored, rows)
             .with_context(|| format!("tensor `{}`", self.name))?;
@@ -191,25 +203,28 @@ impl Assembled {
         Ok(Bytes::from(made).slice(skipped..skipped + len as usize))
     }
 
-    /// Bytes `from` to `to` of the stored tensor: in place where they lie in one piece.
-    fn stored(&self, shards: &[SourceFile], from: u64, to: u64) -> Result<Bytes> {
-        let mut joined = Vec::new();
-        let mut at = 0;
-        for piece in &self.pieces {
-            let (start, end) = (from.max(at), to.min(at + piece.size));
-            if start < end {
-                let shard = shards.get(piece.shard).context("a shard of the package")?;
-                let bytes = shard.slice(piece.offset + (start - at), end - start)?;
-                if bytes.len() as u64 == to - from {
-                    return Ok(bytes);
-                }
-                joined.try_reserve_exact((to - from) as usize - joined.len())?;
-                joined.extend_from_slice(&bytes);
-            }
-            at += piece.size;
-        }
-        Ok(joined.into())
+    /// The form that is made of the stored one, if they differ.
+    fn made_rows(&self) -> Option<Matrix> {
+        self.matrix.filter(|matrix| matrix.row_bytes > 0)
     }
+
+    /// Where `len` bytes from `offset` on end.
+    fn end(&self, offset: u64, len: u64) -> Result<u64> {
+        let total = self.matrix.map_or(self.size, Matrix::n_bytes);
+        let end = offset.checked_add(len).filter(|&end| end <= total);
+        end.with_context(|| {
+            let name = &self.name;
+            format!("tensor `{name}`: wanted {len} bytes at offset {offset}, but it has {total}")
+        })
+    }
+}
+
+/// `parts` behind one another.
+fn joined(parts: &[Bytes]) -> Result<Bytes> {
+    let mut joined = Vec::new();
+    joined.try_reserve_exact(parts.iter().map(Bytes::len).sum())?;
+    parts.iter().for_each(|part| joined.extend_from_slice(part));
+    Ok(joined.into())
 }
 
 impl Matrix {
@@ -317,12 +332,12 @@ mod tests {
     use super::*;
     use sterna_format::rdrr::TensorMap;
 
-    fn shards(parts: &[&[u8]]) -> Vec<SourceFile> {
-        let file = |bytes: &&[u8]| SourceFile::Builtin {
-            name: "shard",
-            bytes: Bytes::copy_from_slice(bytes),
-        };
-        parts.iter().map(file).collect()
+    /// `len` bytes from `offset` on of what `made` makes of `shards`.
+    fn slice(made: &Assembled, shards: &[&[u8]], offset: u64, len: u64) -> Result<Bytes> {
+        let parts = made.parts(offset, len)?.into_iter().map(|(shard, range)| {
+            Bytes::copy_from_slice(&shards[shard][range.start as usize..range.end as usize])
+        });
+        made.make(&parts.collect::<Vec<_>>(), offset, len)
     }
 
     /// The tensor that `entry` describes, and its bytes as the engine sees them.
@@ -332,10 +347,12 @@ mod tests {
         let tensor = map.get("t").unwrap();
         let dtype = tensor.dtype.known().unwrap();
         let (entry, assembled) = place(tensor, dtype, 9).unwrap();
-        let shards = shards(parts);
         let bytes = match assembled {
-            Some(made) => made.slice(&shards, entry.offset, entry.len).unwrap(),
-            None => shards[entry.file].slice(entry.offset, entry.len).unwrap(),
+            Some(made) => slice(&made, parts, entry.offset, entry.len).unwrap(),
+            None => {
+                let range = entry.offset as usize..(entry.offset + entry.len) as usize;
+                Bytes::copy_from_slice(&parts[entry.file][range])
+            }
         };
         (entry, bytes.to_vec())
     }
@@ -431,9 +448,9 @@ mod tests {
         let map = TensorMap::parse(format!(r#"{{"t":{entry}}}"#).as_bytes()).unwrap();
         let (_, made) = place(map.get("t").unwrap(), DType::U8, 1).unwrap();
         let made = made.unwrap();
-        let shards = shards(&[&[1, 4, 2, 5, 3, 6]]);
-        assert_eq!(made.slice(&shards, 3, 3).unwrap()[..], [4, 5, 6]);
-        assert_eq!(made.slice(&shards, 1, 4).unwrap()[..], [2, 3, 4, 5]);
-        assert!(made.slice(&shards, 4, 3).is_err());
+        let shards: [&[u8]; 1] = [&[1, 4, 2, 5, 3, 6]];
+        assert_eq!(slice(&made, &shards, 3, 3).unwrap()[..], [4, 5, 6]);
+        assert_eq!(slice(&made, &shards, 1, 4).unwrap()[..], [2, 3, 4, 5]);
+        assert!(slice(&made, &shards, 4, 3).is_err());
     }
 }

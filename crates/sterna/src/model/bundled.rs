@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 
-use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_text::Tokenizer;
+
+use crate::error::{Result, bail};
 
 /// Special tokens: their names here and in GGUF's `tokenizer.ggml.{name}_token_id`, whose spelling of the
 /// separator is what files have.
@@ -44,7 +45,7 @@ pub(super) fn is_bundled(json: &[u8]) -> bool {
 /// The content of such a file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Bundled {
+pub struct Bundled {
     /// Written for others: what is in the file tells the kind.
     #[serde(rename = "type", skip_deserializing)]
     kind: String,
@@ -77,7 +78,9 @@ enum Merge {
 
 impl Bundled {
     /// What says the same as the tokenizer of a GGUF file; `None` if that has no vocabulary.
-    pub(crate) fn from_gguf(metadata: &Metadata) -> Result<Option<Bundled>> {
+    ///
+    /// Errors: keys of another type.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Option<Bundled>> {
         let array = |name: &str| match metadata.get(&key(name)) {
             Some(Value::Array(array)) => Some(array),
             _ => None,
@@ -126,7 +129,7 @@ impl Bundled {
     }
 
     /// `bpe` or `unigram`: by merges if there are any; by scores, as SentencePiece does, if not.
-    pub(crate) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match (&self.merges, &self.scores) {
             (None, Some(_)) => "unigram",
             _ => "bpe",
@@ -134,7 +137,7 @@ impl Bundled {
     }
 
     /// Number of tokens.
-    pub(crate) fn n_vocab(&self) -> usize {
+    pub fn n_vocab(&self) -> usize {
         match &self.vocab {
             Vocab::List(tokens) => tokens.len(),
             Vocab::Map(ids) => ids.len(),
@@ -210,8 +213,8 @@ fn in_order(ids: HashMap<String, u32>) -> Result<Vec<String>> {
     for (token, id) in ids {
         match tokens.get_mut(id as usize) {
             Some(place @ None) => *place = Some(token),
-            Some(Some(_)) => bail!("vocab: expected an id of its own for `{token}`, found {id}"),
-            None => bail!("vocab: expected an id below {n}, found {id}"),
+            Some(Some(_)) => bail!(InvalidFile, "vocab: expected an id of its own for `{token}`, found {id}"),
+            None => bail!(InvalidFile, "vocab: expected an id below {n}, found {id}"),
         }
     }
     // As many tokens as places, and no place taken twice.
