@@ -2,10 +2,15 @@
 #![forbid(unsafe_code)]
 
 mod adapted;
+pub mod conversation;
 mod error;
+pub mod generate;
 mod model;
 #[cfg(all(feature = "native", not(target_family = "wasm")))]
 pub mod native;
+pub mod sampling;
+pub mod scheduler;
+pub mod sequence;
 mod want;
 mod warning;
 
