@@ -15,6 +15,7 @@ use crate::ahead::Decoding;
 use crate::generation::Group;
 use crate::rope::Angles;
 use crate::sampler::Sampler;
+use crate::stage::{Operation, Stage};
 
 /// A place to run models: buffers, and the operations that forward passes are made of.
 ///
@@ -75,6 +76,11 @@ pub trait Backend: Sized {
     /// An empty cache.
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError>;
 
+    /// Begins a step: the operations from here to the next call are one forward pass over one batch.
+    fn begin_step(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// `out[t] ← scale · table[ids[t]]`.
     fn embed(
         &self,
@@ -84,28 +90,31 @@ pub trait Backend: Sized {
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// `out ← rms_norm(x) · weight`, over rows of the weight's length.
+    /// `out ← rms_norm(x) · weight`, row by row.
     fn rms_norm(
         &self,
+        stage: Stage,
         x: &Self::Buffer,
         weight: &Self::Vector,
         eps: f32,
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// `x ← rms_norm(x) · weight`; a weight of a head's length normalises each head.
+    /// `x ← rms_norm(x) · weight`, row by row.
     fn rms_norm_in_place(
         &self,
+        stage: Stage,
         x: &mut Self::Buffer,
         weight: &Self::Vector,
         eps: f32,
     ) -> Result<(), BackendError>;
 
-    /// `out ← x · wᵀ` for each matrix `w` and its output; all read the same `x`.
+    /// `out ← x · wᵀ` for each of `products`; all read the same `x`.
     fn linear(
         &self,
         x: &Self::Buffer,
-        outputs: &mut [(&Self::Linear, &mut Self::Buffer)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Self>],
     ) -> Result<(), BackendError>;
 
     /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are wanted, with all that equal the
@@ -114,6 +123,7 @@ pub trait Backend: Sized {
     /// Returns how many rows were read. What is computed has the bits that [`Backend::linear`] gives.
     fn linear_top(
         &self,
+        stage: Stage,
         x: &Self::Buffer,
         w: &Self::Linear,
         screen: &Self::Screen,
@@ -131,46 +141,44 @@ pub trait Backend: Sized {
     ) -> Result<(), BackendError>;
 
     /// `x[t] ← x[t] + bias`.
-    fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector) -> Result<(), BackendError>;
-
-    /// Rotates the heads of each row by its position's angles.
-    fn rope(
+    fn add_bias(
         &self,
+        stage: Stage,
         x: &mut Self::Buffer,
-        head_dim: usize,
-        angles: &Angles,
+        bias: &Self::Vector,
     ) -> Result<(), BackendError>;
 
-    /// Appends `k` and `v` to a layer of each sequence's cache, and attends to it:
-    /// `out ← attention(q, cache)`.
+    /// Normalises and rotates the heads of queries and keys, appends keys and values to a layer of each
+    /// sequence's cache, and attends to it: `out ← attention(q, cache)`.
     ///
     /// Rows belong to the sequences in turn. Positions count from the cache's length, which stays as it
-    /// is until [`KvCache::advance`].
-    #[allow(clippy::too_many_arguments)]
+    /// is until [`KvCache::advance`]. What the buffers of queries and keys hold afterwards is unspecified.
     fn attention(
         &self,
+        attention: Attention<'_, Self>,
         sequences: &mut [Sequence<'_, Self::Cache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &Self::Buffer,
-        k: &Self::Buffer,
-        v: &Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// `gate ← activation(gate) · up`.
     fn gate(
         &self,
+        stage: Stage,
         activation: Activation,
         gate: &mut Self::Buffer,
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// `x ← x + y`.
-    fn add(&self, x: &mut Self::Buffer, y: &Self::Buffer) -> Result<(), BackendError>;
+    fn add(
+        &self,
+        stage: Stage,
+        x: &mut Self::Buffer,
+        y: &Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `x ← cap · tanh(x / cap)`.
-    fn softcap(&self, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
+    fn softcap(&self, stage: Stage, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
 
     /// Drops all rows of `x` but `rows`, which ascend.
     fn keep_rows(&self, x: &mut Self::Buffer, rows: &[usize]) -> Result<(), BackendError>;
@@ -197,7 +205,7 @@ pub trait Backend: Sized {
     /// Chooses the token that follows the one row `logits`, and repeats the step that led to them with
     /// that token, again and again, without the host.
     ///
-    /// That step has one row, of one sequence, and none of it has been read; [`Backend::rope`] was given
+    /// That step has one row, of one sequence, and none of it has been read; [`Attention::rope`] had
     /// the angles of all positions that are to come. `None` if the step can't be repeated: the logits can
     /// be read then.
     fn decode(
@@ -221,8 +229,71 @@ pub struct Continued<'a, C> {
     pub n_steps: usize,
 }
 
+/// A product of [`Backend::linear`].
+pub struct Product<'a, B: Backend> {
+    /// Which it is.
+    pub stage: Stage,
+    /// `[n, k]`.
+    pub w: &'a B::Linear,
+    /// `[n_tokens, n]`.
+    pub out: &'a mut B::Buffer,
+}
+
+/// How the outputs of one [`Backend::linear`] lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputLayout {
+    /// Each by itself.
+    Separate,
+    /// As columns of the same rows, in order, if the backend has a use for that: queries, keys and
+    /// values, which attention reads together.
+    SideBySide,
+}
+
+/// What [`Backend::attention`] takes, as products left it.
+pub struct Attention<'a, B: Backend> {
+    /// The layer of the caches.
+    pub layer: usize,
+    /// Heads, scale, cap and window.
+    pub shape: AttentionShape,
+    /// Queries, `[n_tokens, n_heads · head_dim]`.
+    pub q: &'a mut B::Buffer,
+    /// Keys, `[n_tokens, n_kv_heads · head_dim]`.
+    pub k: &'a mut B::Buffer,
+    /// Values, `[n_tokens, n_kv_heads · head_dim]`.
+    pub v: &'a B::Buffer,
+    /// Normalises each head of the queries, `[head_dim]`.
+    pub q_norm: Option<&'a B::Vector>,
+    /// Normalises each head of the keys, `[head_dim]`.
+    pub k_norm: Option<&'a B::Vector>,
+    /// What both norms add to mean squares.
+    pub eps: f32,
+    /// Rotates the heads of queries and keys, after the norms.
+    pub rope: Option<Rotation<'a>>,
+}
+
+/// The rotary embedding of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// Which of the model's rotary embeddings it is. Those with one index are the same throughout a step.
+    pub index: usize,
+    /// The angles of each row's position; with one sequence, those of positions to come may follow.
+    pub angles: &'a Angles,
+}
+
+impl<B: Backend> Attention<'_, B> {
+    /// Where it stands in the forward pass.
+    pub fn stage(&self) -> Stage {
+        Stage {
+            layer: Some(self.layer),
+            operation: Operation::Attention,
+        }
+    }
+}
+
 /// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).
 pub struct LowRank<'a, B: Backend> {
+    /// Which it is.
+    pub stage: Stage,
     /// `[rank, k]`.
     pub a: &'a B::Linear,
     /// `[n, rank]`.

@@ -30,17 +30,18 @@ mod plan;
 mod rope;
 mod sampler;
 mod session;
+mod stage;
 mod swap;
 mod weights;
 
 pub use ahead::{Decoding, Drawn};
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, Continued, KvCache, LinearSource, LowRank,
-    ScreenedRows, Sequence, TernaryPacking, WeightData,
+    Attention, Backend, BackendError, CacheShape, CacheType, Continued, KvCache, LinearSource,
+    LowRank, OutputLayout, Product, Rotation, ScreenedRows, Sequence, TernaryPacking, WeightData,
 };
 pub use compare::{
     Agreement, Both, Compare, ComparedBuffer, ComparedLinear, Comparison, Difference, Measured,
-    NoScreen, Stage,
+    NoScreen,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
@@ -64,4 +65,5 @@ pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use session::{Decoded, EngineError, Logits, Session, SessionOptions, Step};
+pub use stage::{LinearLayer, Operation, Stage};
 pub use swap::{Swap, SwapError};

@@ -355,7 +355,7 @@ fn worst(found: &[Found], by_layer: bool) -> Vec<Line> {
         0 => m.relative_error,
         _ => f64::INFINITY,
     };
-    let kind = |m: &Measured| (by_layer.then_some(m.stage.layer), m.stage.name.clone());
+    let kind = |m: &Measured| (by_layer.then_some(m.stage.layer), m.stage.operation);
     let mut kinds: Vec<&Found> = Vec::new();
     for found in found {
         match kinds
@@ -371,7 +371,7 @@ fn worst(found: &[Found], by_layer: bool) -> Vec<Line> {
         let (measured, step) = (&found.measured, found.step());
         let (stage, place) = match measured.stage.layer {
             Some(layer) if !by_layer => (
-                measured.stage.name.clone(),
+                measured.stage.operation.to_string(),
                 format!("layer {layer}, {step}"),
             ),
             _ => (measured.stage.to_string(), step),
@@ -401,7 +401,7 @@ struct Row<'a> {
     step: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     layer: Option<usize>,
-    stage: &'a str,
+    stage: String,
     shape: [usize; 2],
     relative_error: f64,
     /// `null` where nothing is expected.
@@ -433,11 +433,11 @@ fn rows(found: &[Found]) -> Vec<Row<'_>> {
 impl Row<'_> {
     fn new(found: &Found) -> Row<'_> {
         let Found { step, measured: m } = found;
-        let is_logits = m.stage.name.starts_with("logits");
+        let is_logits = m.stage.operation.is_logits();
         Row {
             step: *step,
             layer: m.stage.layer,
-            stage: &m.stage.name,
+            stage: m.stage.operation.to_string(),
             shape: [m.n_rows, m.width],
             relative_error: m.relative_error,
             bound: m.bound,

@@ -1,14 +1,11 @@
 //! Activations on the device.
 
-use std::sync::Arc;
-
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
-use super::op::{Norm, Op, View};
+use super::op::{Op, View};
 use super::tape::Tape;
 use crate::backend::BackendError;
-use crate::rope::Angles;
 
 /// Rows of activations on the device. Their memory is kept from step to step.
 #[derive(Debug, Default)]
@@ -19,15 +16,6 @@ pub struct GpuBuffer {
     ids: Option<Buffer>,
     /// Where the rows are: in `own`, in `spare`, or beside others in the memory of those.
     view: Option<View>,
-    /// What attention is still to do with the heads.
-    pub(super) heads: Heads,
-}
-
-/// What has been asked for and is done by attention, which has a kernel for all of it.
-#[derive(Debug, Default)]
-pub(super) struct Heads {
-    pub(super) norm: Option<Norm>,
-    pub(super) angles: Option<Arc<Angles>>,
 }
 
 /// Token ids on the device.
@@ -53,20 +41,17 @@ impl GpuBuffer {
     /// From now on the rows are `view`.
     pub(super) fn set(&mut self, view: View) {
         self.view = Some(view);
-        self.heads = Heads::default();
     }
 
-    /// The rows, whatever attention is still to do with them.
+    /// The rows.
     pub(super) fn view(&self) -> Result<&View, BackendError> {
-        self.view.as_ref().ok_or_else(|| unfit("an empty buffer"))
-    }
-
-    /// The rows, for anything but attention.
-    pub(super) fn plain(&self) -> Result<View, BackendError> {
-        if self.heads.norm.is_some() || self.heads.angles.is_some() {
-            return Err(unfit("heads that were made ready for attention"));
-        }
-        self.view().cloned()
+        self.view.as_ref().ok_or_else(|| {
+            BackendError::Gpu(GpuError::Shape {
+                what: "rows of an operand",
+                expected: 1,
+                found: 0,
+            })
+        })
     }
 
     /// Writes `ids` where an embedding reads them.
@@ -139,7 +124,7 @@ impl GpuBuffer {
         tape: &mut Tape,
         rows: &[usize],
     ) -> Result<(), BackendError> {
-        let view = self.plain()?;
+        let view = self.view()?.clone();
         let first = rows.first().copied().unwrap_or(0);
         if rows.iter().copied().eq(first..first + rows.len()) {
             self.set(view.rows(first, rows.len()));
@@ -161,7 +146,7 @@ impl GpuBuffer {
 
     /// The rows next to one another.
     pub(super) fn dense(&mut self, device: &Device, tape: &mut Tape) -> Result<View, BackendError> {
-        let view = self.plain()?;
+        let view = self.view()?.clone();
         if view.stride == view.width || view.n_rows <= 1 {
             return Ok(view);
         }
@@ -182,12 +167,4 @@ fn room(device: &Device, kept: &mut Option<Buffer>, len: usize) -> Result<Buffer
         Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
         _ => Ok(kept.insert(device.buffer("activations", bytes)?).clone()),
     }
-}
-
-/// Operations in an order that this backend has no kernels for.
-pub(super) fn unfit(what: &str) -> BackendError {
-    BackendError::Gpu(GpuError::Unsupported {
-        what: what.into(),
-        reason: "the operation before doesn't lead there".into(),
-    })
 }

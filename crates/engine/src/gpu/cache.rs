@@ -12,8 +12,7 @@ use sterna_kernels::rope::RopeLayout;
 use super::decode::{Choice, Room};
 use super::op::{Shared, Turn, View};
 use super::tape::{SharedTape, Tape};
-use crate::backend::{CacheShape, KvCache};
-use crate::rope::Angles;
+use crate::backend::{CacheShape, KvCache, Rotation};
 use crate::sampler::Sampler;
 
 /// Keys and values of one sequence.
@@ -48,9 +47,10 @@ struct Table {
     /// Positions there is room for.
     capacity: usize,
     pairs: usize,
-    /// What was filled in last: in which step, of which rotations which rows, and for which position.
+    /// What was filled in last: in which step, of which rotary embedding which rows, and for which
+    /// position.
     step: u64,
-    angles: Arc<Angles>,
+    index: usize,
     rows: Range<usize>,
     first: usize,
 }
@@ -172,12 +172,12 @@ impl GpuCache {
         Ok(Some((state, choice)))
     }
 
-    /// The rotations `rows` of `angles`, put where kernels look for the next positions.
+    /// The rotations `rows` of `rope`, put where kernels look for the next positions.
     pub(super) fn turn(
         &mut self,
         device: &Device,
         tape: &Tape,
-        angles: &Arc<Angles>,
+        Rotation { index, angles }: Rotation<'_>,
         rows: Range<usize>,
     ) -> Result<Turn, GpuError> {
         let (step, first) = (tape.step(), self.len);
@@ -192,8 +192,7 @@ impl GpuCache {
             layout,
         };
         let filled = |t: &&Table| {
-            let place = (t.step, t.first, &t.rows) == (step, first, &rows);
-            place && Arc::ptr_eq(&t.angles, angles)
+            (t.step, t.index, t.first, &t.rows) == (step, index, first, &rows)
         };
         if let Some(table) = self.tables.iter().find(filled) {
             return Ok(turn(table));
@@ -212,7 +211,7 @@ impl GpuCache {
                     capacity,
                     pairs,
                     step,
-                    angles: Arc::clone(angles),
+                    index,
                     rows: rows.clone(),
                     first,
                 });
@@ -227,8 +226,7 @@ impl GpuCache {
             .flatten()
             .collect();
         device.write(&table.buffer, (first * pairs * 8) as u64, &bytes)?;
-        table.angles = Arc::clone(angles);
-        (table.step, table.rows, table.first) = (step, rows, first);
+        (table.step, table.index, table.rows, table.first) = (step, index, rows, first);
         Ok(turn(table))
     }
 }

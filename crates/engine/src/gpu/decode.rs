@@ -325,7 +325,11 @@ impl Decoding for Steps {
         let read = first.wait()?;
         let words = read.first().map_or(&[][..], |bytes| bytes.as_chunks().0);
         let &[position, id] = words else {
-            return Err(super::buffer::unfit("a step that gave no token"));
+            return Err(BackendError::Gpu(GpuError::Shape {
+                what: "words of a decoded step",
+                expected: 2,
+                found: words.len() as u64,
+            }));
         };
         self.position += 1;
         if u32::from_ne_bytes(position) as usize != self.position {

@@ -25,23 +25,22 @@ use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, GpuError, ReadRange, Timing};
 use sterna_kernels::activation::Activation;
-use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::{Exec, Isa};
 
 use crate::ahead::Decoding;
 use crate::backend::{
-    Backend, BackendError, CacheShape, Continued, KvCache, LinearSource, LowRank, ScreenedRows,
-    Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, KvCache, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
-use crate::rope::Angles;
 use crate::sampler::Sampler;
+use crate::stage::Stage;
 
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use decode::Steps;
 use matrix::Matrix;
-use op::{Op, Output, RawHeads, View};
+use op::{Norm, Op, Output, RawHeads, View};
 pub(crate) use part::Reserve;
 pub use tape::GpuWork;
 use tape::SharedTape;
@@ -121,7 +120,12 @@ pub struct GpuLinear(Matrix);
 #[derive(Debug)]
 pub struct GpuVector {
     buffer: Buffer,
-    len: usize,
+}
+
+impl GpuVector {
+    fn norm(&self, eps: f32) -> Norm {
+        (self.buffer.clone(), eps)
+    }
 }
 
 /// There are no screens on GPUs: the output head is read whole.
@@ -157,7 +161,6 @@ impl Backend for Gpu {
 
     fn load_vector(&self, values: Vec<f32>) -> Result<GpuVector, BackendError> {
         Ok(GpuVector {
-            len: values.len(),
             buffer: self.device.upload(&values)?,
         })
     }
@@ -179,6 +182,11 @@ impl Backend for Gpu {
         Ok(GpuCache::new(shape, &self.tape))
     }
 
+    /// Hands over what there is of the step before: its inputs are about to be replaced.
+    fn begin_step(&self) -> Result<(), BackendError> {
+        Ok(self.tape.lock().begin_step()?)
+    }
+
     fn embed(
         &self,
         table: &GpuLinear,
@@ -186,11 +194,9 @@ impl Backend for Gpu {
         scale: f32,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        let mut tape = self.tape.lock();
-        tape.begin_step()?;
         let ids = out.write_ids(&self.device, ids)?;
         let out = out.shape(&self.device, ids.n, table.0.k())?;
-        tape.push(Op::Embed {
+        self.tape.lock().push(Op::Embed {
             table: table.0.clone(),
             ids: (ids.buffer, 0),
             factor: scale,
@@ -201,79 +207,78 @@ impl Backend for Gpu {
 
     fn rms_norm(
         &self,
+        _: Stage,
         x: &GpuBuffer,
         weight: &GpuVector,
         eps: f32,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        let x = x.plain()?;
+        let x = x.view()?.clone();
         let out = out.shape(&self.device, x.n_rows, x.width)?;
-        let norm = (weight.buffer.clone(), eps);
+        let norm = weight.norm(eps);
         self.tape.lock().push(Op::RmsNorm { x, norm, out });
         Ok(())
     }
 
     fn rms_norm_in_place(
         &self,
+        _: Stage,
         x: &mut GpuBuffer,
         weight: &GpuVector,
         eps: f32,
     ) -> Result<(), BackendError> {
-        let rows = x.plain()?;
-        let norm = (weight.buffer.clone(), eps);
-        if weight.len == rows.width {
-            self.tape.lock().push(Op::RmsNorm {
-                x: rows.clone(),
-                norm,
-                out: rows,
-            });
-        } else {
-            // Attention normalises heads as it takes them.
-            x.heads.norm = Some(norm);
-        }
+        let rows = x.view()?;
+        self.tape.lock().push(Op::RmsNorm {
+            x: rows.clone(),
+            norm: weight.norm(eps),
+            out: rows.clone(),
+        });
         Ok(())
     }
 
     fn linear(
         &self,
         x: &GpuBuffer,
-        outputs: &mut [(&GpuLinear, &mut GpuBuffer)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Gpu>],
     ) -> Result<(), BackendError> {
-        let x = x.plain()?;
-        let mut products = Vec::with_capacity(outputs.len());
-        let epilogue = Epilogue::Store;
-        if let [(q, q_out), (k, k_out), (v, v_out)] = outputs {
-            // Queries, keys and values, which attention takes side by side.
-            let width = q.0.n() + k.0.n() + v.0.n();
-            let all = q_out.shape(&self.device, x.n_rows, width)?;
-            let mut first = 0;
-            for (w, out) in [(q, q_out), (k, k_out), (v, v_out)] {
-                let own = all.columns(first, w.0.n());
-                first += w.0.n();
-                out.set(own.clone());
-                let w = w.0.clone();
-                let out = own;
-                products.push(Output { w, out, epilogue });
-            }
-        } else {
-            for (w, out) in outputs {
-                let out = out.shape(&self.device, x.n_rows, w.0.n())?;
-                let w = w.0.clone();
-                products.push(Output { w, out, epilogue });
+        let x = x.view()?.clone();
+        // With columns side by side, the memory of the first output holds all.
+        let mut joined: Option<(View, usize)> = None;
+        if layout == OutputLayout::SideBySide {
+            let width = products.iter().map(|product| product.w.0.n()).sum();
+            if let Some(first) = products.first_mut() {
+                joined = Some((first.out.shape(&self.device, x.n_rows, width)?, 0));
             }
         }
-        if !products.is_empty() {
-            self.tape.lock().push(Op::Linear {
-                x,
-                norm: None,
-                outputs: products,
+        let mut outputs = Vec::with_capacity(products.len());
+        for Product { w, out, .. } in products {
+            let n = w.0.n();
+            let own = match &mut joined {
+                Some((all, column)) => {
+                    let own = all.columns(*column, n);
+                    *column += n;
+                    out.set(own.clone());
+                    own
+                }
+                None => out.shape(&self.device, x.n_rows, n)?,
+            };
+            outputs.push(Output {
+                w: w.0.clone(),
+                out: own,
+                epilogue: Epilogue::Store,
             });
+        }
+        if !outputs.is_empty() {
+            let norm = None;
+            self.tape.lock().push(Op::Linear { x, norm, outputs });
         }
         Ok(())
     }
 
     fn linear_top(
         &self,
+        _: Stage,
         _: &GpuBuffer,
         _: &GpuLinear,
         screen: &GpuScreen,
@@ -289,10 +294,13 @@ impl Backend for Gpu {
         rows: Range<usize>,
         updates: &mut [LowRank<'_, Gpu>],
     ) -> Result<(), BackendError> {
-        let x = x.plain()?.rows(rows.start, rows.len());
+        let x = x.view()?.rows(rows.start, rows.len());
         let mut tape = self.tape.lock();
-        for LowRank { a, b, scale, out } in updates {
-            let out = out.plain()?.rows(rows.start, rows.len());
+        for LowRank {
+            a, b, scale, out, ..
+        } in updates
+        {
+            let out = out.view()?.rows(rows.start, rows.len());
             let inner = tape.inner(rows.len() * a.0.n())?;
             let inner = View::new(&inner, rows.len(), a.0.n());
             let product = |x: View, w: &GpuLinear, out: View, epilogue| Op::Linear {
@@ -314,27 +322,32 @@ impl Backend for Gpu {
         Ok(())
     }
 
-    fn add_bias(&self, x: &mut GpuBuffer, bias: &GpuVector) -> Result<(), BackendError> {
-        let x = x.plain()?;
+    fn add_bias(
+        &self,
+        _: Stage,
+        x: &mut GpuBuffer,
+        bias: &GpuVector,
+    ) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
         let bias = bias.buffer.clone();
         self.tape.lock().push(Op::AddBias { x, bias });
         Ok(())
     }
 
-    /// Attention rotates heads as it takes them: nothing else can be done with `x` after this.
-    fn rope(&self, x: &mut GpuBuffer, _: usize, angles: &Angles) -> Result<(), BackendError> {
-        x.heads.angles = Some(self.tape.lock().angles(angles));
-        Ok(())
-    }
-
     fn attention(
         &self,
+        Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        }: Attention<'_, Gpu>,
         sequences: &mut [Sequence<'_, GpuCache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &GpuBuffer,
-        k: &GpuBuffer,
-        v: &GpuBuffer,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
         let mut tape = self.tape.lock();
@@ -342,11 +355,6 @@ impl Backend for Gpu {
         let qkv = out.side_by_side(device, &mut tape, [q, k, v])?;
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
         let out = out.shape(device, n_rows, q_width)?;
-        if q.heads.angles.as_ref().map(Arc::as_ptr) != k.heads.angles.as_ref().map(Arc::as_ptr) {
-            return Err(buffer::unfit(
-                "queries and keys rotated by different angles",
-            ));
-        }
         let mut first = 0;
         for Sequence { cache, n_rows } in sequences {
             let rows = first..first + *n_rows;
@@ -354,12 +362,12 @@ impl Backend for Gpu {
             let is_one = rows.len() == qkv.n_rows;
             let memory = cache.layer(device, &mut tape, layer, *n_rows)?;
             let position = cache.position(device)?;
-            let turn = match &q.heads.angles {
-                Some(angles) => {
+            let turn = match rope {
+                Some(rope) => {
                     // For one sequence, those of positions to come may follow.
-                    let all = angles.cos.len() / (angles.dim / 2).max(1);
+                    let all = rope.angles.cos.len() / (rope.angles.dim / 2).max(1);
                     let rows = rows.start..if is_one { all.max(rows.end) } else { rows.end };
-                    Some(cache.turn(device, &tape, angles, rows)?)
+                    Some(cache.turn(device, &tape, rope, rows)?)
                 }
                 None => None,
             };
@@ -368,8 +376,8 @@ impl Backend for Gpu {
                 heads: RawHeads {
                     qkv: qkv.clone(),
                     n_heads: shape.n_heads,
-                    q_norm: q.heads.norm.clone(),
-                    k_norm: k.heads.norm.clone(),
+                    q_norm: q_norm.map(|weight| weight.norm(eps)),
+                    k_norm: k_norm.map(|weight| weight.norm(eps)),
                     turn,
                     position: position.clone(),
                 },
@@ -395,6 +403,7 @@ impl Backend for Gpu {
 
     fn gate(
         &self,
+        _: Stage,
         activation: Activation,
         gate: &mut GpuBuffer,
         up: &GpuBuffer,
@@ -406,7 +415,7 @@ impl Backend for Gpu {
             Activation::GeluTanh => elementwise::Activation::GeluTanh,
             Activation::GeluErf => elementwise::Activation::GeluErf,
         };
-        let (gate, up) = (gate.plain()?, up.plain()?);
+        let (gate, up) = (gate.view()?.clone(), up.view()?.clone());
         self.tape.lock().push(Op::Gate {
             activation,
             gate,
@@ -415,14 +424,14 @@ impl Backend for Gpu {
         Ok(())
     }
 
-    fn add(&self, x: &mut GpuBuffer, y: &GpuBuffer) -> Result<(), BackendError> {
-        let (x, y) = (x.plain()?, y.plain()?);
+    fn add(&self, _: Stage, x: &mut GpuBuffer, y: &GpuBuffer) -> Result<(), BackendError> {
+        let (x, y) = (x.view()?.clone(), y.view()?.clone());
         self.tape.lock().push(Op::Add { x, y });
         Ok(())
     }
 
-    fn softcap(&self, x: &mut GpuBuffer, cap: f32) -> Result<(), BackendError> {
-        let x = x.plain()?;
+    fn softcap(&self, _: Stage, x: &mut GpuBuffer, cap: f32) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
         self.tape.lock().push(Op::Softcap { x, cap });
         Ok(())
     }
@@ -470,7 +479,7 @@ impl Backend for Gpu {
         sampler: &Sampler,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         let mut tape = self.tape.lock();
-        let logits = logits.plain()?;
+        let logits = logits.view()?.clone();
         let Some((state, choice)) = cache.go_on(&self.device, last, logits, sampler)? else {
             return Ok(None);
         };

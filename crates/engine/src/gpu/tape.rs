@@ -8,7 +8,6 @@ use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Ti
 use super::decode::Choice;
 use super::fuse::fuse;
 use super::op::{Op, Workspace, record};
-use crate::rope::Angles;
 
 /// How much was done on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,10 +84,8 @@ struct Timings {
 pub(super) struct Tape {
     device: Device,
     ops: Vec<Op>,
-    /// Counts steps; each begins with an embedding.
+    /// Counts steps.
     step: u64,
-    /// Rotations of this step.
-    angles: Vec<Arc<Angles>>,
     workspace: Workspace,
     /// `x · aᵀ` of a change of low rank.
     inner: Option<Buffer>,
@@ -108,7 +105,6 @@ impl Tape {
             device: device.clone(),
             ops: Vec::new(),
             step: 0,
-            angles: Vec::new(),
             workspace: Workspace::default(),
             inner: None,
             replays: Vec::new(),
@@ -120,7 +116,6 @@ impl Tape {
     /// Hands over what there is of the step before: its inputs are about to be replaced.
     pub(super) fn begin_step(&mut self) -> Result<(), GpuError> {
         self.step += 1;
-        self.angles.clear();
         self.flush()
     }
 
@@ -130,22 +125,6 @@ impl Tape {
 
     pub(super) fn push(&mut self, op: Op) {
         self.ops.push(op);
-    }
-
-    /// The same rotations, of which there is one for all layers that have them.
-    pub(super) fn angles(&mut self, angles: &Angles) -> Arc<Angles> {
-        let same = |known: &&Arc<Angles>| {
-            known.dim == angles.dim
-                && known.layout == angles.layout
-                && known.cos == angles.cos
-                && known.sin == angles.sin
-        };
-        if let Some(known) = self.angles.iter().find(same) {
-            return Arc::clone(known);
-        }
-        let angles = Arc::new(angles.clone());
-        self.angles.push(Arc::clone(&angles));
-        angles
     }
 
     /// Memory for `len` f32 on the way of a change of low rank.
