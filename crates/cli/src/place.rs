@@ -428,7 +428,7 @@ mod gpu {
     /// Whether a model could not be loaded because of the GPU.
     fn is_of_gpu(error: &Error) -> bool {
         let error = error.downcast_ref::<LoadError>();
-        matches!(error, Some(LoadError::Backend(BackendError::Gpu(_))))
+        matches!(error, Some(LoadError::Backend(BackendError::Device(_))))
     }
 
     /// Notes what lies where, unless it is what was asked for.

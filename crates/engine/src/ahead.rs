@@ -1,6 +1,8 @@
 //! Decoding that a backend does by itself, ahead of whoever takes the tokens.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::task::{Context, Poll};
 
 use crate::backend::BackendError;
 use crate::sampler::{Sampler, SamplerConfig};
@@ -9,10 +11,27 @@ use crate::sampler::{Sampler, SamplerConfig};
 ///
 /// They belong to one sequence. What they compute of tokens that nobody takes lies behind the sequence's
 /// end, where later steps write.
-pub trait Decoding: Send {
-    /// What the next step came to. Steps after it are under way, so that in all no more than `wanted` are.
-    fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError>;
+pub trait Decoding: MaybeSend {
+    /// What the next step came to, once it is done. Steps after it are under way, so that in all no more
+    /// than `wanted` are.
+    fn poll_next(
+        &mut self,
+        wanted: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Drawn, BackendError>>;
 }
+
+/// [`Send`], but for browsers, whose devices belong to one thread.
+#[cfg(not(target_arch = "wasm32"))]
+pub trait MaybeSend: Send {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send + ?Sized> MaybeSend for T {}
+
+/// [`Send`], but for browsers, whose devices belong to one thread.
+#[cfg(target_arch = "wasm32")]
+pub trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T: ?Sized> MaybeSend for T {}
 
 /// What a step of [`Decoding`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,9 +79,9 @@ impl Ahead {
             && self.recent == *sampler.recent()
     }
 
-    /// [`Decoding::next`].
-    pub(crate) fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
-        let drawn = self.steps.next(wanted)?;
+    /// [`Decoding::poll_next`], awaited. A future that is dropped takes nothing.
+    pub(crate) async fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
+        let drawn = poll_fn(|cx| self.steps.poll_next(wanted, cx)).await?;
         if let Drawn::Token(id) = drawn {
             self.last = Some(id);
             if self.n_remembered > 0 {

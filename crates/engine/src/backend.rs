@@ -1,6 +1,10 @@
 //! The seam between what a model computes and where it is computed.
 
+use std::error::Error;
+use std::fmt;
 use std::ops::Range;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use sterna_format::DType;
@@ -20,7 +24,7 @@ use crate::stage::{Operation, Stage};
 /// A place to run models: buffers, and the operations that forward passes are made of.
 ///
 /// A forward pass is written once against this trait ([`crate::Session::forward`]). Operations take
-/// effect in the order they are called; only [`Backend::read`] needs their results, so a device may
+/// effect in the order they are called; only [`Backend::submit`] needs their results, so a device may
 /// record them and run them together. Buffers hold rows of f32, one for each token of the batch.
 ///
 /// Errors: shapes were checked when the model was planned, so operations fail only if the place
@@ -36,6 +40,9 @@ pub trait Backend: Sized {
     type Buffer;
     /// Keys and values of the tokens so far, for all layers.
     type Cache: KvCache;
+    /// Values on their way from a buffer, row by row: ready once every operation before is done. It may be
+    /// dropped.
+    type Readback: Future<Output = Result<Vec<f32>, BackendError>>;
 
     /// Threads of this machine, for repacking weights before they are handed over.
     fn host(&self) -> &Exec;
@@ -183,8 +190,24 @@ pub trait Backend: Sized {
     /// Drops all rows of `x` but `rows`, which ascend.
     fn keep_rows(&self, x: &mut Self::Buffer, rows: &[usize]) -> Result<(), BackendError>;
 
-    /// Takes the values out of `x`, row by row. Waits for every operation before it.
-    fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+    /// Hands over all operations so far, and takes the values out of `x`.
+    fn submit(&self, x: &mut Self::Buffer) -> Result<Self::Readback, BackendError>;
+
+    /// Waits for a future that needs nothing but this backend to become ready, and drives the device while
+    /// it isn't.
+    ///
+    /// Errors: [`BackendError::CannotWait`] if it isn't ready and nobody may wait here, as in a browser.
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => Ok(output),
+            Poll::Pending => Err(BackendError::CannotWait),
+        }
+    }
+
+    /// [`Backend::submit`], and waits for the values.
+    fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError> {
+        self.wait(self.submit(x)?)?
+    }
 
     /// Puts rows of `width` values into `x`: in the place of those it has, if these are as many of the
     /// same width.
@@ -396,24 +419,75 @@ pub enum BackendError {
     /// Weights that can't be used as they are.
     #[error(transparent)]
     Weights(#[from] QuantError),
-    /// What went wrong on a GPU.
-    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    /// What went wrong on a device.
     #[error(transparent)]
-    Gpu(#[from] sterna_gpu::GpuError),
-    /// Weights or activations of another backend.
-    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-    #[error("weights or activations of one place were used in another")]
-    Elsewhere,
+    Device(#[from] DeviceError),
+    /// Weights or activations that are on another device than the operation.
+    #[error("an operand is on another device than the operation")]
+    WrongDevice,
+    /// A result that isn't there yet, where nobody may wait for it.
+    #[error("the result isn't there yet, and this platform lets nobody wait: await it instead")]
+    CannotWait,
 }
 
 impl BackendError {
-    /// Whether the place itself is gone: what was loaded there is to be loaded again, elsewhere or on the
+    /// Whether the device itself is gone: what was loaded there is to be loaded again, elsewhere or on the
     /// same device opened anew.
     pub fn is_lost(&self) -> bool {
-        #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-        if let BackendError::Gpu(error) = self {
-            return error.is_lost();
+        matches!(self, BackendError::Device(error) if error.kind() == DeviceErrorKind::Lost)
+    }
+
+    /// Whether the device has no memory left.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, BackendError::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory)
+    }
+}
+
+/// An error of a device, in the words of whatever drives it.
+#[derive(Debug)]
+pub struct DeviceError {
+    kind: DeviceErrorKind,
+    error: Box<dyn Error + Send + Sync>,
+}
+
+/// What an error of a device means for whoever uses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceErrorKind {
+    /// The device is gone, and all that was on it.
+    Lost,
+    /// It has no memory left.
+    OutOfMemory,
+    /// Anything else.
+    Other,
+}
+
+impl DeviceError {
+    /// `error`, which means `kind`.
+    pub fn new(
+        kind: DeviceErrorKind,
+        error: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> DeviceError {
+        DeviceError {
+            kind,
+            error: error.into(),
         }
-        false
+    }
+
+    /// What it means.
+    pub fn kind(&self) -> DeviceErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for DeviceError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
     }
 }

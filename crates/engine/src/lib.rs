@@ -34,10 +34,10 @@ mod stage;
 mod swap;
 mod weights;
 
-pub use ahead::{Decoding, Drawn};
+pub use ahead::{Decoding, Drawn, MaybeSend};
 pub use backend::{
-    Attention, Backend, BackendError, CacheShape, CacheType, Continued, KvCache, LinearSource,
-    LowRank, OutputLayout, Product, Rotation, ScreenedRows, Sequence, TernaryPacking, WeightData,
+    Attention, Backend, BackendError, CacheShape, CacheType, Continued, DeviceError,
+    DeviceErrorKind, KvCache, LinearSource, LowRank, OutputLayout, Product, Rotation, ScreenedRows, Sequence, TernaryPacking, WeightData,
 };
 pub use compare::{
     Agreement, Both, Compare, ComparedBuffer, ComparedLinear, Comparison, Difference, Measured,
@@ -50,7 +50,7 @@ pub use export::{Exported, ExportedData, Exporter, GgufHead, i2_s};
 pub use family::Family;
 pub use generation::Group;
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-pub use gpu::{Gpu, GpuBuffer, GpuCache, GpuLinear, GpuScreen, GpuVector, GpuWork};
+pub use gpu::{Gpu, GpuBuffer, GpuCache, GpuLinear, GpuReadback, GpuScreen, GpuVector, GpuWork};
 pub use head::screening::HeadUse;
 pub use head::{HeadOptions, HeadScreen};
 pub use load::{LoadError, Loader};
@@ -60,7 +60,7 @@ pub use lora::{
 };
 pub use model::{Model, Versions};
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-pub use place::{Either, GpuShare, Place, PlaceBuffer, PlaceCache};
+pub use place::{Either, GpuShare, Place, PlaceBuffer, PlaceCache, PlaceReadback};
 pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};

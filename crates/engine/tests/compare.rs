@@ -43,6 +43,7 @@ impl<B: Backend> Backend for Faulty<B> {
     type Screen = B::Screen;
     type Buffer = B::Buffer;
     type Cache = B::Cache;
+    type Readback = B::Readback;
 
     fn host(&self) -> &Exec {
         self.inner.host()
@@ -245,8 +246,12 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.keep_rows(x, rows)
     }
 
-    fn read(&self, x: &mut B::Buffer) -> Result<Vec<f32>, BackendError> {
-        self.inner.read(x)
+    fn submit(&self, x: &mut B::Buffer) -> Result<B::Readback, BackendError> {
+        self.inner.submit(x)
+    }
+
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        self.inner.wait(future)
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut B::Buffer) -> Result<(), BackendError> {

@@ -6,6 +6,7 @@
 
 mod measure;
 
+use std::future::{Ready, ready};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -200,6 +201,8 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     type Screen = NoScreen;
     type Buffer = Buffer<R, T>;
     type Cache = Both<R::Cache, T::Cache>;
+    /// Every operation is waited for, so nothing is left to wait for.
+    type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
     fn host(&self) -> &Exec {
         self.reference.host()
@@ -532,7 +535,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     }
 
     /// The reference's values. Where layers are compared, these are too.
-    fn read(&self, x: &mut Buffer<R, T>) -> Result<Vec<f32>, BackendError> {
+    fn submit(&self, x: &mut Buffer<R, T>) -> Result<Self::Readback, BackendError> {
         let (comparison, work) = {
             let state = self.state();
             (state.comparison, state.work)
@@ -545,7 +548,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         if let Some(bound) = bound {
             self.measure(bound, x.stage, x)?;
         }
-        self.reference.read(&mut x.both.reference)
+        Ok(ready(self.reference.read(&mut x.both.reference)))
     }
 
     fn write(

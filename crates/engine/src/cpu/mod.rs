@@ -2,6 +2,7 @@
 
 mod cache;
 
+use std::future::{Ready, ready};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -181,6 +182,8 @@ impl Backend for Cpu {
     type Screen = Screen;
     type Buffer = CpuBuffer;
     type Cache = CpuCache;
+    /// The CPU computes as it is told: its values are there.
+    type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
     fn host(&self) -> &Exec {
         &self.exec
@@ -410,8 +413,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, x: &mut CpuBuffer) -> Result<Vec<f32>, BackendError> {
-        Ok(std::mem::take(&mut x.values))
+    fn submit(&self, x: &mut CpuBuffer) -> Result<Self::Readback, BackendError> {
+        Ok(ready(Ok(std::mem::take(&mut x.values))))
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {

@@ -46,7 +46,7 @@ impl GpuBuffer {
     /// The rows.
     pub(super) fn view(&self) -> Result<&View, BackendError> {
         self.view.as_ref().ok_or_else(|| {
-            BackendError::Gpu(GpuError::Shape {
+            BackendError::from(GpuError::Shape {
                 what: "rows of an operand",
                 expected: 1,
                 found: 0,

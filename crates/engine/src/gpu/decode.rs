@@ -4,8 +4,12 @@
 //! token and position where the step before has left them.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+#[cfg(not(target_arch = "wasm32"))]
+use std::time::Instant;
 
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::output::{
@@ -311,7 +315,11 @@ impl Steps {
 }
 
 impl Decoding for Steps {
-    fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
+    fn poll_next(
+        &mut self,
+        wanted: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Drawn, BackendError>> {
         let depth = self.pace.depth().min(wanted.max(1));
         let depth = depth.min(self.end - self.position);
         while self.under_way.len() < depth {
@@ -319,24 +327,26 @@ impl Decoding for Steps {
             let submission = self.tape.lock().run(&self.commands, &[read])?;
             self.under_way.push_back(submission);
         }
-        let Some(first) = self.under_way.pop_front() else {
-            return Ok(Drawn::Over);
+        let Some(first) = self.under_way.front_mut() else {
+            return Poll::Ready(Ok(Drawn::Over));
         };
-        let read = first.wait()?;
+        let read = ready!(Pin::new(first).poll(cx));
+        self.under_way.pop_front();
+        let read = read?;
         let words = read.first().map_or(&[][..], |bytes| bytes.as_chunks().0);
         let &[position, id] = words else {
-            return Err(BackendError::Gpu(GpuError::Shape {
+            return Poll::Ready(Err(BackendError::from(GpuError::Shape {
                 what: "words of a decoded step",
                 expected: 2,
                 found: words.len() as u64,
-            }));
+            })));
         };
         self.position += 1;
         if u32::from_ne_bytes(position) as usize != self.position {
-            return Ok(Drawn::Undecided);
+            return Poll::Ready(Ok(Drawn::Undecided));
         }
         self.pace.count();
-        Ok(Drawn::Token(u32::from_ne_bytes(id)))
+        Poll::Ready(Ok(Drawn::Token(u32::from_ne_bytes(id))))
     }
 }
 
@@ -344,8 +354,9 @@ impl Decoding for Steps {
 #[derive(Debug, Default)]
 struct Pace {
     n_tokens: usize,
+    #[cfg(not(target_arch = "wasm32"))]
     last: Option<Instant>,
-    /// From one token to the next, of late.
+    /// From one token to the next, of late; unknown where there is no clock.
     interval: Option<Duration>,
 }
 
@@ -353,11 +364,14 @@ impl Pace {
     /// A token has come.
     fn count(&mut self) {
         self.n_tokens += 1;
-        let now = Instant::now();
-        if let Some(last) = self.last.replace(now) {
-            let interval = now.duration_since(last);
-            let before = self.interval.unwrap_or(interval);
-            self.interval = Some((before * 3 + interval) / 4);
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            let now = Instant::now();
+            if let Some(last) = self.last.replace(now) {
+                let interval = now.duration_since(last);
+                let before = self.interval.unwrap_or(interval);
+                self.interval = Some((before * 3 + interval) / 4);
+            }
         }
     }
 

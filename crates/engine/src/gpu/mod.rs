@@ -17,20 +17,22 @@ mod weights;
 
 use std::fmt;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
 use sterna_gpu::kernels::linear::Epilogue;
 use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
-use sterna_gpu::{Device, GpuError, ReadRange, Timing};
+use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::{Exec, Isa};
 
 use crate::ahead::Decoding;
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, KvCache, LinearSource, LowRank,
-    OutputLayout, Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, DeviceError, DeviceErrorKind, KvCache,
+    LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
 use crate::sampler::Sampler;
@@ -128,6 +130,34 @@ impl GpuVector {
     }
 }
 
+/// Values on their way from the device. Natively somebody has to drive it ([`Backend::wait`]).
+#[derive(Debug)]
+pub struct GpuReadback(Submission);
+
+impl Future for GpuReadback {
+    type Output = Result<Vec<f32>, BackendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let read = ready!(Pin::new(&mut self.0).poll(cx))?;
+        let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
+        let values = bytes.as_chunks::<4>().0.iter();
+        Poll::Ready(Ok(values
+            .map(|bytes| f32::from_ne_bytes(*bytes))
+            .collect()))
+    }
+}
+
+impl From<GpuError> for BackendError {
+    fn from(error: GpuError) -> BackendError {
+        let kind = match error {
+            GpuError::Lost { .. } => DeviceErrorKind::Lost,
+            GpuError::OutOfMemory { .. } => DeviceErrorKind::OutOfMemory,
+            _ => DeviceErrorKind::Other,
+        };
+        BackendError::Device(DeviceError::new(kind, error))
+    }
+}
+
 /// There are no screens on GPUs: the output head is read whole.
 #[derive(Debug)]
 pub enum GpuScreen {}
@@ -141,6 +171,7 @@ impl Backend for Gpu {
     type Screen = GpuScreen;
     type Buffer = GpuBuffer;
     type Cache = GpuCache;
+    type Readback = GpuReadback;
 
     fn host(&self) -> &Exec {
         &self.host
@@ -166,7 +197,7 @@ impl Backend for Gpu {
     }
 
     fn load_screen(&self, _: &GpuLinear, _: DType) -> Result<GpuScreen, BackendError> {
-        Err(BackendError::Gpu(GpuError::Unsupported {
+        Err(BackendError::from(GpuError::Unsupported {
             what: "a screen of the output head".into(),
             reason: "the head is read whole".into(),
         }))
@@ -440,16 +471,16 @@ impl Backend for Gpu {
         x.keep_rows(&self.device, &mut self.tape.lock(), rows)
     }
 
-    fn read(&self, x: &mut GpuBuffer) -> Result<Vec<f32>, BackendError> {
+    fn submit(&self, x: &mut GpuBuffer) -> Result<GpuReadback, BackendError> {
         let mut tape = self.tape.lock();
         let rows = x.dense(&self.device, &mut tape)?;
         let range = rows.offset..rows.offset + rows.n_rows * rows.width;
         let submission = tape.submit(&[ReadRange::of::<f32>(&rows.buffer, range)])?;
-        drop(tape);
-        let read = submission.wait()?;
-        let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
-        let values = bytes.as_chunks::<4>().0.iter();
-        Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
+        Ok(GpuReadback(submission))
+    }
+
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        Ok(self.device.block_on(future)?)
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {

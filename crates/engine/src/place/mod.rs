@@ -9,10 +9,11 @@ mod cache;
 mod share;
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use sterna_format::DType;
-use sterna_gpu::GpuError;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 
@@ -114,7 +115,7 @@ impl Place {
     }
 
     fn gpu(&self) -> Result<&Gpu, BackendError> {
-        self.device().ok_or(BackendError::Elsewhere)
+        self.device().ok_or(BackendError::WrongDevice)
     }
 
     /// The same place, loading weights to `side`.
@@ -143,6 +144,24 @@ fn side_of_both(x: &PlaceBuffer, y: &PlaceBuffer) -> Side {
     }
 }
 
+/// Values on their way from either side.
+pub type PlaceReadback = Either<<Cpu as Backend>::Readback, <Gpu as Backend>::Readback>;
+
+impl<C, G> Future for Either<C, G>
+where
+    C: Future + Unpin,
+    G: Future<Output = C::Output> + Unpin,
+{
+    type Output = C::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<C::Output> {
+        match self.get_mut() {
+            Either::Cpu(future) => Pin::new(future).poll(cx),
+            Either::Gpu(future) => Pin::new(future).poll(cx),
+        }
+    }
+}
+
 type OfLinear = Either<<Cpu as Backend>::Linear, <Gpu as Backend>::Linear>;
 type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
@@ -154,6 +173,7 @@ impl Backend for Place {
     type Screen = OfScreen;
     type Buffer = PlaceBuffer;
     type Cache = PlaceCache;
+    type Readback = PlaceReadback;
 
     fn host(&self) -> &Exec {
         self.cpu.host()
@@ -191,7 +211,7 @@ impl Backend for Place {
         let known = part.placement().side(group).is_some();
         let side = part.placement().decide(&part.gpu, group);
         match load(&self.loading_to(side)) {
-            Err(BackendError::Gpu(GpuError::OutOfMemory { .. })) if side == Side::Gpu => {
+            Err(error) if error.is_out_of_memory() && side == Side::Gpu => {
                 if !known {
                     part.placement().refused(group);
                 }
@@ -332,7 +352,7 @@ impl Backend for Place {
         out: &mut PlaceBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         let Either::Cpu(w) = w else {
-            return Err(BackendError::Elsewhere);
+            return Err(BackendError::WrongDevice);
         };
         let x = &self.on_cpu(x)?;
         (self.cpu).linear_top(stage, x, w, screen, top, out.fill_on_cpu())
@@ -376,7 +396,7 @@ impl Backend for Place {
                         out,
                     });
                 }
-                _ => return Err(BackendError::Elsewhere),
+                _ => return Err(BackendError::WrongDevice),
             }
         }
         if !on_cpu.is_empty() {
@@ -426,7 +446,7 @@ impl Backend for Place {
         match self.side_of_layer(layer, q.side()) {
             Side::Cpu => {
                 if let (Some(Either::Gpu(_)), _) | (_, Some(Either::Gpu(_))) = (q_norm, k_norm) {
-                    return Err(BackendError::Elsewhere);
+                    return Err(BackendError::WrongDevice);
                 }
                 let own = sequences.iter_mut().map(|s| Sequence {
                     cache: &mut s.cache.cpu,
@@ -455,7 +475,7 @@ impl Backend for Place {
                     }
                 }
                 let own = sequences.iter_mut().map(|s| {
-                    let cache = s.cache.gpu.as_mut().ok_or(BackendError::Elsewhere)?;
+                    let cache = s.cache.gpu.as_mut().ok_or(BackendError::WrongDevice)?;
                     let n_rows = s.n_rows;
                     Ok(Sequence { cache, n_rows })
                 });
@@ -527,10 +547,17 @@ impl Backend for Place {
         }
     }
 
-    fn read(&self, x: &mut PlaceBuffer) -> Result<Vec<f32>, BackendError> {
-        match x.side() {
-            Side::Cpu => self.cpu.read(x.fill_on_cpu()),
-            Side::Gpu => self.gpu()?.read(x.fill_on_gpu()),
+    fn submit(&self, x: &mut PlaceBuffer) -> Result<PlaceReadback, BackendError> {
+        Ok(match x.side() {
+            Side::Cpu => Either::Cpu(self.cpu.submit(x.fill_on_cpu())?),
+            Side::Gpu => Either::Gpu(self.gpu()?.submit(x.fill_on_gpu())?),
+        })
+    }
+
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        match self.device() {
+            Some(gpu) => gpu.wait(future),
+            None => self.cpu.wait(future),
         }
     }
 
