@@ -15,11 +15,10 @@ pub use sterna_kernels::gemm::ScreenedRows;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
-use crate::ahead::Decoding;
-use crate::generation::Group;
 use crate::rope::Angles;
-use crate::sampler::Sampler;
+use crate::sampler::Sampling;
 use crate::stage::{Operation, Stage};
+use crate::weights::Group;
 
 /// A place to run models: buffers, and the operations that forward passes are made of.
 ///
@@ -177,12 +176,8 @@ pub trait Backend: Sized {
     ) -> Result<(), BackendError>;
 
     /// `x ← x + y`.
-    fn add(
-        &self,
-        stage: Stage,
-        x: &mut Self::Buffer,
-        y: &Self::Buffer,
-    ) -> Result<(), BackendError>;
+    fn add(&self, stage: Stage, x: &mut Self::Buffer, y: &Self::Buffer)
+    -> Result<(), BackendError>;
 
     /// `x ← cap · tanh(x / cap)`.
     fn softcap(&self, stage: Stage, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
@@ -214,13 +209,12 @@ pub trait Backend: Sized {
     fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
     -> Result<(), BackendError>;
 
-    /// Makes ready to choose tokens as `sampler` does, and to go on with them; returns for how many steps
-    /// there is room in one go, from the cache's next position on. None, here, if choices are left to the
-    /// host.
+    /// Makes ready to sample tokens as `sampling` says, and to go on with them; returns for how many steps
+    /// there is room in one go, from the cache's next position on. None, here, if that is left to the host.
     fn steps_ahead(
         &self,
         _cache: &mut Self::Cache,
-        _sampler: &Sampler,
+        _sampling: &Sampling<'_>,
     ) -> Result<usize, BackendError> {
         Ok(0)
     }
@@ -235,10 +229,48 @@ pub trait Backend: Sized {
         &self,
         _logits: &mut Self::Buffer,
         _sequence: Continued<'_, Self::Cache>,
-        _sampler: &Sampler,
+        _sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         Ok(None)
     }
+}
+
+/// Steps of decoding that a device takes by itself, each with the token that the step before drew.
+///
+/// They belong to one sequence. What they compute of tokens that nobody takes lies behind the sequence's
+/// end, where later steps write.
+pub trait Decoding: MaybeSend {
+    /// What the next step came to, once it is done. Steps after it are under way, so that in all no more
+    /// than `wanted` are.
+    fn poll_next(
+        &mut self,
+        wanted: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Drawn, BackendError>>;
+}
+
+/// [`Send`], but for browsers, whose devices belong to one thread.
+#[cfg(not(target_arch = "wasm32"))]
+pub trait MaybeSend: Send {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send + ?Sized> MaybeSend for T {}
+
+/// [`Send`], but for browsers, whose devices belong to one thread.
+#[cfg(target_arch = "wasm32")]
+pub trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T: ?Sized> MaybeSend for T {}
+
+/// What a step of [`Decoding`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drawn {
+    /// This token comes next.
+    Token(u32),
+    /// The device can't tell which token comes next, or the logits are no numbers. The step is to be
+    /// computed again, for the host to choose. Others would come to the same.
+    Undecided,
+    /// There was no step: there is room for no more.
+    Over,
 }
 
 /// The sequence that a step is repeated for ([`Backend::decode`]).

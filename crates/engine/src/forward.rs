@@ -9,10 +9,10 @@ use crate::backend::{
 };
 use crate::config::LayerConfig;
 use crate::generation::Generation;
-use crate::head::screening::{Account, Screening};
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::Angles;
+use crate::screening::{Account, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weights::{Layer, Projection};
 

@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::ahead::{Ahead, Drawn};
-use crate::backend::{Backend, BackendError, CacheShape, CacheType, Continued, KvCache, Sequence};
+use crate::ahead::Ahead;
+use crate::backend::{
+    Backend, BackendError, CacheShape, CacheType, Continued, Drawn, KvCache, Sequence,
+};
 use crate::forward::{Batch, Scratch};
 use crate::generation::Generation;
-use crate::head::screening::HeadUse;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
 use crate::sampler::Sampler;
+use crate::screening::HeadUse;
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]
@@ -385,7 +387,8 @@ impl<B: Backend> Session<B> {
         self.check(&[id])?;
         let weights = self.model.serving();
         let generation = weights.number();
-        let goes_on = |ahead: &Ahead| ahead.goes_on_with(id, sampler, generation);
+        let sampling = sampler.sampling();
+        let goes_on = |ahead: &Ahead| ahead.goes_on_with(id, &sampling, generation);
         if !self.ahead.as_ref().is_some_and(goes_on) {
             self.ahead = None;
         } else if let Some(id) = self.draw(wanted).await? {
@@ -398,7 +401,7 @@ impl<B: Backend> Session<B> {
             }
             None => {
                 let room = self.options.ctx_len - self.cache.len();
-                let n_steps = (self.model.backend).steps_ahead(&mut self.cache, sampler)?;
+                let n_steps = (self.model.backend).steps_ahead(&mut self.cache, &sampling)?;
                 n_steps.min(room).min(wanted.max(1))
             }
         };
@@ -415,12 +418,12 @@ impl<B: Backend> Session<B> {
                 n_steps,
             };
             let backend = &self.model.backend;
-            let Some(steps) = backend.decode(self.scratch.logits(), sequence, sampler)? else {
+            let Some(steps) = backend.decode(self.scratch.logits(), sequence, &sampling)? else {
                 let logits = backend.submit(self.scratch.logits())?.await?;
                 self.cache.advance(1);
                 return Ok(Decoded::Logits(logits));
             };
-            self.ahead = Some(Ahead::new(steps, sampler, generation));
+            self.ahead = Some(Ahead::new(steps, &sampling, generation));
             if let Some(id) = self.draw(wanted).await? {
                 return Ok(Decoded::Token(id));
             }

@@ -9,6 +9,7 @@
 //! - [`Recorder`] collects dispatches and makes [`Commands`] of them, which [`Device::submit`] runs in
 //!   one pass as often as wanted;
 //! - [`kernels`] has a function for each operation, which checks shapes and records dispatches;
+//! - [`graph`] collects operations, fuses them, and replays what it has recorded before;
 //! - [`tuning`] says how they share out their work where rules don't, and measures what is best.
 //!
 //! It stands on `wgpu`, of which nothing shows outside: natively on Vulkan, Metal and DX12, for
@@ -30,6 +31,7 @@
 
 mod error;
 mod features;
+pub mod graph;
 pub mod shader;
 pub mod tuning;
 mod weights;

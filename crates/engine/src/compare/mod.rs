@@ -150,12 +150,7 @@ impl<R: Backend, T: Backend> Compare<R, T> {
     }
 
     /// Compares `x`, and hands the reference's values over unless errors are to add up.
-    fn measure(
-        &self,
-        bound: f64,
-        stage: Stage,
-        x: &mut Buffer<R, T>,
-    ) -> Result<(), BackendError> {
+    fn measure(&self, bound: f64, stage: Stage, x: &mut Buffer<R, T>) -> Result<(), BackendError> {
         let width = x.width;
         let want = self.reference.read(&mut x.both.reference)?;
         (self.reference).write(&want, width, &mut x.both.reference)?;
@@ -518,12 +513,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         }
     }
 
-    fn softcap(
-        &self,
-        stage: Stage,
-        x: &mut Buffer<R, T>,
-        cap: f32,
-    ) -> Result<(), BackendError> {
+    fn softcap(&self, stage: Stage, x: &mut Buffer<R, T>, cap: f32) -> Result<(), BackendError> {
         (self.reference).softcap(stage, &mut x.both.reference, cap)?;
         (self.tested).softcap(stage, &mut x.both.tested, cap)?;
         self.compare(Work::Elements, stage, x)

@@ -319,12 +319,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn add_bias(
-        &self,
-        _: Stage,
-        x: &mut CpuBuffer,
-        bias: &Vec<f32>,
-    ) -> Result<(), BackendError> {
+    fn add_bias(&self, _: Stage, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {
         Ok(vector::add_bias(&self.exec, &mut x.values, bias)?)
     }
 

@@ -1,10 +1,9 @@
 //! Activations on the device.
 
+use sterna_gpu::graph::{Graph, Op, View};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
-use super::op::{Op, View};
-use super::tape::Tape;
 use crate::backend::BackendError;
 
 /// Rows of activations on the device. Their memory is kept from step to step.
@@ -94,7 +93,7 @@ impl GpuBuffer {
     pub(super) fn side_by_side(
         &mut self,
         device: &Device,
-        tape: &mut Tape,
+        graph: &mut Graph,
         parts: [&GpuBuffer; 3],
     ) -> Result<View, BackendError> {
         let [q, k, v] = [parts[0].view()?, parts[1].view()?, parts[2].view()?];
@@ -108,7 +107,7 @@ impl GpuBuffer {
         let whole = View::new(&buffer, q.n_rows, width);
         let mut first = 0;
         for part in [q, k, v] {
-            tape.push(Op::Copy {
+            graph.push(Op::Copy {
                 x: whole.columns(first, part.width),
                 y: part.clone(),
             });
@@ -121,7 +120,7 @@ impl GpuBuffer {
     pub(super) fn keep_rows(
         &mut self,
         device: &Device,
-        tape: &mut Tape,
+        graph: &mut Graph,
         rows: &[usize],
     ) -> Result<(), BackendError> {
         let view = self.view()?.clone();
@@ -133,7 +132,7 @@ impl GpuBuffer {
         let buffer = room(device, &mut self.spare, rows.len() * view.width)?;
         let kept = View::new(&buffer, rows.len(), view.width);
         for (to, &from) in rows.iter().enumerate() {
-            tape.push(Op::Copy {
+            graph.push(Op::Copy {
                 x: kept.rows(to, 1),
                 y: view.rows(from, 1),
             });
@@ -145,14 +144,18 @@ impl GpuBuffer {
     }
 
     /// The rows next to one another.
-    pub(super) fn dense(&mut self, device: &Device, tape: &mut Tape) -> Result<View, BackendError> {
+    pub(super) fn dense(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
+    ) -> Result<View, BackendError> {
         let view = self.view()?.clone();
         if view.stride == view.width || view.n_rows <= 1 {
             return Ok(view);
         }
         let buffer = room(device, &mut self.spare, view.n_rows * view.width)?;
         let dense = View::new(&buffer, view.n_rows, view.width);
-        tape.push(Op::Copy {
+        graph.push(Op::Copy {
             x: dense.clone(),
             y: view,
         });

@@ -7,12 +7,8 @@
 mod buffer;
 mod cache;
 mod decode;
-mod fuse;
-mod matrix;
-mod op;
+#[cfg(not(target_arch = "wasm32"))]
 mod part;
-mod tape;
-mod tune;
 mod weights;
 
 use std::fmt;
@@ -22,30 +18,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
+use sterna_gpu::graph::{HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join};
 use sterna_gpu::kernels::linear::Epilogue;
 use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
+use sterna_gpu::tuning::Sample;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::{Exec, Isa};
 
-use crate::ahead::Decoding;
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, DeviceError, DeviceErrorKind, KvCache,
-    LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
+    DeviceErrorKind, KvCache, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
-use crate::sampler::Sampler;
+use crate::sampler::Sampling;
 use crate::stage::Stage;
 
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use decode::Steps;
-use matrix::Matrix;
-use op::{Norm, Op, Output, RawHeads, View};
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::Reserve;
-pub use tape::GpuWork;
-use tape::SharedTape;
+pub use sterna_gpu::graph::Work as GpuWork;
 
 /// Runs models on a GPU. Clones are the same.
 ///
@@ -56,7 +51,7 @@ pub struct Gpu {
     device: Device,
     host: Arc<Exec>,
     activations: Activations,
-    tape: SharedTape,
+    graph: SharedGraph,
     /// Through which weights are uploaded, while they are.
     upload: Arc<Mutex<Option<Upload>>>,
 }
@@ -73,7 +68,7 @@ impl Gpu {
     /// `device`; `n_threads` threads of this machine, counting the caller, use `isa` to repack weights.
     pub fn new(device: Device, n_threads: usize, isa: Isa) -> Gpu {
         Gpu {
-            tape: SharedTape::new(&device),
+            graph: SharedGraph::new(&device),
             device,
             host: Arc::new(Exec::new(n_threads, isa)),
             activations: Activations::default(),
@@ -96,7 +91,13 @@ impl Gpu {
 
     /// How much was done on the device so far.
     pub fn work(&self) -> GpuWork {
-        self.tape.lock().work()
+        self.graph.lock().work()
+    }
+
+    /// The products of the steps that were run last, four of them at most, each in its order: what a
+    /// [`Tuner`](sterna_gpu::tuning::Tuner) measures. None before the first step.
+    pub fn products(&self) -> Vec<Sample> {
+        self.graph.lock().products()
     }
 
     /// Does `run`, and says how long each dispatch on the device took, in order; of whatever clones of this
@@ -108,7 +109,7 @@ impl Gpu {
         &self,
         run: impl FnOnce() -> Result<T, E>,
     ) -> Result<(T, Vec<Timing>), E> {
-        let timed = self.tape.time()?;
+        let timed = self.graph.time()?;
         let done = run()?;
         Ok((done, timed.timings()?))
     }
@@ -141,9 +142,7 @@ impl Future for GpuReadback {
         let read = ready!(Pin::new(&mut self.0).poll(cx))?;
         let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
         let values = bytes.as_chunks::<4>().0.iter();
-        Poll::Ready(Ok(values
-            .map(|bytes| f32::from_ne_bytes(*bytes))
-            .collect()))
+        Poll::Ready(Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
     }
 }
 
@@ -162,7 +161,8 @@ impl From<GpuError> for BackendError {
 #[derive(Debug)]
 pub enum GpuScreen {}
 
-/// Rows up to which contexts are cut in spans, that all of the device has something to do.
+/// Up to this many rows, the positions of a context are split across workgroups, so that the device is fully
+/// occupied.
 const MAX_SPAN_ROWS: usize = 8;
 
 impl Backend for Gpu {
@@ -186,7 +186,7 @@ impl Backend for Gpu {
 
     fn join(&self, matrices: &mut [&mut GpuLinear]) -> Result<(), BackendError> {
         let mut parts: Vec<&mut Matrix> = matrices.iter_mut().map(|m| &mut m.0).collect();
-        matrix::join(&self.device, &mut parts)?;
+        join(&self.device, &mut parts)?;
         Ok(())
     }
 
@@ -210,12 +210,12 @@ impl Backend for Gpu {
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
         // Weights come before sessions: the staging buffers have done their work.
         *self.upload.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Ok(GpuCache::new(shape, &self.tape))
+        Ok(GpuCache::new(shape, &self.graph))
     }
 
     /// Hands over what there is of the step before: its inputs are about to be replaced.
     fn begin_step(&self) -> Result<(), BackendError> {
-        Ok(self.tape.lock().begin_step()?)
+        Ok(self.graph.lock().begin_step()?)
     }
 
     fn embed(
@@ -227,7 +227,7 @@ impl Backend for Gpu {
     ) -> Result<(), BackendError> {
         let ids = out.write_ids(&self.device, ids)?;
         let out = out.shape(&self.device, ids.n, table.0.k())?;
-        self.tape.lock().push(Op::Embed {
+        self.graph.lock().push(Op::Embed {
             table: table.0.clone(),
             ids: (ids.buffer, 0),
             factor: scale,
@@ -247,7 +247,7 @@ impl Backend for Gpu {
         let x = x.view()?.clone();
         let out = out.shape(&self.device, x.n_rows, x.width)?;
         let norm = weight.norm(eps);
-        self.tape.lock().push(Op::RmsNorm { x, norm, out });
+        self.graph.lock().push(Op::RmsNorm { x, norm, out });
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl Backend for Gpu {
         eps: f32,
     ) -> Result<(), BackendError> {
         let rows = x.view()?;
-        self.tape.lock().push(Op::RmsNorm {
+        self.graph.lock().push(Op::RmsNorm {
             x: rows.clone(),
             norm: weight.norm(eps),
             out: rows.clone(),
@@ -302,7 +302,7 @@ impl Backend for Gpu {
         }
         if !outputs.is_empty() {
             let norm = None;
-            self.tape.lock().push(Op::Linear { x, norm, outputs });
+            self.graph.lock().push(Op::Linear { x, norm, outputs });
         }
         Ok(())
     }
@@ -326,13 +326,13 @@ impl Backend for Gpu {
         updates: &mut [LowRank<'_, Gpu>],
     ) -> Result<(), BackendError> {
         let x = x.view()?.rows(rows.start, rows.len());
-        let mut tape = self.tape.lock();
+        let mut graph = self.graph.lock();
         for LowRank {
             a, b, scale, out, ..
         } in updates
         {
             let out = out.view()?.rows(rows.start, rows.len());
-            let inner = tape.inner(rows.len() * a.0.n())?;
+            let inner = graph.inner(rows.len() * a.0.n())?;
             let inner = View::new(&inner, rows.len(), a.0.n());
             let product = |x: View, w: &GpuLinear, out: View, epilogue| Op::Linear {
                 x,
@@ -343,25 +343,20 @@ impl Backend for Gpu {
                     epilogue,
                 }],
             };
-            tape.push(product(x.clone(), a, inner.clone(), Epilogue::Store));
-            tape.push(Op::Scale {
+            graph.push(product(x.clone(), a, inner.clone(), Epilogue::Store));
+            graph.push(Op::Scale {
                 x: inner.clone(),
                 factor: *scale,
             });
-            tape.push(product(inner, b, out, Epilogue::Add));
+            graph.push(product(inner, b, out, Epilogue::Add));
         }
         Ok(())
     }
 
-    fn add_bias(
-        &self,
-        _: Stage,
-        x: &mut GpuBuffer,
-        bias: &GpuVector,
-    ) -> Result<(), BackendError> {
+    fn add_bias(&self, _: Stage, x: &mut GpuBuffer, bias: &GpuVector) -> Result<(), BackendError> {
         let x = x.view()?.clone();
         let bias = bias.buffer.clone();
-        self.tape.lock().push(Op::AddBias { x, bias });
+        self.graph.lock().push(Op::AddBias { x, bias });
         Ok(())
     }
 
@@ -381,9 +376,9 @@ impl Backend for Gpu {
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        let mut tape = self.tape.lock();
+        let mut graph = self.graph.lock();
         let device = &self.device;
-        let qkv = out.side_by_side(device, &mut tape, [q, k, v])?;
+        let qkv = out.side_by_side(device, &mut graph, [q, k, v])?;
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
         let out = out.shape(device, n_rows, q_width)?;
         let mut first = 0;
@@ -391,31 +386,31 @@ impl Backend for Gpu {
             let rows = first..first + *n_rows;
             first = rows.end;
             let is_one = rows.len() == qkv.n_rows;
-            let memory = cache.layer(device, &mut tape, layer, *n_rows)?;
+            let memory = cache.layer(device, &mut graph, layer, *n_rows)?;
             let position = cache.position(device)?;
-            let turn = match rope {
+            let rope = match rope {
                 Some(rope) => {
                     // For one sequence, those of positions to come may follow.
                     let all = rope.angles.cos.len() / (rope.angles.dim / 2).max(1);
                     let rows = rows.start..if is_one { all.max(rows.end) } else { rows.end };
-                    Some(cache.turn(device, &tape, rope, rows)?)
+                    Some(cache.rope_table(device, &graph, rope, rows)?)
                 }
                 None => None,
             };
             let qkv = qkv.rows(rows.start, *n_rows);
-            tape.push(Op::Heads {
-                heads: RawHeads {
+            graph.push(Op::Heads {
+                heads: HeadInputs {
                     qkv: qkv.clone(),
                     n_heads: shape.n_heads,
                     q_norm: q_norm.map(|weight| weight.norm(eps)),
                     k_norm: k_norm.map(|weight| weight.norm(eps)),
-                    turn,
+                    rope,
                     position: position.clone(),
                 },
                 cache: memory.clone(),
             });
             let len = cache::most_len(cache.len() + *n_rows);
-            tape.push(Op::Attention {
+            graph.push(Op::Attention {
                 shape: attention::AttentionShape {
                     n_heads: shape.n_heads,
                     scale: shape.scale,
@@ -447,7 +442,7 @@ impl Backend for Gpu {
             Activation::GeluErf => elementwise::Activation::GeluErf,
         };
         let (gate, up) = (gate.view()?.clone(), up.view()?.clone());
-        self.tape.lock().push(Op::Gate {
+        self.graph.lock().push(Op::Gate {
             activation,
             gate,
             up,
@@ -457,25 +452,25 @@ impl Backend for Gpu {
 
     fn add(&self, _: Stage, x: &mut GpuBuffer, y: &GpuBuffer) -> Result<(), BackendError> {
         let (x, y) = (x.view()?.clone(), y.view()?.clone());
-        self.tape.lock().push(Op::Add { x, y });
+        self.graph.lock().push(Op::Add { x, y });
         Ok(())
     }
 
     fn softcap(&self, _: Stage, x: &mut GpuBuffer, cap: f32) -> Result<(), BackendError> {
         let x = x.view()?.clone();
-        self.tape.lock().push(Op::Softcap { x, cap });
+        self.graph.lock().push(Op::Softcap { x, cap });
         Ok(())
     }
 
     fn keep_rows(&self, x: &mut GpuBuffer, rows: &[usize]) -> Result<(), BackendError> {
-        x.keep_rows(&self.device, &mut self.tape.lock(), rows)
+        x.keep_rows(&self.device, &mut self.graph.lock(), rows)
     }
 
     fn submit(&self, x: &mut GpuBuffer) -> Result<GpuReadback, BackendError> {
-        let mut tape = self.tape.lock();
-        let rows = x.dense(&self.device, &mut tape)?;
+        let mut graph = self.graph.lock();
+        let rows = x.dense(&self.device, &mut graph)?;
         let range = rows.offset..rows.offset + rows.n_rows * rows.width;
-        let submission = tape.submit(&[ReadRange::of::<f32>(&rows.buffer, range)])?;
+        let submission = graph.submit(&[ReadRange::of::<f32>(&rows.buffer, range)])?;
         Ok(GpuReadback(submission))
     }
 
@@ -485,17 +480,21 @@ impl Backend for Gpu {
 
     fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
         // Operations before this one read what is there now.
-        self.tape.lock().flush()?;
+        self.graph.lock().flush()?;
         x.overwrite(&self.device, values, width)
     }
 
-    fn steps_ahead(&self, cache: &mut GpuCache, sampler: &Sampler) -> Result<usize, BackendError> {
-        let n_steps = decode::steps_from(cache.len(), sampler);
+    fn steps_ahead(
+        &self,
+        cache: &mut GpuCache,
+        sampling: &Sampling<'_>,
+    ) -> Result<usize, BackendError> {
+        let n_steps = decode::steps_from(cache.len(), sampling);
         if n_steps == 0 {
             return Ok(0);
         }
         // What is copied as memory grows would cut the step in two.
-        let room = cache.n_steps(&self.device, &mut self.tape.lock())?;
+        let room = cache.n_steps(&self.device, &mut self.graph.lock())?;
         Ok(n_steps.min(room))
     }
 
@@ -507,16 +506,17 @@ impl Backend for Gpu {
             last,
             n_steps,
         }: Continued<'_, GpuCache>,
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
-        let mut tape = self.tape.lock();
+        let mut graph = self.graph.lock();
         let logits = logits.view()?.clone();
-        let Some((state, choice)) = cache.go_on(&self.device, last, logits, sampler)? else {
+        let Some((state, sample)) = cache.continue_from(&self.device, last, logits, sampling)?
+        else {
             return Ok(None);
         };
         let positions = (cache.len(), cache.len() + n_steps);
-        let commands = tape.repeatable(&state, choice)?;
-        let steps = commands.map(|commands| Steps::new(&self.tape, commands, state, positions));
+        let commands = graph.repeatable(&state, sample)?;
+        let steps = commands.map(|commands| Steps::new(&self.graph, commands, state, positions));
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
     }
 }

@@ -14,9 +14,9 @@ use sterna_format::DType;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{Backend, BackendError, LowRank};
-use crate::generation::Group;
 use crate::model::Model;
 use crate::stage::{LinearLayer, Operation, Stage};
+use crate::weights::Group;
 
 use check::{Checked, Factors};
 

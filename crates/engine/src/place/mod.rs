@@ -17,16 +17,15 @@ use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 
-use crate::ahead::Decoding;
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, LinearSource, LowRank, OutputLayout,
-    Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Cpu;
-use crate::generation::Group;
 use crate::gpu::Gpu;
-use crate::sampler::Sampler;
+use crate::sampler::Sampling;
 use crate::stage::Stage;
+use crate::weights::Group;
 
 pub use buffer::PlaceBuffer;
 pub use cache::PlaceCache;
@@ -515,12 +514,7 @@ impl Backend for Place {
         }
     }
 
-    fn add(
-        &self,
-        stage: Stage,
-        x: &mut PlaceBuffer,
-        y: &PlaceBuffer,
-    ) -> Result<(), BackendError> {
+    fn add(&self, stage: Stage, x: &mut PlaceBuffer, y: &PlaceBuffer) -> Result<(), BackendError> {
         match side_of_both(x, y) {
             Side::Cpu => {
                 let (x, y) = (self.change_on_cpu(x)?, &self.on_cpu(y)?);
@@ -572,11 +566,11 @@ impl Backend for Place {
     fn steps_ahead(
         &self,
         cache: &mut PlaceCache,
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<usize, BackendError> {
         match (&self.gpu, &mut cache.gpu) {
             (Some(part), Some(cache)) if part.placement().is_whole() => {
-                part.gpu.steps_ahead(cache, sampler)
+                part.gpu.steps_ahead(cache, sampling)
             }
             _ => Ok(0),
         }
@@ -586,7 +580,7 @@ impl Backend for Place {
         &self,
         logits: &mut PlaceBuffer,
         sequence: Continued<'_, PlaceCache>,
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         let Continued {
             cache,
@@ -602,6 +596,6 @@ impl Backend for Place {
             n_steps,
         };
         // The logits are only looked at, and can be read afterwards.
-        gpu.decode(self.change_on_gpu(logits)?, sequence, sampler)
+        gpu.decode(self.change_on_gpu(logits)?, sequence, sampling)
     }
 }
