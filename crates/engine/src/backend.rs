@@ -266,10 +266,10 @@ impl<T: ?Sized> MaybeSend for T {}
 pub enum Drawn {
     /// This token comes next.
     Token(u32),
-    /// The device can't tell which token comes next, or the logits are no numbers. The step is to be
-    /// computed again, for the host to choose. Others would come to the same.
+    /// The device can't tell which token comes next, or the logits are no finite numbers. The step is to be
+    /// computed again, for the host to sample from its logits. Later steps would come to the same.
     Undecided,
-    /// There was no step: there is room for no more.
+    /// There was no step: there is no room for more.
     Over,
 }
 

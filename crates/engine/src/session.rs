@@ -52,12 +52,12 @@ pub struct Session<B: Backend> {
     scratch: Scratch<B>,
     /// Decoding that the backend does by itself, from the sequence as it is.
     ahead: Option<Ahead>,
-    /// How many of the next choices are the host's, as the backend couldn't tell lately.
+    /// How many of the next tokens the host samples, as the backend declined lately.
     n_by_host: usize,
 }
 
-/// How many choices are left to the host once a backend couldn't tell: where chances are that even, it
-/// won't soon, and each attempt costs a step.
+/// After the device declined to sample (a near-tie), the host samples this many tokens: the device would
+/// likely decline again, and each attempt costs a step.
 const BY_HOST: usize = 16;
 
 /// What follows a token ([`Session::decode`]).

@@ -474,6 +474,7 @@ impl Backend for Gpu {
         Ok(GpuReadback(submission))
     }
 
+    #[cfg(not(target_arch = "wasm32"))]
     fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
         Ok(self.device.block_on(future)?)
     }
