@@ -6,35 +6,19 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use sterna::native::{ComputeOptions, Device};
+use sterna::{Loaded, Warning};
 use sterna_engine::{
     Activations, CacheType, HeadOptions, HeadScreen, Model, ModelPlan, SessionOptions,
 };
-use sterna_format::DType;
 use sterna_format::rdrr::RuntimeOptimizations;
-use sterna_kernels::{Isa, quant::ternary::I2sLayout};
+use sterna_format::{DType, I2sLayout};
+use sterna_kernels::Isa;
 
+use crate::device::{self, DeviceFlags};
 use crate::machine;
-use crate::place::{self, Place, PlaceFlags};
-
-/// Parses a number of bytes, with K, M or G (powers of 1024) behind it or their longer names.
-pub(crate) fn n_bytes(text: &str) -> Result<NonZero<u64>, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => Some(1),
-        "k" | "kib" => Some(1 << 10),
-        "m" | "mib" => Some(1 << 20),
-        "g" | "gib" => Some(1_u64 << 30),
-        _ => None,
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .zip(factor)
-        .and_then(|(n, factor)| n.checked_mul(factor))
-        .and_then(NonZero::new)
-        .ok_or_else(|| "expected a number of bytes, such as 4096 or 20MiB".to_owned())
-}
 
 /// What the verbs that print a result about a model have in common.
 #[derive(Debug, Clone, Args)]
@@ -55,8 +39,8 @@ pub(crate) struct ReportFlags {
 #[command(next_help_heading = "Engine")]
 pub(crate) struct ModelFlags {
     /// How I2_S weights are packed; the files don't say, and nearly all are block128
-    #[arg(long, value_enum, default_value_t, hide_short_help = true)]
-    i2s_layout: I2sLayoutFlag,
+    #[arg(long, value_parser = i2s_layout(), default_value = I2sLayout::NAMES[0], hide_short_help = true)]
+    i2s_layout: I2sLayout,
 
     /// Type to hold the output head as; fewer bits are faster and less exact
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
@@ -71,7 +55,7 @@ pub(crate) struct ModelFlags {
 impl ModelFlags {
     /// The layout of I2_S weights.
     pub(crate) fn i2s_layout(&self) -> I2sLayout {
-        self.i2s_layout.layout()
+        self.i2s_layout
     }
 
     /// What becomes of the output head.
@@ -125,23 +109,9 @@ enum HeadFlag {
     F16,
 }
 
-/// How I2_S weights are packed.
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
-pub(crate) enum I2sLayoutFlag {
-    #[default]
-    Block128,
-    Block64,
-    Rows4,
-}
-
-impl I2sLayoutFlag {
-    pub(crate) fn layout(self) -> I2sLayout {
-        match self {
-            I2sLayoutFlag::Block128 => I2sLayout::Block128,
-            I2sLayoutFlag::Block64 => I2sLayout::Block64,
-            I2sLayoutFlag::Rows4 => I2sLayout::Rows4,
-        }
-    }
+/// Parses the name of a layout of I2_S weights.
+pub(crate) fn i2s_layout() -> impl TypedValueParser<Value = I2sLayout> {
+    PossibleValuesParser::new(I2sLayout::NAMES).try_map(|name| name.parse::<I2sLayout>())
 }
 
 /// How to run a model.
@@ -149,7 +119,7 @@ impl I2sLayoutFlag {
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineFlags {
     #[command(flatten)]
-    place: PlaceFlags,
+    device: DeviceFlags,
 
     /// Threads to compute with [default: one for each physical core available]
     #[arg(long, value_name = "N", value_parser = thread_count)]
@@ -269,7 +239,7 @@ impl EngineFlags {
     /// that a model is there at once.
     pub(crate) fn with(threads: Option<NonZero<usize>>, lora: Vec<LoraFlag>) -> EngineFlags {
         EngineFlags {
-            place: PlaceFlags::cpu(),
+            device: DeviceFlags::cpu(),
             threads,
             ctx: None,
             cache: CacheFlag::F32,
@@ -330,54 +300,52 @@ impl EngineFlags {
         }
     }
 
-    /// Calls `load` with the place to compute `plan` at, using `n_threads` threads, a GPU opened as `hints`
-    /// would have it; with the CPU if a GPU can't have the model and any place will do.
+    /// Calls `load` with the device to compute `plan` on, using `n_threads` threads, a GPU opened as `hints`
+    /// would have it; with the CPU if a GPU can't have the model and any device will do.
     pub(crate) fn load_on(
         &self,
         n_threads: usize,
         plan: &ModelPlan,
         hints: &RuntimeOptimizations,
-        load: impl FnMut(Place) -> Result<Arc<Model<Place>>>,
-    ) -> Result<Arc<Model<Place>>> {
-        let engine = self.engine(n_threads, plan)?;
-        place::load_on(&self.place, engine, plan, hints, load)
+        warn: &mut dyn FnMut(Warning),
+        load: impl FnMut(Device) -> sterna::Result<Loaded<Device>>,
+    ) -> Result<Arc<Model<Device>>> {
+        let compute = self.compute(n_threads, plan)?;
+        device::load_on(&self.device, compute, plan, hints, warn, load)
     }
 
     /// The CPU and the GPU, for comparing them over `plan`.
     #[cfg(feature = "gpu")]
-    pub(crate) fn both_places(
+    pub(crate) fn both_devices(
         &self,
         plan: &ModelPlan,
         hints: &RuntimeOptimizations,
     ) -> Result<(sterna_engine::Cpu, sterna_engine::Gpu)> {
-        place::both(&self.place, self.engine(self.n_threads(), plan)?, hints)
+        device::both(&self.device, self.compute(self.n_threads(), plan)?, hints)
     }
 
     /// The same, with a GPU asked for; fails if the CPU was.
     #[cfg(feature = "gpu")]
     pub(crate) fn on_gpu(self) -> Result<EngineFlags> {
         Ok(EngineFlags {
-            place: self.place.gpu()?,
+            device: self.device.gpu()?,
             ..self
         })
     }
 
     /// Where to compute.
-    pub(crate) fn place(&self) -> &PlaceFlags {
-        &self.place
+    pub(crate) fn device(&self) -> &DeviceFlags {
+        &self.device
     }
 
-    fn engine(&self, n_threads: usize, plan: &ModelPlan) -> Result<place::Engine> {
-        // Of the plan, only GPUs want to know something.
-        let _ = plan;
-        Ok(place::Engine {
+    fn compute(&self, n_threads: usize, plan: &ModelPlan) -> Result<ComputeOptions> {
+        Ok(ComputeOptions {
             n_threads,
             isa: isa()?,
             activations: match self.activations {
                 ActivationsFlag::Int8 => Activations::Int8,
                 ActivationsFlag::F32 => Activations::F32,
             },
-            #[cfg(feature = "gpu")]
             session: self.session(self.ctx_len(plan.config().max_ctx)),
         })
     }

@@ -323,8 +323,8 @@ mod tests {
 
     use super::*;
     use crate::args::ReportFlags;
-    use crate::builtin;
-    use crate::model::ModelFiles;
+    use sterna::native::BUILTIN;
+    use crate::model;
     use crate::runtime::StopReason;
 
     #[test]
@@ -347,11 +347,11 @@ mod tests {
     /// A chat with the built-in model that takes the best token each time.
     fn chat() -> Chat {
         let TestFlags { flags } = TestFlags::parse_from(["test", "--threads", "1"]);
-        let files = ModelFiles::open(builtin::NAME).unwrap();
+        let files = model::open(BUILTIN).unwrap();
         let tokenizer = files.require_tokenizer().unwrap();
-        let plan = files.plan(&flags.files).unwrap();
+        let plan = model::plan(&files, &flags.files).unwrap();
         let sampler = Sampler::new(SamplerConfig::default(), plan.config().n_vocab).unwrap();
-        let session = files.session(plan, &flags.engine, 256).unwrap();
+        let session = model::session(&files, plan, &flags.engine, 256).unwrap();
         Chat {
             runtime: Runtime::new(session, sampler),
             template: files.chat_template(&tokenizer).unwrap(),

@@ -6,13 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod builtin;
 mod bundle;
 mod chat;
 mod convert;
+mod device;
 mod display;
 mod folders;
-mod hashes;
 mod interrupt;
 mod machine;
 mod model;
@@ -20,7 +19,6 @@ mod multicall;
 mod output;
 #[cfg(feature = "gpu")]
 mod pipelines;
-mod place;
 mod progress;
 mod pull;
 mod quantize;
@@ -28,6 +26,7 @@ mod recovery;
 mod runtime;
 mod sampling;
 mod serve;
+mod size;
 mod speculate;
 mod staging;
 mod stop;

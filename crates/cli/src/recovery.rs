@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use sterna_engine::{EngineError, Logits, Session};
 
 use crate::output;
-use crate::place::Place;
+use sterna::native::Device;
 
 /// Devices lost in one answer that are made up for: more is no accident.
 const MAX_LOSSES: usize = 3;
@@ -22,11 +22,11 @@ pub(crate) struct Recovery {
 }
 
 /// Loads the model again, adapters included, and begins an empty session of it.
-type Reload = Box<dyn FnMut() -> Result<Session<Place>>>;
+type Reload = Box<dyn FnMut() -> Result<Session<Device>>>;
 
 impl Recovery {
     /// By `reload`, which returns an empty session of the same model.
-    pub(crate) fn by(reload: impl FnMut() -> Result<Session<Place>> + 'static) -> Recovery {
+    pub(crate) fn by(reload: impl FnMut() -> Result<Session<Device>> + 'static) -> Recovery {
         Recovery {
             reload: Some(Box::new(reload)),
             n_losses: 0,
@@ -45,9 +45,9 @@ impl Recovery {
     /// begin again; and what went wrong in doing so, with it.
     pub(crate) fn run<T>(
         &mut self,
-        session: &mut Session<Place>,
+        session: &mut Session<Device>,
         cached: &[u32],
-        mut step: impl FnMut(&mut Session<Place>) -> Result<T, EngineError>,
+        mut step: impl FnMut(&mut Session<Device>) -> Result<T, EngineError>,
     ) -> Result<T> {
         loop {
             match step(session) {
@@ -61,7 +61,7 @@ impl Recovery {
     fn replace(
         &mut self,
         mut error: EngineError,
-        session: &mut Session<Place>,
+        session: &mut Session<Device>,
         cached: &[u32],
     ) -> Result<()> {
         loop {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use sterna_engine::{Decoded, HeadUse, Logits, Sampler, Session};
 
-use crate::place::{self, Place};
+use sterna::native::{self, Device};
 use crate::recovery::Recovery;
 use crate::speculate::{Ahead, Drafter};
 
@@ -25,7 +25,7 @@ const GPU_PREFILL_CHUNK: usize = 512;
 
 /// A session with its sampler, and what is in the session's cache.
 pub(crate) struct Runtime {
-    session: Session<Place>,
+    session: Session<Device>,
     sampler: Sampler,
     /// Ids of the tokens in the cache, in order.
     cached: Vec<u32>,
@@ -173,7 +173,7 @@ fn rate(n: usize, time: Duration) -> f64 {
 
 impl Runtime {
     /// A runtime with nothing in its cache; `session` must be empty.
-    pub(crate) fn new(session: Session<Place>, sampler: Sampler) -> Runtime {
+    pub(crate) fn new(session: Session<Device>, sampler: Sampler) -> Runtime {
         Runtime {
             session,
             sampler,
@@ -239,7 +239,7 @@ impl Runtime {
     fn decode(&mut self, id: u32, wanted: usize) -> Result<Decoded> {
         self.forget_drafts();
         let sampler = &self.sampler;
-        let step = |session: &mut Session<Place>| session.decode(id, sampler, wanted);
+        let step = |session: &mut Session<Device>| session.decode(id, sampler, wanted);
         let decoded = self.recovery.run(&mut self.session, &self.cached, step)?;
         self.cached.push(id);
         match decoded {
@@ -258,7 +258,7 @@ impl Runtime {
 
     /// The same, without counting `ids` as cached.
     fn compute(&mut self, ids: &[u32], wanted: Logits) -> Result<Vec<f32>> {
-        let step = |session: &mut Session<Place>| session.forward(ids, wanted);
+        let step = |session: &mut Session<Device>| session.forward(ids, wanted);
         self.recovery.run(&mut self.session, &self.cached, step)
     }
 
@@ -375,7 +375,7 @@ impl Answer<'_> {
     pub(crate) fn prefill(&mut self) -> Result<usize> {
         let start = Instant::now();
         let rest = &self.request.prompt[self.request.prompt.len() - self.n_left()..];
-        let most = if place::has_gpu(self.runtime.session.model().backend()) {
+        let most = if native::has_gpu(self.runtime.session.model().backend()) {
             GPU_PREFILL_CHUNK
         } else {
             PREFILL_CHUNK

@@ -12,6 +12,7 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 pub use sterna_kernels::attention::CacheType;
 pub use sterna_kernels::gemm::ScreenedRows;
+pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
@@ -417,15 +418,6 @@ pub enum WeightData {
         /// What a code of +1 is worth.
         scale: f32,
     },
-}
-
-/// How the codes of [`WeightData::Ternary`] are packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TernaryPacking {
-    /// In the layout of [`sterna_kernels::quant::ternary`].
-    Dense,
-    /// Blocks of TQ2_0, as a file has them. Their own scales need not be read.
-    Tq20,
 }
 
 /// Shape of a [`KvCache`].

@@ -258,7 +258,7 @@ fn ternary_linear_with_an_adapter_is_the_scalar_sum() {
             k: K,
             weights: WeightData::Ternary {
                 codes: codes.clone().into(),
-                packing: TernaryPacking::Dense,
+                packing: TernaryPacking::I2s,
                 scale: 0.5,
             },
         };

@@ -160,7 +160,7 @@ fn trained_models() {
             check_tales(&gpu, &source, &expected["greedy"], "generated_ids", bound);
         }
     }
-    let dir = testdata().join("../crates/cli/models/tiny-tales");
+    let dir = testdata().join("../crates/sterna/models/tiny-tales");
     let expected = json(&dir.join("expected.json"));
     let source = Source::Hf(dir);
     check_tales(&gpu, &source, &expected, "greedy_ids", MAX_ERROR_INT8);

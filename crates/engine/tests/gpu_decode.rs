@@ -146,7 +146,7 @@ fn greedy_tokens_are_the_hosts() {
         };
         check("stories260K", &model, &[1], &greedy, options, 560);
     }
-    let tales = testdata().join("../crates/cli/models/tiny-tales");
+    let tales = testdata().join("../crates/sterna/models/tiny-tales");
     let model = load(&tales, gpu);
     let options = SessionOptions::new(200);
     check("tiny-tales", &model, &[1, 300, 4], &greedy, options, 150);

@@ -27,7 +27,7 @@ fn session(model: Planned, screen: HeadScreen) -> Session<Cpu> {
 }
 
 fn tiny_tales() -> Planned {
-    plan_hf(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/models/tiny-tales"))
+    plan_hf(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales"))
 }
 
 fn bitllama() -> Planned {

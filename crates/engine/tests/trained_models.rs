@@ -106,7 +106,7 @@ fn bitllama_in_every_form() {
 
 #[test]
 fn tiny_tales_tells_the_expected_tales() {
-    let dir = testdata().join("../crates/cli/models/tiny-tales");
+    let dir = testdata().join("../crates/sterna/models/tiny-tales");
     let model = load_hf(&dir);
     for case in json(&dir.join("expected.json")).as_array().unwrap() {
         check_choices(

@@ -18,7 +18,7 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
         ("gpt2", json("tokenizers/kitoken/tokenizers/gpt2.json")),
         (
             "tiny-tales",
-            json("../crates/cli/models/tiny-tales/tokenizer.json"),
+            json("../crates/sterna/models/tiny-tales/tokenizer.json"),
         ),
         (
             "p50k",

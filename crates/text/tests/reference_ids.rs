@@ -158,12 +158,12 @@ fn forms_of_one_tokenizer_agree() {
 
 #[test]
 fn prompts_of_the_built_in_model() {
-    let json = common::bytes("../crates/cli/models/tiny-tales/tokenizer.json");
-    let config = common::bytes("../crates/cli/models/tiny-tales/tokenizer_config.json");
+    let json = common::bytes("../crates/sterna/models/tiny-tales/tokenizer.json");
+    let config = common::bytes("../crates/sterna/models/tiny-tales/tokenizer_config.json");
     let config = TokenizerConfig::parse(&config).unwrap();
     let tokenizer = Tokenizer::from_hf_json(&json, Some(&config)).unwrap();
     let expected: serde_json::Value = serde_json::from_slice(&common::bytes(
-        "../crates/cli/models/tiny-tales/expected.json",
+        "../crates/sterna/models/tiny-tales/expected.json",
     ))
     .unwrap();
     for case in expected.as_array().unwrap() {

@@ -13,7 +13,9 @@ use sterna_format::hf::{AdapterTensor, LoraFactor};
 use sterna_format::safetensors::SafeTensors;
 
 use super::shard_path;
-use crate::model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config};
+use sterna::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
+
+use crate::model::adapter_config;
 
 /// What the maker of the adapter in `folder` called the model it was made for.
 pub(super) fn base_model(folder: &Path) -> Result<Option<String>> {

@@ -21,7 +21,9 @@ use sterna_format::bundle::{
 };
 use sterna_kernels::Exec;
 
-use crate::model::{ModelFiles, identity_hash, warn_of_other_base};
+use crate::model::{self, warn_of_other_base};
+use sterna::identity_hash;
+use sterna::native::LocalModel;
 use crate::quantize::{self, AdapterOutput, Settings};
 use crate::staging::{Staging, write_file};
 use source::Source;
@@ -76,7 +78,7 @@ const COMPLETE_FILE: &str = ".trillim-quantize-complete";
 const PLATFORMS: [&str; 2] = ["x86_64", "aarch64"];
 
 /// Writes the bundle of the model in `files`, or that of an adapter for it.
-pub(crate) fn bundle(files: &ModelFiles, options: &Options, exec: &Exec) -> Result<Summary> {
+pub(crate) fn bundle(files: &LocalModel, options: &Options, exec: &Exec) -> Result<Summary> {
     let out = &options.out;
     if out.exists() {
         bail!("{}: exists already", out.display());
@@ -100,7 +102,7 @@ pub(crate) fn bundle(files: &ModelFiles, options: &Options, exec: &Exec) -> Resu
 
 /// Writes everything that belongs to the bundle into `dir`.
 fn write(
-    files: &ModelFiles,
+    files: &LocalModel,
     source: &Source<'_>,
     options: &Options,
     dir: &Path,
@@ -154,8 +156,8 @@ fn write(
     write_file(&dir.join(COMPLETE_FILE), b"")?;
     if with_model {
         // What came of it must be the model that it was made of.
-        let made = ModelFiles::open(&dir.to_string_lossy())?;
-        made.plan_for(&PlanOptions::default())?;
+        let made = model::open(&dir.to_string_lossy())?;
+        made.plan(&PlanOptions::default())?;
     }
     Ok(Summary {
         bundle: options.out.clone(),
@@ -203,7 +205,7 @@ fn is_ours(entry: &fs::DirEntry) -> bool {
 }
 
 fn metadata(
-    files: &ModelFiles,
+    files: &LocalModel,
     source: &Source<'_>,
     options: &Options,
     with_model: bool,

@@ -11,8 +11,10 @@ use sterna_format::bundle::{
     SourceType, layer_order,
 };
 use sterna_format::hf::Config;
+use sterna_format::names::{self, EMBEDDINGS, HEAD, OUTPUT_NORM};
 
-use crate::model::{Header, ModelFiles};
+use sterna::Header;
+use sterna::native::LocalModel;
 use crate::output;
 
 use super::{ManifestForm, shard_path};
@@ -20,19 +22,9 @@ use super::{ManifestForm, shard_path};
 /// Engines compute with widths that are multiples of it.
 const WIDTH: u32 = 128;
 
-const EMBEDDINGS: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head";
-const LAST_NORM: &str = "model.norm.weight";
-
-/// Parts of a layer that older BitNet checkpoints call otherwise.
-const OLDER_NAMES: [(&str, &str); 2] = [
-    ("self_attn.attn_sub_norm", "self_attn.inner_attn_ln"),
-    ("mlp.ffn_sub_norm", "mlp.ffn_layernorm"),
-];
-
 /// A Hugging Face folder as the source of a bundle.
 pub(super) struct Source<'a> {
-    files: &'a ModelFiles,
+    files: &'a LocalModel,
     pub(super) arch: ArchType,
     hf: Config,
     /// What the engine makes of it.
@@ -43,7 +35,7 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// Checks that bundles can hold the model in `files`, of architecture `arch` if that is given.
-    pub(super) fn of(files: &'a ModelFiles, arch: Option<ArchType>) -> Result<Source<'a>> {
+    pub(super) fn of(files: &'a LocalModel, arch: Option<ArchType>) -> Result<Source<'a>> {
         let name = files.name();
         if !matches!(files.header(), Header::SafeTensors { .. }) {
             bail!(
@@ -53,7 +45,7 @@ impl<'a> Source<'a> {
         let hf = files.config()?;
         let hf = hf.with_context(|| format!("{name}: expected config.json, found none"))?;
         // What can't be run here is not worth writing.
-        let plan = files.plan_for(&PlanOptions::default())?;
+        let plan = files.plan(&PlanOptions::default())?;
         let arch = match arch {
             Some(arch) => arch,
             None => architecture(files, &hf)?,
@@ -78,7 +70,7 @@ impl<'a> Source<'a> {
 
     /// Whether the embedding table is the output head too.
     fn is_tied(&self) -> bool {
-        self.find("lm_head.weight").is_none()
+        self.find(HEAD).is_none()
     }
 
     pub(super) fn facts(&self) -> ModelFacts {
@@ -143,7 +135,7 @@ impl<'a> Source<'a> {
     /// Fails if the folder has one that the engine's file has no place for.
     pub(super) fn manifest(&self, form: ManifestForm, embeddings_i8: bool) -> Result<Manifest> {
         let mut manifest = self.empty_manifest(form);
-        for file in self.files.files() {
+        for file in self.files.sources() {
             let path = file
                 .path()
                 .with_context(|| format!("{file}: expected a file in a folder"))?;
@@ -187,9 +179,9 @@ impl<'a> Source<'a> {
     /// The names of all tensors, as they follow one another.
     fn names(&self) -> Result<Vec<String>> {
         let mut names = vec![EMBEDDINGS.to_owned()];
-        let mut push = |path: &str| {
-            names.push(format!("{path}.weight"));
-            let bias = format!("{path}.bias");
+        let mut push = |weight: &str| {
+            names.push(weight.to_owned());
+            let bias = format!("{}.bias", weight.trim_end_matches(".weight"));
             if self.find(&bias).is_some() {
                 names.push(bias);
             }
@@ -197,10 +189,10 @@ impl<'a> Source<'a> {
         if !self.is_tied() {
             push(HEAD);
         }
-        push(LAST_NORM.trim_end_matches(".weight"));
+        push(OUTPUT_NORM);
         for layer in 0..self.config.n_layers {
             for part in layer_order(self.arch)? {
-                push(&format!("model.layers.{layer}.{part}"));
+                push(&format!("model.layers.{layer}.{part}.weight"));
             }
         }
         Ok(names)
@@ -209,10 +201,7 @@ impl<'a> Source<'a> {
     /// The tensor with this name, or with that of older checkpoints.
     fn find(&self, name: &str) -> Option<&'a TensorEntry> {
         let tensors = self.files.tensors();
-        let older = || {
-            let (new, old) = OLDER_NAMES.iter().find(|(new, _)| name.contains(new))?;
-            tensors.get(&name.replace(new, old))
-        };
+        let older = || tensors.get(&names::older(name)?);
         tensors.get(name).or_else(older)
     }
 
@@ -276,7 +265,7 @@ impl<'a> Source<'a> {
 }
 
 /// The architecture that a configuration names; of Qwen3, what its description says besides.
-fn architecture(files: &ModelFiles, hf: &Config) -> Result<ArchType> {
+fn architecture(files: &LocalModel, hf: &Config) -> Result<ArchType> {
     let named = hf.architectures.first().map_or("", String::as_str);
     let arch = ArchType::from_class(named).filter(|arch| layer_order(*arch).is_ok());
     let Some(arch) = arch else {
@@ -289,7 +278,7 @@ fn architecture(files: &ModelFiles, hf: &Config) -> Result<ArchType> {
     if arch != ArchType::Qwen3 {
         return Ok(arch);
     }
-    let readme = files.beside("README.md")?;
+    let readme = files.read_beside("README.md")?;
     let Some(arch) = readme.and_then(|readme| described(&String::from_utf8_lossy(&readme))) else {
         return Ok(ArchType::Qwen3);
     };

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::model::{ADAPTER_CONFIG, ModelFiles};
+use sterna::ADAPTER_CONFIG;
+use sterna::native::LocalModel;
+
 use crate::staging::write_file;
 
 /// What is taken along of a model, where it is there.
@@ -32,9 +34,9 @@ pub(super) fn is_taken(name: &str) -> bool {
 }
 
 /// Copies what belongs to the model in `files` to `dir`.
-pub(super) fn copy_model(files: &ModelFiles, dir: &Path) -> Result<()> {
+pub(super) fn copy_model(files: &LocalModel, dir: &Path) -> Result<()> {
     for name in TAKEN {
-        if let Some(bytes) = files.beside(name)? {
+        if let Some(bytes) = files.read_beside(name)? {
             write_file(&dir.join(name), &bytes)?;
         }
     }

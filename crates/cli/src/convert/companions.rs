@@ -6,7 +6,10 @@ use serde_json::{Map, Value, json};
 use sterna_format::gguf::{self, Metadata};
 use sterna_format::rdrr::TokenizerEntry;
 
-use crate::model::{Bundled, GGUF_TOKENIZER_FILE, Header, ModelFiles};
+use sterna::native::LocalModel;
+use sterna::{Bundled, GGUF_TOKENIZER_FILE, Header};
+
+use crate::model;
 
 /// Files of a Hugging Face folder that a package takes over as they are.
 const TAKEN: [&str; 8] = [
@@ -35,12 +38,12 @@ pub(super) struct Companions {
 
 impl Companions {
     /// Those of the model in `files`.
-    pub(super) fn of(files: &ModelFiles) -> Result<Companions> {
+    pub(super) fn of(files: &LocalModel) -> Result<Companions> {
         let mut eos = files
             .config()?
             .map(|config| config.eos_token_id)
             .unwrap_or_default();
-        eos.extend(files.generation_config()?.eos_token_id);
+        eos.extend(model::generation_config(files)?.eos_token_id);
         let mut companions = Companions {
             files: Vec::new(),
             tokenizer: None,
@@ -80,7 +83,7 @@ impl Companions {
         Ok(companions)
     }
 
-    fn take_folder(&mut self, files: &ModelFiles) -> Result<()> {
+    fn take_folder(&mut self, files: &LocalModel) -> Result<()> {
         for name in TAKEN {
             if let Some(bytes) = files.beside(name)? {
                 self.files.push((name.to_owned(), bytes));

@@ -17,7 +17,10 @@ use sterna_kernels::Exec;
 
 use super::types::{Encoding, Targets, most_used};
 use super::{export, say};
-use crate::model::{Header, ModelFiles, stem};
+use sterna::Header;
+use sterna::native::LocalModel;
+
+use crate::model;
 use crate::output;
 use crate::staging::Staging;
 
@@ -45,14 +48,14 @@ pub(crate) struct GgufSummary {
 
 /// Writes the model in `files` to the GGUF file `out`, which must not exist.
 pub(crate) fn convert_gguf(
-    files: &ModelFiles,
+    files: &LocalModel,
     out: &Path,
     options: &GgufOptions,
     exec: Arc<Exec>,
 ) -> Result<GgufSummary> {
     // Wrong bytes must not become a file that looks right.
-    files.verify()?;
-    let plan = files.plan_for(&options.plan)?;
+    model::verify(files)?;
+    let plan = files.plan(&options.plan)?;
     let n_bytes = plan.weight_bytes();
     let head = plan.to_gguf().with_context(|| files.name().to_owned())?;
     let architecture = head.metadata.architecture()?.unwrap_or_default().to_owned();
@@ -98,7 +101,7 @@ pub(crate) fn convert_gguf(
 }
 
 /// What the file says besides tensors, but for its type.
-fn metadata(files: &ModelFiles, options: &GgufOptions, head: &GgufHead) -> Result<Metadata> {
+fn metadata(files: &LocalModel, options: &GgufOptions, head: &GgufHead) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     let mut own = head.metadata.iter();
     let name = options.name.clone();
@@ -133,7 +136,7 @@ fn metadata(files: &ModelFiles, options: &GgufOptions, head: &GgufHead) -> Resul
         }
     }
     if metadata.get(NAME).is_none() {
-        metadata.insert(NAME, Value::String(stem(files.name())))?;
+        metadata.insert(NAME, Value::String(files.stem().to_owned()))?;
     }
     for (key, value) in own {
         metadata.insert(key, value.clone())?;
@@ -146,7 +149,7 @@ const NAME: &str = "general.name";
 const FILE_TYPE: &str = "general.file_type";
 
 /// Tokenizer and template. What a GGUF file says of its own stays as it is.
-fn put_text(files: &ModelFiles, metadata: &mut Metadata) -> Result<()> {
+fn put_text(files: &LocalModel, metadata: &mut Metadata) -> Result<()> {
     const KIND: &str = "tokenizer.ggml.model";
     if let Some(source) = files.gguf_text() {
         let text = source

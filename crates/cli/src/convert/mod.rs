@@ -20,14 +20,16 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, anyhow};
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::sync_folder;
 use sterna_engine::{Exported, Exporter, PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
 use sterna_format::rdrr::{MANIFEST_FILE, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;
 
-use crate::model::{ModelFiles, stem};
+use sterna::native::LocalModel;
+
+use crate::model;
 use crate::output;
 use crate::progress::Progress;
 use crate::staging::{Staging, partial};
@@ -64,14 +66,14 @@ pub(crate) struct Summary {
 
 /// Writes the model in `files` to the package `out`, which must not exist.
 pub(crate) fn convert(
-    files: &ModelFiles,
+    files: &LocalModel,
     out: &Path,
     options: &Options,
     exec: Arc<Exec>,
 ) -> Result<Summary> {
     // Wrong bytes must not get right hashes.
-    files.verify()?;
-    let plan = files.plan_for(&options.plan)?;
+    model::verify(files)?;
+    let plan = files.plan(&options.plan)?;
     let config = plan.config().clone();
     let n_bytes = plan.weight_bytes();
     let staging = begin_package(out)?;
@@ -138,7 +140,7 @@ pub(crate) fn convert(
     let variant = types::variant(&tensors, options.targets.weights, tied);
     let model_id = match &options.model_id {
         Some(id) => id.clone(),
-        None => format!("{}-{}", stem(files.name()), variant.tag()),
+        None => format!("{}-{}", files.stem(), variant.tag()),
     };
     let companions = Companions::of(files)?;
     let facts = manifest::Facts {
@@ -149,7 +151,7 @@ pub(crate) fn convert(
         eos: companions.eos.clone(),
         tokenizer: companions.tokenizer.clone(),
         has_chat_template: companions.has_chat_template,
-        source: stem(files.name()),
+        source: files.stem().to_owned(),
         tied,
         hf,
     };
@@ -170,7 +172,7 @@ pub(crate) fn convert(
 
 /// Feeds `exporter` with all that it wants of `files`, which is `n_bytes`, and gives `take` each tensor.
 fn export(
-    files: &ModelFiles,
+    files: &LocalModel,
     exporter: &mut Exporter,
     n_bytes: u64,
     mut take: impl FnMut(Exported) -> Result<()>,
@@ -226,7 +228,7 @@ fn finish_package(staging: Staging, out: &Path) -> Result<()> {
 }
 
 /// What must be the same for a conversion to go on with another's shards.
-fn key(files: &ModelFiles, options: &Options) -> Result<String> {
+fn key(files: &LocalModel, options: &Options) -> Result<String> {
     let mut key = format!(
         "sterna {}; {:?}; {:?}; shards of {}; {}",
         env!("CARGO_PKG_VERSION"),
@@ -236,11 +238,11 @@ fn key(files: &ModelFiles, options: &Options) -> Result<String> {
         options.algorithm,
     );
     for name in [MANIFEST_FILE, TENSORS_FILE, "config.json"] {
-        if let Some(bytes) = files.beside(name)? {
-            key += &format!("; {name} {}", Digest::of(Algorithm::Blake3, &bytes));
+        if let Some(bytes) = files.read_beside(name)? {
+            key += &format!("; {name} {}", digest_of(Algorithm::Blake3, &bytes));
         }
     }
-    for file in files.files() {
+    for file in files.sources() {
         key += &format!("; {file} of {} bytes", file.len());
         if let Some(path) = file.path() {
             let modified = fs::metadata(path).and_then(|metadata| metadata.modified());

@@ -9,7 +9,7 @@ use sterna_text::Tokenizer;
 
 use super::*;
 use crate::args::ReportFlags;
-use crate::model::ModelFiles;
+use crate::model;
 
 #[derive(Parser)]
 struct TestFlags {
@@ -58,13 +58,13 @@ impl Answering {
     ) -> Answering {
         let flags = ["test", "--threads", "1", "--backend", backend];
         let TestFlags { flags } = TestFlags::parse_from(flags);
-        let files = ModelFiles::open(model).unwrap();
+        let files = model::open(model).unwrap();
         let tokenizer = files.require_tokenizer().unwrap();
-        let plan = files.plan(&flags.files).unwrap();
+        let plan = model::plan(&files, &flags.files).unwrap();
         let sampler = Sampler::new(sampling, plan.config().n_vocab).unwrap();
         let lens = prompts.iter().map(|text| encode(&tokenizer, text).len());
         let ctx_len = lens.max().unwrap() + room;
-        let session = files.session(plan, &flags.engine, ctx_len).unwrap();
+        let session = model::session(&files, plan, &flags.engine, ctx_len).unwrap();
         Answering {
             runtime: Runtime::new(session, sampler),
             tokenizer,
@@ -283,11 +283,11 @@ fn speculation_changes_no_answer() {
 #[cfg(feature = "gpu")]
 fn an_answer_goes_on_when_its_device_is_lost() {
     let TestFlags { flags } = TestFlags::parse_from(["test", "--backend", "gpu", "--threads", "1"]);
-    let files = ModelFiles::open("builtin").unwrap();
+    let files = model::open("builtin").unwrap();
     let tokenizer = files.require_tokenizer().unwrap();
-    let plan = files.plan(&flags.files).unwrap();
+    let plan = model::plan(&files, &flags.files).unwrap();
     let n_vocab = plan.config().n_vocab;
-    let open = move || files.session(plan.clone(), &flags.engine, 256);
+    let open = move || model::session(&files, plan.clone(), &flags.engine, 256);
     let session = match open() {
         Ok(session) => session,
         Err(error) if std::env::var_os("STERNA_REQUIRE_GPU").is_none() => {

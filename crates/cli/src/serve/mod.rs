@@ -15,7 +15,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::Args;
 
-use crate::model::package_folder;
+use crate::model::PackagePlace;
 use crate::output;
 
 use package::Package;
@@ -45,7 +45,7 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let package = Package::open(&package_folder(&self.package)?)?;
+        let package = Package::open(&PackagePlace::find(&self.package)?)?;
         output::note(format_args!(
             "serving {}: {} files, {}",
             package.name(),

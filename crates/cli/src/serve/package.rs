@@ -5,14 +5,14 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, Digest, digest_of};
+use sterna_delivery::package::Contents;
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-use crate::model::{Folder, SourceFile};
-use crate::pull::MAX_FILE_BYTES;
-use crate::pull::contents::PackageContents;
-use crate::pull::stored;
+use sterna::native::{expect_file, read_small};
+
+use crate::model::PackagePlace;
 
 /// A package whose files are open.
 #[derive(Debug)]
@@ -32,46 +32,43 @@ pub(super) struct ServedFile {
 
 impl Package {
     /// Opens the package in `folder`, and every file that its manifest names.
-    pub(super) fn open(folder: &Folder) -> Result<Package> {
-        let place = folder.path_of(MANIFEST_FILE);
-        let file = folder.file(MANIFEST_FILE)?;
-        let file =
-            file.with_context(|| format!("{place}: expected a package, found no manifest"))?;
-        let bytes = read_small(&file)?;
+    pub(super) fn open(place: &PackagePlace) -> Result<Package> {
+        let folder = place.files();
+        let place = place.path_of(MANIFEST_FILE);
+        let bytes = read_small(&*folder, MANIFEST_FILE)?;
+        let bytes =
+            bytes.with_context(|| format!("{place}: expected a package, found no manifest"))?;
         let manifest = Manifest::parse(&bytes).with_context(|| place.clone())?;
-        let contents = PackageContents::of(&manifest).with_context(|| place.clone())?;
+        let contents = Contents::of(&place, &manifest)?;
         let mut package = Package {
             name: manifest.model_id.clone(),
             files: BTreeMap::new(),
         };
         package.add(small(MANIFEST_FILE, bytes))?;
-        for blob in &contents.blobs {
-            let (name, size) = (blob.name(), blob.size());
-            let file = folder.shard(name)?;
+        for hashed in contents.files() {
+            let (name, size) = (hashed.name(), hashed.size());
+            let file = expect_file(&*folder, name)?;
             ensure!(
                 file.len() == size,
                 "{file}: expected {size} bytes, found {}",
                 file.len()
             );
-            let digest = stored(blob)
-                .expect("files of a package have digests")
-                .digest;
             let is_shard = manifest.shards.iter().any(|shard| shard.file_name == name);
             package.add(ServedFile {
                 name: name.to_owned(),
-                etag: etag(&digest),
+                etag: etag(&hashed.digest()),
                 bytes: match is_shard {
                     true => file.bytes()?,
-                    false => read_small(&file)?,
+                    false => file.read_small()?,
                 },
                 is_shard,
             })?;
         }
-        for name in &contents.unverified {
-            package.add(small(name, read_small(&folder.shard(name)?)?))?;
+        for name in contents.unverified() {
+            package.add(small(name, expect_file(&*folder, name)?.read_small()?))?;
         }
         if let Some(file) = folder.file(SIGNATURE_FILE)? {
-            package.add(small(SIGNATURE_FILE, read_small(&file)?))?;
+            package.add(small(SIGNATURE_FILE, file.read_small()?))?;
         }
         Ok(package)
     }
@@ -146,7 +143,7 @@ impl ServedFile {
 fn small(name: &str, bytes: Bytes) -> ServedFile {
     ServedFile {
         name: name.to_owned(),
-        etag: etag(&Digest::of(Algorithm::Sha256, &bytes)),
+        etag: etag(&digest_of(Algorithm::Sha256, &bytes)),
         bytes,
         is_shard: false,
     }
@@ -154,16 +151,6 @@ fn small(name: &str, bytes: Bytes) -> ServedFile {
 
 fn etag(digest: &Digest) -> String {
     format!("\"{}-{digest}\"", digest.algorithm())
-}
-
-/// The bytes of a file as they are now.
-fn read_small(file: &SourceFile) -> Result<Bytes> {
-    ensure!(
-        file.len() <= MAX_FILE_BYTES,
-        "{file}: expected at most {MAX_FILE_BYTES} bytes, found {}",
-        file.len()
-    );
-    Ok(Bytes::copy_from_slice(&file.bytes()?))
 }
 
 #[cfg(test)]
@@ -189,7 +176,7 @@ mod tests {
     }
 
     fn open(dir: &Path) -> Result<Package> {
-        Package::open(&Folder::Local(dir.to_owned()))
+        Package::open(&PackagePlace::Folder(dir.to_owned()))
     }
 
     #[test]

@@ -11,7 +11,7 @@ use sterna_kernels::Exec;
 use crate::args::{isa, thread_count};
 use crate::bundle::{ManifestForm, Options, Summary, bundle};
 use crate::machine;
-use crate::model::ModelFiles;
+use crate::model;
 use crate::output::{self, Bytes};
 
 /// Make an engine bundle of a Hugging Face folder, or of an adapter for it
@@ -75,7 +75,7 @@ pub(crate) struct Bundle {
 
 impl Bundle {
     pub(crate) fn run(self) -> Result<()> {
-        let files = ModelFiles::open(&self.model)?;
+        let files = model::open(&self.model)?;
         let options = Options {
             out: self.out,
             adapter: self.adapter,

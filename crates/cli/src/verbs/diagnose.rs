@@ -10,9 +10,11 @@ use sterna_engine::{Compare, Comparison, Cpu, Gpu, Logits, Measured};
 use sterna_text::Encode;
 
 use crate::args::ReportFlags;
-use crate::model::{Adapted, ModelFiles};
+use sterna::native::LocalModel;
+
+use crate::model;
 use crate::output;
-use crate::place;
+use sterna::native;
 use crate::progress::Progress;
 use crate::verbs::{self, logits::parse_ids};
 
@@ -81,8 +83,8 @@ struct Findings {
 
 impl Diagnose {
     pub(crate) fn run(self) -> Result<()> {
-        let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.flags.files)?;
+        let files = model::open(&self.model)?;
+        let plan = model::plan(&files, &self.flags.files)?;
         let prompt = self.prompt_ids(&files)?;
         verbs::check_ids(&prompt, plan.config().n_vocab)?;
         if prompt.len() > MAX_PROMPT {
@@ -93,10 +95,10 @@ impl Diagnose {
         }
         let engine = &self.flags.engine;
         let ctx_len = engine.ctx_for(prompt.len().saturating_add(self.tokens))?;
-        let (cpu, gpu) = engine.both_places(&plan, &files.hints())?;
-        let name = place::name_of(&gpu);
-        let model = files.load_on(plan, Compare::new(cpu, gpu), engine.weights())?;
-        let model = Adapted::new(model, &files, engine.lora())?;
+        let (cpu, gpu) = engine.both_devices(&plan, &files.hints())?;
+        let name = native::adapter_name(gpu.device().info());
+        let model = model::load_on(&files, plan, Compare::new(cpu, gpu), engine.weights())?;
+        let model = model::adapt(model, &files, engine.lora())?;
         let progress = Progress::items("comparing", 3 * (self.tokens as u64 + 1));
         let compare = |comparison| {
             let options = engine.session(ctx_len);
@@ -150,7 +152,7 @@ impl Diagnose {
         Ok(())
     }
 
-    fn prompt_ids(&self, files: &ModelFiles) -> Result<Vec<u32>> {
+    fn prompt_ids(&self, files: &LocalModel) -> Result<Vec<u32>> {
         if let Some(ids) = &self.ids {
             return parse_ids(ids).context("--ids");
         }
@@ -390,13 +392,13 @@ struct Report<'a> {
     n_tokens: usize,
     agrees: bool,
     verdict: &'a str,
-    operations: Vec<Row<'a>>,
-    layers: Vec<Row<'a>>,
-    drift: Vec<Row<'a>>,
+    operations: Vec<Row>,
+    layers: Vec<Row>,
+    drift: Vec<Row>,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct Row {
     /// 0 for the prompt, then the tokens behind it.
     step: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -426,12 +428,12 @@ struct At {
     cpu: f32,
 }
 
-fn rows(found: &[Found]) -> Vec<Row<'_>> {
+fn rows(found: &[Found]) -> Vec<Row> {
     found.iter().map(Row::new).collect()
 }
 
-impl Row<'_> {
-    fn new(found: &Found) -> Row<'_> {
+impl Row {
+    fn new(found: &Found) -> Row {
         let Found { step, measured: m } = found;
         let is_logits = m.stage.operation.is_logits();
         Row {

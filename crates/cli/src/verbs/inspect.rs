@@ -14,9 +14,12 @@ use sterna_format::rdrr::Tensor;
 use sterna_format::{TensorCatalog, TensorEntry};
 
 use crate::args::{EngineFlags, ReportFlags};
-use crate::model::{Header, ModelFiles};
+use sterna::Header;
+use sterna::native::LocalModel;
+
+use crate::model;
 use crate::output::{self, Bytes, Count};
-use crate::place;
+use crate::device;
 use package::PackageReport;
 
 const EXAMPLE: &str = "Example:
@@ -108,8 +111,8 @@ impl Inspect {
         if !self.flags.engine.lora().is_empty() {
             bail!("--lora: expected a verb that runs the model, found inspect");
         }
-        let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.flags.files);
+        let files = model::open(&self.model)?;
+        let plan = model::plan(&files, &self.flags.files);
         let memory_bytes = plan.as_ref().map_or(0, ModelPlan::memory_bytes);
         let (model, not_runnable) = match plan {
             Ok(plan) => (Some(ModelReport::new(&plan, &self.flags.engine)), None),
@@ -124,8 +127,8 @@ impl Inspect {
         };
         let package = match files.header() {
             Header::Package(header) => {
-                let place = self.flags.engine.place();
-                let decisions = place::decisions(place, &files.hints(), memory_bytes)?;
+                let place = self.flags.engine.device();
+                let decisions = device::decisions(place, &files.hints(), memory_bytes)?;
                 Some(PackageReport::new(&header.package, decisions))
             }
             _ => None,
@@ -136,13 +139,13 @@ impl Inspect {
             path: files.name().to_owned(),
             format: format_name(files.header()),
             architecture: architecture(&files),
-            files: (files.files().iter())
+            files: (files.sources().iter())
                 .map(|file| FileReport {
                     path: file.to_string(),
                     bytes: file.len(),
                 })
                 .collect(),
-            bytes: files.files().iter().map(|file| file.len()).sum(),
+            bytes: files.sources().iter().map(|file| file.len()).sum(),
             n_tensors: tensors.len(),
             n_parameters: n_parameters(files.tensors()),
             types: types(&tensors),
@@ -170,7 +173,7 @@ fn format_name(header: &Header) -> String {
 }
 
 /// What the files call the model's kind. A file that says nothing, or nonsense, has none.
-fn architecture(files: &ModelFiles) -> Option<String> {
+fn architecture(files: &LocalModel) -> Option<String> {
     match files.header() {
         Header::Gguf { metadata, .. } => metadata.architecture().ok()?.map(str::to_owned),
         Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
@@ -210,7 +213,7 @@ fn types(tensors: &[TensorReport]) -> BTreeMap<String, TypeReport> {
 }
 
 /// All that the files say besides tensors, long arrays cut short; and why some of it is left out.
-fn metadata(files: &ModelFiles) -> (Map<String, Json>, Option<Error>) {
+fn metadata(files: &LocalModel) -> (Map<String, Json>, Option<Error>) {
     match files.header() {
         Header::Gguf { metadata, .. } => {
             let rows = metadata.iter();
@@ -229,14 +232,14 @@ fn metadata(files: &ModelFiles) -> (Map<String, Json>, Option<Error>) {
                 }
                 Err(error) => Some(error),
             };
-            (all, error)
+            (all, error.map(Error::from))
         }
         Header::Package(_) | Header::Bundle(_) => match files.config_json() {
             Ok(config) => {
                 let config = config.map(|config| ("config.json".to_owned(), config));
                 (config.into_iter().collect(), None)
             }
-            Err(error) => (Map::new(), Some(error)),
+            Err(error) => (Map::new(), Some(error.into())),
         },
     }
 }

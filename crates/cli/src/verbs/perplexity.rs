@@ -10,8 +10,8 @@ use sterna_engine::{Logits, Session};
 use sterna_text::{Encode, Tokenizer};
 
 use crate::args::ReportFlags;
-use crate::model::ModelFiles;
-use crate::place::Place;
+use crate::model;
+use sterna::native::Device;
 use crate::progress::Progress;
 use crate::{output, verbs};
 
@@ -59,13 +59,13 @@ impl Perplexity {
         if window < 2 {
             bail!("--window: expected at least 2 tokens, of which one is scored, found {window}");
         }
-        let files = ModelFiles::open(&self.model)?;
+        let files = model::open(&self.model)?;
         let tokenizer = files.require_tokenizer()?;
         let text = verbs::read_text(&self.file)?;
-        let plan = files.plan(&self.flags.files)?;
+        let plan = model::plan(&files, &self.flags.files)?;
         let ctx_len = self.flags.engine.ctx_for(window).context("--window")?;
         let n_vocab = plan.config().n_vocab;
-        let mut session = files.session(plan, &self.flags.engine, ctx_len)?;
+        let mut session = model::session(&files, plan, &self.flags.engine, ctx_len)?;
 
         let windows = windows(&tokenizer, files.text_start(&tokenizer)?, &text, window)?;
         let progress = Progress::items("scoring", windows.iter().map(|w| w.len() as u64).sum());
@@ -129,7 +129,7 @@ fn windows(
 ///
 /// Fails at the first token whose share of it is not finite.
 fn negative_log_likelihood(
-    session: &mut Session<Place>,
+    session: &mut Session<Device>,
     ids: &[u32],
     n_vocab: usize,
 ) -> Result<f64> {

@@ -9,12 +9,12 @@ use serde::Serialize;
 use sterna_engine::Sampler;
 
 use crate::args::{EngineFlags, ModelFlags};
-use crate::builtin;
+use sterna::native::BUILTIN;
 use crate::chat::{self, Chat, Message};
 use crate::display::FirstWord;
-use crate::model::ModelFiles;
+use crate::model;
 use crate::output;
-use crate::place;
+use sterna::native;
 use crate::recovery::Recovery;
 use crate::runtime::{Runtime, Stats};
 use crate::sampling::SamplingFlags;
@@ -32,7 +32,7 @@ const EXAMPLE: &str = "Example:
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Run {
     /// Model to run
-    #[arg(default_value = builtin::NAME)]
+    #[arg(default_value = BUILTIN)]
     model: String,
 
     /// What to say to the model
@@ -97,7 +97,7 @@ struct Report<'a> {
 impl Run {
     pub(crate) fn run(self) -> Result<()> {
         let start = Instant::now();
-        let files = ModelFiles::open(&self.model)?;
+        let files = model::open(&self.model)?;
         let tokenizer = files.require_tokenizer()?;
         let template = if self.raw {
             None
@@ -113,17 +113,17 @@ impl Run {
             }
             output::note("This is a base model without a chat template: it continues your text.");
         }
-        let generation_config = files.generation_config()?;
-        let plan = files.plan(&self.files)?;
+        let generation_config = model::generation_config(&files)?;
+        let plan = model::plan(&files, &self.files)?;
         let (n_vocab, max_ctx) = (plan.config().n_vocab, plan.config().max_ctx);
         let sampler = Sampler::new(self.sampling.config(&generation_config), n_vocab)?;
         let seed = sampler.config().seed;
         let stop_ids = files.stop_ids(Some(&tokenizer), &generation_config)?;
         let engine = self.engine;
-        let open = move || files.session(plan.clone(), &engine, engine.ctx_len(max_ctx));
+        let open = move || model::session(&files, plan.clone(), &engine, engine.ctx_len(max_ctx));
         let session = open()?;
         let n_layers = session.model().config().n_layers;
-        let n_gpu_layers = place::n_gpu_layers(session.model().backend());
+        let n_gpu_layers = native::n_gpu_layers(session.model().backend());
         let mut chat = Chat {
             runtime: Runtime::new(session, sampler).recovering(Recovery::by(open)),
             template,

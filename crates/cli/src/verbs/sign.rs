@@ -8,11 +8,12 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
+use sterna_delivery::pull::add_signature;
 use sterna_delivery::sign::{SIGNATURE_FILE, SecretKey};
+use sterna_delivery::write_whole;
 use sterna_format::rdrr::MANIFEST_FILE;
-use tempfile::NamedTempFile;
 
-use crate::model::{Folder, package_folder};
+use crate::model::PackagePlace;
 use crate::{output, pull, trust};
 
 const EXAMPLE: &str = "Example:
@@ -77,9 +78,9 @@ impl Sign {
             let line = manifest.comment();
             let text = key.sign(&manifest.bytes, &line)?;
             manifest.put_beside(&text)?;
-            let place = manifest.folder.path_of(SIGNATURE_FILE);
+            let place = manifest.place.path_of(SIGNATURE_FILE);
             (signature, comment) = (Some(place), Some(line));
-            let trusted = trust::load(&trust::path()?)?;
+            let trusted = trust::list()?;
             if trusted.check(&manifest.bytes, Some(&text)).is_err() {
                 output::note(format_args!(
                     "note: this key is not trusted here, so what it signed is refused here; \
@@ -119,7 +120,8 @@ impl Sign {
         let public = PathBuf::from(public);
         ensure!(!public.exists(), "{}: exists already", public.display());
         create_secret(&self.key, &file)?;
-        write_whole(&public, &key.public().to_file())?;
+        write_whole(&public, key.public().to_file().as_bytes())
+            .with_context(|| format!("{}: cannot write", public.display()))?;
         Ok(key)
     }
 
@@ -165,16 +167,16 @@ enum Ask {
 }
 
 struct Manifest {
-    folder: Folder,
+    place: PackagePlace,
     bytes: Bytes,
     model_id: String,
 }
 
 impl Manifest {
     fn read(package: &str) -> Result<Manifest> {
-        let folder = package_folder(package)?;
-        let place = folder.path_of(MANIFEST_FILE);
-        let file = folder.file(MANIFEST_FILE)?;
+        let found = PackagePlace::find(package)?;
+        let place = found.path_of(MANIFEST_FILE);
+        let file = found.files().file(MANIFEST_FILE)?;
         let file =
             file.with_context(|| format!("{place}: expected a package, found no manifest"))?;
         let bytes = file.bytes()?;
@@ -186,7 +188,7 @@ impl Manifest {
         let model_id = model_id.split(|c: char| c.is_control() || c.is_whitespace());
         let model_id = model_id.collect::<Vec<_>>().join("_");
         Ok(Manifest {
-            folder,
+            place: found,
             bytes,
             model_id,
         })
@@ -194,8 +196,8 @@ impl Manifest {
 
     /// Where the signature is, for people: a file, or a model in the store and what shows it.
     fn what_is_signed(&self) -> (&'static str, String) {
-        match &self.folder {
-            Folder::Stored(model) => {
+        match &self.place {
+            PackagePlace::Stored(model) => {
                 let name = model.name();
                 let text = format!(
                     "the model `{name}` in the store: `sterna verify {name}` checks the signature, \
@@ -203,17 +205,24 @@ impl Manifest {
                 );
                 ("signed", text)
             }
-            folder => ("signature", folder.path_of(SIGNATURE_FILE)),
+            PackagePlace::Folder(_) => ("signature", self.place.path_of(SIGNATURE_FILE)),
         }
     }
 
     /// Puts a signature beside the manifest: in its folder, or into the store.
     fn put_beside(&self, signature: &str) -> Result<()> {
-        match &self.folder {
-            Folder::Local(folder) => write_whole(&folder.join(SIGNATURE_FILE), signature),
-            Folder::Stored(model) => pull::add_signature(model.name(), &self.bytes, signature),
-            Folder::Arriving(_) | Folder::Builtin => {
-                bail!("{}: cannot be signed", self.folder.path_of(MANIFEST_FILE))
+        match &self.place {
+            PackagePlace::Folder(folder) => {
+                let path = folder.join(SIGNATURE_FILE);
+                write_whole(&path, signature.as_bytes())
+                    .with_context(|| format!("{}: cannot write", path.display()))
+            }
+            PackagePlace::Stored(model) => {
+                let store = pull::store()?;
+                // Without a list that can be read, nobody is trusted.
+                let trust = trust::list().unwrap_or_default();
+                add_signature(&store, model.name(), &self.bytes, signature, &trust)?;
+                Ok(())
             }
         }
     }
@@ -237,26 +246,4 @@ fn create_secret(path: &Path, text: &str) -> Result<()> {
         file.sync_all()
     };
     write().with_context(|| format!("{}: cannot create", path.display()))
-}
-
-/// Writes a file wholly or not at all.
-fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let write = || -> io::Result<()> {
-        let mut file = NamedTempFile::new_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        #[cfg(unix)]
-        {
-            // What anybody may read; temporary files are their owner's only.
-            let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-            file.as_file().set_permissions(permissions)?;
-        }
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use sterna_text::ChatInput;
 
-use crate::model::ModelFiles;
+use crate::model;
 use crate::{chat, output, verbs};
 
 const EXAMPLE: &str = r#"Example:
@@ -41,7 +41,7 @@ struct Report<'a> {
 
 impl Template {
     pub(crate) fn run(self) -> Result<()> {
-        let files = ModelFiles::open(&self.model)?;
+        let files = model::open(&self.model)?;
         let tokenizer = files.require_tokenizer()?;
         let template = files.chat_template(&tokenizer)?.with_context(|| {
             format!(

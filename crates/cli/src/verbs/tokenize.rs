@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use sterna_text::Encode;
 
-use crate::model::ModelFiles;
+use crate::model;
 use crate::{output, verbs};
 
 const EXAMPLE: &str = "Example:
@@ -55,7 +55,7 @@ struct Report<'a> {
 
 impl Tokenize {
     pub(crate) fn run(self) -> Result<()> {
-        let tokenizer = ModelFiles::open(&self.model)?.require_tokenizer()?;
+        let tokenizer = model::open(&self.model)?.require_tokenizer()?;
         let text = match (self.text.text, self.text.file) {
             (Some(text), _) => text,
             (None, Some(file)) => verbs::read_text(&file)?,

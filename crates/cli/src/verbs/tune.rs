@@ -11,11 +11,14 @@ use sterna_engine::{Logits, Sampler, SamplerConfig, Session};
 use sterna_gpu::tuning::{Effort, Measured, Product, Tuner, Way};
 
 use crate::args::{EngineFlags, ReportFlags};
-use crate::model::ModelFiles;
-use crate::place::{self, Place};
+use crate::model;
+use sterna::native::{self, Device};
+use crate::device;
 use crate::progress::Progress;
 use crate::tuning::{self, Key};
-use crate::{builtin, output};
+use sterna::native::BUILTIN;
+
+use crate::output;
 
 const EXAMPLE: &str = "Example:
   sterna tune model.gguf
@@ -34,7 +37,7 @@ const EXAMPLE: &str = "Example:
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Tune {
     /// Model whose products are measured
-    #[arg(default_value = builtin::NAME)]
+    #[arg(default_value = BUILTIN)]
     model: String,
 
     /// How often to time the best ways of each product
@@ -69,11 +72,11 @@ impl Tune {
         if self.reset {
             return reset(&engine, self.flags.json);
         }
-        let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.flags.files)?;
+        let files = model::open(&self.model)?;
+        let plan = model::plan(&files, &self.flags.files)?;
         let n_vocab = plan.config().n_vocab;
         let prompt = plan.config().max_ctx.min(PROMPT);
-        let mut session = files.session(plan, &engine, prompt)?;
+        let mut session = model::session(&files, plan, &engine, prompt)?;
         let model = session.model().clone();
         let gpu = model.backend().device();
         let gpu = gpu.context("--gpu-layers 0: expected layers on a GPU")?;
@@ -110,7 +113,7 @@ impl Tune {
             true => None,
             false => Some(tuning::save(&key, &found)?),
         };
-        let name = place::name_of(gpu);
+        let name = native::adapter_name(gpu.device().info());
         if self.flags.json {
             return output::json(&Report {
                 gpu: &name,
@@ -144,7 +147,7 @@ impl Tune {
 }
 
 /// Computes a step of `n_rows`, whose products are then known. Which tokens doesn't matter.
-fn step(session: &mut Session<Place>, n_rows: usize, n_vocab: usize) -> Result<()> {
+fn step(session: &mut Session<Device>, n_rows: usize, n_vocab: usize) -> Result<()> {
     let ids: Vec<u32> = (0..n_rows).map(|i| (i % n_vocab) as u32).collect();
     session.forward(&ids, Logits::Last)?;
     Ok(())
@@ -152,7 +155,7 @@ fn step(session: &mut Session<Place>, n_rows: usize, n_vocab: usize) -> Result<(
 
 /// Forgets what was measured on the GPU.
 fn reset(engine: &EngineFlags, json: bool) -> Result<()> {
-    let offer = place::offer(engine.place())?;
+    let offer = device::adapter(engine.device())?;
     let removed = tuning::remove(&Key::new(&offer.info, offer.features))?;
     if json {
         return output::json(&Removed {

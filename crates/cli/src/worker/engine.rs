@@ -7,7 +7,7 @@ use sterna_engine::{Sampler, SamplerConfig, Session};
 
 use super::driver::Driver;
 use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling};
-use crate::place::Place;
+use sterna::native::Device;
 use crate::runtime::{self, Runtime, StopReason};
 use crate::sampling::random_seed;
 
@@ -27,7 +27,7 @@ impl Engine {
     /// An engine with nothing in its cache, which `session` has to be without; replies are those of
     /// `form`.
     pub(crate) fn new(
-        session: Session<Place>,
+        session: Session<Device>,
         form: Form,
         eos_ids: Vec<u32>,
         seed: Option<u64>,

@@ -21,7 +21,7 @@ use sterna_format::bundle::LORA_FILE;
 
 use crate::args::{EngineFlags, LoraFlag, ModelFlags};
 use crate::machine;
-use crate::model::ModelFiles;
+use crate::model;
 
 pub(crate) use config::WorkerConfig;
 use driver::Driver;
@@ -66,10 +66,10 @@ pub(crate) fn serve(name: &str, lora: bool, args: Option<&[String]>) -> Result<(
 
 /// The arguments of version 1, behind `--config`, that describe the model called `name`.
 pub(crate) fn describe(name: &str) -> Result<String> {
-    let files = ModelFiles::open(name)?;
-    let plan = files.plan(&ModelFlags::default())?;
+    let files = model::open(name)?;
+    let plan = model::plan(&files, &ModelFlags::default())?;
     let tokenizer = files.tokenizer()?;
-    let generation_config = files.generation_config()?;
+    let generation_config = model::generation_config(&files)?;
     let eos_ids = files.stop_ids(tokenizer.as_ref(), &generation_config)?;
     let config = WorkerConfig::of_model(&plan, &eos_ids).with_context(|| name.to_owned())?;
     Ok(config.to_args())
@@ -83,8 +83,8 @@ fn load(
     seed: Option<u64>,
     driver: Driver,
 ) -> Result<Engine> {
-    let files = ModelFiles::open_told(name, config.hf_config())?;
-    let plan = files.plan(&ModelFlags::default())?;
+    let files = model::open_with(name, Some(config.hf_config()))?;
+    let plan = model::plan(&files, &ModelFlags::default())?;
     config.check(plan.config())?;
     let head = HeadOptions {
         dtype: config.unembed_quant().dtype(),
@@ -95,7 +95,7 @@ fn load(
     let ctx_len = config.max_ctx().min(plan.config().max_ctx);
     let n_threads = NonZero::new(config.n_threads(machine::available_threads()));
     let flags = EngineFlags::with(n_threads, adapters(name, lora, config)?);
-    let session = files.session(plan, &flags, ctx_len)?;
+    let session = model::session(&files, plan, &flags, ctx_len)?;
     Engine::new(session, form, config.eos_ids().to_vec(), seed, driver)
 }
 

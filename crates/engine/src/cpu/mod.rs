@@ -17,7 +17,7 @@ pub use cache::CpuCache;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, OutputLayout,
-    Product, Rotation, ScreenedRows, Sequence, TernaryPacking, WeightData,
+    Product, Rotation, ScreenedRows, Sequence, WeightData,
 };
 use crate::rope::Angles;
 use crate::stage::Stage;
@@ -120,13 +120,7 @@ impl CpuLinear {
                 codes,
                 packing,
                 scale,
-            } => {
-                let view = match packing {
-                    TernaryPacking::Dense => TernaryMatrix::new,
-                    TernaryPacking::Tq20 => TernaryMatrix::tq2_0,
-                };
-                Matrix::Ternary(view(*n, *k, *scale, codes)?)
-            }
+            } => Matrix::Ternary(TernaryMatrix::packed(*packing, *n, *k, *scale, codes)?),
         })
     }
 

@@ -4,11 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use sterna_gpu::graph::{Graph, RopeTable, SampleOp, Shared, SharedGraph, View};
-use sterna_gpu::kernels::attention::{self, CacheLayer};
+use sterna_gpu::kernels::attention::CacheLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
-use sterna_kernels::attention::CacheType;
-use sterna_kernels::rope::RopeLayout;
 
 use super::decode::SampleScratch;
 use crate::backend::{CacheShape, KvCache, Rotation};
@@ -63,13 +61,9 @@ pub(super) fn memory(
     shape: &CacheShape,
     need: usize,
 ) -> Result<CacheLayer, GpuError> {
-    let dtype = match shape.dtype {
-        CacheType::F32 => attention::CacheType::F32,
-        CacheType::F16 => attention::CacheType::F16,
-        CacheType::Q8_0 => attention::CacheType::Q8_0,
-    };
     let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
-    CacheLayer::new(device, shape.n_kv_heads, shape.head_dim, dtype, capacity)
+    let (n_kv_heads, head_dim) = (shape.n_kv_heads, shape.head_dim);
+    CacheLayer::new(device, n_kv_heads, head_dim, shape.dtype, capacity)
 }
 
 /// The shortest context that commands are recorded for.
@@ -185,14 +179,10 @@ impl GpuCache {
     ) -> Result<RopeTable, GpuError> {
         let (step, first) = (graph.step(), self.len);
         let pairs = angles.dim / 2;
-        let layout = match angles.layout {
-            RopeLayout::Halves => attention::RopeLayout::Halves,
-            RopeLayout::Pairs => attention::RopeLayout::Pairs,
-        };
         let rope_table = |table: &Table| RopeTable {
             table: table.buffer.clone(),
             pairs,
-            layout,
+            layout: angles.layout,
         };
         let filled =
             |t: &&Table| (t.step, t.index, t.first, &t.rows) == (step, index, first, &rows);

@@ -20,7 +20,6 @@ use std::task::{Context, Poll, ready};
 use sterna_format::DType;
 use sterna_gpu::graph::{HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join};
 use sterna_gpu::kernels::linear::Epilogue;
-use sterna_gpu::kernels::{attention, elementwise};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
@@ -411,12 +410,7 @@ impl Backend for Gpu {
             });
             let len = cache::most_len(cache.len() + *n_rows);
             graph.push(Op::Attention {
-                shape: attention::AttentionShape {
-                    n_heads: shape.n_heads,
-                    scale: shape.scale,
-                    softcap: shape.softcap,
-                    window: shape.window,
-                },
+                shape,
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
@@ -434,13 +428,6 @@ impl Backend for Gpu {
         gate: &mut GpuBuffer,
         up: &GpuBuffer,
     ) -> Result<(), BackendError> {
-        let activation = match activation {
-            Activation::Silu => elementwise::Activation::Silu,
-            Activation::Relu2 => elementwise::Activation::Relu2,
-            Activation::Relu => elementwise::Activation::Relu,
-            Activation::GeluTanh => elementwise::Activation::GeluTanh,
-            Activation::GeluErf => elementwise::Activation::GeluErf,
-        };
         let (gate, up) = (gate.view()?.clone(), up.view()?.clone());
         self.graph.lock().push(Op::Gate {
             activation,

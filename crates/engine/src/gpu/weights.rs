@@ -90,7 +90,7 @@ fn held<'a>(
             scale,
         } => {
             let bytes = match packing {
-                TernaryPacking::Dense => Cow::Borrowed(&codes[..]),
+                TernaryPacking::I2s => Cow::Borrowed(&codes[..]),
                 TernaryPacking::Tq20 => Cow::Owned(repack::repack(
                     host,
                     Layout::Blocks(DType::TQ2_0),

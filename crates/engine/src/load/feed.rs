@@ -150,7 +150,7 @@ impl<B: Backend> Feed<B> {
             }
             Recipe::Linear(recipe) => {
                 let weights = recipe::linear(backend.host(), recipe, &spec.parts, parts)?;
-                let name = &spec.parts[0].name;
+                let name = spec.parts[0].name_in_file();
                 if self.thorough {
                     recipe::check_finite(backend.host(), recipe, name, &weights)?;
                 }
@@ -199,7 +199,9 @@ impl<B: Backend> Feed<B> {
     }
 
     fn head_name(&self) -> String {
-        self.plan.specs[self.plan.head_id().0].parts[0].name.clone()
+        self.plan.specs[self.plan.head_id().0].parts[0]
+            .name_in_file()
+            .to_owned()
     }
 
     /// Loads the weights that have come in, which are all of `group`.
@@ -247,7 +249,7 @@ impl<B: Backend> Feed<B> {
     pub(crate) fn expect_complete(&self) -> Result<(), LoadError> {
         match self.wanted() {
             Some(want) => Err(LoadError::Incomplete {
-                name: want.name.clone(),
+                name: want.name_in_file().to_owned(),
             }),
             None => Ok(()),
         }

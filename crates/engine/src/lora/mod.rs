@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use sterna_format::DType;
+use sterna_format::names::module;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{Backend, BackendError, LowRank};
@@ -61,17 +62,17 @@ impl Module {
 
     /// Its name in Hugging Face checkpoints.
     pub fn name(self) -> &'static str {
-        match self {
-            Module::Q => "q_proj",
-            Module::K => "k_proj",
-            Module::V => "v_proj",
-            Module::O => "o_proj",
-            Module::Gate => "gate_proj",
-            Module::Up => "up_proj",
-            Module::Down => "down_proj",
-            Module::Qkv => "qkv_proj",
-            Module::GateUp => "gate_up_proj",
-        }
+        module::name(match self {
+            Module::Q => module::Q,
+            Module::K => module::K,
+            Module::V => module::V,
+            Module::O => module::O,
+            Module::Gate => module::GATE,
+            Module::Up => module::UP,
+            Module::Down => module::DOWN,
+            Module::Qkv => module::QKV,
+            Module::GateUp => module::GATE_UP,
+        })
     }
 
     /// The module with this name in Hugging Face checkpoints.

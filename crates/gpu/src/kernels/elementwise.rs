@@ -1,25 +1,12 @@
 //! Element-wise operations.
 
+pub use sterna_format::model::Activation;
+
 use super::{Rows, fold, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{ELEMENTWISE, params};
 use crate::{GpuError, Recorder};
-
-/// The non-linearity on a gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x · σ(x)`.
-    Silu,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// `max(x, 0)`.
-    Relu,
-    /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
-    GeluTanh,
-    /// `x / 2 · (1 + erf(x / √2))`.
-    GeluErf,
-}
 
 params! {
     ElementwiseParams {

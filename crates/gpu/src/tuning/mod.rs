@@ -6,6 +6,7 @@
 //! A way is a wish: what a device can't do is brought to what it can, so that a tuning from elsewhere may be
 //! slow and is never wrong. `Tuner` makes one, from a model's own matrices.
 
+pub mod hints;
 mod measure;
 
 use std::collections::HashMap;

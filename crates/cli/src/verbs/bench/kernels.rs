@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::place::KernelTime;
+use crate::device::KernelTime;
 
 /// What a GPU does in a test, kernel by kernel.
 #[derive(Debug, Serialize)]

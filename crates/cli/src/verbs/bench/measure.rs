@@ -11,8 +11,9 @@ use sterna_kernels::{Exec, Isa};
 
 use super::kernels::Kernels;
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
-use crate::model::Adapted;
-use crate::place::{self, Place};
+use sterna::Adapted;
+use sterna::native::{self, Device};
+use crate::device;
 use crate::progress::Progress;
 
 /// One thing to time.
@@ -123,9 +124,9 @@ fn cache_bytes(plan: &ModelPlan, session: &SessionOptions, n: usize) -> u64 {
 
 /// The sequences that a test appends to, with what is in their caches. None shares memory with another.
 struct Sequences {
-    together: Vec<Session<Place>>,
+    together: Vec<Session<Device>>,
     /// Takes every step by itself, where others take it together.
-    alone: Option<Session<Place>>,
+    alone: Option<Session<Device>>,
 }
 
 /// How long one repetition of a test took.
@@ -144,7 +145,7 @@ const DECODED: usize = 8;
 pub(super) struct Candidate {
     pub(super) threads: usize,
     pub(super) load_ms: f64,
-    model: Adapted,
+    model: Adapted<Device>,
     /// Threads to measure arithmetic with: as many as the model's.
     exec: Exec,
     /// For each test.
@@ -160,7 +161,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(threads: usize, load_ms: f64, model: Adapted, exec: Exec) -> Candidate {
+    pub(super) fn new(threads: usize, load_ms: f64, model: Adapted<Device>, exec: Exec) -> Candidate {
         Candidate {
             threads,
             load_ms,
@@ -176,7 +177,7 @@ impl Candidate {
 
     /// The GPU that the model is computed on, if it is one, and how much of it.
     pub(super) fn gpu_share(&self) -> Option<String> {
-        place::gpu_share(self.model.model())
+        native::gpu_share(self.model.model())
     }
 
     /// Fills the caches that `tests` begin with.
@@ -225,7 +226,7 @@ impl Candidate {
                 }
             };
             let model = Arc::clone(self.model.model());
-            let times = place::timed(model.backend(), || self.time(i, part, false).map(|_| ()))?;
+            let times = device::timed(model.backend(), || self.time(i, part, false).map(|_| ()))?;
             self.kernels.push(Kernels::new(n, &times));
         }
         Ok(())
@@ -237,7 +238,7 @@ impl Candidate {
 }
 
 /// Appends `ids` to a sequence at once, for a greedy choice.
-fn time_prompt(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
+fn time_prompt(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     let watch = Stopwatch::start();
     session.forward(ids, Logits::Top(1))?;
     Ok(Times {
@@ -248,7 +249,7 @@ fn time_prompt(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
 
 /// Appends as many tokens as there are `ids` to a sequence, one by one, for greedy choices: those that
 /// the session chooses by itself, or `ids` where it doesn't.
-fn time_decoding(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
+fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     let greedy = Sampler::new(SamplerConfig::default(), session.model().config().n_vocab)?;
     let watch = Stopwatch::start();
     let mut chosen = None;
@@ -269,8 +270,8 @@ fn time_decoding(session: &mut Session<Place>, ids: &[u32]) -> Result<Times> {
 /// there is one: whatever else the machine does meets both alike, and neither finds weights that the other
 /// has left in a cache any more than it would by itself.
 fn time_batch(
-    together: &mut [Session<Place>],
-    mut alone: Option<&mut Session<Place>>,
+    together: &mut [Session<Device>],
+    mut alone: Option<&mut Session<Device>>,
     ids: &[u32],
 ) -> Result<Times> {
     let mut times = Times {
@@ -292,9 +293,9 @@ fn time_batch(
 
 /// A step of each of `sessions`, by one token of `ids`.
 pub(super) fn steps<'a>(
-    sessions: &'a mut [Session<Place>],
+    sessions: &'a mut [Session<Device>],
     ids: &'a [u32],
-) -> Vec<Step<'a, Place>> {
+) -> Vec<Step<'a, Device>> {
     let steps = sessions.iter_mut().zip(ids.chunks(1));
     let step = |(session, ids)| Step {
         session,
@@ -347,7 +348,7 @@ pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<O
     let peak_memory_bytes = machine::peak_memory_bytes();
     let mut readers = Vec::with_capacity(candidates.len());
     for candidate in &mut *candidates {
-        if place::is_all_on_gpu(candidate.model.model()) {
+        if native::is_all_on_gpu(candidate.model.model()) {
             // What the processor could do says nothing of it; layers that it has are bound by it.
             readers.push(None);
             continue;

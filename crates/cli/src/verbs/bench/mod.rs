@@ -16,11 +16,14 @@ use sterna_kernels::Exec;
 use self::measure::{Candidate, Test, Work, token_ids};
 use self::report::{ModelReport, Report, Run};
 use crate::args::{self, ReportFlags};
-use crate::builtin;
+use sterna::native::BUILTIN;
 use crate::machine::{self, Machine};
-use crate::model::{Adapted, ModelFiles, SourceFile};
-use crate::place::Place;
-use crate::{output, place};
+use sterna::Adapted;
+use sterna::native::{self, LocalModel, SourceFile};
+
+use crate::model;
+use sterna::native::Device;
+use crate::{device, output};
 
 const EXAMPLE: &str = "Example:
   sterna bench model.gguf
@@ -35,7 +38,7 @@ const EXAMPLE: &str = "Example:
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Bench {
     /// Model to run
-    #[arg(default_value = builtin::NAME)]
+    #[arg(default_value = BUILTIN)]
     model: String,
 
     /// Prompt lengths to prefill, separated by commas
@@ -112,16 +115,16 @@ impl Bench {
             thread_counts.push(self.flags.engine.n_threads());
         }
 
-        let files = ModelFiles::open(&self.model)?;
-        let plan = files.plan(&self.flags.files)?;
+        let files = model::open(&self.model)?;
+        let plan = model::plan(&files, &self.flags.files)?;
         let works: Vec<Work> = (tests.iter())
             .map(|test| Work::of(*test, &plan, &options))
             .collect();
         let model = ModelReport {
             name: files.name().to_owned(),
             family: plan.config().family.name.to_owned(),
-            file_bytes: files.files().iter().map(SourceFile::len).sum(),
-            head_fnv1a64: format!("{:016x}", head_hash(files.files())?),
+            file_bytes: files.sources().iter().map(SourceFile::len).sum(),
+            head_fnv1a64: format!("{:016x}", head_hash(files.sources())?),
             bytes_per_token: plan.bytes_per_token(),
         };
         let machine = Machine::detect();
@@ -131,8 +134,8 @@ impl Bench {
             let exec = Exec::new(threads, args::isa()?);
             candidates.push(Candidate::new(threads, load_ms, model, exec));
         }
-        let mapped = files.files().iter().map(SourceFile::bytes);
-        let mapped: Vec<Bytes> = mapped.collect::<Result<_>>()?;
+        let mapped = files.sources().iter().map(SourceFile::bytes);
+        let mapped: Vec<Bytes> = mapped.collect::<sterna::Result<_>>()?;
         let plan = measure::Plan {
             tests: &tests,
             options,
@@ -184,16 +187,16 @@ impl Bench {
     }
 
     /// Loads the model for `threads` threads, and checks it; how many milliseconds loading took.
-    fn load(&self, files: &ModelFiles, threads: usize) -> Result<(Adapted, f64)> {
-        let plan = files.plan(&self.flags.files)?;
+    fn load(&self, files: &LocalModel, threads: usize) -> Result<(Adapted<Device>, f64)> {
+        let plan = model::plan(files, &self.flags.files)?;
         let start = Instant::now();
         let engine = &self.flags.engine;
-        let model = files.load(&plan, engine, threads)?;
-        let model = Adapted::new(model, files, engine.lora())?;
+        let model = model::load(files, &plan, engine, threads)?;
+        let model = model::adapt(model, files, engine.lora())?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         if self.kernels {
             // Sooner than all that is measured before.
-            place::expect_timing(model.model().backend())?;
+            device::expect_timing(model.model().backend())?;
         }
         self.check(&model)?;
         for batch in self.batch.iter().filter(|batch| batch.get() > 1) {
@@ -203,7 +206,7 @@ impl Bench {
     }
 
     /// Computes a few tokens at once and one by one, which must give the same.
-    fn check(&self, model: &Adapted) -> Result<()> {
+    fn check(&self, model: &Adapted<Device>) -> Result<()> {
         let n_vocab = model.model().config().n_vocab;
         let ids = token_ids(CHECKED, n_vocab);
         let mut session = model.session(self.flags.engine.session(CHECKED))?;
@@ -227,7 +230,7 @@ impl Bench {
 
     /// Decodes from `first` on, where the session chooses tokens by itself: they must be the best of what
     /// single steps give.
-    fn check_choices(&self, mut session: Session<Place>, first: u32) -> Result<()> {
+    fn check_choices(&self, mut session: Session<Device>, first: u32) -> Result<()> {
         let mut greedy = Sampler::new(SamplerConfig::default(), session.model().config().n_vocab)?;
         let mut ids = vec![first];
         while ids.len() <= CHECKED {
@@ -253,7 +256,7 @@ impl Bench {
 
     /// Takes steps of `n` sequences together and of each alone, which must give the same bits; on a GPU,
     /// nearly the same logits.
-    fn check_batch(&self, model: &Adapted, n: usize) -> Result<()> {
+    fn check_batch(&self, model: &Adapted<Device>, n: usize) -> Result<()> {
         let options = self.flags.engine.session(CHECKED);
         let n_vocab = model.model().config().n_vocab;
         let ids = token_ids(n * CHECKED, n_vocab);
@@ -273,7 +276,7 @@ impl Bench {
             }
             let found = Session::forward_together(&mut measure::steps(&mut together, &ids))?;
             let most = max_error(model);
-            let same = |a: &[f32], b: &[f32]| match place::gpu_name(model.model().backend()) {
+            let same = |a: &[f32], b: &[f32]| match native::gpu_name(model.model().backend()) {
                 Some(_) => normalized_error(a, b) <= most,
                 None => same_bits(a, b),
             };
@@ -319,8 +322,8 @@ const MAX_ERROR: f64 = 1e-6;
 /// The same for models on a GPU, where a sum in another order may flip the rounding of an activation.
 const MAX_ERROR_GPU: f64 = 1e-2;
 
-fn max_error(model: &Adapted) -> f64 {
-    match place::gpu_name(model.model().backend()) {
+fn max_error(model: &Adapted<Device>) -> f64 {
+    match native::gpu_name(model.model().backend()) {
         Some(_) => MAX_ERROR_GPU,
         None => MAX_ERROR,
     }
@@ -342,7 +345,7 @@ fn head_hash(files: &[SourceFile]) -> Result<u64> {
         (bytes.iter()).fold(hash, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(PRIME))
     };
     files.iter().try_fold(BASIS, |hash, file| {
-        let head = file.prefix(HEAD)?;
+        let head = file.slice(0, file.len().min(HEAD))?;
         Ok(add(add(hash, &file.len().to_le_bytes()), &head))
     })
 }

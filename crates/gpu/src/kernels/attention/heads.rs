@@ -1,20 +1,13 @@
 //! Heads made ready: queries, keys and values normalised, rotated and cached.
 
+use sterna_format::model::RopeLayout;
+
 use super::cache::{CacheLayer, row_shape};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
 use crate::shader::{self, params};
 use crate::{GpuError, Recorder};
-
-/// Which elements of a head are rotated together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RopeLayout {
-    /// `i` with `i + rope_dim / 2`.
-    Halves,
-    /// `2 i` with `2 i + 1`; they leave as halves.
-    Pairs,
-}
 
 /// Rotations: cosine and sine of each pair of elements, `[positions, pairs, 2]`.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,8 @@
 //! Attention of few rows: positions are shared out in spans, that all of the device has something to do.
 
-use super::AttentionShape;
-use super::cache::{CacheLayer, CacheType, row_shape};
+use super::cache::{CacheLayer, row_shape};
 use super::heads::{Heads, Position};
+use super::{AttentionShape, CacheType, share, window};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
@@ -193,7 +193,7 @@ pub fn decode(
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     heads.check(shape.n_heads, cache)?;
-    shape.share(cache, &out)?;
+    share(shape, cache, &out)?;
     expect("attention: rows of one position", 1, heads.qkv.n_rows)?;
     expect("attention: rows of the output", 1, out.n_rows)?;
     let rows = Source {
@@ -273,7 +273,7 @@ fn record(
         row_len: row_len as u32,
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
-        window: shape.window(),
+        window: window(shape),
         n_spans: plan.n_spans as u32,
         span_len: plan.span_len as u32,
         n_angles: prepare.map_or(1, |heads| heads.angles.n_positions()),

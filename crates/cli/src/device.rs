@@ -1,0 +1,283 @@
+//! The flags that choose where a model is computed, and what is asked of that device.
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use sterna::native::{ComputeOptions, Device, DeviceKind, DeviceRequest, n_gpu_layers};
+#[cfg(feature = "gpu")]
+use sterna::native::{GpuPreference, adapter_name, is_real};
+use sterna::{Loaded, Warning};
+use sterna_engine::{Model, ModelPlan};
+use sterna_format::rdrr::RuntimeOptimizations;
+#[cfg(feature = "gpu")]
+use sterna_gpu::{DeviceOptions, Offer, tuning::hints};
+
+use crate::size::n_bytes;
+#[cfg(feature = "gpu")]
+use crate::{pipelines, tuning::Settings};
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BackendFlag {
+    /// The best GPU for models of 64 MiB and more, if there is one; else the CPU
+    Auto,
+    Cpu,
+    Gpu,
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Args)]
+// Programs without GPUs take the flags too, and have no use for some.
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+pub(crate) struct DeviceFlags {
+    /// Where to compute; layers that don't fit a GPU's memory are computed on the CPU
+    #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
+    backend: BackendFlag,
+
+    /// Part of the name of the GPU to take [default: the best]
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
+
+    /// Layers to put on the GPU at most [default: as many as fit]
+    #[arg(long, value_name = "N")]
+    gpu_layers: Option<usize>,
+
+    /// Device memory to take at most, for weights, cache and activations, such as 6GiB [default: what there
+    /// is]
+    #[arg(long, value_name = "SIZE", value_parser = n_bytes)]
+    gpu_memory: Option<NonZero<u64>>,
+
+    /// Launch configurations of a GPU's kernels: as `sterna tune` measured them, or a package asks for, else
+    /// by heuristics; or by heuristics alone
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = TuningFlag::Auto, hide_short_help = true)]
+    gpu_tuning: TuningFlag,
+}
+
+/// What decides launch configurations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TuningFlag {
+    /// Measurements, where there are some; else a package's hints; else heuristics
+    Auto,
+    /// Heuristics
+    Off,
+}
+
+impl DeviceFlags {
+    /// As if the CPU had been asked for.
+    pub(crate) fn cpu() -> DeviceFlags {
+        DeviceFlags {
+            backend: BackendFlag::Cpu,
+            gpu: None,
+            gpu_layers: None,
+            gpu_memory: None,
+            gpu_tuning: TuningFlag::Auto,
+        }
+    }
+
+    /// As if a GPU had been asked for; fails if the CPU was.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn gpu(&self) -> Result<DeviceFlags> {
+        if self.backend == BackendFlag::Cpu {
+            bail!("--backend cpu: expected a GPU");
+        }
+        Ok(DeviceFlags {
+            backend: BackendFlag::Gpu,
+            ..self.clone()
+        })
+    }
+
+    /// The same for the library; fails if the flags contradict each other.
+    fn request(&self) -> Result<DeviceRequest> {
+        if self.backend == BackendFlag::Cpu && self.gpu.is_some() {
+            bail!("--gpu: expected --backend gpu or auto, found --backend cpu");
+        }
+        Ok(DeviceRequest {
+            kind: match self.backend {
+                BackendFlag::Auto => DeviceKind::Auto,
+                BackendFlag::Cpu => DeviceKind::Cpu,
+                BackendFlag::Gpu => DeviceKind::Gpu,
+            },
+            gpu: self.gpu.clone(),
+            gpu_layers: self.gpu_layers,
+            gpu_memory: self.gpu_memory.map(u64::from),
+        })
+    }
+
+    /// The flags that ask for a GPU.
+    fn asked(&self) -> String {
+        match &self.gpu {
+            Some(name) => format!("--gpu {name}"),
+            None => "--backend gpu".to_owned(),
+        }
+    }
+
+    /// Completes what a GPU is opened with, as `hints` would have it.
+    #[cfg(feature = "gpu")]
+    fn configure(&self, offer: &Offer, options: &mut DeviceOptions, hints: &RuntimeOptimizations) {
+        options.pipeline_cache = pipelines::folder();
+        self.settings(offer, hints).apply(options);
+    }
+
+    #[cfg(feature = "gpu")]
+    fn settings(&self, offer: &Offer, hints: &RuntimeOptimizations) -> Settings {
+        Settings::new(offer, hints, self.gpu_tuning == TuningFlag::Auto)
+    }
+}
+
+/// Calls `load` with the device that `flags` ask for, or with the CPU if they leave the choice and no GPU can
+/// have the model; `warn` is told what was chosen, and why.
+pub(crate) fn load_on(
+    flags: &DeviceFlags,
+    compute: ComputeOptions,
+    plan: &ModelPlan,
+    hints: &RuntimeOptimizations,
+    warn: &mut dyn FnMut(Warning),
+    load: impl FnMut(Device) -> sterna::Result<Loaded<Device>>,
+) -> Result<Arc<Model<Device>>> {
+    let request = flags.request()?;
+    #[cfg(feature = "gpu")]
+    let loaded = {
+        let configure = |offer: &Offer, options: &mut DeviceOptions| {
+            flags.configure(offer, options, hints);
+        };
+        sterna::native::load_on_device(&request, compute, plan, &configure, warn, load)
+    };
+    #[cfg(not(feature = "gpu"))]
+    let loaded = {
+        let _ = hints;
+        sterna::native::load_on_device(&request, compute, plan, warn, load)
+    };
+    match loaded {
+        Ok(model) => Ok(model),
+        // What went wrong with the device that was asked for, not with the model.
+        #[cfg(feature = "gpu")]
+        Err(error) if error.is_from::<sterna_gpu::GpuError>() => {
+            Err(error).with_context(|| flags.asked())
+        }
+        #[cfg(not(feature = "gpu"))]
+        Err(error) if request.preference(plan.memory_bytes())? == sterna::native::GpuPreference::Required => {
+            Err(error).with_context(|| flags.asked())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The CPU, and the GPU that `flags` ask for or the best, opened as `hints` would have it.
+#[cfg(feature = "gpu")]
+pub(crate) fn both(
+    flags: &DeviceFlags,
+    compute: ComputeOptions,
+    hints: &RuntimeOptimizations,
+) -> Result<(sterna_engine::Cpu, sterna_engine::Gpu)> {
+    if flags.backend == BackendFlag::Cpu {
+        bail!("--backend cpu: expected a GPU, which is to be compared with the CPU");
+    }
+    let device = (flags.request()?)
+        .open_gpu(|offer, options| flags.configure(offer, options, hints))
+        .with_context(|| flags.asked())?;
+    Ok((compute.cpu(), compute.gpu(device)))
+}
+
+/// The adapter that `flags` ask for, or the best.
+#[cfg(feature = "gpu")]
+pub(crate) fn adapter(flags: &DeviceFlags) -> Result<Offer> {
+    (flags.request()?.adapter()).with_context(|| flags.asked())
+}
+
+/// A hint of a package, and what becomes of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct HintReport {
+    pub(crate) hint: String,
+    pub(crate) value: String,
+    pub(crate) outcome: &'static str,
+    pub(crate) reason: String,
+}
+
+/// What becomes of `hints` where `flags` have a model of `memory_bytes` computed. No GPU is opened; one that
+/// can't be had is none.
+#[cfg(feature = "gpu")]
+pub(crate) fn decisions(
+    flags: &DeviceFlags,
+    hints: &RuntimeOptimizations,
+    memory_bytes: u64,
+) -> Result<Vec<HintReport>> {
+    let request = flags.request()?;
+    let preference = request.preference(memory_bytes)?;
+    let offer = match preference {
+        GpuPreference::Never => None,
+        GpuPreference::Required => request.adapter().ok(),
+        GpuPreference::IfReal => request.adapter().ok().filter(|offer| is_real(&offer.info)),
+    };
+    let decisions = match offer {
+        Some(offer) => flags.settings(&offer, hints).decisions,
+        None => hints::resolve(hints, None).decisions,
+    };
+    let report = |decision: hints::Decision| HintReport {
+        hint: decision.hint,
+        value: decision.value,
+        outcome: decision.outcome.name(),
+        reason: decision.reason,
+    };
+    Ok(decisions.into_iter().map(report).collect())
+}
+
+/// What becomes of `hints`: nothing, as hints are about GPUs.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn decisions(
+    _: &DeviceFlags,
+    hints: &RuntimeOptimizations,
+    _: u64,
+) -> Result<Vec<HintReport>> {
+    let ignored = hints.iter().map(|hint| HintReport {
+        hint: hint.name(),
+        value: hint.value(),
+        outcome: "ignored",
+        reason: "this program was built without GPUs".to_owned(),
+    });
+    Ok(ignored.collect())
+}
+
+/// How long a kernel took on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KernelTime {
+    pub(crate) name: &'static str,
+    pub(crate) workgroups: u64,
+    /// In microseconds.
+    pub(crate) us: f64,
+}
+
+/// Fails unless `device` has kernels of a GPU that can be timed.
+pub(crate) fn expect_timing(device: &Device) -> Result<()> {
+    if n_gpu_layers(device) == 0 {
+        bail!("--kernels: expected a model on a GPU, found one on the CPU");
+    }
+    #[cfg(feature = "gpu")]
+    if let Some(gpu) = device.device()
+        && !gpu.device().features().timestamps
+    {
+        let name = adapter_name(gpu.device().info());
+        bail!("--kernels: expected a GPU that has timestamps, found {name}, which has none");
+    }
+    Ok(())
+}
+
+/// Does `run`, and says how long the kernels took that it started on the GPU of `device`, in order; none
+/// on a CPU.
+pub(crate) fn timed(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Vec<KernelTime>> {
+    #[cfg(feature = "gpu")]
+    if let Some(gpu) = device.device() {
+        let ((), timings) = gpu.timed(run)?;
+        let timings = timings.into_iter().map(|timing| KernelTime {
+            name: timing.name,
+            workgroups: timing.grid.map(u64::from).iter().product(),
+            us: timing.us,
+        });
+        return Ok(timings.collect());
+    }
+    let _ = device;
+    run()?;
+    Ok(Vec::new())
+}

@@ -1,0 +1,380 @@
+//! Models as verbs name them: found, opened, loaded under a progress bar, and what is odd about them told.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use sterna::native::{
+    self, BUILTIN, Device, FileSet, IncomingFiles, LoadFrom, LocalFolder, LocalModel, Located,
+    StoredFiles, Weights, builtin,
+};
+use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
+use sterna_delivery::fetch::Limits;
+use sterna_delivery::pull::PullError;
+use sterna_delivery::store::{self, StoreError};
+use sterna_engine::{Backend, Model, ModelPlan, PlanOptions, Session};
+use sterna_format::hf::{AdapterConfig, GenerationConfig};
+use sterna_format::rdrr::MANIFEST_FILE;
+
+use crate::args::{EngineFlags, LoraFlag, ModelFlags, WeightsFlag};
+use crate::machine::{self, Machine};
+use crate::progress::Progress;
+use crate::{output, pull, trust};
+
+/// Opens what `name` stands for: a path, an address, a name in the store, or the built-in model.
+pub(crate) fn open(name: &str) -> Result<LocalModel> {
+    open_with(name, None)
+}
+
+/// The same; `config` is the `config.json` of a model whose files have none.
+pub(crate) fn open_with(name: &str, config: Option<Value>) -> Result<LocalModel> {
+    let signatures: Arc<dyn Signatures> = Arc::new(Trusted);
+    LocalModel::open(name, find(name)?, config, Some(signatures)).map_err(with_advice)
+}
+
+/// Lets packages in by the trust list of this user.
+struct Trusted;
+
+impl Signatures for Trusted {
+    fn check(&self, name: &str, manifest: &[u8], signature: &str) -> sterna::Result<()> {
+        trust::check_signature(name, manifest, Some(signature))
+            .map(drop)
+            .map_err(|error| {
+                sterna::Error::new(sterna::ErrorCode::Untrusted, format!("{error:#}"))
+            })
+    }
+}
+
+/// Finds what `model` names.
+fn find(model: &str) -> Result<Located> {
+    if model == BUILTIN {
+        return Ok(builtin());
+    }
+    if model.contains("://") {
+        return fetched(model);
+    }
+    let path = Path::new(model);
+    // A name of the store can't look like a path in a folder.
+    if !path.exists() && !model.contains(['/', '\\']) {
+        let stored = in_store(model)?.with_context(|| unknown(model))?;
+        return Ok(Located::stored(stored)?);
+    }
+    Ok(Located::at(path)?)
+}
+
+/// Where a package is.
+pub(crate) enum PackagePlace {
+    /// In a folder.
+    Folder(PathBuf),
+    /// In the store.
+    Stored(Arc<store::Model>),
+}
+
+impl PackagePlace {
+    /// That of `name`: a path, or a name in the store.
+    pub(crate) fn find(name: &str) -> Result<PackagePlace> {
+        let path = Path::new(name);
+        if path.exists() {
+            return Ok(PackagePlace::Folder(path.to_owned()));
+        }
+        let model = in_store(name)?.with_context(|| unknown(name))?;
+        Ok(PackagePlace::Stored(Arc::new(model)))
+    }
+
+    /// Its files.
+    pub(crate) fn files(&self) -> Box<dyn FileSet> {
+        match self {
+            PackagePlace::Folder(path) => Box::new(LocalFolder::new(path)),
+            PackagePlace::Stored(model) => Box::new(StoredFiles::new(Arc::clone(model))),
+        }
+    }
+
+    /// What messages call the file `name`.
+    pub(crate) fn path_of(&self, name: &str) -> String {
+        match self {
+            PackagePlace::Folder(path) => path.join(name).display().to_string(),
+            PackagePlace::Stored(model) => format!("{}/{name}", model.name()),
+        }
+    }
+}
+
+/// The model called `name` in the store, if there is one.
+fn in_store(name: &str) -> Result<Option<store::Model>> {
+    let store = pull::store()?;
+    match store.model(name) {
+        Ok(model) => Ok(Some(model)),
+        Err(StoreError::NoSuchModel { .. } | StoreError::Name { .. }) => Ok(None),
+        Err(error @ StoreError::Damaged { .. }) => Err(error).with_context(|| {
+            format!("{name}: damaged; `sterna pull {name}` fetches what is wrong again")
+        }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What to say of a name that means nothing here: which names do.
+fn unknown(name: &str) -> String {
+    const SHOWN: usize = 5;
+    let models = pull::store().and_then(|store| Ok(store.list()?));
+    // What can't be listed can't be suggested; whoever asks for it is told why.
+    let mut names: Vec<String> = models.map_or(Vec::new(), |models| {
+        models.into_iter().map(|model| model.name).collect()
+    });
+    names.sort_by_cached_key(|known| (distance(name, known), known.clone()));
+    let has = match names.len() {
+        0 => "which is empty (`sterna pull SOURCE` fetches a model)".to_owned(),
+        n if n > SHOWN => format!(
+            "which has {} and {} more",
+            names[..SHOWN].join(", "),
+            n - SHOWN
+        ),
+        _ => format!("which has {}", names.join(", ")),
+    };
+    format!("{name}: no such file or folder, and no model of that name in the store, {has}")
+}
+
+/// Letters to be put in, taken out or exchanged to make `b` of `a`, whatever their case.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let exchanged = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = exchanged.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// The error, with what the user can do about a package that is being fetched and not let in.
+fn with_advice(error: sterna::Error) -> anyhow::Error {
+    let refusal = error.find::<PullError>().and_then(PullError::signature_error);
+    match refusal.map(trust::advice).filter(|advice| !advice.is_empty()) {
+        Some(advice) => anyhow::anyhow!("{error:#}{advice}"),
+        None => error.into(),
+    }
+}
+
+/// The model at an address, as it is there now: a package while it is fetched, others once they are in
+/// the store. One that can't be reached is taken as it was last.
+fn fetched(address: &str) -> Result<Located> {
+    let store = pull::store()?;
+    let known = store.list()?;
+    let known = known
+        .into_iter()
+        .find(|model| model.entry.source == address);
+    let name = known.as_ref().map(|model| model.name.as_str());
+    let limits = Limits {
+        seed: std::process::id().into(),
+        // What is here already isn't waited for.
+        retries: if known.is_some() {
+            1
+        } else {
+            Limits::default().retries
+        },
+        ..Limits::default()
+    };
+    let arrival = pull::begin(store.clone(), address, name, limits)?;
+    let failed = match arrival.files() {
+        Ok(files) if files.contains_key(MANIFEST_FILE) => {
+            return Ok(Located {
+                files: Arc::new(IncomingFiles::new(arrival)),
+                entry: ModelEntry::File(MANIFEST_FILE.to_owned()),
+            });
+        }
+        Ok(_) => arrival.finish().err(),
+        Err(error) => Some(error),
+    };
+    match (failed, name) {
+        (None, _) => {}
+        // That it can't be reached is no refusal.
+        (Some(error), Some(name)) if error.is_unanswered() => {
+            let error = anyhow::Error::from(error);
+            output::note(format_args!(
+                "warning: {error:#}; using `{name}` as it is in the store"
+            ));
+        }
+        (Some(error), _) => return Err(pull::with_advice(error)),
+    }
+    let models = store.list()?;
+    let model = models.iter().find(|model| model.entry.source == address);
+    let model = model.with_context(|| format!("{address}: not in the store"))?;
+    Ok(Located::stored(store.model(&model.name)?)?)
+}
+
+/// Tells what is odd.
+fn tell(warning: &Warning) {
+    match warning {
+        Warning::Placement { .. } | Warning::NotOnGpu { .. } => output::note(warning),
+        warning if warning.is_warning() => output::note(format_args!("warning: {warning}")),
+        warning => output::note(format_args!("note: {warning}")),
+    }
+}
+
+/// What the engine makes of `files`, the output head as `flags` have it.
+pub(crate) fn plan(files: &LocalModel, flags: &ModelFlags) -> Result<ModelPlan> {
+    let options = PlanOptions {
+        i2s_layout: flags.i2s_layout(),
+    };
+    let plan = files.plan(&options)?.with_head(flags.head());
+    plan.with_context(|| files.name().to_owned())
+}
+
+/// `generation_config.json`, or the empty one; tells of recommendations in it that are ignored.
+pub(crate) fn generation_config(files: &LocalModel) -> Result<GenerationConfig> {
+    let mut warnings = Vec::new();
+    let config = files.generation_config(&mut warnings)?;
+    warnings.iter().for_each(tell);
+    Ok(config)
+}
+
+/// Checks the bytes of a package that nobody has checked yet, before anything is made of them.
+pub(crate) fn verify(files: &LocalModel) -> Result<()> {
+    let checks = files.checks();
+    let checked = (files.files().iter().zip(&checks)).filter(|(_, check)| check.is_some());
+    let total = checked.map(|(file, _)| file.len).sum();
+    let progress = Progress::bytes("verifying", total);
+    let warnings = files.verify(machine::default_threads(), &|n| progress.add(n))?;
+    drop(progress);
+    warnings.iter().for_each(tell);
+    Ok(())
+}
+
+/// Reads the weights that `plan` asks for, to where `flags` say, using `n_threads` threads.
+pub(crate) fn load(
+    files: &LocalModel,
+    plan: &ModelPlan,
+    flags: &EngineFlags,
+    n_threads: usize,
+) -> Result<Arc<Model<Device>>> {
+    let load = |device| load_from(files, plan.clone(), device, flags.weights());
+    flags.load_on(n_threads, plan, &files.hints(), &mut tell_owned, load)
+}
+
+fn tell_owned(warning: Warning) {
+    tell(&warning);
+}
+
+/// Reads the weights that `plan` asks for onto `backend`.
+pub(crate) fn load_on<B: Backend>(
+    files: &LocalModel,
+    plan: ModelPlan,
+    backend: B,
+    weights: WeightsFlag,
+) -> Result<Arc<Model<B>>> {
+    let loaded = load_from(files, plan, backend, weights)?;
+    loaded.warnings.iter().for_each(tell);
+    Ok(loaded.model)
+}
+
+fn load_from<B: Backend>(
+    files: &LocalModel,
+    plan: ModelPlan,
+    backend: B,
+    weights: WeightsFlag,
+) -> sterna::Result<sterna::Loaded<B>> {
+    let progress = Progress::bytes("loading", plan.weight_bytes());
+    let options = LoadFrom {
+        weights: match weights {
+            WeightsFlag::Map => Weights::Mapped,
+            WeightsFlag::Read => Weights::Read,
+            WeightsFlag::Auto => Weights::ReadUpTo(Machine::detect().free_memory_bytes / 2),
+        },
+        n_threads: machine::default_threads(),
+        progress: &|n| progress.add(n),
+    };
+    files.load_on(plan, backend, &options)
+}
+
+/// Loads the model and starts a session that holds `ctx_len` tokens.
+pub(crate) fn session(
+    files: &LocalModel,
+    plan: ModelPlan,
+    flags: &EngineFlags,
+    ctx_len: usize,
+) -> Result<Session<Device>> {
+    let max_ctx = plan.config().max_ctx;
+    if ctx_len > max_ctx {
+        tell(&Warning::LongContext {
+            model: files.name().to_owned(),
+            ctx_len,
+            max_ctx,
+        });
+    }
+    let model = load(files, &plan, flags, flags.n_threads())?;
+    Ok(adapt(model, files, flags.lora())?.session(flags.session(ctx_len))?)
+}
+
+/// Loads the adapters that `flags` name for `model`, which is made of `files`.
+pub(crate) fn adapt<B: Backend>(
+    model: Arc<Model<B>>,
+    files: &LocalModel,
+    flags: &[LoraFlag],
+) -> Result<Adapted<B>> {
+    let mut adapted = Adapted::new(model);
+    let mut warnings = Vec::new();
+    for flag in flags {
+        let adapter = open_adapter(&flag.folder)?;
+        adapted.add(adapter, files, (flag.scale, flag.dtype), &mut warnings)?;
+    }
+    warnings.iter().for_each(tell);
+    Ok(adapted)
+}
+
+/// The adapter in a folder, at an address or in the store: PEFT's, of a package, or of an engine bundle.
+pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
+    let signatures: Arc<dyn Signatures> = Arc::new(Trusted);
+    let files: Arc<dyn FileSet> = match folder.to_str().filter(|_| !folder.exists()) {
+        Some(name) if name.contains("://") => fetched(name)?.files,
+        Some(name) => match in_store(name)? {
+            Some(model) => Located::stored(model)?.files,
+            None => Arc::new(LocalFolder::new(folder)),
+        },
+        None => Arc::new(LocalFolder::new(folder)),
+    };
+    let name = folder.display().to_string();
+    Ok(native::open_adapter(&name, &*files, Some(signatures))?)
+}
+
+/// The configuration of an adapter that PEFT saved.
+pub(crate) fn adapter_config(folder: &Path) -> Result<AdapterConfig> {
+    let path = folder.join(sterna::ADAPTER_CONFIG);
+    let bytes = native::read_small(&LocalFolder::new(folder), sterna::ADAPTER_CONFIG)?;
+    let bytes = bytes.with_context(|| format!("{}: no such file", path.display()))?;
+    AdapterConfig::parse(&bytes).with_context(|| path.display().to_string())
+}
+
+/// Says so if the adapter in `folder`, made for the model `base`, is for one that isn't called by any of
+/// `names`.
+pub(crate) fn warn_of_other_base(folder: &Path, base: &str, names: &[String]) {
+    if !sterna::may_be_called(base, names) {
+        tell(&Warning::OtherBase {
+            adapter: folder.display().to_string(),
+            base: base.to_owned(),
+            names: names.to_vec(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_differ_by_their_letters() {
+        for (a, b, n) in [
+            ("", "", 0),
+            ("tiny", "Tiny", 0),
+            ("tiny", "", 4),
+            ("tiny", "tinny", 1),
+            ("tiny", "tony-2", 3),
+            ("ab", "ba", 2),
+        ] {
+            assert_eq!((distance(a, b), distance(b, a)), (n, n), "{a} {b}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A model with the adapters that its sessions begin with.
+
+use std::sync::Arc;
+
+use sterna_engine::{ActiveAdapter, AdapterOptions, Backend, Model, Session, SessionOptions};
+use sterna_format::DType;
+
+use crate::error::{Context, Result};
+use crate::model::{AdapterFiles, ModelFiles};
+use crate::warning::Warning;
+
+/// A model, and the adapters that its sessions begin with.
+pub struct Adapted<B: Backend> {
+    model: Arc<Model<B>>,
+    adapters: Vec<ActiveAdapter<B>>,
+}
+
+impl<B: Backend> Clone for Adapted<B> {
+    fn clone(&self) -> Adapted<B> {
+        Adapted {
+            model: Arc::clone(&self.model),
+            adapters: self.adapters.clone(),
+        }
+    }
+}
+
+impl<B: Backend> Adapted<B> {
+    /// `model` as it is.
+    pub fn new(model: Arc<Model<B>>) -> Adapted<B> {
+        Adapted {
+            model,
+            adapters: Vec::new(),
+        }
+    }
+
+    /// Loads `adapter` for the model, which was made of `files`; it is applied `scale` times as strongly as
+    /// it was trained, its matrices held as `dtype` where they can be.
+    ///
+    /// One that was made for a model of another name is taken with a warning, as the same model has many.
+    /// Errors: its matrices don't fit the model.
+    pub fn add(
+        &mut self,
+        adapter: AdapterFiles,
+        files: &ModelFiles,
+        (scale, dtype): (f32, Option<DType>),
+        warnings: &mut Vec<Warning>,
+    ) -> Result<()> {
+        adapter.check_base(files, warnings)?;
+        let refusal = adapter.refusal();
+        let options = AdapterOptions { dtype };
+        let adapter = self.model.load_adapter(adapter.source, options);
+        let adapter = adapter.with_context(|| refusal)?;
+        self.adapters.push(ActiveAdapter { adapter, scale });
+        Ok(())
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model<B>> {
+        &self.model
+    }
+
+    /// An empty sequence, with the adapters applied.
+    ///
+    /// Errors: there is no memory for it.
+    pub fn session(&self, options: SessionOptions) -> Result<Session<B>> {
+        let mut session = Session::new(Arc::clone(&self.model), options)?;
+        session.set_adapters(self.adapters.clone())?;
+        Ok(session)
+    }
+}

@@ -1,0 +1,329 @@
+//! The one error type of this library: a stable code, and messages from the outermost to the cause.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// A result of this library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What kind of failure an [`Error`] is. [`ErrorCode::as_str`] is the same in every version: HTTP bodies,
+/// exit reports and JavaScript carry it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// There is no such file, model or device.
+    NotFound,
+    /// The system could not read or write.
+    Io,
+    /// A file says what it may not say, or is damaged.
+    InvalidFile,
+    /// The files are right, but nothing here can run them.
+    Unsupported,
+    /// The caller asked for what makes no sense: an option out of range, a prompt without tokens.
+    InvalidRequest,
+    /// Bytes are not those that a hash names.
+    HashMismatch,
+    /// A signature that is wrong or by somebody who isn't trusted.
+    Untrusted,
+    /// More tokens than the context holds.
+    ContextFull,
+    /// The device that computed is gone.
+    DeviceLost,
+    /// The backend failed, or gave numbers that are none.
+    Compute,
+    /// There is not enough memory.
+    OutOfMemory,
+}
+
+impl ErrorCode {
+    /// The code as it is written in HTTP bodies and JavaScript.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ErrorCode::NotFound => "not_found",
+            ErrorCode::Io => "io",
+            ErrorCode::InvalidFile => "invalid_file",
+            ErrorCode::Unsupported => "unsupported",
+            ErrorCode::InvalidRequest => "invalid_request",
+            ErrorCode::HashMismatch => "hash_mismatch",
+            ErrorCode::Untrusted => "untrusted",
+            ErrorCode::ContextFull => "context_full",
+            ErrorCode::DeviceLost => "device_lost",
+            ErrorCode::Compute => "compute",
+            ErrorCode::OutOfMemory => "out_of_memory",
+        }
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why something failed: a code for programs, and for people a message that names place, expected and found.
+///
+/// `{}` is the outermost message, `{:#}` all of them down to the cause, separated by colons.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    code: ErrorCode,
+    kind: Kind,
+}
+
+enum Kind {
+    Message(String),
+    /// Another crate's error, whose message is this one's.
+    Typed(Box<dyn StdError + Send + Sync>),
+    /// A failure seen from further out.
+    Context { message: String, cause: Error },
+}
+
+impl Error {
+    /// An error that nothing else caused.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Error {
+        Error::of(code, Kind::Message(message.into()))
+    }
+
+    /// What `error` says, under `code`; [`Error::find`] gives it back.
+    pub fn typed(code: ErrorCode, error: impl StdError + Send + Sync + 'static) -> Error {
+        Error::of(code, Kind::Typed(Box::new(error)))
+    }
+
+    /// The same failure seen from further out: `message` comes first, the code stays.
+    #[must_use]
+    pub fn context(self, message: impl Into<String>) -> Error {
+        let kind = Kind::Context {
+            message: message.into(),
+            cause: self,
+        };
+        Error::of(kind.code(), kind)
+    }
+
+    fn of(code: ErrorCode, kind: Kind) -> Error {
+        Error(Box::new(Inner { code, kind }))
+    }
+
+    /// What kind of failure it is.
+    pub fn code(&self) -> ErrorCode {
+        self.0.code
+    }
+
+    /// Whether it is an error of type `T`, and not one that such an error caused.
+    pub fn is_from<T: StdError + 'static>(&self) -> bool {
+        matches!(&self.0.kind, Kind::Typed(error) if error.is::<T>())
+    }
+
+    /// The error of type `T` among those that caused this one, the outermost first.
+    pub fn find<T: StdError + 'static>(&self) -> Option<&T> {
+        let mut at: Option<&(dyn StdError + 'static)> = match &self.0.kind {
+            Kind::Message(_) => None,
+            Kind::Typed(error) => Some(&**error),
+            Kind::Context { cause, .. } => return cause.find(),
+        };
+        while let Some(error) = at {
+            if let Some(found) = error.downcast_ref::<T>() {
+                return Some(found);
+            }
+            at = error.source();
+        }
+        None
+    }
+}
+
+impl Kind {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Kind::Context { cause, .. } => cause.code(),
+            Kind::Message(_) | Kind::Typed(_) => ErrorCode::InvalidFile,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.kind {
+            Kind::Message(message) | Kind::Context { message, .. } => f.write_str(message)?,
+            Kind::Typed(error) => write!(f, "{error}")?,
+        }
+        if f.alternate() {
+            let mut at = self.source();
+            while let Some(error) = at {
+                write!(f, ": {error}")?;
+                at = error.source();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}] {self:#}", self.0.code)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.0.kind {
+            Kind::Message(_) => None,
+            Kind::Typed(error) => error.source(),
+            Kind::Context { cause, .. } => Some(cause),
+        }
+    }
+}
+
+/// Says where a failure happened.
+pub(crate) trait Context<T> {
+    /// Puts `message` before what went wrong.
+    fn context(self, message: impl Into<String>) -> Result<T>;
+    /// The same; `message` is made only if something went wrong.
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> Context<T> for std::result::Result<T, E> {
+    fn context(self, message: impl Into<String>) -> Result<T> {
+        self.map_err(|error| error.into().context(message))
+    }
+
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T> {
+        self.map_err(|error| error.into().context(message()))
+    }
+}
+
+/// Something that a file lacks.
+impl<T> Context<T> for Option<T> {
+    fn context(self, message: impl Into<String>) -> Result<T> {
+        self.ok_or_else(|| Error::new(ErrorCode::InvalidFile, message))
+    }
+
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T> {
+        self.ok_or_else(|| Error::new(ErrorCode::InvalidFile, message()))
+    }
+}
+
+/// Returns an [`Error`] with the [`ErrorCode`] and the message given.
+macro_rules! bail {
+    ($code:ident, $($message:tt)+) => {
+        return Err($crate::Error::new($crate::ErrorCode::$code, format!($($message)+)))
+    };
+}
+pub(crate) use bail;
+
+/// The code of each error of other crates.
+macro_rules! codes {
+    ($($error:ty => $code:expr;)+) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Error {
+                let code: fn(&$error) -> ErrorCode = $code;
+                Error::typed(code(&error), error)
+            }
+        })+
+    };
+}
+
+codes! {
+    sterna_delivery::hash::Mismatch => |_| ErrorCode::HashMismatch;
+    sterna_engine::AdapterError => |_| ErrorCode::InvalidFile;
+    sterna_engine::EngineError => engine_code;
+    sterna_engine::LoadError => load_code;
+    sterna_engine::PlanError => |_| ErrorCode::Unsupported;
+    sterna_engine::SamplerError => |_| ErrorCode::InvalidRequest;
+    sterna_format::bundle::BundleError => |_| ErrorCode::InvalidFile;
+    sterna_format::gguf::GgufError => |_| ErrorCode::InvalidFile;
+    sterna_format::UnknownI2sLayout => |_| ErrorCode::InvalidFile;
+    sterna_format::hf::AdapterNameError => |_| ErrorCode::InvalidFile;
+    sterna_format::hf::ConfigError => |_| ErrorCode::InvalidFile;
+    sterna_format::rdrr::Problems => |_| ErrorCode::InvalidFile;
+    sterna_format::safetensors::SafeTensorsError => |_| ErrorCode::InvalidFile;
+    sterna_kernels::quant::QuantError => |_| ErrorCode::InvalidFile;
+    sterna_text::TemplateError => |_| ErrorCode::InvalidFile;
+    sterna_text::TokenizerError => |_| ErrorCode::InvalidFile;
+    serde_json::Error => |_| ErrorCode::InvalidFile;
+    std::collections::TryReserveError => |_| ErrorCode::OutOfMemory;
+    std::str::Utf8Error => |_| ErrorCode::InvalidFile;
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+codes! {
+    sterna_delivery::LocalFileError => local_code;
+    sterna_delivery::pull::PullError => pull_code;
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+fn pull_code(error: &sterna_delivery::pull::PullError) -> ErrorCode {
+    match error {
+        error if error.signature_error().is_some() => ErrorCode::Untrusted,
+        _ => ErrorCode::Io,
+    }
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+fn local_code(error: &sterna_delivery::LocalFileError) -> ErrorCode {
+    use sterna_delivery::LocalFileError;
+    match error {
+        LocalFileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            ErrorCode::NotFound
+        }
+        LocalFileError::OutOfBounds { .. } => ErrorCode::InvalidFile,
+        _ => ErrorCode::Io,
+    }
+}
+
+#[cfg(feature = "gpu")]
+codes! {
+    sterna_gpu::GpuError => gpu_code;
+}
+
+#[cfg(feature = "gpu")]
+fn gpu_code(error: &sterna_gpu::GpuError) -> ErrorCode {
+    match error {
+        sterna_gpu::GpuError::NoAdapter { .. } => ErrorCode::NotFound,
+        error if error.is_lost() => ErrorCode::DeviceLost,
+        _ => ErrorCode::Compute,
+    }
+}
+
+fn load_code(error: &sterna_engine::LoadError) -> ErrorCode {
+    use sterna_engine::LoadError;
+    match error {
+        LoadError::Backend(error) if error.is_lost() => ErrorCode::DeviceLost,
+        LoadError::Backend(_) => ErrorCode::Compute,
+        _ => ErrorCode::InvalidFile,
+    }
+}
+
+fn engine_code(error: &sterna_engine::EngineError) -> ErrorCode {
+    use sterna_engine::EngineError;
+    match error {
+        error if error.is_lost() => ErrorCode::DeviceLost,
+        EngineError::ContextFull { .. } => ErrorCode::ContextFull,
+        EngineError::Backend(_) => ErrorCode::Compute,
+        _ => ErrorCode::InvalidRequest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_chain_and_the_code_of_the_cause_stays() {
+        let parsed: Result<u8, _> = serde_json::from_str("x");
+        let error = parsed.context("config.json").unwrap_err().context("model");
+        assert_eq!(error.code(), ErrorCode::InvalidFile);
+        assert_eq!(error.to_string(), "model");
+        assert_eq!(
+            format!("{error:#}"),
+            "model: config.json: expected value at line 1 column 1"
+        );
+        assert!(error.find::<serde_json::Error>().is_some());
+        assert!(error.find::<std::str::Utf8Error>().is_none());
+    }
+
+    #[test]
+    fn what_is_missing_has_no_cause() {
+        let error = None::<u8>.context("expected a number, found none").unwrap_err();
+        assert_eq!(format!("{error:#}"), "expected a number, found none");
+        assert_eq!(format!("{error:?}"), "[invalid_file] expected a number, found none");
+    }
+}

@@ -1,0 +1,164 @@
+//! From a model's files to the engine: the bytes it asks for, verified, in the order it asks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sterna_delivery::hash::{Expected, Verified};
+use sterna_engine::{Backend, Loader, Model, ModelPlan, TensorRequest};
+
+use super::{Header, ModelFiles};
+use crate::error::{Context, Result};
+use crate::want::{Files, Machine};
+use crate::warning::Warning;
+
+/// How to load a model.
+#[derive(Default)]
+pub struct LoadOptions<'a> {
+    /// Who verifies files whose hashes are known.
+    pub verification: Verification,
+    /// Is told how many bytes of weights were loaded each time there are more.
+    pub progress: Option<Box<dyn FnMut(u64) + 'a>>,
+}
+
+/// Who verifies files whose hashes are known, before a model is made of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verification {
+    /// Loading: such a file is wanted whole, and kept in memory.
+    #[default]
+    ByLoading,
+    /// Whoever gives the bytes: what [`ModelFiles::checks`] says is checked before a range is given.
+    BySource,
+}
+
+/// A model that was loaded.
+pub struct Loaded<B: Backend> {
+    /// The model.
+    pub model: Arc<Model<B>>,
+    /// What is odd about it.
+    pub warnings: Vec<Warning>,
+}
+
+impl ModelFiles {
+    /// Loads the weights that `plan`, made of these files, asks for onto `backend`.
+    pub fn load<'a, B: Backend + 'a>(
+        &'a self,
+        plan: ModelPlan,
+        backend: B,
+        options: LoadOptions<'a>,
+    ) -> Machine<'a, Loaded<B>> {
+        Machine::new(move |files| self.run_load(plan, backend, options, files))
+    }
+
+    async fn run_load<B: Backend>(
+        &self,
+        plan: ModelPlan,
+        backend: B,
+        mut options: LoadOptions<'_>,
+        files: Files,
+    ) -> Result<Loaded<B>> {
+        let mut shards = Shards::new(self, files, options.verification);
+        let mut loader = Loader::new(plan, backend);
+        while let Some(want) = loader.wanted() {
+            let bytes = shards.tensor(want).await?;
+            let len = want.len;
+            loader.feed(bytes).with_context(|| self.name())?;
+            if let Some(progress) = &mut options.progress {
+                progress(len);
+            }
+        }
+        // Those that hold no weights of the plan are to be right too.
+        shards.verify_rest().await?;
+        let mut warnings = shards.warnings;
+        let oddity = |what: String| Warning::Oddity {
+            model: self.name().to_owned(),
+            what,
+        };
+        if let Header::Package(header) = &self.header {
+            warnings.extend(header.hf_config()?.warnings.into_iter().map(oddity));
+        }
+        // One of a kind is enough: what is odd about a checkpoint is odd about all its layers.
+        let first = loader.warnings().first().map(ToString::to_string);
+        warnings.extend(first.map(oddity));
+        let model = loader.finish().with_context(|| self.name())?;
+        Ok(Loaded { model, warnings })
+    }
+}
+
+/// Weight files as they are given, verified where nobody has done so.
+pub(super) struct Shards<'a> {
+    of: &'a ModelFiles,
+    files: Files,
+    checks: Vec<Option<Expected>>,
+    /// Files that were verified, whole.
+    verified: HashMap<usize, Bytes>,
+    warnings: Vec<Warning>,
+}
+
+impl<'a> Shards<'a> {
+    pub(super) fn new(of: &'a ModelFiles, files: Files, verification: Verification) -> Shards<'a> {
+        Shards {
+            checks: match verification {
+                Verification::ByLoading => of.checks(),
+                Verification::BySource => Vec::new(),
+            },
+            of,
+            files,
+            verified: HashMap::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The bytes of `want`, made of verified ones.
+    pub(super) async fn tensor(&mut self, want: &TensorRequest) -> Result<Bytes> {
+        let mut parts = Vec::new();
+        for (file, range) in self.of.parts(want)? {
+            parts.push(self.bytes(file, range).await?);
+        }
+        self.of.join(want, parts)
+    }
+
+    async fn bytes(&mut self, file: usize, range: std::ops::Range<u64>) -> Result<Bytes> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        if self.checks.get(file).copied().flatten().is_none() {
+            let name = &self.of.files[file].name;
+            return Ok(self.files.bytes(name, range).await);
+        }
+        let whole = self.whole(file).await?;
+        Ok(whole.slice(range.start as usize..range.end as usize))
+    }
+
+    /// The file with this index, verified.
+    async fn whole(&mut self, file: usize) -> Result<Bytes> {
+        if let Some(bytes) = self.verified.get(&file) {
+            return Ok(bytes.clone());
+        }
+        let entry = &self.of.files[file];
+        let bytes = match entry.len {
+            0 => Bytes::new(),
+            len => self.files.bytes(&entry.name, 0..len).await,
+        };
+        if let Some(expected) = self.checks.get(file).copied().flatten() {
+            let verified = expected.verify(&bytes);
+            let verified = verified.with_context(|| entry.label.clone())?;
+            if verified == Verified::Blake3Variant {
+                let file = entry.label.clone();
+                self.warnings.push(Warning::Blake3Variant { file });
+            }
+        }
+        self.verified.insert(file, bytes.clone());
+        Ok(bytes)
+    }
+
+    /// Verifies the files that nothing was wanted of.
+    pub(super) async fn verify_rest(&mut self) -> Result<()> {
+        for file in 0..self.checks.len() {
+            if self.checks[file].is_some() {
+                self.whole(file).await?;
+            }
+        }
+        Ok(())
+    }
+}

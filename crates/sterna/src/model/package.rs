@@ -1,0 +1,249 @@
+//! Packages as models: their shards found, every tensor given a place that the engine can read.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use sterna_delivery::hash::Expected;
+use sterna_delivery::package::hashed_files;
+use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_format::TensorCatalog;
+use sterna_format::gguf::{self, Gguf, Metadata};
+use sterna_format::hf::Config;
+use sterna_format::digest::Digest;
+use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
+use sterna_format::I2sLayout;
+
+use super::assemble::{self, Assembled};
+use super::companions::{self, Companions, read_one};
+use super::text::GGUF_TOKENIZER_FILE;
+use super::{Header, ModelFiles, OpenOptions, WeightFile, label};
+use crate::error::{Context, Result, bail};
+use crate::want::{Files, Machine};
+
+/// Decides whether a signed package is let in.
+pub trait Signatures {
+    /// Whether `signature`, in minisign's form, is a trusted one of `manifest`, of the package called `name`.
+    ///
+    /// Errors: [`ErrorCode::Untrusted`](crate::ErrorCode::Untrusted) if it isn't.
+    fn check(&self, name: &str, manifest: &[u8], signature: &str) -> Result<()>;
+}
+
+/// A package, as its manifest describes it.
+#[derive(Debug)]
+pub struct PackageHeader {
+    /// The manifest and the tensor map.
+    pub package: Package,
+    /// Stands before the names of files in messages.
+    prefix: String,
+    /// Files beside the shards that the manifest gives digests of.
+    hashed: BTreeMap<String, Digest>,
+    /// Tokenizer and template of the GGUF file that the package was made from.
+    pub(super) gguf_text: Option<Metadata>,
+    /// Why the package can't be run, though it can be looked at.
+    not_runnable: Option<String>,
+}
+
+/// Opens the package in a folder.
+pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFiles> {
+    let name = &options.name;
+    // Read once: what was signed is what is parsed.
+    let bytes = read_manifest(&options, files).await?;
+    check_signed(&bytes, &options, files).await?;
+    let package = parse(&bytes, &options, files).await?;
+    let manifest = package.manifest();
+    let mut shards = Vec::new();
+    for shard in &manifest.shards {
+        let label = options.label(&shard.file_name);
+        // What a shard holds is verified, by `PackageHeader::checks`, before a model is made of it.
+        match files.len(&shard.file_name).await {
+            Some(len) if len == shard.size => shards.push(WeightFile {
+                name: shard.file_name.clone(),
+                label,
+                len,
+            }),
+            Some(len) => bail!(InvalidFile, "{label}: expected {} bytes, found {len}", shard.size),
+            None => bail!(NotFound, "{label}: expected a file, found none"),
+        }
+    }
+    let mut tensors = TensorCatalog::default();
+    let mut assembled: Vec<Assembled> = Vec::new();
+    let mut not_runnable = manifest.is_lora().then(|| {
+        format!("expected a model, found a LoRA adapter; use it with its base model: --lora {name}")
+    });
+    for tensor in package.tensors().iter() {
+        let Some(dtype) = tensor.dtype.known() else {
+            let reason = format!(
+                "tensor `{}`: type {} isn't supported",
+                tensor.name, tensor.dtype
+            );
+            not_runnable.get_or_insert(reason);
+            continue;
+        };
+        let (entry, made) = assemble::place(tensor, dtype, shards.len() + assembled.len())
+            .with_context(|| name.clone())?;
+        assembled.extend(made);
+        let added = tensors.insert(entry);
+        added.expect("names in a tensor map are unique");
+    }
+    // Under these names lie values as GGUF has them, queries and keys in another order.
+    let gguf = |name: &str| name.starts_with("blk.") || name.starts_with("token_embd");
+    if let Some(tensor) = package.tensors().iter().find(|t| gguf(&t.name)) {
+        not_runnable.get_or_insert(format!(
+            "tensor `{}`: expected Hugging Face names and values, found GGUF's; convert the original again",
+            tensor.name
+        ));
+    }
+    let companions = read_companions(manifest, &options, files).await;
+    let mut header = PackageHeader {
+        hashed: (hashed_files(manifest).into_iter())
+            .map(|(name, file)| (name.to_owned(), file.hash))
+            .collect(),
+        package,
+        prefix: options.prefix.clone(),
+        gguf_text: None,
+        not_runnable,
+    };
+    if let Some(bytes) = header.beside(&companions, GGUF_TOKENIZER_FILE)? {
+        let what = || options.label(GGUF_TOKENIZER_FILE);
+        let gguf = Gguf::parse(&bytes, bytes.len() as u64).with_context(what)?;
+        let model = gguf::Model::from_parts(vec![gguf]).with_context(what)?;
+        header.gguf_text = Some(model.into_parts().0);
+    }
+    Ok(ModelFiles {
+        options,
+        files: shards,
+        assembled,
+        tensors,
+        companions,
+        header: Header::Package(Box::new(header)),
+    })
+}
+
+/// Reading a package without opening a model of it.
+#[derive(Debug)]
+pub struct PackageFiles;
+
+impl PackageFiles {
+    /// The manifest and the tensor map of the package in a folder. Whoever signed it is not looked at.
+    pub fn open(options: OpenOptions) -> Machine<'static, Package> {
+        Machine::new(move |files| async move {
+            let bytes = read_manifest(&options, &files).await?;
+            parse(&bytes, &options, &files).await
+        })
+    }
+}
+
+async fn read_manifest(options: &OpenOptions, files: &Files) -> Result<Bytes> {
+    match read_one(MANIFEST_FILE, options, files).await? {
+        // A copy: what is verified and then parsed can't change in between.
+        Some(bytes) => Ok(Bytes::copy_from_slice(&bytes)),
+        None => bail!(
+            NotFound,
+            "{}: expected {MANIFEST_FILE} in the folder, found none",
+            options.name
+        ),
+    }
+}
+
+/// The small files of the package that `manifest` describes.
+async fn read_companions(
+    manifest: &Manifest,
+    options: &OpenOptions,
+    files: &Files,
+) -> Companions {
+    let entry = manifest.tokenizer.iter();
+    let named = entry.flat_map(|entry| [&entry.file, &entry.sentencepiece_model]);
+    let mut names: Vec<&str> = named.flatten().map(String::as_str).collect();
+    names.extend(companions::NAMES);
+    names.push(GGUF_TOKENIZER_FILE);
+    names.sort_unstable();
+    names.dedup();
+    Companions::read(names, options, files).await
+}
+
+/// Refuses a package whose `manifest` somebody signed whom the user doesn't trust.
+async fn check_signed(manifest: &[u8], options: &OpenOptions, files: &Files) -> Result<()> {
+    let Some(signature) = read_one(SIGNATURE_FILE, options, files).await? else {
+        return Ok(());
+    };
+    let label = || options.label(SIGNATURE_FILE);
+    let signature = std::str::from_utf8(&signature).with_context(|| format!("{}: no text", label()))?;
+    match &options.signatures {
+        Some(signatures) => signatures.check(&options.name, manifest, signature),
+        None => bail!(Untrusted, "{}: expected a signature by a trusted key; no key is trusted", label()),
+    }
+}
+
+/// The package whose manifest is `bytes`.
+async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Package> {
+    let manifest = Manifest::parse(bytes).with_context(|| options.label(MANIFEST_FILE))?;
+    let map = match manifest.tensor_map_file() {
+        Some(name) => read_one(name, options, files).await?.map(|bytes| (name.to_owned(), bytes)),
+        None => None,
+    };
+    let package = Package::open(manifest, |_| match &map {
+        Some((name, bytes)) => {
+            let tensors = TensorMap::parse(bytes).with_context(|| options.label(name))?;
+            Ok::<_, crate::Error>(Some(tensors))
+        }
+        None => Ok(None),
+    });
+    package.with_context(|| options.name.clone())
+}
+
+impl PackageHeader {
+    /// What each shard must be, in order.
+    pub(super) fn checks(&self) -> Vec<Option<Expected>> {
+        let manifest = self.package.manifest();
+        let expected = |shard: &rdrr::Shard| Expected::Digest(shard.hash);
+        manifest.shards.iter().map(|s| Some(expected(s))).collect()
+    }
+
+    /// The bytes of the file called `name` beside the shards, as the manifest says they must be. Where it
+    /// gives hashes of such files, others are taken not to be there: anybody may have put them.
+    pub(super) fn beside(&self, companions: &Companions, name: &str) -> Result<Option<Bytes>> {
+        let expected = self.hashed.get(name);
+        if expected.is_none() && !self.hashed.is_empty() {
+            return Ok(None);
+        }
+        let label = || label(&self.prefix, name);
+        let Some(bytes) = companions.get(name)? else {
+            return match expected {
+                Some(_) => bail!(NotFound, "{}: expected a file, found none", label()),
+                None => Ok(None),
+            };
+        };
+        // A copy: what is verified and then parsed can't change in between.
+        let bytes = Bytes::copy_from_slice(&bytes);
+        if let Some(digest) = expected {
+            let verified = Expected::Digest(*digest).verify(&bytes);
+            verified.with_context(label)?;
+        }
+        Ok(Some(bytes))
+    }
+
+    /// How I2_S codes are packed, where the manifest says it.
+    pub(super) fn i2s_layout(&self) -> Result<Option<I2sLayout>> {
+        let info = self.package.manifest().quantization_info.as_ref();
+        match info.and_then(|info| info.i2s_layout.as_deref()) {
+            None => Ok(None),
+            Some(name) => Ok(Some(name.parse().context("quantizationInfo.i2sLayout")?)),
+        }
+    }
+
+    /// The Hugging Face configuration of the model.
+    ///
+    /// Errors: the manifest doesn't say enough of it.
+    pub fn hf_config(&self) -> Result<HfConfig> {
+        Ok(rdrr::hf_config(self.package.manifest())?)
+    }
+
+    /// The same, read; fails for packages that can't be run at all.
+    pub(super) fn config(&self) -> Result<Config> {
+        if let Some(reason) = &self.not_runnable {
+            bail!(Unsupported, "{reason}");
+        }
+        let config = self.hf_config()?.parsed();
+        config.context("the configuration that the manifest amounts to")
+    }
+}

@@ -1,0 +1,237 @@
+//! Models whose files are on this machine.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread;
+
+use bytes::Bytes;
+use serde_json::Value;
+use sterna_engine::{Backend, ModelPlan, TensorRequest};
+use sterna_format::rdrr::Package;
+
+use super::files::{FileSet, SourceFile, expect_file};
+use super::find::Located;
+use super::shards::Shards;
+use crate::error::{Context, Result};
+use crate::model::{
+    AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles, Signatures,
+    Verification,
+};
+use crate::want::{Machine, Want};
+use crate::warning::Warning;
+
+/// A model whose files are on this machine, or on their way to it: what they say ([`ModelFiles`]), and the
+/// files.
+pub struct LocalModel {
+    model: ModelFiles,
+    files: Arc<dyn FileSet>,
+    /// The files with weights, in the order of [`ModelFiles::files`].
+    sources: Vec<SourceFile>,
+}
+
+/// Where weights lie once they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weights {
+    /// In the mapped files.
+    Mapped,
+    /// Read into memory of this process, in huge pages where the system has them.
+    Read,
+    /// Read if they are no more bytes than this, else mapped.
+    ReadUpTo(u64),
+}
+
+/// How to load a model from files of this machine.
+pub struct LoadFrom<'a> {
+    /// Where weights lie.
+    pub weights: Weights,
+    /// Threads that verify files ahead of whoever wants them.
+    pub n_threads: usize,
+    /// Is told how many bytes of weights were loaded each time there are more.
+    pub progress: &'a dyn Fn(u64),
+}
+
+impl LocalModel {
+    /// Opens the model of `located`, which messages call `name`.
+    ///
+    /// `config` stands for the `config.json` of a model whose files have none; `signatures` decides whether a
+    /// signed package is let in.
+    /// Errors: files that can't be opened or read.
+    pub fn open(
+        name: &str,
+        located: Located,
+        config: Option<Value>,
+        signatures: Option<Arc<dyn Signatures>>,
+    ) -> Result<LocalModel> {
+        let Located { files, entry } = located;
+        let options = OpenOptions {
+            stem: super::stem(name),
+            prefix: files.prefix(),
+            config,
+            signatures,
+            is_verified: files.is_verified(),
+            ..OpenOptions::new(name)
+        };
+        let model = drive(ModelFiles::open(entry, options), &*files)?;
+        let sources = (model.files().iter())
+            .map(|file| expect_file(&*files, &file.name))
+            .collect::<Result<_>>()?;
+        Ok(LocalModel {
+            model,
+            files,
+            sources,
+        })
+    }
+
+    /// The files with weights, in the order of [`ModelFiles::files`].
+    pub fn sources(&self) -> &[SourceFile] {
+        &self.sources
+    }
+
+    /// The small file called `name` in the model's folder, as it is now, if there is one.
+    ///
+    /// Errors: it is too large, or can't be read.
+    pub fn read_beside(&self, name: &str) -> Result<Option<Bytes>> {
+        read_small(&*self.files, name)
+    }
+
+    /// A range of bytes that a plan of this model asks for.
+    ///
+    /// Errors: it can't be read.
+    pub fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
+        let parts = self.model.parts(want)?.into_iter();
+        let parts = parts.map(|(file, range)| {
+            self.sources[file].slice(range.start, range.end - range.start)
+        });
+        self.model.join(want, parts.collect::<Result<_>>()?)
+    }
+
+    /// Checks the bytes of a package that nobody has checked yet, where they are mapped, on `n_threads`
+    /// threads; `progress` is told of the bytes of each file.
+    ///
+    /// Errors: a file that isn't what its hash says.
+    pub fn verify(&self, n_threads: usize, progress: &dyn Fn(u64)) -> Result<Vec<Warning>> {
+        let checks = self.model.checks();
+        let is_checked: Vec<bool> = checks.iter().map(Option::is_some).collect();
+        thread::scope(|scope| {
+            let mut shards = Shards::start(scope, &self.sources, checks, false, n_threads);
+            for (i, _) in is_checked.iter().enumerate().filter(|(_, is)| **is) {
+                progress(shards.get(i)?.len());
+            }
+            shards.finish()
+        })
+    }
+
+    /// Waits until a package that is being fetched is in the store.
+    ///
+    /// Errors: it can't be had.
+    pub fn settle(&self) -> Result<()> {
+        self.files.settle()
+    }
+
+    /// Reads the weights that `plan` asks for onto `backend`.
+    ///
+    /// Errors: weights that can't be read, aren't what their hash says, or that the backend can't take.
+    pub fn load_on<B: Backend>(
+        &self,
+        plan: ModelPlan,
+        backend: B,
+        options: &LoadFrom<'_>,
+    ) -> Result<Loaded<B>> {
+        let is_read = match options.weights {
+            Weights::Mapped => false,
+            Weights::Read => true,
+            Weights::ReadUpTo(n_bytes) => {
+                self.sources.iter().map(SourceFile::len).sum::<u64>() <= n_bytes
+            }
+        };
+        let (checks, n_threads) = (self.model.checks(), options.n_threads);
+        let progress = options.progress;
+        thread::scope(|scope| {
+            let mut shards = Shards::start(scope, &self.sources, checks, is_read, n_threads);
+            let loading = LoadOptions {
+                verification: Verification::BySource,
+                progress: Some(Box::new(|n| progress(n))),
+            };
+            let mut machine = self.model.load(plan, backend, loading);
+            while let Some(want) = machine.wanted() {
+                let Want::Bytes { name, range } = want else {
+                    unreachable!("all files are there once a model is open");
+                };
+                let index = self.model.files().iter().position(|file| file.name == name);
+                let index = index.with_context(|| format!("{name}: no file of the model"))?;
+                let bytes = shards.get(index)?;
+                machine.give_bytes(bytes.slice(range.start, range.end - range.start)?)?;
+            }
+            let warnings = shards.finish()?;
+            self.settle()?;
+            let mut loaded = machine.finish()?;
+            loaded.warnings.extend(warnings);
+            Ok(loaded)
+        })
+    }
+}
+
+impl Deref for LocalModel {
+    type Target = ModelFiles;
+
+    fn deref(&self) -> &ModelFiles {
+        &self.model
+    }
+}
+
+/// The adapter in `files`, which messages call `name`.
+///
+/// Errors: there is none, or it can't be read.
+pub fn open_adapter(
+    name: &str,
+    files: &dyn FileSet,
+    signatures: Option<Arc<dyn Signatures>>,
+) -> Result<AdapterFiles> {
+    let options = OpenOptions {
+        stem: super::stem(name),
+        prefix: files.prefix(),
+        signatures,
+        is_verified: files.is_verified(),
+        ..OpenOptions::new(name)
+    };
+    let adapter = drive(AdapterFiles::open(options, Verification::ByLoading), files)?;
+    files.settle()?;
+    Ok(adapter)
+}
+
+/// The manifest and the tensor map of the package in `files`, which messages call `name`. Whoever signed it
+/// is not looked at.
+///
+/// Errors: there is none, or it can't be read.
+pub fn read_package(name: &str, files: &dyn FileSet) -> Result<Package> {
+    let options = OpenOptions {
+        prefix: files.prefix(),
+        ..OpenOptions::new(name)
+    };
+    drive(PackageFiles::open(options), files)
+}
+
+/// The file called `name` of `files` as it is now, if there is one.
+///
+/// Errors: it has more than [`MAX_FILE_BYTES`], or can't be read.
+pub fn read_small(files: &dyn FileSet, name: &str) -> Result<Option<Bytes>> {
+    files.file(name)?.map(|file| file.read_small()).transpose()
+}
+
+/// Gives `machine` what it wants of `files`.
+fn drive<T>(mut machine: Machine<'_, T>, files: &dyn FileSet) -> Result<T> {
+    while let Some(want) = machine.wanted() {
+        match want {
+            Want::Len { name } => {
+                let file = files.file(&name)?;
+                machine.give_len(file.map(|file| file.len()))?;
+            }
+            Want::Bytes { name, range } => {
+                let file = expect_file(files, &name)?;
+                // Of a mapped file, all there is costs nothing.
+                machine.give_bytes(file.slice(range.start, file.len() - range.start)?)?;
+            }
+        }
+    }
+    machine.finish()
+}

@@ -1,0 +1,18 @@
+//! Models on this machine: finding their files, reading and verifying them on several threads.
+
+#[cfg(feature = "builtin")]
+mod builtin;
+mod device;
+mod files;
+mod find;
+mod local;
+mod names;
+mod shards;
+
+#[cfg(feature = "builtin")]
+pub use builtin::{BUILTIN, builtin};
+pub use device::*;
+pub use files::{FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file};
+pub use find::Located;
+pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
+pub use names::stem;

@@ -1,0 +1,308 @@
+//! State machines that say which bytes of which files they want, and are given them.
+//!
+//! What opens or loads a model is written once, as a coroutine; whoever drives it has the files: a mapped
+//! folder, a download that is still arriving, the storage of a browser, a peer.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::ops::Range;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use bytes::{Bytes, BytesMut};
+
+use crate::error::{Error, ErrorCode, Result, bail};
+
+/// What a [`Machine`] wants next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Want {
+    /// The length of a file: [`Machine::give_len`].
+    Len {
+        /// Its name in its folder.
+        name: String,
+    },
+    /// Bytes of a file that is there: [`Machine::give_bytes`].
+    Bytes {
+        /// Its name in its folder.
+        name: String,
+        /// The bytes wanted, never none.
+        range: Range<u64>,
+    },
+}
+
+/// Work that needs files and has none: ask what it [wants](Machine::wanted), give it that, and
+/// [finish](Machine::finish) once it wants nothing more.
+///
+/// ```
+/// # fn drive(mut opening: sterna::Machine<'_, sterna::ModelFiles>, files: &std::collections::HashMap<String, bytes::Bytes>) -> sterna::Result<sterna::ModelFiles> {
+/// use sterna::Want;
+/// while let Some(want) = opening.wanted() {
+///     match want {
+///         Want::Len { name } => opening.give_len(files.get(&name).map(|file| file.len() as u64))?,
+///         Want::Bytes { name, range } => {
+///             let range = range.start as usize..range.end as usize;
+///             opening.give_bytes(files[&name].slice(range))?;
+///         }
+///     }
+/// }
+/// opening.finish()
+/// # }
+/// ```
+pub struct Machine<'a, T> {
+    state: State<'a, T>,
+    exchange: Exchange,
+}
+
+enum State<'a, T> {
+    Working(Pin<Box<dyn Future<Output = Result<T>> + 'a>>),
+    Done(Result<T>),
+}
+
+/// The pigeonhole between a coroutine and its driver.
+#[derive(Clone, Default)]
+struct Exchange(Rc<RefCell<Slot>>);
+
+#[derive(Default)]
+struct Slot {
+    want: Option<Want>,
+    given: Option<Given>,
+}
+
+enum Given {
+    Len(Option<u64>),
+    Bytes(Bytes),
+}
+
+impl<'a, T> Machine<'a, T> {
+    /// The machine that `work` makes of its access to files.
+    pub(crate) fn new<F: Future<Output = Result<T>> + 'a>(
+        work: impl FnOnce(Files) -> F,
+    ) -> Machine<'a, T> {
+        let exchange = Exchange::default();
+        let work = work(Files(exchange.clone()));
+        Machine {
+            state: State::Working(Box::pin(work)),
+            exchange,
+        }
+    }
+
+    /// What is wanted now; `None` once it is done, or has failed.
+    pub fn wanted(&mut self) -> Option<Want> {
+        let waiting = {
+            let slot = self.exchange.0.borrow();
+            slot.given.is_none().then(|| slot.want.clone()).flatten()
+        };
+        if waiting.is_some() {
+            return waiting;
+        }
+        if let State::Working(work) = &mut self.state {
+            // Only the exchange wakes it, and that is looked at right here.
+            let mut context = TaskContext::from_waker(Waker::noop());
+            if let Poll::Ready(result) = work.as_mut().poll(&mut context) {
+                self.state = State::Done(result);
+                self.exchange.0.borrow_mut().want = None;
+            }
+        }
+        self.exchange.0.borrow().want.clone()
+    }
+
+    /// Says how long the file is that is wanted; `None` if there is no such file.
+    ///
+    /// Errors: [`ErrorCode::InvalidRequest`] if no length is wanted.
+    pub fn give_len(&mut self, len: Option<u64>) -> Result<()> {
+        match self.wanted() {
+            Some(Want::Len { .. }) => self.give(Given::Len(len)),
+            other => Err(unwanted("the length of a file", other.as_ref())),
+        }
+    }
+
+    /// Gives bytes from the start of the range that is wanted on: at least one; what is missing of the
+    /// range is wanted again, and more than the range are welcome.
+    ///
+    /// Errors: [`ErrorCode::InvalidRequest`] if no bytes are wanted, or there are none in `bytes`.
+    pub fn give_bytes(&mut self, bytes: Bytes) -> Result<()> {
+        match self.wanted() {
+            Some(Want::Bytes { name, range }) if bytes.is_empty() => Err(Error::new(
+                ErrorCode::InvalidRequest,
+                format!(
+                    "{name}: wanted bytes {} to {}, was given none",
+                    range.start, range.end
+                ),
+            )),
+            Some(Want::Bytes { .. }) => self.give(Given::Bytes(bytes)),
+            other => Err(unwanted("bytes", other.as_ref())),
+        }
+    }
+
+    fn give(&mut self, given: Given) -> Result<()> {
+        let mut slot = self.exchange.0.borrow_mut();
+        slot.want = None;
+        slot.given = Some(given);
+        Ok(())
+    }
+
+    /// What came of it.
+    ///
+    /// Errors: what was wrong with the files; [`ErrorCode::InvalidRequest`] if something is still wanted.
+    pub fn finish(mut self) -> Result<T> {
+        match (self.wanted(), self.state) {
+            (None, State::Done(result)) => result,
+            (Some(Want::Len { name } | Want::Bytes { name, .. }), _) => {
+                bail!(InvalidRequest, "{name}: wanted, was not given")
+            }
+            (None, State::Working(_)) => bail!(InvalidRequest, "it waits for no file"),
+        }
+    }
+}
+
+fn unwanted(given: &str, wanted: Option<&Want>) -> Error {
+    let wanted = match wanted {
+        None => "nothing".to_owned(),
+        Some(Want::Len { name }) => format!("the length of {name}"),
+        Some(Want::Bytes { name, range }) => {
+            format!("bytes {} to {} of {name}", range.start, range.end)
+        }
+    };
+    let message = format!("wanted {wanted}, was given {given}");
+    Error::new(ErrorCode::InvalidRequest, message)
+}
+
+/// Access to files from inside of a [`Machine`].
+#[derive(Clone)]
+pub(crate) struct Files(Exchange);
+
+impl Files {
+    async fn ask(&self, want: Want) -> Given {
+        self.0.0.borrow_mut().want = Some(want);
+        poll_fn(|_| match self.0.0.borrow_mut().given.take() {
+            Some(given) => Poll::Ready(given),
+            None => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Bytes in the file called `name`; `None` if there is none.
+    pub(crate) async fn len(&self, name: &str) -> Option<u64> {
+        let name = name.to_owned();
+        match self.ask(Want::Len { name }).await {
+            Given::Len(len) => len,
+            Given::Bytes(_) => unreachable!("checked where it is given"),
+        }
+    }
+
+    /// At least the bytes `range` of the file called `name`, of which the first are `have`.
+    async fn at_least(&self, name: &str, range: Range<u64>, have: Bytes) -> Bytes {
+        let mut at = range.start + have.len() as u64;
+        if at >= range.end {
+            return have;
+        }
+        let mut joined = BytesMut::from(have);
+        loop {
+            let want = Want::Bytes {
+                name: name.to_owned(),
+                range: at..range.end,
+            };
+            let Given::Bytes(bytes) = self.ask(want).await else {
+                unreachable!("checked where it is given");
+            };
+            at += bytes.len() as u64;
+            // In one piece, nothing is copied.
+            if joined.is_empty() && at >= range.end {
+                return bytes;
+            }
+            joined.extend_from_slice(&bytes);
+            if at >= range.end {
+                return joined.freeze();
+            }
+        }
+    }
+
+    /// The bytes `range` of the file called `name`.
+    pub(crate) async fn bytes(&self, name: &str, range: Range<u64>) -> Bytes {
+        let len = range.end - range.start;
+        let bytes = self.at_least(name, range, Bytes::new()).await;
+        bytes.slice(..usize::try_from(len).map_or(bytes.len(), |len| len.min(bytes.len())))
+    }
+
+    /// What `parse` makes of the beginning of a file of `len` bytes: it is given more as long as
+    /// `needs_more` says how many bytes an error asks for.
+    pub(crate) async fn header<T, E>(
+        &self,
+        name: &str,
+        len: u64,
+        parse: impl Fn(&[u8], u64) -> Result<T, E>,
+        needs_more: impl Fn(&E) -> Option<u64>,
+    ) -> Result<T, E> {
+        let mut want = len.min(FIRST_PIECE);
+        let mut bytes = Bytes::new();
+        loop {
+            bytes = self.at_least(name, 0..want, bytes).await;
+            match parse(&bytes, len) {
+                Ok(parsed) => return Ok(parsed),
+                Err(error) => match needs_more(&error) {
+                    // Twice as many each time, so that little is parsed again.
+                    Some(least) if (bytes.len() as u64) < len => {
+                        want = least.max(2 * bytes.len() as u64).min(len);
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+}
+
+/// How much of a file is asked for at first: all of most headers.
+const FIRST_PIECE: u64 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn first_and_last(files: Files) -> Result<(Bytes, Bytes)> {
+        let Some(len) = files.len("a").await else {
+            bail!(NotFound, "a: expected a file, found none");
+        };
+        Ok((
+            files.bytes("a", 0..2).await,
+            files.bytes("a", len - 2..len).await,
+        ))
+    }
+
+    #[test]
+    fn bytes_come_in_pieces_of_any_size() {
+        for piece in [1, 2, 5] {
+            let file = Bytes::from_static(b"abcde");
+            let mut machine = Machine::new(first_and_last);
+            while let Some(want) = machine.wanted() {
+                match want {
+                    Want::Len { .. } => machine.give_len(Some(5)).unwrap(),
+                    Want::Bytes { range, .. } => {
+                        let start = range.start as usize;
+                        let end = (start + piece).min(5);
+                        machine.give_bytes(file.slice(start..end)).unwrap();
+                    }
+                }
+            }
+            let (first, last) = machine.finish().unwrap();
+            assert_eq!((&first[..], &last[..]), (&b"ab"[..], &b"de"[..]));
+        }
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_taken() {
+        let mut machine = Machine::new(first_and_last);
+        assert!(machine.give_bytes(Bytes::from_static(b"x")).is_err());
+        machine.give_len(Some(5)).unwrap();
+        assert!(machine.give_len(Some(5)).is_err());
+        assert!(machine.give_bytes(Bytes::new()).is_err());
+        assert_eq!(
+            machine.finish().unwrap_err().to_string(),
+            "a: wanted, was not given"
+        );
+        let mut machine = Machine::new(first_and_last);
+        machine.give_len(None).unwrap();
+        assert_eq!(machine.wanted(), None);
+        assert_eq!(machine.finish().unwrap_err().code(), ErrorCode::NotFound);
+    }
+}
