@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use common::{cpu, load_on, plan_hf, testdata};
-use sterna_engine::{Backend, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step};
+use sterna_engine::{
+    Backend, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
+};
 
 const PROMPT: [u32; 6] = [1, 403, 407, 261, 378, 3];
 
@@ -38,13 +40,12 @@ fn on_the_cpu_everything_is_ready_at_once() {
     };
     assert_eq!(got.unwrap(), want);
     let mut other = session(&model);
-    let mut steps = [(&mut awaited, &PROMPT[..1]), (&mut other, &PROMPT[..2])].map(
-        |(session, ids)| Step {
+    let mut steps =
+        [(&mut awaited, &PROMPT[..1]), (&mut other, &PROMPT[..2])].map(|(session, ids)| Step {
             session,
             ids,
             logits: Logits::Last,
-        },
-    );
+        });
     let Poll::Ready(got) = poll_once(Session::forward_together_async(&mut steps)) else {
         panic!("pending");
     };
@@ -74,7 +75,12 @@ mod on_a_gpu {
         // Prompts in chunks, each of which is read.
         assert!(poll_once(session.forward_async(&PROMPT, Logits::All)).is_pending());
         assert_eq!(session.len(), 0);
-        assert!(session.forward(&PROMPT[..2], Logits::None).unwrap().is_empty());
+        assert!(
+            session
+                .forward(&PROMPT[..2], Logits::None)
+                .unwrap()
+                .is_empty()
+        );
         assert!(poll_once(session.forward_async(&PROMPT[2..], Logits::Last)).is_pending());
         assert_eq!(session.len(), 2);
         let n_vocab = model.config().n_vocab;
@@ -106,7 +112,10 @@ mod on_a_gpu {
         let start = || {
             let mut session = session(&model);
             session.forward(&PROMPT[..5], Logits::None).unwrap();
-            (session, Sampler::new(config.clone(), model.config().n_vocab).unwrap())
+            (
+                session,
+                Sampler::new(config.clone(), model.config().n_vocab).unwrap(),
+            )
         };
         let token = |decoded| match decoded {
             Decoded::Token(id) => id,

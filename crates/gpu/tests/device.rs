@@ -455,9 +455,15 @@ fn a_submission_is_a_future() {
     let Poll::Ready(Ok(bytes)) = poll else {
         panic!("{poll:?}");
     };
-    assert_eq!(bytes, [[1.0f32.to_ne_bytes(), 2.0f32.to_ne_bytes()].concat()]);
+    assert_eq!(
+        bytes,
+        [[1.0f32.to_ne_bytes(), 2.0f32.to_ne_bytes()].concat()]
+    );
     // Nothing to read is waited for too.
-    device.block_on(device.submit(&[], &[]).unwrap()).unwrap().unwrap();
+    device
+        .block_on(device.submit(&[], &[]).unwrap())
+        .unwrap()
+        .unwrap();
     let foreign = device.block_on(std::future::pending::<()>());
     assert!(matches!(foreign, Err(GpuError::Unsupported { .. })));
 }
