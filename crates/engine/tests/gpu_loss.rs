@@ -160,7 +160,7 @@ fn at_any_time() {
                 match result {
                     Ok(logits) if i == 1 => assert!(!lost && logits == expected),
                     Ok(_) => assert!(!lost),
-                    Err(EngineError::Backend(error @ BackendError::Gpu(_))) => {
+                    Err(EngineError::Backend(error @ BackendError::Device(_))) => {
                         assert!(error.is_lost(), "{error}");
                         lost = true;
                     }

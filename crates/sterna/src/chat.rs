@@ -188,7 +188,7 @@ impl<'a, B: Backend> Chat<'a, B> {
 
     /// What the newest answer took.
     pub fn stats(&self) -> Option<Stats> {
-        Some(self.scheduler.generator(self.id)?.stats())
+        self.scheduler.generator(self.id).map(|answer| *answer.stats())
     }
 }
 

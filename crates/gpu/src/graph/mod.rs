@@ -1,18 +1,30 @@
-//! Operations of the step under way, and the commands they became before.
+//! The operations of a step, fused, recorded once, and replayed.
+//!
+//! A [`Graph`] collects operations ([`Op`]) until their results are wanted. A step that consists of the
+//! same operations on the same buffers as one before is not recorded again: what differs from step to step
+//! (ids, positions, rotations) lies in buffers that are written before it is run.
+
+mod fuse;
+mod matrix;
+mod op;
+mod sample;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sterna_gpu::memory::Buffer;
-use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
+use crate::kernels::linear::Form;
+use crate::memory::Buffer;
+use crate::tuning::Sample;
+use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
+use fuse::fuse;
+use op::{Workspace, record};
 
-use super::decode::Choice;
-use super::fuse::fuse;
-use super::op::{Op, Workspace, record};
-use crate::rope::Angles;
+pub use matrix::{Matrix, join};
+pub use op::{HeadInputs, Norm, Op, Output, RopeTable, Shared, View};
+pub use sample::{SampleMethod, SampleOp};
 
 /// How much was done on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GpuWork {
+pub struct Work {
     /// Dispatches of kernels.
     pub n_dispatches: u64,
     /// Command lists handed to the device.
@@ -21,49 +33,55 @@ pub struct GpuWork {
     pub n_recorded: u64,
 }
 
-/// A tape that several own.
+/// A graph that several own, in turn.
 #[derive(Debug, Clone)]
-pub(super) struct SharedTape(Arc<Mutex<Tape>>);
+pub struct SharedGraph(Arc<Mutex<Graph>>);
 
-impl SharedTape {
-    pub(super) fn new(device: &Device) -> SharedTape {
-        SharedTape(Arc::new(Mutex::new(Tape::new(device))))
+impl SharedGraph {
+    /// An empty graph on `device`.
+    pub fn new(device: &Device) -> SharedGraph {
+        SharedGraph(Arc::new(Mutex::new(Graph::new(device))))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Tape> {
+    /// The graph, for as long as the guard lives.
+    pub fn lock(&self) -> MutexGuard<'_, Graph> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Times dispatches of operations from here on, as long as what this returns lives.
-    pub(super) fn time(&self) -> Result<Timed<'_>, GpuError> {
-        let mut tape = self.lock();
-        tape.flush()?;
-        tape.timings.n_wanted += 1;
-        let first = tape.timings.all.len();
-        Ok(Timed { tape: self, first })
+    ///
+    /// Errors: those of operations before.
+    pub fn time(&self) -> Result<Timed<'_>, GpuError> {
+        let mut graph = self.lock();
+        graph.flush()?;
+        graph.timings.n_wanted += 1;
+        let first = graph.timings.all.len();
+        Ok(Timed { graph: self, first })
     }
 }
 
-/// Dispatches are timed, one after the other: whoever hands them over waits.
+/// As long as it lives, dispatches are timed, one after the other: whoever hands them over waits.
 #[derive(Debug)]
-pub(super) struct Timed<'a> {
-    tape: &'a SharedTape,
+pub struct Timed<'a> {
+    graph: &'a SharedGraph,
     /// How many were timed before, for others.
     first: usize,
 }
 
 impl Timed<'_> {
     /// How long all of them took until now, in order.
-    pub(super) fn timings(&self) -> Result<Vec<Timing>, GpuError> {
-        let mut tape = self.tape.lock();
-        tape.flush()?;
-        Ok(tape.timings.all[self.first..].to_vec())
+    ///
+    /// Errors: those of the operations.
+    pub fn timings(&self) -> Result<Vec<Timing>, GpuError> {
+        let mut graph = self.graph.lock();
+        graph.flush()?;
+        Ok(graph.timings.all[self.first..].to_vec())
     }
 }
 
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
-        let timings = &mut self.tape.lock().timings;
+        let timings = &mut self.graph.lock().timings;
         timings.n_wanted -= 1;
         if timings.n_wanted == 0 {
             timings.all = Vec::new();
@@ -82,19 +100,17 @@ struct Timings {
 
 /// Collects operations until their results are wanted.
 #[derive(Debug)]
-pub(super) struct Tape {
+pub struct Graph {
     device: Device,
     ops: Vec<Op>,
-    /// Counts steps; each begins with an embedding.
+    /// Counts steps.
     step: u64,
-    /// Rotations of this step.
-    angles: Vec<Arc<Angles>>,
     workspace: Workspace,
     /// `x · aᵀ` of a change of low rank.
     inner: Option<Buffer>,
     /// What was run lately, the latest first.
     replays: Vec<(Vec<Op>, Arc<Commands>)>,
-    work: GpuWork,
+    work: Work,
     timings: Timings,
 }
 
@@ -102,54 +118,42 @@ pub(super) struct Tape {
 /// cache grows.
 const KEPT: usize = 4;
 
-impl Tape {
-    fn new(device: &Device) -> Tape {
-        Tape {
+impl Graph {
+    fn new(device: &Device) -> Graph {
+        Graph {
             device: device.clone(),
             ops: Vec::new(),
             step: 0,
-            angles: Vec::new(),
             workspace: Workspace::default(),
             inner: None,
             replays: Vec::new(),
-            work: GpuWork::default(),
+            work: Work::default(),
             timings: Timings::default(),
         }
     }
 
     /// Hands over what there is of the step before: its inputs are about to be replaced.
-    pub(super) fn begin_step(&mut self) -> Result<(), GpuError> {
+    ///
+    /// Errors: as [`Device::submit`].
+    pub fn begin_step(&mut self) -> Result<(), GpuError> {
         self.step += 1;
-        self.angles.clear();
         self.flush()
     }
 
-    pub(super) fn step(&self) -> u64 {
+    /// The number of the step under way.
+    pub fn step(&self) -> u64 {
         self.step
     }
 
-    pub(super) fn push(&mut self, op: Op) {
+    /// Adds an operation.
+    pub fn push(&mut self, op: Op) {
         self.ops.push(op);
     }
 
-    /// The same rotations, of which there is one for all layers that have them.
-    pub(super) fn angles(&mut self, angles: &Angles) -> Arc<Angles> {
-        let same = |known: &&Arc<Angles>| {
-            known.dim == angles.dim
-                && known.layout == angles.layout
-                && known.cos == angles.cos
-                && known.sin == angles.sin
-        };
-        if let Some(known) = self.angles.iter().find(same) {
-            return Arc::clone(known);
-        }
-        let angles = Arc::new(angles.clone());
-        self.angles.push(Arc::clone(&angles));
-        angles
-    }
-
-    /// Memory for `len` f32 on the way of a change of low rank.
-    pub(super) fn inner(&mut self, len: usize) -> Result<Buffer, GpuError> {
+    /// Memory for `len` f32: the inner product of a low-rank update.
+    ///
+    /// Errors: as [`Device::buffer`].
+    pub fn inner(&mut self, len: usize) -> Result<Buffer, GpuError> {
         let bytes = len as u64 * 4;
         match &self.inner {
             Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
@@ -161,7 +165,9 @@ impl Tape {
     }
 
     /// Hands all operations over, and waits for none.
-    pub(super) fn flush(&mut self) -> Result<(), GpuError> {
+    ///
+    /// Errors: as [`Device::submit`], and those of kernels about shapes.
+    pub fn flush(&mut self) -> Result<(), GpuError> {
         if self.ops.is_empty() {
             return Ok(());
         }
@@ -171,13 +177,17 @@ impl Tape {
     }
 
     /// Hands all operations over; what is to be read comes after them.
-    pub(super) fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
+    ///
+    /// Errors: as [`Graph::flush`].
+    pub fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
         let commands = self.commands()?;
         self.run(&commands, reads)
     }
 
     /// Hands `commands` over.
-    pub(super) fn run(
+    ///
+    /// Errors: as [`Device::submit`].
+    pub fn run(
         &mut self,
         commands: &Commands,
         reads: &[ReadRange],
@@ -191,18 +201,20 @@ impl Tape {
         self.device.submit(&[], reads)
     }
 
-    /// The operations of a whole step of one token, as commands that find the token in `state`, behind
-    /// the position; `None`, and nothing is changed, if these are something else.
-    pub(super) fn repeatable(
+    /// The operations of a whole step of one token, and `sample` after them, as commands that find the token
+    /// in `state`, after the position; `None`, and nothing is changed, if these are something else.
+    ///
+    /// Errors: as [`Graph::flush`].
+    pub fn repeatable(
         &mut self,
         state: &Buffer,
-        choice: Choice,
+        sample: SampleOp,
     ) -> Result<Option<Arc<Commands>>, GpuError> {
         match self.ops.first_mut() {
             Some(Op::Embed { ids, out, .. }) if out.n_rows == 1 => *ids = (state.clone(), 1),
             _ => return Ok(None),
         }
-        self.ops.push(Op::Choose(choice));
+        self.ops.push(Op::Sample(sample));
         self.commands().map(Some)
     }
 
@@ -229,17 +241,32 @@ impl Tape {
         Ok(commands)
     }
 
-    /// The operations of the steps that may be run again, the latest first.
-    pub(super) fn steps(&self) -> impl Iterator<Item = &[Op]> {
-        self.replays.iter().map(|(ops, _)| &ops[..])
+    /// The products of the steps that were run last, four of them at most, each in its order: what a
+    /// [`Tuner`](crate::tuning::Tuner) measures. None before the first step.
+    pub fn products(&self) -> Vec<Sample> {
+        let steps = self.replays.iter().flat_map(|(ops, _)| fuse(ops));
+        let samples = steps.flat_map(|op| match op {
+            Op::Linear { x, norm, outputs } => {
+                let of_output = |output: Output| Sample {
+                    weights: output.w.linear(),
+                    n_rows: x.n_rows,
+                    is_normed: norm.is_some() && matches!(output.w.kind().form(), Form::Int8(_)),
+                    epilogue: output.epilogue,
+                };
+                outputs.into_iter().map(of_output).collect()
+            }
+            _ => Vec::new(),
+        });
+        samples.collect()
     }
 
     /// Forgets commands, and with them the memory that only they keep alive.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.replays.clear();
     }
 
-    pub(super) fn work(&self) -> GpuWork {
+    /// How much was done so far.
+    pub fn work(&self) -> Work {
         self.work
     }
 }

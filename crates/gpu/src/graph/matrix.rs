@@ -1,13 +1,12 @@
 //! Weight matrices on the device, alone or beside those that read the same input.
 
-use sterna_gpu::kernels::linear::{Linear, WeightKind};
-use sterna_gpu::{Device, GpuError};
-
 use super::op::Shared;
+use crate::kernels::linear::{Linear, WeightKind};
+use crate::{Device, GpuError};
 
 /// A weight matrix: some of the rows of one on the device.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Matrix {
+pub struct Matrix {
     whole: Shared<Linear>,
     first: usize,
     n: usize,
@@ -15,7 +14,7 @@ pub(super) struct Matrix {
 
 impl Matrix {
     /// All of `linear`.
-    pub(super) fn new(linear: Linear) -> Matrix {
+    pub fn new(linear: Linear) -> Matrix {
         Matrix {
             first: 0,
             n: linear.n(),
@@ -24,16 +23,17 @@ impl Matrix {
     }
 
     /// Output features.
-    pub(super) fn n(&self) -> usize {
+    pub fn n(&self) -> usize {
         self.n
     }
 
     /// Input features.
-    pub(super) fn k(&self) -> usize {
+    pub fn k(&self) -> usize {
         self.whole.k()
     }
 
-    pub(super) fn kind(&self) -> WeightKind {
+    /// What the weights are held as.
+    pub fn kind(&self) -> WeightKind {
         self.whole.kind()
     }
 
@@ -56,7 +56,9 @@ impl Matrix {
 
 /// Lays matrices behind one another that read the same input, if they can be: those that can't, or find no
 /// room, stay as they are.
-pub(super) fn join(device: &Device, parts: &mut [&mut Matrix]) -> Result<(), GpuError> {
+///
+/// Errors: what the device has against it, but for a lack of memory.
+pub fn join(device: &Device, parts: &mut [&mut Matrix]) -> Result<(), GpuError> {
     // Runs of the same kind: types may change from one to the next.
     for run in parts.chunk_by_mut(|a, b| a.kind() == b.kind()) {
         if run.len() < 2 || run.iter().any(|part| part.n != part.whole.n()) {

@@ -5,19 +5,18 @@
 //! another are one, and attention of one row makes its own heads ready. Nothing may be in between, and no one
 //! may want what is no longer stored.
 
-use sterna_gpu::kernels::linear::{Epilogue, Form};
-
 use super::op::{Op, Output, View};
+use crate::kernels::linear::{Epilogue, Form};
 
 /// The same step in fewer operations.
 ///
-/// A step that ends in a choice is followed by itself: the choice is the next one's token. After its last
+/// A step that ends by sampling is followed by itself, with that token. After its last
 /// repetition something else follows, and finds missing what only the next repetition was known not to read.
 /// That does no harm: every step writes what it reads, but for caches, which are never left out, and the host
-/// reads nothing but logits and choices. After other steps, anything may be read.
+/// reads nothing but logits and sampled tokens. After other steps, anything may be read.
 pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
     let next = match ops.last() {
-        Some(Op::Choose(_)) => ops,
+        Some(Op::Sample(_)) => ops,
         _ => &[],
     };
     let mut fused: Vec<Op> = Vec::with_capacity(ops.len());
@@ -228,6 +227,6 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Heads { heads, .. } => (vec![&heads.qkv], vec![&heads.qkv]),
         Op::Decode { heads, out, .. } => (vec![&heads.qkv], vec![out]),
         Op::Attention { q, out, .. } => (vec![q], vec![out]),
-        Op::Choose(choice) => (vec![&choice.logits], vec![&choice.logits]),
+        Op::Sample(sample) => (vec![&sample.logits], vec![&sample.logits]),
     }
 }

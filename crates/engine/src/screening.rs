@@ -4,9 +4,7 @@
 //! preference it rules out too few, and was read for nothing. So screens are paid for out of what they
 //! saved before.
 
-use sterna_kernels::gemm::SCATTERED;
-
-use crate::backend::ScreenedRows;
+use sterna_kernels::gemm::{SCATTERED, ScreenedRows};
 
 /// The screen of a model's output head.
 pub(crate) struct Screening<S> {

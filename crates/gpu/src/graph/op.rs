@@ -1,28 +1,28 @@
-//! What a step consists of: operations on rows in device memory, in order.
+//! The operations of a graph, on rows in device memory, and how each is recorded.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-use sterna_gpu::kernels::attention::{
+use super::Matrix;
+use super::sample::SampleOp;
+use crate::kernels::attention::{
     self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, SpanStates,
     Spans, Split,
 };
-use sterna_gpu::kernels::elementwise::{self, Activation};
-use sterna_gpu::kernels::linear::{self, Epilogue, Form, Input};
-use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
-use sterna_gpu::kernels::{Rows, norm};
-use sterna_gpu::memory::Buffer;
-use sterna_gpu::{Device, GpuError, Recorder};
-
-use super::decode::Choice;
-use super::matrix::Matrix;
+use crate::kernels::elementwise::{self, Activation};
+use crate::kernels::linear::{self, Epilogue, Form, Input};
+use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::kernels::{Rows, norm};
+use crate::memory::Buffer;
+use crate::{Device, GpuError, Recorder};
 
 /// Something on the device, equal to nothing but itself.
 #[derive(Debug)]
-pub(super) struct Shared<T>(Arc<T>);
+pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {
-    pub(super) fn new(value: T) -> Shared<T> {
+    /// Something new.
+    pub fn new(value: T) -> Shared<T> {
         Shared(Arc::new(value))
     }
 }
@@ -49,19 +49,22 @@ impl<T> Deref for Shared<T> {
 
 /// Rows of f32 in a buffer that is kept alive.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct View {
-    pub(super) buffer: Buffer,
-    pub(super) n_rows: usize,
-    pub(super) width: usize,
-    /// In elements.
-    pub(super) offset: usize,
-    /// In elements.
-    pub(super) stride: usize,
+pub struct View {
+    /// Where they are.
+    pub buffer: Buffer,
+    /// How many.
+    pub n_rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Where the first begins, in elements.
+    pub offset: usize,
+    /// From the beginning of one to that of the next, in elements.
+    pub stride: usize,
 }
 
 impl View {
     /// Rows next to one another, from the beginning of `buffer`.
-    pub(super) fn new(buffer: &Buffer, n_rows: usize, width: usize) -> View {
+    pub fn new(buffer: &Buffer, n_rows: usize, width: usize) -> View {
         View {
             buffer: buffer.clone(),
             n_rows,
@@ -71,7 +74,9 @@ impl View {
         }
     }
 
-    pub(super) fn rows(&self, first: usize, n_rows: usize) -> View {
+    /// The rows from `first` on, `n_rows` of them.
+    #[must_use]
+    pub fn rows(&self, first: usize, n_rows: usize) -> View {
         View {
             n_rows,
             offset: self.offset + first * self.stride,
@@ -79,7 +84,9 @@ impl View {
         }
     }
 
-    pub(super) fn columns(&self, first: usize, width: usize) -> View {
+    /// The columns from `first` on, `width` of them.
+    #[must_use]
+    pub fn columns(&self, first: usize, width: usize) -> View {
         View {
             width,
             offset: self.offset + first,
@@ -87,6 +94,7 @@ impl View {
         }
     }
 
+    /// As kernels take them.
     pub(super) fn of(&self) -> Rows<'_> {
         Rows {
             buffer: &self.buffer,
@@ -99,19 +107,24 @@ impl View {
 }
 
 /// A norm: its weights and what is added to mean squares.
-pub(super) type Norm = (Buffer, f32);
+pub type Norm = (Buffer, f32);
 
-/// Rotations by a table, `[positions, pairs, 2]`.
+/// Cosines and sines of a rotary embedding by position, `[positions, pairs, 2]`.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Turn {
-    pub(super) table: Buffer,
-    pub(super) pairs: usize,
-    pub(super) layout: RopeLayout,
+pub struct RopeTable {
+    /// The table.
+    pub table: Buffer,
+    /// Pairs of elements that are rotated.
+    pub pairs: usize,
+    /// Which elements are a pair.
+    pub layout: RopeLayout,
 }
 
 /// One operation of a step. Equal operations on equal buffers are recorded as the same commands.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Op {
+#[allow(missing_docs)] // Fields are the operands of the kernels that the variants name.
+pub enum Op {
+    /// `out[t] ← factor · table[ids[t]]`.
     Embed {
         table: Matrix,
         /// From which element on.
@@ -119,37 +132,25 @@ pub(super) enum Op {
         factor: f32,
         out: View,
     },
-    RmsNorm {
-        x: View,
-        norm: Norm,
-        out: View,
-    },
+    /// `out ← rms_norm(x) · norm`.
+    RmsNorm { x: View, norm: Norm, out: View },
     /// All matrices read the same rows, normalised first if there is a norm.
     Linear {
         x: View,
         norm: Option<Norm>,
         outputs: Vec<Output>,
     },
-    Copy {
-        x: View,
-        y: View,
-    },
-    Add {
-        x: View,
-        y: View,
-    },
-    AddBias {
-        x: View,
-        bias: Buffer,
-    },
-    Scale {
-        x: View,
-        factor: f32,
-    },
-    Softcap {
-        x: View,
-        cap: f32,
-    },
+    /// `x ← y`.
+    Copy { x: View, y: View },
+    /// `x ← x + y`.
+    Add { x: View, y: View },
+    /// `x[t] ← x[t] + bias`.
+    AddBias { x: View, bias: Buffer },
+    /// `x ← factor · x`.
+    Scale { x: View, factor: f32 },
+    /// `x ← cap · tanh(x / cap)`.
+    Softcap { x: View, cap: f32 },
+    /// `gate ← activation(gate) · up`.
     Gate {
         activation: Activation,
         gate: View,
@@ -157,47 +158,57 @@ pub(super) enum Op {
     },
     /// Heads are normalised and rotated; keys and values are cached.
     Heads {
-        heads: RawHeads,
+        heads: HeadInputs,
         cache: Shared<CacheLayer>,
     },
+    /// Queries attend to the cache.
     Attention {
         shape: AttentionShape,
         q: View,
         position: Buffer,
         cache: Shared<CacheLayer>,
-        /// The longest context, if it is to be cut in spans.
+        /// The longest context, if it is to be split across workgroups.
         most_len: Option<usize>,
         out: View,
     },
     /// An [`Op::Heads`] of one row and the [`Op::Attention`] behind it.
     Decode {
-        heads: RawHeads,
+        heads: HeadInputs,
         shape: AttentionShape,
         cache: Shared<CacheLayer>,
         most_len: usize,
         out: View,
     },
-    /// The next token, and the step's position moved on.
-    Choose(Choice),
+    /// Samples the next token, and moves the step's position on.
+    Sample(SampleOp),
 }
 
 /// Queries, keys and values of one sequence as products made them, and what is to be done with them.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct RawHeads {
-    pub(super) qkv: View,
-    pub(super) n_heads: usize,
-    pub(super) q_norm: Option<Norm>,
-    pub(super) k_norm: Option<Norm>,
-    pub(super) turn: Option<Turn>,
-    pub(super) position: Buffer,
+pub struct HeadInputs {
+    /// Rows of queries, then keys, then values.
+    pub qkv: View,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Normalises the heads of queries.
+    pub q_norm: Option<Norm>,
+    /// Normalises the heads of keys.
+    pub k_norm: Option<Norm>,
+    /// Rotates the heads of both.
+    pub rope: Option<RopeTable>,
+    /// Where the position of the first row is: its first element.
+    pub position: Buffer,
 }
 
 /// A product of an [`Op::Linear`].
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Output {
-    pub(super) w: Matrix,
-    pub(super) out: View,
-    pub(super) epilogue: Epilogue,
+pub struct Output {
+    /// The weights.
+    pub w: Matrix,
+    /// Where it goes.
+    pub out: View,
+    /// What is done with it as it is stored.
+    pub epilogue: Epilogue,
 }
 
 /// Memory that operations use on their way, one after the other.
@@ -324,11 +335,11 @@ pub(super) fn record(
             };
             attention::decode(recorder, shape, &heads.of(), cache, spans, out.of())
         }
-        Op::Choose(choice) => choice.record(recorder),
+        Op::Sample(sample) => sample.record(recorder),
     }
 }
 
-impl RawHeads {
+impl HeadInputs {
     fn of(&self) -> Heads<'_> {
         let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
         Heads {
@@ -338,11 +349,11 @@ impl RawHeads {
                 k: k_norm.map(|(weight, _)| weight),
                 eps: q_norm.or(k_norm).map_or(0.0, |(_, eps)| *eps),
             },
-            angles: match &self.turn {
-                Some(turn) => Angles {
-                    table: &turn.table,
-                    pairs: turn.pairs,
-                    layout: turn.layout,
+            angles: match &self.rope {
+                Some(rope) => Angles {
+                    table: &rope.table,
+                    pairs: rope.pairs,
+                    layout: rope.layout,
                 },
                 None => Angles {
                     table: &self.position,

@@ -1,14 +1,12 @@
 //! What becomes of the output head while a model is loaded.
 //!
 //! The head is the largest matrix of most models, and decoding reads all of it for every token, so it
-//! may be held in fewer bits than it is stored in, or be given a [screen](screening).
-
-pub(crate) mod screening;
+//! may be held in fewer bits than it is stored in, or be given a screen (see `crate::screening`).
 
 use sterna_format::DType;
 
-use crate::PlanError;
-use crate::plan::{LinearId, LinearRecipe, ModelPlan, Recipe, Stored};
+use super::{LinearId, LinearRecipe, ModelPlan, Recipe, Stored};
+use crate::error::PlanError;
 
 /// Choices about the output head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
