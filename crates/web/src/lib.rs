@@ -21,6 +21,7 @@ use sterna::{
 };
 use sterna_engine::{Cpu, PlanOptions};
 use sterna_kernels::Isa;
+use sterna_text::Encode;
 
 /// What a call returns that failed.
 pub const FAILED: i32 = -2;
@@ -195,7 +196,7 @@ pub extern "C" fn ask(temperature: f32, seed: u32) -> i32 {
         };
         let tokenizer = ready.model.tokenizer();
         let ids = match ready.model.template() {
-            None => tokenizer.encode(&text, Default::default())?,
+            None => tokenizer.encode(&text, Encode::TEXT)?,
             Some(template) => {
                 let mut conversation = Conversation::new(template.clone());
                 conversation.say(text);
