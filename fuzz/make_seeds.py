@@ -103,6 +103,29 @@ for path in ["testdata/stories260K/hf/tokenizer.json", "testdata/stories260K/tok
     with open(path, "rb") as f:
         write("tokenizer_json", os.path.basename(path), f.read())
 write("tokenizer_json", "tiktoken", b"IQ== 0\nIg== 1\nYWE= 2\nYQ== 3\n")
+
+# Both kinds of the JavaScript converter's tokenizers, and every way to write their members.
+write(
+    "bundled_tokenizer",
+    "bpe",
+    b'{"type":"bpe","vocab":{"a":0,"b":1,"ab":2,"<s>":3},"vocabSize":4,"merges":["a b"],"scores":null,'
+    b'"tokenTypes":[1,1,1,3],"specialTokens":{"bos":3,"eos":null},"addBosToken":true}',
+)
+write(
+    "bundled_tokenizer",
+    "unigram",
+    '{"type":"unigram","vocab":["<unk>","<s>","</s>","\u2581","a","\u2581a","<0x41>"],"merges":null,'
+    '"scores":[0,0,0,-1,-2,-0.5,-9],"tokenTypes":[2,3,3,1,1,1,6],'
+    '"specialTokens":{"bos":"<s>","eos":2,"unk":0},"addSpacePrefix":false}'.encode(),
+)
+write(
+    "bundled_tokenizer",
+    "pairs",
+    '{"vocab":["H","e","l","o","\u0120","He","ll","<|end|>"],"merges":[["H","e"],["l","l"]],'
+    '"tokenTypes":[1,1,1,1,1,1,1,4],"specialTokens":{"pad":7,"sep":"<|end|>","cls":0,"mask":1},'
+    '"addEosToken":true}'.encode(),
+)
+
 with open("testdata/chat-templates/expected.json", encoding="utf-8") as f:
     expected = json.load(f)
 messages = b"\0" + json.dumps(expected["conversations"]["system"]["messages"]).encode()
@@ -216,3 +239,46 @@ for path in sorted(glob.glob("crates/cli/tests/golden/worker/*.txt")):
         end = "" if text.endswith("\\") else "\n"
         said += (text.removesuffix("\\") + end).encode().decode("unicode_escape").encode("latin-1") * n
     write("worker_protocol", os.path.basename(path).removesuffix(".txt"), said)
+
+# What servers answer to a request for a part of a file of 100 bytes, or for all of it. The first byte is the
+# size of requests.
+CONTENT = bytes(range(100))
+HEADS = {
+    "part": "206 Partial Content\nContent-Range: bytes 0-39/100\nContent-Length: 40\nETag: \"a\"",
+    "part-of-unknown": "206 Partial Content\nContent-Range: bytes 0-39/*",
+    "whole": "200 OK\nContent-Length: 100\nContent-Type: application/octet-stream",
+    "whole-uncounted": "200 OK\nETag: W/\"a\"",
+    "page": "200 OK\nContent-Type: text/html; charset=utf-8",
+    "packed": "200 OK\nContent-Encoding: gzip",
+    "busy": "503 Busy\nRetry-After: 7",
+    "busy-until": "429 Busy\nRetry-After: Sun, 06 Nov 1994 08:49:37 GMT\nDate: Sun, 06 Nov 1994 08:49:07 GMT",
+    "gone": "404 Not Found",
+    "unsatisfiable": "416 Range Not Satisfiable\nContent-Range: bytes */100",
+    "lie": "206 Partial Content\nContent-Range: bytes 10-18446744073709551615/100",
+}
+for name, head in HEADS.items():
+    for n_bytes in (40, 255):
+        body = CONTENT if n_bytes == 255 else CONTENT[:n_bytes]
+        write("http_head", f"{name}-{n_bytes}", bytes([n_bytes]) + f"HTTP/1.1 {head}\n\n".encode() + body)
+
+HEX = "00112233445566778899aabbccddeeff" * 2
+FILES = {
+    "manifest.json": {"algorithm": "sha256", "digest": HEX, "size": 2},
+    "shards/s.bin": {"algorithm": "blake3", "digest": HEX[::-1], "size": 10},
+}
+INDEX = {"version": 1, "name": "tiny", "source": "https://example.org/tiny", "published": 1_700_000_000, "files": FILES}
+GROUPS = [{"algorithm": "sha256", "digest": HEX, "pieces": [["shards/s.bin", 1, 4], ["shards/s.bin", 8, 2]]}]
+LARGE = {name: dict(FILES["manifest.json"], digest=name * 64, size=2**64 - 1) for name in "ab"}
+write("store_index", "files", json.dumps(INDEX).encode())
+write("store_index", "groups", json.dumps(dict(INDEX, signer="me", groups=GROUPS)).encode())
+write("store_index", "too-large", json.dumps(dict(INDEX, files=LARGE)).encode())
+write("store_index", "far-future", json.dumps(dict(INDEX, published=2**64 - 1)).encode())
+
+# The signatures of the file "test" in minisign's documentation, their key, and a secret key without password.
+with open("crates/delivery/tests/sign.rs", encoding="utf-8") as f:
+    SIGN = f.read()
+for name, text in re.findall(r'const (PREHASHED|LEGACY): &str = "(.*?)";', SIGN, re.S):
+    write("minisign", name.lower(), text.replace("\\t", "\t").encode())
+KEY = re.search(r'const KEY: &str = "(.*?)";', SIGN)[1]
+write("minisign", "public", KEY.encode())
+write("minisign", "public-file", f"untrusted comment: minisign public key\n{KEY}\n".encode())

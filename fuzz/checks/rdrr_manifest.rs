@@ -1,6 +1,6 @@
 //! `manifest.json` of packages, alone and joined with its own inline tensor map.
 
-use sterna_format::rdrr::{Manifest, Package, hf_config, hints, is_plain_file_name};
+use sterna_format::rdrr::{Manifest, Package, hf_config, is_plain_file_name};
 
 /// Panics if a promise of the parser is broken.
 pub(crate) fn check(data: &[u8]) {
@@ -21,9 +21,13 @@ pub(crate) fn check(data: &[u8]) {
     );
     let files = manifest.hashed_files();
     assert!(files.iter().all(|file| is_plain_file_name(&file.name)));
-    let _ = hf_config(&manifest);
+    if let Ok(hf) = hf_config(&manifest) {
+        let _ = hf.parsed();
+    }
     if let Some(hints) = &manifest.runtime_optimizations {
-        let _ = hints::resolve(hints, &hints::Capabilities { gpu: None });
+        for hint in hints.iter() {
+            let _ = (hint.name(), hint.value());
+        }
     }
     let text = manifest.to_json();
     let again = Manifest::parse(&text).expect("what was written");

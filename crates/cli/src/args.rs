@@ -6,15 +6,16 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sterna::native::{ComputeOptions, Device};
 use sterna::{Loaded, Warning};
 use sterna_engine::{
     Activations, CacheType, HeadOptions, HeadScreen, Model, ModelPlan, SessionOptions,
 };
-use sterna_format::DType;
 use sterna_format::rdrr::RuntimeOptimizations;
-use sterna_kernels::{Isa, quant::ternary::I2sLayout};
+use sterna_format::{DType, I2sLayout};
+use sterna_kernels::Isa;
 
 use crate::device::{self, DeviceFlags};
 use crate::machine;
@@ -38,8 +39,8 @@ pub(crate) struct ReportFlags {
 #[command(next_help_heading = "Engine")]
 pub(crate) struct ModelFlags {
     /// How I2_S weights are packed; the files don't say, and nearly all are block128
-    #[arg(long, value_enum, default_value_t, hide_short_help = true)]
-    i2s_layout: I2sLayoutFlag,
+    #[arg(long, value_parser = i2s_layout(), default_value = I2sLayout::NAMES[0], hide_short_help = true)]
+    i2s_layout: I2sLayout,
 
     /// Type to hold the output head as; fewer bits are faster and less exact
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
@@ -54,7 +55,7 @@ pub(crate) struct ModelFlags {
 impl ModelFlags {
     /// The layout of I2_S weights.
     pub(crate) fn i2s_layout(&self) -> I2sLayout {
-        self.i2s_layout.layout()
+        self.i2s_layout
     }
 
     /// What becomes of the output head.
@@ -108,23 +109,9 @@ enum HeadFlag {
     F16,
 }
 
-/// How I2_S weights are packed.
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
-pub(crate) enum I2sLayoutFlag {
-    #[default]
-    Block128,
-    Block64,
-    Rows4,
-}
-
-impl I2sLayoutFlag {
-    pub(crate) fn layout(self) -> I2sLayout {
-        match self {
-            I2sLayoutFlag::Block128 => I2sLayout::Block128,
-            I2sLayoutFlag::Block64 => I2sLayout::Block64,
-            I2sLayoutFlag::Rows4 => I2sLayout::Rows4,
-        }
-    }
+/// Parses the name of a layout of I2_S weights.
+pub(crate) fn i2s_layout() -> impl TypedValueParser<Value = I2sLayout> {
+    PossibleValuesParser::new(I2sLayout::NAMES).try_map(|name| name.parse::<I2sLayout>())
 }
 
 /// How to run a model.

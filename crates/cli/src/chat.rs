@@ -504,14 +504,10 @@ mod tests {
     #[test]
     #[cfg(feature = "gpu")]
     fn a_device_that_is_lost_for_good_is_named() {
-        let mut chat = match chat_on("gpu") {
-            Ok(chat) => chat,
-            Err(error) if std::env::var_os("STERNA_REQUIRE_GPU").is_none() => {
-                eprintln!("SKIPPED: {error:#}; see scripts/software-gpu.sh");
-                return;
-            }
-            Err(error) => panic!("{error:#}"),
-        };
+        if !sterna_testing::gpu::is_there() {
+            return;
+        }
+        let mut chat = chat_on("gpu").unwrap();
         let model = chat.sequence().session().model();
         let gpu = model.backend().device().expect("a model on a GPU");
         gpu.device().lose();

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 use sterna::native::{ComputeOptions, Device, DeviceKind, DeviceRequest, n_gpu_layers};
 #[cfg(feature = "gpu")]
 use sterna::native::{GpuPreference, adapter_name, is_real};
 use sterna::{Loaded, Warning};
 use sterna_engine::{Model, ModelPlan};
 use sterna_format::rdrr::RuntimeOptimizations;
-use sterna_format::rdrr::hints::{self, Capabilities, Decision};
 #[cfg(feature = "gpu")]
-use sterna_gpu::{DeviceOptions, Offer};
+use sterna_gpu::{DeviceOptions, Offer, tuning::hints};
 
 use crate::size::n_bytes;
 #[cfg(feature = "gpu")]
@@ -187,26 +187,57 @@ pub(crate) fn adapter(flags: &DeviceFlags) -> Result<Offer> {
     (flags.request()?.adapter()).with_context(|| flags.asked())
 }
 
+/// A hint of a package, and what becomes of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct HintReport {
+    pub(crate) hint: String,
+    pub(crate) value: String,
+    pub(crate) outcome: &'static str,
+    pub(crate) reason: String,
+}
+
 /// What becomes of `hints` where `flags` have a model of `memory_bytes` computed. No GPU is opened; one that
 /// can't be had is none.
+#[cfg(feature = "gpu")]
 pub(crate) fn decisions(
     flags: &DeviceFlags,
     hints: &RuntimeOptimizations,
     memory_bytes: u64,
-) -> Result<Vec<Decision>> {
-    #[cfg(feature = "gpu")]
-    {
-        let request = flags.request()?;
-        let preference = request.preference(memory_bytes)?;
-        if preference != GpuPreference::Never
-            && let Ok(offer) = request.adapter()
-            && (preference == GpuPreference::Required || is_real(&offer.info))
-        {
-            return Ok(flags.settings(&offer, hints).decisions);
-        }
-    }
-    let _ = (flags, memory_bytes);
-    Ok(hints::resolve(hints, &Capabilities { gpu: None }).decisions)
+) -> Result<Vec<HintReport>> {
+    let request = flags.request()?;
+    let preference = request.preference(memory_bytes)?;
+    let offer = match preference {
+        GpuPreference::Never => None,
+        GpuPreference::Required => request.adapter().ok(),
+        GpuPreference::IfReal => request.adapter().ok().filter(|offer| is_real(&offer.info)),
+    };
+    let decisions = match offer {
+        Some(offer) => flags.settings(&offer, hints).decisions,
+        None => hints::resolve(hints, None).decisions,
+    };
+    let report = |decision: hints::Decision| HintReport {
+        hint: decision.hint,
+        value: decision.value,
+        outcome: decision.outcome.name(),
+        reason: decision.reason,
+    };
+    Ok(decisions.into_iter().map(report).collect())
+}
+
+/// What becomes of `hints`: nothing, as hints are about GPUs.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn decisions(
+    _: &DeviceFlags,
+    hints: &RuntimeOptimizations,
+    _: u64,
+) -> Result<Vec<HintReport>> {
+    let ignored = hints.iter().map(|hint| HintReport {
+        hint: hint.name(),
+        value: hint.value(),
+        outcome: "ignored",
+        reason: "this program was built without GPUs".to_owned(),
+    });
+    Ok(ignored.collect())
 }
 
 /// How long a kernel took on a GPU.

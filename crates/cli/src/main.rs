@@ -11,7 +11,6 @@ mod chat;
 mod convert;
 mod device;
 mod folders;
-mod hashes;
 mod interrupt;
 mod machine;
 mod model;

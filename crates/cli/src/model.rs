@@ -6,12 +6,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use sterna::native::{
-    self, BUILTIN, Device, FileSet, LoadFrom, LocalFolder, LocalModel, Located, SourceFile,
+    self, BUILTIN, Device, FileSet, IncomingFiles, LoadFrom, LocalFolder, LocalModel, Located,
     StoredFiles, Weights, builtin,
 };
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
-use sterna_delivery::LocalFile;
-use sterna_delivery::fetch::{FetchError, Limits};
+use sterna_delivery::fetch::Limits;
+use sterna_delivery::pull::PullError;
 use sterna_delivery::store::{self, StoreError};
 use sterna_engine::{Backend, Model, ModelPlan, PlanOptions, Session};
 use sterna_format::hf::{AdapterConfig, GenerationConfig};
@@ -20,8 +20,7 @@ use sterna_format::rdrr::MANIFEST_FILE;
 use crate::args::{EngineFlags, LoraFlag, ModelFlags, WeightsFlag};
 use crate::machine::{self, Machine};
 use crate::progress::Progress;
-use crate::pull::{self, Arrival};
-use crate::output;
+use crate::{output, pull, trust};
 
 /// Opens what `name` stands for: a path, an address, a name in the store, or the built-in model.
 pub(crate) fn open(name: &str) -> Result<LocalModel> {
@@ -31,12 +30,7 @@ pub(crate) fn open(name: &str) -> Result<LocalModel> {
 /// The same; `config` is the `config.json` of a model whose files have none.
 pub(crate) fn open_with(name: &str, config: Option<Value>) -> Result<LocalModel> {
     let signatures: Arc<dyn Signatures> = Arc::new(Trusted);
-    Ok(LocalModel::open(
-        name,
-        find(name)?,
-        config,
-        Some(signatures),
-    )?)
+    LocalModel::open(name, find(name)?, config, Some(signatures)).map_err(with_advice)
 }
 
 /// Lets packages in by the trust list of this user.
@@ -44,7 +38,7 @@ struct Trusted;
 
 impl Signatures for Trusted {
     fn check(&self, name: &str, manifest: &[u8], signature: &str) -> sterna::Result<()> {
-        pull::check_signature(name, manifest, Some(signature))
+        trust::check_signature(name, manifest, Some(signature))
             .map(drop)
             .map_err(|error| {
                 sterna::Error::new(sterna::ErrorCode::Untrusted, format!("{error:#}"))
@@ -156,33 +150,13 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The files of a package that is being fetched.
-struct Arriving(Arc<Arrival>);
-
-impl FileSet for Arriving {
-    fn file(&self, name: &str) -> sterna::Result<Option<SourceFile>> {
-        let files = self.0.files().map_err(failed)?;
-        let (arrival, called) = (Arc::clone(&self.0), name.to_owned());
-        let open = move || Ok(LocalFile::open(arrival.path(&called).map_err(failed)?)?);
-        let len = files.get(name).copied();
-        Ok(len.map(|len| SourceFile::arriving(name, len, open)))
+/// The error, with what the user can do about a package that is being fetched and not let in.
+fn with_advice(error: sterna::Error) -> anyhow::Error {
+    let refusal = error.find::<PullError>().and_then(PullError::signature_error);
+    match refusal.map(trust::advice).filter(|advice| !advice.is_empty()) {
+        Some(advice) => anyhow::anyhow!("{error:#}{advice}"),
+        None => error.into(),
     }
-
-    fn prefix(&self) -> String {
-        String::new()
-    }
-
-    fn is_verified(&self) -> bool {
-        true
-    }
-
-    fn settle(&self) -> sterna::Result<()> {
-        self.0.finish().map_err(failed)
-    }
-}
-
-fn failed(error: anyhow::Error) -> sterna::Error {
-    sterna::Error::new(sterna::ErrorCode::Io, format!("{error:#}"))
 }
 
 /// The model at an address, as it is there now: a package while it is fetched, others once they are in
@@ -204,11 +178,11 @@ fn fetched(address: &str) -> Result<Located> {
         },
         ..Limits::default()
     };
-    let arrival = Arrival::begin(store.clone(), address, name, limits);
+    let arrival = pull::begin(store.clone(), address, name, limits)?;
     let failed = match arrival.files() {
         Ok(files) if files.contains_key(MANIFEST_FILE) => {
             return Ok(Located {
-                files: Arc::new(Arriving(arrival)),
+                files: Arc::new(IncomingFiles::new(arrival)),
                 entry: ModelEntry::File(MANIFEST_FILE.to_owned()),
             });
         }
@@ -218,12 +192,13 @@ fn fetched(address: &str) -> Result<Located> {
     match (failed, name) {
         (None, _) => {}
         // That it can't be reached is no refusal.
-        (Some(error), Some(name)) if error.downcast_ref::<FetchError>().is_some() => {
+        (Some(error), Some(name)) if error.is_unanswered() => {
+            let error = anyhow::Error::from(error);
             output::note(format_args!(
                 "warning: {error:#}; using `{name}` as it is in the store"
             ));
         }
-        (Some(error), _) => return Err(error),
+        (Some(error), _) => return Err(pull::with_advice(error)),
     }
     let models = store.list()?;
     let model = models.iter().find(|model| model.entry.source == address);

@@ -1,13 +1,14 @@
 //! The list of keys that are believed: `trust.json` in the folder for settings.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use sterna_delivery::sign::{PublicKey, TrustList};
-use tempfile::NamedTempFile;
+use sterna_delivery::package::{self, PackageError, SignatureRefusal};
+use sterna_delivery::sign::{PublicKey, SignatureError, TrustList};
+use sterna_delivery::write_whole;
 
 use crate::folders;
 
@@ -29,7 +30,46 @@ pub(crate) fn path() -> Result<PathBuf> {
     Ok(folders::config()?.join("trust.json"))
 }
 
-/// The list; empty if there is none.
+/// The list of this user.
+pub(crate) fn list() -> Result<TrustList> {
+    load(&path()?)
+}
+
+/// The name of the trusted key that signed `manifest`, which is that of `what`; fails if another did.
+pub(crate) fn check_signature(
+    what: &str,
+    manifest: &[u8],
+    signature: Option<&str>,
+) -> Result<Option<String>> {
+    let checked = package::check_signature(what, &list()?, manifest, signature);
+    checked.map_err(|error| match &error {
+        PackageError::Signature { problem, .. } => {
+            anyhow!("{error}{}", advice(problem))
+        }
+        _ => error.into(),
+    })
+}
+
+/// What to add to a message about a signature: how the user has its key believed.
+pub(crate) fn advice(error: &SignatureError) -> &'static str {
+    match error {
+        SignatureError::UnknownKey { .. } => {
+            "; `sterna trust NAME KEY` adds a key to it: have KEY from its owner, not from where the package is"
+        }
+        _ => "",
+    }
+}
+
+/// Why a model in the store is not used for its signature, and what to do.
+pub(crate) fn refusal_text(refusal: &SignatureRefusal) -> String {
+    let advice = match refusal {
+        SignatureRefusal::Package(PackageError::Signature { problem, .. }) => advice(problem),
+        _ => "",
+    };
+    format!("{refusal}{advice}")
+}
+
+/// The list in the file at `path`; empty if there is none.
 ///
 /// A list that can't be read is an error and not an empty one: what it would have refused must not pass.
 pub(crate) fn load(path: &Path) -> Result<TrustList> {
@@ -65,15 +105,9 @@ pub(crate) fn save(path: &Path, list: &TrustList) -> Result<()> {
     };
     let text = serde_json::to_string_pretty(&stored).context("cannot write the list as JSON")?;
     let folder = path.parent().context("the trust list lies in a folder")?;
-    let write = || -> io::Result<()> {
-        fs::create_dir_all(folder)?;
-        let mut file = NamedTempFile::new_in(folder)?;
-        writeln!(file, "{text}")?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
+    let written =
+        fs::create_dir_all(folder).and_then(|()| write_whole(path, format!("{text}\n").as_bytes()));
+    written.with_context(|| format!("{}: cannot write", path.display()))
 }
 
 #[cfg(test)]

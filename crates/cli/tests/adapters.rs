@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{logits, refusal, stdout, testdata};
 use serde_json::json;
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_format::rdrr::lora::parse_name;
 use sterna_format::safetensors::SafeTensors;
 
@@ -250,7 +250,7 @@ fn package(dir: &Path) {
         "loraConfig": { "rank": 4, "alpha": 8, "targetModules": ["q_proj"] },
         "shards": [{
             "index": 0, "fileName": "weights.rdrr", "size": shard.len(),
-            "hash": Digest::of(Algorithm::Sha256, &shard).to_string(),
+            "hash": digest_of(Algorithm::Sha256, &shard).to_string(),
         }],
         "tensors": tensors,
     });

@@ -12,7 +12,7 @@ use common::{
 /// Models that bundles can hold, by what their weights become.
 fn models() -> Vec<(String, &'static str)> {
     let reference = |name: &str| path(&format!("reference-logits/{name}"));
-    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny-tales");
+    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
     vec![
         (reference("bitnet-packed"), "I2_S"),
         (reference("llama-bitlinear-packed"), "I2_S"),

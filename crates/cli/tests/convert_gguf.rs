@@ -107,7 +107,7 @@ fn text_and_templates_go_along() {
     let dir = tempfile::tempdir().unwrap();
     let text_file = testdata("tokenizers/kitoken/utf8_input.txt");
     let small_file = testdata("tokenizers/kitoken/small_input.txt");
-    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny-tales");
+    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
     for (i, model) in [
         Path::new("builtin"),
         &tales,

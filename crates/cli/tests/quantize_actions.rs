@@ -381,7 +381,7 @@ fn bad_manifests_and_shards_are_refused() {
         ),
         (
             [one(good), vec![0, 0, 0, 0, 1]].concat(),
-            "behind the tensors, read with a table of sections",
+            "after the tensors, read with a table of sections",
         ),
     ] {
         let refused = bench.refuse(&bytes, &[]);

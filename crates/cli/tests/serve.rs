@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, digest_of};
 
 struct Server {
     child: Child,
@@ -47,7 +47,7 @@ fn shard_bytes() -> Vec<u8> {
 fn shard_etag() -> String {
     format!(
         "\"sha256-{}\"",
-        Digest::of(Algorithm::Sha256, &shard_bytes())
+        digest_of(Algorithm::Sha256, &shard_bytes())
     )
 }
 
@@ -69,7 +69,7 @@ fn start() -> Server {
             "index": 0,
             "fileName": "shard_00000.bin",
             "size": shard.len(),
-            "hash": Digest::of(Algorithm::Sha256, &shard).to_string(),
+            "hash": digest_of(Algorithm::Sha256, &shard).to_string(),
         }],
         "tensorsFile": "tensors.json",
     });
@@ -192,7 +192,7 @@ fn files_come_whole_with_what_caches_and_other_sites_need() {
     assert_eq!(manifest.header("content-type"), Some("application/json"));
     let etag = format!(
         "\"sha256-{}\"",
-        Digest::of(Algorithm::Sha256, &manifest.body)
+        digest_of(Algorithm::Sha256, &manifest.body)
     );
     assert_eq!(manifest.header("etag"), Some(etag.as_str()));
     assert_eq!(

@@ -1,6 +1,13 @@
-//! Names in folders that survive a crash of the system.
+//! Files that are there whole or not at all, and names in folders that survive a crash of the system.
 
-use std::{io, path::Path};
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 /// Waits until the names in `folder` would survive a crash of the system: those of files that were
 /// created there, renamed, or removed. What the files hold is made durable by syncing them first.
@@ -14,9 +21,137 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
             true => Path::new("."),
             false => folder,
         };
-        std::fs::File::open(folder)?.sync_all()?;
+        File::open(folder)?.sync_all()?;
     }
     #[cfg(not(unix))]
     let _ = folder;
     Ok(())
+}
+
+/// Makes `bytes` the file at `path`, in place of what is there. Readers see the old file or the new one, and
+/// so does whoever looks after a crash.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = PartialFile::create(path)?;
+    file.write_all(bytes)?;
+    file.finish()
+}
+
+/// A file that is written under another name and gets its own from [`finish`](Self::finish). If it is dropped
+/// before, nothing of it is left.
+#[derive(Debug)]
+pub struct PartialFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    /// `None` once it has its name.
+    file: Option<File>,
+}
+
+impl PartialFile {
+    /// Begins to write what is to be the file at `path`, under a new name in the same folder.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        loop {
+            let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+            let mut temporary = OsString::from(".");
+            temporary.push(name);
+            temporary.push(format!("-{}-{n}.tmp", process::id()));
+            let temporary = path.with_file_name(temporary);
+            match File::create_new(&temporary) {
+                // Left by a process that had this number before, and crashed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(file) => {
+                    return Ok(Self {
+                        path: path.to_owned(),
+                        temporary,
+                        file: Some(file),
+                    });
+                }
+            }
+        }
+    }
+
+    /// As [`create`](Self::create), by way of the file `temporary`, which nobody else may use. It must be on
+    /// the same file system; what is there is overwritten.
+    pub(crate) fn create_as(path: &Path, temporary: &Path) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            temporary: temporary.to_owned(),
+            file: Some(File::create(temporary)?),
+        })
+    }
+
+    /// Gives the file its name, in place of another that has it. When this returns, a crash of the system
+    /// leaves it there.
+    pub fn finish(mut self) -> io::Result<()> {
+        if let Some(file) = &self.file {
+            file.sync_all()?;
+        }
+        fs::rename(&self.temporary, &self.path)?;
+        self.file = None;
+        self.path.parent().map_or(Ok(()), sync_folder)
+    }
+
+    fn file(&mut self) -> io::Result<&mut File> {
+        self.file
+            .as_mut()
+            .ok_or_else(|| io::ErrorKind::Other.into())
+    }
+}
+
+impl Write for PartialFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file()?.flush()
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        // Windows removes no open file.
+        if self.file.take().is_some() {
+            // What led here is reported; nobody is left to hear of this.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list");
+        write_whole(&path, b"old").unwrap();
+        let mut new = PartialFile::create(&path).unwrap();
+        new.write_all(b"ne").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        drop(new);
+        assert_eq!(names(folder.path()), ["list"]);
+        write_whole(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(folder.path()), ["list"]);
+    }
+
+    #[test]
+    fn where_no_file_can_be_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("taken");
+        fs::create_dir_all(path.join("inside")).unwrap();
+        assert!(write_whole(&path, b"new").is_err());
+        assert_eq!(names(folder.path()), ["taken"]);
+        assert!(write_whole(&folder.path().join("no/such"), b"new").is_err());
+        assert!(write_whole(Path::new("/"), b"new").is_err());
+    }
 }

@@ -1,8 +1,9 @@
 //! Where the bytes of a model come from.
 //!
 //! For opening the files of a model and handing out ranges of their bytes, so that an engine which
-//! asks for ranges can be fed without knowing their source. Not for parsing what the bytes mean
-//! (`sterna-format` does that).
+//! asks for ranges can be fed without knowing their source; for fetching packages and checking what came
+//! ([`package`], [`fetch`]), and for keeping them. Not for parsing what the bytes mean
+//! (`sterna-format` does that). Nothing here prints, and whom to trust is given.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), sterna_delivery::LocalFileError> {
@@ -21,8 +22,11 @@ pub mod hash;
 mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
+pub mod package;
 #[cfg(not(target_family = "wasm"))]
 mod positioned;
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+pub mod pull;
 pub mod sign;
 #[cfg(not(target_family = "wasm"))]
 pub mod source;
@@ -30,6 +34,6 @@ pub mod source;
 pub mod store;
 
 #[cfg(not(target_family = "wasm"))]
-pub use durable::sync_folder;
+pub use durable::{PartialFile, sync_folder, write_whole};
 #[cfg(not(target_family = "wasm"))]
 pub use local::{LocalFile, LocalFileError};

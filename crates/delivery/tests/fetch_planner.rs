@@ -5,7 +5,7 @@ use std::{ops::Range, time::Duration};
 use proptest::prelude::*;
 use sterna_delivery::{
     fetch::{Action, Blob, Failure, Fault, Fetch, HashJob, Head, Limits, RangeSet, Transfer},
-    hash::{Algorithm, BlockDigests, Digest, Expected},
+    hash::{Algorithm, BlockDigests, Expected, digest_of},
 };
 
 const BLOCK: u64 = 64;
@@ -281,7 +281,7 @@ impl World {
             .map(|(i, truth)| {
                 let expected = match self.case.size_only {
                     true => Expected::SizeOnly,
-                    false => Expected::Digest(Digest::of(self.case.algorithm, truth)),
+                    false => Expected::Digest(digest_of(self.case.algorithm, truth)),
                 };
                 let blob = Blob::new(&format!("b{i}"), truth.len() as u64, expected).unwrap();
                 if !self.case.blocks {
@@ -548,7 +548,7 @@ fn fetch_into(
 #[test]
 fn a_block_that_is_lost_after_it_came_is_fetched_again() {
     let truth: Vec<u8> = (0..4 * BLOCK).map(|i| (i * 7 + (i >> 5)) as u8).collect();
-    let right = Expected::Digest(Digest::of(Algorithm::Sha256, &truth));
+    let right = Expected::Digest(digest_of(Algorithm::Sha256, &truth));
     let mut n_lost = 0;
     let (store, asked, end) = fetch_into(&truth, right, |store| {
         if n_lost < 2 {
@@ -573,7 +573,7 @@ fn a_block_that_is_lost_after_it_came_is_fetched_again() {
 #[test]
 fn only_what_is_right_on_disk_shows_that_digests_contradict() {
     let truth: Vec<u8> = (0..4 * BLOCK).map(|i| (i * 7 + (i >> 5)) as u8).collect();
-    let wrong = Expected::Digest(Digest::of(Algorithm::Sha256, b"something else"));
+    let wrong = Expected::Digest(digest_of(Algorithm::Sha256, b"something else"));
     let mut n_read = 0;
     let (_, asked, end) = fetch_into(&truth, wrong, |_| n_read += 1);
     assert!(

@@ -11,7 +11,7 @@ use std::{
 };
 
 use sterna_delivery::{
-    hash::{Algorithm, Digest},
+    hash::{Algorithm, digest_of},
     store::{Blob, Entry, Interrupted, Pull, Store, StoreError},
 };
 
@@ -165,7 +165,7 @@ fn check(store: &Store) {
     for path in files_under(&store.root().join("blobs")).into_keys() {
         let algorithm = path.ancestors().nth(2).unwrap().file_name().unwrap();
         let algorithm: Algorithm = algorithm.to_str().unwrap().parse().unwrap();
-        let digest = Digest::of(algorithm, &fs::read(&path).unwrap());
+        let digest = digest_of(algorithm, &fs::read(&path).unwrap());
         let name = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(digest.to_string(), name, "an unverified blob is visible");
     }

@@ -4,7 +4,7 @@ use std::fs;
 
 use sterna_delivery::{
     fetch::{self, Cancel, Event, Limits},
-    hash::{Algorithm, Digest, Expected},
+    hash::{Algorithm, Expected, digest_of},
     source::FolderSource,
     store::{Blob, Entry, Store},
 };
@@ -17,7 +17,7 @@ fn pull(store: &Store, folder: &std::path::Path, name: &str, files: &[&str]) -> 
     let mut blobs = Vec::new();
     for file in files {
         let content = fs::read(folder.join(file)).unwrap();
-        let digest = Digest::of(Algorithm::Sha256, &content);
+        let digest = digest_of(Algorithm::Sha256, &content);
         let size = content.len() as u64;
         blobs.push(fetch::Blob::new(file, size, Expected::Digest(digest)).unwrap());
         entry

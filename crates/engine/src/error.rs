@@ -47,7 +47,7 @@ pub enum PlanError {
     /// A tensor the family needs.
     #[error("tensor `{name}` is missing; it should be {expected:?}")]
     MissingTensor {
-        /// GGUF name.
+        /// Its name, as files of the model's kind spell it.
         name: String,
         /// Its shape.
         expected: Vec<usize>,
@@ -55,7 +55,7 @@ pub enum PlanError {
     /// A tensor of another shape.
     #[error("tensor `{name}`: expected shape {expected:?}, found {found:?}")]
     TensorShape {
-        /// GGUF name.
+        /// Its name in the file.
         name: String,
         /// The shape the configuration calls for.
         expected: Vec<usize>,
@@ -65,19 +65,31 @@ pub enum PlanError {
     /// A tensor of a type that its place doesn't take.
     #[error("tensor `{name}`: {expected}, found type {found}")]
     TensorType {
-        /// GGUF name.
+        /// Its name in the file.
         name: String,
         /// What is taken.
         expected: &'static str,
         /// Its type.
         found: DType,
     },
+    /// A tensor whose place or size can't be that of its elements.
+    #[error("tensor `{name}`: expected {expected}, found {len} at offset {offset}")]
+    TensorBytes {
+        /// Its name in the file.
+        name: String,
+        /// What its type and shape take.
+        expected: String,
+        /// The bytes it has.
+        len: u64,
+        /// Where they begin.
+        offset: u64,
+    },
     /// Tensors that nothing would read: the model isn't what its configuration says.
     #[error("{count} tensors are not part of this model family, among them `{first}`")]
     UnusedTensors {
         /// How many.
         count: usize,
-        /// The first of them.
+        /// The first of them, by its name in the file.
         first: String,
     },
 }

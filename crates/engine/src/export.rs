@@ -104,7 +104,11 @@ impl ModelPlan {
             let spec = &self.specs[projection.weight.0];
             if projection.input_norm.is_some() && input_norm_eps != INPUT_NORM_EPS {
                 let found = format!("that its norm has an epsilon of {input_norm_eps}");
-                return Err(PlanError::inexpressible(&spec.parts[0].name, "GGUF", found));
+                return Err(PlanError::inexpressible(
+                    spec.parts[0].name_in_file(),
+                    "GGUF",
+                    found,
+                ));
             }
             // A reader of such a file takes every matrix for a ternary one.
             if let Recipe::Linear(recipe) = &spec.recipe
@@ -114,7 +118,7 @@ impl ModelPlan {
                 && is_float(dtype)
             {
                 let found = format!("that it isn't ternary in a {} model", family.name);
-                let name = &spec.parts[0].name;
+                let name = spec.parts[0].name_in_file();
                 return Err(PlanError::inexpressible(name, "GGUF", found));
             }
         }
@@ -322,7 +326,7 @@ impl Exporter {
                     let blocks = Layout::Blocks(DType::TQ2_0);
                     codes = repack::repack(&self.exec, blocks, n, k, &codes, 0..n)
                         .map_err(|source| LoadError::Weights {
-                            name: requests[0].name.clone(),
+                            name: requests[0].name_in_file().to_owned(),
                             source,
                         })?
                         .into();
@@ -375,7 +379,7 @@ impl Exporter {
     pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
         if let Some(want) = self.wanted() {
             return Err(LoadError::Incomplete {
-                name: want.name.clone(),
+                name: want.name_in_file().to_owned(),
             });
         }
         let mut config = self.plan.config.clone();

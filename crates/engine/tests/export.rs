@@ -48,6 +48,7 @@ fn stored(tensors: &[Exported]) -> (TensorCatalog, Vec<Bytes>) {
         };
         let entry = TensorEntry {
             name: tensor.name.clone(),
+            renamed_from: None,
             dtype,
             shape: tensor.shape.clone(),
             file,

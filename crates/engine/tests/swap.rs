@@ -444,7 +444,7 @@ fn failed_swaps_leave_the_model_as_it_was() {
     let message = failure(&model, || nan.swap(&model, &layer));
     assert_eq!(
         message,
-        "tensor `blk.1.ffn_up.weight`: expected numbers, found NaN at index 1000"
+        "tensor `model.layers.1.mlp.up_proj.weight`: expected numbers, found NaN at index 1000"
     );
     // In a group that isn't swapped it does no harm.
     let other_model = first.load();
@@ -457,7 +457,7 @@ fn failed_swaps_leave_the_model_as_it_was() {
     let message = failure(&model, || infinite.swap(&model, &layer));
     assert_eq!(
         message,
-        "tensor `blk.1.attn_norm.weight`: expected numbers, found inf at index 2"
+        "tensor `model.layers.1.input_layernorm.weight`: expected numbers, found inf at index 2"
     );
 
     // Bytes that end too soon, and too late.
@@ -479,7 +479,10 @@ fn failed_swaps_leave_the_model_as_it_was() {
         swap.feed(first.files[0].slice(want.offset as usize..(want.offset + want.len) as usize))?;
         swap.finish()
     });
-    assert_eq!(message, "tensor `blk.1.attn_q.weight` has not been loaded");
+    assert_eq!(
+        message,
+        "tensor `model.layers.1.self_attn.q_proj.weight` has not been loaded"
+    );
     // Nothing that is left undone is missed.
     drop(Swap::new(&model, first.plan(), &layer).unwrap());
 
@@ -502,7 +505,7 @@ fn failed_swaps_leave_the_model_as_it_was() {
     odd.catalog = catalog;
     let message = failure(&model, || odd.swap(&model, &layer));
     assert!(
-        message.contains("ffn_up.weight") && message.contains("I16"),
+        message.contains("mlp.up_proj.weight") && message.contains("I16"),
         "{message}"
     );
 

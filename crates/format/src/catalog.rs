@@ -9,6 +9,8 @@ use crate::DType;
 pub struct TensorEntry {
     /// GGUF name, such as `blk.0.attn_q.weight`; a name no table knows is kept as the file has it.
     pub name: String,
+    /// What the file calls it, where `name` was made of that: `model.layers.0.self_attn.q_proj.weight`.
+    pub renamed_from: Option<String>,
     /// Encoding of the stored bytes.
     pub dtype: DType,
     /// Row-major, outermost first: a linear weight is `[n, k]`.
@@ -19,6 +21,13 @@ pub struct TensorEntry {
     pub offset: u64,
     /// Bytes stored, I2_S trailer included.
     pub len: u64,
+}
+
+impl TensorEntry {
+    /// What the file calls the tensor, for messages.
+    pub fn name_in_file(&self) -> &str {
+        self.renamed_from.as_deref().unwrap_or(&self.name)
+    }
 }
 
 /// A file about to be written: its header, and where the tensors go.
@@ -74,7 +83,7 @@ impl TensorCatalog {
 /// Elements of a tensor with these dimensions, in any order.
 ///
 /// `None` if this machine can't count them in a `usize`. Zeros don't hide that the other dimensions
-/// are too large, so that whoever multiplies them in some other order is safe as well.
+/// are too large, so that multiplying them in another order is safe as well.
 pub(crate) fn n_elements(dims: impl Iterator<Item = u64> + Clone) -> Option<u64> {
     let n = dims
         .clone()

@@ -1,6 +1,7 @@
 //! Element and block types of stored tensors.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// How the values of a stored tensor are encoded.
 ///
@@ -47,7 +48,7 @@ pub enum DType {
     Q6_K,
     TQ1_0,
     TQ2_0,
-    /// Ternary codes in 128-element interleaved blocks, one f32 scale behind the whole tensor.
+    /// Ternary codes in 128-element interleaved blocks, one f32 scale after the whole tensor.
     I2_S,
     /// One sign bit an element, groups of 128.
     Q1_0,
@@ -143,7 +144,7 @@ impl DType {
         self.block().1
     }
 
-    /// Bytes behind the blocks that belong to the tensor as a whole: the scale and padding of I2_S.
+    /// Bytes after the blocks that belong to the tensor as a whole: the scale and padding of I2_S.
     pub const fn trailer_bytes(self) -> usize {
         match self {
             DType::I2_S => 32,
@@ -215,6 +216,53 @@ impl fmt::Display for DType {
     }
 }
 
+/// The forms of [`DType::I2_S`] on disk; nothing in a GGUF file tells them apart.
+///
+/// Published files are all [`I2sLayout::Block128`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum I2sLayout {
+    /// 128 elements in 32 bytes, over the flattened tensor.
+    #[default]
+    Block128,
+    /// 64 elements in 16 bytes, over the flattened tensor: what Arm builds of the reference
+    /// implementation have written since November 2025.
+    Block64,
+    /// Four rows to a byte, row `4i` at bits 7:6; byte `i·k + c` for column `c`.
+    Rows4,
+    /// 128 elements in 32 bytes, each row padded with zeros to whole blocks: the layout that kernels
+    /// work on, as engine bundles have it. No file names it.
+    PaddedRows,
+}
+
+impl I2sLayout {
+    /// The names that files and command lines have for layouts.
+    pub const NAMES: [&str; 3] = ["block128", "block64", "rows4"];
+}
+
+/// A name that is no layout of I2_S.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected block128, block64 or rows4, found `{found}`")]
+pub struct UnknownI2sLayout {
+    /// The name.
+    pub found: String,
+}
+
+impl FromStr for I2sLayout {
+    type Err = UnknownI2sLayout;
+
+    /// Reads one of [`I2sLayout::NAMES`].
+    fn from_str(name: &str) -> Result<I2sLayout, UnknownI2sLayout> {
+        match name {
+            "block128" => Ok(I2sLayout::Block128),
+            "block64" => Ok(I2sLayout::Block64),
+            "rows4" => Ok(I2sLayout::Rows4),
+            _ => Err(UnknownI2sLayout {
+                found: name.chars().take(80).collect(),
+            }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,5 +284,16 @@ mod tests {
         ] {
             assert_eq!(dtype.tensor_bytes(n), bytes, "{dtype} × {n}");
         }
+    }
+
+    #[test]
+    fn layouts_by_name() {
+        let layouts: [I2sLayout; 3] = I2sLayout::NAMES.map(|name| name.parse().unwrap());
+        let named = [I2sLayout::Block128, I2sLayout::Block64, I2sLayout::Rows4];
+        assert_eq!(layouts, named);
+        assert_eq!(
+            "Block128".parse::<I2sLayout>().unwrap_err().to_string(),
+            "expected block128, block64 or rows4, found `Block128`"
+        );
     }
 }

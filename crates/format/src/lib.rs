@@ -34,12 +34,16 @@
 mod budget;
 pub mod bundle;
 mod catalog;
+pub mod digest;
 mod dtype;
+mod file_name;
 pub mod gguf;
 pub mod hf;
+mod json;
+pub mod model;
 pub mod names;
 pub mod rdrr;
 pub mod safetensors;
 
 pub use catalog::{FileLayout, TensorCatalog, TensorEntry};
-pub use dtype::DType;
+pub use dtype::{DType, I2sLayout, UnknownI2sLayout};

@@ -1,4 +1,7 @@
-//! Hugging Face tensor names to GGUF names: the only place that knows the former.
+//! Hugging Face tensor names to GGUF names and back.
+//!
+//! What Hugging Face calls a tensor stands here alone; `rdrr::groups` and `rdrr::lora` have the looser
+//! rules of the JavaScript runtime, which take other names too.
 
 use crate::{TensorCatalog, TensorEntry};
 
@@ -67,13 +70,13 @@ pub fn linear_module(name: &str) -> Option<String> {
 pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let outside = match module {
-        "token_embd" => Some("model.embed_tokens"),
-        "output_norm" => Some("model.norm"),
-        "output" => Some("lm_head"),
+        "token_embd" => Some(EMBEDDINGS),
+        "output_norm" => Some(OUTPUT_NORM),
+        "output" => Some(HEAD),
         _ => None,
     };
-    if let Some(module) = outside {
-        return Some(format!("{module}.{kind}"));
+    if let Some(weight) = outside {
+        return Some(format!("{}.{kind}", weight.trim_end_matches(".weight")));
     }
     let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
     let inverse = |table: &[(&'static str, &str)], module: &str| {
@@ -100,7 +103,8 @@ pub struct NameCollision {
     pub second: String,
 }
 
-/// A catalog with GGUF names: known tensors renamed, ignored ones left out, unknown ones kept.
+/// A catalog with GGUF names: known tensors renamed, ignored ones left out, unknown ones kept. Each
+/// remembers what the file calls it.
 ///
 /// # Errors
 ///
@@ -117,6 +121,7 @@ pub fn translate_catalog(
             Name::Ignored => continue,
         };
         let renamed = TensorEntry {
+            renamed_from: (name != entry.name).then(|| entry.name_in_file().to_owned()),
             name,
             ..entry.clone()
         };
@@ -202,41 +207,97 @@ fn find(table: &[(&str, &'static str)], module: &str) -> Option<&'static str> {
 /// What a module stores. `weight_scale` belongs to packed ternary weights.
 const KINDS: [&str; 3] = ["weight", "bias", "weight_scale"];
 
+/// The embedding table of a Hugging Face checkpoint.
+pub const EMBEDDINGS: &str = "model.embed_tokens.weight";
+/// The norm before the output head of a Hugging Face checkpoint.
+pub const OUTPUT_NORM: &str = "model.norm.weight";
+/// The output head of a Hugging Face checkpoint, where it isn't the embedding table.
+pub const HEAD: &str = "lm_head.weight";
+
+/// Paths of modules within a layer of a Hugging Face checkpoint.
+// Their names say what they are.
+#[allow(missing_docs)]
+pub mod module {
+    pub const Q: &str = "self_attn.q_proj";
+    pub const K: &str = "self_attn.k_proj";
+    pub const V: &str = "self_attn.v_proj";
+    pub const QKV: &str = "self_attn.qkv_proj";
+    pub const O: &str = "self_attn.o_proj";
+    pub const GATE: &str = "mlp.gate_proj";
+    pub const UP: &str = "mlp.up_proj";
+    pub const GATE_UP: &str = "mlp.gate_up_proj";
+    pub const DOWN: &str = "mlp.down_proj";
+    pub const INPUT_NORM: &str = "input_layernorm";
+    pub const POST_ATTENTION_NORM: &str = "post_attention_layernorm";
+    pub const PRE_FFN_NORM: &str = "pre_feedforward_layernorm";
+    pub const POST_FFN_NORM: &str = "post_feedforward_layernorm";
+    pub const Q_NORM: &str = "self_attn.q_norm";
+    pub const K_NORM: &str = "self_attn.k_norm";
+    pub const ATTN_SUB_NORM: &str = "self_attn.attn_sub_norm";
+    pub const FFN_SUB_NORM: &str = "mlp.ffn_sub_norm";
+
+    /// What the module at `path` within its layer is called by itself, such as `q_proj`.
+    pub fn name(path: &'static str) -> &'static str {
+        path.rsplit('.').next().unwrap_or(path)
+    }
+}
+
 const LINEARS: [(&str, &str); 9] = [
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.qkv_proj", "attn_qkv"),
-    ("self_attn.o_proj", "attn_output"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
+    (module::Q, "attn_q"),
+    (module::K, "attn_k"),
+    (module::V, "attn_v"),
+    (module::QKV, "attn_qkv"),
+    (module::O, "attn_output"),
+    (module::GATE, "ffn_gate"),
+    (module::UP, "ffn_up"),
     // Gate and up in one matrix, under the name that GGUF's phi3 gives it.
-    ("mlp.gate_up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
+    (module::GATE_UP, "ffn_up"),
+    (module::DOWN, "ffn_down"),
 ];
 
 const LLAMA_NORMS: [(&str, &str); 2] = [
-    ("input_layernorm", "attn_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
+    (module::INPUT_NORM, "attn_norm"),
+    (module::POST_ATTENTION_NORM, "ffn_norm"),
 ];
 
 /// Gemma 2 and 3 have norms before and after both halves of a layer.
 const GEMMA_NORMS: [(&str, &str); 4] = [
-    ("input_layernorm", "attn_norm"),
-    ("post_attention_layernorm", "post_attention_norm"),
-    ("pre_feedforward_layernorm", "ffn_norm"),
-    ("post_feedforward_layernorm", "post_ffw_norm"),
+    (module::INPUT_NORM, "attn_norm"),
+    (module::POST_ATTENTION_NORM, "post_attention_norm"),
+    (module::PRE_FFN_NORM, "ffn_norm"),
+    (module::POST_FFN_NORM, "post_ffw_norm"),
 ];
 
 const OTHER_NORMS: [(&str, &str); 6] = [
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
+    (module::Q_NORM, "attn_q_norm"),
+    (module::K_NORM, "attn_k_norm"),
     // BitNet as Microsoft and as 1bitLLM spell it.
-    ("self_attn.attn_sub_norm", "attn_sub_norm"),
-    ("self_attn.inner_attn_ln", "attn_sub_norm"),
-    ("mlp.ffn_sub_norm", "ffn_sub_norm"),
-    ("mlp.ffn_layernorm", "ffn_sub_norm"),
+    (module::ATTN_SUB_NORM, "attn_sub_norm"),
+    (OLDER[0].1, "attn_sub_norm"),
+    (module::FFN_SUB_NORM, "ffn_sub_norm"),
+    (OLDER[1].1, "ffn_sub_norm"),
 ];
+
+/// Modules, and what older BitNet checkpoints (1bitLLM's) call them.
+const OLDER: [(&str, &str); 2] = [
+    (module::ATTN_SUB_NORM, "self_attn.inner_attn_ln"),
+    (module::FFN_SUB_NORM, "mlp.ffn_layernorm"),
+];
+
+/// What older BitNet checkpoints call the tensor with the Hugging Face name `name`, where that is
+/// something else.
+///
+/// ```
+/// use sterna_format::names::older;
+///
+/// let name = older("model.layers.1.mlp.ffn_sub_norm.weight");
+/// assert_eq!(name.as_deref(), Some("model.layers.1.mlp.ffn_layernorm.weight"));
+/// assert_eq!(older("model.norm.weight"), None);
+/// ```
+pub fn older(name: &str) -> Option<String> {
+    let (new, old) = OLDER.iter().find(|(new, _)| name.contains(new))?;
+    Some(name.replace(new, old))
+}
 
 #[cfg(test)]
 mod tests {
@@ -430,6 +491,7 @@ mod tests {
             for (i, &name) in names.iter().enumerate() {
                 let entry = TensorEntry {
                     name: name.into(),
+                    renamed_from: None,
                     dtype: DType::F32,
                     shape: vec![1],
                     file: i,
@@ -444,6 +506,8 @@ mod tests {
         let out = translate_catalog("llama", &hf).unwrap();
         let names: Vec<_> = out.iter().map(|t| (&*t.name, t.file)).collect();
         assert_eq!(names, [("output_norm.weight", 0), ("extra", 2)]);
+        let in_file: Vec<_> = out.iter().map(TensorEntry::name_in_file).collect();
+        assert_eq!(in_file, ["model.norm.weight", "extra"]);
 
         let twice = catalog(&["model.norm.weight", "norm.weight"]);
         assert_eq!(

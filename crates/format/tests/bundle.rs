@@ -472,7 +472,7 @@ fn bad_manifests_say_what_and_where() {
         ),
         (
             vec![1, 0, 2, 0, b'a', 0xff],
-            "shard 0: path: expected UTF-8 text, found other bytes behind the first 1",
+            "shard 0: path: expected UTF-8 text, found other bytes after the first 1",
         ),
         (
             [&[0; 2][..], &[0xff; 4]].concat(),
@@ -496,7 +496,7 @@ fn bad_manifests_say_what_and_where() {
         ),
         (
             [entry(&[]), vec![0; 5]].concat(),
-            "behind the tensors, read with a table of sections: \
+            "after the tensors, read with a table of sections: \
              the file ends in the LoRA block: 4 bytes needed, 1 left; \
              read without one: the file ends in the LoRA block: 4 bytes needed, 1 left",
         ),

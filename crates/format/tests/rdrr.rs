@@ -106,7 +106,10 @@ fn config_with(sample: &str, edits: &[(&str, Value)]) -> Result<HfConfig, Proble
 }
 
 fn parsed(hf: &HfConfig) -> Config {
-    Config::parse(serde_json::to_string(&hf.config).unwrap().as_bytes()).unwrap()
+    let config = hf.parsed().unwrap();
+    let text = serde_json::to_string(&hf.config).unwrap();
+    assert_eq!(config, Config::parse(text.as_bytes()).unwrap());
+    config
 }
 
 /// What a folder's own `config.json` says.

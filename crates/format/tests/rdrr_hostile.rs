@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sterna_format::rdrr::{HashAlgorithm, Manifest, Package, Problems, TensorMap, hf_config};
+use sterna_format::digest::Algorithm;
+use sterna_format::rdrr::{Manifest, Package, Problems, TensorMap, hf_config};
 
 const HASH: &str = "abababababababababababababababababababababababababababababababab";
 
@@ -663,9 +664,9 @@ fn algorithms_are_inferred() {
         edit(&mut json);
         Manifest::parse(json.to_string().as_bytes()).unwrap()
     };
-    assert_eq!(without(&|_| {}).hash_algorithm, HashAlgorithm::Sha256);
+    assert_eq!(without(&|_| {}).hash_algorithm, Algorithm::Sha256);
     let named = without(&|json| json["shards"][0]["hashAlgorithm"] = json!("blake3"));
-    assert_eq!(named.hash_algorithm, HashAlgorithm::Blake3);
+    assert_eq!(named.hash_algorithm, Algorithm::Blake3);
     let alias = without(&|json| {
         for shard in json["shards"].as_array_mut().unwrap() {
             let shard = shard.as_object_mut().unwrap();
@@ -673,7 +674,7 @@ fn algorithms_are_inferred() {
             shard.insert("blake3".into(), hash);
         }
     });
-    assert_eq!(alias.hash_algorithm, HashAlgorithm::Blake3);
+    assert_eq!(alias.hash_algorithm, Algorithm::Blake3);
     assert_eq!(alias.shards[0].hash.to_string(), HASH);
     // Both given: the alias counts where hashes are BLAKE3, and is besides where they aren't.
     let other = "cd".repeat(32);

@@ -516,6 +516,8 @@ impl<'a> Layer<'a> {
     const WIDTH: usize = (Self::N_HEADS + 2 * Self::N_KV_HEADS) * Self::D;
     const SHAPE: AttentionShape = AttentionShape {
         n_heads: Self::N_HEADS,
+        n_kv_heads: Self::N_KV_HEADS,
+        head_dim: Self::D,
         scale: 0.2,
         softcap: None,
         window: None,
@@ -600,29 +602,18 @@ impl<'a> Layer<'a> {
         let mut pages = Vec::new();
         for (pos, row) in self.rows.chunks(Self::WIDTH).enumerate() {
             if pos % cpu::PAGE_LEN == 0 {
-                pages.push(cpu::KvPage::new(
-                    cpu::CacheType::F16,
-                    Self::N_KV_HEADS,
-                    Self::D,
-                ));
+                let page = cpu::KvPage::new(CacheType::F16, Self::N_KV_HEADS, Self::D);
+                pages.push(page);
             }
             let (k, v) = row[width..].split_at(Self::N_KV_HEADS * Self::D);
             pages[pos / cpu::PAGE_LEN].store(&exec, pos % cpu::PAGE_LEN, k, v)?;
         }
-        let shape = cpu::AttentionShape {
-            n_heads: Self::N_HEADS,
-            n_kv_heads: Self::N_KV_HEADS,
-            head_dim: Self::D,
-            scale: Self::SHAPE.scale,
-            softcap: None,
-            window: None,
-        };
         let first = self.len - checked;
         let rows = self.rows.chunks(Self::WIDTH).skip(first);
         let q: Vec<f32> = rows.flat_map(|row| row[..width].to_vec()).collect();
         let mut want = vec![0.0; checked * width];
         let scratch = &mut cpu::Scratch::default();
-        cpu::attention(&exec, &shape, &q, first, &pages, scratch, &mut want)?;
+        cpu::attention(&exec, &Self::SHAPE, &q, first, &pages, scratch, &mut want)?;
         let (mut error, mut power) = (0.0, 0.0);
         for (got, want) in got.iter().zip(&want) {
             error += (f64::from(*got) - f64::from(*want)).powi(2);
@@ -735,6 +726,8 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
             };
             let shape = AttentionShape {
                 n_heads,
+                n_kv_heads,
+                head_dim: d,
                 scale: 0.09,
                 softcap: None,
                 window: None,

@@ -84,6 +84,8 @@ impl Case {
         let twin = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
         let shape = AttentionShape {
             n_heads,
+            n_kv_heads,
+            head_dim,
             scale: 0.3,
             softcap: self.softcap,
             window: self.window,
@@ -228,26 +230,17 @@ impl Case {
         let pairs = self.rope_dim / 2;
         let m = qkv.len() / self.width();
         let [cos, sin] = [cos, sin].map(|of| &of[pos * pairs..(pos + m) * pairs]);
-        let layout = match self.layout {
-            RopeLayout::Halves => rope::RopeLayout::Halves,
-            RopeLayout::Pairs => rope::RopeLayout::Pairs,
-        };
         for x in [&mut q, &mut k] {
-            rope::rope(x, d, self.rope_dim, cos, sin, layout).unwrap();
+            rope::rope(x, d, self.rope_dim, cos, sin, self.layout).unwrap();
         }
-        let dtype = match self.dtype {
-            CacheType::F32 => cpu::CacheType::F32,
-            CacheType::F16 => cpu::CacheType::F16,
-            CacheType::Q8_0 => cpu::CacheType::Q8_0,
-        };
         for (t, (k, v)) in k.chunks(kv_width).zip(v.chunks(kv_width)).enumerate() {
             let (page, place) = ((pos + t) / cpu::PAGE_LEN, (pos + t) % cpu::PAGE_LEN);
             if page == pages.len() {
-                pages.push(cpu::KvPage::new(dtype, self.n_kv_heads, d));
+                pages.push(cpu::KvPage::new(self.dtype, self.n_kv_heads, d));
             }
             pages[page].store(&exec, place, k, v).unwrap();
         }
-        let shape = cpu::AttentionShape {
+        let shape = AttentionShape {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
             head_dim: d,
@@ -371,6 +364,8 @@ fn commands_follow_the_position() {
         let states = SpanStates::new(device, 1, n_heads, d, len).unwrap();
         let shape = AttentionShape {
             n_heads,
+            n_kv_heads,
+            head_dim: d,
             scale: 0.2,
             softcap: None,
             window,
@@ -478,6 +473,8 @@ impl Unrotated<'_> {
                 .unwrap(),
             shape: AttentionShape {
                 n_heads: Self::N_HEADS,
+                n_kv_heads: Self::N_KV_HEADS,
+                head_dim: Self::HEAD_DIM,
                 scale: 0.2,
                 softcap: None,
                 window,
@@ -634,6 +631,8 @@ fn wrong_shapes_are_refused() {
     let small = SpanStates::new(device, 0, 4, 8, 8).unwrap();
     let shape = |n_heads: usize| AttentionShape {
         n_heads,
+        n_kv_heads: 2,
+        head_dim: 8,
         scale: 1.0,
         softcap: None,
         window: None,
@@ -653,7 +652,52 @@ fn wrong_shapes_are_refused() {
         run(shape(3), &states, 1, 1).is_err(),
         "heads that share none"
     );
+    let other = |n_kv_heads, head_dim| AttentionShape {
+        n_kv_heads,
+        head_dim,
+        ..shape(4)
+    };
+    assert!(
+        run(other(1, 8), &states, 1, 1).is_err(),
+        "heads of another cache"
+    );
+    assert!(
+        run(other(2, 4), &states, 1, 1).is_err(),
+        "shorter heads than the cache has"
+    );
     assert!(run(shape(4), &small, 1, 1).is_err(), "states without room");
     assert!(run(shape(4), &states, 2, 1).is_err(), "two positions");
     assert!(run(shape(4), &states, 1, 2).is_err(), "two rows of output");
+}
+
+#[test]
+fn a_position_behind_the_angles_is_taken_for_the_last() {
+    for device in devices().iter().take(2) {
+        // Two positions of four pairs.
+        let table = device.upload(&floats(2 * 4 * 2, 1)).unwrap();
+        let turned = |position: u32| {
+            let qkv = device.upload(&floats(3 * 8, 2)).unwrap();
+            let cache = CacheLayer::new(device, 1, 8, CacheType::F32, 4).unwrap();
+            let state = device.upload(&[position]).unwrap();
+            let heads = Heads {
+                qkv: Rows::new(&qkv, 1, 3 * 8),
+                norms: HeadNorms::default(),
+                angles: Angles {
+                    table: &table,
+                    pairs: 4,
+                    layout: RopeLayout::Halves,
+                },
+                position: Position {
+                    buffer: &state,
+                    index: 0,
+                },
+            };
+            run(device, &qkv, 8, |r| prepare_heads(r, &heads, 1, &cache))
+        };
+        let last = turned(1);
+        assert_ne!(turned(0), last);
+        for position in [2, 50, u32::MAX] {
+            assert_eq!(turned(position), last);
+        }
+    }
 }

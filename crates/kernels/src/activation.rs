@@ -1,25 +1,12 @@
 //! Activation functions of gated feed-forward blocks.
 
+pub use sterna_format::model::Activation;
+
 use crate::Exec;
 use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
-
-/// The non-linearity on the gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x · σ(x)`.
-    Silu,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// `max(x, 0)`.
-    Relu,
-    /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
-    GeluTanh,
-    /// `x / 2 · (1 + erf(x / √2))`.
-    GeluErf,
-}
 
 /// Elements that a thread takes at a time.
 const ELEMENTS_PER_TASK: usize = 8192;

@@ -1,15 +1,8 @@
 //! Rotary position embedding.
 
-use crate::shape::{ShapeError, expect_len};
+pub use sterna_format::model::RopeLayout;
 
-/// Which elements of a head are rotated together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeLayout {
-    /// `i` with `i + rope_dim / 2`: Hugging Face weights, GGUF's NeoX type.
-    Halves,
-    /// `2 i` with `2 i + 1`: GGUF's `llama` weights, whose rows were permuted for it.
-    Pairs,
-}
+use crate::shape::{ShapeError, expect_len};
 
 /// Rotates the first `rope_dim` elements of every head, in place.
 ///

@@ -7,7 +7,9 @@
 use sterna_format::DType;
 use sterna_kernels::activation::{Activation, gate};
 use sterna_kernels::attention::{self, AttentionShape, CacheType, KvPage, PAGE_LEN, attention};
-use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix, linear};
+use sterna_kernels::gemm::{
+    self, BlockMatrix, Matrix, Rounding, TernaryMatrix, TernaryPacking, linear,
+};
 use sterna_kernels::norm::rms_norm_into;
 use sterna_kernels::quant::{decode_row, encode_row, q8, ternary};
 use sterna_kernels::rope::{RopeLayout, rope};
@@ -166,7 +168,7 @@ fn matrices(exec: &Exec, hashes: &mut Hashes) {
         products(exec, Matrix::Ternary(matrix), k),
     ));
     let blocks = trits(N * K / 256 * 66);
-    let matrix = TernaryMatrix::tq2_0(N, K, 0.37, &blocks).unwrap();
+    let matrix = TernaryMatrix::packed(TernaryPacking::Tq20, N, K, 0.37, &blocks).unwrap();
     hashes.push((
         "product TQ2_0".into(),
         products(exec, Matrix::Ternary(matrix), K),

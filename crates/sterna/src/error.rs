@@ -230,6 +230,7 @@ codes! {
     sterna_engine::SamplerError => |_| ErrorCode::InvalidRequest;
     sterna_format::bundle::BundleError => |_| ErrorCode::InvalidFile;
     sterna_format::gguf::GgufError => |_| ErrorCode::InvalidFile;
+    sterna_format::UnknownI2sLayout => |_| ErrorCode::InvalidFile;
     sterna_format::hf::AdapterNameError => |_| ErrorCode::InvalidFile;
     sterna_format::hf::ConfigError => |_| ErrorCode::InvalidFile;
     sterna_format::rdrr::Problems => |_| ErrorCode::InvalidFile;
@@ -245,6 +246,15 @@ codes! {
 #[cfg(all(feature = "native", not(target_family = "wasm")))]
 codes! {
     sterna_delivery::LocalFileError => local_code;
+    sterna_delivery::pull::PullError => pull_code;
+}
+
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+fn pull_code(error: &sterna_delivery::pull::PullError) -> ErrorCode {
+    match error {
+        error if error.signature_error().is_some() => ErrorCode::Untrusted,
+        _ => ErrorCode::Io,
+    }
 }
 
 #[cfg(all(feature = "native", not(target_family = "wasm")))]

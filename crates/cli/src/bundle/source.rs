@@ -11,6 +11,7 @@ use sterna_format::bundle::{
     SourceType, layer_order,
 };
 use sterna_format::hf::Config;
+use sterna_format::names::{self, EMBEDDINGS, HEAD, OUTPUT_NORM};
 
 use sterna::Header;
 use sterna::native::LocalModel;
@@ -20,16 +21,6 @@ use super::{ManifestForm, shard_path};
 
 /// Engines compute with widths that are multiples of it.
 const WIDTH: u32 = 128;
-
-const EMBEDDINGS: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head";
-const LAST_NORM: &str = "model.norm.weight";
-
-/// Parts of a layer that older BitNet checkpoints call otherwise.
-const OLDER_NAMES: [(&str, &str); 2] = [
-    ("self_attn.attn_sub_norm", "self_attn.inner_attn_ln"),
-    ("mlp.ffn_sub_norm", "mlp.ffn_layernorm"),
-];
 
 /// A Hugging Face folder as the source of a bundle.
 pub(super) struct Source<'a> {
@@ -79,7 +70,7 @@ impl<'a> Source<'a> {
 
     /// Whether the embedding table is the output head too.
     fn is_tied(&self) -> bool {
-        self.find("lm_head.weight").is_none()
+        self.find(HEAD).is_none()
     }
 
     pub(super) fn facts(&self) -> ModelFacts {
@@ -188,9 +179,9 @@ impl<'a> Source<'a> {
     /// The names of all tensors, as they follow one another.
     fn names(&self) -> Result<Vec<String>> {
         let mut names = vec![EMBEDDINGS.to_owned()];
-        let mut push = |path: &str| {
-            names.push(format!("{path}.weight"));
-            let bias = format!("{path}.bias");
+        let mut push = |weight: &str| {
+            names.push(weight.to_owned());
+            let bias = format!("{}.bias", weight.trim_end_matches(".weight"));
             if self.find(&bias).is_some() {
                 names.push(bias);
             }
@@ -198,10 +189,10 @@ impl<'a> Source<'a> {
         if !self.is_tied() {
             push(HEAD);
         }
-        push(LAST_NORM.trim_end_matches(".weight"));
+        push(OUTPUT_NORM);
         for layer in 0..self.config.n_layers {
             for part in layer_order(self.arch)? {
-                push(&format!("model.layers.{layer}.{part}"));
+                push(&format!("model.layers.{layer}.{part}.weight"));
             }
         }
         Ok(names)
@@ -210,10 +201,7 @@ impl<'a> Source<'a> {
     /// The tensor with this name, or with that of older checkpoints.
     fn find(&self, name: &str) -> Option<&'a TensorEntry> {
         let tensors = self.files.tensors();
-        let older = || {
-            let (new, old) = OLDER_NAMES.iter().find(|(new, _)| name.contains(new))?;
-            tensors.get(&name.replace(new, old))
-        };
+        let older = || tensors.get(&names::older(name)?);
         tensors.get(name).or_else(older)
     }
 

@@ -9,7 +9,7 @@ use sterna_delivery::hash::Algorithm;
 use sterna_engine::{AdapterSource, LoraMatrix, Orientation};
 use sterna_format::DType;
 use sterna_format::rdrr::groups::group_of;
-use sterna_format::rdrr::lora::{LoraMatrix as Factor, LoraName};
+use sterna_format::rdrr::lora::{LoraFactor, LoraName};
 use sterna_format::rdrr::{LoraConfig, Manifest, Role, Tensor, TensorMap};
 use sterna_kernels::quant::decode_row;
 
@@ -63,7 +63,7 @@ pub(crate) fn convert_adapter(
         }
         let a = input_first(&source, &pair.a, rank)?;
         let b = rank_first(&source, &pair.b, rank, pair.scaling / scaling)?;
-        for (matrix, values) in [(Factor::A, a), (Factor::B, b)] {
+        for (matrix, values) in [(LoraFactor::A, a), (LoraFactor::B, b)] {
             let name = LoraName {
                 layer: pair.layer as u32,
                 module: module.to_owned(),
@@ -79,8 +79,8 @@ pub(crate) fn convert_adapter(
                 group: Some(group.to_string()),
                 dtype: DType::F32.into(),
                 shape: match matrix {
-                    Factor::A => vec![width, rank],
-                    Factor::B => vec![rank, width],
+                    LoraFactor::A => vec![width, rank],
+                    LoraFactor::B => vec![rank, width],
                 },
                 size: bytes.len() as u64,
                 layout: None,

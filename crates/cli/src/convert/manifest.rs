@@ -6,8 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, Digest};
+use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, digest_of};
 use sterna_engine::{LayerConfig, ModelConfig, RopeScaling};
+use sterna_format::names::module;
 use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
 use sterna_format::rdrr::{
@@ -17,7 +18,6 @@ use sterna_format::rdrr::{
 use sterna_kernels::activation::Activation;
 
 use super::shards::{ShardHashes, Written};
-use crate::hashes::{algorithm, manifest_algorithm, manifest_digest};
 use crate::staging::write_file;
 
 /// What a manifest is made from besides the bytes that were written.
@@ -73,26 +73,23 @@ pub(super) fn of_weights(
     written: &Written,
 ) -> Manifest {
     let roots = (tensors.iter().zip(&written.tensors.roots))
-        .map(|(tensor, root)| (tensor.name.clone(), manifest_digest(root)));
+        .map(|(tensor, root)| (tensor.name.clone(), *root));
     let shards = written.shards.iter().enumerate().map(|(i, shard)| Shard {
         file_name: shard_file_name(i),
         size: shard.size,
-        hash: manifest_digest(&shard.digest),
+        hash: shard.digest,
         blake3: None,
         extra: Map::new(),
     });
-    let blocks = |shard: &ShardHashes| {
-        let digests = shard.blocks.digests().iter();
-        digests.map(manifest_digest).collect()
-    };
+    let blocks = |shard: &ShardHashes| shard.blocks.digests().to_vec();
     let converter = concat!("sterna ", env!("CARGO_PKG_VERSION"));
     Manifest {
         model_type: model_type.to_owned(),
-        hash_algorithm: manifest_algorithm(written.algorithm),
+        hash_algorithm: written.algorithm,
         groups: groups(model_type, &tensors, written),
         total_size: written.shards.iter().map(|shard| shard.size).sum(),
         shards: shards.collect(),
-        blake3_full: Some(manifest_digest(&written.blake3)),
+        blake3_full: Some(written.blake3),
         integrity: Some(Integrity {
             block_merkle: Some(BlockMerkle {
                 block_size: DEFAULT_BLOCK_SIZE,
@@ -123,14 +120,14 @@ pub(super) fn write(
     manifest: &mut Manifest,
     mut beside: Vec<(String, Bytes)>,
 ) -> Result<()> {
-    let algorithm = algorithm(manifest);
+    let algorithm = manifest.hash_algorithm;
     if let (Some(name), Some(tensors)) = (&manifest.tensors_file, &manifest.tensors) {
         beside.push((name.clone(), tensors.to_json().into()));
     }
     let files = beside.iter().map(|(name, bytes)| FileHash {
         name: name.clone(),
         size: bytes.len() as u64,
-        hash: manifest_digest(&Digest::of(algorithm, bytes)),
+        hash: digest_of(algorithm, bytes),
         extra: Map::new(),
     });
     let integrity = manifest.integrity.get_or_insert_default();
@@ -160,7 +157,7 @@ fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group
             version: "1.0.0".to_owned(),
             shards,
             tensors: members.iter().map(|tensor| tensor.name.clone()).collect(),
-            hash: manifest_digest(&written.tensors.groups[&id]),
+            hash: written.tensors.groups[&id],
             layer_index: id.layer_index().map(u64::from),
             expert_index: id.expert_index().map(u64::from),
             extra: Map::new(),
@@ -172,7 +169,10 @@ fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group
 /// The description that the JavaScript runtime demands of how the model is computed.
 fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     let c = facts.config;
-    let has = |end: &str| tensors.iter().any(|tensor| tensor.name.ends_with(end));
+    let has = |module: &str, kind: &str| {
+        let end = format!("{module}.{kind}");
+        tensors.iter().any(|tensor| tensor.name.ends_with(&end))
+    };
     let gemma = facts.hf["model_type"]
         .as_str()
         .is_some_and(|name| name.starts_with("gemma"));
@@ -218,9 +218,9 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     let inference = json!({
         "attention": {
             "queryPreAttnScalar": c.query_scalar(),
-            "queryKeyNorm": has("q_norm.weight"),
+            "queryKeyNorm": has(module::Q_NORM, "weight"),
             "valueNorm": false,
-            "attentionBias": has("q_proj.bias"),
+            "attentionBias": has(module::Q, "bias"),
             "causal": true,
             "slidingWindow": window,
             "attnLogitSoftcapping": c.attn_softcap,
@@ -228,9 +228,9 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
         "normalization": {
             "rmsNormEps": facts.hf.get("rms_norm_eps").cloned().unwrap_or(json!(c.norm_eps)),
             "rmsNormWeightOffset": gemma,
-            "postAttentionNorm": has("post_attention_layernorm.weight"),
-            "preFeedforwardNorm": has("pre_feedforward_layernorm.weight"),
-            "postFeedforwardNorm": has("post_feedforward_layernorm.weight"),
+            "postAttentionNorm": has(module::POST_ATTENTION_NORM, "weight"),
+            "preFeedforwardNorm": has(module::PRE_FFN_NORM, "weight"),
+            "postFeedforwardNorm": has(module::POST_FFN_NORM, "weight"),
         },
         "ffn": {
             "activation": activation,

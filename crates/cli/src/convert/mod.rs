@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, anyhow};
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::sync_folder;
 use sterna_engine::{Exported, Exporter, PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
@@ -239,7 +239,7 @@ fn key(files: &LocalModel, options: &Options) -> Result<String> {
     );
     for name in [MANIFEST_FILE, TENSORS_FILE, "config.json"] {
         if let Some(bytes) = files.read_beside(name)? {
-            key += &format!("; {name} {}", Digest::of(Algorithm::Blake3, &bytes));
+            key += &format!("; {name} {}", digest_of(Algorithm::Blake3, &bytes));
         }
     }
     for file in files.sources() {

@@ -318,6 +318,8 @@ impl<T: Send + 'static, R: Send + 'static> HashThread<T, R> {
 
 #[cfg(test)]
 mod tests {
+    use sterna_delivery::hash::digest_of;
+
     use super::*;
 
     /// Writes tensors of these sizes, filled by their index.
@@ -372,20 +374,17 @@ mod tests {
         for (i, shard) in written.shards.iter().enumerate() {
             let bytes = std::fs::read(dir.path().join(shard_file_name(i))).unwrap();
             assert_eq!(bytes.len() as u64, shard.size);
-            assert_eq!(Digest::of(Algorithm::Sha256, &bytes), shard.digest);
+            assert_eq!(digest_of(Algorithm::Sha256, &bytes), shard.digest);
             let blocks = BlockDigests::of(Algorithm::Blake3, DEFAULT_BLOCK_SIZE, &bytes).unwrap();
             assert_eq!(blocks, shard.blocks);
             all.extend(bytes);
         }
-        assert_eq!(Digest::of(Algorithm::Blake3, &all), written.blake3);
+        assert_eq!(digest_of(Algorithm::Blake3, &all), written.blake3);
         let group = [vec![3; 3_000], vec![4; 25_000]].concat();
-        let group = Digest::of(Algorithm::Sha256, &group);
+        let group = digest_of(Algorithm::Sha256, &group);
         assert_eq!(written.tensors.groups[&GroupId::Layer(1)], group);
         assert_eq!(written.tensors.roots.len(), 6);
-        assert_eq!(
-            written.tensors.roots[4],
-            Digest::of(Algorithm::Sha256, &[5])
-        );
+        assert_eq!(written.tensors.roots[4], digest_of(Algorithm::Sha256, &[5]));
     }
 
     #[test]

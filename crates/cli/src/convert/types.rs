@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use sterna_engine::{Exported, ExportedData, i2_s};
 use sterna_format::DType;
+use sterna_format::names::{EMBEDDINGS, HEAD};
 use sterna_format::rdrr::TensorMap;
 use sterna_format::rdrr::naming::{self, Variant};
 use sterna_kernels::Exec;
@@ -15,10 +16,7 @@ use sterna_kernels::quant::{Effort, Encoder, QuantError};
 
 use crate::output;
 
-/// What exported models call their embedding table and their output head.
-const EMBEDDINGS: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
-/// The same in GGUF files.
+/// What GGUF files call the embedding table and the output head.
 const GGUF_EMBEDDINGS: &str = "token_embd.weight";
 const GGUF_HEAD: &str = "output.weight";
 /// Tensors with fewer elements keep their type.

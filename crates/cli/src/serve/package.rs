@@ -5,15 +5,14 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, Digest, digest_of};
+use sterna_delivery::package::Contents;
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
 use sterna::native::{expect_file, read_small};
 
 use crate::model::PackagePlace;
-use crate::pull::contents::PackageContents;
-use crate::pull::stored;
 
 /// A package whose files are open.
 #[derive(Debug)]
@@ -40,27 +39,24 @@ impl Package {
         let bytes =
             bytes.with_context(|| format!("{place}: expected a package, found no manifest"))?;
         let manifest = Manifest::parse(&bytes).with_context(|| place.clone())?;
-        let contents = PackageContents::of(&manifest).with_context(|| place.clone())?;
+        let contents = Contents::of(&place, &manifest)?;
         let mut package = Package {
             name: manifest.model_id.clone(),
             files: BTreeMap::new(),
         };
         package.add(small(MANIFEST_FILE, bytes))?;
-        for blob in &contents.blobs {
-            let (name, size) = (blob.name(), blob.size());
+        for hashed in contents.files() {
+            let (name, size) = (hashed.name(), hashed.size());
             let file = expect_file(&*folder, name)?;
             ensure!(
                 file.len() == size,
                 "{file}: expected {size} bytes, found {}",
                 file.len()
             );
-            let digest = stored(blob)
-                .expect("files of a package have digests")
-                .digest;
             let is_shard = manifest.shards.iter().any(|shard| shard.file_name == name);
             package.add(ServedFile {
                 name: name.to_owned(),
-                etag: etag(&digest),
+                etag: etag(&hashed.digest()),
                 bytes: match is_shard {
                     true => file.bytes()?,
                     false => file.read_small()?,
@@ -68,7 +64,7 @@ impl Package {
                 is_shard,
             })?;
         }
-        for name in &contents.unverified {
+        for name in contents.unverified() {
             package.add(small(name, expect_file(&*folder, name)?.read_small()?))?;
         }
         if let Some(file) = folder.file(SIGNATURE_FILE)? {
@@ -147,7 +143,7 @@ impl ServedFile {
 fn small(name: &str, bytes: Bytes) -> ServedFile {
     ServedFile {
         name: name.to_owned(),
-        etag: etag(&Digest::of(Algorithm::Sha256, &bytes)),
+        etag: etag(&digest_of(Algorithm::Sha256, &bytes)),
         bytes,
         is_shard: false,
     }

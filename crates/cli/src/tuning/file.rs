@@ -10,9 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use sterna_delivery::PartialFile;
 use sterna_gpu::tuning::{Measured, Product, RowClass, Way};
 use sterna_gpu::{AdapterInfo, Features, WeightKind, shader};
-use tempfile::NamedTempFile;
 
 use crate::folders;
 
@@ -288,17 +288,15 @@ pub(crate) fn check(key: &Key) -> Result<()> {
 fn write(path: &Path, content: &Content) -> Result<()> {
     let mut file = new_file(path)?;
     let text = serde_json::to_string_pretty(content)?;
-    file.write_all(text.as_bytes()).context("cannot write")?;
-    file.as_file().sync_all().context("cannot write")?;
-    file.persist(path).context("cannot write")?;
-    Ok(())
+    let written = file.write_all(text.as_bytes());
+    written.and_then(|()| file.finish()).context("cannot write")
 }
 
 /// A file beside `path`, that may take its place.
-fn new_file(path: &Path) -> Result<NamedTempFile> {
+fn new_file(path: &Path) -> Result<PartialFile> {
     let folder = path.parent().context("expected a file in a folder")?;
     fs::create_dir_all(folder).context("cannot make the folder")?;
-    NamedTempFile::new_in(folder).context("cannot write")
+    PartialFile::create(path).context("cannot write")
 }
 
 /// Forgets what is kept for the adapter of `key`, whatever the features; returns the files that were removed.

@@ -7,8 +7,8 @@
 mod file;
 
 use sterna_format::rdrr::RuntimeOptimizations;
-use sterna_format::rdrr::hints::{self, Capabilities, Decision, Sizing};
 use sterna_gpu::tuning::Way;
+use sterna_gpu::tuning::hints::{self, Capabilities, Decision, Sizing};
 use sterna_gpu::{DeviceOptions, Features, Offer, Tuning};
 
 pub(crate) use file::{Found, Key, check, kept, remove, save};
@@ -29,7 +29,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// For the adapter of `offer`. Sizes go by the rules unless `is_tunable`.
     pub(crate) fn new(offer: &Offer, hints: &RuntimeOptimizations, is_tunable: bool) -> Settings {
-        let resolve = |sizing| hints::resolve(hints, &capabilities(offer, sizing));
+        let resolve = |sizing| hints::resolve(hints, Some(&capabilities(offer, sizing)));
         // Which features are masked depends on no measurement; what was measured depends on features.
         let masked = resolve(Sizing::Rules).choices.without;
         let masked = masked.into_iter().filter_map(feature);
@@ -85,13 +85,11 @@ fn feature(hinted: &str) -> Option<Features> {
 fn capabilities(offer: &Offer, sizing: Sizing) -> Capabilities {
     let has = |name: &&str| feature(name).is_some_and(|f| offer.features.and(f) == f);
     Capabilities {
-        gpu: Some(hints::Gpu {
-            name: offer.info.name.clone(),
-            features: hints::FEATURES.into_iter().filter(has).collect(),
-            matrix_units: offer.has_matrix_units(),
-            max_invocations: offer.limits.workgroup_len,
-            sizing,
-        }),
+        name: offer.info.name.clone(),
+        features: hints::FEATURES.into_iter().filter(has).collect(),
+        matrix_units: offer.has_matrix_units(),
+        max_invocations: offer.limits.workgroup_len,
+        sizing,
     }
 }
 

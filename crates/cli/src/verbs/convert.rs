@@ -9,9 +9,10 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::PlanOptions;
+use sterna_format::I2sLayout;
 use sterna_kernels::Exec;
 
-use crate::args::{I2sLayoutFlag, isa, thread_count};
+use crate::args::{i2s_layout, isa, thread_count};
 use crate::size::n_bytes;
 use crate::convert::{
     GgufOptions, Options, Summary, Target, Targets, convert, convert_adapter, convert_gguf,
@@ -79,8 +80,8 @@ pub(crate) struct Convert {
     jobs: Option<NonZero<usize>>,
 
     /// Layout of the source's I2_S weights, which GGUF files don't say
-    #[arg(long, value_enum, default_value_t, hide_short_help = true)]
-    i2s_layout: I2sLayoutFlag,
+    #[arg(long, value_parser = i2s_layout(), default_value = I2sLayout::NAMES[0], hide_short_help = true)]
+    i2s_layout: I2sLayout,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -127,7 +128,7 @@ impl Convert {
             .map_or_else(machine::default_threads, NonZero::get);
         let exec = Arc::new(Exec::new(n_threads, isa()?));
         let plan = PlanOptions {
-            i2s_layout: self.i2s_layout.layout(),
+            i2s_layout: self.i2s_layout,
         };
         let targets = Targets {
             weights: self.quantize,

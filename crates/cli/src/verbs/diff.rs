@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use sterna_format::rdrr::{Digest, Group, HashAlgorithm, Manifest, Package, Shard, Span, Tensor};
+use sterna_format::digest::Digest;
+use sterna_format::rdrr::{Group, Manifest, Package, Shard, Span, Tensor};
 
 use sterna::native::read_package;
 
 use crate::model::PackagePlace;
 use crate::output::{self, Bytes};
-use crate::pull::look_at;
+use crate::pull::read_remote_package;
 
 const EXAMPLE: &str = "Example:
   sterna diff model-v1 model-v2
@@ -56,7 +57,7 @@ struct Changes {
 impl Diff {
     pub(crate) fn run(self) -> Result<()> {
         let read = |name: &str| match name.contains("://") {
-            true => look_at(name),
+            true => read_remote_package(name),
             false => Ok(read_package(name, &*PackagePlace::find(name)?.files())?),
         };
         let report = Report::new(&read(&self.a)?, &read(&self.b)?);
@@ -71,21 +72,15 @@ impl Diff {
 impl Report {
     fn new(a: &Package, b: &Package) -> Report {
         let held = held_shards(a.manifest());
-        let algorithm = b.manifest().hash_algorithm;
         let missing = b.manifest().shards.iter();
-        let missing = missing.filter(|shard| !held.contains(&(algorithm, shard.hash)));
-        let groups = |package: &Package| -> Vec<(String, GroupId)> {
-            let algorithm = package.manifest().hash_algorithm;
-            let group = |group: &Group| (group.id.clone(), (algorithm, group.hash));
+        let missing = missing.filter(|shard| !held.contains(&shard.hash));
+        let groups = |package: &Package| -> Vec<(String, Digest)> {
+            let group = |group: &Group| (group.id.clone(), group.hash);
             package.manifest().groups.iter().map(group).collect()
         };
-        let shards = |package: &Package| -> Vec<(String, (HashAlgorithm, Digest, u64))> {
-            let manifest = package.manifest();
-            let shards = manifest.shards.iter();
-            let shard = |shard: &Shard| {
-                let value = (manifest.hash_algorithm, shard.hash, shard.size);
-                (shard.file_name.clone(), value)
-            };
+        let shards = |package: &Package| -> Vec<(String, (Digest, u64))> {
+            let shards = package.manifest().shards.iter();
+            let shard = |shard: &Shard| (shard.file_name.clone(), (shard.hash, shard.size));
             shards.map(shard).collect()
         };
         let tensors = |package: &Package| -> Vec<(String, TensorId)> {
@@ -139,14 +134,12 @@ impl Report {
     }
 }
 
-type GroupId = (HashAlgorithm, Digest);
-
 /// Every hash under which `manifest` lists a shard.
-fn held_shards(manifest: &Manifest) -> HashSet<(HashAlgorithm, Digest)> {
+fn held_shards(manifest: &Manifest) -> HashSet<Digest> {
     let mut held = HashSet::new();
     for shard in &manifest.shards {
-        held.insert((manifest.hash_algorithm, shard.hash));
-        held.extend(shard.blake3.map(|hash| (HashAlgorithm::Blake3, hash)));
+        held.insert(shard.hash);
+        held.extend(shard.blake3);
     }
     held
 }
@@ -166,7 +159,7 @@ enum Content {
     /// The root of its hash tree, and the size of the blocks.
     Root(u64, Digest),
     /// The same place in shards of the same hashes.
-    Place(Vec<(HashAlgorithm, Digest, u64, u64)>),
+    Place(Vec<(Digest, u64, u64)>),
 }
 
 /// Roots of hash trees by the names of their tensors, and the size of the blocks.
@@ -198,7 +191,7 @@ impl TensorId {
             None => {
                 let piece = |piece: &Span| {
                     let hash = manifest.shards[piece.shard].hash;
-                    (manifest.hash_algorithm, hash, piece.offset, piece.size)
+                    (hash, piece.offset, piece.size)
                 };
                 Content::Place(tensor.pieces().iter().map(piece).collect())
             }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
+use sterna_delivery::PartialFile;
 use sterna_engine::Logits as Rows;
 use sterna_format::DType;
 use sterna_format::safetensors::Writer;
-use tempfile::NamedTempFile;
 
 use crate::args::ReportFlags;
 use crate::model;
@@ -153,7 +153,7 @@ struct TensorFile {
 /// Where the bytes go.
 enum Out {
     /// A file that takes its name when it is whole.
-    Whole(NamedTempFile),
+    Whole(PartialFile),
     /// Something other than a file, such as a device or a pipe, which nothing may take the place of.
     Straight(File),
 }
@@ -189,14 +189,8 @@ impl TensorFile {
                 let file = OpenOptions::new().write(true).open(&path)?;
                 return Ok((path, Out::Straight(file)));
             }
-            let folder = match path.parent() {
-                Some(folder) if folder != Path::new("") => folder,
-                _ => Path::new("."),
-            };
-            let mut builder = tempfile::Builder::new();
-            #[cfg(unix)]
-            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-            Ok((path.clone(), Out::Whole(builder.tempfile_in(folder)?)))
+            let file = PartialFile::create(&path)?;
+            Ok((path, Out::Whole(file)))
         };
         let (resolved, out) =
             create().with_context(|| format!("{}: cannot write", path.display()))?;
@@ -223,7 +217,7 @@ impl TensorFile {
     fn finish(self) -> Result<()> {
         let path = self.path;
         let named = |out: Out| match out {
-            Out::Whole(file) => file.persist(&path).map(drop).map_err(io::Error::from),
+            Out::Whole(file) => file.finish(),
             Out::Straight(_) => Ok(()),
         };
         self.out

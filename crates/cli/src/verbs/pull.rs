@@ -8,12 +8,14 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use sterna_delivery::fetch::Limits;
+use sterna_delivery::package::SignatureState;
+use sterna_delivery::pull::{PullOptions, Pulled};
+use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::store::Interrupted;
 
 use crate::size::n_bytes;
 use crate::output::{self, Bytes};
-use crate::pull::{self, Standing};
-use crate::trust;
+use crate::{pull, trust};
 
 /// Fetch a model into the store
 ///
@@ -69,18 +71,16 @@ impl PullVerb {
             Some(origin) => (origin, self.name.or(Some(self.source))),
             None => (self.source, self.name),
         };
-        let mut sources = vec![source];
-        sources.extend(self.mirror);
-        let pulled = pull::pull(
-            &store,
-            &sources,
-            name.as_deref(),
-            self.file.as_deref(),
-            &limits,
-            None,
-        )?;
+        let options = PullOptions {
+            mirrors: self.mirror,
+            name,
+            file: self.file,
+            limits,
+            hub: Some(Hub::from_env()?),
+        };
+        let pulled = pull::pull(&store, &source, &options)?;
         if self.json {
-            return output::json(&pulled);
+            return output::json(&Report::of(&pulled));
         }
         let mut parts = vec![format!("{} fetched", Bytes(pulled.received))];
         if pulled.copied > 0 {
@@ -95,6 +95,33 @@ impl PullVerb {
             Bytes(pulled.size),
             parts.join(", ")
         ))
+    }
+}
+
+/// What a pull did, for programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    name: &'a str,
+    source: &'a str,
+    size: u64,
+    received: u64,
+    copied: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signer: Option<&'a str>,
+    dropped: &'a [(String, String)],
+}
+
+impl Report<'_> {
+    fn of(pulled: &Pulled) -> Report<'_> {
+        Report {
+            name: &pulled.name,
+            source: &pulled.source,
+            size: pulled.size,
+            received: pulled.received,
+            copied: pulled.copied,
+            signer: pulled.signer.as_deref(),
+            dropped: &pulled.dropped,
+        }
     }
 }
 
@@ -120,23 +147,23 @@ struct Row {
     /// What the signature is worth: `none`, `trusted`, `unknown_key` or `wrong`.
     signature: &'static str,
     #[serde(skip)]
-    standing: Standing,
+    state: SignatureState,
 }
 
 impl List {
     pub(crate) fn run(self) -> Result<()> {
         let store = pull::store()?;
-        let trusted = trust::load(&trust::path()?)?;
+        let trusted = trust::list()?;
         let rows = store.list()?.into_iter().map(|model| {
-            let standing = Standing::of(&store, &trusted, &model.name, &model.entry);
+            let state = SignatureState::of(&store, &trusted, &model.name, &model.entry);
             Row {
                 size: model.entry.size(),
                 name: model.name,
                 own: model.own_bytes,
                 source: model.entry.source,
-                signer: standing.signer().map(str::to_owned),
-                signature: standing.word(),
-                standing,
+                signer: state.signer().map(str::to_owned),
+                signature: word(&state),
+                state,
             }
         });
         let rows: Vec<Row> = rows.collect();
@@ -162,14 +189,37 @@ impl List {
                 };
                 let source = from_here(&row.source);
                 let mut text = format!("{:>10}{shared}  {source}", Bytes(row.size));
-                if row.standing != Standing::NoPackage {
-                    text += &format!("  {}", row.standing);
+                if let Some(signature) = described(&row.state) {
+                    text += &format!("  {signature}");
                 }
                 (row.name.as_str(), text)
             })
             .collect();
         output::line(output::table(&texts))
     }
+}
+
+/// What a signature is worth, in one word for programs.
+fn word(state: &SignatureState) -> &'static str {
+    match state {
+        SignatureState::NoPackage | SignatureState::Unsigned => "none",
+        SignatureState::Signed(_) => "trusted",
+        SignatureState::Refused(refusal) if refusal.is_unknown_key() => "unknown_key",
+        SignatureState::Refused(_) => "wrong",
+    }
+}
+
+/// The same in a few words for people; none where there is nothing to be signed.
+fn described(state: &SignatureState) -> Option<String> {
+    Some(match state {
+        SignatureState::NoPackage => return None,
+        SignatureState::Unsigned => "not signed".to_owned(),
+        SignatureState::Signed(name) => format!("signed by {name}"),
+        SignatureState::Refused(refusal) if refusal.is_unknown_key() => {
+            "signed by an unknown key".to_owned()
+        }
+        SignatureState::Refused(_) => "its signature does not fit".to_owned(),
+    })
 }
 
 /// A path without that of the current folder, where it is in there; anything else as it is.

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
+use sterna_delivery::pull::add_signature;
 use sterna_delivery::sign::{SIGNATURE_FILE, SecretKey};
+use sterna_delivery::write_whole;
 use sterna_format::rdrr::MANIFEST_FILE;
-use tempfile::NamedTempFile;
 
 use crate::model::PackagePlace;
 use crate::{output, pull, trust};
@@ -79,7 +80,7 @@ impl Sign {
             manifest.put_beside(&text)?;
             let place = manifest.place.path_of(SIGNATURE_FILE);
             (signature, comment) = (Some(place), Some(line));
-            let trusted = trust::load(&trust::path()?)?;
+            let trusted = trust::list()?;
             if trusted.check(&manifest.bytes, Some(&text)).is_err() {
                 output::note(format_args!(
                     "note: this key is not trusted here, so what it signed is refused here; \
@@ -119,7 +120,8 @@ impl Sign {
         let public = PathBuf::from(public);
         ensure!(!public.exists(), "{}: exists already", public.display());
         create_secret(&self.key, &file)?;
-        write_whole(&public, &key.public().to_file())?;
+        write_whole(&public, key.public().to_file().as_bytes())
+            .with_context(|| format!("{}: cannot write", public.display()))?;
         Ok(key)
     }
 
@@ -210,8 +212,18 @@ impl Manifest {
     /// Puts a signature beside the manifest: in its folder, or into the store.
     fn put_beside(&self, signature: &str) -> Result<()> {
         match &self.place {
-            PackagePlace::Folder(folder) => write_whole(&folder.join(SIGNATURE_FILE), signature),
-            PackagePlace::Stored(model) => pull::add_signature(model.name(), &self.bytes, signature),
+            PackagePlace::Folder(folder) => {
+                let path = folder.join(SIGNATURE_FILE);
+                write_whole(&path, signature.as_bytes())
+                    .with_context(|| format!("{}: cannot write", path.display()))
+            }
+            PackagePlace::Stored(model) => {
+                let store = pull::store()?;
+                // Without a list that can be read, nobody is trusted.
+                let trust = trust::list().unwrap_or_default();
+                add_signature(&store, model.name(), &self.bytes, signature, &trust)?;
+                Ok(())
+            }
         }
     }
 
@@ -234,26 +246,4 @@ fn create_secret(path: &Path, text: &str) -> Result<()> {
         file.sync_all()
     };
     write().with_context(|| format!("{}: cannot create", path.display()))
-}
-
-/// Writes a file wholly or not at all.
-fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let write = || -> io::Result<()> {
-        let mut file = NamedTempFile::new_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        #[cfg(unix)]
-        {
-            // What anybody may read; temporary files are their owner's only.
-            let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-            file.as_file().set_permissions(permissions)?;
-        }
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("{}: cannot write", path.display()))
 }

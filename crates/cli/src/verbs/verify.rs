@@ -8,15 +8,14 @@ use clap::Args;
 use serde::Serialize;
 use sterna_delivery::LocalFile;
 use sterna_delivery::hash::{Algorithm, BlockDigests, BlockHasher, Expected, Hasher, Verified};
+use sterna_delivery::package::{SignatureState, hashed_files, shard_blocks};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
 
-use crate::hashes::{algorithm, digest, shard_blocks};
 use sterna::native::{LocalFolder, read_package};
 use crate::output;
 use crate::progress::Progress;
-use crate::pull::{self, Standing, check_signature, contents::hashed_files};
-use crate::trust;
+use crate::{pull, trust};
 
 /// Check every hash of a package, and its signature
 #[derive(Debug, Args)]
@@ -111,10 +110,9 @@ fn verify_stored(name: &str) -> Result<Findings> {
     let is_damaged = |file: &str| damage.iter().any(|damage| damage.file == file);
     let mut signer = None;
     if !is_damaged(MANIFEST_FILE) && !is_damaged(SIGNATURE_FILE) {
-        let list = trust::load(&trust::path()?)?;
-        let standing = Standing::of(&store, &list, name, model.entry());
-        signer = standing.signer().map(str::to_owned);
-        problems.extend(standing.refusal().map(str::to_owned));
+        let signature = SignatureState::of(&store, &trust::list()?, name, model.entry());
+        signer = signature.signer().map(str::to_owned);
+        problems.extend(signature.refusal().map(trust::refusal_text));
     }
     Ok(Findings {
         ok: problems.is_empty(),
@@ -144,13 +142,13 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
         Some(bytes) => Some(std::str::from_utf8(bytes).context("the signature: expected text")?),
         None => None,
     };
-    match check_signature(&place, &bytes, signature) {
+    match trust::check_signature(&place, &bytes, signature) {
         Ok(signer) => findings.signer = signer,
         Err(error) => findings.problems.push(format!("{error:#}")),
     }
-    for (name, (size, expected)) in hashed_files(manifest) {
-        match read(&name) {
-            Ok(file) => findings.check(&name, &file, size, Expected::Digest(expected)),
+    for (name, hashed) in hashed_files(manifest) {
+        match read(name) {
+            Ok(file) => findings.check(name, &file, hashed.size, Expected::Digest(hashed.hash)),
             Err(error) => findings.problems.push(format!("{error:#}")),
         }
     }
@@ -179,7 +177,6 @@ impl Findings {
         manifest: &Manifest,
         read: impl Fn(&str) -> Result<LocalFile>,
     ) -> Result<Vec<Option<Bytes>>> {
-        let algorithm = algorithm(manifest);
         let progress = Progress::bytes("verifying", manifest.total_size);
         let mut shards = Vec::with_capacity(manifest.shards.len());
         let mut whole = Hasher::new(Algorithm::Blake3);
@@ -194,7 +191,7 @@ impl Findings {
                     continue;
                 }
             };
-            let expected = Expected::Digest(digest(algorithm, &shard.hash));
+            let expected = Expected::Digest(shard.hash);
             self.check(name, &file, shard.size, expected);
             if file.len() != shard.size {
                 shards.push(None);
@@ -216,7 +213,7 @@ impl Findings {
         }
         if let Some(said) = &manifest.blake3_full
             && shards.iter().all(Option::is_some)
-            && whole.finish() != digest(Algorithm::Blake3, said)
+            && whole.finish() != *said
         {
             self.problems
                 .push("blake3Full: the shards together have another hash".to_owned());
@@ -226,7 +223,7 @@ impl Findings {
 
     /// Checks the hash of every group that is there.
     fn check_groups(&mut self, package: &Package, shards: &[Option<Bytes>]) {
-        let algorithm = algorithm(package.manifest());
+        let algorithm = package.manifest().hash_algorithm;
         for group in &package.manifest().groups {
             self.n_groups += 1;
             let tensors = package.group_tensors(group);
@@ -239,7 +236,7 @@ impl Findings {
                 .concat()
                 .iter()
                 .for_each(|piece| hasher.update(piece));
-            let (expected, found) = (digest(algorithm, &group.hash), hasher.finish());
+            let (expected, found) = (group.hash, hasher.finish());
             if found != expected {
                 self.problems.push(format!(
                     "group `{}`: expected {algorithm} {expected}, found {found}",
@@ -262,7 +259,7 @@ impl Findings {
             };
             let mut blocks = BlockHasher::new(Algorithm::Sha256, merkle.block_size)?;
             pieces.iter().for_each(|piece| blocks.update(piece));
-            if blocks.finish().merkle_root() != digest(Algorithm::Sha256, root) {
+            if blocks.finish().merkle_root() != *root {
                 self.problems
                     .push(format!("tensor `{name}`: its hash tree has another root"));
             }

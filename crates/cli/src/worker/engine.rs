@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use sterna::generate::{self, Event, StopReason};
 use sterna::native::Device;
 use sterna::sampling::random_seed;
@@ -12,6 +12,7 @@ use sterna_engine::{Sampler, SamplerConfig, Session};
 
 use super::driver::Driver;
 use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling};
+use crate::output::StdoutError;
 use crate::runtime;
 
 /// A model that continues sequences of tokens.
@@ -77,7 +78,7 @@ impl Engine {
             }
             for (_, event) in self.scheduler.step()? {
                 match event {
-                    Event::Token(token) => reply.line(token.id).context(WRITING)?,
+                    Event::Token(token) => reply.line(token.id).map_err(StdoutError)?,
                     Event::Failed(error) => return Err(error.into()),
                     Event::DeviceLost { message } => bail!(message),
                     _ => {}
@@ -92,9 +93,9 @@ impl Engine {
             _ => generator.stop_id().or(self.eos_ids.first().copied()),
         };
         if let Some(id) = terminator {
-            reply.line(id).context(WRITING)?;
+            reply.line(id).map_err(StdoutError)?;
         }
-        reply.line(self.sequence().len()).context(WRITING)?;
+        reply.line(self.sequence().len()).map_err(StdoutError)?;
         Ok(true)
     }
 
@@ -136,8 +137,6 @@ impl Engine {
         Ok([kept, &request.ids].concat())
     }
 }
-
-const WRITING: &str = "cannot write to standard output";
 
 fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {
     SamplerConfig {

@@ -13,8 +13,8 @@ use std::{
 };
 
 use super::{
-    Action, Blob, Failure, Fault, Fetch, HashJob, Limits, Pace, PlanError, Present, Progress, Sink,
-    SinkError, Transfer,
+    Action, Blob, Failure, Fault, Fetch, HashJob, Limits, PlanError, Present, Progress, RateLimit,
+    Sink, SinkError, Transfer,
 };
 use crate::{
     hash::Verified,
@@ -107,9 +107,9 @@ pub fn fetch(
     cancel: &Cancel,
     notify: &mut dyn FnMut(Event<'_>),
 ) -> Result<Report, FetchError> {
-    let pace = limits
+    let rate_limit = limits
         .bytes_per_second
-        .map(|rate| Mutex::new(Pace::new(rate)));
+        .map(|rate| Mutex::new(RateLimit::new(rate)));
     let names = sources
         .iter()
         .map(|source| source.name().to_owned())
@@ -118,7 +118,7 @@ pub fn fetch(
         blobs: blobs.clone(),
         sources,
         sink,
-        pace,
+        rate_limit,
         began: Instant::now(),
     };
     let mut fetch = Fetch::new(blobs, names, limits)?;
@@ -158,7 +158,7 @@ struct Shared<'a> {
     blobs: Vec<Blob>,
     sources: &'a [&'a dyn Source],
     sink: &'a dyn Sink,
-    pace: Option<Mutex<Pace>>,
+    rate_limit: Option<Mutex<RateLimit>>,
     began: Instant,
 }
 
@@ -336,9 +336,9 @@ impl Shared<'_> {
         let mut answer = self.sources[request.source].open(&request.name, request.range.clone())?;
         transfer.begin(&answer.head)?;
         let piece = self
-            .pace
+            .rate_limit
             .as_ref()
-            .map_or(PIECE, |pace| lock(pace).piece().min(PIECE));
+            .map_or(PIECE, |rate_limit| lock(rate_limit).piece().min(PIECE));
         let mut buffer = vec![0; piece];
         while !transfer.is_complete() {
             if cancel.is_cancelled() {
@@ -358,8 +358,8 @@ impl Shared<'_> {
             self.sink.write_at(blob, transfer.offset(), wanted)?;
             transfer.stored(wanted)?;
             let _ = sender.send(Message::Progress(transfer.id(), transfer.received()));
-            if let Some(pace) = &self.pace {
-                let wait = lock(pace).take(n, self.began.elapsed());
+            if let Some(rate_limit) = &self.rate_limit {
+                let wait = lock(rate_limit).take(n, self.began.elapsed());
                 thread::sleep(wait);
             }
         }
@@ -384,7 +384,7 @@ impl Shared<'_> {
     }
 }
 
-fn lock(pace: &Mutex<Pace>) -> std::sync::MutexGuard<'_, Pace> {
-    // A pace is whole at any moment.
-    pace.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(rate_limit: &Mutex<RateLimit>) -> std::sync::MutexGuard<'_, RateLimit> {
+    // Consistent at any moment, even if a thread that held it panicked.
+    rate_limit.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -46,6 +46,21 @@ pub(super) struct Asked<'a> {
 }
 
 impl Head {
+    /// The head of an HTTP answer with this status; `header` gives the value of a header by its name in
+    /// small letters, if the answer has it.
+    pub fn read(status: u16, header: impl Fn(&str) -> Option<String>) -> Self {
+        Self {
+            status,
+            content_length: header("content-length").and_then(|n| n.trim().parse().ok()),
+            content_range: header("content-range"),
+            content_type: header("content-type"),
+            content_encoding: header("content-encoding"),
+            etag: header("etag"),
+            retry_after: header("retry-after"),
+            date: header("date"),
+        }
+    }
+
     /// Checks the head of an answer against what was asked.
     pub(super) fn check(&self, asked: &Asked<'_>) -> Result<Promise, Fault> {
         self.check_kind(asked.name)?;

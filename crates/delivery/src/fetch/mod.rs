@@ -33,12 +33,12 @@ mod fault;
 #[cfg(not(target_family = "wasm"))]
 mod folder;
 mod head;
-mod pace;
 #[cfg(not(target_family = "wasm"))]
 mod part;
 mod pass;
 mod planner;
 mod ranges;
+mod rate_limit;
 #[cfg(not(target_family = "wasm"))]
 mod sink;
 #[cfg(not(target_family = "wasm"))]
@@ -52,10 +52,10 @@ pub use self::{
     blob::{Blob, Limits, PlanError, check_name},
     fault::Fault,
     head::Head,
-    pace::Pace,
     pass::HashJob,
     planner::{Action, Failure, Fetch, Progress},
     ranges::RangeSet,
+    rate_limit::RateLimit,
     transfer::{Request, Transfer},
 };
 #[cfg(not(target_family = "wasm"))]

@@ -239,10 +239,10 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::{Algorithm, Digest, Expected};
+    use crate::hash::{Algorithm, Expected, digest_of};
 
     fn blob(bytes: &[u8]) -> Blob {
-        let expected = Expected::Digest(Digest::of(Algorithm::Sha256, bytes));
+        let expected = Expected::Digest(digest_of(Algorithm::Sha256, bytes));
         Blob::new("b", bytes.len() as u64, expected).unwrap()
     }
 

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{Fault, RangeSet};
-use crate::hash::{BlockDigests, Hasher, Verifier};
+use crate::hash::{BlockDigests, Hasher, Verifier, compare_digests};
 
 /// One run over consecutive bytes of a blob: through the digest of the whole, if everything before
 /// them went through it, and through the digests of their blocks, if there are any.
@@ -95,7 +95,7 @@ impl Pass {
         hasher.update(bytes);
         if self.offset == range.end {
             let found = blocks.hasher.take().map(Hasher::finish);
-            if let Some(mismatch) = found.and_then(|found| digest.compare(&found).err()) {
+            if let Some(mismatch) = found.and_then(|found| compare_digests(&digest, &found).err()) {
                 return Err(Fault::WrongBlock {
                     block: range,
                     mismatch,
@@ -253,14 +253,14 @@ impl HashJob {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::{Algorithm, Digest, Expected};
+    use crate::hash::{Algorithm, Expected, digest_of};
 
     fn bytes() -> Vec<u8> {
         (0..1000u32).map(|i| ((i * i) >> 3) as u8).collect()
     }
 
     fn verifier(bytes: &[u8]) -> Verifier {
-        let digest = Digest::of(Algorithm::Sha256, bytes);
+        let digest = digest_of(Algorithm::Sha256, bytes);
         Verifier::new(Expected::Digest(digest), bytes.len() as u64)
     }
 

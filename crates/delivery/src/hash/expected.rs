@@ -4,9 +4,9 @@ use std::fmt;
 
 use sha1::Digest as _;
 
-use super::{
-    Algorithm, Blake3Variant, DIGEST_BYTES, Digest, DigestError, Hasher, parse_hex, write_hex,
-};
+use sterna_format::digest::parse_hex;
+
+use super::{Algorithm, Blake3Variant, DIGEST_BYTES, Digest, DigestError, Hasher, write_hex};
 
 /// What is known of some bytes besides their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl Verifier {
     pub fn finish(self) -> Result<Verified, Mismatch> {
         match self.state {
             State::Digest(hasher, digest) => {
-                digest.compare(&hasher.finish())?;
+                compare_digests(&digest, &hasher.finish())?;
                 Ok(Verified::Digest(digest.algorithm()))
             }
             State::Variant(variant, digest) => {
@@ -161,11 +161,10 @@ impl Verifier {
     }
 }
 
-impl Digest {
-    /// Whether bytes of the digest `found` are the ones this digest was made of.
-    pub(crate) fn compare(&self, found: &Self) -> Result<(), Mismatch> {
-        compare(self.algorithm().name(), self.as_bytes(), found.as_bytes())
-    }
+/// Whether bytes of the digest `found` are the ones `expected` was made of.
+pub(crate) fn compare_digests(expected: &Digest, found: &Digest) -> Result<(), Mismatch> {
+    let kind = expected.algorithm().name();
+    compare(kind, expected.as_bytes(), found.as_bytes())
 }
 
 fn compare(kind: &'static str, expected: &[u8], found: &[u8]) -> Result<(), Mismatch> {
@@ -190,6 +189,7 @@ impl fmt::Display for Hex<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash::digest_of;
 
     #[test]
     fn bytes_are_told_from_others_by_every_means() {
@@ -198,7 +198,7 @@ mod tests {
         let git = Expected::git_blob("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
         assert_eq!(git.verify(bytes), Ok(Verified::GitBlob));
         for algorithm in Algorithm::ALL {
-            let expected = Expected::Digest(Digest::of(algorithm, bytes));
+            let expected = Expected::Digest(digest_of(algorithm, bytes));
             assert_eq!(expected.verify(bytes), Ok(Verified::Digest(algorithm)));
             assert!(expected.verify(b"hello").is_err());
         }
@@ -218,21 +218,24 @@ mod tests {
         variant.update(&bytes);
         let digest = variant.finish();
         let blake3 = Digest::new(Algorithm::Blake3, digest);
-        assert_eq!(blake3.verify(&bytes), Ok(Verified::Blake3Variant));
+        assert_eq!(
+            Expected::Digest(blake3).verify(&bytes),
+            Ok(Verified::Blake3Variant)
+        );
         // Other bytes fail both, and the standard digest is what is reported.
-        let mismatch = blake3.verify(b"other").unwrap_err();
+        let mismatch = Expected::Digest(blake3).verify(b"other").unwrap_err();
         assert_eq!(mismatch.kind, "blake3");
-        let standard = Digest::of(Algorithm::Blake3, b"other").to_string();
+        let standard = digest_of(Algorithm::Blake3, b"other").to_string();
         assert_eq!(mismatch.found, standard);
         // The variant is no way to pass SHA-256.
         let sha256 = Digest::new(Algorithm::Sha256, digest);
-        assert!(sha256.verify(&bytes).is_err());
+        assert!(Expected::Digest(sha256).verify(&bytes).is_err());
     }
 
     #[test]
     fn a_verifier_goes_on_from_a_clone() {
         let bytes: Vec<u8> = (0..200u8).collect();
-        let expected = Expected::Digest(Digest::of(Algorithm::Blake3, &bytes));
+        let expected = Expected::Digest(digest_of(Algorithm::Blake3, &bytes));
         let mut verifier = Verifier::new(expected, 200);
         verifier.update(&bytes[..50]);
         let kept = verifier.clone();

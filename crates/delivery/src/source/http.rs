@@ -164,18 +164,8 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
 
 fn answer(response: Response<Body>) -> Answer {
     let (parts, body) = response.into_parts();
-    let text = |name| text(&parts.headers, name);
     Answer {
-        head: Head {
-            status: parts.status.as_u16(),
-            content_length: text("content-length").and_then(|n| n.trim().parse().ok()),
-            content_range: text("content-range"),
-            content_type: text("content-type"),
-            content_encoding: text("content-encoding"),
-            etag: text("etag"),
-            retry_after: text("retry-after"),
-            date: text("date"),
-        },
+        head: Head::read(parts.status.as_u16(), |name| text(&parts.headers, name)),
         body: Box::new(body.into_reader()),
     }
 }

@@ -165,7 +165,7 @@ impl Hub {
         };
         let path = url.path().strip_prefix(base)?.strip_prefix('/')?;
         let parts: Vec<&str> = path.trim_end_matches('/').split('/').collect();
-        let part = |text: &str| percent_decoded(text).filter(|text| is_plain(text));
+        let part = |text: &str| percent_decoded(text).filter(|text| is_name_part(text));
         let (owner, name) = (part(parts.first()?)?, part(parts.get(1)?)?);
         if matches!(owner.as_str(), "api" | "datasets" | "spaces" | "models") {
             return None;
@@ -432,7 +432,8 @@ fn names(files: Vec<&RepositoryFile>) -> Vec<String> {
         .collect()
 }
 
-fn is_plain(text: &str) -> bool {
+/// Whether `text` can be a part of a repository's name.
+fn is_name_part(text: &str) -> bool {
     let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= 200 && text.chars().all(ok) && text != "." && text != ".."
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, fs, path::PathBuf};
 
-use crate::hash::{Algorithm, Digest};
+use crate::hash::{Algorithm, Digest, digest_of};
 
 use super::{
     StoreError, disk,
@@ -23,7 +23,7 @@ impl Blob {
     /// The blob that `bytes` are.
     pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
         Self {
-            digest: Digest::of(algorithm, bytes),
+            digest: digest_of(algorithm, bytes),
             size: bytes.len() as u64,
         }
     }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::StoreError;
+use crate::PartialFile;
 
 /// A lock that other processes and other handles of this one see, until it is dropped.
 ///
@@ -91,11 +92,12 @@ pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {
 /// Puts `bytes` at `path`, wholly or not at all, whatever happens; by way of the file `temporary`,
 /// which nobody else may use. When this returns, a crash of the system leaves them there.
 pub(super) fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let mut file = File::create(temporary).map_err(StoreError::io("create", temporary))?;
-    (file.write_all(bytes).and_then(|()| file.sync_all()))
-        .map_err(StoreError::io("write", temporary))?;
-    drop(file);
-    rename(temporary, path)
+    let write = || -> io::Result<()> {
+        let mut file = PartialFile::create_as(path, temporary)?;
+        file.write_all(bytes)?;
+        file.finish()
+    };
+    write().map_err(StoreError::io("write", path))
 }
 
 /// Moves the file `from` to `to`, in place of what is there, and waits until that would survive a

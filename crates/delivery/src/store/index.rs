@@ -1,7 +1,7 @@
 //! What is known of a model: its files, and where its groups lie. One JSON file for each revision.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::Path,
     time::{Duration, SystemTime},
 };
@@ -47,10 +47,27 @@ impl Entry {
 
     /// Bytes in its files; what two files share counts once.
     pub fn size(&self) -> u64 {
-        let mut blobs: Vec<_> = self.files.values().collect();
-        blobs.sort_unstable();
-        blobs.dedup();
-        blobs.iter().map(|blob| blob.size).sum()
+        let sizes = self.blobs().into_iter().map(|blob| blob.size);
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    /// The blobs of its files, each once.
+    fn blobs(&self) -> BTreeSet<Blob> {
+        self.files.values().copied().collect()
+    }
+
+    /// The index file of this entry for the model called `model`.
+    ///
+    /// Errors: [`StoreError`] for names that some system can't have, and groups that don't lie in the files.
+    pub fn to_json(&self, model: &str) -> Result<Vec<u8>, StoreError> {
+        write(model, self)
+    }
+
+    /// Reads an index file; gives the model's name and its entry. `path` is where it is, for errors.
+    ///
+    /// Errors: [`StoreError`] for what [`to_json`](Self::to_json) would not have written.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<(String, Self), StoreError> {
+        read(bytes, path)
     }
 }
 
@@ -93,7 +110,7 @@ struct GroupRecord {
 }
 
 /// The index file of `entry`, which is checked first: its names, and that its groups lie in its files.
-pub(super) fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
+fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
     check_files(entry)?;
     let mut file_of = BTreeMap::new();
     for (file, blob) in &entry.files {
@@ -140,7 +157,7 @@ pub(super) fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
 }
 
 /// Reads what [`write`] made; gives the model's name and what is known of it.
-pub(super) fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreError> {
+fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreError> {
     let wrong = |problem: String| StoreError::Index {
         path: path.to_owned(),
         problem,
@@ -186,6 +203,12 @@ pub(super) fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreEr
     };
     name::check_model(&record.name)?;
     check_files(&entry)?;
+    let mut sizes = entry.blobs().into_iter().map(|blob| blob.size);
+    if sizes.try_fold(0, u64::checked_add).is_none() {
+        return Err(wrong(
+            "expected files of less than 2^64 bytes together, found more".to_owned(),
+        ));
+    }
     Ok((record.name, entry))
 }
 
@@ -207,6 +230,7 @@ fn check_files(entry: &Entry) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash::digest_of;
 
     fn entry() -> Entry {
         let shard = Blob::of(Algorithm::Blake3, b"0123456789");
@@ -219,7 +243,7 @@ mod tests {
                 ("copy.bin".into(), shard),
             ]),
             groups: vec![Group {
-                digest: Digest::of(Algorithm::Sha256, b"12789"),
+                digest: digest_of(Algorithm::Sha256, b"12789"),
                 pieces: [(1, 2), (7, 3)]
                     .map(|(offset, len)| Piece {
                         blob: shard,

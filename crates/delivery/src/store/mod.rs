@@ -60,7 +60,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::hash::Digest;
+use crate::hash::{Digest, Expected};
 
 use self::{blob::Layout, disk::Lock, incoming::Trust, revision::Revision};
 
@@ -231,7 +231,7 @@ impl Store {
         let path = self.layout.blob(&blob.digest);
         let file = File::open(&path).map_err(StoreError::io("open", &path))?;
         let bytes = disk::read_bounded(&file, &path, limit)?;
-        match blob.digest.verify(&bytes) {
+        match Expected::Digest(blob.digest).verify(&bytes) {
             Ok(_) => Ok(bytes),
             Err(problem) => Err(StoreError::Mismatch {
                 blob: *blob,
@@ -275,14 +275,14 @@ impl Store {
             }
         }
         let listed = models.into_iter().map(|(name, entry)| {
-            let (mut own_bytes, mut shared_bytes) = (0, 0);
+            let (mut own_bytes, mut shared_bytes) = (0_u64, 0_u64);
             for (digest, size) in digests(&entry) {
                 let sum = if users[&digest] == 1 {
                     &mut own_bytes
                 } else {
                     &mut shared_bytes
                 };
-                *sum += size;
+                *sum = sum.saturating_add(size);
             }
             Listed {
                 name,

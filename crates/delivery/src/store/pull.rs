@@ -20,7 +20,7 @@ use super::{
     blob::Layout,
     disk::{self, Lock},
     incoming::{Incoming, Trust},
-    index, revision,
+    revision,
 };
 
 /// The file in which a pull says which blobs it needs, so that none is swept away meanwhile.
@@ -255,7 +255,7 @@ impl Pull {
     /// what the store had is what it has; after [`StoreError::Io`] it may be the new one, if the system
     /// could not promise that it survives a crash.
     pub fn publish(self, entry: &Entry) -> Result<(), StoreError> {
-        let bytes = index::write(&self.name, entry)?;
+        let bytes = entry.to_json(&self.name)?;
         let _shared = disk::lock_shared(&self.layout.lock())?;
         for (file, blob) in &entry.files {
             if !self.layout.has(blob)? {

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::hash::{Algorithm, Digest};
+use crate::hash::{Algorithm, Digest, digest_of};
 
 use super::{Entry, StoreError, blob::Layout, disk, disk::Lock, index};
 
@@ -33,7 +33,7 @@ impl Revision {
     /// The model's name and what is known of it.
     pub(super) fn read(&self) -> Result<(String, Entry), StoreError> {
         let bytes = disk::read_bounded(&self.file, &self.path, index::MAX_INDEX_BYTES)?;
-        index::read(&bytes, &self.path)
+        Entry::parse(&bytes, &self.path)
     }
 
     /// Keeps a sweep from deleting the revision and what it names.
@@ -92,7 +92,7 @@ pub(super) fn publish(
 ) -> Result<(), StoreError> {
     let folder = layout.model(name);
     disk::create_folder(&folder)?;
-    let revision = Digest::of(Algorithm::Sha256, bytes);
+    let revision = digest_of(Algorithm::Sha256, bytes);
     disk::replace(
         &folder.join(format!("{revision}.json")),
         &scratch.join("index"),

@@ -9,7 +9,7 @@ use std::{
 
 use sterna_delivery::{
     fetch::{Blob, Cancel, FolderSink, Limits, fetch},
-    hash::{Algorithm, BlockDigests, DEFAULT_BLOCK_SIZE, Digest, Expected, Hasher},
+    hash::{Algorithm, BlockDigests, DEFAULT_BLOCK_SIZE, Expected, Hasher, digest_of},
     source::{HttpOptions, HttpSource, Url},
 };
 
@@ -84,7 +84,7 @@ fn verification_beside_a_pull() {
         (files.iter())
             .map(|(name, bytes)| {
                 let expected = whole.map_or(Expected::SizeOnly, |algorithm| {
-                    Expected::Digest(Digest::of(algorithm, bytes))
+                    Expected::Digest(digest_of(algorithm, bytes))
                 });
                 let blob = Blob::new(name, bytes.len() as u64, expected).unwrap();
                 match block {

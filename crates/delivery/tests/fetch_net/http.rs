@@ -18,7 +18,7 @@ use sterna_delivery::{
         Blob, Cancel, Event, FetchError, FolderSink, Limits, Present, Report, Sink, SinkError,
         fetch,
     },
-    hash::{Algorithm, Blake3Variant, BlockDigests, Digest, Expected, Verified},
+    hash::{Algorithm, Blake3Variant, BlockDigests, Digest, Expected, Verified, digest_of},
     source::{FolderSource, HttpOptions, HttpSource, Source, Url},
     store::{self, Entry, Store},
 };
@@ -37,7 +37,7 @@ fn limits() -> Limits {
 fn blobs(files: &Files, algorithm: Algorithm, blocks: bool) -> Vec<Blob> {
     (files.iter())
         .map(|(name, bytes)| {
-            let expected = Expected::Digest(Digest::of(algorithm, bytes));
+            let expected = Expected::Digest(digest_of(algorithm, bytes));
             let blob = Blob::new(name, bytes.len() as u64, expected).unwrap();
             if !blocks {
                 return blob;
@@ -861,7 +861,7 @@ fn the_blake3_variant_is_told_from_blake3() {
 fn digests_that_no_bytes_have_end_the_fetch() {
     let files = files(&[("a.bin", 50_000), ("empty", 0)]);
     let server = Server::honest(&files);
-    let wrong = Expected::Digest(Digest::of(Algorithm::Sha256, b"something"));
+    let wrong = Expected::Digest(digest_of(Algorithm::Sha256, b"something"));
     let blocks = BlockDigests::of(Algorithm::Blake3, BLOCK, &files["a.bin"]).unwrap();
     let contradictory = [
         Blob::new("empty", 0, wrong).unwrap(),

@@ -4,8 +4,11 @@ use std::{collections::BTreeMap, fs, sync::Arc};
 
 use sterna_delivery::{
     fetch::{Cancel, FolderSink, Limits, fetch, fetch_small},
-    hash::{Algorithm, Digest, Verified},
+    hash::{Algorithm, Verified, digest_of},
+    pull::{Event, IncomingPackage, PullOptions},
+    sign::TrustList,
     source::{HttpOptions, HttpSource, Source, Url, hugging_face::Hub},
+    store::Store,
 };
 
 use crate::server::{Reply, Server, bytes};
@@ -33,7 +36,7 @@ fn hub(server: &Server) -> Hub {
 
 fn listing(extra: &str) -> String {
     let (weights, small, id) = contents();
-    let sha256 = Digest::of(Algorithm::Sha256, &weights);
+    let sha256 = digest_of(Algorithm::Sha256, &weights);
     format!(
         r#"{{"id": "o/r", "sha": "{COMMIT}", "unknown": [1], "siblings": [
             {{"rfilename": "README.md", "size": 3, "blobId": "{id}"}},
@@ -214,4 +217,34 @@ fn small_files_come_from_the_first_source_that_has_them() {
     ] {
         assert!(error.contains(reason), "{error}");
     }
+}
+
+#[test]
+fn a_repository_arrives_as_a_package_does() {
+    let (front, _cdn) = servers("");
+    let address = format!("{}/o/r/tree/v%2F1", front.url());
+    let options = PullOptions {
+        hub: Some(hub(&front)),
+        ..PullOptions::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let incoming = IncomingPackage::begin(
+        store.clone(),
+        address.clone(),
+        options,
+        TrustList::default(),
+        |event| assert!(!matches!(event, Event::Warning(_)), "{event:?}"),
+    );
+    let (weights, small, _) = contents();
+    let files: Vec<_> = incoming.files().unwrap().into_iter().collect();
+    let expected = [
+        ("config.json".to_owned(), small.len() as u64),
+        ("model.safetensors".to_owned(), weights.len() as u64),
+    ];
+    assert_eq!(files, expected);
+    let path = incoming.path("model.safetensors").unwrap();
+    assert!(fs::read(path).unwrap() == weights);
+    incoming.finish().unwrap();
+    assert_eq!(store.model("r").unwrap().entry().source, address);
 }

@@ -12,7 +12,7 @@ use std::{
 use crate::server::{Asked, Files, Reply, Server, files};
 use sterna_delivery::{
     fetch::{Blob, Cancel, FetchError, FolderSink, Limits, fetch},
-    hash::{Algorithm, BlockDigests, Digest, Expected},
+    hash::{Algorithm, BlockDigests, Expected, digest_of},
     source::{HttpOptions, HttpSource, Url},
 };
 
@@ -35,7 +35,7 @@ const BLOCK: u64 = 1 << 20;
 fn pull(url: &str, folder: &Path, blocks: bool) -> Result<u64, FetchError> {
     let blobs = (some_files().iter())
         .map(|(name, bytes)| {
-            let expected = Expected::Digest(Digest::of(Algorithm::Sha256, bytes));
+            let expected = Expected::Digest(digest_of(Algorithm::Sha256, bytes));
             let blob = Blob::new(name, bytes.len() as u64, expected).unwrap();
             if !blocks {
                 return blob;

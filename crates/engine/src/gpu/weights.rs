@@ -57,7 +57,7 @@ pub(super) fn load(
     };
     let expected = stride.saturating_mul(*n);
     if held.bytes.len() != expected {
-        return Err(BackendError::Gpu(GpuError::Shape {
+        return Err(BackendError::from(GpuError::Shape {
             what: "bytes of a matrix",
             expected: expected as u64,
             found: held.bytes.len() as u64,
@@ -90,7 +90,7 @@ fn held<'a>(
             scale,
         } => {
             let bytes = match packing {
-                TernaryPacking::Dense => Cow::Borrowed(&codes[..]),
+                TernaryPacking::I2s => Cow::Borrowed(&codes[..]),
                 TernaryPacking::Tq20 => Cow::Owned(repack::repack(
                     host,
                     Layout::Blocks(DType::TQ2_0),

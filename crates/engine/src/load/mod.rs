@@ -42,7 +42,7 @@ pub enum LoadError {
     /// Bytes that weren't asked for.
     #[error("tensor `{name}`: expected {expected} bytes, found {found}")]
     WrongLength {
-        /// GGUF name of the tensor wanted, or `none` if loading was complete.
+        /// Name of the tensor wanted in its file, or `none` if loading was complete.
         name: String,
         /// Bytes wanted.
         expected: u64,
@@ -52,13 +52,13 @@ pub enum LoadError {
     /// Finished before every weight was fed.
     #[error("tensor `{name}` has not been loaded")]
     Incomplete {
-        /// GGUF name of the first tensor that is missing.
+        /// Name in its file of the first tensor that is missing.
         name: String,
     },
     /// Weights that can't be what they are said to be.
     #[error("tensor `{name}`: {source}")]
     Weights {
-        /// GGUF name of the tensor.
+        /// Name of the tensor in its file.
         name: String,
         /// What is wrong.
         source: QuantError,
@@ -66,7 +66,7 @@ pub enum LoadError {
     /// A scale that isn't a positive number.
     #[error("tensor `{name}`: expected a positive scale, found {found}")]
     BadScale {
-        /// GGUF name of the tensor.
+        /// Name of the tensor in its file.
         name: String,
         /// The scale.
         found: f32,
@@ -74,7 +74,7 @@ pub enum LoadError {
     /// A value that isn't a number, of a norm, bias or list of factors, or of a matrix that is swapped in.
     #[error("tensor `{name}`: expected numbers, found {found} at index {index}")]
     NotFinite {
-        /// GGUF name of the tensor.
+        /// Name of the tensor in its file.
         name: String,
         /// Place of the value.
         index: usize,
@@ -84,7 +84,7 @@ pub enum LoadError {
     /// A separate scale beside weights that already have scales of their own.
     #[error("tensor `{name}`: its weights have no common scale that this one could multiply")]
     NoCommonScale {
-        /// GGUF name of the scale.
+        /// Name of the scale in its file.
         name: String,
     },
     /// Values that make no sense together.
@@ -101,7 +101,7 @@ pub(crate) fn expect_wanted(want: Option<&TensorRequest>, bytes: &[u8]) -> Resul
     match want {
         Some(want) if want.len == found => Ok(()),
         _ => Err(LoadError::WrongLength {
-            name: want.map_or("none", |want| &want.name).to_owned(),
+            name: want.map_or("none", TensorRequest::name_in_file).to_owned(),
             expected: want.map_or(0, |want| want.len),
             found,
         }),

@@ -49,14 +49,14 @@ pub(crate) fn vector(
 ) -> Result<Vec<f32>, LoadError> {
     let mut values = vec![0.0; recipe.len];
     decode_row(recipe.dtype, bytes, &mut values).map_err(|source| LoadError::Weights {
-        name: request.name.clone(),
+        name: request.name_in_file().to_owned(),
         source,
     })?;
     for (index, value) in values.iter_mut().enumerate() {
         *value += recipe.plus;
         if !value.is_finite() {
             return Err(LoadError::NotFinite {
-                name: request.name.clone(),
+                name: request.name_in_file().to_owned(),
                 index,
                 found: *value,
             });
@@ -74,7 +74,7 @@ pub(crate) fn linear(
 ) -> Result<WeightData, LoadError> {
     let LinearRecipe { n, k, .. } = *recipe;
     let weights_error = |source| LoadError::Weights {
-        name: requests[0].name.clone(),
+        name: requests[0].name_in_file().to_owned(),
         source,
     };
     let bytes = &parts[0];
@@ -95,13 +95,13 @@ pub(crate) fn linear(
             int8_activations,
         }),
         Some(_) => Err(LoadError::NoCommonScale {
-            name: requests[1].name.clone(),
+            name: requests[1].name_in_file().to_owned(),
         }),
     };
     let dense = |(layout, scale)| {
         Ok(WeightData::Ternary {
             codes: pack(layout)?,
-            packing: TernaryPacking::Dense,
+            packing: TernaryPacking::I2s,
             scale,
         })
     };
@@ -144,7 +144,7 @@ pub(crate) fn linear(
             };
             Ok(WeightData::Ternary {
                 codes,
-                packing: TernaryPacking::Dense,
+                packing: TernaryPacking::I2s,
                 scale: given_scale.unwrap_or(1.0),
             })
         }
@@ -181,7 +181,7 @@ pub(super) fn odd_scale(
             Some(format!(
                 "tensor `{}`: weights are worth ±{scale} each; does the configuration's \
                  linear_class say rightly whether scales multiply or divide?",
-                requests[0].name
+                requests[0].name_in_file()
             ))
         }
         _ => None,
@@ -202,7 +202,7 @@ fn read_scale(
 ) -> Result<f32, LoadError> {
     let mut value = [0.0];
     decode_row(recipe.dtype, bytes, &mut value).map_err(|source| LoadError::Weights {
-        name: request.name.clone(),
+        name: request.name_in_file().to_owned(),
         source,
     })?;
     let scale = if recipe.divides {
@@ -214,7 +214,7 @@ fn read_scale(
         Ok(scale)
     } else {
         Err(LoadError::BadScale {
-            name: request.name.clone(),
+            name: request.name_in_file().to_owned(),
             found: value[0],
         })
     }

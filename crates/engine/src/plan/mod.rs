@@ -1,19 +1,21 @@
 //! From files to a list of what to load: every tensor checked before any of them is read.
 
+mod head;
 mod planner;
 
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
-use sterna_format::names::translate_catalog;
-use sterna_format::{DType, TensorCatalog};
+use sterna_format::names::{hugging_face, translate_catalog};
+use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
 use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
-use crate::head::Head;
 use crate::rope::RopeScaling;
 use crate::weights::Weights;
+pub(crate) use head::Head;
+pub use head::{HeadOptions, HeadScreen};
 use planner::{BitLinears, Planner};
 
 /// Choices that files don't settle.
@@ -119,12 +121,21 @@ pub(crate) struct Spec {
 pub struct TensorRequest {
     /// GGUF name of the tensor.
     pub name: String,
+    /// What the file calls it, where that is something else.
+    pub renamed_from: Option<String>,
     /// Index of the file, as in the catalog.
     pub file: usize,
     /// First byte in the file.
     pub offset: u64,
     /// Number of bytes.
     pub len: u64,
+}
+
+impl TensorRequest {
+    /// What the file calls the tensor, for messages.
+    pub fn name_in_file(&self) -> &str {
+        self.renamed_from.as_deref().unwrap_or(&self.name)
+    }
 }
 
 /// How the bytes of a [`Spec`] become a weight.
@@ -193,13 +204,13 @@ impl ModelPlan {
     ) -> Result<ModelPlan, PlanError> {
         // The family first: of a model that is none of ours, tensors can't be said to be missing.
         let (_, family) = config::gguf::family(metadata)?;
-        let config = ModelConfig::from_gguf(metadata, n_vocab(catalog)?)?;
+        let config = ModelConfig::from_gguf(metadata, n_vocab(catalog, None)?)?;
         let bit_linears = if family.bit_linear {
             BitLinears::All
         } else {
             BitLinears::None
         };
-        let mut planner = Planner::new(&config, catalog, bit_linears, *options, 0.0);
+        let mut planner = Planner::new(&config, catalog, bit_linears, *options, None)?;
         let rope_factors = planner.rope_factors(metadata)?;
         let weights = planner.weights(true)?;
         let specs = planner.finish()?;
@@ -225,10 +236,9 @@ impl ModelPlan {
         let family = config::hf::family(hf)?;
         let model_type = hf.model_type.as_deref().unwrap_or_default();
         let catalog = &translate_catalog(model_type, catalog)?;
-        let config = ModelConfig::from_hf(hf, n_vocab(catalog)?)?;
+        let config = ModelConfig::from_hf(hf, n_vocab(catalog, Some(model_type))?)?;
         let bit_linears = BitLinears::of(hf, family)?;
-        let plus = if family.gemma { 1.0 } else { 0.0 };
-        let mut planner = Planner::new(&config, catalog, bit_linears, *options, plus);
+        let mut planner = Planner::new(&config, catalog, bit_linears, *options, Some(model_type))?;
         let may_be_tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
         let weights = planner.weights(may_be_tied)?;
         let specs = planner.finish()?;
@@ -346,16 +356,129 @@ pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
 }
 
+/// The tensor with the GGUF name `name` as files spell it: those of Hugging Face models of type
+/// `model_type`, or else GGUF files.
+fn spelled(name: &str, model_type: Option<&str>) -> String {
+    let spelled = model_type.and_then(|model_type| hugging_face(model_type, name));
+    spelled.unwrap_or_else(|| name.to_owned())
+}
+
 /// Rows of the embedding table.
-fn n_vocab(catalog: &TensorCatalog) -> Result<usize, PlanError> {
+fn n_vocab(catalog: &TensorCatalog, model_type: Option<&str>) -> Result<usize, PlanError> {
     let name = "token_embd.weight";
-    let wrong =
-        |found| PlanError::config(format!("tensor `{name}`"), "[n_vocab, model_dim]", found);
+    let wrong = |found| {
+        let name = catalog.get(name).map(TensorEntry::name_in_file);
+        let name = name.map_or_else(|| spelled("token_embd.weight", model_type), str::to_owned);
+        PlanError::config(format!("tensor `{name}`"), "[n_vocab, model_dim]", found)
+    };
     let entry = catalog
         .get(name)
         .ok_or_else(|| wrong("nothing".to_owned()))?;
     match entry.shape[..] {
         [n_vocab, _] => Ok(n_vocab),
         _ => Err(wrong(format!("{:?}", entry.shape))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use sterna_format::safetensors::{SafeTensors, merge};
+
+    use super::*;
+
+    /// The error of a plan for a checkpoint of three layers, of which `config` reads the configuration and
+    /// `change` changes a tensor or leaves it out.
+    fn refusal(
+        config: impl Fn(String) -> String,
+        change: impl Fn(TensorEntry) -> Option<TensorEntry>,
+    ) -> String {
+        let dir =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/reference-logits/llama");
+        let hf = config(fs::read_to_string(dir.join("config.json")).unwrap());
+        let hf = Config::parse(hf.as_bytes()).unwrap();
+        let file = fs::read(dir.join("model.safetensors")).unwrap();
+        let header = SafeTensors::parse(&file, file.len() as u64).unwrap();
+        let whole = merge(vec![("model.safetensors", header)], None).unwrap();
+        let mut catalog = TensorCatalog::default();
+        for entry in whole.iter().cloned().filter_map(change) {
+            catalog.insert(entry).unwrap();
+        }
+        let plan = ModelPlan::from_hf(&hf, &catalog, &PlanOptions::default());
+        plan.unwrap_err().to_string()
+    }
+
+    /// The error of a plan for a checkpoint in which `change` changes the tensor called `name`.
+    fn with(name: &str, change: impl Fn(&mut TensorEntry)) -> String {
+        refusal(
+            |config| config,
+            |mut entry| {
+                if entry.name == name {
+                    change(&mut entry);
+                }
+                Some(entry)
+            },
+        )
+    }
+
+    const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+
+    #[test]
+    fn errors_name_tensors_as_their_file_does() {
+        let without = |name: &str| {
+            refusal(
+                |config| config,
+                |entry| (entry.name != name).then_some(entry),
+            )
+        };
+        assert_eq!(
+            without(Q),
+            format!("tensor `{Q}` is missing; it should be [128, 128]")
+        );
+        assert_eq!(
+            without("model.layers.1.post_attention_layernorm.weight"),
+            "tensor `model.layers.1.post_attention_layernorm.weight` is missing; it should be [128]"
+        );
+        assert_eq!(
+            without("model.embed_tokens.weight"),
+            "tensor `model.embed_tokens.weight`: expected [n_vocab, model_dim], found nothing"
+        );
+        assert_eq!(
+            with(Q, |entry| entry.shape = vec![128, 8]),
+            format!("tensor `{Q}`: expected shape [128, 128], found [128, 8]")
+        );
+        assert_eq!(
+            with("model.norm.weight", |entry| entry.dtype = DType::I16),
+            "tensor `model.norm.weight`: floats are needed, found type I16"
+        );
+        let unused = refusal(
+            |config| config.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2"),
+            Some,
+        );
+        assert!(unused.contains("among them `model.layers.2."), "{unused}");
+    }
+
+    /// Catalogs are anyone's to fill.
+    #[test]
+    fn places_that_cannot_be_are_refused() {
+        let message = with(Q, |entry| {
+            (entry.dtype, entry.len, entry.offset) = (DType::I2_S, 31, 0);
+        });
+        assert_eq!(
+            message,
+            format!("tensor `{Q}`: expected 4128 bytes of I2_S, found 31 at offset 0")
+        );
+        let message = with(Q, |entry| entry.offset = u64::MAX);
+        assert!(
+            message.ends_with(&format!("at offset {}", u64::MAX)),
+            "{message}"
+        );
+        let message = with(Q, |entry| entry.shape = vec![usize::MAX, 2]);
+        assert!(
+            message.contains("expected bytes of BF16 that can be counted"),
+            "{message}"
+        );
     }
 }

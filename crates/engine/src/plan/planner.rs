@@ -10,7 +10,7 @@ use sterna_format::{DType, TensorCatalog, TensorEntry};
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
-    TensorRequest, VectorId, VectorRecipe, is_float,
+    TensorRequest, VectorId, VectorRecipe, is_float, spelled,
 };
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
@@ -142,6 +142,8 @@ pub(super) struct Planner<'a> {
     catalog: &'a TensorCatalog,
     bit_linears: BitLinears,
     options: PlanOptions,
+    /// `model_type` of a Hugging Face model, whose files spell names and norms their own way.
+    model_type: Option<&'a str>,
     /// Added to norm weights.
     norm_plus: f32,
     used: HashSet<&'a str>,
@@ -167,22 +169,31 @@ impl Rows {
 }
 
 impl<'a> Planner<'a> {
+    /// For the tensors of `catalog`, of a Hugging Face model of type `model_type`, or else of GGUF files.
+    ///
+    /// Errors: [`PlanError::TensorBytes`] if one of them can't have the place and size that it is said to
+    /// have.
     pub(super) fn new(
         config: &'a ModelConfig,
         catalog: &'a TensorCatalog,
         bit_linears: BitLinears,
         options: PlanOptions,
-        norm_plus: f32,
-    ) -> Self {
-        Planner {
+        model_type: Option<&'a str>,
+    ) -> Result<Self, PlanError> {
+        catalog.iter().try_for_each(check_bytes)?;
+        Ok(Planner {
             config,
             catalog,
             bit_linears,
             options,
-            norm_plus,
+            model_type,
+            norm_plus: match model_type {
+                Some(_) if config.family.gemma => 1.0,
+                _ => 0.0,
+            },
             used: HashSet::new(),
             specs: Vec::new(),
-        }
+        })
     }
 
     /// Every weight of the model. Where there is no output head of its own and it `may_be_tied`, it
@@ -215,8 +226,8 @@ impl<'a> Planner<'a> {
         let mut unused = self
             .catalog
             .iter()
-            .map(|t| t.name.as_str())
-            .filter(|name| !self.used.contains(name));
+            .filter(|t| !self.used.contains(t.name.as_str()))
+            .map(TensorEntry::name_in_file);
         match unused.next() {
             None => Ok(self.specs),
             Some(first) => Err(PlanError::UnusedTensors {
@@ -289,10 +300,7 @@ impl<'a> Planner<'a> {
             ("attn_v", &v, kv_dim),
         ] {
             if parts.qkv_biases && projection.bias.is_none() {
-                return Err(PlanError::MissingTensor {
-                    name: name(&format!("{part}.bias")),
-                    expected: vec![len],
-                });
+                return Err(self.missing(&name(&format!("{part}.bias")), &[len]));
             }
         }
         let q_norm = self.optional_norm(&name("attn_q_norm"), head_dim, parts.qk_norms)?;
@@ -350,12 +358,16 @@ impl<'a> Planner<'a> {
         Some(entry)
     }
 
+    fn missing(&self, name: &str, expected: &[usize]) -> PlanError {
+        PlanError::MissingTensor {
+            name: spelled(name, self.model_type),
+            expected: expected.to_vec(),
+        }
+    }
+
     fn require(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorEntry, PlanError> {
         let Some(entry) = self.find(name) else {
-            return Err(PlanError::MissingTensor {
-                name: name.to_owned(),
-                expected: shape.to_vec(),
-            });
+            return Err(self.missing(name, shape));
         };
         check_shape(entry, shape)?;
         Ok(entry)
@@ -375,7 +387,7 @@ impl<'a> Planner<'a> {
         let entry = self.require(name, &[len])?;
         if !is_float(entry.dtype) {
             return Err(PlanError::TensorType {
-                name: name.to_owned(),
+                name: entry.name_in_file().to_owned(),
                 expected: "floats are needed",
                 found: entry.dtype,
             });
@@ -452,10 +464,7 @@ impl<'a> Planner<'a> {
         let weight_name = format!("{name}.weight");
         let shape = [rows.stored, k];
         let Some(entry) = self.find(&weight_name) else {
-            return Err(PlanError::MissingTensor {
-                name: weight_name,
-                expected: shape.to_vec(),
-            });
+            return Err(self.missing(&weight_name, &shape));
         };
         let mut parts = vec![whole(entry)];
         let mut recipe = LinearRecipe {
@@ -495,7 +504,7 @@ impl<'a> Planner<'a> {
         }
         if !k.is_multiple_of(entry.dtype.block_len()) {
             return Err(PlanError::TensorShape {
-                name: weight_name,
+                name: entry.name_in_file().to_owned(),
                 expected: vec![rows.stored, k.next_multiple_of(entry.dtype.block_len())],
                 found: entry.shape.clone(),
             });
@@ -526,21 +535,18 @@ impl<'a> Planner<'a> {
     /// A tensor of one number.
     fn scale(&mut self, name: &str) -> Result<(TensorRequest, DType), PlanError> {
         let Some(entry) = self.find(name) else {
-            return Err(PlanError::MissingTensor {
-                name: name.to_owned(),
-                expected: vec![1],
-            });
+            return Err(self.missing(name, &[1]));
         };
         if entry.shape.iter().product::<usize>() != 1 {
             return Err(PlanError::TensorShape {
-                name: name.to_owned(),
+                name: entry.name_in_file().to_owned(),
                 expected: vec![1],
                 found: entry.shape.clone(),
             });
         }
         if !is_float(entry.dtype) {
             return Err(PlanError::TensorType {
-                name: name.to_owned(),
+                name: entry.name_in_file().to_owned(),
                 expected: "a float is needed",
                 found: entry.dtype,
             });
@@ -552,6 +558,7 @@ impl<'a> Planner<'a> {
 fn whole(entry: &TensorEntry) -> TensorRequest {
     TensorRequest {
         name: entry.name.clone(),
+        renamed_from: entry.renamed_from.clone(),
         file: entry.file,
         offset: entry.offset,
         len: entry.len,
@@ -563,9 +570,34 @@ fn check_shape(entry: &TensorEntry, expected: &[usize]) -> Result<(), PlanError>
         Ok(())
     } else {
         Err(PlanError::TensorShape {
-            name: entry.name.clone(),
+            name: entry.name_in_file().to_owned(),
             expected: expected.to_vec(),
             found: entry.shape.clone(),
         })
+    }
+}
+
+/// Fails if a tensor has fewer bytes than its elements take, or ends beyond what can be counted: where
+/// catalogs come from isn't known here, and all arithmetic on offsets rests on it.
+fn check_bytes(entry: &TensorEntry) -> Result<(), PlanError> {
+    let dtype = entry.dtype;
+    let n_elements = (entry.shape.iter()).try_fold(1_usize, |n, &dim| n.checked_mul(dim));
+    let need = n_elements.and_then(|n| {
+        let blocks = n.div_ceil(dtype.block_len()) as u64;
+        let bytes = blocks.checked_mul(dtype.block_bytes() as u64)?;
+        bytes.checked_add(dtype.trailer_bytes() as u64)
+    });
+    let ends = entry.offset.checked_add(entry.len).is_some();
+    match need {
+        Some(need) if need <= entry.len && ends => Ok(()),
+        _ => Err(PlanError::TensorBytes {
+            name: entry.name_in_file().to_owned(),
+            expected: match need {
+                Some(need) => format!("{need} bytes of {dtype}"),
+                None => format!("bytes of {dtype} that can be counted"),
+            },
+            len: entry.len,
+            offset: entry.offset,
+        }),
     }
 }

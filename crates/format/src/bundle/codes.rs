@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::DType;
+use crate::names::module;
 
 /// Architectures by their number in the files and on the command lines of engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -321,13 +322,13 @@ impl LoraTarget {
     /// The module's path in a layer of a Hugging Face checkpoint, such as `self_attn.k_proj`.
     pub const fn module(self) -> &'static str {
         match self {
-            LoraTarget::K => "self_attn.k_proj",
-            LoraTarget::V => "self_attn.v_proj",
-            LoraTarget::Q => "self_attn.q_proj",
-            LoraTarget::O => "self_attn.o_proj",
-            LoraTarget::Gate => "mlp.gate_proj",
-            LoraTarget::Up => "mlp.up_proj",
-            LoraTarget::Down => "mlp.down_proj",
+            LoraTarget::K => module::K,
+            LoraTarget::V => module::V,
+            LoraTarget::Q => module::Q,
+            LoraTarget::O => module::O,
+            LoraTarget::Gate => module::GATE,
+            LoraTarget::Up => module::UP,
+            LoraTarget::Down => module::DOWN,
         }
     }
 }

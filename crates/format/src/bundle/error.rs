@@ -10,7 +10,7 @@ use crate::hf::ConfigError;
 #[non_exhaustive]
 pub enum BundleError {
     /// The bytes given end inside the header, but the file goes on.
-    #[error("the header goes on behind the bytes at hand: at least {at_least} are needed")]
+    #[error("the header goes on after the bytes at hand: at least {at_least} are needed")]
     NeedMore {
         /// Bytes from the start of the file without which parsing can't get further.
         at_least: u64,
@@ -19,7 +19,7 @@ pub enum BundleError {
     #[error("the file ends in {place}: {need} bytes needed, {have} left")]
     Truncated {
         /// What was being read.
-        place: Place,
+        place: Location,
         /// Bytes needed from there on.
         need: u64,
         /// Bytes left in the file.
@@ -29,7 +29,7 @@ pub enum BundleError {
     #[error("{place}: {field}: expected {expected}, found {found}")]
     Field {
         /// What the field is part of.
-        place: Place,
+        place: Location,
         /// The field.
         field: &'static str,
         /// What should stand there.
@@ -37,8 +37,8 @@ pub enum BundleError {
         /// What does.
         found: String,
     },
-    /// The file goes on behind its last part.
-    #[error("{n} bytes behind the last part of the file, at offset {at}")]
+    /// The file goes on after its last part.
+    #[error("{n} bytes after the last part of the file, at offset {at}")]
     Trailing {
         /// Where they begin.
         at: u64,
@@ -47,7 +47,7 @@ pub enum BundleError {
     },
     /// What follows the tensors of a manifest fits neither of its two forms.
     #[error(
-        "behind the tensors, read with a table of sections: {sections}; read without one: {plain}"
+        "after the tensors, read with a table of sections: {sections}; read without one: {plain}"
     )]
     NeitherForm {
         /// What is wrong with it in the newer form.
@@ -93,7 +93,7 @@ pub enum BundleError {
 /// A part of a file, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Place {
+pub enum Location {
     /// What stands before everything else.
     Header,
     /// A shard of a manifest.
@@ -114,18 +114,18 @@ pub enum Place {
     Rope,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Header => write!(f, "the header"),
-            Place::Shard(i) => write!(f, "shard {i}"),
-            Place::Tensors => write!(f, "the list of tensors"),
-            Place::Tensor(i) => write!(f, "tensor {i}"),
-            Place::Sections => write!(f, "the table of sections"),
-            Place::Section(i) => write!(f, "section {i}"),
-            Place::Lora => write!(f, "the LoRA block"),
-            Place::Pair(layer, target) => write!(f, "layer {layer}, {}", target.module()),
-            Place::Rope => write!(f, "the parameters of the rotary embedding"),
+            Location::Header => write!(f, "the header"),
+            Location::Shard(i) => write!(f, "shard {i}"),
+            Location::Tensors => write!(f, "the list of tensors"),
+            Location::Tensor(i) => write!(f, "tensor {i}"),
+            Location::Sections => write!(f, "the table of sections"),
+            Location::Section(i) => write!(f, "section {i}"),
+            Location::Lora => write!(f, "the LoRA block"),
+            Location::Pair(layer, target) => write!(f, "layer {layer}, {}", target.module()),
+            Location::Rope => write!(f, "the parameters of the rotary embedding"),
         }
     }
 }
@@ -133,7 +133,7 @@ impl fmt::Display for Place {
 impl BundleError {
     /// The error that `field` of `place` isn't what it should be.
     pub(super) fn field(
-        place: Place,
+        place: Location,
         field: &'static str,
         expected: impl fmt::Display,
         found: impl fmt::Display,
@@ -150,7 +150,7 @@ impl BundleError {
 /// Fails unless `ok`, with what `expected` and `found` say about `field` of `place`.
 pub(super) fn ensure(
     ok: bool,
-    place: Place,
+    place: Location,
     field: &'static str,
     expected: impl fmt::Display,
     found: impl fmt::Display,

@@ -1,7 +1,7 @@
 //! Where data lies in the files that are mapped.
 
 use super::error::ensure;
-use super::{BundleError, Place};
+use super::{BundleError, Location};
 
 /// Data starts at multiples of this.
 pub(super) const ALIGNMENT: u64 = 64;
@@ -16,14 +16,14 @@ pub(super) struct Extent {
 /// What an extent belongs to, for messages.
 #[derive(Clone, Copy)]
 pub(super) struct Owner {
-    pub(super) place: Place,
+    pub(super) place: Location,
     pub(super) offset_field: &'static str,
     pub(super) size_field: &'static str,
 }
 
 impl Extent {
     /// Checks that the extent has `needed` bytes (which are `None` beyond 64 bits), and that it is
-    /// aligned and lies behind `free` in a file of `file_len` bytes; gives where it ends.
+    /// aligned and begins after `free` in a file of `file_len` bytes; gives where it ends.
     pub(super) fn check(
         self,
         owner: Owner,
@@ -52,7 +52,7 @@ impl Extent {
         })
     }
 
-    /// The next aligned extent behind `free` that has `needed` bytes, and where it ends.
+    /// The next aligned extent after `free` that has `needed` bytes, and where it ends.
     pub(super) fn next(
         owner: Owner,
         needed: Option<u64>,

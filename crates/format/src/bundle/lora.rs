@@ -4,12 +4,12 @@ use super::error::ensure;
 use super::extent::{Extent, Owner};
 use super::manifest::{check_lora_head, out_of_order};
 use super::read::{Cursor, header};
-use super::{BundleError, LoraTarget, Place, SourceType};
+use super::{BundleError, Location, LoraTarget, SourceType};
 use crate::DType;
 use crate::gguf::type_id;
 
 const MAGIC: &[u8; 4] = b"TRLA";
-/// Version of what stands behind the header.
+/// Version of what follows the header.
 const BODY_VERSION: u32 = 1;
 /// Bytes before the first record.
 const FIXED_BYTES: u64 = 64;
@@ -63,11 +63,11 @@ impl LoraFile {
     ///
     /// # Errors
     ///
-    /// [`BundleError::NeedMore`] if the records go on behind the prefix; every other error means that
+    /// [`BundleError::NeedMore`] if the records go on after the prefix; every other error means that
     /// the file is bad, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<LoraFile, BundleError> {
         let mut cursor = Cursor::new(prefix, file_len);
-        let place = Place::Header;
+        let place = Location::Header;
         cursor.magic(MAGIC)?;
         cursor.fixed(place, "reserved field", 0)?;
         cursor.fixed(place, "version of the body", BODY_VERSION)?;
@@ -80,12 +80,12 @@ impl LoraFile {
             cursor.fixed(place, "reserved field", 0)?;
         }
         let n = n_layers * n_targets;
-        let n = cursor.ensure_items(n, RECORD_BYTES, Place::Lora)?;
+        let n = cursor.ensure_items(n, RECORD_BYTES, Location::Lora)?;
         let mut pairs = Vec::new();
         let mut free = data_offset(n);
         for layer in 0..n_layers {
             for target in LoraTarget::ALL {
-                let place = Place::Pair(layer, target);
+                let place = Location::Pair(layer, target);
                 let present = cursor.u32(place)?;
                 ensure(present < 2, place, "present", "0 or 1", present)?;
                 if present == 0 {
@@ -116,7 +116,7 @@ impl LoraFile {
         })
     }
 
-    /// Lays a file out with these matrices, one behind the other; their offsets and sizes are set
+    /// Lays a file out with these matrices, one after the other; their offsets and sizes are set
     /// whatever they were.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl LoraFile {
                 return Err(out_of_order(pair.layer, pair.target, n_layers));
             }
             last = Some(this);
-            let place = Place::Pair(pair.layer, pair.target);
+            let place = Location::Pair(pair.layer, pair.target);
             for (matrix, owner) in [&mut pair.a, &mut pair.b].into_iter().zip(owners(place)) {
                 let (extent, end) = Extent::next(owner, matrix.bytes(), free)?;
                 (matrix.offset, matrix.size, free) = (extent.offset, extent.size, end);
@@ -198,7 +198,7 @@ impl StoredMatrix {
 }
 
 /// What the bytes of the two matrices at `place` belong to.
-fn owners(place: Place) -> [Owner; 2] {
+fn owners(place: Location) -> [Owner; 2] {
     [("A: offset", "A: size"), ("B: offset", "B: size")].map(|(offset_field, size_field)| Owner {
         place,
         offset_field,
@@ -206,14 +206,14 @@ fn owners(place: Place) -> [Owner; 2] {
     })
 }
 
-/// Where data may begin behind `n` records.
+/// Where data may begin after `n` records.
 fn data_offset(n: usize) -> u64 {
     FIXED_BYTES + n as u64 * RECORD_BYTES
 }
 
 fn read_matrix(
     cursor: &mut Cursor<'_>,
-    place: Place,
+    place: Location,
     field: &'static str,
 ) -> Result<StoredMatrix, BundleError> {
     let id = cursor.u32(place)?;
@@ -233,7 +233,7 @@ fn read_matrix(
 }
 
 fn check_pair(pair: &LoraPair) -> Result<(), BundleError> {
-    let place = Place::Pair(pair.layer, pair.target);
+    let place = Location::Pair(pair.layer, pair.target);
     for (matrix, [type_field, rows, cols]) in [
         (&pair.a, ["A: element type", "A: rows", "A: columns"]),
         (&pair.b, ["B: element type", "B: rows", "B: columns"]),

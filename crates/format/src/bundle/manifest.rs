@@ -2,7 +2,7 @@
 
 use super::error::ensure;
 use super::read::{Cursor, MAX_LAYERS, MAX_TENSORS};
-use super::{Action, ArchType, BundleError, LoraTarget, Place, SourceType};
+use super::{Action, ArchType, BundleError, Location, LoraTarget, SourceType};
 
 /// Bytes of a tensor's entry.
 const TENSOR_BYTES: u64 = 55;
@@ -10,7 +10,7 @@ const TENSOR_BYTES: u64 = 55;
 const SECTION_BYTES: u64 = 9;
 
 /// A quantize manifest, checked: every range is that of its type and shape, every index in range.
-/// That the ranges lie in their files is for whoever opens those to check.
+/// That the ranges lie in their files is for the reader of those to check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// Paths of the files that hold the tensors.
@@ -124,13 +124,13 @@ impl Manifest {
     pub fn parse(bytes: &[u8], arch: ArchType) -> Result<Manifest, BundleError> {
         let mut cursor = Cursor::new(bytes, bytes.len() as u64);
         let shards = read_shards(&mut cursor)?;
-        let n = cursor.u32(Place::Tensors)?;
-        ensure_at_most(n, MAX_TENSORS, Place::Tensors)?;
-        let n = cursor.ensure_items(n, TENSOR_BYTES, Place::Tensors)?;
+        let n = cursor.u32(Location::Tensors)?;
+        ensure_at_most(n, MAX_TENSORS, Location::Tensors)?;
+        let n = cursor.ensure_items(n, TENSOR_BYTES, Location::Tensors)?;
         let mut tensors = Vec::with_capacity(n);
         for i in 0..n {
-            let tensor = read_tensor(&mut cursor, Place::Tensor(i), arch)?;
-            check_tensor(&tensor, Place::Tensor(i), arch, shards.len())?;
+            let tensor = read_tensor(&mut cursor, Location::Tensor(i), arch)?;
+            check_tensor(&tensor, Location::Tensor(i), arch, shards.len())?;
             tensors.push(tensor);
         }
         let tail = |mut cursor: Cursor<'_>, with_sections| {
@@ -166,18 +166,18 @@ impl Manifest {
     /// [`BundleError`] if [`Manifest::parse`] would refuse it, or lengths don't fit their fields.
     pub fn to_bytes(&self, arch: ArchType) -> Result<Vec<u8>, BundleError> {
         let mut out = Vec::new();
-        let n_shards = length(self.shards.len(), Place::Header, "number of shards")?;
+        let n_shards = length(self.shards.len(), Location::Header, "number of shards")?;
         put(&mut out, &u16::to_le_bytes(n_shards));
         for (i, path) in self.shards.iter().enumerate() {
-            let len: u16 = length(path.len(), Place::Shard(i), "length of the path")?;
+            let len: u16 = length(path.len(), Location::Shard(i), "length of the path")?;
             put(&mut out, &len.to_le_bytes());
             put(&mut out, path.as_bytes());
         }
-        let n: u32 = length(self.tensors.len(), Place::Tensors, "number of tensors")?;
-        ensure_at_most(n, MAX_TENSORS, Place::Tensors)?;
+        let n: u32 = length(self.tensors.len(), Location::Tensors, "number of tensors")?;
+        ensure_at_most(n, MAX_TENSORS, Location::Tensors)?;
         put(&mut out, &n.to_le_bytes());
         for (i, tensor) in self.tensors.iter().enumerate() {
-            check_tensor(tensor, Place::Tensor(i), arch, self.shards.len())?;
+            check_tensor(tensor, Location::Tensor(i), arch, self.shards.len())?;
             let code = tensor.action.code(arch);
             out.push(code.expect("actions without a number have just been refused"));
             out.push(tensor.dtype.code());
@@ -194,10 +194,10 @@ impl Manifest {
             put_range(&mut out, &tensor.scale.unwrap_or(NOWHERE));
         }
         if let Some(sections) = &self.sections {
-            let n: u32 = length(sections.len(), Place::Sections, "number of sections")?;
+            let n: u32 = length(sections.len(), Location::Sections, "number of sections")?;
             put(&mut out, &n.to_le_bytes());
             for (i, section) in sections.iter().enumerate() {
-                check_section(section, Place::Section(i), self.tensors.len())?;
+                check_section(section, Location::Section(i), self.tensors.len())?;
                 out.push(section.kind);
                 put(&mut out, &section.first.to_le_bytes());
                 put(&mut out, &section.len.to_le_bytes());
@@ -244,7 +244,7 @@ impl LoraBlock {
 /// The error that a pair of matrices isn't where its layer and projection belong.
 pub(super) fn out_of_order(layer: u32, target: LoraTarget, n_layers: u32) -> BundleError {
     BundleError::field(
-        Place::Pair(layer, target),
+        Location::Pair(layer, target),
         "place",
         format_args!("pairs in order, each once, of layers below {n_layers}"),
         "another",
@@ -271,7 +271,7 @@ fn put_range(out: &mut Vec<u8>, range: &ShardRange) {
 /// A length in the type of its field.
 fn length<T: TryFrom<usize>>(
     len: usize,
-    place: Place,
+    place: Location,
     field: &'static str,
 ) -> Result<T, BundleError> {
     let bits = 8 * size_of::<T>();
@@ -279,22 +279,22 @@ fn length<T: TryFrom<usize>>(
         .map_err(|_| BundleError::field(place, field, format_args!("a number of {bits} bits"), len))
 }
 
-pub(super) fn ensure_at_most(n: u32, max: u32, place: Place) -> Result<(), BundleError> {
+pub(super) fn ensure_at_most(n: u32, max: u32, place: Location) -> Result<(), BundleError> {
     ensure(n <= max, place, "length", format_args!("at most {max}"), n)
 }
 
 fn read_shards(cursor: &mut Cursor<'_>) -> Result<Vec<String>, BundleError> {
-    let n = cursor.u16(Place::Header)?;
+    let n = cursor.u16(Location::Header)?;
     // A path takes two bytes at least.
-    let n = cursor.ensure_items(n.into(), 2, Place::Header)?;
+    let n = cursor.ensure_items(n.into(), 2, Location::Header)?;
     let mut shards = Vec::with_capacity(n);
     for i in 0..n {
-        let place = Place::Shard(i);
+        let place = Location::Shard(i);
         let len = cursor.u16(place)?;
         let path = cursor.bytes(len.into(), place)?;
         let path = str::from_utf8(path).map_err(|error| {
             let at = error.valid_up_to();
-            let found = format_args!("other bytes behind the first {at}").to_string();
+            let found = format_args!("other bytes after the first {at}").to_string();
             BundleError::field(place, "path", "UTF-8 text", found)
         })?;
         shards.push(path.to_owned());
@@ -304,7 +304,7 @@ fn read_shards(cursor: &mut Cursor<'_>) -> Result<Vec<String>, BundleError> {
 
 fn read_tensor(
     cursor: &mut Cursor<'_>,
-    place: Place,
+    place: Location,
     arch: ArchType,
 ) -> Result<ManifestTensor, BundleError> {
     let code = cursor.u8(place)?;
@@ -333,7 +333,7 @@ fn read_tensor(
 
 fn read_dtype(
     cursor: &mut Cursor<'_>,
-    place: Place,
+    place: Location,
     field: &'static str,
 ) -> Result<SourceType, BundleError> {
     let code = cursor.u8(place)?;
@@ -341,7 +341,7 @@ fn read_dtype(
         .ok_or_else(|| BundleError::field(place, field, "a number from 0 to 4", code))
 }
 
-fn read_range(cursor: &mut Cursor<'_>, place: Place) -> Result<ShardRange, BundleError> {
+fn read_range(cursor: &mut Cursor<'_>, place: Location) -> Result<ShardRange, BundleError> {
     Ok(ShardRange {
         shard: cursor.u16(place)?,
         offset: cursor.u64(place)?,
@@ -350,11 +350,11 @@ fn read_range(cursor: &mut Cursor<'_>, place: Place) -> Result<ShardRange, Bundl
 }
 
 fn read_sections(cursor: &mut Cursor<'_>, n_tensors: usize) -> Result<Vec<Section>, BundleError> {
-    let n = cursor.u32(Place::Sections)?;
-    let n = cursor.ensure_items(n, SECTION_BYTES, Place::Sections)?;
+    let n = cursor.u32(Location::Sections)?;
+    let n = cursor.ensure_items(n, SECTION_BYTES, Location::Sections)?;
     let mut sections = Vec::with_capacity(n);
     for i in 0..n {
-        let place = Place::Section(i);
+        let place = Location::Section(i);
         let section = Section {
             kind: cursor.u8(place)?,
             first: cursor.u32(place)?,
@@ -367,16 +367,16 @@ fn read_sections(cursor: &mut Cursor<'_>, n_tensors: usize) -> Result<Vec<Sectio
 }
 
 fn read_lora(cursor: &mut Cursor<'_>, n_shards: usize) -> Result<LoraBlock, BundleError> {
-    let n_layers = cursor.u32(Place::Lora)?;
+    let n_layers = cursor.u32(Location::Lora)?;
     let n_targets = LoraTarget::ALL.len() as u32;
-    cursor.fixed(Place::Lora, "targets of a layer", n_targets)?;
-    let scale = cursor.f64(Place::Lora)?;
+    cursor.fixed(Location::Lora, "targets of a layer", n_targets)?;
+    let scale = cursor.f64(Location::Lora)?;
     check_lora_head(n_layers, scale)?;
-    cursor.ensure_items(n_layers * n_targets, 1, Place::Lora)?;
+    cursor.ensure_items(n_layers * n_targets, 1, Location::Lora)?;
     let mut pairs = Vec::new();
     for layer in 0..n_layers {
         for target in LoraTarget::ALL {
-            let place = Place::Pair(layer, target);
+            let place = Location::Pair(layer, target);
             if !cursor.flag(place, "present")? {
                 continue;
             }
@@ -399,7 +399,7 @@ fn read_lora(cursor: &mut Cursor<'_>, n_shards: usize) -> Result<LoraBlock, Bund
 
 fn read_matrix(
     cursor: &mut Cursor<'_>,
-    place: Place,
+    place: Location,
     field: &'static str,
 ) -> Result<MatrixSource, BundleError> {
     Ok(MatrixSource {
@@ -412,7 +412,7 @@ fn read_matrix(
 
 fn check_tensor(
     tensor: &ManifestTensor,
-    place: Place,
+    place: Location,
     arch: ArchType,
     n_shards: usize,
 ) -> Result<(), BundleError> {
@@ -456,7 +456,7 @@ fn check_tensor(
 /// `fields` are the names of rows, columns and data.
 fn check_matrix(
     matrix: &MatrixSource,
-    place: Place,
+    place: Location,
     fields: [&'static str; 3],
     n_shards: usize,
 ) -> Result<(), BundleError> {
@@ -488,7 +488,7 @@ fn check_matrix(
 
 fn check_range(
     range: &ShardRange,
-    place: Place,
+    place: Location,
     field: &'static str,
     n_shards: usize,
 ) -> Result<(), BundleError> {
@@ -499,7 +499,7 @@ fn check_range(
     ensure(end.is_some(), place, field, "bytes of a file", found)
 }
 
-fn check_section(section: &Section, place: Place, n_tensors: usize) -> Result<(), BundleError> {
+fn check_section(section: &Section, place: Location, n_tensors: usize) -> Result<(), BundleError> {
     let Section { kind, first, len } = *section;
     let known = (1..=Section::MAX_KIND).contains(&kind);
     ensure(known, place, "kind", "a number from 1 to 6", kind)?;
@@ -517,14 +517,14 @@ pub(super) fn check_lora_head(n_layers: u32, scale: f64) -> Result<(), BundleErr
     let expected = format_args!("at most {MAX_LAYERS}");
     ensure(
         n_layers <= MAX_LAYERS,
-        Place::Lora,
+        Location::Lora,
         "layers",
         expected,
         n_layers,
     )?;
     ensure(
         scale.is_finite(),
-        Place::Lora,
+        Location::Lora,
         "scale",
         "a finite number",
         scale,
@@ -532,7 +532,7 @@ pub(super) fn check_lora_head(n_layers: u32, scale: f64) -> Result<(), BundleErr
 }
 
 fn check_pair(pair: &LoraSource, n_shards: usize) -> Result<(), BundleError> {
-    let place = Place::Pair(pair.layer, pair.target);
+    let place = Location::Pair(pair.layer, pair.target);
     for (matrix, fields, type_field) in [
         (
             &pair.a,

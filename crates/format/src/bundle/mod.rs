@@ -18,7 +18,7 @@ mod rope;
 mod tensors;
 
 pub use codes::{Action, ActivationType, ArchType, LoraTarget, SourceType, UnknownArch};
-pub use error::{BundleError, Place};
+pub use error::{BundleError, Location};
 pub use lora::{LoraFile, LoraPair, StoredMatrix};
 pub use manifest::{
     LoraBlock, LoraSource, Manifest, ManifestTensor, MatrixSource, Section, ShardRange,

@@ -1,8 +1,9 @@
 //! The names of the tensors of `qmodel.tensors`, which only their order tells.
 
 use super::{ArchType, BundleError};
+use crate::names::{EMBEDDINGS, HEAD, OUTPUT_NORM, module};
 
-/// A part of a layer: a vector of factors, or a linear layer, behind which a bias may stand.
+/// A part of a layer: a vector of factors, or a linear layer, after which a bias may come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Norm(&'static str),
@@ -12,43 +13,43 @@ enum Part {
 use Part::{Linear, Norm};
 
 const BITNET: [Part; 11] = [
-    Norm("input_layernorm"),
-    Norm("self_attn.attn_sub_norm"),
-    Linear("self_attn.k_proj"),
-    Linear("self_attn.v_proj"),
-    Linear("self_attn.q_proj"),
-    Linear("self_attn.o_proj"),
-    Norm("post_attention_layernorm"),
-    Linear("mlp.gate_proj"),
-    Linear("mlp.up_proj"),
-    Norm("mlp.ffn_sub_norm"),
-    Linear("mlp.down_proj"),
+    Norm(module::INPUT_NORM),
+    Norm(module::ATTN_SUB_NORM),
+    Linear(module::K),
+    Linear(module::V),
+    Linear(module::Q),
+    Linear(module::O),
+    Norm(module::POST_ATTENTION_NORM),
+    Linear(module::GATE),
+    Linear(module::UP),
+    Norm(module::FFN_SUB_NORM),
+    Linear(module::DOWN),
 ];
 
 const LLAMA: [Part; 9] = [
-    Norm("input_layernorm"),
-    Linear("self_attn.k_proj"),
-    Linear("self_attn.v_proj"),
-    Linear("self_attn.q_proj"),
-    Linear("self_attn.o_proj"),
-    Norm("post_attention_layernorm"),
-    Linear("mlp.gate_proj"),
-    Linear("mlp.up_proj"),
-    Linear("mlp.down_proj"),
+    Norm(module::INPUT_NORM),
+    Linear(module::K),
+    Linear(module::V),
+    Linear(module::Q),
+    Linear(module::O),
+    Norm(module::POST_ATTENTION_NORM),
+    Linear(module::GATE),
+    Linear(module::UP),
+    Linear(module::DOWN),
 ];
 
 const QWEN3: [Part; 11] = [
-    Norm("input_layernorm"),
-    Linear("self_attn.k_proj"),
-    Linear("self_attn.v_proj"),
-    Linear("self_attn.q_proj"),
-    Norm("self_attn.q_norm"),
-    Norm("self_attn.k_norm"),
-    Linear("self_attn.o_proj"),
-    Norm("post_attention_layernorm"),
-    Linear("mlp.gate_proj"),
-    Linear("mlp.up_proj"),
-    Linear("mlp.down_proj"),
+    Norm(module::INPUT_NORM),
+    Linear(module::K),
+    Linear(module::V),
+    Linear(module::Q),
+    Norm(module::Q_NORM),
+    Norm(module::K_NORM),
+    Linear(module::O),
+    Norm(module::POST_ATTENTION_NORM),
+    Linear(module::GATE),
+    Linear(module::UP),
+    Linear(module::DOWN),
 ];
 
 /// The parts of a layer of `arch` in their order.
@@ -62,7 +63,7 @@ fn layer_parts(arch: ArchType) -> Option<&'static [Part]> {
 }
 
 /// The parts of a layer of `arch` by their paths, in the order in which its tensors stand; a bias stands
-/// directly behind its weight.
+/// directly after its weight.
 ///
 /// # Errors
 ///
@@ -89,7 +90,7 @@ pub struct Names {
 /// column.
 ///
 /// First come the embedding table, the output head unless the table is `tied` to it, and the last norm;
-/// then the parts of each layer. A head or a linear layer may have a bias, which stands behind its weight
+/// then the parts of each layer. A head or a linear layer may have a bias, which comes after its weight
 /// (that of the head also before it): it is told by one vector more than the norms up to the next matrix
 /// make. Every sequence has one reading or none.
 ///
@@ -119,21 +120,21 @@ pub fn tensor_names(
         shapes,
         names: Vec::with_capacity(shapes.len()),
     };
-    naming.matrix("model.embed_tokens.weight")?;
+    naming.matrix(EMBEDDINGS)?;
     let last_norm_and_layer = |naming: &Naming<'_>| 1 + naming.norms_of_next(leading_norms);
     if !tied {
         // Nothing orders the two tensors of the head among each other.
         if naming.vectors() == 1 && naming.matrix_at(1) {
             naming.vector("lm_head.bias")?;
-            naming.matrix("lm_head.weight")?;
+            naming.matrix(HEAD)?;
         } else {
-            naming.matrix("lm_head.weight")?;
+            naming.matrix(HEAD)?;
             naming.bias("lm_head", last_norm_and_layer(&naming))?;
         }
     } else {
         naming.bias("lm_head", last_norm_and_layer(&naming))?;
     }
-    naming.vector("model.norm.weight")?;
+    naming.vector(OUTPUT_NORM)?;
 
     let mut found = 0;
     while naming.names.len() < shapes.len() {

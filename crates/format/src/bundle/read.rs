@@ -1,7 +1,7 @@
 //! Reading little-endian fields from the first bytes of a file.
 
 use super::error::ensure;
-use super::{BundleError, Place};
+use super::{BundleError, Location};
 
 /// Version of the headers, the only one there is.
 const VERSION: u32 = 1;
@@ -23,7 +23,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Bytes of `prefix` behind `file_len` are ignored.
+    /// Bytes of `prefix` after `file_len` are ignored.
     pub(super) fn new(prefix: &'a [u8], file_len: u64) -> Cursor<'a> {
         let len = usize::try_from(file_len).map_or(prefix.len(), |n| n.min(prefix.len()));
         Cursor {
@@ -49,7 +49,7 @@ impl<'a> Cursor<'a> {
         &self,
         count: u32,
         size: u64,
-        place: Place,
+        place: Location,
     ) -> Result<usize, BundleError> {
         let need = u64::from(count).saturating_mul(size);
         let have = self.left();
@@ -63,40 +63,44 @@ impl<'a> Cursor<'a> {
         Ok(usize::try_from(count).expect("as many items lie in memory"))
     }
 
-    pub(super) fn bytes(&mut self, n: u32, place: Place) -> Result<&'a [u8], BundleError> {
+    pub(super) fn bytes(&mut self, n: u32, place: Location) -> Result<&'a [u8], BundleError> {
         let n = self.ensure_items(n, 1, place)?;
         let bytes = &self.prefix[self.pos..self.pos + n];
         self.pos += n;
         Ok(bytes)
     }
 
-    fn array<const N: usize>(&mut self, place: Place) -> Result<[u8; N], BundleError> {
+    fn array<const N: usize>(&mut self, place: Location) -> Result<[u8; N], BundleError> {
         let bytes = self.bytes(N as u32, place)?;
         Ok(bytes.try_into().expect("as many bytes were taken"))
     }
 
-    pub(super) fn u8(&mut self, place: Place) -> Result<u8, BundleError> {
+    pub(super) fn u8(&mut self, place: Location) -> Result<u8, BundleError> {
         self.array(place).map(u8::from_le_bytes)
     }
 
-    pub(super) fn u16(&mut self, place: Place) -> Result<u16, BundleError> {
+    pub(super) fn u16(&mut self, place: Location) -> Result<u16, BundleError> {
         self.array(place).map(u16::from_le_bytes)
     }
 
-    pub(super) fn u32(&mut self, place: Place) -> Result<u32, BundleError> {
+    pub(super) fn u32(&mut self, place: Location) -> Result<u32, BundleError> {
         self.array(place).map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self, place: Place) -> Result<u64, BundleError> {
+    pub(super) fn u64(&mut self, place: Location) -> Result<u64, BundleError> {
         self.array(place).map(u64::from_le_bytes)
     }
 
-    pub(super) fn f64(&mut self, place: Place) -> Result<f64, BundleError> {
+    pub(super) fn f64(&mut self, place: Location) -> Result<f64, BundleError> {
         self.array(place).map(f64::from_le_bytes)
     }
 
     /// A byte that is 0 or 1.
-    pub(super) fn flag(&mut self, place: Place, field: &'static str) -> Result<bool, BundleError> {
+    pub(super) fn flag(
+        &mut self,
+        place: Location,
+        field: &'static str,
+    ) -> Result<bool, BundleError> {
         match self.u8(place)? {
             0 => Ok(false),
             1 => Ok(true),
@@ -106,18 +110,18 @@ impl<'a> Cursor<'a> {
 
     /// Checks that what comes next is `magic` and the version of the header.
     pub(super) fn magic(&mut self, magic: &[u8; 4]) -> Result<(), BundleError> {
-        let found: [u8; 4] = self.array(Place::Header)?;
+        let found: [u8; 4] = self.array(Location::Header)?;
         ensure(
             found == *magic,
-            Place::Header,
+            Location::Header,
             "magic",
             format_args!("`{}`", magic.escape_ascii()),
             format_args!("`{}`", found.escape_ascii()),
         )?;
-        let version = self.u32(Place::Header)?;
+        let version = self.u32(Location::Header)?;
         ensure(
             version == VERSION,
-            Place::Header,
+            Location::Header,
             "version",
             VERSION,
             version,
@@ -127,7 +131,7 @@ impl<'a> Cursor<'a> {
     /// A field that must have the value `expected`.
     pub(super) fn fixed(
         &mut self,
-        place: Place,
+        place: Location,
         field: &'static str,
         expected: u32,
     ) -> Result<(), BundleError> {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::ensure;
 use super::read::{Cursor, header};
-use super::{BundleError, Place};
+use super::{BundleError, Location};
 use crate::hf::{Config, parse_json};
 
 const MAGIC: &[u8; 4] = b"TRRC";
@@ -36,17 +36,18 @@ impl RopeFile {
     pub fn parse(bytes: &[u8]) -> Result<RopeFile, BundleError> {
         let mut cursor = Cursor::new(bytes, bytes.len() as u64);
         cursor.magic(MAGIC)?;
-        cursor.fixed(Place::Header, "reserved field", 0)?;
-        let len = cursor.u32(Place::Header)?;
+        cursor.fixed(Location::Header, "reserved field", 0)?;
+        let len = cursor.u32(Location::Header)?;
         let expected = format_args!("at most {MAX_BYTES}");
-        ensure(len <= MAX_BYTES, Place::Rope, "length", expected, len)?;
-        let json = cursor.bytes(len, Place::Rope)?;
+        ensure(len <= MAX_BYTES, Location::Rope, "length", expected, len)?;
+        let json = cursor.bytes(len, Location::Rope)?;
         cursor.finish()?;
         // Checks the type of every value that there is.
-        let config = Config::parse(json)?;
+        let json = parse_json(json)?;
+        let config = Config::from_value(&json)?;
         let head_dim = required("head_dim", config.head_dim)?;
         let part = config.partial_rotary_factor.unwrap_or(1.0);
-        let scaling = match parse_json(json)? {
+        let scaling = match json {
             Value::Object(mut members) => members.remove("rope_scaling"),
             _ => None,
         };
@@ -77,7 +78,7 @@ impl RopeFile {
         let json = Value::Object(self.to_config()).to_string();
         let too_long = || {
             let expected = format_args!("at most {MAX_BYTES}").to_string();
-            BundleError::field(Place::Rope, "length", expected, json.len())
+            BundleError::field(Location::Rope, "length", expected, json.len())
         };
         let len = u32::try_from(json.len()).ok().filter(|&n| n <= MAX_BYTES);
         let len = len.ok_or_else(too_long)?;
@@ -113,7 +114,7 @@ impl RopeFile {
             max_position_embeddings: positions,
             ref rope_scaling,
         } = self;
-        let place = Place::Rope;
+        let place = Location::Rope;
         let is_base = rope_theta.is_finite() && rope_theta > 0.0;
         ensure(is_base, place, "rope_theta", "a number above 0", rope_theta)?;
         let expected = format_args!("a number from 1 to {MAX_COUNT}");
@@ -153,7 +154,7 @@ fn check_scaling(scaling: &Map<String, Value>) -> Result<(), BundleError> {
         };
         for number in numbers {
             let is_factor = number.as_f64().is_some_and(|x| x.is_finite() && x > 0.0);
-            ensure(is_factor, Place::Rope, field, "a number above 0", number)?;
+            ensure(is_factor, Location::Rope, field, "a number above 0", number)?;
         }
     }
     let field = "original_max_position_embeddings";
@@ -162,7 +163,7 @@ fn check_scaling(scaling: &Map<String, Value>) -> Result<(), BundleError> {
     };
     let fits = (count.as_u64()).is_some_and(|n| (1..=MAX_COUNT as u64).contains(&n));
     let expected = format_args!("a number from 1 to {MAX_COUNT}");
-    ensure(fits, Place::Rope, field, expected, count)
+    ensure(fits, Location::Rope, field, expected, count)
 }
 
 /// The largest count that a `config.json` may hold.
@@ -178,7 +179,7 @@ fn share(part: usize, whole: usize) -> f64 {
 }
 
 fn required<T>(field: &'static str, value: Option<T>) -> Result<T, BundleError> {
-    value.ok_or_else(|| BundleError::field(Place::Rope, field, "a number", "nothing"))
+    value.ok_or_else(|| BundleError::field(Location::Rope, field, "a number", "nothing"))
 }
 
 #[cfg(test)]

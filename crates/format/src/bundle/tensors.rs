@@ -4,12 +4,12 @@ use super::error::ensure;
 use super::extent::{ALIGNMENT, Extent, Owner};
 use super::manifest::ensure_at_most;
 use super::read::{Cursor, MAX_TENSORS, header};
-use super::{Action, ArchType, BundleError, Place, SourceType, tensor_names};
+use super::{Action, ArchType, BundleError, Location, SourceType, tensor_names};
 use crate::gguf::type_id;
 use crate::{DType, TensorCatalog, TensorEntry};
 
 const MAGIC: &[u8; 4] = b"TRLM";
-/// Version of what stands behind the header.
+/// Version of what follows the header.
 const BODY_VERSION: u32 = 1;
 /// Bytes before the first record.
 const FIXED_BYTES: u64 = 64;
@@ -97,7 +97,7 @@ impl TensorForm {
         }
     }
 
-    fn check(&self, place: Place, arch: ArchType) -> Result<(), BundleError> {
+    fn check(&self, place: Location, arch: ArchType) -> Result<(), BundleError> {
         let known = self.action.code(arch).is_some();
         let expected = format_args!("one of architecture {arch}");
         ensure(known, place, "action", expected, self.action)?;
@@ -132,12 +132,12 @@ impl ModelFacts {
             ),
         ] {
             let expected = format_args!("at least the model's own, {dim}");
-            ensure(padded >= dim, Place::Header, field, expected, padded)?;
+            ensure(padded >= dim, Location::Header, field, expected, padded)?;
         }
         let eps = self.norm_eps;
         ensure(
             eps.is_finite() && eps >= 0.0,
-            Place::Header,
+            Location::Header,
             "epsilon of the norms",
             "a number not below 0",
             eps,
@@ -152,11 +152,11 @@ impl TensorFile {
     ///
     /// # Errors
     ///
-    /// [`BundleError::NeedMore`] if the records go on behind the prefix; every other error means that
+    /// [`BundleError::NeedMore`] if the records go on after the prefix; every other error means that
     /// the file is bad, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<TensorFile, BundleError> {
         let mut cursor = Cursor::new(prefix, file_len);
-        let place = Place::Header;
+        let place = Location::Header;
         cursor.magic(MAGIC)?;
         let arch = cursor.u32(place)?;
         let arch = ArchType::from_code(arch).ok_or_else(|| {
@@ -165,7 +165,7 @@ impl TensorFile {
         cursor.fixed(place, "reserved field", 0)?;
         cursor.fixed(place, "version of the body", BODY_VERSION)?;
         let n = cursor.u32(place)?;
-        ensure_at_most(n, MAX_TENSORS, Place::Tensors)?;
+        ensure_at_most(n, MAX_TENSORS, Location::Tensors)?;
         let flags = cursor.u32(place)?;
         ensure(flags & !TIED == 0, place, "flags", "0 or 1", flags)?;
         let mut dims = [0; 4];
@@ -192,11 +192,11 @@ impl TensorFile {
         for _ in 0..2 {
             cursor.fixed(place, "reserved field", 0)?;
         }
-        let n = cursor.ensure_items(n, RECORD_BYTES, Place::Tensors)?;
+        let n = cursor.ensure_items(n, RECORD_BYTES, Location::Tensors)?;
         let mut tensors = Vec::with_capacity(n);
         let mut free = data_offset(n);
         for i in 0..n {
-            let tensor = read_record(&mut cursor, Place::Tensor(i), arch)?;
+            let tensor = read_record(&mut cursor, Location::Tensor(i), arch)?;
             let StoredTensor { form, offset, size } = tensor;
             free = Extent { offset, size }.check(owner(i), form.bytes(), free, file_len)?;
             tensors.push(tensor);
@@ -204,7 +204,7 @@ impl TensorFile {
         Ok(TensorFile { model, tensors })
     }
 
-    /// Lays a file out with tensors of these forms, one behind the other.
+    /// Lays a file out with tensors of these forms, one after the other.
     ///
     /// # Errors
     ///
@@ -212,11 +212,11 @@ impl TensorFile {
     pub fn layout(model: ModelFacts, forms: &[TensorForm]) -> Result<TensorFile, BundleError> {
         model.check()?;
         let n = u32::try_from(forms.len()).unwrap_or(u32::MAX);
-        ensure_at_most(n, MAX_TENSORS, Place::Tensors)?;
+        ensure_at_most(n, MAX_TENSORS, Location::Tensors)?;
         let mut tensors = Vec::with_capacity(forms.len());
         let mut free = data_offset(forms.len());
         for (i, &form) in forms.iter().enumerate() {
-            form.check(Place::Tensor(i), model.arch)?;
+            form.check(Location::Tensor(i), model.arch)?;
             let (Extent { offset, size }, end) = Extent::next(owner(i), form.bytes(), free)?;
             tensors.push(StoredTensor { form, offset, size });
             free = end;
@@ -292,6 +292,7 @@ impl TensorFile {
         for (tensor, name) in self.tensors.iter().zip(names.names) {
             let entry = TensorEntry {
                 name,
+                renamed_from: None,
                 dtype: tensor.form.dtype,
                 shape: tensor.form.shape(),
                 file: 0,
@@ -307,20 +308,20 @@ impl TensorFile {
 /// What the bytes of tensor `i` belong to.
 fn owner(i: usize) -> Owner {
     Owner {
-        place: Place::Tensor(i),
+        place: Location::Tensor(i),
         offset_field: "offset",
         size_field: "size",
     }
 }
 
-/// Where data may begin behind `n` records.
+/// Where data may begin after `n` records.
 fn data_offset(n: usize) -> u64 {
     (FIXED_BYTES + n as u64 * RECORD_BYTES).next_multiple_of(ALIGNMENT)
 }
 
 fn read_record(
     cursor: &mut Cursor<'_>,
-    place: Place,
+    place: Location,
     arch: ArchType,
 ) -> Result<StoredTensor, BundleError> {
     let code = cursor.u32(place)?;

@@ -10,7 +10,7 @@ pub enum GgufError {
     ///
     /// `at_least` is more than was given and no more than the file holds. A reader over a network
     /// should fetch the larger of `at_least` and twice what it has, and parse again.
-    #[error("the GGUF header goes on behind the bytes at hand: at least {at_least} are needed")]
+    #[error("the GGUF header goes on after the bytes at hand: at least {at_least} are needed")]
     NeedMore {
         /// Bytes from the start of the file without which parsing can't get further.
         at_least: u64,
@@ -158,7 +158,7 @@ pub enum GgufError {
         /// Its dimensions, outermost first.
         shape: Vec<u64>,
     },
-    /// A tensor type nobody has defined.
+    /// A tensor type that isn't defined.
     #[error("tensor `{name}`: unknown type id {id}")]
     UnknownTensorType {
         /// The tensor.
@@ -208,7 +208,7 @@ pub enum GgufError {
         /// The file's alignment.
         alignment: u64,
     },
-    /// A tensor reaches behind the end of the file.
+    /// A tensor reaches beyond the end of the file.
     #[error("tensor `{name}`: needs {need} bytes at offset {offset}, the file has {have} bytes")]
     OutOfFile {
         /// The tensor.

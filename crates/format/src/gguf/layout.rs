@@ -3,7 +3,7 @@
 use crate::catalog::n_elements;
 use crate::{DType, TensorEntry};
 
-use super::read::{Cursor, Place};
+use super::read::{Cursor, Location};
 use super::types::{self, Site};
 use super::{GgufError, MAX_NAME_BYTES};
 
@@ -27,10 +27,10 @@ impl<'a> RawTensor<'a> {
     pub(super) const MEMORY: u64 = 512;
 
     pub(super) fn read(cursor: &mut Cursor<'a>, index: u64) -> Result<RawTensor<'a>, GgufError> {
-        let name = cursor.name(MAX_NAME_BYTES, Place::TensorName(index))?;
+        let name = cursor.name(MAX_NAME_BYTES, Location::TensorName(index))?;
         // In the entry, and as the key of a table.
-        cursor.charge(2 * name.len() as u64, Place::TensorName(index))?;
-        let place = Place::Tensor(name);
+        cursor.charge(2 * name.len() as u64, Location::TensorName(index))?;
+        let place = Location::Tensor(name);
         let n_dims = cursor.u32(place)?;
         if n_dims > 4 {
             return Err(GgufError::TensorDims {
@@ -132,6 +132,7 @@ pub(super) fn place_tensors(
         }
         entries.push(TensorEntry {
             name: tensor.name.to_owned(),
+            renamed_from: None,
             dtype,
             shape: tensor.shape(),
             file: 0,

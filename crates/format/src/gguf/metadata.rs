@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use super::GgufError;
-use super::read::Place;
+use super::read::Location;
 use super::value::{Array, Strings, Value};
 
 /// Metadata entries in file order, found by key.
@@ -46,7 +46,7 @@ impl Metadata {
     pub fn insert(&mut self, key: impl Into<String>, value: Value) -> Result<(), GgufError> {
         let key = key.into();
         if key.is_empty() {
-            let place = Place::Key(self.entries.len() as u64).to_string();
+            let place = Location::Key(self.entries.len() as u64).to_string();
             return Err(GgufError::EmptyName { place });
         }
         match self.by_key.entry(key) {

@@ -24,7 +24,7 @@ use std::collections::HashSet;
 
 use crate::TensorEntry;
 use layout::RawTensor;
-use read::{Cursor, Place};
+use read::{Cursor, Location};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 const ALIGNMENT_KEY: &str = "general.alignment";
@@ -58,28 +58,28 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// [`GgufError::NeedMore`] if the header goes on behind the prefix; every other error means
+    /// [`GgufError::NeedMore`] if the header goes on after the prefix; every other error means
     /// that the file is bad or not supported, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<Gguf, GgufError> {
         let mut cursor = Cursor::new(prefix, file_len);
         let version = read_version(&mut cursor)?;
-        let n_tensors = cursor.u64(Place::Start)?;
-        let n_entries = cursor.u64(Place::Start)?;
+        let n_tensors = cursor.u64(Location::Start)?;
+        let n_entries = cursor.u64(Location::Start)?;
 
         // The shortest entry: a key of one byte, a type and one byte.
-        let place = Place::Entries(n_entries);
+        let place = Location::Entries(n_entries);
         let n = cursor.ensure_items(n_entries, 8 + 1 + 4 + 1, ENTRY_MEMORY, place)?;
         let mut metadata = Metadata::with_capacity(n);
         for i in 0..n_entries {
-            let key = cursor.name(MAX_NAME_BYTES, Place::Key(i))?;
+            let key = cursor.name(MAX_NAME_BYTES, Location::Key(i))?;
             // In the list, and as the key of the table.
-            cursor.charge(2 * key.len() as u64, Place::Key(i))?;
+            cursor.charge(2 * key.len() as u64, Location::Key(i))?;
             let value = Value::read(&mut cursor, key)?;
             metadata.insert(key, value)?;
         }
         let alignment = alignment_of(&metadata)?;
 
-        let place = Place::Tensors(n_tensors);
+        let place = Location::Tensors(n_tensors);
         let n = cursor.ensure_items(n_tensors, RawTensor::MIN_BYTES, RawTensor::MEMORY, place)?;
         let mut raw = Vec::with_capacity(n);
         let mut names = HashSet::with_capacity(n);
@@ -125,11 +125,11 @@ impl Gguf {
 }
 
 fn read_version(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
-    let magic: [u8; 4] = cursor.array(Place::Start)?;
+    let magic: [u8; 4] = cursor.array(Location::Start)?;
     if magic != MAGIC {
         return Err(GgufError::NotGguf { found: magic });
     }
-    match cursor.u32(Place::Start)? {
+    match cursor.u32(Location::Start)? {
         version @ (2 | 3) => Ok(version),
         version if (1..=3).contains(&version.swap_bytes()) => Err(GgufError::BigEndian),
         found => Err(GgufError::Version { found }),

@@ -8,7 +8,7 @@ use super::{GgufError, MAX_HEADER_BYTES, MAX_HEADER_MEMORY};
 
 /// What is being read, for messages. Rendered only when something is wrong.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum Location<'a> {
     Start,
     Entries(u64),
     Key(u64),
@@ -18,16 +18,16 @@ pub(super) enum Place<'a> {
     Tensor(&'a str),
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for Location<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Start => write!(f, "the first 24 bytes"),
-            Place::Entries(n) => write!(f, "the list of {n} metadata entries"),
-            Place::Key(i) => write!(f, "the name of metadata entry {i}"),
-            Place::Value(key) => write!(f, "metadata key `{key}`"),
-            Place::Tensors(n) => write!(f, "the list of {n} tensors"),
-            Place::TensorName(i) => write!(f, "the name of tensor {i}"),
-            Place::Tensor(name) => write!(f, "the description of tensor `{name}`"),
+            Location::Start => write!(f, "the first 24 bytes"),
+            Location::Entries(n) => write!(f, "the list of {n} metadata entries"),
+            Location::Key(i) => write!(f, "the name of metadata entry {i}"),
+            Location::Value(key) => write!(f, "metadata key `{key}`"),
+            Location::Tensors(n) => write!(f, "the list of {n} tensors"),
+            Location::TensorName(i) => write!(f, "the name of tensor {i}"),
+            Location::Tensor(name) => write!(f, "the description of tensor `{name}`"),
         }
     }
 }
@@ -43,7 +43,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Bytes of `prefix` behind `file_len` are ignored.
+    /// Bytes of `prefix` after `file_len` are ignored.
     pub(super) fn new(prefix: &'a [u8], file_len: u64) -> Self {
         let len = usize::try_from(file_len).map_or(prefix.len(), |n| n.min(prefix.len()));
         Cursor {
@@ -60,7 +60,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Charges `bytes` of memory that what is read next will take.
-    pub(super) fn charge(&mut self, bytes: u64, place: Place<'_>) -> Result<(), GgufError> {
+    pub(super) fn charge(&mut self, bytes: u64, place: Location<'_>) -> Result<(), GgufError> {
         self.memory
             .charge(bytes)
             .map_err(|over| GgufError::TooMuchMemory {
@@ -71,7 +71,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that the header may have `need` more bytes here; where they end.
-    fn check_end(&self, need: u64, place: Place<'_>) -> Result<u64, GgufError> {
+    fn check_end(&self, need: u64, place: Location<'_>) -> Result<u64, GgufError> {
         let have = self.file_len - self.pos();
         if need > have {
             return Err(GgufError::Truncated {
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that `need` more bytes are at hand.
-    fn ensure(&self, need: u64, place: Place<'_>) -> Result<(), GgufError> {
+    fn ensure(&self, need: u64, place: Location<'_>) -> Result<(), GgufError> {
         let end = self.check_end(need, place)?;
         match end > self.prefix.len() as u64 {
             true => Err(GgufError::NeedMore { at_least: end }),
@@ -107,7 +107,7 @@ impl<'a> Cursor<'a> {
         count: u64,
         min_bytes: u64,
         memory: u64,
-        place: Place<'_>,
+        place: Location<'_>,
     ) -> Result<usize, GgufError> {
         let need = count.saturating_mul(min_bytes);
         self.check_end(need, place)?;
@@ -117,7 +117,7 @@ impl<'a> Cursor<'a> {
         Ok(usize::try_from(count).expect("a count of items that lie in memory"))
     }
 
-    pub(super) fn bytes(&mut self, n: u64, place: Place<'_>) -> Result<&'a [u8], GgufError> {
+    pub(super) fn bytes(&mut self, n: u64, place: Location<'_>) -> Result<&'a [u8], GgufError> {
         self.ensure(n, place)?;
         let start = self.pos;
         self.pos += usize::try_from(n).expect("a length that lies in memory");
@@ -128,28 +128,31 @@ impl<'a> Cursor<'a> {
     pub(super) fn items<const N: usize>(
         &mut self,
         n: u64,
-        place: Place<'_>,
+        place: Location<'_>,
     ) -> Result<&'a [[u8; N]], GgufError> {
         self.ensure_items(n, N as u64, N as u64, place)?;
         let bytes = self.bytes(n.saturating_mul(N as u64), place)?;
         Ok(bytes.as_chunks().0)
     }
 
-    pub(super) fn array<const N: usize>(&mut self, place: Place<'_>) -> Result<[u8; N], GgufError> {
+    pub(super) fn array<const N: usize>(
+        &mut self,
+        place: Location<'_>,
+    ) -> Result<[u8; N], GgufError> {
         let bytes = self.bytes(N as u64, place)?;
         Ok(bytes.try_into().expect("as many bytes as asked for"))
     }
 
-    pub(super) fn u32(&mut self, place: Place<'_>) -> Result<u32, GgufError> {
+    pub(super) fn u32(&mut self, place: Location<'_>) -> Result<u32, GgufError> {
         self.array(place).map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self, place: Place<'_>) -> Result<u64, GgufError> {
+    pub(super) fn u64(&mut self, place: Location<'_>) -> Result<u64, GgufError> {
         self.array(place).map(u64::from_le_bytes)
     }
 
     /// A length and that many bytes of UTF-8.
-    pub(super) fn str(&mut self, place: Place<'_>) -> Result<&'a str, GgufError> {
+    pub(super) fn str(&mut self, place: Location<'_>) -> Result<&'a str, GgufError> {
         let len = self.u64(place)?;
         let bytes = self.bytes(len, place)?;
         std::str::from_utf8(bytes).map_err(|e| GgufError::NotUtf8 {
@@ -160,7 +163,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The bytes that the next `n` strings take without their lengths. Doesn't move the cursor.
-    pub(super) fn text_bytes(&self, n: usize, place: Place<'_>) -> Result<u64, GgufError> {
+    pub(super) fn text_bytes(&self, n: usize, place: Location<'_>) -> Result<u64, GgufError> {
         let mut ahead = Cursor { ..*self };
         let mut text = 0;
         for _ in 0..n {
@@ -172,7 +175,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A string of 1 to `limit` bytes.
-    pub(super) fn name(&mut self, limit: u64, place: Place<'_>) -> Result<&'a str, GgufError> {
+    pub(super) fn name(&mut self, limit: u64, place: Location<'_>) -> Result<&'a str, GgufError> {
         let mut ahead = Cursor { ..*self };
         let len = ahead.u64(place)?;
         if len == 0 {

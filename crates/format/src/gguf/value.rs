@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::GgufError;
-use super::read::{Cursor, Place};
+use super::read::{Cursor, Location};
 
 /// How deep arrays may hold arrays. No known file nests them at all.
 const MAX_NESTING: usize = 4;
@@ -163,7 +163,7 @@ impl ValueType {
     }
 
     fn read(cursor: &mut Cursor<'_>, key: &str) -> Result<ValueType, GgufError> {
-        let id = cursor.u32(Place::Value(key))?;
+        let id = cursor.u32(Location::Value(key))?;
         usize::try_from(id)
             .ok()
             .and_then(|i| ValueType::ALL.get(i).copied())
@@ -208,9 +208,9 @@ impl Value {
         }
     }
 
-    /// A type id and the value behind it.
+    /// A type id and the value after it.
     pub(super) fn read(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, GgufError> {
-        let place = Place::Value(key);
+        let place = Location::Value(key);
         Ok(match ValueType::read(cursor, key)? {
             ValueType::U8 => Value::U8(u8::from_le_bytes(cursor.array(place)?)),
             ValueType::I8 => Value::I8(i8::from_le_bytes(cursor.array(place)?)),
@@ -338,7 +338,7 @@ impl Array {
             });
         }
         let element = ValueType::read(cursor, key)?;
-        let n = cursor.u64(Place::Value(key))?;
+        let n = cursor.u64(Location::Value(key))?;
         Ok(match element {
             ValueType::U8 => Array::U8(scalars(cursor, n, key, u8::from_le_bytes)?),
             ValueType::I8 => Array::I8(scalars(cursor, n, key, i8::from_le_bytes)?),
@@ -351,14 +351,14 @@ impl Array {
             ValueType::I64 => Array::I64(scalars(cursor, n, key, i64::from_le_bytes)?),
             ValueType::F64 => Array::F64(scalars(cursor, n, key, f64::from_le_bytes)?),
             ValueType::Bool => {
-                let bytes = cursor.items(n, Place::Value(key))?;
+                let bytes = cursor.items(n, Location::Value(key))?;
                 let bools = bytes.iter().map(|&[byte]| bool_from(byte, key));
                 Array::Bool(bools.collect::<Result<_, _>>()?)
             }
             ValueType::String => Array::String(read_strings(cursor, n, key)?),
             ValueType::Array => {
                 // An empty inner array takes 12 bytes.
-                let n = cursor.ensure_items(n, 12, ARRAY_MEMORY, Place::Value(key))?;
+                let n = cursor.ensure_items(n, 12, ARRAY_MEMORY, Location::Value(key))?;
                 let mut arrays = Vec::with_capacity(n);
                 for _ in 0..n {
                     arrays.push(Array::read(cursor, key, depth + 1)?);
@@ -395,12 +395,12 @@ fn scalars<const N: usize, T>(
     key: &str,
     from_le_bytes: fn([u8; N]) -> T,
 ) -> Result<Vec<T>, GgufError> {
-    let items = cursor.items(n, Place::Value(key))?;
+    let items = cursor.items(n, Location::Value(key))?;
     Ok(items.iter().map(|&item| from_le_bytes(item)).collect())
 }
 
 fn read_strings(cursor: &mut Cursor<'_>, n: u64, key: &str) -> Result<Strings, GgufError> {
-    let place = Place::Value(key);
+    let place = Location::Value(key);
     // An empty string takes 8 bytes in the file and 4 in `ends`.
     let n = cursor.ensure_items(n, 8, 4, place)?;
     let text = cursor.text_bytes(n, place)?;

@@ -4,7 +4,7 @@ use crate::catalog::n_elements;
 use crate::{DType, FileLayout, TensorCatalog, TensorEntry};
 
 use super::layout::stored_bytes;
-use super::read::Place;
+use super::read::Location;
 use super::value::write_str;
 use super::{GgufError, Metadata, alignment_of, types};
 
@@ -66,7 +66,7 @@ impl Writer {
     ) -> Result<(), GgufError> {
         let name = name.into();
         if name.is_empty() {
-            let place = Place::TensorName(self.tensors.len() as u64).to_string();
+            let place = Location::TensorName(self.tensors.len() as u64).to_string();
             return Err(GgufError::EmptyName { place });
         }
         let dtype = match dtype {
@@ -96,6 +96,7 @@ impl Writer {
         self.tensors
             .insert(TensorEntry {
                 name,
+                renamed_from: None,
                 dtype,
                 shape: shape.to_vec(),
                 file: 0,

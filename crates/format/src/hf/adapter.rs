@@ -3,7 +3,7 @@
 use regex_lite::{Regex, RegexBuilder};
 
 use super::ConfigError;
-use super::json::{Json, Node};
+use super::node::{self, Node};
 use crate::names::{self, Name};
 
 /// A low-rank adapter, as its `adapter_config.json` describes it.
@@ -74,7 +74,7 @@ impl AdapterConfig {
     /// supported: another kind than LoRA, DoRA, biases, modules that are replaced as a whole, and
     /// others.
     pub fn parse(json: &[u8]) -> Result<AdapterConfig, ConfigError> {
-        let json = Json::parse(json)?;
+        let json = node::parse(json)?;
         let root = Node::root(&json);
         root.expect_object()?;
         let string = |key: &str| root.get(key).map(|n| n.str()).transpose();
@@ -215,7 +215,7 @@ pub struct AdapterTensor {
 }
 
 /// One of the two matrices of a low-rank product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LoraFactor {
     /// Inputs to `rank` values.
     A,

@@ -1,8 +1,11 @@
 //! `config.json`: what a checkpoint says about its model.
 
+use serde_json::Value;
+
 use super::ConfigError;
-use super::json::{Json, Node};
+use super::node::{self, Node};
 use super::rope::{RopeParameters, RopeSet};
+use crate::json::Json;
 
 /// The facts of `config.json`, under their names there. What the file doesn't say is `None` or
 /// empty: defaults depend on the model family.
@@ -94,8 +97,20 @@ impl Config {
     ///
     /// [`ConfigError`] if it isn't JSON or a value isn't what its key demands.
     pub fn parse(json: &[u8]) -> Result<Config, ConfigError> {
-        let json = Json::parse(json)?;
-        let outer = Node::root(&json);
+        Config::read(&node::parse(json)?)
+    }
+
+    /// The same, of a `config.json` that is parsed already.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if a value isn't what its key demands.
+    pub fn from_value(json: &Value) -> Result<Config, ConfigError> {
+        Config::read(&json.into())
+    }
+
+    pub(crate) fn read(json: &Json<'_>) -> Result<Config, ConfigError> {
+        let outer = Node::root(json);
         outer.expect_object()?;
         let inner = outer.get("text_config");
         if let Some(inner) = &inner {

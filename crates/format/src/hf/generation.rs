@@ -2,13 +2,13 @@
 
 use super::ConfigError;
 use super::config::{first_id, token_ids};
-use super::json::{Json, Node};
+use super::node::{self, Node};
 
 /// Sampling defaults and stop ids, under their names there. What the file doesn't say is `None` or
 /// empty.
 ///
-/// These are hints: numbers are given as they stand, out of range, infinite or NaN, for whoever
-/// samples to judge. Only a value that isn't a number is an error.
+/// These are hints: numbers are given as they stand, out of range, infinite or NaN, for the
+/// sampler to judge. Only a value that isn't a number is an error.
 #[derive(Debug, Clone, Default, PartialEq)]
 // Fields without a comment are the keys of the file.
 #[allow(missing_docs)]
@@ -36,7 +36,7 @@ impl GenerationConfig {
     ///
     /// [`ConfigError`] if it isn't JSON or a value isn't what its key demands.
     pub fn parse(json: &[u8]) -> Result<GenerationConfig, ConfigError> {
-        let json = Json::parse(json)?;
+        let json = node::parse(json)?;
         let root = Node::root(&json);
         root.expect_object()?;
         let f64 = |key: &str| root.get(key).map(|n| n.any_f64()).transpose();

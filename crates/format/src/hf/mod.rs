@@ -7,14 +7,14 @@
 mod adapter;
 mod config;
 mod generation;
-mod json;
+mod node;
 mod rope;
 mod tokenizer;
 
 pub use adapter::{AdapterConfig, AdapterNameError, AdapterTensor, LoraFactor};
 pub use config::{Config, QuantizationConfig};
 pub use generation::GenerationConfig;
-pub use json::parse_json;
+pub use node::parse_json;
 pub use rope::{RopeParameters, RopeSet};
 pub use tokenizer::{AddedToken, ChatTemplate, TokenizerConfig};
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::ConfigError;
-use super::json::Node;
+use super::node::Node;
 
 /// Models have two at most.
 const MAX_LAYER_TYPES: usize = 64;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::ConfigError;
-use super::json::{Json, Node};
+use super::node::{self, Node};
 
 /// The facts of `tokenizer_config.json`. What the file doesn't say is `None` or empty.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -85,7 +85,7 @@ impl TokenizerConfig {
     ///
     /// [`ConfigError`] if it isn't JSON or a value isn't what its key demands.
     pub fn parse(json: &[u8]) -> Result<TokenizerConfig, ConfigError> {
-        let json = Json::parse(json)?;
+        let json = node::parse(json)?;
         let root = Node::root(&json);
         root.expect_object()?;
         let bool = |key: &str| root.get(key).map(|n| n.bool()).transpose();
@@ -150,12 +150,9 @@ fn added_tokens(node: Option<Node<'_>>) -> Result<BTreeMap<u32, AddedToken>, Con
         let Ok(id) = id.parse() else {
             return token.refuse("a token id as key", format!("`{id}`"));
         };
-        let flag = |key: &str| {
-            Ok(token
-                .get(key)
-                .map(|n| n.bool())
-                .transpose()?
-                .unwrap_or(false))
+        let flag = |key: &str| match token.get(key) {
+            Some(flag) => flag.bool(),
+            None => Ok(false),
         };
         let content = match token.get("content") {
             Some(content) => content.str()?,

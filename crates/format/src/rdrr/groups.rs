@@ -251,7 +251,7 @@ pub fn group_of(name: &str, model_type: &str) -> GroupId {
     GroupId::Layer(layer)
 }
 
-/// The number behind the first `word` or `words` in `name` that a number follows, after a dot or an
+/// The number after the first `word` or `words` in `name` that a number follows, after a dot or an
 /// underscore.
 fn indexed(name: &str, word: &str) -> Option<u32> {
     name.match_indices(word).find_map(|(at, _)| {

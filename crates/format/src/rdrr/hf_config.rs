@@ -6,9 +6,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::json::Path;
 use super::manifest::{Architecture, Manifest, ModelShape};
-use super::problem::{Notes, Problems, quoted};
+use super::problem::{Notes, Path, Problems};
+use crate::hf::{Config, ConfigError};
+use crate::json::quoted;
 
 /// A configuration, and what was made of a manifest on the way.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +18,17 @@ pub struct HfConfig {
     pub config: Map<String, Value>,
     /// What the manifest says and was not followed, and why.
     pub warnings: Vec<String>,
+}
+
+impl HfConfig {
+    /// What the members say.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if one isn't what its key demands.
+    pub fn parsed(&self) -> Result<Config, ConfigError> {
+        Config::read(&(&self.config).into())
+    }
 }
 
 /// The members of `config.json` for the model of `manifest`.

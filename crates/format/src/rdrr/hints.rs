@@ -1,8 +1,10 @@
-//! `runtimeOptimizations`: what a package would like of whoever runs it.
+//! `runtimeOptimizations`: what a package asks of the program that runs it. What becomes of that is
+//! the program's to decide.
 
 use serde_json::{Map, Value, json};
 
-use super::json::{Fields, Json};
+use super::fields::Fields;
+use crate::json::Json;
 
 /// The most entries of a list of hints.
 const MAX_HINTS: usize = 256;
@@ -57,6 +59,28 @@ impl RuntimeOptimizations {
         }
     }
 
+    /// Each hint, in the order of the format's description.
+    pub fn iter(&self) -> impl Iterator<Item = Hint<'_>> {
+        let kernels = self.preferred_kernels.iter();
+        let sizes = self.workgroup_overrides.iter();
+        let unknown = self.extra.iter();
+        kernels
+            .map(|(operation, variant)| Hint::Kernel { operation, variant })
+            .chain(sizes.map(|(kernel, size)| Hint::Workgroup {
+                kernel,
+                size: *size,
+            }))
+            .chain(
+                self.disable_features
+                    .iter()
+                    .map(|f| Hint::WithoutFeature(f)),
+            )
+            .chain(self.force_f32_accumulation.map(Hint::F32Sums))
+            .chain(self.attention_tier.as_deref().map(Hint::AttentionTier))
+            .chain(self.target_device.as_deref().map(Hint::TargetDevice))
+            .chain(unknown.map(|(key, value)| Hint::Unknown(key, value)))
+    }
+
     pub(super) fn to_json(&self) -> Value {
         let mut out = Map::new();
         let mut put = |key: &str, value: Value| {
@@ -99,6 +123,63 @@ impl RuntimeOptimizations {
     }
 }
 
+/// One of [`RuntimeOptimizations`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Hint<'a> {
+    /// The kernel variant preferred for an operation.
+    Kernel {
+        /// The operation, such as `matmul`.
+        operation: &'a str,
+        /// The variant, such as `q4_fused`.
+        variant: &'a str,
+    },
+    /// The size of a kernel's workgroups.
+    Workgroup {
+        /// The kernel.
+        kernel: &'a str,
+        /// Its workgroups.
+        size: [u32; 3],
+    },
+    /// A GPU feature to do without.
+    WithoutFeature(&'a str),
+    /// Whether sums are to be f32 where f16 would do.
+    F32Sums(bool),
+    /// Which attention to use.
+    AttentionTier(&'a str),
+    /// The device that the hints were made for.
+    TargetDevice(&'a str),
+    /// A member of unknown meaning.
+    Unknown(&'a str, &'a Value),
+}
+
+impl Hint<'_> {
+    /// Its name in the file, such as `preferredKernels.matmul`.
+    pub fn name(&self) -> String {
+        match self {
+            Hint::Kernel { operation, .. } => format!("preferredKernels.{operation}"),
+            Hint::Workgroup { kernel, .. } => format!("workgroupOverrides.{kernel}"),
+            Hint::WithoutFeature(_) => "disableFeatures".into(),
+            Hint::F32Sums(_) => "forceF32Accumulation".into(),
+            Hint::AttentionTier(_) => "attentionTier".into(),
+            Hint::TargetDevice(_) => "targetDevice".into(),
+            Hint::Unknown(key, _) => (*key).to_owned(),
+        }
+    }
+
+    /// What it asks for.
+    pub fn value(&self) -> String {
+        match self {
+            Hint::Kernel { variant: text, .. }
+            | Hint::WithoutFeature(text)
+            | Hint::AttentionTier(text)
+            | Hint::TargetDevice(text) => (*text).to_owned(),
+            Hint::Workgroup { size, .. } => format!("{size:?}"),
+            Hint::F32Sums(force) => force.to_string(),
+            Hint::Unknown(_, value) => value.to_string(),
+        }
+    }
+}
+
 fn workgroup(json: &Json<'_>) -> Option<[u32; 3]> {
     let Json::Array(items) = json else {
         return None;
@@ -111,409 +192,15 @@ fn workgroup(json: &Json<'_>) -> Option<[u32; 3]> {
     sizes?.try_into().ok()
 }
 
-/// What a machine offers to a model's hints.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Capabilities {
-    /// The GPU that runs the model; `None` where the CPU does.
-    pub gpu: Option<Gpu>,
-}
-
-/// A GPU, as far as hints are concerned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gpu {
-    /// Its name.
-    pub name: String,
-    /// Its features, under the names that hints have for them: see [`FEATURES`].
-    pub features: Vec<&'static str>,
-    /// Whether products with many rows are computed by matrix units, which take f16.
-    pub matrix_units: bool,
-    /// The most invocations of a workgroup.
-    pub max_invocations: u32,
-    /// By what workgroups are sized.
-    pub sizing: Sizing,
-}
-
-/// By what workgroups are sized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sizing {
-    /// By hints, if there are any, and else by rules.
-    Hints,
-    /// By measurements on the machine, where there are some, and else by hints.
-    Measured,
-    /// By rules, because the user wants it so.
-    Rules,
-}
-
-/// What hints ask of a GPU, those left out that something counts more than.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Choices {
-    /// Features to do without: some of [`FEATURES`].
-    pub without: Vec<&'static str>,
-    /// Invocations of a workgroup of products with few rows whose size wasn't measured.
-    pub gemv_workgroup: Option<u32>,
-}
-
-/// Hints, resolved.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Resolved {
-    /// What became of each hint, in the order of the format's description.
-    pub decisions: Vec<Decision>,
-    /// What is to be done.
-    pub choices: Choices,
-}
-
-/// What became of a hint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is followed.
-    Taken,
-    /// Something that counts more stands against it.
-    Overruled,
-    /// It says nothing here.
-    Ignored,
-}
-
-impl Outcome {
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Outcome::Taken => "taken",
-            Outcome::Overruled => "overruled",
-            Outcome::Ignored => "ignored",
-        }
-    }
-}
-
-/// A hint and what became of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
-    /// The hint, such as `preferredKernels.matmul`.
-    pub hint: String,
-    /// What it asks for.
-    pub value: String,
-    /// What became of it.
-    pub outcome: Outcome,
-    /// Why.
-    pub reason: String,
-}
-
-/// Operations, and the kernel variants that the format names for each.
-const KERNELS: [(&str, &[&str]); 5] = [
-    (
-        "matmul",
-        &["f32", "f16", "gemv_f16", "q4_fused", "q4_fused_batched"],
-    ),
-    ("attention", &["tiled_f16", "streaming_f16", "basic_f32"]),
-    ("rmsnorm", &["f32", "f16", "f16_subgroup"]),
-    ("dequant", &["q4k", "q8", "f16_passthrough"]),
-    ("softmax", &["f32", "f16_online"]),
-];
-
-/// Features that hints may disable: those that the format names, and our own.
-pub const FEATURES: [&str; 5] = [
-    "shader-f16",
-    "subgroups",
-    MATRIX_UNITS,
-    "dot4",
-    "immediates",
-];
-const MATRIX_UNITS: &str = "cooperative-matrix";
-
-const TIERS: [&str; 3] = ["tiled", "streaming", "basic"];
-
-/// What becomes of each hint on a machine.
-///
-/// A machine's abilities count more than any hint, measured sizes more than given ones, and a tier
-/// of attention more than a kernel for it, because it is forced and a kernel only preferred. Words
-/// that the format doesn't know are ignored, and so is what there is no choice of.
-pub fn resolve(hints: &RuntimeOptimizations, machine: &Capabilities) -> Resolved {
-    let mut decisions = Vec::new();
-    let mut choices = Choices::default();
-    let mut decide = |hint: String, value: String, (outcome, reason): (Outcome, String)| {
-        decisions.push(Decision {
-            hint,
-            value,
-            outcome,
-            reason,
-        });
-        outcome
-    };
-    let disabled = |feature: &str| hints.disable_features.iter().any(|f| f == feature);
-    let tier = hints
-        .attention_tier
-        .as_deref()
-        .filter(|tier| TIERS.contains(tier));
-    for (operation, variant) in &hints.preferred_kernels {
-        let decision = kernel(operation, variant, machine, tier, &disabled);
-        let hint = format!("preferredKernels.{operation}");
-        let outcome = decide(hint, variant.clone(), decision);
-        // What the preference for floats comes to: matrix units are all that would round them further.
-        if outcome == Outcome::Taken
-            && (operation.as_str(), variant.as_str()) == ("matmul", "f32")
-            && machine.gpu.as_ref().is_some_and(|gpu| gpu.matrix_units)
-        {
-            choices.without.push(MATRIX_UNITS);
-        }
-    }
-    let sizes = Sizes::new(hints, machine);
-    for (name, size) in &hints.workgroup_overrides {
-        decide(
-            format!("workgroupOverrides.{name}"),
-            format!("{size:?}"),
-            sizes.decide(name, *size),
-        );
-    }
-    choices.gemv_workgroup = sizes.chosen.map(|(_, n)| n);
-    for feature in &hints.disable_features {
-        let known = FEATURES.into_iter().find(|known| known == feature);
-        let decision = match (&machine.gpu, known) {
-            (_, None) => ignored(list("no feature that is known", &FEATURES)),
-            (None, _) => ignored("a feature of GPUs; the CPU runs the model"),
-            (Some(gpu), Some(known)) if !gpu.has(known) => {
-                ignored(format!("{} hasn't got it", gpu.name))
-            }
-            (Some(_), Some(known)) => {
-                if !choices.without.contains(&known) {
-                    choices.without.push(known);
-                }
-                taken("kernels that need it are not used")
-            }
-        };
-        decide("disableFeatures".into(), feature.clone(), decision);
-    }
-    if let Some(force) = hints.force_f32_accumulation {
-        let decision = match force {
-            true => taken("sums are f32 or exact integers in any case"),
-            false => ignored("how exact sums are is not a model's to lower"),
-        };
-        decide("forceF32Accumulation".into(), force.to_string(), decision);
-    }
-    if let Some(named) = &hints.attention_tier {
-        let decision = match (tier, &machine.gpu) {
-            (None, _) => ignored(list("no tier that is known", &TIERS)),
-            (Some(_), None) => {
-                ignored("the CPU has one attention, in tiles with an online softmax")
-            }
-            (Some("tiled"), Some(_)) => taken("prompts are attended to in tiles in any case"),
-            (Some(_), Some(_)) => ignored(ONE_ATTENTION),
-        };
-        decide("attentionTier".into(), named.clone(), decision);
-    }
-    if let Some(device) = &hints.target_device {
-        let decision = match &machine.gpu {
-            None => ignored("the CPU runs the model"),
-            Some(gpu) if gpu.is_called(device) => taken(format!("this is {}", gpu.name)),
-            Some(gpu) => ignored(format!("this is {}", gpu.name)),
-        };
-        decide("targetDevice".into(), device.clone(), decision);
-    }
-    for (key, value) in &hints.extra {
-        decide(
-            key.clone(),
-            value.to_string(),
-            ignored("no hint that is known"),
-        );
-    }
-    Resolved { decisions, choices }
-}
-
-const ONE_ATTENTION: &str =
-    "prompts are attended to in tiles and single tokens in spans; there is no other choice";
-
-impl Gpu {
-    fn has(&self, feature: &str) -> bool {
-        self.features.contains(&feature)
-    }
-
-    /// Whether every word of `hint` is in the name.
-    fn is_called(&self, hint: &str) -> bool {
-        let name = self.name.to_ascii_lowercase();
-        let hint = hint.to_ascii_lowercase();
-        hint.split(['-', '_', ' ']).all(|word| name.contains(word))
-    }
-}
-
-fn kernel(
-    operation: &str,
-    variant: &str,
-    machine: &Capabilities,
-    tier: Option<&str>,
-    disabled: &dyn Fn(&str) -> bool,
-) -> (Outcome, String) {
-    let Some((_, variants)) = KERNELS.iter().find(|(name, _)| *name == operation) else {
-        return ignored(list(
-            "no operation that is known",
-            &KERNELS.map(|(name, _)| name),
-        ));
-    };
-    if !variants.contains(&variant) {
-        return ignored(list("no variant that is known", variants));
-    }
-    let Some(gpu) = &machine.gpu else {
-        return ignored("a choice among GPU kernels; the CPU runs the model");
-    };
-    for (feature, needed) in [
-        (
-            "shader-f16",
-            variant.contains("f16") && variant != "f16_passthrough",
-        ),
-        ("subgroups", variant.contains("subgroup")),
-    ] {
-        if needed && !gpu.has(feature) {
-            return overruled(format!("{} has no {feature}", gpu.name));
-        }
-        if needed && disabled(feature) {
-            return overruled(format!("disableFeatures has {feature}"));
-        }
-    }
-    if operation == "attention"
-        && let Some(tier) = tier
-        && !variant.starts_with(tier)
-    {
-        return overruled(format!("attentionTier is {tier}"));
-    }
-    match (operation, variant) {
-        ("matmul", "f32") => taken("products that round activations to f16 are not used"),
-        ("matmul", "f16") if !gpu.matrix_units => ignored(format!(
-            "products in f16 are those of matrix units, which {} hasn't got",
-            gpu.name
-        )),
-        ("matmul", "f16") if disabled(MATRIX_UNITS) => {
-            overruled(format!("disableFeatures has {MATRIX_UNITS}"))
-        }
-        ("matmul", "f16") => taken("matrix units multiply many rows"),
-        ("matmul", _) => taken("weights are multiplied as they are stored, in any case"),
-        ("attention", "tiled_f16") => taken("prompts are attended to in tiles in any case"),
-        ("attention", _) => ignored(ONE_ATTENTION),
-        ("rmsnorm" | "softmax", "f32") => taken("it is computed in f32 in any case"),
-        ("rmsnorm" | "softmax", _) => ignored("it is computed in f32"),
-        _ => ignored("weights are multiplied as they are stored"),
-    }
-}
-
-/// Sizes of workgroups, and the one that is used.
-struct Sizes<'a> {
-    machine: &'a Capabilities,
-    target: Option<&'a str>,
-    /// The kernel whose size is used, and its invocations.
-    chosen: Option<(&'a str, u32)>,
-}
-
-impl<'a> Sizes<'a> {
-    fn new(hints: &'a RuntimeOptimizations, machine: &'a Capabilities) -> Sizes<'a> {
-        let mut sizes = Sizes {
-            machine,
-            target: hints.target_device.as_deref(),
-            chosen: None,
-        };
-        if sizes.sizing() == Sizing::Rules {
-            return sizes;
-        }
-        // A size for these very kernels counts more than one for products in general.
-        for of_kernels in [is_gemv, is_product] {
-            for (name, size) in &hints.workgroup_overrides {
-                if sizes.chosen.is_none()
-                    && of_kernels(name)
-                    && sizes.refusal(name, *size).is_none()
-                {
-                    sizes.chosen = Some((name, invocations(*size) as u32));
-                }
-            }
-        }
-        sizes
-    }
-
-    fn sizing(&self) -> Sizing {
-        let gpu = self.machine.gpu.as_ref();
-        gpu.map_or(Sizing::Hints, |gpu| gpu.sizing)
-    }
-
-    /// Why a size is of no use, whatever others there are.
-    fn refusal(&self, kernel: &str, size: [u32; 3]) -> Option<(Outcome, String)> {
-        let operation = kernel.split('_').next().unwrap_or_default();
-        let is_operation = KERNELS.iter().any(|(name, _)| *name == operation);
-        if !is_operation && !is_gemv(kernel) && !KERNELS[0].1.contains(&kernel) {
-            return Some(ignored("no kernel that is known"));
-        }
-        let Some(gpu) = &self.machine.gpu else {
-            return Some(ignored("a size of GPU workgroups; the CPU runs the model"));
-        };
-        let n = invocations(size);
-        if n > u64::from(gpu.max_invocations) {
-            return Some(overruled(format!(
-                "{n} invocations, and {} runs at most {} together",
-                gpu.name, gpu.max_invocations
-            )));
-        }
-        if let Some(target) = self.target.filter(|target| !gpu.is_called(target)) {
-            return Some(ignored(format!("for {target}; this is {}", gpu.name)));
-        }
-        if !is_gemv(kernel) && !is_product(kernel) {
-            return Some(ignored("workgroups of these kernels have one size"));
-        }
-        None
-    }
-
-    fn decide(&self, kernel: &str, size: [u32; 3]) -> (Outcome, String) {
-        if let Some(refusal) = self.refusal(kernel, size) {
-            return refusal;
-        }
-        match (self.chosen, self.sizing()) {
-            (_, Sizing::Rules) => overruled("sizes were asked to go by the rules"),
-            (Some((chosen, _)), _) if chosen != kernel => {
-                overruled(format!("{chosen} counts more"))
-            }
-            (_, Sizing::Measured) => overruled(
-                "sizes that were measured on this machine count more; other products with few rows have it",
-            ),
-            (_, Sizing::Hints) => {
-                taken("the size of workgroups in products with few rows, or the next there is")
-            }
-        }
-    }
-}
-
-fn invocations(size: [u32; 3]) -> u64 {
-    let sizes = size.into_iter().map(u64::from);
-    sizes.fold(1, u64::saturating_mul)
-}
-
-/// Whether a kernel is one for products with few rows.
-fn is_gemv(kernel: &str) -> bool {
-    let kernel = kernel.strip_prefix("matmul_").unwrap_or(kernel);
-    kernel == "q4_fused" || kernel.split('_').next() == Some("gemv")
-}
-
-/// Whether a kernel is one for products in general.
-fn is_product(kernel: &str) -> bool {
-    kernel.split('_').next() == Some("matmul") && !kernel.contains("batched")
-}
-
-fn taken(reason: impl Into<String>) -> (Outcome, String) {
-    (Outcome::Taken, reason.into())
-}
-
-fn overruled(reason: impl Into<String>) -> (Outcome, String) {
-    (Outcome::Overruled, reason.into())
-}
-
-fn ignored(reason: impl Into<String>) -> (Outcome, String) {
-    (Outcome::Ignored, reason.into())
-}
-
-fn list(what: &str, known: &[&str]) -> String {
-    format!("{what}: {}", known.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rdrr::json::Path;
-    use crate::rdrr::problem::Notes;
+    use crate::rdrr::fields;
+    use crate::rdrr::problem::{Notes, Path};
 
     fn read(json: &str) -> RuntimeOptimizations {
         let mut notes = Notes::new();
-        let tree = Json::parse(json.as_bytes(), &mut notes).unwrap();
+        let tree = fields::parse(json.as_bytes(), &mut notes).unwrap();
         let mut fields = Fields::of(&tree, Path::Root, &mut notes).unwrap();
         let hints = RuntimeOptimizations::read(&mut fields);
         notes.or(hints).unwrap()
@@ -528,153 +215,17 @@ mod tests {
         "later": {"x": 1}
     }"#;
 
-    fn outcomes(
-        hints: &RuntimeOptimizations,
-        machine: &Capabilities,
-    ) -> Vec<(String, &'static str)> {
-        let Resolved { decisions, .. } = resolve(hints, machine);
-        assert!(decisions.iter().all(|d| !d.reason.is_empty()));
-        decisions
-            .into_iter()
-            .map(|d| (format!("{}={}", d.hint, d.value), d.outcome.name()))
-            .collect()
-    }
-
     #[test]
     fn hints_are_written_as_they_are_read() {
         let hints = read(EVERY);
         let text = serde_json::to_string(&hints.to_json()).unwrap();
         assert_eq!(read(&text), hints);
-    }
-
-    #[test]
-    fn the_cpu_has_no_use_for_hints_about_gpus() {
-        let decisions = outcomes(&read(EVERY), &Capabilities { gpu: None });
-        let taken: Vec<_> = decisions
-            .iter()
-            .filter(|(_, outcome)| *outcome != "ignored")
-            .collect();
-        assert_eq!(taken, [&("forceF32Accumulation=true".to_owned(), "taken")]);
-        assert_eq!(decisions.len(), 14);
-    }
-
-    #[test]
-    fn abilities_then_measurements_then_hints() {
-        let gpu = Gpu {
-            name: "Apple M1".into(),
-            features: FEATURES.to_vec(),
-            matrix_units: true,
-            max_invocations: 256,
-            sizing: Sizing::Hints,
-        };
-        let machine = |gpu: &Gpu| Capabilities {
-            gpu: Some(gpu.clone()),
-        };
-        let find = |decisions: &[(String, &'static str)], hint: &str| {
-            let row = decisions.iter().find(|(name, _)| name.starts_with(hint));
-            row.map(|(_, outcome)| *outcome)
-        };
-        let decisions = outcomes(&read(EVERY), &machine(&gpu));
-        for (hint, outcome) in [
-            ("preferredKernels.matmul", "taken"),
-            // The tier is forced, the kernel preferred.
-            ("preferredKernels.attention", "overruled"),
-            // Subgroups are disabled by another hint.
-            ("preferredKernels.rmsnorm", "overruled"),
-            ("preferredKernels.softmax", "ignored"),
-            ("preferredKernels.conv", "ignored"),
-            ("workgroupOverrides.matmul_f16", "taken"),
-            ("workgroupOverrides.rmsnorm", "overruled"),
-            ("workgroupOverrides.warp", "ignored"),
-            ("disableFeatures=subgroups", "taken"),
-            ("disableFeatures=magic", "ignored"),
-            ("forceF32Accumulation", "taken"),
-            // There is one attention.
-            ("attentionTier", "ignored"),
-            ("targetDevice", "taken"),
-            ("later", "ignored"),
-        ] {
-            assert_eq!(find(&decisions, hint), Some(outcome), "{hint}");
-        }
-        let tuned = Gpu {
-            sizing: Sizing::Measured,
-            features: vec!["subgroups"],
-            matrix_units: false,
-            ..gpu
-        };
-        let f16 = read(
-            r#"{"preferredKernels":{"matmul":"f16"},"workgroupOverrides":{"matmul_f16":[64,4,1]}}"#,
-        );
-        let decisions = outcomes(&f16, &machine(&tuned));
-        assert_eq!(find(&decisions, "preferredKernels"), Some("overruled"));
-        assert_eq!(find(&decisions, "workgroupOverrides"), Some("overruled"));
-    }
-    #[test]
-    fn what_is_taken_is_what_is_chosen() {
-        let machine = |sizing, max_invocations| Capabilities {
-            gpu: Some(Gpu {
-                name: "Apple M1".into(),
-                features: FEATURES.to_vec(),
-                matrix_units: true,
-                max_invocations,
-                sizing,
-            }),
-        };
-        let chosen = |json: &str, machine: &Capabilities| {
-            let Choices {
-                without,
-                gemv_workgroup,
-            } = resolve(&read(json), machine).choices;
-            (without, gemv_workgroup)
-        };
-        let plain = machine(Sizing::Hints, 1024);
-        assert_eq!(chosen(EVERY, &plain), (vec!["subgroups"], Some(128)));
-        assert_eq!(
-            chosen(EVERY, &Capabilities { gpu: None }),
-            (Vec::new(), None)
-        );
-        for (json, without, workgroup) in [
-            // Kernels for few rows count more, in whatever order.
-            (
-                r#"{"workgroupOverrides": {"matmul_f16": [64, 1, 1], "gemv_f16": [8, 4, 1], "q4_fused": [256, 1, 1]}}"#,
-                vec![],
-                Some(32),
-            ),
-            (
-                r#"{"workgroupOverrides": {"q4_fused_batched": [64, 1, 1], "softmax": [64, 1, 1]}}"#,
-                vec![],
-                None,
-            ),
-            // More than the device runs together, or than can be counted.
-            (
-                r#"{"workgroupOverrides": {"gemv_f16": [2048, 1, 1], "matmul": [4294967295, 4294967295, 4294967295]}}"#,
-                vec![],
-                None,
-            ),
-            (
-                r#"{"workgroupOverrides": {"gemv": [64, 2, 1]}, "targetDevice": "nvidia-rtx"}"#,
-                vec![],
-                None,
-            ),
-            (
-                r#"{"preferredKernels": {"matmul": "f32"}, "disableFeatures": ["cooperative-matrix", "shader-f16"]}"#,
-                vec!["cooperative-matrix", "shader-f16"],
-                None,
-            ),
-            (r#"{"preferredKernels": {"matmul": "f16"}}"#, vec![], None),
-        ] {
-            assert_eq!(chosen(json, &plain), (without, workgroup), "{json}");
-        }
-        // What was not measured takes the size still.
-        let sizes = r#"{"workgroupOverrides": {"gemv": [64, 2, 1]}}"#;
-        assert_eq!(
-            chosen(sizes, &machine(Sizing::Measured, 1024)),
-            (Vec::new(), Some(128))
-        );
-        let tuned = outcomes(&read(sizes), &machine(Sizing::Measured, 1024));
-        assert_eq!(tuned[0].1, "overruled");
-        let rules = machine(Sizing::Rules, 1024);
-        assert_eq!(chosen(sizes, &rules), (Vec::new(), None));
-        assert_eq!(outcomes(&read(sizes), &rules)[0].1, "overruled");
+        let names: Vec<_> = hints.iter().map(|hint| hint.name()).collect();
+        assert_eq!(names.len(), 14);
+        assert_eq!(names[0], "preferredKernels.matmul");
+        assert_eq!(names[13], "later");
+        let values: Vec<_> = hints.iter().map(|hint| hint.value()).collect();
+        assert_eq!(values[5], "[128, 1, 1]");
+        assert_eq!(values[13], r#"{"x":1}"#);
     }
 }

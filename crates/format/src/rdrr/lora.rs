@@ -1,13 +1,6 @@
 //! Names of the tensors of LoRA adapters.
 
-/// Which of an adapter's two matrices a tensor is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LoraMatrix {
-    /// From the input to the inner dimension: `[in, rank]` in packages.
-    A,
-    /// From the inner dimension to the output: `[rank, out]` in packages.
-    B,
-}
+pub use crate::hf::LoraFactor;
 
 /// The place of a LoRA matrix in the model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,8 +9,8 @@ pub struct LoraName {
     pub layer: u32,
     /// The module under its usual name, such as `q_proj`.
     pub module: String,
-    /// Which of the two matrices.
-    pub matrix: LoraMatrix,
+    /// Which of the two matrices; in packages A is `[in, rank]` and B `[rank, out]`.
+    pub matrix: LoraFactor,
 }
 
 impl LoraName {
@@ -29,8 +22,8 @@ impl LoraName {
             matrix,
         } = self;
         let matrix = match matrix {
-            LoraMatrix::A => "a",
-            LoraMatrix::B => "b",
+            LoraFactor::A => "a",
+            LoraFactor::B => "b",
         };
         format!("layers.{layer}.{module}.lora_{matrix}")
     }
@@ -83,10 +76,10 @@ pub fn module_of(name: &str) -> Option<&'static str> {
 /// PEFT's spelling is one of them: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
 ///
 /// ```
-/// use sterna_format::rdrr::lora::{LoraMatrix, LoraName, parse_name};
+/// use sterna_format::rdrr::lora::{LoraFactor, LoraName, parse_name};
 ///
 /// let name = parse_name("layers.3.q_proj.lora_b").unwrap();
-/// assert_eq!((name.layer, &*name.module, name.matrix), (3, "q_proj", LoraMatrix::B));
+/// assert_eq!((name.layer, &*name.module, name.matrix), (3, "q_proj", LoraFactor::B));
 /// ```
 pub fn parse_name(name: &str) -> Option<LoraName> {
     let name = name.to_ascii_lowercase();
@@ -96,8 +89,8 @@ pub fn parse_name(name: &str) -> Option<LoraName> {
         parts.pop_if(|last| *last == suffix);
     }
     let matrix = match parts.pop()? {
-        "lora_a" => LoraMatrix::A,
-        "lora_b" => LoraMatrix::B,
+        "lora_a" => LoraFactor::A,
+        "lora_b" => LoraFactor::B,
         _ => return None,
     };
     let module = module_of(parts.pop()?)?.to_owned();
@@ -127,7 +120,7 @@ mod tests {
 
     #[test]
     fn names_in_every_spelling() {
-        use LoraMatrix::{A, B};
+        use LoraFactor::{A, B};
         for (name, layer, module, matrix) in [
             ("layers.0.q_proj.lora_a", 0, "q_proj", A),
             ("layer.12.v.lora_b", 12, "v_proj", B),

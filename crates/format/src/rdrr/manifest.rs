@@ -4,13 +4,11 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use super::digest::{Digest, HashAlgorithm};
+use super::files::TENSORS_FILE;
 use super::groups::GroupKind;
 use super::hints::RuntimeOptimizations;
-use super::json::Json;
-use super::problem::{Notes, Problems};
 use super::tensors::TensorMap;
-use super::{TENSORS_FILE, read, write};
+use crate::digest::{Algorithm, Digest};
 
 /// What a package says of itself.
 ///
@@ -32,7 +30,7 @@ pub struct Manifest {
     pub quantization_info: Option<QuantizationInfo>,
     /// What the hashes of shards and groups are. Where a manifest doesn't say, what its first shard
     /// says that does; SHA-256 if none does.
-    pub hash_algorithm: HashAlgorithm,
+    pub hash_algorithm: Algorithm,
     /// Shape of the model; adapters have none.
     pub architecture: Option<Architecture>,
     /// The `config.json` of the checkpoint that the package was made from.
@@ -168,7 +166,7 @@ pub struct Group {
     pub shards: Vec<usize>,
     /// Names of its tensors, in the order in which they were written.
     pub tensors: Vec<String>,
-    /// Hash of the stored bytes of its tensors, one behind the other in the order of `tensors`.
+    /// Hash of the stored bytes of its tensors, one after the other in the order of `tensors`.
     pub hash: Digest,
     /// Layer, of groups that belong to one.
     pub layer_index: Option<u64>,
@@ -301,25 +299,6 @@ pub struct FileHash {
 }
 
 impl Manifest {
-    /// Parses `manifest.json` in any of its versions.
-    ///
-    /// # Errors
-    ///
-    /// Everything that is wrong with the file. That tensors, groups and shards fit together is for
-    /// [`Package::new`](super::Package::new) to say.
-    pub fn parse(bytes: &[u8]) -> Result<Manifest, Problems> {
-        let mut notes = Notes::new();
-        let manifest =
-            Json::parse(bytes, &mut notes).and_then(|json| read::manifest(&json, &mut notes));
-        notes.or(manifest.unwrap_or_default())
-    }
-
-    /// The text of `manifest.json` in version 1 of the format: the same manifest gives the same
-    /// bytes.
-    pub fn to_json(&self) -> Vec<u8> {
-        write::pretty(&write::manifest(self))
-    }
-
     /// Whether this is a LoRA adapter, not a model.
     pub fn is_lora(&self) -> bool {
         self.adapter_type.as_deref() == Some("lora")

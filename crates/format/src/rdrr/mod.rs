@@ -28,12 +28,11 @@
 //! # Ok::<(), sterna_format::rdrr::Problems>(())
 //! ```
 
-mod digest;
+mod fields;
 mod files;
 pub mod groups;
 mod hf_config;
 pub mod hints;
-mod json;
 pub mod lora;
 mod manifest;
 pub mod naming;
@@ -43,8 +42,8 @@ mod read;
 mod tensors;
 mod write;
 
-pub use digest::{Digest, HashAlgorithm, NotADigest, UnknownHashAlgorithm};
-pub use files::{is_plain_file_name, shard_file_name};
+pub use crate::file_name::is_plain_file_name;
+pub use files::{MANIFEST_FILE, TENSORS_FILE, shard_file_name};
 pub use groups::GroupKind;
 pub use hf_config::{HfConfig, hf_config};
 pub use hints::RuntimeOptimizations;
@@ -56,18 +55,7 @@ pub use package::Package;
 pub use problem::{Problem, Problems};
 pub use tensors::{Layout, Packing, Role, Span, Tensor, TensorMap, TensorType};
 
-/// The name of the file that makes a folder a package.
-pub const MANIFEST_FILE: &str = "manifest.json";
-/// The usual name of the external tensor map.
-pub const TENSORS_FILE: &str = "tensors.json";
 /// Where tensors start within shards: at multiples of this many bytes.
 pub const TENSOR_ALIGNMENT: u64 = 4096;
 /// The usual size of a shard, in bytes.
 pub const SHARD_SIZE: u64 = 64 << 20;
-
-/// The largest models have about 100,000 tensors.
-const MAX_TENSORS: usize = 300_000;
-/// 6.4 TB in shards of the usual size.
-const MAX_SHARDS: usize = 100_000;
-/// 61 layers of 256 experts make 16,000.
-const MAX_GROUPS: usize = 100_000;

@@ -71,7 +71,7 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// The tag that is appended to a model's name: `wq4_k_m-embf16`, and `-headq6_k` behind it where
+    /// The tag that is appended to a model's name: `wq4_k_m-embf16`, and `-headq6_k` after it where
     /// the head has another type than the embedding table.
     pub fn tag(&self) -> String {
         let (weights, embeddings) = (word_of(self.weights), word_of(self.embeddings));

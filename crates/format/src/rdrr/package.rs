@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::json::Path;
 use super::manifest::{Group, Manifest};
-use super::problem::{Notes, Problems, quoted};
+use super::problem::{Notes, Path, Problems};
 use super::tensors::{Tensor, TensorMap};
+use crate::json::quoted;
 
 /// A package whose parts fit together: every tensor's pieces lie in shards, no byte belongs to two,
 /// and every tensor is in one component group where there are groups.

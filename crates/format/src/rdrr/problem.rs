@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::json::{MAX_UNKNOWN, Path};
+use crate::json::quoted;
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +39,6 @@ pub struct Problems {
 /// Problems that are kept; of a file with more, the others are counted.
 const MAX_LISTED: usize = 100;
 
-/// The longest value that a message repeats, in characters.
-const MAX_SHOWN: usize = 80;
-
 impl Problems {
     pub(super) const fn new() -> Problems {
         Problems {
@@ -65,6 +62,36 @@ impl Problems {
         self.len() == 0
     }
 }
+
+/// The place of a value, written only when something is wrong there.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Path<'p> {
+    Root,
+    Key(&'p Path<'p>, &'p str),
+    Index(&'p Path<'p>, usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Path::Root => Ok(()),
+            Path::Index(parent, i) => write!(f, "{parent}[{i}]"),
+            Path::Key(parent, key) => {
+                // Names with dots of their own, such as those of tensors, stand in brackets.
+                let is_plain =
+                    !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+                match (parent, is_plain) {
+                    (Path::Root, true) => f.write_str(key),
+                    (_, true) => write!(f, "{parent}.{key}"),
+                    (_, false) => write!(f, "{parent}[{}]", quoted(key)),
+                }
+            }
+        }
+    }
+}
+
+/// The most values that are kept though nothing here knows what they mean.
+pub(super) const MAX_UNKNOWN: usize = 200_000;
 
 /// Problems while they are being found, and what else a reader counts.
 #[derive(Debug)]
@@ -130,12 +157,3 @@ impl fmt::Display for Problems {
 }
 
 impl std::error::Error for Problems {}
-
-/// `text` in backquotes as a message shows it: escaped, and cut short if it is long.
-pub(super) fn quoted(text: &str) -> String {
-    let mut shown: String = text.chars().take(MAX_SHOWN).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    format!("`{}`", shown.escape_debug())
-}

@@ -1,17 +1,21 @@
 //! Manifests from JSON: every spelling in use, brought to one.
 
-use super::digest::{Digest, HashAlgorithm};
-use super::files::{folded, is_plain_file_name};
+use super::fields::{self, Fields};
+use super::files::MANIFEST_FILE;
 use super::groups::GroupKind;
 use super::hints::RuntimeOptimizations;
-use super::json::{Fields, Json, Path};
 use super::manifest::{
     Architecture, BlockMerkle, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape,
     MoeConfig, QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,
 };
-use super::problem::{Notes, quoted};
-use super::tensors::TensorMap;
-use super::{MANIFEST_FILE, MAX_GROUPS, MAX_SHARDS, MAX_TENSORS};
+use super::problem::{Notes, Path, Problems};
+use super::tensors::{MAX_SHARDS, MAX_TENSORS, TensorMap};
+use crate::digest::{Algorithm, Digest};
+use crate::file_name::{folded, is_plain_file_name};
+use crate::json::{Json, quoted};
+
+/// 61 layers of 256 experts make 16,000.
+const MAX_GROUPS: usize = 100_000;
 
 /// The most ids that end a text.
 const MAX_EOS: usize = 256;
@@ -26,8 +30,23 @@ const MIN_BLOCK: u64 = 4096;
 
 const DIGEST: &str = "64 lower-case hexadecimal digits";
 
+impl Manifest {
+    /// Parses `manifest.json` in any of its versions.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with the file. That tensors, groups and shards fit together is for
+    /// [`Package::new`](super::Package::new) to say.
+    pub fn parse(bytes: &[u8]) -> Result<Manifest, Problems> {
+        let mut notes = Notes::new();
+        let json = fields::parse(bytes, &mut notes);
+        let manifest = json.and_then(|json| manifest(&json, &mut notes));
+        notes.or(manifest.unwrap_or_default())
+    }
+}
+
 /// Reads a manifest; what is wrong with it goes to `notes`.
-pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
+fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     let mut fields = Fields::of(json, Path::Root, notes)?;
     let f = &mut fields;
     let version = version(f);
@@ -51,7 +70,7 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     let algorithm = f.string("hashAlgorithm");
     let read = shards(f, algorithm.as_deref());
     let (hash_algorithm, shards, shards_are_good) = (read.algorithm, read.shards, read.are_good);
-    let groups = groups(f);
+    let groups = groups(f, hash_algorithm);
     let inline = f.take("tensors");
     let path = Path::Key(&f.path, "tensors");
     let tensors = inline.and_then(|json| TensorMap::read(json, path, f.notes));
@@ -85,7 +104,13 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
     );
     let eos_token_id = eos(f);
     let integrity = f.object("integrityExtensions", |f| {
-        integrity(f, &shards, &read.file_names, shards_are_good)
+        integrity(
+            f,
+            hash_algorithm,
+            &shards,
+            &read.file_names,
+            shards_are_good,
+        )
     });
     let manifest = Manifest {
         version: version.unwrap_or_default(),
@@ -105,7 +130,7 @@ pub(super) fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
         tokenizer,
         moe_config: f.object("moeConfig", moe_config),
         runtime_optimizations: f.object("runtimeOptimizations", RuntimeOptimizations::read),
-        blake3_full: f.optional("blake3Full", DIGEST, digest),
+        blake3_full: f.optional("blake3Full", DIGEST, digest(Algorithm::Blake3)),
         adapter_type,
         base_model: f.string("baseModel"),
         lora_config,
@@ -250,17 +275,23 @@ fn tokenizer(f: &mut Fields<'_>) -> TokenizerEntry {
     }
 }
 
-fn digest(json: &Json<'_>) -> Option<Digest> {
-    match json {
-        Json::String(hex) => hex.parse().ok(),
+/// Reads a digest. Manifests spell it in lower case only, so that equal digests are equal texts.
+fn digest(algorithm: Algorithm) -> impl Fn(&Json<'_>) -> Option<Digest> {
+    move |json| match json {
+        Json::String(hex) => lower_case_digest(algorithm, hex),
         _ => None,
     }
+}
+
+fn lower_case_digest(algorithm: Algorithm, hex: &str) -> Option<Digest> {
+    let digest = Digest::from_hex(algorithm, hex).ok()?;
+    (!hex.contains(|c: char| c.is_ascii_uppercase())).then_some(digest)
 }
 
 /// What the list of shards says.
 struct Shards {
     /// What hashes are: as the manifest says, else as the first shard does that says it.
-    algorithm: HashAlgorithm,
+    algorithm: Algorithm,
     shards: Vec<Shard>,
     /// Index and name of each file, of shards too that are bad otherwise.
     file_names: Vec<(usize, String)>,
@@ -269,7 +300,7 @@ struct Shards {
 }
 
 fn shards(f: &mut Fields<'_>, given: Option<&str>) -> Shards {
-    let mut algorithm: Option<HashAlgorithm> = None;
+    let mut algorithm: Option<Algorithm> = None;
     if let Some(name) = given {
         match name.parse() {
             Ok(named) => algorithm = Some(named),
@@ -324,7 +355,7 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> Shards {
             .zip(size)
             .and_then(|(offset, size)| offset.checked_add(size));
         if let Some(name) = f.string("hashAlgorithm") {
-            match (name.parse::<HashAlgorithm>(), algorithm) {
+            match (name.parse::<Algorithm>(), algorithm) {
                 (Err(_), _) => f.wrong("hashAlgorithm", "sha256 or blake3", quoted(&name)),
                 (Ok(named), None) => algorithm = Some(named),
                 (Ok(named), Some(common)) if named != common => {
@@ -333,14 +364,15 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> Shards {
                 (Ok(_), Some(_)) => {}
             }
         }
-        let hash = f.optional("hash", DIGEST, digest);
-        let mut blake3 = f.optional("blake3", DIGEST, digest);
+        // Which algorithm made it is known once all shards are read.
+        let hash = f.optional("hash", DIGEST, digest(Algorithm::default()));
+        let mut blake3 = f.optional("blake3", DIGEST, digest(Algorithm::Blake3));
         if hash.is_none() && blake3.is_some() && algorithm.is_none() {
-            algorithm = Some(HashAlgorithm::Blake3);
+            algorithm = Some(Algorithm::Blake3);
         }
         // The alias holds the hash itself where that is BLAKE3, and where there is no other.
         let hash = match (hash, algorithm) {
-            (Some(hash), Some(HashAlgorithm::Blake3)) => blake3.take().or(Some(hash)),
+            (Some(hash), Some(Algorithm::Blake3)) => blake3.take().or(Some(hash)),
             (Some(hash), _) => Some(hash),
             (None, _) => blake3.take(),
         };
@@ -360,16 +392,20 @@ fn shards(f: &mut Fields<'_>, given: Option<&str>) -> Shards {
     } else if shards.as_ref().is_some_and(|_| n_read == 0) {
         f.wrong("shards", "at least one shard", "none");
     }
-    let shards = shards.unwrap_or_default();
+    let mut shards = shards.unwrap_or_default();
+    let algorithm = algorithm.unwrap_or_default();
+    for shard in &mut shards {
+        shard.hash = Digest::new(algorithm, *shard.hash.as_bytes());
+    }
     Shards {
-        algorithm: algorithm.unwrap_or_default(),
+        algorithm,
         are_good: n_read > 0 && shards.len() == n_read,
         shards,
         file_names,
     }
 }
 
-fn groups(f: &mut Fields<'_>) -> Vec<Group> {
+fn groups(f: &mut Fields<'_>, algorithm: Algorithm) -> Vec<Group> {
     let read = |id: &str, json: &Json<'_>, path: Path<'_>, notes: &mut Notes| {
         let mut f = Fields::of(json, path, notes)?;
         let kind = f.required_string("type");
@@ -388,7 +424,7 @@ fn groups(f: &mut Fields<'_>) -> Vec<Group> {
         if tensors.is_none() {
             f.missing("tensors", "a list of names");
         }
-        let hash = f.required("hash", DIGEST, digest);
+        let hash = f.required("hash", DIGEST, digest(algorithm));
         Some(Group {
             id: id.to_owned(),
             kind: GroupKind::parse(&kind?),
@@ -474,6 +510,7 @@ fn eos(f: &mut Fields<'_>) -> Vec<u32> {
 
 fn integrity(
     f: &mut Fields<'_>,
+    algorithm: Algorithm,
     shards: &[Shard],
     shard_names: &[(usize, String)],
     shards_are_good: bool,
@@ -484,7 +521,7 @@ fn integrity(
             let root = match json {
                 Json::String(text) => text
                     .strip_prefix("sha256:")
-                    .and_then(|hex| hex.parse().ok()),
+                    .and_then(|hex| lower_case_digest(Algorithm::Sha256, hex)),
                 _ => None,
             };
             if root.is_none() {
@@ -509,13 +546,17 @@ fn integrity(
         contract_version: f.count("contractVersion").unwrap_or(1),
         block_merkle: block_merkle.flatten(),
         shard_blocks: shard_blocks.flatten(),
-        files: file_hashes(f, shard_names),
+        files: file_hashes(f, algorithm, shard_names),
         extra: f.rest(),
     }
 }
 
 /// Files beside the shards. The manifest can't give its own hash, nor that of its signature.
-fn file_hashes(f: &mut Fields<'_>, shard_names: &[(usize, String)]) -> Vec<FileHash> {
+fn file_hashes(
+    f: &mut Fields<'_>,
+    algorithm: Algorithm,
+    shard_names: &[(usize, String)],
+) -> Vec<FileHash> {
     let mut taken: std::collections::HashSet<String> =
         shard_names.iter().map(|(_, name)| folded(name)).collect();
     let read = |name: &str, json: &Json<'_>, path: Path<'_>, notes: &mut Notes| {
@@ -528,7 +569,7 @@ fn file_hashes(f: &mut Fields<'_>, shard_names: &[(usize, String)]) -> Vec<FileH
         }
         let mut f = Fields::of(json, path, notes)?;
         let size = f.required_count("size");
-        let hash = f.required("hash", DIGEST, digest);
+        let hash = f.required("hash", DIGEST, digest(algorithm));
         Some(FileHash {
             name: name.to_owned(),
             size: size?,
@@ -557,7 +598,7 @@ fn shard_blocks(
             return None;
         };
         let hash = |(i, json): (usize, &Json<'_>)| {
-            let hash = digest(json);
+            let hash = digest(Algorithm::Blake3)(json);
             if hash.is_none() {
                 notes.add(Path::Index(&path, i), DIGEST, json.shown());
             }

@@ -5,11 +5,16 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::json::{Fields, Json, Path, members};
-use super::problem::{Notes, Problems, quoted};
-use super::{MAX_SHARDS, MAX_TENSORS};
+use super::fields::{self, Fields, members};
+use super::problem::{Notes, Path, Problems};
 use crate::DType;
 use crate::catalog::n_elements;
+use crate::json::{Json, pretty, quoted};
+
+/// The largest models have about 100,000 tensors.
+pub(super) const MAX_TENSORS: usize = 300_000;
+/// 6.4 TB in shards of the usual size.
+pub(super) const MAX_SHARDS: usize = 100_000;
 
 /// The most dimensions of a tensor.
 const MAX_DIMS: usize = 8;
@@ -461,7 +466,7 @@ impl TensorMap {
     /// don't fit types and dimensions, pieces that don't add up.
     pub fn parse(bytes: &[u8]) -> Result<TensorMap, Problems> {
         let mut notes = Notes::new();
-        let map = Json::parse(bytes, &mut notes)
+        let map = fields::parse(bytes, &mut notes)
             .and_then(|json| TensorMap::read(&json, Path::Root, &mut notes));
         notes.or(map.unwrap_or_default())
     }
@@ -514,7 +519,7 @@ impl TensorMap {
 
     /// The text of `tensors.json`: the same map gives the same bytes.
     pub fn to_json(&self) -> Vec<u8> {
-        super::write::pretty(&self.to_value())
+        pretty(&self.to_value())
     }
 
     pub(super) fn to_value(&self) -> Value {

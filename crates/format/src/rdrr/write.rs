@@ -6,13 +6,14 @@ use super::manifest::{
     Architecture, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape, MoeConfig,
     QuantizationInfo, Shard, TokenizerEntry,
 };
+use crate::json::pretty;
 
-/// The text of `value`, indented by two spaces, with a line feed at the end.
-pub(super) fn pretty(value: &Value) -> Vec<u8> {
-    let mut text =
-        serde_json::to_vec_pretty(value).expect("names are strings, and memory can be written to");
-    text.push(b'\n');
-    text
+impl Manifest {
+    /// The text of `manifest.json` in version 1 of the format: the same manifest gives the same
+    /// bytes.
+    pub fn to_json(&self) -> Vec<u8> {
+        pretty(&manifest(self))
+    }
 }
 
 /// An object that is being filled in the order in which its members are to stand.
@@ -33,7 +34,7 @@ impl Object {
         }
     }
 
-    /// The object, with the members of unknown meaning behind the others.
+    /// The object, with the members of unknown meaning after the others.
     fn with(mut self, extra: &Map<String, Value>) -> Value {
         for (key, value) in extra {
             // A member that has a meaning is never unknown.
@@ -43,7 +44,7 @@ impl Object {
     }
 }
 
-pub(super) fn manifest(m: &Manifest) -> Value {
+fn manifest(m: &Manifest) -> Value {
     let mut out = Object::new();
     match m.version.minor {
         0 => out.put("version", m.version.major),

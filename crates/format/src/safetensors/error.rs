@@ -8,7 +8,7 @@ use crate::DType;
 pub enum SafeTensorsError {
     /// The bytes given end inside the header, but the file goes on.
     #[error(
-        "the safetensors header goes on behind the bytes at hand: at least {at_least} are needed"
+        "the safetensors header goes on after the bytes at hand: at least {at_least} are needed"
     )]
     NeedMore {
         /// Bytes from the start of the file without which parsing can't get further.
@@ -66,7 +66,7 @@ pub enum SafeTensorsError {
         name: String,
         /// First byte, from the start of the data section.
         begin: u64,
-        /// Byte behind the last.
+        /// Byte after the last.
         end: u64,
         /// Length of the data section.
         have: u64,
@@ -102,7 +102,7 @@ pub enum SafeTensorsError {
     Hole {
         /// First such byte, from the start of the file.
         begin: u64,
-        /// Byte behind the last.
+        /// Byte after the last.
         end: u64,
     },
     /// The index isn't JSON, or not the JSON it should be.

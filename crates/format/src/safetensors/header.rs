@@ -34,7 +34,7 @@ pub(super) struct Described {
     pub(super) dtype: Spelling,
     #[serde(deserialize_with = "shape")]
     pub(super) shape: Vec<usize>,
-    /// First byte and byte behind the last, from the start of the data section.
+    /// First byte and byte after the last, from the start of the data section.
     pub(super) data_offsets: (u64, u64),
 }
 

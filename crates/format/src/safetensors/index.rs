@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::TensorCatalog;
 use crate::budget::Budget;
+use crate::file_name::is_plain_file_name;
 
 use super::{SafeTensors, SafeTensorsError};
 
@@ -47,7 +48,7 @@ impl Index {
         }
         let index: Index = serde_json::from_slice(json).map_err(SafeTensorsError::Index)?;
         let files = &index.weight_map.files;
-        match files.iter().find(|(file, _)| !is_plain(file)) {
+        match files.iter().find(|(file, _)| !is_plain_file_name(file)) {
             Some((file, &number)) => Err(SafeTensorsError::FileName {
                 tensor: index.tensor_in(number),
                 file: file.clone(),
@@ -128,19 +129,12 @@ impl<'de> Deserialize<'de> for WeightMap {
     }
 }
 
-fn is_plain(name: &str) -> bool {
-    !name.is_empty()
-        && name != "."
-        && name != ".."
-        && !name.contains(|c: char| matches!(c, '/' | '\\' | ':') || c.is_control())
-}
-
 /// Joins the files of a checkpoint, given with their names; `file` is the index in `files`.
 ///
 /// Tensors keep the names that the files give them; [`crate::names`] translates.
 ///
 /// Published indices have stale lines, so a listed tensor may be absent and a tensor unlisted: what
-/// a model lacks is for whoever plans it to say.
+/// a model lacks is for its plan to say.
 ///
 /// # Errors
 ///

@@ -40,7 +40,7 @@ impl SafeTensors {
     ///
     /// # Errors
     ///
-    /// [`SafeTensorsError::NeedMore`] if the header goes on behind the prefix; every other error
+    /// [`SafeTensorsError::NeedMore`] if the header goes on after the prefix; every other error
     /// means that the file is bad or not supported, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<SafeTensors, SafeTensorsError> {
         let (json, data_offset) = header_json(prefix, file_len)?;
@@ -136,6 +136,7 @@ fn place_tensor(
     }
     Ok(TensorEntry {
         name,
+        renamed_from: None,
         dtype,
         shape: described.shape,
         file: 0,
@@ -380,7 +381,7 @@ mod tests {
             (
                 100,
                 500,
-                "the safetensors header goes on behind the bytes at hand: at least 108 are needed",
+                "the safetensors header goes on after the bytes at hand: at least 108 are needed",
             ),
         ] {
             let error = SafeTensors::parse(&len.to_le_bytes(), file_len).unwrap_err();

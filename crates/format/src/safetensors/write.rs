@@ -71,6 +71,7 @@ impl Writer {
         self.tensors
             .insert(TensorEntry {
                 name,
+                renamed_from: None,
                 dtype,
                 shape: shape.to_vec(),
                 file: 0,

@@ -1,38 +1,23 @@
 //! Element-wise operations.
 
-use bytemuck::NoUninit;
+pub use sterna_format::model::Activation;
 
 use super::{Rows, fold, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::ELEMENTWISE;
+use crate::shader::{ELEMENTWISE, params};
 use crate::{GpuError, Recorder};
 
-/// The non-linearity on a gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x · σ(x)`.
-    Silu,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// `max(x, 0)`.
-    Relu,
-    /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
-    GeluTanh,
-    /// `x / 2 · (1 + erf(x / √2))`.
-    GeluErf,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    width: u32,
-    len: u32,
-    x_offset: u32,
-    x_stride: u32,
-    y_offset: u32,
-    y_stride: u32,
-    factor: f32,
+params! {
+    ElementwiseParams {
+        width: u32,
+        len: u32,
+        x_offset: u32,
+        x_stride: u32,
+        y_offset: u32,
+        y_stride: u32,
+        factor: f32,
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -124,7 +109,7 @@ fn apply(
         Op::Copy => (3, 0.0, 0),
         Op::Gate(activation) => (4, 0.0, activation as u8),
     };
-    let params = Params {
+    let params = ElementwiseParams {
         width: x.width as u32,
         len: len as u32,
         x_offset: x.offset as u32,

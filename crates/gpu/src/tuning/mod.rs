@@ -6,7 +6,7 @@
 //! A way is a wish: what a device can't do is brought to what it can, so that a tuning from elsewhere may be
 //! slow and is never wrong. `Tuner` makes one, from a model's own matrices.
 
-#[cfg(not(target_arch = "wasm32"))]
+pub mod hints;
 mod measure;
 
 use std::collections::HashMap;
@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 use crate::WeightKind;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub use measure::{Effort, Measured, Sample, Tuner};
 
 /// How many rows of activations a product has, as far as kernels differ.

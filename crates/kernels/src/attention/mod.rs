@@ -35,30 +35,14 @@ mod x86;
 use std::borrow::Borrow;
 use std::cell::RefCell;
 
-pub use page::{CacheType, KvPage, PAGE_LEN};
+pub use page::{KvPage, PAGE_LEN};
+pub use sterna_format::model::{AttentionShape, CacheType};
 
 use crate::Exec;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 use span::{RowState, SPAN, Tile, Workspace, state_len};
-
-/// What the attention of one layer looks like.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionShape {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key and value heads; each serves `n_heads / n_kv_heads` query heads in a row.
-    pub n_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Factor on query-key products.
-    pub scale: f32,
-    /// Bound on scores, applied as `cap · tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// How many positions a query sees, its own counted; all before it if `None`.
-    pub window: Option<usize>,
-}
 
 /// Buffers that are kept from call to call.
 #[derive(Debug, Default)]

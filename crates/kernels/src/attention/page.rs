@@ -2,6 +2,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use sterna_format::model::CacheType;
 
 use crate::Exec;
 use crate::isa::multiversion;
@@ -15,40 +16,7 @@ pub const PAGE_LEN: usize = 64;
 pub(super) const LANES: usize = 16;
 
 /// Elements that share a scale in [`CacheType::Q8_0`]; the last block of a head may be shorter.
-pub(super) const BLOCK: usize = 32;
-
-/// Number format of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CacheType {
-    /// As computed.
-    #[default]
-    F32,
-    /// Half precision: half the memory, about three digits.
-    F16,
-    /// Bytes with an f16 scale for each block of 32 elements of a head: a quarter of the memory,
-    /// about two digits. The last block of a head is shorter where 32 doesn't divide its length; heads
-    /// shorter than a block, of which the scales would be a large part, are held as F16.
-    Q8_0,
-}
-
-impl CacheType {
-    /// Bytes of one key or value of `head_dim` elements.
-    pub const fn head_bytes(self, head_dim: usize) -> usize {
-        match self.of_heads(head_dim) {
-            CacheType::F32 => 4 * head_dim,
-            CacheType::F16 => 2 * head_dim,
-            CacheType::Q8_0 => head_dim.next_multiple_of(2) + 2 * head_dim.div_ceil(BLOCK),
-        }
-    }
-
-    /// The type that heads of `head_dim` elements are held as.
-    pub(super) const fn of_heads(self, head_dim: usize) -> CacheType {
-        match self {
-            CacheType::Q8_0 if head_dim < BLOCK => CacheType::F16,
-            dtype => dtype,
-        }
-    }
-}
+pub(super) const BLOCK: usize = CacheType::BLOCK_LEN;
 
 /// Keys and values of [`PAGE_LEN`] consecutive positions of one layer.
 ///

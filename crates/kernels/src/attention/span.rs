@@ -10,11 +10,11 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::AttentionShape;
-use super::page::{BLOCK, CacheType, KvPage, LANES, PAGE_LEN};
+use super::page::{BLOCK, KvPage, LANES, PAGE_LEN};
 use super::simd::{Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
+use super::{AttentionShape, CacheType};
 use crate::exact::round_significand;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]

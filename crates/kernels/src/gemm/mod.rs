@@ -32,7 +32,7 @@ use std::ops::Range;
 
 pub use block::{BlockMatrix, Rounding};
 pub use screen::{SCATTERED, Screen, ScreenedRows};
-pub use ternary::TernaryMatrix;
+pub use ternary::{TernaryMatrix, TernaryPacking};
 
 use crate::Exec;
 use crate::pool::SharedSlice;

@@ -17,7 +17,7 @@ pub struct TernaryMatrix<'a> {
     n: usize,
     k: usize,
     scale: f32,
-    packing: Packing,
+    packing: TernaryPacking,
     codes: &'a [u8],
 }
 
@@ -26,7 +26,7 @@ pub struct TernaryMatrix<'a> {
 /// In all of them 32 bytes hold 128 codes, byte `p` those of elements `p`, `32 + p`, `64 + p` and
 /// `96 + p`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packing {
+pub enum TernaryPacking {
     /// Nothing but codes, the first in the highest bits: [`crate::quant::ternary`]'s layout, which is
     /// that of I2_S files where `k` fills blocks.
     I2s,
@@ -34,11 +34,11 @@ pub(super) enum Packing {
     Tq20,
 }
 
-impl Packing {
+impl TernaryPacking {
     const fn row_bytes(self, k: usize) -> usize {
         match self {
-            Packing::I2s => row_bytes(k),
-            Packing::Tq20 => k / PAIR * Tq20::PAIR_STRIDE,
+            TernaryPacking::I2s => row_bytes(k),
+            TernaryPacking::Tq20 => k / PAIR * Tq20::PAIR_STRIDE,
         }
     }
 
@@ -51,7 +51,7 @@ impl Packing {
 /// Elements of two blocks: what a wide register holds the codes of.
 pub(super) const PAIR: usize = 2 * BLOCK;
 
-/// A [`Packing`] known when a kernel is compiled.
+/// A [`TernaryPacking`] known when a kernel is compiled.
 pub(super) trait Packed {
     /// Bytes from one pair of blocks to the next; the codes are the first 64 of them.
     const PAIR_STRIDE: usize;
@@ -71,7 +71,7 @@ pub(super) trait Packed {
     }
 }
 
-/// [`Packing::I2s`].
+/// [`TernaryPacking::I2s`].
 pub(super) struct I2s;
 
 impl Packed for I2s {
@@ -79,7 +79,7 @@ impl Packed for I2s {
     const LOWEST_FIRST: bool = false;
 }
 
-/// [`Packing::Tq20`].
+/// [`TernaryPacking::Tq20`].
 pub(super) struct Tq20;
 
 impl Packed for Tq20 {
@@ -96,28 +96,24 @@ impl<'a> TernaryMatrix<'a> {
     /// Errors: [`ShapeError`] (in bytes) if `codes` isn't `n` rows of whole blocks; if `k` exceeds
     /// 2^23 - 128.
     pub fn new(n: usize, k: usize, scale: f32, codes: &'a [u8]) -> Result<Self, ShapeError> {
-        Self::packed(Packing::I2s, n, k, scale, codes)
+        Self::packed(TernaryPacking::I2s, n, k, scale, codes)
     }
 
-    /// A view of blocks of TQ2_0 that share one scale as `n` rows of `k` elements, each worth
-    /// `scale · (code - 1)`.
+    /// A view of codes in any packing.
     ///
-    /// The caller has seen that every block has this `scale` and that no code is 3. If one is, sums
-    /// are wrong; the scales in the blocks are not read.
+    /// Of blocks of TQ2_0 the caller has seen that all have this `scale`: their own are not read.
     ///
-    /// Errors: [`ShapeError`] if `k` isn't whole blocks of 256; otherwise as [`TernaryMatrix::new`].
-    pub fn tq2_0(n: usize, k: usize, scale: f32, blocks: &'a [u8]) -> Result<Self, ShapeError> {
-        expect_len("TQ2_0 matrix: columns", k.next_multiple_of(PAIR), k)?;
-        Self::packed(Packing::Tq20, n, k, scale, blocks)
-    }
-
-    fn packed(
-        packing: Packing,
+    /// Errors: as [`TernaryMatrix::new`]; [`ShapeError`] too if blocks of TQ2_0 don't fill rows.
+    pub fn packed(
+        packing: TernaryPacking,
         n: usize,
         k: usize,
         scale: f32,
         codes: &'a [u8],
     ) -> Result<Self, ShapeError> {
+        if packing == TernaryPacking::Tq20 {
+            expect_len("TQ2_0 matrix: columns", k.next_multiple_of(PAIR), k)?;
+        }
         expect_len("ternary matrix: columns", k.min(MAX_K), k)?;
         let expected = packing.row_bytes(k).saturating_mul(n);
         expect_len("ternary matrix: bytes", expected, codes.len())?;
@@ -142,7 +138,7 @@ impl<'a> TernaryMatrix<'a> {
         self.packing.row_bytes(self.k)
     }
 
-    pub(super) fn packing(&self) -> Packing {
+    pub(super) fn packing(&self) -> TernaryPacking {
         self.packing
     }
 
@@ -158,8 +154,8 @@ impl<'a> TernaryMatrix<'a> {
     /// Writes row `i` as floats into `out`, `[k]`. Panics if there is no such row.
     pub(super) fn decode(&self, i: usize, out: &mut [f32]) {
         match self.packing {
-            Packing::I2s => self.decode_packed::<I2s>(i, out),
-            Packing::Tq20 => self.decode_packed::<Tq20>(i, out),
+            TernaryPacking::I2s => self.decode_packed::<I2s>(i, out),
+            TernaryPacking::Tq20 => self.decode_packed::<Tq20>(i, out),
         }
     }
 
@@ -247,7 +243,7 @@ pub(super) fn multiply(
 /// The machine has the instruction set that [`kernel`] was asked for.
 type Dots = unsafe fn(rows: &[&[u8]; TILE], q: &[&[i8]], sums: &mut [[i32; TILE]; TILE]);
 
-fn kernel(isa: Isa, packing: Packing) -> Dots {
+fn kernel(isa: Isa, packing: TernaryPacking) -> Dots {
     fn packed<P: Packed>(isa: Isa) -> Dots {
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
@@ -270,8 +266,8 @@ fn kernel(isa: Isa, packing: Packing) -> Dots {
         }
     }
     match packing {
-        Packing::I2s => packed::<I2s>(isa),
-        Packing::Tq20 => packed::<Tq20>(isa),
+        TernaryPacking::I2s => packed::<I2s>(isa),
+        TernaryPacking::Tq20 => packed::<Tq20>(isa),
     }
 }
 
@@ -301,7 +297,7 @@ mod tests {
     use crate::test_data::{Random, exec_matrix, floats};
 
     /// Packed rows of random trits, and the trits.
-    fn random_codes(packing: Packing, n: usize, k: usize) -> (Vec<u8>, Vec<i32>) {
+    fn random_codes(packing: TernaryPacking, n: usize, k: usize) -> (Vec<u8>, Vec<i32>) {
         let mut random = Random::new(9);
         let row_bytes = packing.row_bytes(k);
         let mut codes = vec![0u8; n * row_bytes];
@@ -314,8 +310,8 @@ mod tests {
                 }
                 let (block, within) = (j / BLOCK, j % BLOCK);
                 let (gaps, shift) = match packing {
-                    Packing::I2s => (0, 6 - 2 * (within / 32)),
-                    Packing::Tq20 => (2 * (j / 256), 2 * (within / 32)),
+                    TernaryPacking::I2s => (0, 6 - 2 * (within / 32)),
+                    TernaryPacking::Tq20 => (2 * (j / 256), 2 * (within / 32)),
                 };
                 codes[i * row_bytes + block * BLOCK_BYTES + gaps + within % 32] |= code << shift;
             }
@@ -328,16 +324,16 @@ mod tests {
         let mut cases = Vec::new();
         for m in [1, 2, 3, 7, 9, 33] {
             for k in [1, 100, 128, 129, 256, 384, 4224] {
-                cases.push((Packing::I2s, 37, k, m));
+                cases.push((TernaryPacking::I2s, 37, k, m));
             }
             for k in [256, 512, 768, 4096] {
-                cases.push((Packing::Tq20, 37, k, m));
+                cases.push((TernaryPacking::Tq20, 37, k, m));
             }
         }
         for n in [0, 1, 2, 3, 4, 5, 15, 16, 17, 64] {
             for m in [0, 1, 5] {
-                cases.push((Packing::I2s, n, 640, m));
-                cases.push((Packing::Tq20, n, 768, m));
+                cases.push((TernaryPacking::I2s, n, 640, m));
+                cases.push((TernaryPacking::Tq20, n, 768, m));
             }
         }
         for (packing, n, k, m) in cases {
@@ -371,7 +367,7 @@ mod tests {
     fn the_largest_sums_do_not_overflow() {
         // All codes 2 against all -128 is the worst case for kernels with 16-bit partial sums.
         let k = 128 * 66;
-        for packing in [Packing::I2s, Packing::Tq20] {
+        for packing in [TernaryPacking::I2s, TernaryPacking::Tq20] {
             let codes = vec![0b1010_1010; packing.row_bytes(k)];
             for (value, q) in [(-128i8, -128i32), (127, 127)] {
                 let row = vec![value; k];
@@ -389,7 +385,7 @@ mod tests {
 
     #[test]
     fn rows_are_decoded() {
-        for (packing, k) in [(Packing::I2s, 200), (Packing::Tq20, 512)] {
+        for (packing, k) in [(TernaryPacking::I2s, 200), (TernaryPacking::Tq20, 512)] {
             let (codes, trits) = random_codes(packing, 3, k);
             let w = TernaryMatrix::packed(packing, 3, k, 0.5, &codes).unwrap();
             let mut row = vec![f32::NAN; k];
@@ -405,8 +401,9 @@ mod tests {
         assert!(TernaryMatrix::new(2, 129, 1.0, &[0; 127]).is_err());
         assert!(TernaryMatrix::new(usize::MAX, 128, 1.0, &[0; 32]).is_err());
         assert!(TernaryMatrix::new(0, MAX_K + 1, 1.0, &[]).is_err());
-        assert!(TernaryMatrix::tq2_0(2, 256, 1.0, &[0; 132]).is_ok());
-        assert!(TernaryMatrix::tq2_0(2, 256, 1.0, &[0; 128]).is_err());
-        assert!(TernaryMatrix::tq2_0(2, 128, 1.0, &[0; 66]).is_err());
+        let tq2_0 = |k, blocks| TernaryMatrix::packed(TernaryPacking::Tq20, 2, k, 1.0, blocks);
+        assert!(tq2_0(256, &[0; 132]).is_ok());
+        assert!(tq2_0(256, &[0; 128]).is_err());
+        assert!(tq2_0(128, &[0; 66]).is_err());
     }
 }

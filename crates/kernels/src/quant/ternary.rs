@@ -23,6 +23,7 @@
 use std::ops::Range;
 
 use sterna_format::DType;
+pub use sterna_format::I2sLayout;
 
 use super::bits::crumbs;
 use super::float::f16_at;
@@ -45,24 +46,6 @@ const ZERO: u8 = 1;
 /// Bytes of a packed row of `k` trits.
 pub const fn row_bytes(k: usize) -> usize {
     k.div_ceil(BLOCK) * BLOCK_BYTES
-}
-
-/// The forms of I2_S on disk; nothing in a GGUF file tells them apart.
-///
-/// Published files are all [`I2sLayout::Block128`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum I2sLayout {
-    /// 128 elements in 32 bytes, over the flattened tensor.
-    #[default]
-    Block128,
-    /// 64 elements in 16 bytes, over the flattened tensor: what Arm builds of the reference
-    /// implementation have written since November 2025.
-    Block64,
-    /// Four rows to a byte, row `4i` at bits 7:6; byte `i·k + c` for column `c`.
-    Rows4,
-    /// 128 elements in 32 bytes, each row padded with zeros to whole blocks: the working layout, as
-    /// engine bundles have it.
-    PaddedRows,
 }
 
 /// How a ternary tensor is stored.

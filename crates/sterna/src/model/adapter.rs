@@ -255,15 +255,13 @@ async fn open_package(
             file: entry.file,
             offset: entry.offset,
             len: entry.len,
+            renamed_from: None,
         };
         found.push(Found {
             path: format!("layers.{}.{}", tensor.layer, tensor.module),
             layer: tensor.layer as usize,
             module: tensor.module,
-            factor: match tensor.matrix {
-                lora::LoraMatrix::A => LoraFactor::A,
-                lora::LoraMatrix::B => LoraFactor::B,
-            },
+            factor: tensor.matrix,
             matrix: LoraMatrix {
                 name: entry.name.clone(),
                 shape: entry.shape.clone(),

@@ -75,6 +75,7 @@ pub(super) fn place(
     if !is_decoded && !transposed && tensor.pieces().len() == 1 {
         let entry = TensorEntry {
             name: tensor.name.clone(),
+            renamed_from: None,
             dtype,
             shape,
             file: first.shard,
@@ -107,6 +108,7 @@ pub(super) fn place(
     };
     let entry = TensorEntry {
         name: tensor.name.clone(),
+        renamed_from: None,
         dtype: made,
         shape,
         file,

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna_delivery::hash::{Algorithm, Digest};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_engine::ModelConfig;
 use sterna_format::TensorCatalog;
 use sterna_format::bundle::{
@@ -129,7 +129,7 @@ pub(super) async fn read_metadata(
 /// Errors: it is no object.
 pub fn identity_hash(config: &Value) -> Result<String> {
     let identity = identity(config).context("config.json: expected an object")?;
-    Ok(Digest::of(Algorithm::Sha256, identity.as_bytes()).to_string())
+    Ok(digest_of(Algorithm::Sha256, identity.as_bytes()).to_string())
 }
 
 impl BundleHeader {

@@ -3,7 +3,7 @@
 mod adapter;
 mod assemble;
 mod bundle;
-mod bundled;
+pub(crate) mod bundled;
 mod checkpoint;
 mod companions;
 mod generation;
@@ -19,12 +19,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 use sterna_delivery::hash::Expected;
+use sterna_delivery::package::MAX_FILE_BYTES;
 use sterna_engine::{ModelPlan, PlanOptions, TensorRequest};
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::rdrr::{MANIFEST_FILE, RuntimeOptimizations};
-use sterna_kernels::quant::ternary::I2sLayout;
+use sterna_format::I2sLayout;
 use sterna_text::Tokenizer;
 
 use crate::error::{Context, Result, bail};
@@ -42,9 +43,6 @@ pub use names::may_be_called;
 pub use package::{PackageFiles, PackageHeader, Signatures};
 pub use text::GGUF_TOKENIZER_FILE;
 
-/// The largest file beside the weights that is read: no parser of ours takes a larger one, and the largest
-/// `tokenizer.json` in use have about 35 MB.
-pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// What a model's files are opened by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -294,7 +292,7 @@ impl ModelFiles {
                 self.parsed("config.json", Config::parse)?,
                 self.given_config()?,
             ) {
-                (None, Some(given)) => Ok(Some(Config::parse(given.to_string().as_bytes())?)),
+                (None, Some(given)) => Ok(Some(Config::from_value(&given)?)),
                 (own, _) => Ok(own),
             },
         }

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use sterna_delivery::hash::{Algorithm, Digest, Expected};
+use sterna_delivery::hash::Expected;
+use sterna_delivery::package::hashed_files;
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::Config;
-use sterna_format::rdrr::{self, HashAlgorithm, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
-use sterna_kernels::quant::ternary::I2sLayout;
+use sterna_format::digest::Digest;
+use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
+use sterna_format::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::companions::{self, Companions, read_one};
@@ -33,8 +35,8 @@ pub struct PackageHeader {
     pub package: Package,
     /// Stands before the names of files in messages.
     prefix: String,
-    /// Files beside the shards that the manifest gives hashes of: sizes and digests.
-    hashed: BTreeMap<String, (u64, Digest)>,
+    /// Files beside the shards that the manifest gives digests of.
+    hashed: BTreeMap<String, Digest>,
     /// Tokenizer and template of the GGUF file that the package was made from.
     pub(super) gguf_text: Option<Metadata>,
     /// Why the package can't be run, though it can be looked at.
@@ -93,7 +95,9 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     }
     let companions = read_companions(manifest, &options, files).await;
     let mut header = PackageHeader {
-        hashed: hashed_files(manifest),
+        hashed: (hashed_files(manifest).into_iter())
+            .map(|(name, file)| (name.to_owned(), file.hash))
+            .collect(),
         package,
         prefix: options.prefix.clone(),
         gguf_text: None,
@@ -191,7 +195,7 @@ impl PackageHeader {
     /// What each shard must be, in order.
     pub(super) fn checks(&self) -> Vec<Option<Expected>> {
         let manifest = self.package.manifest();
-        let expected = |shard: &rdrr::Shard| Expected::Digest(digest(manifest, &shard.hash));
+        let expected = |shard: &rdrr::Shard| Expected::Digest(shard.hash);
         manifest.shards.iter().map(|s| Some(expected(s))).collect()
     }
 
@@ -211,7 +215,7 @@ impl PackageHeader {
         };
         // A copy: what is verified and then parsed can't change in between.
         let bytes = Bytes::copy_from_slice(&bytes);
-        if let Some((_, digest)) = expected {
+        if let Some(digest) = expected {
             let verified = Expected::Digest(*digest).verify(&bytes);
             verified.with_context(label)?;
         }
@@ -223,13 +227,7 @@ impl PackageHeader {
         let info = self.package.manifest().quantization_info.as_ref();
         match info.and_then(|info| info.i2s_layout.as_deref()) {
             None => Ok(None),
-            Some("block128") => Ok(Some(I2sLayout::Block128)),
-            Some("block64") => Ok(Some(I2sLayout::Block64)),
-            Some("rows4") => Ok(Some(I2sLayout::Rows4)),
-            Some(other) => bail!(
-                InvalidFile,
-                "quantizationInfo.i2sLayout: expected block128, block64 or rows4, found `{other}`"
-            ),
+            Some(name) => Ok(Some(name.parse().context("quantizationInfo.i2sLayout")?)),
         }
     }
 
@@ -245,27 +243,7 @@ impl PackageHeader {
         if let Some(reason) = &self.not_runnable {
             bail!(Unsupported, "{reason}");
         }
-        let json = serde_json::to_vec(&self.hf_config()?.config)?;
-        Config::parse(&json).context("the configuration that the manifest amounts to")
+        let config = self.hf_config()?.parsed();
+        config.context("the configuration that the manifest amounts to")
     }
-}
-
-
-/// The files beside the shards that a manifest gives hashes of, by name: sizes and digests.
-fn hashed_files(manifest: &Manifest) -> BTreeMap<String, (u64, Digest)> {
-    let files = manifest.hashed_files().iter();
-    let entry = |file: &rdrr::FileHash| {
-        let digest = digest(manifest, &file.hash);
-        (file.name.clone(), (file.size, digest))
-    };
-    files.map(entry).collect()
-}
-
-/// A digest of `manifest` as one that can be computed.
-fn digest(manifest: &Manifest, digest: &rdrr::Digest) -> Digest {
-    let algorithm = match manifest.hash_algorithm {
-        HashAlgorithm::Sha256 => Algorithm::Sha256,
-        HashAlgorithm::Blake3 => Algorithm::Blake3,
-    };
-    Digest::new(algorithm, digest.0)
 }

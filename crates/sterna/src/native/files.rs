@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use sterna_delivery::package::MAX_FILE_BYTES;
+use sterna_delivery::pull::IncomingPackage;
 use sterna_delivery::{LocalFile, LocalFileError, store};
 
 use crate::error::{Context, Result, bail};
-use crate::model::MAX_FILE_BYTES;
 
 /// Named files that belong together: a folder, whatever it is kept in.
 pub trait FileSet: Send + Sync {
@@ -258,6 +259,37 @@ impl FileSet for StoredFiles {
 
     fn is_verified(&self) -> bool {
         true
+    }
+}
+
+/// The files of a model that is being fetched: each can be had once it has been verified.
+pub struct IncomingFiles(Arc<IncomingPackage>);
+
+impl IncomingFiles {
+    /// Those of `package`.
+    pub fn new(package: Arc<IncomingPackage>) -> IncomingFiles {
+        IncomingFiles(package)
+    }
+}
+
+impl FileSet for IncomingFiles {
+    fn file(&self, name: &str) -> Result<Option<SourceFile>> {
+        let len = self.0.files()?.get(name).copied();
+        let (package, called) = (Arc::clone(&self.0), name.to_owned());
+        let open = move || Ok(LocalFile::open(package.path(&called)?)?);
+        Ok(len.map(|len| SourceFile::arriving(name, len, open)))
+    }
+
+    fn prefix(&self) -> String {
+        String::new()
+    }
+
+    fn is_verified(&self) -> bool {
+        true
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(self.0.finish()?)
     }
 }
 

@@ -7,12 +7,14 @@ mod files;
 mod find;
 mod local;
 mod names;
+mod open;
 mod shards;
 
 #[cfg(feature = "builtin")]
 pub use builtin::{BUILTIN, builtin};
 pub use device::*;
-pub use files::{FileSet, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file};
+pub use files::{FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file};
 pub use find::Located;
 pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
 pub use names::stem;
+pub use open::{Options, load, open};

@@ -1,9 +1,10 @@
 //! What `inspect` says of a package besides its tensors.
 
 use serde::Serialize;
-use sterna_format::rdrr::{self, Package, hints::Decision};
+use sterna_format::rdrr::{self, Package};
 
 use crate::output::{self, Bytes};
+use crate::device::HintReport;
 
 /// What a package says of itself, and what was made of it.
 #[derive(Debug, Serialize)]
@@ -40,17 +41,9 @@ struct ShardReport {
     hash: String,
 }
 
-#[derive(Debug, Serialize)]
-struct HintReport {
-    hint: String,
-    value: String,
-    outcome: &'static str,
-    reason: String,
-}
-
 impl PackageReport {
-    /// `decisions` are what becomes of the package's hints.
-    pub(super) fn new(package: &Package, decisions: Vec<Decision>) -> PackageReport {
+    /// `hints` are what becomes of the package's hints.
+    pub(super) fn new(package: &Package, hints: Vec<HintReport>) -> PackageReport {
         let manifest = package.manifest();
         let info = manifest.quantization_info.as_ref();
         let groups = manifest.groups.iter().map(|group| GroupReport {
@@ -77,7 +70,7 @@ impl PackageReport {
             tokenizer: manifest.tokenizer.as_ref().map(|entry| entry.kind.clone()),
             groups: groups.collect(),
             shards: shards.collect(),
-            hints: decisions.into_iter().map(HintReport::new).collect(),
+            hints,
             // Why there is no configuration is said where the model can't be run.
             warnings: rdrr::hf_config(manifest).map_or_else(|_| Vec::new(), |hf| hf.warnings),
         }
@@ -143,16 +136,5 @@ impl PackageReport {
             .filter(|(_, rows)| !rows.is_empty())
             .map(|(title, rows)| (title, output::table(&rows)))
             .collect()
-    }
-}
-
-impl HintReport {
-    fn new(decision: Decision) -> HintReport {
-        HintReport {
-            hint: decision.hint,
-            value: decision.value,
-            outcome: decision.outcome.name(),
-            reason: decision.reason,
-        }
     }
 }

@@ -1,27 +1,16 @@
 //! Keys and values of a layer in device memory.
 
+use sterna_format::model::CacheType;
+
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::{Device, GpuError};
-
-/// Number format of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum CacheType {
-    /// As computed.
-    #[default]
-    F32,
-    /// Half precision.
-    F16,
-    /// Bytes with a scale, rounded to f16, for every 32 elements of a head. Heads shorter than that are
-    /// held as F16.
-    Q8_0,
-}
 
 /// The longest heads there are kernels for.
 pub const MAX_HEAD_DIM: usize = 256;
 
 /// Elements that share a scale in [`CacheType::Q8_0`].
-const BLOCK: usize = 32;
+const BLOCK: usize = CacheType::BLOCK_LEN;
 
 /// Keys and values of one layer, for so many positions.
 ///
@@ -48,10 +37,7 @@ impl CacheLayer {
         dtype: CacheType,
         capacity: usize,
     ) -> Result<CacheLayer, GpuError> {
-        let dtype = match dtype {
-            CacheType::Q8_0 if head_dim < BLOCK => CacheType::F16,
-            dtype => dtype,
-        };
+        let dtype = dtype.of_heads(head_dim);
         if head_dim == 0 || head_dim > MAX_HEAD_DIM {
             return Err(GpuError::Unsupported {
                 what: format!("heads of {head_dim} elements"),

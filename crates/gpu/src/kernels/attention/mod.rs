@@ -4,76 +4,72 @@ mod cache;
 mod heads;
 mod spans;
 
-pub use cache::{CacheLayer, CacheType, MAX_HEAD_DIM};
-pub use heads::{Angles, HeadNorms, Heads, Position, RopeLayout, prepare_heads};
+pub use cache::{CacheLayer, MAX_HEAD_DIM};
+pub(crate) use heads::HeadsParams;
+pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
+pub(crate) use spans::{CombineParams, SpansParams};
 pub use spans::{SpanStates, Spans, decode};
-
-use bytemuck::NoUninit;
+pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
 
 use super::Rows;
 use crate::error::{expect, expect_most};
-use crate::shader::{self, Shader};
+use crate::shader::{self, Shader, params};
 use crate::{GpuError, Recorder};
 use cache::row_shape;
 
-/// What the attention of a layer looks like.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionShape {
-    /// Query heads, a multiple of the cache's.
-    pub n_heads: usize,
-    /// Factor on query-key products.
-    pub scale: f32,
-    /// Bound on scores, applied as `cap · tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// How many positions a query sees, its own counted; all before it if `None`.
-    pub window: Option<usize>,
+/// The window as kernels take it.
+fn window(shape: &AttentionShape) -> u32 {
+    let window = shape.window.and_then(|w| u32::try_from(w).ok());
+    window.unwrap_or(u32::MAX)
 }
 
-impl AttentionShape {
-    /// The window as kernels take it.
-    fn window(&self) -> u32 {
-        self.window
-            .map_or(u32::MAX, |w| w.min(u32::MAX as usize) as u32)
-    }
-
-    /// Query heads for each of the cache's. Errors unless they are a whole number, and `out` are rows of
-    /// such heads.
-    fn share(&self, cache: &CacheLayer, out: &Rows<'_>) -> Result<usize, GpuError> {
-        out.check("attention: output")?;
-        let width = self.n_heads * cache.head_dim;
-        expect("attention: width of the output", width, out.width)?;
-        let share = self.n_heads / cache.n_kv_heads.max(1);
-        expect(
-            "attention: query heads",
-            share * cache.n_kv_heads,
-            self.n_heads,
-        )?;
-        Ok(share)
-    }
+/// Query heads for each of the cache's. Errors unless `shape` is that of the cache, they are a whole
+/// number, and `out` are rows of such heads.
+fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<usize, GpuError> {
+    out.check("attention: output")?;
+    expect(
+        "attention: heads of keys",
+        cache.n_kv_heads,
+        shape.n_kv_heads,
+    )?;
+    expect(
+        "attention: elements of a head",
+        cache.head_dim,
+        shape.head_dim,
+    )?;
+    let width = shape.n_heads * cache.head_dim;
+    expect("attention: width of the output", width, out.width)?;
+    let share = shape.n_heads / cache.n_kv_heads.max(1);
+    expect(
+        "attention: query heads",
+        share * cache.n_kv_heads,
+        shape.n_heads,
+    )?;
+    Ok(share)
 }
 
 /// Pairs of a query and a head, positions, and elements of a head, that `attention.wgsl` takes at a time.
 const TILE: usize = 32;
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    n_rows: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    q_offset: u32,
-    q_stride: u32,
-    out_offset: u32,
-    out_stride: u32,
-    position: u32,
-    capacity: u32,
-    row_len: u32,
-    row_scales: u32,
-    scales: u32,
-    window: u32,
-    scale: f32,
-    softcap: f32,
+params! {
+    AttentionParams {
+        n_rows: u32,
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        q_offset: u32,
+        q_stride: u32,
+        out_offset: u32,
+        out_stride: u32,
+        position: u32,
+        capacity: u32,
+        row_len: u32,
+        row_scales: u32,
+        scales: u32,
+        window: u32,
+        scale: f32,
+        softcap: f32,
+    }
 }
 
 /// How the work of [`attention`] is cut.
@@ -102,7 +98,7 @@ pub fn attention(
 ) -> Result<(), GpuError> {
     q.check("attention: queries")?;
     position.check()?;
-    let share = shape.share(cache, &out)?;
+    let share = share(shape, cache, &out)?;
     let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
     expect("attention: width of queries", out.width, q.width)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
@@ -110,7 +106,7 @@ pub fn attention(
         return spans::attention(recorder, shape, q, position, cache, spans, out);
     }
     let (row_len, row_scales) = row_shape(cache.dtype, d);
-    let params = Params {
+    let params = AttentionParams {
         n_rows: q.n_rows as u32,
         n_heads: shape.n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
@@ -124,7 +120,7 @@ pub fn attention(
         row_len: row_len as u32,
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
-        window: shape.window(),
+        window: window(shape),
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
     };

@@ -8,7 +8,7 @@ use super::kernels::bias;
 #[cfg(target_arch = "x86_64")]
 use super::unpack_x86;
 use super::{Lanes, Panel, ROWS};
-use crate::gemm::ternary::{I2s, Packed, Packing, Tq20, unpack};
+use crate::gemm::ternary::{I2s, Packed, TernaryPacking, Tq20, unpack};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::isa::{Isa, multiversion};
@@ -23,7 +23,7 @@ pub(super) type UnpackTernary =
     unsafe fn(rows: &Lanes<&[u8]>, columns: Range<usize>, panel: &mut Panel);
 
 /// The one for a packing of trits. `columns` are whole blocks; the rows have them.
-pub(super) fn ternary(isa: Isa, packing: Packing) -> UnpackTernary {
+pub(super) fn ternary(isa: Isa, packing: TernaryPacking) -> UnpackTernary {
     fn packed<P: Packed>(isa: Isa) -> UnpackTernary {
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
@@ -32,8 +32,8 @@ pub(super) fn ternary(isa: Isa, packing: Packing) -> UnpackTernary {
         }
     }
     match packing {
-        Packing::I2s => packed::<I2s>(isa),
-        Packing::Tq20 => packed::<Tq20>(isa),
+        TernaryPacking::I2s => packed::<I2s>(isa),
+        TernaryPacking::Tq20 => packed::<Tq20>(isa),
     }
 }
 

@@ -1,0 +1,115 @@
+//! What can be wrong with a package.
+
+use sterna_format::rdrr::{MANIFEST_FILE, Problems};
+
+use super::MAX_FILE_BYTES;
+use crate::{
+    fetch::PlanError,
+    hash::{BlockDigestsError, Mismatch},
+    sign::{SIGNATURE_FILE, SignatureError},
+};
+
+/// Why a package is refused. `from` is where it is: an address, a folder, or its name in the store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackageError {
+    /// The manifest isn't even JSON; a server that answers everything with a page has no package.
+    #[error("{from}: no package: {MANIFEST_FILE}: expected JSON: {problem}")]
+    NotJson {
+        /// Where the package is.
+        from: String,
+        /// What the parser says.
+        problem: serde_json::Error,
+    },
+    /// A manifest that isn't one.
+    #[error("{from}: {MANIFEST_FILE}: {problem}")]
+    Manifest {
+        /// Where the package is.
+        from: String,
+        /// What is wrong with it.
+        problem: Problems,
+    },
+    /// A tensor map that isn't one.
+    #[error("{from}: {file}: {problem}")]
+    TensorMap {
+        /// Where the package is.
+        from: String,
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: Problems,
+    },
+    /// Manifest and tensor map contradict each other.
+    #[error("{from}: {problem}")]
+    Contradiction {
+        /// Where the package is.
+        from: String,
+        /// In what.
+        problem: Problems,
+    },
+    /// A file beside the shards that no parser would take.
+    #[error(
+        "{from}: integrityExtensions.files.{name}.size: expected at most {MAX_FILE_BYTES} bytes, found {size}"
+    )]
+    FileTooLarge {
+        /// Where the package is.
+        from: String,
+        /// The file.
+        name: String,
+        /// Bytes it is said to have.
+        size: u64,
+    },
+    /// A file that can't be asked for or stored under its name.
+    #[error("{from}: {problem}")]
+    File {
+        /// Where the package is.
+        from: String,
+        /// What is wrong with the file.
+        problem: PlanError,
+    },
+    /// Digests of blocks that don't fit their shard.
+    #[error("{from}: {file}: {problem}")]
+    Blocks {
+        /// Where the package is.
+        from: String,
+        /// The shard.
+        file: String,
+        /// What doesn't fit.
+        problem: BlockDigestsError,
+    },
+    /// A file whose bytes are not those that the manifest means.
+    #[error("{from}: {file}: {problem}")]
+    Mismatch {
+        /// Where the package is.
+        from: String,
+        /// The file.
+        file: String,
+        /// Both digests.
+        problem: Mismatch,
+    },
+    /// A signature that isn't text.
+    #[error("{from}: {SIGNATURE_FILE}: no text")]
+    SignatureNotText {
+        /// Where the package is.
+        from: String,
+    },
+    /// A signature that is not to be believed.
+    #[error("{from}: refused: {problem}")]
+    Signature {
+        /// Where the package is.
+        from: String,
+        /// Why not.
+        problem: SignatureError,
+    },
+    /// A package without a signature, where an earlier revision bore one.
+    #[error(
+        "{from}: refused: not signed, but what the store has under this name was signed by {signer}; \
+         remove that first if this is meant"
+    )]
+    NotSigned {
+        /// Where the package is.
+        from: String,
+        /// Who signed the earlier revision.
+        signer: String,
+    },
+}

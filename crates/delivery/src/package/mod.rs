@@ -1,0 +1,23 @@
+//! Packages, read: which files belong to one, whose signature it bears, and which of several sources to
+//! believe.
+//!
+//! What needs no I/O compiles for every target: [`Contents`] lists the files of a manifest with their sizes
+//! and digests, and [`Offer`] decides over bytes, however they arrived. Whom to trust is the caller's to say.
+
+mod contents;
+mod error;
+mod offer;
+#[cfg(not(target_family = "wasm"))]
+mod stored;
+
+#[cfg(not(target_family = "wasm"))]
+pub use self::stored::{SignatureRefusal, SignatureState};
+pub use self::{
+    contents::{Contents, HashedFile, hashed_files, shard_blocks},
+    error::PackageError,
+    offer::{Offer, Rejected, check_json, check_signature, signature_text},
+};
+
+/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
+/// one, and the largest `tokenizer.json` in use have about 35 MB.
+pub const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -1,0 +1,214 @@
+//! Packages that are in the store, or on their way there.
+
+use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TENSOR_ALIGNMENT};
+
+use super::{Contents, MAX_FILE_BYTES, PackageError, check_signature, signature_text};
+use crate::sign::{SIGNATURE_FILE, SignatureError, TrustList};
+use crate::store::{Entry, Group, Piece, Pull, Store, StoreError};
+
+/// What the signature of a model in the store is worth, by a trust list as it is now.
+#[derive(Debug)]
+pub enum SignatureState {
+    /// It is no package, so there is nothing to be signed.
+    NoPackage,
+    /// A package that nobody signed.
+    Unsigned,
+    /// Signed with the key that is trusted under this name.
+    Signed(String),
+    /// Signed by a key that isn't trusted, or wrongly, or one of the two files has changed. The model is not
+    /// used.
+    Refused(SignatureRefusal),
+}
+
+/// Why a model in the store is not used for its signature.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SignatureRefusal {
+    /// The signature is not to be believed.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// The manifest or the signature can't be read.
+    #[error("{name}: {file}: {problem}")]
+    Store {
+        /// The model.
+        name: String,
+        /// The file.
+        file: &'static str,
+        /// Why not.
+        problem: StoreError,
+    },
+}
+
+impl SignatureRefusal {
+    /// True if the signature may be right, but nobody has said that its key is trusted.
+    pub fn is_unknown_key(&self) -> bool {
+        matches!(
+            self,
+            Self::Package(PackageError::Signature {
+                problem: SignatureError::UnknownKey { .. },
+                ..
+            })
+        )
+    }
+}
+
+impl SignatureState {
+    /// That of the model `name` in `store`, whose files are those of `entry`.
+    pub fn of(store: &Store, trust: &TrustList, name: &str, entry: &Entry) -> Self {
+        if !entry.files.contains_key(MANIFEST_FILE) {
+            return Self::NoPackage;
+        }
+        match signer(store, trust, name, entry) {
+            Ok(Some(signer)) => Self::Signed(signer),
+            Ok(None) => Self::Unsigned,
+            Err(refusal) => Self::Refused(refusal),
+        }
+    }
+
+    /// The name of the key, if it is trusted.
+    pub fn signer(&self) -> Option<&str> {
+        match self {
+            Self::Signed(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Why the model is not used, if it isn't.
+    pub fn refusal(&self) -> Option<&SignatureRefusal> {
+        match self {
+            Self::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+fn signer(
+    store: &Store,
+    trust: &TrustList,
+    name: &str,
+    entry: &Entry,
+) -> Result<Option<String>, SignatureRefusal> {
+    let read = |file: &'static str| match entry.files.get(file) {
+        Some(blob) => {
+            let bytes = store.read(blob, MAX_FILE_BYTES).map(Some);
+            bytes.map_err(|problem| SignatureRefusal::Store {
+                name: name.to_owned(),
+                file,
+                problem,
+            })
+        }
+        None => Ok(None),
+    };
+    let Some(signature) = read(SIGNATURE_FILE)? else {
+        return Ok(None);
+    };
+    let signature = signature_text(name, signature)?;
+    let Some(manifest) = read(MANIFEST_FILE)? else {
+        return Ok(None);
+    };
+    Ok(check_signature(name, trust, &manifest, Some(&signature))?)
+}
+
+impl Contents {
+    /// Where the groups will lie once the package is in the store.
+    pub fn groups(&self, manifest: &Manifest, package: &Package) -> Vec<Group> {
+        let group = |group: &sterna_format::rdrr::Group| Group {
+            digest: group.hash,
+            pieces: package
+                .group_tensors(group)
+                .flat_map(|tensor| tensor.pieces())
+                .map(|span| Piece {
+                    blob: self.shards()[span.shard].stored(),
+                    offset: span.offset,
+                    len: span.size,
+                })
+                .collect(),
+        };
+        manifest.groups.iter().map(group).collect()
+    }
+
+    /// Copies the groups that other models in `store` have too, and the zeros between tensors of one group,
+    /// into the shards of `pull` that aren't there yet; gives the number of bytes. Whether they are right
+    /// is found when the shards are verified.
+    pub fn copy_groups(
+        &self,
+        store: &Store,
+        pull: &Pull,
+        manifest: &Manifest,
+        package: &Package,
+    ) -> Result<u64, StoreError> {
+        let known = store.groups()?;
+        let shards: Vec<_> = self.shards().iter().map(|file| file.stored()).collect();
+        let mut missing = Vec::with_capacity(shards.len());
+        for shard in &shards {
+            missing.push(pull.present(shard)? == 0 && shard.size > 0);
+        }
+        let mut copied = 0;
+        for group in &manifest.groups {
+            let Some(pieces) = known.find(&group.hash) else {
+                continue;
+            };
+            let mut from = Pieces::new(pieces);
+            let mut end_of_last = None;
+            for span in package
+                .group_tensors(group)
+                .flat_map(|tensor| tensor.pieces())
+            {
+                let shard = &shards[span.shard];
+                let mut at = span.offset;
+                for piece in from.take(span.size) {
+                    if missing[span.shard] && pull.copy_from(shard, at, &piece)? {
+                        copied += piece.len;
+                    }
+                    at += piece.len;
+                }
+                if let Some((before, end)) = end_of_last
+                    && before == span.shard
+                    && missing[span.shard]
+                    && end < span.offset
+                    && span.offset - end < TENSOR_ALIGNMENT
+                {
+                    pull.write_at(shard, end, &vec![0; (span.offset - end) as usize])?;
+                }
+                end_of_last = Some((span.shard, span.offset + span.size));
+            }
+        }
+        Ok(copied)
+    }
+}
+
+/// Pieces that are taken from the front.
+struct Pieces<'a> {
+    pieces: &'a [Piece],
+    /// Bytes taken of the first.
+    taken: u64,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(pieces: &'a [Piece]) -> Pieces<'a> {
+        Pieces { pieces, taken: 0 }
+    }
+
+    /// The next `len` bytes, or all there are.
+    fn take(&mut self, mut len: u64) -> Vec<Piece> {
+        let mut out = Vec::new();
+        while len > 0
+            && let [first, rest @ ..] = self.pieces
+        {
+            let n = len.min(first.len - self.taken);
+            if n > 0 {
+                out.push(Piece {
+                    offset: first.offset + self.taken,
+                    len: n,
+                    ..*first
+                });
+            }
+            self.taken += n;
+            len -= n;
+            if self.taken == first.len {
+                (self.pieces, self.taken) = (rest, 0);
+            }
+        }
+        out
+    }
+}

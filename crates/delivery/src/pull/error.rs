@@ -1,0 +1,227 @@
+//! Why a model could not be pulled, and what is worth saying of one that was.
+
+use std::{fmt, io};
+
+use sterna_format::rdrr::MANIFEST_FILE;
+
+use crate::{
+    fetch::{Fault, FetchError},
+    hash::Mismatch,
+    package::{PackageError, Rejected},
+    sign::SignatureError,
+    source::{UrlError, hugging_face::RepositoryError},
+    store::StoreError,
+};
+
+/// Why a model could not be pulled. What is verified stays, and what has arrived helps the next pull.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// Nowhere to fetch it from.
+    #[error("expected a source, found none")]
+    NoSource,
+    /// A folder that can't be opened.
+    #[error("{address}")]
+    Folder {
+        /// The folder.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file where a folder should be.
+    #[error("{address}: expected a URL or a folder, found a file")]
+    NotAFolder {
+        /// The address.
+        address: String,
+    },
+    /// An address without a part that could be a name.
+    #[error("{address}: expected a name to keep it under, found none; give one")]
+    NoName {
+        /// The address.
+        address: String,
+    },
+    /// The name it would get is that of a model from elsewhere.
+    #[error("{address}: the store has another model called `{name}`, from {existing}; give a name")]
+    NameInUse {
+        /// The address.
+        address: String,
+        /// The name.
+        name: String,
+        /// Where the model of that name came from.
+        existing: String,
+    },
+    /// Mirrors of something that has none.
+    #[error("{address}: expected no mirrors of a repository, found {found}")]
+    Mirrors {
+        /// The repository.
+        address: String,
+        /// Mirrors given.
+        found: usize,
+    },
+    /// No source has a package that is to be believed.
+    #[error("no source has a package:{}", listed(reasons))]
+    NoPackage {
+        /// Each source, and why not.
+        reasons: Vec<(String, PullError)>,
+    },
+    /// The package is refused.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// A small file is not what it should be.
+    #[error("{file}: {problem}")]
+    Mismatch {
+        /// The file.
+        file: String,
+        /// Both digests.
+        problem: Mismatch,
+    },
+    /// The manifest that a signature is for is no longer that of the model.
+    #[error("{name}: its {MANIFEST_FILE} has changed; try again")]
+    ManifestChanged {
+        /// The model.
+        name: String,
+    },
+    /// A file of a model that is being fetched was not fetched.
+    #[error("{file}: not fetched")]
+    NotFetched {
+        /// The file.
+        file: String,
+        /// Why not.
+        source: Box<PullError>,
+    },
+    /// Fetching was over before the file came, and its error has been given already.
+    #[error("fetching has ended")]
+    Ended,
+    /// The thread that fetched panicked.
+    #[error("fetching failed; its message is above")]
+    Panicked,
+    /// Bytes could not be fetched.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// A repository has not what is asked for.
+    #[error(transparent)]
+    Repository(#[from] RepositoryError),
+    /// The store could not keep it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An address that is none.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+}
+
+fn listed(reasons: &[(String, PullError)]) -> String {
+    let reasons = reasons.iter();
+    let lines = reasons.map(|(name, error)| format!("\n  {name}: {}", WithSources(error)));
+    lines.collect()
+}
+
+/// An error and what caused it, in one line.
+struct WithSources<'a>(&'a dyn std::error::Error);
+
+impl fmt::Display for WithSources<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut next = self.0.source();
+        while let Some(cause) = next {
+            write!(f, ": {cause}")?;
+            next = cause.source();
+        }
+        Ok(())
+    }
+}
+
+impl PullError {
+    /// True if nobody answered, so that what is in the store already may do.
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Fetch(_))
+    }
+
+    /// What is wrong with the signature, if that is why the model is refused.
+    pub fn signature_error(&self) -> Option<&SignatureError> {
+        match self {
+            Self::Package(PackageError::Signature { problem, .. }) => Some(problem),
+            Self::NotFetched { source, .. } => source.signature_error(),
+            Self::NoPackage { reasons } => {
+                let mut errors = reasons.iter().map(|(_, error)| error);
+                errors.find_map(Self::signature_error)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What is worth saying of a pull that goes on.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A source doesn't answer; it is asked again for a while. Said once of each.
+    Silent {
+        /// The source.
+        source: String,
+        /// What is wrong with it.
+        fault: Fault,
+    },
+    /// A source isn't asked for files.
+    NotUsed {
+        /// The source.
+        source: String,
+        /// Why not.
+        reason: Rejection,
+    },
+    /// A source was given up while files were fetched.
+    GivenUp {
+        /// The source.
+        source: String,
+        /// Why.
+        why: String,
+    },
+    /// The manifest has no digests for files beside the shards.
+    NoDigests {
+        /// Where the package is.
+        from: String,
+        /// The files.
+        files: Vec<String>,
+    },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent { source, fault } => {
+                write!(f, "{source}: {fault}; it is asked again for a while")
+            }
+            Self::NotUsed { source, reason } => write!(f, "{source}: not used: {reason}"),
+            Self::GivenUp { source, why } => write!(f, "{source}: given up: {why}"),
+            Self::NoDigests { from, files } => write!(
+                f,
+                "{from}: its manifest has no hashes for {}; only its shards are verified",
+                files.join(", ")
+            ),
+        }
+    }
+}
+
+/// Why a source isn't asked for the files of a package.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// What it has contradicts the source that is believed, or isn't to be believed itself.
+    #[error(transparent)]
+    Rejected(#[from] Rejected),
+    /// What it has could not be read.
+    #[error("{}", WithSources(.0))]
+    Failed(PullError),
+}
+
+impl Rejection {
+    /// What is wrong with the signature, if that is why.
+    pub fn signature_error(&self) -> Option<&SignatureError> {
+        match self {
+            Self::Rejected(Rejected::Package(PackageError::Signature { problem, .. })) => {
+                Some(problem)
+            }
+            Self::Failed(error) => error.signature_error(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! Models from elsewhere into the store: what there is to fetch, where from, and what is here already.
+//!
+//! [`pull`] waits until a model is in the store; an [`IncomingPackage`] hands out its files while they
+//! arrive. Neither prints: what happens is an [`Event`], and whom to trust is given.
+//!
+//! ```no_run
+//! use sterna_delivery::{pull::{Event, PullOptions, pull}, sign::TrustList, store::Store};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Store::open("models")?;
+//! let notify = |event: Event<'_>| println!("{event:?}");
+//! let options = PullOptions::default();
+//! let pulled = pull(&store, "https://example.org/tiny", &options, &TrustList::default(), &notify)?;
+//! let model = store.model(&pulled.name)?;
+//! # let _ = model;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod incoming;
+mod sources;
+mod warn_once;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use sterna_format::rdrr::{MANIFEST_FILE, Package};
+
+use crate::fetch::{self, Cancel, FetchError, Limits, Progress, fetch_small};
+use crate::hash::{Algorithm, Verified};
+use crate::package::{Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature};
+use crate::sign::{SIGNATURE_FILE, TrustList};
+use crate::source::hugging_face::{Hub, Repository};
+use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
+use crate::store::{Blob, Entry, Pull, Store};
+
+pub use self::{
+    error::{PullError, Rejection, Warning},
+    incoming::IncomingPackage,
+};
+use self::{
+    sources::{Chosen, Judge},
+    warn_once::WarnOnce,
+};
+
+/// How to pull a model.
+#[derive(Debug, Clone, Default)]
+pub struct PullOptions {
+    /// More places where the same package is.
+    pub mirrors: Vec<String>,
+    /// What to call it in the store; without one, by the last part of its address.
+    pub name: Option<String>,
+    /// Which model of a Hugging Face repository: a file's name, or a part of a GGUF file's.
+    pub file: Option<String>,
+    /// How much at once, how fast, and how patiently.
+    pub limits: Limits,
+    /// The server of repositories that the address may name one of; without one, it is a package's.
+    pub hub: Option<Hub>,
+}
+
+/// What a pull did.
+#[derive(Debug, Clone)]
+pub struct Pulled {
+    /// The model's name in the store.
+    pub name: String,
+    /// Where it came from.
+    pub source: String,
+    /// Bytes of all files.
+    pub size: u64,
+    /// Bytes that came from sources.
+    pub received: u64,
+    /// Bytes taken from models that were here.
+    pub copied: u64,
+    /// Whose signature it bears.
+    pub signer: Option<String>,
+    /// Sources given up, and why.
+    pub dropped: Vec<(String, String)>,
+}
+
+/// What happens during a pull.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// Something that the user should know, and that doesn't stop it.
+    Warning(Warning),
+    /// All files of the model, and their sizes. For a package before any is verified.
+    Listed(&'a BTreeMap<String, u64>),
+    /// A file is verified, and there to be read.
+    Verified {
+        /// Its path within the model.
+        file: &'a str,
+        /// Where it is; its bytes never change.
+        path: &'a Path,
+    },
+    /// How far the files are, about ten times a second.
+    Progress(Progress),
+}
+
+/// What is called with each event, from any thread.
+pub type Notify<'a> = dyn Fn(Event<'_>) + Sync + 'a;
+
+/// Fetches the model at `address`, and at the mirrors that `options` name, into `store`.
+///
+/// The address is the URL of a package, a Hugging Face repository, or a folder.
+///
+/// Errors: [`PullError`].
+pub fn pull(
+    store: &Store,
+    address: &str,
+    options: &PullOptions,
+    trust: &TrustList,
+    notify: &Notify<'_>,
+) -> Result<Pulled, PullError> {
+    // The same from wherever it is pulled again.
+    let first = match address.contains("://") {
+        true => address.to_owned(),
+        false => (fs::canonicalize(address).map_err(folder_error(address))?)
+            .display()
+            .to_string(),
+    };
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => name_of(&first)?,
+    };
+    let before = store.list()?.into_iter().find(|model| model.name == name);
+    if let Some(before) = &before
+        && options.name.is_none()
+        && before.entry.source != first
+    {
+        return Err(PullError::NameInUse {
+            address: first,
+            name,
+            existing: before.entry.source.clone(),
+        });
+    }
+    let must_be_signed = before.and_then(|model| model.entry.signer);
+    let transaction = Transaction {
+        store,
+        pull: store.pull(&name)?,
+        from: &first,
+        limits: &options.limits,
+        notify,
+    };
+    if let Some(hub) = &options.hub
+        && let Ok(url) = Url::parse(&first)
+        && let Some(repository) = hub.repository(&url)
+    {
+        if !options.mirrors.is_empty() {
+            return Err(PullError::Mirrors {
+                address: first,
+                found: options.mirrors.len(),
+            });
+        }
+        return transaction.repository(hub, &repository, options.file.as_deref());
+    }
+    let mut opened = vec![source(address, notify)?];
+    for mirror in &options.mirrors {
+        opened.push(source(mirror, notify)?);
+    }
+    let all: Vec<&dyn Source> = opened.iter().map(|source| &**source).collect();
+    let judge = Judge {
+        trust,
+        must_be_signed: must_be_signed.as_deref(),
+        limits: &options.limits,
+    };
+    let chosen = judge.choose(&all)?;
+    transaction.package(chosen)
+}
+
+/// The package at `address` as it is described there: its manifest, and where its tensors are.
+///
+/// Errors: [`PullError`].
+pub fn read_remote_package(
+    address: &str,
+    trust: &TrustList,
+    notify: &Notify<'_>,
+) -> Result<Package, PullError> {
+    let source = source(address, notify)?;
+    let limits = Limits::default();
+    let judge = Judge {
+        trust,
+        must_be_signed: None,
+        limits: &limits,
+    };
+    let Chosen { offer, sources, .. } = judge.choose(&[&*source])?;
+    let contents = Contents::of(address, offer.manifest())?;
+    let tensors = match contents.tensor_map_file() {
+        None => None,
+        Some(name) => {
+            let bytes = small(name, &sources, &limits)?;
+            if let Some(file) = contents.file(name) {
+                let verified = file.blob().expected().verify(&bytes);
+                verified.map_err(|problem| PackageError::Mismatch {
+                    from: address.to_owned(),
+                    file: name.to_owned(),
+                    problem,
+                })?;
+            }
+            Some(bytes)
+        }
+    };
+    Ok(contents.package(address, offer.manifest().clone(), tensors.as_deref())?)
+}
+
+/// Adds `signature` to the model called `name` in the store, whose manifest is `manifest`.
+///
+/// Errors: [`PullError::ManifestChanged`] if the manifest is another one by now.
+pub fn add_signature(
+    store: &Store,
+    name: &str,
+    manifest: &[u8],
+    signature: &str,
+    trust: &TrustList,
+) -> Result<(), PullError> {
+    // Nobody else publishes it while this lives.
+    let pull = store.pull(name)?;
+    let mut entry = store.model(name)?.entry().clone();
+    let expected = Blob::of(Algorithm::Sha256, manifest);
+    if entry.files.get(MANIFEST_FILE) != Some(&expected) {
+        return Err(PullError::ManifestChanged {
+            name: name.to_owned(),
+        });
+    }
+    // A key that isn't trusted here is nobody's: whoever opens the model is told.
+    entry.signer = check_signature(name, trust, manifest, Some(signature)).unwrap_or(None);
+    let file = pull.put(Algorithm::Sha256, signature.as_bytes())?;
+    entry.files.insert(SIGNATURE_FILE.to_owned(), file);
+    Ok(pull.publish(&entry)?)
+}
+
+/// A model on its way into the store.
+struct Transaction<'a> {
+    store: &'a Store,
+    pull: Pull,
+    from: &'a str,
+    limits: &'a Limits,
+    notify: &'a Notify<'a>,
+}
+
+impl Transaction<'_> {
+    fn warn(&self, warning: Warning) {
+        (self.notify)(Event::Warning(warning));
+    }
+
+    /// Fetches the model of a repository that `file` names, or its only one.
+    fn repository(
+        self,
+        hub: &Hub,
+        repository: &Repository,
+        file: Option<&str>,
+    ) -> Result<Pulled, PullError> {
+        let listing = hub.list(repository, self.limits, &Cancel::new())?;
+        let blobs = hub.select(repository, &listing, file)?;
+        let source = hub.source(repository, &listing.commit)?;
+        let mut entry = Entry::new(self.from);
+        let mut large = Vec::new();
+        for blob in blobs {
+            match HashedFile::try_from(blob) {
+                Ok(file) => large.push(file),
+                Err(blob) => {
+                    let bytes = small(blob.name(), &[&source], self.limits)?;
+                    verify(&blob, &bytes)?;
+                    let file = self.pull.put(Algorithm::Sha256, &bytes)?;
+                    entry.files.insert(blob.name().to_owned(), file);
+                }
+            }
+        }
+        self.announce(&entry, &large)?;
+        self.finish(entry, &large, &[&source], 0)
+    }
+
+    /// Fetches the package that was chosen.
+    fn package(self, chosen: Chosen<'_>) -> Result<Pulled, PullError> {
+        let Chosen {
+            offer,
+            sources,
+            rejected,
+        } = chosen;
+        let mut dropped = Vec::new();
+        for (source, reason) in rejected {
+            dropped.push((source.clone(), reason.to_string()));
+            self.warn(Warning::NotUsed { source, reason });
+        }
+        let manifest = offer.manifest();
+        let mut entry = self.entry(&offer)?;
+        let contents = Contents::of(self.from, manifest)?;
+        let mut tensors = None;
+        for name in contents.unverified() {
+            let bytes = small(name, &sources, self.limits)?;
+            let file = self.pull.put(Algorithm::Sha256, &bytes)?;
+            entry.files.insert(name.clone(), file);
+            if contents.tensor_map_file() == Some(name) {
+                tensors = Some(bytes);
+            }
+        }
+        if !contents.unverified().is_empty() {
+            self.warn(Warning::NoDigests {
+                from: self.from.to_owned(),
+                files: contents.unverified().to_vec(),
+            });
+        }
+        if let (None, Some(file)) = (
+            &tensors,
+            contents
+                .tensor_map_file()
+                .and_then(|name| contents.file(name)),
+        ) {
+            tensors = Some(self.read_small(file, &sources)?);
+        }
+        let package = contents.package(self.from, manifest.clone(), tensors.as_deref())?;
+        let copied = contents.copy_groups(self.store, &self.pull, manifest, &package)?;
+        entry.groups = contents.groups(manifest, &package);
+        self.announce(&entry, contents.files())?;
+        // Small files first: they are wanted before the shards.
+        let files = [contents.beside(), contents.shards()].concat();
+        let mut pulled = self.finish(entry, &files, &sources, copied)?;
+        pulled.dropped.splice(0..0, dropped);
+        Ok(pulled)
+    }
+
+    /// Says which files belong to the model: those of `entry`, which are here, and `coming`.
+    fn announce(&self, entry: &Entry, coming: &[HashedFile]) -> Result<(), PullError> {
+        let here = entry.files.iter();
+        let here = here.map(|(name, file)| (name.clone(), file.size));
+        let coming = coming.iter();
+        let coming = coming.map(|file| (file.name().to_owned(), file.size()));
+        (self.notify)(Event::Listed(&here.chain(coming).collect()));
+        for (name, file) in &entry.files {
+            let path = &self.pull.commit(file)?;
+            (self.notify)(Event::Verified { file: name, path });
+        }
+        Ok(())
+    }
+
+    /// What is known of the package before its files are.
+    fn entry(&self, offer: &Offer) -> Result<Entry, PullError> {
+        let mut entry = Entry::new(self.from);
+        entry.signer = offer.signer().map(str::to_owned);
+        let manifest = self.pull.put(Algorithm::Sha256, offer.bytes())?;
+        entry.files.insert(MANIFEST_FILE.to_owned(), manifest);
+        if let Some(text) = offer.signature() {
+            let file = self.pull.put(Algorithm::Sha256, text.as_bytes())?;
+            entry.files.insert(SIGNATURE_FILE.to_owned(), file);
+        }
+        Ok(entry)
+    }
+
+    /// The bytes of a small file, which is put into the store if it isn't there.
+    fn read_small(&self, file: &HashedFile, sources: &[&dyn Source]) -> Result<Vec<u8>, PullError> {
+        let blob = file.stored();
+        if self.pull.present(&blob)? == blob.size {
+            let path = self.pull.commit(&blob)?;
+            return fs::read(&path).map_err(folder_error(&path.display().to_string()));
+        }
+        let bytes = small(file.name(), sources, self.limits)?;
+        let verified = verify(file.blob(), &bytes)?;
+        self.pull.write_at(&blob, 0, &bytes)?;
+        self.pull.commit_verified(&blob, verified)?;
+        Ok(bytes)
+    }
+
+    /// Fetches `files` and publishes `entry` with them.
+    fn finish(
+        self,
+        mut entry: Entry,
+        files: &[HashedFile],
+        sources: &[&dyn Source],
+        copied: u64,
+    ) -> Result<Pulled, PullError> {
+        for file in files {
+            entry.files.insert(file.name().to_owned(), file.stored());
+        }
+        let mut failed = None;
+        let report = fetch::fetch(
+            files.iter().map(|file| file.blob().clone()).collect(),
+            sources,
+            &self.pull,
+            self.limits.clone(),
+            &Cancel::new(),
+            &mut |event| match event {
+                fetch::Event::Committed { blob, .. } => {
+                    // Every blob that is fetched is a file of the entry.
+                    let Some(file) = entry.files.get(blob.name()) else {
+                        return;
+                    };
+                    match self.pull.commit(file) {
+                        Ok(path) => (self.notify)(Event::Verified {
+                            file: blob.name(),
+                            path: &path,
+                        }),
+                        Err(error) => failed = Some(error),
+                    }
+                }
+                fetch::Event::Progress(so_far) => (self.notify)(Event::Progress(so_far)),
+            },
+        )?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        for (source, why) in &report.dropped {
+            self.warn(Warning::GivenUp {
+                source: source.clone(),
+                why: why.clone(),
+            });
+        }
+        let pulled = Pulled {
+            name: self.pull.name().to_owned(),
+            source: entry.source.clone(),
+            size: entry.size(),
+            received: report.progress.received_bytes,
+            copied,
+            signer: entry.signer.clone(),
+            dropped: report.dropped,
+        };
+        self.pull.publish(&entry)?;
+        Ok(pulled)
+    }
+}
+
+/// A file of which nothing is known.
+fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>, FetchError> {
+    let max = MAX_FILE_BYTES as usize;
+    Ok(fetch_small(name, max, sources, limits, &Cancel::new())?.0)
+}
+
+fn verify(blob: &fetch::Blob, bytes: &[u8]) -> Result<Verified, PullError> {
+    let verified = blob.expected().verify(bytes);
+    verified.map_err(|problem| PullError::Mismatch {
+        file: blob.name().to_owned(),
+        problem,
+    })
+}
+
+fn folder_error(address: &str) -> impl FnOnce(io::Error) -> PullError {
+    let address = address.to_owned();
+    move |source| PullError::Folder { address, source }
+}
+
+fn source<'a>(address: &str, notify: &'a Notify<'a>) -> Result<Box<dyn Source + 'a>, PullError> {
+    if address.contains("://") {
+        let url = Url::parse(address.trim_end_matches('/'))?;
+        let source = HttpSource::new(url, HttpOptions::default());
+        return Ok(Box::new(WarnOnce::new(source, notify)));
+    }
+    let metadata = fs::metadata(address).map_err(folder_error(address))?;
+    if !metadata.is_dir() {
+        return Err(PullError::NotAFolder {
+            address: address.to_owned(),
+        });
+    }
+    Ok(Box::new(FolderSource::new(address)))
+}
+
+/// The name that a model gets if nobody gives it one: the last part of its address.
+fn name_of(address: &str) -> Result<String, PullError> {
+    let path = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let parts: Vec<&str> = path
+        .split(['/', '\\'])
+        .filter(|part| !part.is_empty())
+        .collect();
+    // A repository is called by its name, whatever revision or file of it is meant.
+    let last = match parts
+        .iter()
+        .position(|part| matches!(*part, "resolve" | "tree" | "blob"))
+    {
+        Some(i) if i > 0 => parts[i - 1],
+        _ => parts.last().copied().unwrap_or_default(),
+    };
+    if last.is_empty() {
+        return Err(PullError::NoName {
+            address: address.to_owned(),
+        });
+    }
+    // What the store doesn't take in names, such as the colon before a port.
+    let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    Ok(last.replace(|c| !taken(c), "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_called_by_their_address() {
+        for (address, name) in [
+            ("https://example.org/models/tiny-rdrr/", "tiny-rdrr"),
+            ("https://huggingface.co/owner/repo", "repo"),
+            (
+                "https://huggingface.co/owner/repo/resolve/main/a.gguf",
+                "repo",
+            ),
+            ("/some/folder/tiny", "tiny"),
+            ("http://localhost:8765", "localhost-8765"),
+        ] {
+            assert_eq!(name_of(address).unwrap(), name, "{address}");
+        }
+        assert!(name_of("///").is_err());
+    }
+}
