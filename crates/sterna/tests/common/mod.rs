@@ -106,17 +106,8 @@ pub(crate) fn cpu() -> Cpu {
 /// The GPU there is, a software one too; `None`, with a message, if there is none and none is required.
 #[cfg(feature = "gpu")]
 pub(crate) fn gpu() -> Option<sterna_engine::Gpu> {
-    use sterna_gpu::{Device, DeviceOptions, GpuError};
-
-    match Device::open(&DeviceOptions::default()) {
-        Ok(device) => Some(sterna_engine::Gpu::new(device, 1, Isa::detect())),
-        Err(error @ GpuError::NoAdapter { .. }) => {
-            assert!(std::env::var_os("STERNA_REQUIRE_GPU").is_none(), "{error}");
-            eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    let device = sterna_testing::gpu::device()?;
+    Some(sterna_engine::Gpu::new(device, 1, Isa::detect()))
 }
 
 pub(crate) fn session<B: Backend>(model: &Arc<Model<B>>, ctx_len: usize) -> Session<B> {
