@@ -63,7 +63,7 @@ mod on_a_gpu {
 
     /// A device of this test's own: nobody else drives it.
     fn gpu() -> Option<Gpu> {
-        Some(Gpu::new(common::compare::open()?, 2, Isa::detect()))
+        Some(Gpu::new(sterna_testing::gpu::device()?, 2, Isa::detect()))
     }
 
     #[test]
