@@ -103,6 +103,29 @@ for path in ["testdata/stories260K/hf/tokenizer.json", "testdata/stories260K/tok
     with open(path, "rb") as f:
         write("tokenizer_json", os.path.basename(path), f.read())
 write("tokenizer_json", "tiktoken", b"IQ== 0\nIg== 1\nYWE= 2\nYQ== 3\n")
+
+# Both kinds of the JavaScript converter's tokenizers, and every way to write their members.
+write(
+    "bundled_tokenizer",
+    "bpe",
+    b'{"type":"bpe","vocab":{"a":0,"b":1,"ab":2,"<s>":3},"vocabSize":4,"merges":["a b"],"scores":null,'
+    b'"tokenTypes":[1,1,1,3],"specialTokens":{"bos":3,"eos":null},"addBosToken":true}',
+)
+write(
+    "bundled_tokenizer",
+    "unigram",
+    '{"type":"unigram","vocab":["<unk>","<s>","</s>","\u2581","a","\u2581a","<0x41>"],"merges":null,'
+    '"scores":[0,0,0,-1,-2,-0.5,-9],"tokenTypes":[2,3,3,1,1,1,6],'
+    '"specialTokens":{"bos":"<s>","eos":2,"unk":0},"addSpacePrefix":false}'.encode(),
+)
+write(
+    "bundled_tokenizer",
+    "pairs",
+    '{"vocab":["H","e","l","o","\u0120","He","ll","<|end|>"],"merges":[["H","e"],["l","l"]],'
+    '"tokenTypes":[1,1,1,1,1,1,1,4],"specialTokens":{"pad":7,"sep":"<|end|>","cls":0,"mask":1},'
+    '"addEosToken":true}'.encode(),
+)
+
 with open("testdata/chat-templates/expected.json", encoding="utf-8") as f:
     expected = json.load(f)
 messages = b"\0" + json.dumps(expected["conversations"]["system"]["messages"]).encode()

@@ -1,107 +1,195 @@
-//! A conversation with a model, and its interactive form on a terminal.
+//! A conversation with a model on a terminal.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
+use sterna::ErrorCode;
+use sterna::conversation::{ChatPrompt, Conversation, Room};
+use sterna::generate::{Event, FirstWord, Generator, Request, Stats, TextOptions};
+use sterna::native::Device;
+use sterna::scheduler::{Scheduler, SequenceId};
+use sterna::sequence::Sequence;
+use sterna_engine::{Sampler, Session};
+use sterna_text::{DateTime, Encode, Tokenizer};
 
-use crate::display::FirstWord;
 use crate::interrupt::{self, Answering};
 use crate::output;
 use crate::progress::Progress;
-use crate::runtime::{Generation, Request, Runtime, Stats};
-
-/// One turn.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Message {
-    role: Role,
-    content: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
-    System,
-    User,
-    Assistant,
-}
-
-impl Role {
-    /// As chat templates call it.
-    const fn name(self) -> &'static str {
-        match self {
-            Role::System => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-        }
-    }
-}
-
-impl Message {
-    fn new(role: Role, content: impl Into<String>) -> Message {
-        Message {
-            role,
-            content: content.into(),
-        }
-    }
-
-    /// Instructions that precede the conversation.
-    pub(crate) fn system(content: impl Into<String>) -> Message {
-        Message::new(Role::System, content)
-    }
-}
+use crate::runtime;
 
 /// A model, and what was said so far.
 pub(crate) struct Chat {
-    pub(crate) runtime: Runtime,
+    scheduler: Scheduler<Device>,
+    /// The only sequence.
+    sequence: SequenceId,
+    /// Begins an empty session of the model, loaded again, if the first is lost with its device.
+    open: Box<dyn FnMut() -> Result<Session<Device>>>,
+    options: ChatOptions,
+}
+
+/// How to talk with a model.
+pub(crate) struct ChatOptions {
+    pub(crate) sampler: Sampler,
     pub(crate) tokenizer: Tokenizer,
-    /// Turns messages into a prompt; without one, every prompt is continued as it is.
-    pub(crate) template: Option<ChatTemplate>,
+    /// Makes prompts of what was said; without it, every prompt is continued as it is.
+    pub(crate) conversation: Option<Conversation>,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) stop_strings: Vec<String>,
     /// Tokens of an answer at most.
     pub(crate) max_tokens: usize,
     /// Tokens to draft at most.
     pub(crate) speculate: Option<usize>,
-    pub(crate) messages: Vec<Message>,
+}
+
+/// An answer, whole or interrupted.
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) stats: Stats,
+    /// Messages that were forgotten for want of room.
+    n_forgotten: usize,
 }
 
 impl Chat {
-    /// Begins the answer to `text`, which becomes the newest message.
+    /// A chat by `session`, which is empty; `open` begins another, if its device is lost.
+    pub(crate) fn new(
+        session: Session<Device>,
+        open: impl FnMut() -> Result<Session<Device>> + 'static,
+        options: ChatOptions,
+    ) -> Chat {
+        let (scheduler, sequence) = runtime::alone(session);
+        Chat {
+            scheduler,
+            sequence,
+            open: Box::new(open),
+            options,
+        }
+    }
+
+    /// Answers `text`, which becomes the newest message, until done or asked to `stop`; `tell`s each piece
+    /// of the answer.
     ///
     /// The oldest turns are forgotten if the context has no room for all of them and an answer.
-    pub(crate) fn answer(&mut self, text: String) -> Result<Generation<'_>> {
-        let prompt = match &self.template {
-            None => self.tokenizer.encode(
-                &text,
-                Encode {
-                    add_special: true,
-                    parse_special: true,
-                },
-            )?,
-            Some(template) => {
-                self.messages.push(Message::new(Role::User, text));
-                loop {
-                    let ids = render(template, &self.tokenizer, &self.messages)?;
-                    let room = self.runtime.ctx_len().saturating_sub(ids.len());
-                    let enough = room > self.max_tokens.min(self.runtime.ctx_len() / 4);
-                    if enough || !forget_oldest(&mut self.messages) {
-                        break ids;
+    pub(crate) fn answer(
+        &mut self,
+        text: String,
+        stop: impl Fn() -> bool,
+        tell: impl FnMut(&str) -> Result<()>,
+    ) -> Result<Answer> {
+        let ChatPrompt { ids, n_forgotten } = self.prompt(text)?;
+        let options = &self.options;
+        let request = Request {
+            max_tokens: options.max_tokens,
+            stop_ids: options.stop_ids.clone(),
+            speculate: options.speculate,
+            text: Some(TextOptions {
+                tokenizer: options.tokenizer.clone(),
+                stop_strings: options.stop_strings.clone(),
+            }),
+            ..Request::new(ids, options.sampler.clone())
+        };
+        let started = self.scheduler.start(self.sequence, request);
+        started.map_err(|error| match error.code() {
+            ErrorCode::ContextFull => anyhow!("{error} (--ctx)"),
+            _ => error.into(),
+        })?;
+        let told = self.generate(stop, tell);
+        let generator = self.scheduler.finish(self.sequence);
+        let generator = generator.expect("an answer was started");
+        let (ids, stats) = (generator.answer().to_vec(), *generator.stats());
+        // The next answer goes on with its random numbers.
+        self.options.sampler = generator.into_sampler();
+        Ok(Answer {
+            text: told?,
+            ids,
+            stats,
+            n_forgotten,
+        })
+    }
+
+    /// What to continue, to answer `text`.
+    fn prompt(&mut self, text: String) -> Result<ChatPrompt> {
+        let ctx_len = self.sequence().ctx_len();
+        let ChatOptions {
+            tokenizer,
+            conversation,
+            max_tokens,
+            ..
+        } = &mut self.options;
+        let Some(conversation) = conversation else {
+            let options = Encode {
+                add_special: true,
+                parse_special: true,
+            };
+            return Ok(ChatPrompt {
+                ids: tokenizer.encode(&text, options)?,
+                n_forgotten: 0,
+            });
+        };
+        conversation.say(text);
+        let room = Room {
+            ctx_len,
+            max_tokens: *max_tokens,
+        };
+        Ok(conversation.prompt(tokenizer, room, Some(now()))?)
+    }
+
+    /// Computes the answer that was started, its prompt under a progress bar; the text of it.
+    fn generate(
+        &mut self,
+        stop: impl Fn() -> bool,
+        mut tell: impl FnMut(&str) -> Result<()>,
+    ) -> Result<String> {
+        let mut left = self.n_prompt_left();
+        let mut progress = Some(Progress::items("reading the prompt", left as u64));
+        let mut said = String::new();
+        while !self.scheduler.is_idle() && !stop() {
+            let events = self.scheduler.step()?;
+            if let Some(bar) = &progress {
+                let before = std::mem::replace(&mut left, self.n_prompt_left());
+                bar.add((before - left) as u64);
+                // Before anything is said on the line that it takes.
+                progress = progress.filter(|_| left > 0);
+            }
+            for (_, event) in events {
+                let text = match event {
+                    Event::Token(token) => token.text,
+                    Event::Ended { text, .. } => text,
+                    Event::Failed(error) => return Err(error.into()),
+                    Event::DeviceLost { message } => {
+                        self.restore(&message)?;
+                        continue;
                     }
+                    _ => continue,
+                };
+                if !text.is_empty() {
+                    tell(&text)?;
+                    said += &text;
                 }
             }
-        };
-        let request = Request {
-            prompt,
-            max_tokens: self.max_tokens,
-            stop_ids: &self.stop_ids,
-            speculate: self.speculate,
-        };
-        let answer = self.runtime.start(request)?;
-        let stop_strings = self.stop_strings.clone();
-        Ok(Generation::new(answer, &self.tokenizer, stop_strings))
+        }
+        Ok(said)
+    }
+
+    /// Loads the model again, whose device was lost.
+    fn restore(&mut self, message: &str) -> Result<()> {
+        output::note(format_args!("note: {message}; loading the model again"));
+        let restored = self.scheduler.restore(|_| (self.open)());
+        restored.with_context(|| format!("{message}, and the model cannot be loaded again"))
+    }
+
+    fn sequence(&self) -> &Sequence<Device> {
+        let sequence = self.scheduler.sequence(self.sequence);
+        sequence.expect("the sequence is never taken out")
+    }
+
+    /// Tokens of the prompt that are still to be computed.
+    fn n_prompt_left(&self) -> usize {
+        let generator = self.scheduler.generator(self.sequence);
+        generator.map_or(0, Generator::n_prompt_left)
     }
 
     /// Talks with whoever sits at the terminal, until they leave.
@@ -145,11 +233,7 @@ impl Chat {
                     }
                 }
                 Ok(Command::Help) => output::note(HELP),
-                Ok(Command::Reset) => {
-                    self.messages.retain(|message| message.role == Role::System);
-                    self.runtime.reset();
-                    output::note("Forgot everything said.");
-                }
+                Ok(Command::Reset) => self.forget(),
                 Ok(Command::System(text)) => self.set_system(text),
                 Ok(Command::Stats) => self.show_stats(stats.as_ref()),
                 Ok(Command::Exit) => return Ok(()),
@@ -159,36 +243,42 @@ impl Chat {
         Ok(())
     }
 
-    /// Forgets the newest message if it wasn't answered: it counts as not said.
     fn unsay(&mut self) {
-        self.messages.pop_if(|message| message.role == Role::User);
+        if let Some(conversation) = &mut self.options.conversation {
+            conversation.unsay();
+        }
+    }
+
+    fn forget(&mut self) {
+        if let Some(conversation) = &mut self.options.conversation {
+            conversation.reset();
+        }
+        if let Some(sequence) = self.scheduler.sequence_mut(self.sequence) {
+            sequence.reset();
+        }
+        output::note("Forgot everything said.");
     }
 
     /// Answers `text` on stdout, until done or asked to `stop`.
     fn speak(&mut self, text: String, stop: impl Fn() -> bool) -> Result<Stats> {
-        let mut first_word = FirstWord::new(self.template.is_some());
-        let n_messages = self.messages.len() + 1;
-        let mut answer = self.answer(text)?;
-        let mut said = String::new();
-        prefill(&mut answer, &stop)?;
-        while !stop() {
-            let Some(piece) = answer.next().transpose()? else {
-                break;
-            };
-            output::write_now(&first_word.push(&piece))?;
-            said += &piece;
-        }
-        let stats = answer.stats();
-        output::write_now(if said.ends_with('\n') { "" } else { "\n" })?;
+        let mut first_word = FirstWord::new(self.options.conversation.is_some());
+        let tell = |piece: &str| output::write_now(&first_word.push(piece));
+        let Answer {
+            text,
+            stats,
+            n_forgotten,
+            ..
+        } = self.answer(text, stop, tell)?;
+        output::write_now(if text.ends_with('\n') { "" } else { "\n" })?;
         if stats.stop.is_none() && stats.n_generated == 0 {
             self.unsay();
             return Ok(stats);
         }
-        if self.template.is_some() {
-            if self.messages.len() < n_messages {
+        if let Some(conversation) = &mut self.options.conversation {
+            if n_forgotten > 0 {
                 output::note("[forgot the oldest turns: the context is full]");
             }
-            self.messages.push(Message::new(Role::Assistant, said));
+            conversation.answered(text);
         }
         if let Some(stop) = stats.stop.filter(|stop| stop.is_cut_off()) {
             output::note(format_args!("[stopped {}]", stop.describe()));
@@ -197,53 +287,25 @@ impl Chat {
     }
 
     fn set_system(&mut self, text: String) {
-        if self.template.is_none() {
+        let Some(conversation) = &mut self.options.conversation else {
             output::note("Without a chat template (--raw) there are no system instructions.");
             return;
-        }
-        self.messages.retain(|message| message.role != Role::System);
-        if text.is_empty() {
-            output::note("No system instructions from now on.");
-        } else {
-            self.messages.insert(0, Message::system(text));
-            output::note("These are the system instructions from now on.");
-        }
+        };
+        let instructions = (!text.is_empty()).then_some(text);
+        output::note(match instructions {
+            None => "No system instructions from now on.",
+            Some(_) => "These are the system instructions from now on.",
+        });
+        conversation.set_system(instructions);
     }
 
     fn show_stats(&self, stats: Option<&Stats>) {
         if let Some(stats) = stats {
             output::note(format_args!("last answer: {stats}"));
         }
-        let (cached, ctx_len) = (self.runtime.n_cached(), self.runtime.ctx_len());
+        let (cached, ctx_len) = (self.sequence().len(), self.sequence().ctx_len());
         output::note(format_args!("context: {cached} of {ctx_len} tokens in use"));
     }
-}
-
-/// Computes the prompt of `answer` under a progress bar, unless asked to stop.
-pub(crate) fn prefill(answer: &mut Generation<'_>, stop: impl Fn() -> bool) -> Result<()> {
-    let mut left = answer.n_left();
-    let progress = Progress::items("reading the prompt", left as u64);
-    while left > 0 && !stop() {
-        let before = left;
-        left = answer.prefill()?;
-        progress.add((before - left) as u64);
-    }
-    Ok(())
-}
-
-fn render(
-    template: &ChatTemplate,
-    tokenizer: &Tokenizer,
-    messages: &[Message],
-) -> Result<Vec<u32>> {
-    let turns = messages
-        .iter()
-        .map(|message| (message.role.name(), message.content.as_str()));
-    let input = ChatInput {
-        now: Some(now()),
-        ..ChatInput::conversation(turns)
-    };
-    Ok(tokenizer.encode_prompt(&template.prompt(&input, tokenizer)?)?)
 }
 
 /// The time for templates that ask for it: UTC, as this machine's time zone is nobody's business.
@@ -252,19 +314,6 @@ pub(crate) fn now() -> DateTime {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     DateTime::from_unix(since_1970.as_secs().try_into().unwrap_or(i64::MAX), 0)
-}
-
-/// Drops the oldest turn, up to the next thing the user said; false if only the newest is left.
-fn forget_oldest(messages: &mut Vec<Message>) -> bool {
-    let is_user = |message: &Message| message.role == Role::User;
-    let Some(first) = messages.iter().position(is_user) else {
-        return false;
-    };
-    let Some(next) = messages[first + 1..].iter().position(is_user) else {
-        return false;
-    };
-    messages.drain(first..first + 1 + next);
-    true
 }
 
 const HELP: &str = "\
@@ -318,14 +367,16 @@ impl Command {
 mod tests {
     use std::cell::Cell;
 
+    use anyhow::bail;
     use clap::Parser;
-    use sterna_engine::{Sampler, SamplerConfig};
+    use sterna::conversation::{Message, Role};
+    use sterna::generate::StopReason;
+    use sterna::native::BUILTIN;
+    use sterna_engine::SamplerConfig;
 
     use super::*;
     use crate::args::ReportFlags;
-    use sterna::native::BUILTIN;
     use crate::model;
-    use crate::runtime::StopReason;
 
     #[test]
     fn lines_are_said_unless_they_are_commands() {
@@ -346,22 +397,28 @@ mod tests {
 
     /// A chat with the built-in model that takes the best token each time.
     fn chat() -> Chat {
-        let TestFlags { flags } = TestFlags::parse_from(["test", "--threads", "1"]);
+        chat_on("cpu").unwrap()
+    }
+
+    fn chat_on(backend: &str) -> Result<Chat> {
+        let flags = ["test", "--threads", "1", "--backend", backend];
+        let TestFlags { flags } = TestFlags::parse_from(flags);
         let files = model::open(BUILTIN).unwrap();
         let tokenizer = files.require_tokenizer().unwrap();
         let plan = model::plan(&files, &flags.files).unwrap();
         let sampler = Sampler::new(SamplerConfig::default(), plan.config().n_vocab).unwrap();
-        let session = model::session(&files, plan, &flags.engine, 256).unwrap();
-        Chat {
-            runtime: Runtime::new(session, sampler),
-            template: files.chat_template(&tokenizer).unwrap(),
+        let template = files.chat_template(&tokenizer).unwrap();
+        let options = ChatOptions {
+            sampler,
+            conversation: template.map(Conversation::new),
             stop_ids: tokenizer.end_ids().to_vec(),
             tokenizer,
             stop_strings: Vec::new(),
             max_tokens: 12,
             speculate: None,
-            messages: Vec::new(),
-        }
+        };
+        let session = model::session(&files, plan, &flags.engine, 256)?;
+        Ok(Chat::new(session, || bail!("no such file"), options))
     }
 
     #[derive(Parser)]
@@ -370,9 +427,14 @@ mod tests {
         flags: ReportFlags,
     }
 
+    /// What was said.
+    fn messages(chat: &Chat) -> &[Message] {
+        chat.options.conversation.as_ref().unwrap().messages()
+    }
+
     /// The roles of what was said.
     fn roles(chat: &Chat) -> Vec<Role> {
-        chat.messages.iter().map(|message| message.role).collect()
+        messages(chat).iter().map(|message| message.role).collect()
     }
 
     #[test]
@@ -397,13 +459,13 @@ mod tests {
     fn what_is_interrupted_before_the_first_word_was_not_said() {
         let mut chat = chat();
         chat.speak("What is 3 plus 4?".into(), || false).unwrap();
-        let before = chat.messages.clone();
+        let before = messages(&chat).to_vec();
         let stats = chat.speak("Tell me a story.".into(), || true).unwrap();
         assert_eq!((stats.n_generated, stats.stop), (0, None));
-        assert_eq!(chat.messages, before);
-        // Asked before the prompt, and after it and each of three tokens.
+        assert_eq!(messages(&chat), before);
+        // Asked before the prompt, and after each of three tokens.
         let polls = Cell::new(0);
-        let stop = || polls.replace(polls.get() + 1) == 4;
+        let stop = || polls.replace(polls.get() + 1) == 3;
         let stats = chat.speak("Tell me a story.".into(), stop).unwrap();
         assert_eq!((stats.n_generated, stats.stop), (3, None));
         assert_eq!(roles(&chat).len(), before.len() + 2);
@@ -422,15 +484,16 @@ mod tests {
             lines.len()
         };
         say(&mut chat, &["/system Be brief.", "/help", " ", "/halp"]);
-        assert_eq!(chat.messages, [Message::system("Be brief.")]);
+        let system = Message::new(Role::System, "Be brief.");
+        assert_eq!(messages(&chat), [system]);
         say(&mut chat, &["What is 3 plus 4?", "/stats"]);
         assert_eq!(roles(&chat), [Role::System, Role::User, Role::Assistant]);
-        assert!(chat.runtime.n_cached() > 0);
+        assert!(!chat.sequence().is_empty());
         say(&mut chat, &["/reset"]);
         assert_eq!(roles(&chat), [Role::System]);
-        assert_eq!(chat.runtime.n_cached(), 0);
+        assert!(chat.sequence().is_empty());
         say(&mut chat, &["/system"]);
-        assert_eq!(chat.messages, []);
+        assert_eq!(messages(&chat), []);
         assert_eq!(say(&mut chat, &["/exit", "never said"]), 1);
         // Too long for the context: an error, and the chat goes on without it.
         let long = "and then ".repeat(400);
@@ -439,29 +502,21 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_turns_are_forgotten_first() {
-        let (system, user, assistant) = (Role::System, Role::User, Role::Assistant);
-        let mut messages: Vec<_> = [
-            (system, "s"),
-            (user, "1"),
-            (assistant, "2"),
-            (user, "3"),
-            (assistant, "4"),
-            (user, "5"),
-        ]
-        .map(|(role, content)| Message::new(role, content))
-        .to_vec();
-        let left = |messages: &[Message]| {
-            messages
-                .iter()
-                .map(|m| m.content.clone())
-                .collect::<String>()
-        };
-        assert!(forget_oldest(&mut messages));
-        assert_eq!(left(&messages), "s345");
-        assert!(forget_oldest(&mut messages));
-        assert_eq!(left(&messages), "s5");
-        assert!(!forget_oldest(&mut messages));
-        assert_eq!(left(&messages), "s5");
+    #[cfg(feature = "gpu")]
+    fn a_device_that_is_lost_for_good_is_named() {
+        if !sterna_testing::gpu::is_there() {
+            return;
+        }
+        let mut chat = chat_on("gpu").unwrap();
+        let model = chat.sequence().session().model();
+        let gpu = model.backend().device().expect("a model on a GPU");
+        gpu.device().lose();
+        let error = chat.speak("Who are you?".into(), || false).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains("GPU device was lost")
+                && error.contains("cannot be loaded again: no such file"),
+            "{error}"
+        );
     }
 }

@@ -10,6 +10,11 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+/// A failure to write to standard output.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output")]
+pub(crate) struct StdoutError(#[source] pub(crate) io::Error);
+
 /// Writes `text` to stdout at once, so that a reader sees each token when it is made.
 pub(crate) fn write_now(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
@@ -20,14 +25,15 @@ pub(crate) fn write_now(text: &str) -> Result<()> {
     };
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .context("cannot write to standard output")
+        .map_err(StdoutError)?;
+    Ok(())
 }
 
 /// Writes `text` and a line end to stdout.
 pub(crate) fn line(text: impl fmt::Display) -> Result<()> {
     let text = text.to_string();
-    writeln!(io::stdout().lock(), "{}", escaped(&text, &['\n']))
-        .context("cannot write to standard output")
+    writeln!(io::stdout().lock(), "{}", escaped(&text, &['\n'])).map_err(StdoutError)?;
+    Ok(())
 }
 
 /// Writes `value` to stdout as one line of JSON.
@@ -112,11 +118,12 @@ pub(crate) fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{}", escaped(&text, &['\n']));
 }
 
-/// True if `error` is, at the bottom, a closed stdout: the reader has seen enough (`| head`).
+/// True if `error` is, at the bottom, a closed stdout: the reader has seen enough (`| head`). Any other
+/// pipe that breaks is a failure.
 pub(crate) fn is_closed_stdout(error: &anyhow::Error) -> bool {
     error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+        .downcast_ref::<StdoutError>()
+        .is_some_and(|StdoutError(e)| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// A number of bytes, in the largest binary unit that leaves at least one: `1.5 MiB`.
@@ -191,10 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_told_from_other_errors() {
-        let pipe =
-            anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("writing");
-        assert!(is_closed_stdout(&pipe));
-        assert!(!is_closed_stdout(&anyhow::anyhow!("other")));
+    fn a_closed_stdout_is_told_from_other_errors() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let closed = anyhow::Error::from(StdoutError(broken())).context("writing");
+        assert!(is_closed_stdout(&closed));
+        let full = StdoutError(io::Error::from(io::ErrorKind::StorageFull));
+        assert!(!is_closed_stdout(&full.into()));
+        assert!(!is_closed_stdout(&broken().into()));
     }
 }

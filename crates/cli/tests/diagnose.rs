@@ -19,22 +19,10 @@ fn sterna_in(home: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Whether there is a GPU, a software one at least.
-fn has_gpu(home: &Path) -> bool {
-    let doctor = sterna_in(home, &["doctor", "--json"]);
-    let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
-    let found = !report["gpus"].as_array().unwrap().is_empty();
-    if !found {
-        assert!(std::env::var_os("STERNA_REQUIRE_GPU").is_none(), "no GPU");
-        eprintln!("SKIPPED: no GPU; see scripts/software-gpu.sh");
-    }
-    found
-}
-
 #[test]
 fn gpu_and_cpu_agree() {
     let home = tempfile::tempdir().unwrap();
-    if !has_gpu(home.path()) {
+    if !sterna_testing::gpu::is_there() {
         return;
     }
     let output = sterna_in(
@@ -91,7 +79,7 @@ fn gpu_and_cpu_agree() {
 #[test]
 fn compiled_kernels_are_kept() {
     let home = tempfile::tempdir().unwrap();
-    if !has_gpu(home.path()) {
+    if !sterna_testing::gpu::is_there() {
         return;
     }
     let folder = home.path().join("pipelines");

@@ -4,6 +4,8 @@ mod common;
 
 use std::fs;
 use std::path::Path;
+#[cfg(unix)]
+use std::process::{Command, Stdio};
 
 use common::{refusal, sterna, testdata};
 use sterna_format::safetensors::SafeTensors;
@@ -327,4 +329,36 @@ fn logits_replace_files_and_nothing_else() {
     assert!(socket.metadata().unwrap().file_type().is_socket());
     // Nothing is left behind.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_pipe_that_breaks_is_an_error_unless_it_is_stdout() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("logits.fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    // Reads a byte of what is more than a pipe holds, and leaves.
+    let mut reader = Command::new("head")
+        .args(["-c", "1"])
+        .arg(&fifo)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ids = ["5"; 200].join(",");
+    let message = refusal(&[
+        "logits",
+        "builtin",
+        "--ids",
+        &ids,
+        "-o",
+        fifo.to_str().unwrap(),
+    ]);
+    // It waits for a writer, if there was none.
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    assert!(
+        message.contains("logits.fifo: cannot write: ") && message.contains("pipe"),
+        "{message}"
+    );
 }

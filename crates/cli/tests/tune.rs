@@ -30,16 +30,6 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whether there is a GPU, a software one at least.
-fn has_gpu(home: &Path) -> bool {
-    let found = !doctor(home).as_array().unwrap().is_empty();
-    if !found {
-        assert!(std::env::var_os("STERNA_REQUIRE_GPU").is_none(), "no GPU");
-        eprintln!("SKIPPED: no GPU; see scripts/software-gpu.sh");
-    }
-    found
-}
-
 /// What `doctor` says of GPUs.
 fn doctor(home: &Path) -> Value {
     json_in(home, &["doctor", "--json"])["gpus"].take()
@@ -67,7 +57,7 @@ fn tokens(home: &Path, model: &str, more: &[&str]) -> Value {
 fn what_was_measured_is_kept_and_used() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    if !has_gpu(home) {
+    if !sterna_testing::gpu::is_there() {
         return;
     }
     let model = testdata("stories260K/hf").display().to_string();
@@ -175,7 +165,7 @@ fn tuning_needs_a_gpu() {
 fn a_packages_hints_reach_the_gpu() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    if !has_gpu(home) {
+    if !sterna_testing::gpu::is_there() {
         return;
     }
     let package = home.join("package").display().to_string();
@@ -238,7 +228,7 @@ fn a_packages_hints_reach_the_gpu() {
 fn what_cannot_be_kept_is_said_before_it_is_measured() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    if !has_gpu(home) {
+    if !sterna_testing::gpu::is_there() {
         return;
     }
     for folder in ["tuning", "pipelines"] {

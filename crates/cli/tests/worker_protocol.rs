@@ -1,9 +1,6 @@
 //! The parser of the worker's protocol: however bytes are cut, they mean the same; and what fuzzing
 //! found stays mended.
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
 
 #[allow(dead_code)]
@@ -22,21 +19,7 @@ use protocol::{Form, Keep, Message, Parser, Reply, Request, Sampling};
 
 #[test]
 fn fuzzing_inputs() {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
-    let mut n = 0;
-    for folder in ["regressions", "corpus"] {
-        // A target without regressions has no folder for them.
-        let Ok(files) = fs::read_dir(fuzz.join(folder).join("worker_protocol")) else {
-            continue;
-        };
-        for file in files {
-            let path = file.unwrap().path();
-            println!("{}", path.display());
-            check::check(&fs::read(path).unwrap());
-            n += 1;
-        }
-    }
-    assert!(n > 0, "no inputs");
+    sterna_testing::fuzz::replay("worker_protocol", check::check);
 }
 
 /// The one message in `text`, which holds nothing else.
@@ -240,7 +223,7 @@ fn a_token_costs_less_than_50_microseconds() {
         times.push(start.elapsed());
     }
     drop(reply);
-    assert_eq!(reading.join().unwrap(), (126_000..128_000).sum());
+    assert_eq!(reading.join().unwrap(), (126_000..128_000).sum::<u64>());
     times.sort();
     let (median, most) = (times[times.len() / 2], times[times.len() * 99 / 100]);
     println!("a token: {median:?} (median), {most:?} (99 % take no longer)");

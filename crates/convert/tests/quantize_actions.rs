@@ -503,7 +503,7 @@ fn outputs_take_the_place_of_no_input() {
     // Another name for the same output.
     let mut settings = bench.settings("llama");
     settings.rope = Some((sub.join("../out"), rope()));
-    let refused = message(bench.run_on(2, &manifest, &settings));
+    let refused = common::message(bench.run_on(2, &manifest, &settings));
     assert!(refused.contains("expected another file for each output"));
     assert_eq!(fs::read(bench.path("shard")).unwrap(), bytes);
     assert_eq!(fs::read(bench.path("manifest")).unwrap(), manifest);

@@ -2,8 +2,6 @@
 //! `STERNA_MUTATIONS=N` makes N of each target instead of a few.
 
 use std::env;
-use std::fs;
-use std::path::Path;
 
 #[path = "../../../fuzz/checks/http_head.rs"]
 mod http_head;
@@ -13,22 +11,9 @@ mod minisign;
 mod store_index;
 
 fn replay(target: &str, check: fn(&[u8])) {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
-    let mut inputs = Vec::new();
-    for folder in ["regressions", "corpus"] {
-        // A target without regressions has no folder for them.
-        let Ok(files) = fs::read_dir(fuzz.join(folder).join(target)) else {
-            continue;
-        };
-        for file in files {
-            let path = file.unwrap().path();
-            println!("{}", path.display());
-            let input = fs::read(path).unwrap();
-            check(&input);
-            inputs.push(input);
-        }
-    }
-    assert!(!inputs.is_empty(), "no inputs for {target}");
+    sterna_testing::fuzz::replay(target, check);
+    let inputs = sterna_testing::fuzz::inputs(target).into_iter();
+    let inputs: Vec<Vec<u8>> = inputs.map(|(_, input)| input).collect();
     let n = env::var("STERNA_MUTATIONS").map_or(2000, |n| n.parse().unwrap());
     let mut numbers = Numbers(1);
     for i in 0..n {

@@ -1,30 +1,10 @@
 //! Decoding that a backend does by itself, ahead of whoever takes the tokens.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 
-use crate::backend::BackendError;
-use crate::sampler::{Sampler, SamplerConfig};
-
-/// Steps of decoding that a device takes by itself, each with the token that the step before drew.
-///
-/// They belong to one sequence. What they compute of tokens that nobody takes lies behind the sequence's
-/// end, where later steps write.
-pub trait Decoding: Send {
-    /// What the next step came to. Steps after it are under way, so that in all no more than `wanted` are.
-    fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError>;
-}
-
-/// What a step of [`Decoding`] came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drawn {
-    /// This token comes next.
-    Token(u32),
-    /// The device can't tell which token comes next, or the logits are no numbers. The step is to be
-    /// computed again, for the host to choose. Others would come to the same.
-    Undecided,
-    /// There was no step: there is room for no more.
-    Over,
-}
+use crate::backend::{BackendError, Decoding, Drawn};
+use crate::sampler::{SamplerConfig, Sampling};
 
 /// The decoding of a session, and what it follows from.
 pub(crate) struct Ahead {
@@ -40,29 +20,29 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// `steps` that choose as `sampler` does, with the weights of `generation`.
-    pub(crate) fn new(steps: Box<dyn Decoding>, sampler: &Sampler, generation: u64) -> Ahead {
+    /// `steps` that choose as `sampling` says, with the weights of `generation`.
+    pub(crate) fn new(steps: Box<dyn Decoding>, sampling: &Sampling<'_>, generation: u64) -> Ahead {
         Ahead {
             steps,
             generation,
-            config: sampler.config().clone(),
-            recent: sampler.recent().clone(),
-            n_remembered: sampler.n_remembered(),
+            config: sampling.config.clone(),
+            recent: sampling.recent.clone(),
+            n_remembered: sampling.window,
             last: None,
         }
     }
 
-    /// Whether the next step is the one that computes `id`, and chooses as `sampler` does.
-    pub(crate) fn goes_on_with(&self, id: u32, sampler: &Sampler, generation: u64) -> bool {
+    /// Whether the next step is the one that computes `id`, and chooses as `sampling` says.
+    pub(crate) fn goes_on_with(&self, id: u32, sampling: &Sampling<'_>, generation: u64) -> bool {
         self.last == Some(id)
             && self.generation == generation
-            && self.config == *sampler.config()
-            && self.recent == *sampler.recent()
+            && self.config == *sampling.config
+            && self.recent == *sampling.recent
     }
 
-    /// [`Decoding::next`].
-    pub(crate) fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
-        let drawn = self.steps.next(wanted)?;
+    /// [`Decoding::poll_next`], awaited. A future that is dropped takes nothing.
+    pub(crate) async fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
+        let drawn = poll_fn(|cx| self.steps.poll_next(wanted, cx)).await?;
         if let Drawn::Token(id) = drawn {
             self.last = Some(id);
             if self.n_remembered > 0 {

@@ -1,6 +1,10 @@
 //! The seam between what a model computes and where it is computed.
 
+use std::error::Error;
+use std::fmt;
 use std::ops::Range;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use sterna_format::DType;
@@ -12,15 +16,15 @@ pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
-use crate::ahead::Decoding;
-use crate::generation::Group;
 use crate::rope::Angles;
-use crate::sampler::Sampler;
+use crate::sampler::Sampling;
+use crate::stage::{Operation, Stage};
+use crate::weights::Group;
 
 /// A place to run models: buffers, and the operations that forward passes are made of.
 ///
 /// A forward pass is written once against this trait ([`crate::Session::forward`]). Operations take
-/// effect in the order they are called; only [`Backend::read`] needs their results, so a device may
+/// effect in the order they are called; only [`Backend::submit`] needs their results, so a device may
 /// record them and run them together. Buffers hold rows of f32, one for each token of the batch.
 ///
 /// Errors: shapes were checked when the model was planned, so operations fail only if the place
@@ -36,6 +40,9 @@ pub trait Backend: Sized {
     type Buffer;
     /// Keys and values of the tokens so far, for all layers.
     type Cache: KvCache;
+    /// Values on their way from a buffer, row by row: ready once every operation before is done. It may be
+    /// dropped.
+    type Readback: Future<Output = Result<Vec<f32>, BackendError>>;
 
     /// Threads of this machine, for repacking weights before they are handed over.
     fn host(&self) -> &Exec;
@@ -76,6 +83,11 @@ pub trait Backend: Sized {
     /// An empty cache.
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError>;
 
+    /// Begins a step: the operations from here to the next call are one forward pass over one batch.
+    fn begin_step(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// `out[t] ← scale · table[ids[t]]`.
     fn embed(
         &self,
@@ -85,28 +97,31 @@ pub trait Backend: Sized {
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// `out ← rms_norm(x) · weight`, over rows of the weight's length.
+    /// `out ← rms_norm(x) · weight`, row by row.
     fn rms_norm(
         &self,
+        stage: Stage,
         x: &Self::Buffer,
         weight: &Self::Vector,
         eps: f32,
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// `x ← rms_norm(x) · weight`; a weight of a head's length normalises each head.
+    /// `x ← rms_norm(x) · weight`, row by row.
     fn rms_norm_in_place(
         &self,
+        stage: Stage,
         x: &mut Self::Buffer,
         weight: &Self::Vector,
         eps: f32,
     ) -> Result<(), BackendError>;
 
-    /// `out ← x · wᵀ` for each matrix `w` and its output; all read the same `x`.
+    /// `out ← x · wᵀ` for each of `products`; all read the same `x`.
     fn linear(
         &self,
         x: &Self::Buffer,
-        outputs: &mut [(&Self::Linear, &mut Self::Buffer)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Self>],
     ) -> Result<(), BackendError>;
 
     /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are wanted, with all that equal the
@@ -115,6 +130,7 @@ pub trait Backend: Sized {
     /// Returns how many rows were read. What is computed has the bits that [`Backend::linear`] gives.
     fn linear_top(
         &self,
+        stage: Stage,
         x: &Self::Buffer,
         w: &Self::Linear,
         screen: &Self::Screen,
@@ -132,65 +148,74 @@ pub trait Backend: Sized {
     ) -> Result<(), BackendError>;
 
     /// `x[t] ← x[t] + bias`.
-    fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector) -> Result<(), BackendError>;
-
-    /// Rotates the heads of each row by its position's angles.
-    fn rope(
+    fn add_bias(
         &self,
+        stage: Stage,
         x: &mut Self::Buffer,
-        head_dim: usize,
-        angles: &Angles,
+        bias: &Self::Vector,
     ) -> Result<(), BackendError>;
 
-    /// Appends `k` and `v` to a layer of each sequence's cache, and attends to it:
-    /// `out ← attention(q, cache)`.
+    /// Normalises and rotates the heads of queries and keys, appends keys and values to a layer of each
+    /// sequence's cache, and attends to it: `out ← attention(q, cache)`.
     ///
     /// Rows belong to the sequences in turn. Positions count from the cache's length, which stays as it
-    /// is until [`KvCache::advance`].
-    #[allow(clippy::too_many_arguments)]
+    /// is until [`KvCache::advance`]. What the buffers of queries and keys hold afterwards is unspecified.
     fn attention(
         &self,
+        attention: Attention<'_, Self>,
         sequences: &mut [Sequence<'_, Self::Cache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &Self::Buffer,
-        k: &Self::Buffer,
-        v: &Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// `gate ← activation(gate) · up`.
     fn gate(
         &self,
+        stage: Stage,
         activation: Activation,
         gate: &mut Self::Buffer,
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// `x ← x + y`.
-    fn add(&self, x: &mut Self::Buffer, y: &Self::Buffer) -> Result<(), BackendError>;
+    fn add(&self, stage: Stage, x: &mut Self::Buffer, y: &Self::Buffer)
+    -> Result<(), BackendError>;
 
     /// `x ← cap · tanh(x / cap)`.
-    fn softcap(&self, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
+    fn softcap(&self, stage: Stage, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
 
     /// Drops all rows of `x` but `rows`, which ascend.
     fn keep_rows(&self, x: &mut Self::Buffer, rows: &[usize]) -> Result<(), BackendError>;
 
-    /// Takes the values out of `x`, row by row. Waits for every operation before it.
-    fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError>;
+    /// Hands over all operations so far, and takes the values out of `x`.
+    fn submit(&self, x: &mut Self::Buffer) -> Result<Self::Readback, BackendError>;
+
+    /// Waits for a future that needs nothing but this backend to become ready, and drives the device while
+    /// it isn't.
+    ///
+    /// Errors: [`BackendError::CannotWait`] if it isn't ready and nobody may wait here, as in a browser.
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => Ok(output),
+            Poll::Pending => Err(BackendError::CannotWait),
+        }
+    }
+
+    /// [`Backend::submit`], and waits for the values.
+    fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError> {
+        self.wait(self.submit(x)?)?
+    }
 
     /// Puts rows of `width` values into `x`: in the place of those it has, if these are as many of the
     /// same width.
     fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
     -> Result<(), BackendError>;
 
-    /// Makes ready to choose tokens as `sampler` does, and to go on with them; returns for how many steps
-    /// there is room in one go, from the cache's next position on. None, here, if choices are left to the
-    /// host.
+    /// Makes ready to sample tokens as `sampling` says, and to go on with them; returns for how many steps
+    /// there is room in one go, from the cache's next position on. None, here, if that is left to the host.
     fn steps_ahead(
         &self,
         _cache: &mut Self::Cache,
-        _sampler: &Sampler,
+        _sampling: &Sampling<'_>,
     ) -> Result<usize, BackendError> {
         Ok(0)
     }
@@ -198,17 +223,55 @@ pub trait Backend: Sized {
     /// Chooses the token that follows the one row `logits`, and repeats the step that led to them with
     /// that token, again and again, without the host.
     ///
-    /// That step has one row, of one sequence, and none of it has been read; [`Backend::rope`] was given
+    /// That step has one row, of one sequence, and none of it has been read; [`Attention::rope`] had
     /// the angles of all positions that are to come. `None` if the step can't be repeated: the logits can
     /// be read then.
     fn decode(
         &self,
         _logits: &mut Self::Buffer,
         _sequence: Continued<'_, Self::Cache>,
-        _sampler: &Sampler,
+        _sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         Ok(None)
     }
+}
+
+/// Steps of decoding that a device takes by itself, each with the token that the step before drew.
+///
+/// They belong to one sequence. What they compute of tokens that nobody takes lies behind the sequence's
+/// end, where later steps write.
+pub trait Decoding: MaybeSend {
+    /// What the next step came to, once it is done. Steps after it are under way, so that in all no more
+    /// than `wanted` are.
+    fn poll_next(
+        &mut self,
+        wanted: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Drawn, BackendError>>;
+}
+
+/// [`Send`], but for browsers, whose devices belong to one thread.
+#[cfg(not(target_arch = "wasm32"))]
+pub trait MaybeSend: Send {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send + ?Sized> MaybeSend for T {}
+
+/// [`Send`], but for browsers, whose devices belong to one thread.
+#[cfg(target_arch = "wasm32")]
+pub trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T: ?Sized> MaybeSend for T {}
+
+/// What a step of [`Decoding`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drawn {
+    /// This token comes next.
+    Token(u32),
+    /// The device can't tell which token comes next, or the logits are no finite numbers. The step is to be
+    /// computed again, for the host to sample from its logits. Later steps would come to the same.
+    Undecided,
+    /// There was no step: there is no room for more.
+    Over,
 }
 
 /// The sequence that a step is repeated for ([`Backend::decode`]).
@@ -222,8 +285,71 @@ pub struct Continued<'a, C> {
     pub n_steps: usize,
 }
 
+/// A product of [`Backend::linear`].
+pub struct Product<'a, B: Backend> {
+    /// Which it is.
+    pub stage: Stage,
+    /// `[n, k]`.
+    pub w: &'a B::Linear,
+    /// `[n_tokens, n]`.
+    pub out: &'a mut B::Buffer,
+}
+
+/// How the outputs of one [`Backend::linear`] lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputLayout {
+    /// Each by itself.
+    Separate,
+    /// As columns of the same rows, in order, if the backend has a use for that: queries, keys and
+    /// values, which attention reads together.
+    SideBySide,
+}
+
+/// What [`Backend::attention`] takes, as products left it.
+pub struct Attention<'a, B: Backend> {
+    /// The layer of the caches.
+    pub layer: usize,
+    /// Heads, scale, cap and window.
+    pub shape: AttentionShape,
+    /// Queries, `[n_tokens, n_heads · head_dim]`.
+    pub q: &'a mut B::Buffer,
+    /// Keys, `[n_tokens, n_kv_heads · head_dim]`.
+    pub k: &'a mut B::Buffer,
+    /// Values, `[n_tokens, n_kv_heads · head_dim]`.
+    pub v: &'a B::Buffer,
+    /// Normalises each head of the queries, `[head_dim]`.
+    pub q_norm: Option<&'a B::Vector>,
+    /// Normalises each head of the keys, `[head_dim]`.
+    pub k_norm: Option<&'a B::Vector>,
+    /// What both norms add to mean squares.
+    pub eps: f32,
+    /// Rotates the heads of queries and keys, after the norms.
+    pub rope: Option<Rotation<'a>>,
+}
+
+/// The rotary embedding of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// Which of the model's rotary embeddings it is. Those with one index are the same throughout a step.
+    pub index: usize,
+    /// The angles of each row's position; with one sequence, those of positions to come may follow.
+    pub angles: &'a Angles,
+}
+
+impl<B: Backend> Attention<'_, B> {
+    /// Where it stands in the forward pass.
+    pub fn stage(&self) -> Stage {
+        Stage {
+            layer: Some(self.layer),
+            operation: Operation::Attention,
+        }
+    }
+}
+
 /// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).
 pub struct LowRank<'a, B: Backend> {
+    /// Which it is.
+    pub stage: Stage,
     /// `[rank, k]`.
     pub a: &'a B::Linear,
     /// `[n, rank]`.
@@ -317,24 +443,75 @@ pub enum BackendError {
     /// Weights that can't be used as they are.
     #[error(transparent)]
     Weights(#[from] QuantError),
-    /// What went wrong on a GPU.
-    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+    /// What went wrong on a device.
     #[error(transparent)]
-    Gpu(#[from] sterna_gpu::GpuError),
-    /// Weights or activations of another backend.
-    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-    #[error("weights or activations of one place were used in another")]
-    Elsewhere,
+    Device(#[from] DeviceError),
+    /// Weights or activations that are on another device than the operation.
+    #[error("an operand is on another device than the operation")]
+    WrongDevice,
+    /// A result that isn't there yet, where nobody may wait for it.
+    #[error("the result isn't there yet, and this platform lets nobody wait: await it instead")]
+    CannotWait,
 }
 
 impl BackendError {
-    /// Whether the place itself is gone: what was loaded there is to be loaded again, elsewhere or on the
+    /// Whether the device itself is gone: what was loaded there is to be loaded again, elsewhere or on the
     /// same device opened anew.
     pub fn is_lost(&self) -> bool {
-        #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-        if let BackendError::Gpu(error) = self {
-            return error.is_lost();
+        matches!(self, BackendError::Device(error) if error.kind() == DeviceErrorKind::Lost)
+    }
+
+    /// Whether the device has no memory left.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, BackendError::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory)
+    }
+}
+
+/// An error of a device, in the words of whatever drives it.
+#[derive(Debug)]
+pub struct DeviceError {
+    kind: DeviceErrorKind,
+    error: Box<dyn Error + Send + Sync>,
+}
+
+/// What an error of a device means for whoever uses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceErrorKind {
+    /// The device is gone, and all that was on it.
+    Lost,
+    /// It has no memory left.
+    OutOfMemory,
+    /// Anything else.
+    Other,
+}
+
+impl DeviceError {
+    /// `error`, which means `kind`.
+    pub fn new(
+        kind: DeviceErrorKind,
+        error: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> DeviceError {
+        DeviceError {
+            kind,
+            error: error.into(),
         }
-        false
+    }
+
+    /// What it means.
+    pub fn kind(&self) -> DeviceErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for DeviceError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
     }
 }

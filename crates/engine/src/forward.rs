@@ -4,13 +4,16 @@ use std::ops::Range;
 
 use sterna_kernels::attention::AttentionShape;
 
-use crate::backend::{Backend, BackendError, ScreenedRows, Sequence};
+use crate::backend::{
+    Attention, Backend, BackendError, OutputLayout, Product, Rotation, ScreenedRows, Sequence,
+};
 use crate::config::LayerConfig;
 use crate::generation::Generation;
-use crate::head::screening::{Account, Screening};
-use crate::lora::{ActiveAdapter, Module};
+use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::Angles;
+use crate::screening::{Account, Screening};
+use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weights::{Layer, Projection};
 
 /// Buffers of a forward pass, kept from one to the next.
@@ -68,6 +71,7 @@ impl<B: Backend> Scratch<B> {
 
 /// A linear layer, and where its result goes.
 type Output<'a, B> = (
+    LinearLayer,
     &'a Projection<<B as Backend>::Linear, <B as Backend>::Vector>,
     &'a mut <B as Backend>::Buffer,
 );
@@ -98,6 +102,7 @@ impl<B: Backend> Model<B> {
         batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
+        be.begin_step()?;
         be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
         for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
             self.attention_block(s, batch, i, layer, settings)?;
@@ -109,22 +114,34 @@ impl<B: Backend> Model<B> {
         if batch.wanted.len() < batch.ids.len() {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
-        be.rms_norm(&s.x, w.output_norm(), c.norm_eps, &mut s.h)?;
+        let stage = outside(Operation::OutputNorm);
+        be.rms_norm(stage, &s.x, w.output_norm(), c.norm_eps, &mut s.h)?;
         if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
             return self.largest_logits(w, s, screening, top);
         }
         self.logits(w, s)?;
         if let Some(cap) = c.logit_softcap {
-            be.softcap(&mut s.logits, cap)?;
+            be.softcap(outside(Operation::LogitSoftcap), &mut s.logits, cap)?;
         }
         Ok(())
     }
 
     /// `logits ← W_head · h`.
     fn logits(&self, w: &Generation<B>, s: &mut Scratch<B>) -> Result<(), BackendError> {
+        let separate = OutputLayout::Separate;
         match &w.output().projection {
-            Some(head) => self.project(&s.h, &mut s.normed, &mut [(head, &mut s.logits)]),
-            None => (self.backend).linear(&s.h, &mut [(w.token_embd(), &mut s.logits)]),
+            Some(head) => {
+                let head = (LinearLayer::Head, head, &mut s.logits);
+                self.project(None, separate, &s.h, &mut s.normed, &mut [head])
+            }
+            None => {
+                let head = Product {
+                    stage: outside(Operation::Product(LinearLayer::Head)),
+                    w: w.token_embd(),
+                    out: &mut s.logits,
+                };
+                self.backend.linear(&s.h, separate, &mut [head])
+            }
         }
     }
 
@@ -142,7 +159,8 @@ impl<B: Backend> Model<B> {
             let projection = w.output().projection.as_ref();
             let head = projection.map_or(w.token_embd(), |head| &head.weight);
             let Screening { screen, .. } = screening;
-            (self.backend).linear_top(&s.h, head, screen, top, &mut s.logits)?
+            let stage = outside(Operation::Product(LinearLayer::Head));
+            (self.backend).linear_top(stage, &s.h, head, screen, top, &mut s.logits)?
         } else {
             self.logits(w, s)?;
             ScreenedRows {
@@ -164,55 +182,73 @@ impl<B: Backend> Model<B> {
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
-        be.rms_norm(&s.x, &layer.attn_norm, c.norm_eps, &mut s.h)?;
+        let stage = |operation| of_layer(i, operation);
+        let (eps, adapters) = (c.norm_eps, batch.adapters);
+        be.rms_norm(
+            stage(Operation::AttnNorm),
+            &s.x,
+            &layer.attn_norm,
+            eps,
+            &mut s.h,
+        )?;
         self.project(
+            Some(i),
+            OutputLayout::SideBySide,
             &s.h,
             &mut s.normed,
             &mut [
-                (&layer.q, &mut s.q),
-                (&layer.k, &mut s.k),
-                (&layer.v, &mut s.v),
+                (LinearLayer::Q, &layer.q, &mut s.q),
+                (LinearLayer::K, &layer.k, &mut s.k),
+                (LinearLayer::V, &layer.v, &mut s.v),
             ],
         )?;
         self.adapt(
-            batch,
+            adapters,
             i,
             &s.h,
             &mut [
-                (Module::Q, &mut s.q),
-                (Module::K, &mut s.k),
-                (Module::V, &mut s.v),
+                (LinearLayer::Q, &mut s.q),
+                (LinearLayer::K, &mut s.k),
+                (LinearLayer::V, &mut s.v),
             ],
         )?;
-        if let Some(norm) = &layer.q_norm {
-            be.rms_norm_in_place(&mut s.q, norm, c.norm_eps)?;
-        }
-        if let Some(norm) = &layer.k_norm {
-            be.rms_norm_in_place(&mut s.k, norm, c.norm_eps)?;
-        }
-        if let Some(rope) = settings.rope {
-            be.rope(&mut s.q, c.head_dim, &batch.angles[rope])?;
-            be.rope(&mut s.k, c.head_dim, &batch.angles[rope])?;
-        }
-        let shape = AttentionShape {
-            n_heads: c.n_heads,
-            n_kv_heads: c.n_kv_heads,
-            head_dim: c.head_dim,
-            scale: c.attn_scale,
-            softcap: c.attn_softcap,
-            window: settings.window,
+        let attention = Attention {
+            layer: i,
+            shape: AttentionShape {
+                n_heads: c.n_heads,
+                n_kv_heads: c.n_kv_heads,
+                head_dim: c.head_dim,
+                scale: c.attn_scale,
+                softcap: c.attn_softcap,
+                window: settings.window,
+            },
+            q: &mut s.q,
+            k: &mut s.k,
+            v: &s.v,
+            q_norm: layer.q_norm.as_ref(),
+            k_norm: layer.k_norm.as_ref(),
+            eps,
+            rope: settings.rope.map(|index| Rotation {
+                index,
+                angles: &batch.angles[index],
+            }),
         };
-        let sequences = &mut *batch.sequences;
-        be.attention(sequences, i, &shape, &s.q, &s.k, &s.v, &mut s.a)?;
+        be.attention(attention, batch.sequences, &mut s.a)?;
         if let Some(norm) = &layer.attn_sub_norm {
-            be.rms_norm_in_place(&mut s.a, norm, c.norm_eps)?;
+            be.rms_norm_in_place(stage(Operation::AttnSubNorm), &mut s.a, norm, eps)?;
         }
-        self.project(&s.a, &mut s.normed, &mut [(&layer.o, &mut s.h)])?;
-        self.adapt(batch, i, &s.a, &mut [(Module::O, &mut s.h)])?;
+        self.project(
+            Some(i),
+            OutputLayout::Separate,
+            &s.a,
+            &mut s.normed,
+            &mut [(LinearLayer::O, &layer.o, &mut s.h)],
+        )?;
+        self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])?;
         if let Some(norm) = &layer.post_attn_norm {
-            be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
+            be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
         }
-        be.add(&mut s.x, &s.h)
+        be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
     }
 
     /// `x ← x + W_down · (activation(W_gate · h) ∘ W_up · h)` with `h = norm(x)`.
@@ -224,55 +260,114 @@ impl<B: Backend> Model<B> {
         layer: &Layer<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
-        be.rms_norm(&s.x, &layer.ffn_norm, c.norm_eps, &mut s.h)?;
+        let stage = |operation| of_layer(i, operation);
+        let (eps, adapters) = (c.norm_eps, batch.adapters);
+        be.rms_norm(
+            stage(Operation::FfnNorm),
+            &s.x,
+            &layer.ffn_norm,
+            eps,
+            &mut s.h,
+        )?;
         self.project(
+            Some(i),
+            OutputLayout::Separate,
             &s.h,
             &mut s.normed,
-            &mut [(&layer.gate, &mut s.gate), (&layer.up, &mut s.up)],
+            &mut [
+                (LinearLayer::Gate, &layer.gate, &mut s.gate),
+                (LinearLayer::Up, &layer.up, &mut s.up),
+            ],
         )?;
         self.adapt(
-            batch,
+            adapters,
             i,
             &s.h,
-            &mut [(Module::Gate, &mut s.gate), (Module::Up, &mut s.up)],
+            &mut [
+                (LinearLayer::Gate, &mut s.gate),
+                (LinearLayer::Up, &mut s.up),
+            ],
         )?;
-        be.gate(c.activation, &mut s.gate, &s.up)?;
+        be.gate(
+            stage(Operation::Activation),
+            c.activation,
+            &mut s.gate,
+            &s.up,
+        )?;
         if let Some(norm) = &layer.ffn_sub_norm {
-            be.rms_norm_in_place(&mut s.gate, norm, c.norm_eps)?;
+            be.rms_norm_in_place(stage(Operation::FfnSubNorm), &mut s.gate, norm, eps)?;
         }
-        self.project(&s.gate, &mut s.normed, &mut [(&layer.down, &mut s.h)])?;
-        self.adapt(batch, i, &s.gate, &mut [(Module::Down, &mut s.h)])?;
+        self.project(
+            Some(i),
+            OutputLayout::Separate,
+            &s.gate,
+            &mut s.normed,
+            &mut [(LinearLayer::Down, &layer.down, &mut s.h)],
+        )?;
+        self.adapt(adapters, i, &s.gate, &mut [(LinearLayer::Down, &mut s.h)])?;
         if let Some(norm) = &layer.post_ffn_norm {
-            be.rms_norm_in_place(&mut s.h, norm, c.norm_eps)?;
+            be.rms_norm_in_place(stage(Operation::PostFfnNorm), &mut s.h, norm, eps)?;
         }
-        be.add(&mut s.x, &s.h)
+        be.add(stage(Operation::FfnResidual), &mut s.x, &s.h)
     }
 
     /// Runs linear layers that read the same input; together, unless they norm it each in its way.
     fn project(
         &self,
+        layer: Option<usize>,
+        layout: OutputLayout,
         x: &B::Buffer,
         normed: &mut B::Buffer,
         outputs: &mut [Output<'_, B>],
     ) -> Result<(), BackendError> {
         let be = &self.backend;
-        let mut plain = Vec::with_capacity(outputs.len());
-        for (projection, out) in outputs.iter_mut() {
+        let stage = |operation| Stage { layer, operation };
+        let n_outputs = outputs.len();
+        let mut plain = Vec::with_capacity(n_outputs);
+        for (linear, projection, out) in outputs.iter_mut() {
+            let product = Product {
+                stage: stage(Operation::Product(*linear)),
+                w: &projection.weight,
+                out: &mut **out,
+            };
             match &projection.input_norm {
-                None => plain.push((&projection.weight, &mut **out)),
+                None => plain.push(product),
                 Some(norm) => {
-                    be.rms_norm(x, norm, self.config.input_norm_eps, normed)?;
-                    be.linear(normed, &mut [(&projection.weight, &mut **out)])?;
+                    let stage = stage(Operation::InputNorm(*linear));
+                    be.rms_norm(stage, x, norm, self.config.input_norm_eps, normed)?;
+                    be.linear(normed, OutputLayout::Separate, &mut [product])?;
                 }
             }
         }
-        be.linear(x, &mut plain)?;
+        if !plain.is_empty() {
+            let layout = match plain.len() == n_outputs {
+                true => layout,
+                false => OutputLayout::Separate,
+            };
+            be.linear(x, layout, &mut plain)?;
+        }
         drop(plain);
-        for (projection, out) in outputs {
+        for (linear, projection, out) in outputs {
             if let Some(bias) = &projection.bias {
-                be.add_bias(out, bias)?;
+                be.add_bias(stage(Operation::Bias(*linear)), out, bias)?;
             }
         }
         Ok(())
+    }
+}
+
+/// An operation of block `layer`.
+fn of_layer(layer: usize, operation: Operation) -> Stage {
+    Stage {
+        layer: Some(layer),
+        operation,
+    }
+}
+
+/// An operation before the first block or after the last.
+fn outside(operation: Operation) -> Stage {
+    Stage {
+        layer: None,
+        operation,
     }
 }

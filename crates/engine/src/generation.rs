@@ -3,21 +3,8 @@
 use std::sync::Arc;
 
 use crate::backend::Backend;
-use crate::head::screening::Screening;
-use crate::model::Versions;
-use crate::weights::{Layer, Projection};
-
-/// Weights that are replaced together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Group {
-    /// The embedding table; with it the output head, where both are one matrix.
-    Embedding,
-    /// A transformer block, from 0.
-    Layer(usize),
-    /// The norm before the output head; with it the head, where that is a matrix of its own.
-    Head,
-}
+use crate::screening::Screening;
+use crate::weights::{Group, Layer, Projection};
 
 /// All weights of a model. Generations share the groups in which they are the same.
 pub(crate) struct Generation<B: Backend> {
@@ -25,6 +12,15 @@ pub(crate) struct Generation<B: Backend> {
     embedding: Versioned<Embedding<B>>,
     layers: Vec<Versioned<Layer<B::Linear, B::Vector>>>,
     head: Versioned<Head<B>>,
+}
+
+/// Which weights a model computes with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versions {
+    /// How often weights have been replaced: 0 for a model as it was loaded.
+    pub generation: u64,
+    /// Of each group, the generation in which its weights came.
+    pub groups: Vec<(Group, u64)>,
 }
 
 /// A group, and the generation in which it came.

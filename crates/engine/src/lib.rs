@@ -18,9 +18,8 @@ mod export;
 mod family;
 mod forward;
 mod generation;
-#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
+#[cfg(feature = "gpu")]
 mod gpu;
-mod head;
 mod load;
 mod lora;
 mod model;
@@ -29,39 +28,42 @@ mod place;
 mod plan;
 mod rope;
 mod sampler;
+mod screening;
 mod session;
+mod stage;
 mod swap;
 mod weights;
 
-pub use ahead::{Decoding, Drawn};
 pub use backend::{
-    Backend, BackendError, CacheShape, CacheType, Continued, KvCache, LinearSource, LowRank,
-    ScreenedRows, Sequence, TernaryPacking, WeightData,
+    Attention, Backend, BackendError, CacheShape, CacheType, Continued, Decoding, DeviceError,
+    DeviceErrorKind, Drawn, KvCache, LinearSource, LowRank, MaybeSend, OutputLayout, Product,
+    Rotation, ScreenedRows, Sequence, TernaryPacking, WeightData,
 };
 pub use compare::{
     Agreement, Both, Compare, ComparedBuffer, ComparedLinear, Comparison, Difference, Measured,
-    NoScreen, Stage,
+    NoScreen,
 };
 pub use config::{LayerConfig, ModelConfig};
 pub use cpu::{Activations, Cpu, CpuBuffer, CpuCache, CpuLinear};
 pub use error::PlanError;
 pub use export::{Exported, ExportedData, Exporter, GgufHead, i2_s};
 pub use family::Family;
-pub use generation::Group;
-#[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-pub use gpu::{Gpu, GpuBuffer, GpuCache, GpuLinear, GpuScreen, GpuVector, GpuWork};
-pub use head::screening::HeadUse;
-pub use head::{HeadOptions, HeadScreen};
+pub use generation::Versions;
+#[cfg(feature = "gpu")]
+pub use gpu::{Gpu, GpuBuffer, GpuCache, GpuLinear, GpuReadback, GpuScreen, GpuVector, GpuWork};
 pub use load::{LoadError, Loader};
 pub use lora::{
     ActiveAdapter, Adapter, AdapterError, AdapterOptions, AdapterSource, LoraMatrix, LoraPair,
     Module, Orientation,
 };
-pub use model::{Model, Versions};
+pub use model::Model;
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-pub use place::{Either, GpuShare, Place, PlaceBuffer, PlaceCache};
-pub use plan::{ModelPlan, PlanOptions, TensorRequest, TernaryRules};
+pub use place::{Either, GpuShare, Place, PlaceBuffer, PlaceCache, PlaceReadback};
+pub use plan::{HeadOptions, HeadScreen, ModelPlan, PlanOptions, TensorRequest, TernaryRules};
 pub use rope::{Angles, RopeConfig, RopeScaling};
-pub use sampler::{Sampler, SamplerConfig, SamplerError};
+pub use sampler::{Sampler, SamplerConfig, SamplerError, Sampling};
+pub use screening::HeadUse;
 pub use session::{Decoded, EngineError, Logits, Session, SessionOptions, Step};
+pub use stage::{LinearLayer, Operation, Stage};
 pub use swap::{Swap, SwapError};
+pub use weights::Group;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Backend;
 use crate::config::ModelConfig;
-use crate::generation::{Generation, Group};
+use crate::generation::{Generation, Versions};
 
 /// Weights on a backend, with the shapes and constants they go with. Shared by all its sessions.
 ///
@@ -15,15 +15,6 @@ pub struct Model<B: Backend> {
     pub(crate) backend: B,
     /// What the next step is computed with.
     serving: Mutex<Arc<Generation<B>>>,
-}
-
-/// Which weights a model computes with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Versions {
-    /// How often weights have been replaced: 0 for a model as it was loaded.
-    pub generation: u64,
-    /// Of each group, the generation in which its weights came.
-    pub groups: Vec<(Group, u64)>,
 }
 
 impl<B: Backend> Model<B> {

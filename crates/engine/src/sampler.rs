@@ -91,6 +91,20 @@ pub enum SamplerError {
     },
 }
 
+/// How tokens are sampled from here on, for a device that samples by itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampling<'a> {
+    /// The settings.
+    pub config: &'a SamplerConfig,
+    /// The accepted tokens that penalties depend on, the latest last.
+    pub recent: &'a VecDeque<u32>,
+    /// How many of them there are at most.
+    pub window: usize,
+    /// A seed for the device's own random numbers: another one for each place in the random sequence of the
+    /// sampler, which stays there.
+    pub seed: u64,
+}
+
 /// Picks tokens, remembering those accepted before for the penalties.
 #[derive(Debug, Clone)]
 pub struct Sampler {
@@ -191,20 +205,14 @@ impl Sampler {
         }
     }
 
-    /// The accepted tokens that choices depend on, the latest last.
-    pub(crate) fn recent(&self) -> &VecDeque<u32> {
-        &self.window.ids
-    }
-
-    /// How many of them there are at most.
-    pub(crate) fn n_remembered(&self) -> usize {
-        self.window.size
-    }
-
-    /// A seed for draws elsewhere: another one for each place in the random sequence, which stays there.
-    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
-    pub(crate) fn seed_elsewhere(&self) -> u64 {
-        self.rng.clone().next_u64()
+    /// What a device needs to sample as this does.
+    pub fn sampling(&self) -> Sampling<'_> {
+        Sampling {
+            config: &self.config,
+            recent: &self.window.ids,
+            window: self.window.size,
+            seed: self.rng.clone().next_u64(),
+        }
     }
 
     /// Takes `id` into the window of the penalties. Call it for prompt tokens and chosen ones alike.

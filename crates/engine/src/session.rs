@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::ahead::{Ahead, Drawn};
-use crate::backend::{Backend, BackendError, CacheShape, CacheType, Continued, KvCache, Sequence};
+use crate::ahead::Ahead;
+use crate::backend::{
+    Backend, BackendError, CacheShape, CacheType, Continued, Drawn, KvCache, Sequence,
+};
 use crate::forward::{Batch, Scratch};
 use crate::generation::Generation;
-use crate::head::screening::HeadUse;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
 use crate::sampler::Sampler;
+use crate::screening::HeadUse;
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]
@@ -50,12 +52,12 @@ pub struct Session<B: Backend> {
     scratch: Scratch<B>,
     /// Decoding that the backend does by itself, from the sequence as it is.
     ahead: Option<Ahead>,
-    /// How many of the next choices are the host's, as the backend couldn't tell lately.
+    /// How many of the next tokens the host samples, as the backend declined lately.
     n_by_host: usize,
 }
 
-/// How many choices are left to the host once a backend couldn't tell: where chances are that even, it
-/// won't soon, and each attempt costs a step.
+/// After the device declined to sample (a near-tie), the host samples this many tokens: the device would
+/// likely decline again, and each attempt costs a step.
 const BY_HOST: usize = 16;
 
 /// What follows a token ([`Session::decode`]).
@@ -252,29 +254,42 @@ impl<B: Backend> Session<B> {
         self.options.ctx_len
     }
 
+    /// [`Session::forward_async`], waited for.
+    pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+        let model = Arc::clone(&self.model);
+        model.backend.wait(self.forward_async(ids, logits))?
+    }
+
     /// Appends `ids` to the sequence and returns logits, `[rows, n_vocab]`.
     ///
     /// Long inputs are run in chunks; how they are cut doesn't change the result. All of them are computed
     /// with the weights that the model has at the beginning, whatever is [swapped](crate::Swap) meanwhile.
-    /// After an error the sequence is as it was.
+    /// After an error, and if the future is dropped, the sequence is as it was.
     /// Errors: [`EngineError`] names the token or the limit.
-    pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+    pub async fn forward_async(
+        &mut self,
+        ids: &[u32],
+        logits: Logits,
+    ) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
         self.fall_back();
-        self.append(ids, logits)
+        self.append(ids, logits).await
     }
 
-    /// After an error the sequence is as it was.
-    fn append(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
-        let before = self.cache.len();
-        let result = self.run(ids, logits);
-        if result.is_err() {
-            self.cache.truncate(before);
+    /// After an error, and if the future is dropped, the sequence is as it was.
+    async fn append(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+        let mut undo = Undo {
+            before: self.cache.len(),
+            session: self,
+        };
+        let result = undo.session.run(ids, logits).await;
+        if result.is_ok() {
+            undo.before = usize::MAX;
         }
         result
     }
 
-    fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+    async fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         let weights = self.model.serving();
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
@@ -288,7 +303,7 @@ impl<B: Backend> Session<B> {
                 ids,
                 logits,
             };
-            let values = run_batch(&weights, &mut [step])?;
+            let values = run_batch(&weights, &mut [step]).await?;
             if out.is_empty() {
                 out = values;
             } else {
@@ -298,14 +313,25 @@ impl<B: Backend> Session<B> {
         Ok(out)
     }
 
+    /// [`Session::forward_together_async`], waited for.
+    pub fn forward_together(steps: &mut [Step<'_, B>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let Some(first) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let model = Arc::clone(&first.session.model);
+        model.backend.wait(Session::forward_together_async(steps))?
+    }
+
     /// Takes a step of each of several sequences in one batch, for which weights are read once; returns
     /// the logits of each step, `[rows, n_vocab]`.
     ///
     /// They have the same bits as if each session had been run by itself. The batch is run as a whole, so
     /// steps that are parts of prompts should be no longer than a chunk.
-    /// Errors: [`EngineError`] names the token, the limit or the session. After one, all sequences are as
-    /// they were.
-    pub fn forward_together(steps: &mut [Step<'_, B>]) -> Result<Vec<Vec<f32>>, EngineError> {
+    /// Errors: [`EngineError`] names the token, the limit or the session. After one, and if the future is
+    /// dropped, all sequences are as they were.
+    pub async fn forward_together_async(
+        steps: &mut [Step<'_, B>],
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         for (index, step) in steps.iter().enumerate() {
             step.session.check(step.ids)?;
             if !Arc::ptr_eq(&step.session.model, &steps[0].session.model) {
@@ -317,24 +343,25 @@ impl<B: Backend> Session<B> {
         };
         let weights = first.session.model.serving();
         steps.iter_mut().for_each(|step| step.session.fall_back());
-        let before: Vec<usize> = steps.iter().map(|step| step.session.len()).collect();
-        match run_batch(&weights, steps) {
-            Ok(mut values) => {
-                let mut out = Vec::with_capacity(steps.len());
-                for step in steps.iter().rev() {
-                    let n_values = step.n_wanted() * step.session.model.config.n_vocab;
-                    out.push(values.split_off(values.len() - n_values));
-                }
-                out.reverse();
-                Ok(out)
-            }
-            Err(error) => {
-                for (step, len) in steps.iter_mut().zip(before) {
-                    step.session.cache.truncate(len);
-                }
-                Err(error)
-            }
+        let mut values = run_batch(&weights, steps).await?;
+        let mut out = Vec::with_capacity(steps.len());
+        for step in steps.iter().rev() {
+            let n_values = step.n_wanted() * step.session.model.config.n_vocab;
+            out.push(values.split_off(values.len() - n_values));
         }
+        out.reverse();
+        Ok(out)
+    }
+
+    /// [`Session::decode_async`], waited for.
+    pub fn decode(
+        &mut self,
+        id: u32,
+        sampler: &Sampler,
+        wanted: usize,
+    ) -> Result<Decoded, EngineError> {
+        let model = Arc::clone(&self.model);
+        (model.backend).wait(self.decode_async(id, sampler, wanted))?
     }
 
     /// Appends `id` to the sequence and chooses, as `sampler` does, the token that comes next; or returns
@@ -349,9 +376,9 @@ impl<B: Backend> Session<B> {
     /// its own, which depend on the seed, on how many choices `sampler` has made itself, and on the
     /// position. The best token is the same, among equals too.
     ///
-    /// After an error the sequence is as it was.
+    /// After an error, and if the future is dropped, the sequence is as it was.
     /// Errors: [`EngineError`] names the token or the limit.
-    pub fn decode(
+    pub async fn decode_async(
         &mut self,
         id: u32,
         sampler: &Sampler,
@@ -360,10 +387,11 @@ impl<B: Backend> Session<B> {
         self.check(&[id])?;
         let weights = self.model.serving();
         let generation = weights.number();
-        let ahead = self.ahead.take();
-        if let Some(ahead) = ahead.filter(|a| a.goes_on_with(id, sampler, generation))
-            && let Some(id) = self.draw(ahead, wanted)?
-        {
+        let sampling = sampler.sampling();
+        let goes_on = |ahead: &Ahead| ahead.goes_on_with(id, &sampling, generation);
+        if !self.ahead.as_ref().is_some_and(goes_on) {
+            self.ahead = None;
+        } else if let Some(id) = self.draw(wanted).await? {
             return Ok(Decoded::Token(id));
         }
         let n_steps = match self.n_by_host.checked_sub(1) {
@@ -373,7 +401,7 @@ impl<B: Backend> Session<B> {
             }
             None => {
                 let room = self.options.ctx_len - self.cache.len();
-                let n_steps = (self.model.backend).steps_ahead(&mut self.cache, sampler)?;
+                let n_steps = (self.model.backend).steps_ahead(&mut self.cache, &sampling)?;
                 n_steps.min(room).min(wanted.max(1))
             }
         };
@@ -390,35 +418,36 @@ impl<B: Backend> Session<B> {
                 n_steps,
             };
             let backend = &self.model.backend;
-            let Some(steps) = backend.decode(self.scratch.logits(), sequence, sampler)? else {
-                let logits = backend.read(self.scratch.logits())?;
+            let Some(steps) = backend.decode(self.scratch.logits(), sequence, &sampling)? else {
+                let logits = backend.submit(self.scratch.logits())?.await?;
                 self.cache.advance(1);
                 return Ok(Decoded::Logits(logits));
             };
-            let ahead = Ahead::new(steps, sampler, generation);
-            if let Some(id) = self.draw(ahead, wanted)? {
+            self.ahead = Some(Ahead::new(steps, &sampling, generation));
+            if let Some(id) = self.draw(wanted).await? {
                 return Ok(Decoded::Token(id));
             }
         }
         let logits = sampler.top().map_or(Logits::Last, Logits::Top);
-        self.append(&[id], logits).map(Decoded::Logits)
+        self.append(&[id], logits).await.map(Decoded::Logits)
     }
 
-    /// The token that `ahead` draws next, with which the token before it belongs to the sequence; `None`
+    /// The token that the device draws next, with which the token before it belongs to the sequence; `None`
     /// if it draws none.
-    fn draw(&mut self, mut ahead: Ahead, wanted: usize) -> Result<Option<u32>, EngineError> {
-        match ahead.next(wanted)? {
-            Drawn::Token(id) => {
-                self.cache.advance(1);
-                self.ahead = Some(ahead);
-                Ok(Some(id))
-            }
-            Drawn::Undecided => {
-                self.n_by_host = BY_HOST;
-                Ok(None)
-            }
-            Drawn::Over => Ok(None),
+    async fn draw(&mut self, wanted: usize) -> Result<Option<u32>, EngineError> {
+        let Some(ahead) = &mut self.ahead else {
+            return Ok(None);
+        };
+        let drawn = ahead.next(wanted).await;
+        if let Ok(Drawn::Token(id)) = drawn {
+            self.cache.advance(1);
+            return Ok(Some(id));
         }
+        self.ahead = None;
+        if let Drawn::Undecided = drawn? {
+            self.n_by_host = BY_HOST;
+        }
+        Ok(None)
     }
 
     /// Takes back what was computed in advance: it lies behind the sequence's end.
@@ -471,23 +500,41 @@ impl<B: Backend> Session<B> {
     }
 }
 
+/// A sequence that gets back to `before` tokens when this is dropped.
+struct Undo<'a, B: Backend> {
+    session: &'a mut Session<B>,
+    before: usize,
+}
+
+impl<B: Backend> Drop for Undo<'_, B> {
+    fn drop(&mut self) {
+        if self.before < self.session.cache.len() {
+            self.session.cache.truncate(self.before);
+        }
+    }
+}
+
 /// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; the wanted logits of
 /// all, in turn.
-fn run_batch<B: Backend>(
+///
+/// No sequence counts its tokens before all is there.
+async fn run_batch<B: Backend>(
     weights: &Generation<B>,
     steps: &mut [Step<'_, B>],
 ) -> Result<Vec<f32>, EngineError> {
     compute(weights, steps, 1)?;
+    let wanted = steps.iter().any(|step| step.n_wanted() > 0);
+    let values = match steps.first_mut() {
+        Some(Step { session, .. }) if wanted => {
+            let backend = &session.model.backend;
+            backend.submit(session.scratch.logits())?.await?
+        }
+        _ => Vec::new(),
+    };
     for Step { session, ids, .. } in steps.iter_mut() {
         session.cache.advance(ids.len());
     }
-    let wanted = steps.iter().any(|step| step.n_wanted() > 0);
-    match steps.first_mut() {
-        Some(Step { session, .. }) if wanted => {
-            Ok(session.model.backend.read(session.scratch.logits())?)
-        }
-        _ => Ok(Vec::new()),
-    }
+    Ok(values)
 }
 
 /// Leaves the wanted logits of `steps` in the scratch of the first. No sequence counts its tokens yet.

@@ -6,10 +6,10 @@ use bytes::Bytes;
 
 use crate::backend::Backend;
 use crate::config::ModelConfig;
-use crate::generation::Group;
 use crate::load::{Feed, LoadError};
 use crate::model::Model;
 use crate::plan::{ModelPlan, TensorRequest};
+use crate::weights::Group;
 
 /// Loads groups of weights from another revision of a model, and puts them in the place of the old ones.
 ///

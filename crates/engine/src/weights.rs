@@ -1,5 +1,17 @@
 //! The weights of a model, whatever stands for one: a place in a plan, or a loaded matrix.
 
+/// Weights that are replaced together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Group {
+    /// The embedding table; with it the output head, where both are one matrix.
+    Embedding,
+    /// A transformer block, from 0.
+    Layer(usize),
+    /// The norm before the output head; with it the head, where that is a matrix of its own.
+    Head,
+}
+
 /// All weights. `L` stands for a matrix, `V` for a vector.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights<L, V> {

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use common::{load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata};
 use sterna_engine::{
     Activations, ActiveAdapter, AdapterError, AdapterOptions, AdapterSource, Backend, Cpu,
-    EngineError, LinearSource, Logits, LoraMatrix, LoraPair, LowRank, Model, ModelPlan, Module,
-    Orientation, Session, SessionOptions, Step, TernaryPacking, WeightData,
+    EngineError, LinearLayer, LinearSource, Logits, LoraMatrix, LoraPair, LowRank, Model,
+    ModelPlan, Module, Operation, Orientation, OutputLayout, Product, Session, SessionOptions,
+    Stage, Step, TernaryPacking, WeightData,
 };
 use sterna_format::DType;
 use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};
@@ -269,9 +270,20 @@ fn ternary_linear_with_an_adapter_is_the_scalar_sum() {
         let ids: Vec<u32> = (0..M as u32).collect();
         let (mut input, mut plain, mut out) = (cpu.buffer(), cpu.buffer(), cpu.buffer());
         cpu.embed(&table, &ids, 1.0, &mut input).unwrap();
-        cpu.linear(&input, &mut [(&w, &mut plain)]).unwrap();
-        cpu.linear(&input, &mut [(&w, &mut out)]).unwrap();
+        let stage = |operation| Stage {
+            layer: Some(0),
+            operation,
+        };
+        for out in [&mut plain, &mut out] {
+            let product = Product {
+                stage: stage(Operation::Product(LinearLayer::Q)),
+                w: &w,
+                out,
+            };
+            (cpu.linear(&input, OutputLayout::Separate, &mut [product])).unwrap();
+        }
         let mut updates = [LowRank {
+            stage: stage(Operation::Adapter(LinearLayer::Q)),
             a: &a_matrix,
             b: &b_matrix,
             scale: SCALE,

@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::{
-    Angles, Backend, BackendError, CacheShape, CacheType, Compare, Comparison, Cpu, LinearSource,
-    Loader, Logits, LowRank, Measured, Model, ModelPlan, ScreenedRows, Sequence, Session,
-    SessionOptions, WeightData,
+    Attention, Backend, BackendError, CacheShape, CacheType, Compare, Comparison, Cpu,
+    LinearSource, Loader, Logits, LowRank, Measured, Model, ModelPlan, OutputLayout, Product,
+    ScreenedRows, Sequence, Session, SessionOptions, Stage, WeightData,
 };
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
-use sterna_kernels::attention::AttentionShape;
 
 /// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
 struct Faulty<B> {
@@ -44,6 +43,7 @@ impl<B: Backend> Backend for Faulty<B> {
     type Screen = B::Screen;
     type Buffer = B::Buffer;
     type Cache = B::Cache;
+    type Readback = B::Readback;
 
     fn host(&self) -> &Exec {
         self.inner.host()
@@ -97,42 +97,58 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.embed(table, ids, scale, out)
     }
 
+    fn begin_step(&self) -> Result<(), BackendError> {
+        self.inner.begin_step()
+    }
+
     fn rms_norm(
         &self,
+        stage: Stage,
         x: &B::Buffer,
         weight: &B::Vector,
         eps: f32,
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        self.inner.rms_norm(x, weight, eps, out)
+        self.inner.rms_norm(stage, x, weight, eps, out)
     }
 
     fn rms_norm_in_place(
         &self,
+        stage: Stage,
         x: &mut B::Buffer,
         weight: &B::Vector,
         eps: f32,
     ) -> Result<(), BackendError> {
-        self.inner.rms_norm_in_place(x, weight, eps)
+        self.inner.rms_norm_in_place(stage, x, weight, eps)
     }
 
     fn linear(
         &self,
         x: &B::Buffer,
-        outputs: &mut [(&B::Linear, &mut B::Buffer)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Faulty<B>>],
     ) -> Result<(), BackendError> {
-        self.inner.linear(x, outputs)
+        let mut own = Vec::new();
+        for Product { stage, w, out } in products {
+            own.push(Product {
+                stage: *stage,
+                w: *w,
+                out: &mut **out,
+            });
+        }
+        self.inner.linear(x, layout, &mut own)
     }
 
     fn linear_top(
         &self,
+        stage: Stage,
         x: &B::Buffer,
         w: &B::Linear,
         screen: &B::Screen,
         top: usize,
         out: &mut B::Buffer,
     ) -> Result<ScreenedRows, BackendError> {
-        self.inner.linear_top(x, w, screen, top, out)
+        self.inner.linear_top(stage, x, w, screen, top, out)
     }
 
     fn add_low_rank(
@@ -142,8 +158,16 @@ impl<B: Backend> Backend for Faulty<B> {
         updates: &mut [LowRank<'_, Faulty<B>>],
     ) -> Result<(), BackendError> {
         let mut own = Vec::new();
-        for LowRank { a, b, scale, out } in updates {
+        for LowRank {
+            stage,
+            a,
+            b,
+            scale,
+            out,
+        } in updates
+        {
             own.push(LowRank {
+                stage: *stage,
                 a: *a,
                 b: *b,
                 scale: *scale,
@@ -153,30 +177,43 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.add_low_rank(x, rows, &mut own)
     }
 
-    fn add_bias(&self, x: &mut B::Buffer, bias: &B::Vector) -> Result<(), BackendError> {
-        self.inner.add_bias(x, bias)
-    }
-
-    fn rope(
+    fn add_bias(
         &self,
+        stage: Stage,
         x: &mut B::Buffer,
-        head_dim: usize,
-        angles: &Angles,
+        bias: &B::Vector,
     ) -> Result<(), BackendError> {
-        self.inner.rope(x, head_dim, angles)
+        self.inner.add_bias(stage, x, bias)
     }
 
     fn attention(
         &self,
+        Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        }: Attention<'_, Faulty<B>>,
         sequences: &mut [Sequence<'_, B::Cache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &B::Buffer,
-        k: &B::Buffer,
-        v: &B::Buffer,
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        (self.inner).attention(sequences, layer, shape, q, k, v, out)?;
+        let attention = Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        };
+        (self.inner).attention(attention, sequences, out)?;
         if self.layer == Some(layer) {
             let n_rows: usize = sequences.iter().map(|s| s.n_rows).sum();
             let mut values = self.inner.read(out)?;
@@ -189,27 +226,32 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn gate(
         &self,
+        stage: Stage,
         activation: Activation,
         gate: &mut B::Buffer,
         up: &B::Buffer,
     ) -> Result<(), BackendError> {
-        self.inner.gate(activation, gate, up)
+        self.inner.gate(stage, activation, gate, up)
     }
 
-    fn add(&self, x: &mut B::Buffer, y: &B::Buffer) -> Result<(), BackendError> {
-        self.inner.add(x, y)
+    fn add(&self, stage: Stage, x: &mut B::Buffer, y: &B::Buffer) -> Result<(), BackendError> {
+        self.inner.add(stage, x, y)
     }
 
-    fn softcap(&self, x: &mut B::Buffer, cap: f32) -> Result<(), BackendError> {
-        self.inner.softcap(x, cap)
+    fn softcap(&self, stage: Stage, x: &mut B::Buffer, cap: f32) -> Result<(), BackendError> {
+        self.inner.softcap(stage, x, cap)
     }
 
     fn keep_rows(&self, x: &mut B::Buffer, rows: &[usize]) -> Result<(), BackendError> {
         self.inner.keep_rows(x, rows)
     }
 
-    fn read(&self, x: &mut B::Buffer) -> Result<Vec<f32>, BackendError> {
-        self.inner.read(x)
+    fn submit(&self, x: &mut B::Buffer) -> Result<B::Readback, BackendError> {
+        self.inner.submit(x)
+    }
+
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        self.inner.wait(future)
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut B::Buffer) -> Result<(), BackendError> {
@@ -358,20 +400,12 @@ mod gpu {
     use std::path::PathBuf;
 
     use sterna_engine::Gpu;
-    use sterna_gpu::{Device, DeviceOptions, GpuError};
     use sterna_kernels::Isa;
 
     use super::*;
 
     fn gpu() -> Option<Gpu> {
-        match Device::open(&DeviceOptions::default()) {
-            Ok(device) => Some(Gpu::new(device, 2, Isa::detect())),
-            Err(error @ GpuError::NoAdapter { .. }) => {
-                eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        Some(Gpu::new(sterna_testing::gpu::device()?, 2, Isa::detect()))
     }
 
     #[test]
@@ -428,7 +462,7 @@ mod gpu {
                     let share = measured.relative_error / measured.bound;
                     let kind = format!(
                         "{comparison:?} {:.0e} {}",
-                        measured.bound, measured.stage.name
+                        measured.bound, measured.stage.operation
                     );
                     let worst = used.entry(kind).or_default();
                     if share > worst.0 {

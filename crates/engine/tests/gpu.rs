@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use common::compare::{
-    MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits, open,
+    MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
 use common::{Reference, cpu, load_on, read, testdata};
 use serde_json::Value;
@@ -23,7 +23,7 @@ use sterna_kernels::Isa;
 
 fn gpu() -> Option<Gpu> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-    let device = DEVICE.get_or_init(open).clone()?;
+    let device = DEVICE.get_or_init(sterna_testing::gpu::device).clone()?;
     Some(Gpu::new(device, 2, Isa::detect()))
 }
 
@@ -274,7 +274,9 @@ fn sequences_run_together() {
 #[test]
 fn tokens_are_decoded_by_the_same_commands() {
     // Of its own, as its memory is counted.
-    let Some(device) = open() else { return };
+    let Some(device) = sterna_testing::gpu::device() else {
+        return;
+    };
     let gpu = Gpu::new(device, 2, Isa::detect());
     let source = Source::Hf(testdata().join("bitllama-3M/hf-packed"));
     let model = source.load(gpu.clone());

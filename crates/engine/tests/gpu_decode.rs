@@ -14,24 +14,13 @@ use sterna_engine::{
     SessionOptions,
 };
 use sterna_format::DType;
-use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_gpu::{Device, GpuError};
 use sterna_kernels::Isa;
 
 fn gpu() -> Option<Gpu> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-    let device = DEVICE.get_or_init(open).clone()?;
+    let device = DEVICE.get_or_init(sterna_testing::gpu::device).clone()?;
     Some(Gpu::new(device, 2, Isa::detect()))
-}
-
-fn open() -> Option<Device> {
-    match Device::open(&DeviceOptions::default()) {
-        Ok(device) => Some(device),
-        Err(error @ GpuError::NoAdapter { .. }) => {
-            eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
 }
 
 fn load<B: Backend>(dir: &Path, backend: B) -> Arc<Model<B>> {
@@ -564,7 +553,9 @@ fn what_is_timed_is_what_is_done_meanwhile() {
 #[test]
 fn one_submit_a_token_and_no_more_memory() {
     // Of its own, as its memory is counted.
-    let Some(device) = open() else { return };
+    let Some(device) = sterna_testing::gpu::device() else {
+        return;
+    };
     let gpu = Gpu::new(device, 2, Isa::detect());
     let model = load(&testdata().join("bitllama-3M/hf-packed"), gpu.clone());
     let config = SamplerConfig {

@@ -12,7 +12,7 @@ use sterna_engine::{
     BackendError, EngineError, Gpu, LoadError, Loader, Logits, Model, ModelPlan, Session,
     SessionOptions, Step,
 };
-use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
 
 /// A hang would be this long.
@@ -23,14 +23,8 @@ fn gpu() -> Option<Gpu> {
         timeout: TIMEOUT,
         ..DeviceOptions::default()
     };
-    match Device::open(&options) {
-        Ok(device) => Some(Gpu::new(device, 2, Isa::detect())),
-        Err(error @ GpuError::NoAdapter { .. }) => {
-            eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    let device = sterna_testing::gpu::device_with(&options)?;
+    Some(Gpu::new(device, 2, Isa::detect()))
 }
 
 fn plan() -> (ModelPlan, Vec<Bytes>) {
@@ -166,7 +160,7 @@ fn at_any_time() {
                 match result {
                     Ok(logits) if i == 1 => assert!(!lost && logits == expected),
                     Ok(_) => assert!(!lost),
-                    Err(EngineError::Backend(error @ BackendError::Gpu(_))) => {
+                    Err(EngineError::Backend(error @ BackendError::Device(_))) => {
                         assert!(error.is_lost(), "{error}");
                         lost = true;
                     }

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::compare::{MAX_ERROR_INT8, Source, check_logits, logits, open, open_with};
+use common::compare::{MAX_ERROR_INT8, Source, check_logits, logits};
 use common::{cpu, testdata};
 use sterna_engine::{Gpu, Logits, Sampler, SamplerConfig, Session, SessionOptions};
 use sterna_gpu::kernels::linear::{Epilogue, Form};
@@ -27,7 +27,9 @@ fn source(name: &str) -> Source {
 
 #[test]
 fn the_products_of_steps_are_known_and_measured() {
-    let Some(device) = open() else { return };
+    let Some(device) = sterna_testing::gpu::device() else {
+        return;
+    };
     let gpu = Gpu::new(device.clone(), 2, Isa::detect());
     assert!(gpu.products().is_empty());
     let model = source(MODELS[0]).load(gpu.clone());
@@ -81,7 +83,7 @@ fn a_model_stays_the_same_whatever_way_its_products_go() {
                 tuning,
                 ..DeviceOptions::default()
             };
-            let Some(device) = open_with(&options) else {
+            let Some(device) = sterna_testing::gpu::device_with(&options) else {
                 return;
             };
             let model = source.load(Gpu::new(device, 2, Isa::detect()));

@@ -7,9 +7,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use common::compare::{
-    MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits, open, open_with,
-};
+use common::compare::{MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits};
 use common::{best, cpu, load_on, testdata};
 use sterna_engine::{
     ActiveAdapter, AdapterOptions, AdapterSource, Gpu, GpuShare, Group, Logits, LoraMatrix,
@@ -21,7 +19,7 @@ use sterna_kernels::Isa;
 
 fn device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-    DEVICE.get_or_init(open).clone()
+    DEVICE.get_or_init(sterna_testing::gpu::device).clone()
 }
 
 /// Most tokens of the sessions here.
@@ -129,7 +127,7 @@ fn layers_are_split_anywhere() {
 
 /// A device of its own, as its memory is counted.
 fn limited(options: DeviceOptions) -> Option<Device> {
-    open_with(&options)
+    sterna_testing::gpu::device_with(&options)
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! Replays what fuzzing found, and its corpora, against the same checks.
 
-use std::fs;
-use std::path::Path;
-
 #[path = "../../../fuzz/checks/bundle_lora.rs"]
 mod bundle_lora;
 #[path = "../../../fuzz/checks/bundle_manifest.rs"]
@@ -20,23 +17,7 @@ mod rdrr_tensors;
 #[path = "../../../fuzz/checks/safetensors.rs"]
 mod safetensors;
 
-fn replay(target: &str, check: fn(&[u8])) {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
-    let mut n = 0;
-    for folder in ["regressions", "corpus"] {
-        // A target without regressions has no folder for them.
-        let Ok(files) = fs::read_dir(fuzz.join(folder).join(target)) else {
-            continue;
-        };
-        for file in files {
-            let path = file.unwrap().path();
-            println!("{}", path.display());
-            check(&fs::read(path).unwrap());
-            n += 1;
-        }
-    }
-    assert!(n > 0, "no inputs for {target}");
-}
+use sterna_testing::fuzz::replay;
 
 #[test]
 fn gguf_inputs() {

@@ -85,7 +85,6 @@ impl GpuError {
 }
 
 /// [`GpuError::Shape`] unless `found` equals `expected`.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), GpuError> {
     if expected == found {
         return Ok(());
@@ -98,7 +97,6 @@ pub(crate) fn expect(what: &'static str, expected: usize, found: usize) -> Resul
 }
 
 /// [`GpuError::Shape`] unless `found` is at most `most`.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn expect_most(what: &'static str, most: usize, found: usize) -> Result<(), GpuError> {
     expect(what, found.min(most), found)
 }

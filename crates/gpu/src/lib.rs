@@ -9,10 +9,12 @@
 //! - [`Recorder`] collects dispatches and makes [`Commands`] of them, which [`Device::submit`] runs in
 //!   one pass as often as wanted;
 //! - [`kernels`] has a function for each operation, which checks shapes and records dispatches;
+//! - [`graph`] collects operations, fuses them, and replays what it has recorded before;
 //! - [`tuning`] says how they share out their work where rules don't, and measures what is best.
 //!
-//! Natively it stands on `wgpu` (Vulkan, Metal, DX12), of which nothing shows outside. For
-//! `wasm32-unknown-unknown` only [`shader`] and the plain descriptions are built.
+//! It stands on `wgpu`, of which nothing shows outside: natively on Vulkan, Metal and DX12, for
+//! `wasm32-unknown-unknown` on a browser's WebGPU. There nobody can wait: devices are opened by
+//! [`Device::open_async`], and a [`Submission`] is awaited.
 //!
 //! ```no_run
 //! use sterna_gpu::{Device, DeviceOptions, Recorder, kernels};
@@ -29,17 +31,14 @@
 
 mod error;
 mod features;
+pub mod graph;
 pub mod shader;
 pub mod tuning;
 mod weights;
 
-#[cfg(not(target_arch = "wasm32"))]
 mod device;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod kernels;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod memory;
-#[cfg(not(target_arch = "wasm32"))]
 mod record;
 
 pub use error::GpuError;
@@ -47,7 +46,5 @@ pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limit
 pub use tuning::Tuning;
 pub use weights::WeightKind;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub use device::{Device, MemoryUse, Offer};
-#[cfg(not(target_arch = "wasm32"))]
 pub use record::{Commands, ReadRange, Recorder, Submission, Timing};

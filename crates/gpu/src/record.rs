@@ -1,15 +1,16 @@
 //! Recorded commands: dispatches collected once, run as often as wanted.
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::task::{Context, Poll};
 
-use bytemuck::{NoUninit, Pod};
+use bytemuck::Pod;
 
-use crate::device::Pipeline;
+use crate::device::{Arrivals, Awaited, OpenScope, Pipeline};
 use crate::error::expect;
 use crate::memory::Buffer;
-use crate::shader::Shader;
+use crate::shader::{Params as ShaderParams, Shader};
 use crate::{Device, GpuError, Tuning};
 
 /// Collects dispatches.
@@ -95,7 +96,7 @@ impl Recorder {
     }
 
     /// Adds a dispatch of `shader` over a grid of workgroups; of an empty grid, nothing.
-    pub(crate) fn dispatch<P: NoUninit>(
+    pub(crate) fn dispatch<P: ShaderParams>(
         &mut self,
         shader: &'static Shader,
         constants: &[(&'static str, f64)],
@@ -108,12 +109,8 @@ impl Recorder {
             shader.bindings.len(),
             bindings.len(),
         )?;
+        debug_assert_eq!(shader.params, P::FIELDS, "{}", shader.name);
         let params = bytemuck::bytes_of(params);
-        expect(
-            "bytes of a kernel's parameters",
-            shader.params_bytes as usize,
-            params.len(),
-        )?;
         if grid.contains(&0) {
             return Ok(());
         }
@@ -129,7 +126,7 @@ impl Recorder {
                 }),
             })
             .collect();
-        let buffers = self.device.checked(shader.name, || {
+        let buffers = self.device.noted(shader.name, || {
             self.device
                 .wgpu()
                 .create_bind_group(&wgpu::BindGroupDescriptor {
@@ -178,7 +175,7 @@ impl Recorder {
                     })
                 })?;
                 device.queue().write_buffer(&buffer, 0, &params);
-                let group = device.checked("parameters", || {
+                let group = device.noted("parameters", || {
                     device.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
                         label: Some("params"),
                         layout,
@@ -287,13 +284,20 @@ impl ReadRange {
     }
 }
 
-/// Commands on their way, and what will be read back when they are done.
+/// Commands on their way, and what will be read back when they are done: a future, ready once they are.
+///
+/// Natively somebody has to drive the device, as [`Submission::wait`] and [`Device::block_on`] do.
 #[derive(Debug)]
 #[must_use = "errors show in waiting"]
 pub struct Submission {
     device: Device,
     index: wgpu::SubmissionIndex,
     reads: Vec<Read>,
+    arrivals: Arrivals,
+    /// Errors that a browser tells later.
+    scopes: Vec<OpenScope>,
+    /// Somebody has waited for the index.
+    was_awaited: bool,
 }
 
 #[derive(Debug)]
@@ -303,7 +307,6 @@ struct Read {
     /// Where the wanted bytes begin, and how many they are.
     skip: usize,
     bytes: usize,
-    mapped: Receiver<bool>,
 }
 
 impl Submission {
@@ -312,51 +315,73 @@ impl Submission {
     /// Errors: [`GpuError::Lost`].
     pub fn is_done(&mut self) -> Result<bool, GpuError> {
         self.device.poll()?;
-        let polled = self.device.wgpu().poll(wgpu::PollType::Wait {
-            submission_index: Some(self.index.clone()),
-            timeout: Some(std::time::Duration::ZERO),
-        });
-        Ok(polled.is_ok())
+        Ok(self.arrivals.are_complete())
     }
 
     /// Waits, and returns the bytes of each range that was to be read.
     ///
-    /// Errors: [`GpuError::Lost`], [`GpuError::Timeout`], [`GpuError::Refused`].
+    /// Errors: [`GpuError::Lost`], [`GpuError::Timeout`], [`GpuError::Refused`];
+    /// [`GpuError::Unsupported`] in a browser.
     pub fn wait(self) -> Result<Vec<Vec<u8>>, GpuError> {
-        let Submission {
-            device,
-            index,
-            reads,
-        } = self;
-        device.wait(Some(index))?;
+        let device = self.device.clone();
+        device.block_on(self)?
+    }
+
+    /// The bytes that were read, which have come.
+    fn bytes(&mut self) -> Result<Vec<Vec<u8>>, GpuError> {
+        let device = &self.device;
         let read = |read: Read| {
             let Some(staging) = read.staging else {
                 return Ok(Vec::new());
             };
-            let refused = |reason: String| GpuError::Refused {
-                what: "reading back".into(),
-                reason,
-            };
-            loop {
-                match read.mapped.try_recv() {
-                    Ok(true) => break,
-                    Err(TryRecvError::Empty) => device.wait(None)?,
-                    Ok(false) | Err(TryRecvError::Disconnected) => {
-                        device.check("reading back")?;
-                        return Err(refused("the buffer could not be mapped".into()));
-                    }
-                }
-            }
             let view = staging
                 .get_mapped_range(..)
-                .map_err(|e| refused(e.to_string()))?;
+                .map_err(|error| refused(error.to_string()))?;
             let bytes = view[read.skip..][..read.bytes].to_vec();
             drop(view);
             staging.unmap();
             device.staging().give(staging);
             Ok(bytes)
         };
-        reads.into_iter().map(read).collect()
+        self.reads.drain(..).map(read).collect()
+    }
+}
+
+impl Future for Submission {
+    /// The bytes of each range that was to be read.
+    type Output = Result<Vec<Vec<u8>>, GpuError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        this.device.check("waiting")?;
+        while let Some(scope) = this.scopes.last_mut() {
+            match scope.poll(&this.device, cx)? {
+                Poll::Ready(()) => this.scopes.pop(),
+                Poll::Pending => return Poll::Pending,
+            };
+        }
+        match this.arrivals.poll(cx) {
+            Poll::Ready(true) => Poll::Ready(this.bytes()),
+            Poll::Ready(false) => {
+                this.device.check("reading back")?;
+                Poll::Ready(Err(refused("the buffer could not be mapped".into())))
+            }
+            Poll::Pending => {
+                let awaited = match std::mem::replace(&mut this.was_awaited, true) {
+                    false => Awaited::Submission(this.index.clone()),
+                    true => Awaited::All,
+                };
+                awaited.tell();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+fn refused(reason: String) -> GpuError {
+    GpuError::Refused {
+        what: "reading back".into(),
+        reason,
     }
 }
 
@@ -559,25 +584,35 @@ impl Device {
             }
             self.queue().submit([encoder.finish()])
         })?;
-        let reads = staged.into_iter().map(|(_, bytes, words, staging)| {
-            let (sender, mapped) = channel();
+        let n_mapped = staged.iter().filter(|(.., staging)| staging.is_some());
+        let arrivals = Arrivals::new(n_mapped.count().max(1));
+        let mut reads = Vec::with_capacity(staged.len());
+        let mut is_told = false;
+        for (_, bytes, words, staging) in staged {
             if let Some(staging) = &staging {
+                let arrivals = arrivals.clone();
+                is_told = true;
                 staging.map_async(wgpu::MapMode::Read, .., move |result| {
-                    // A submission that was dropped doesn't want to know.
-                    let _ = sender.send(result.is_ok());
+                    arrivals.arrive(result.is_ok());
                 });
             }
-            Read {
+            reads.push(Read {
                 staging,
                 skip: (bytes.start - words.start) as usize,
                 bytes: (bytes.end - bytes.start) as usize,
-                mapped,
-            }
-        });
+            });
+        }
+        if !is_told {
+            let arrivals = arrivals.clone();
+            (self.queue()).on_submitted_work_done(move || arrivals.arrive(true));
+        }
         Ok(Submission {
             device: self.clone(),
             index,
-            reads: reads.collect(),
+            reads,
+            arrivals,
+            scopes: self.take_scopes(),
+            was_awaited: false,
         })
     }
 }

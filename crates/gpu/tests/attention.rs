@@ -669,3 +669,35 @@ fn wrong_shapes_are_refused() {
     assert!(run(shape(4), &states, 2, 1).is_err(), "two positions");
     assert!(run(shape(4), &states, 1, 2).is_err(), "two rows of output");
 }
+
+#[test]
+fn a_position_behind_the_angles_is_taken_for_the_last() {
+    for device in devices().iter().take(2) {
+        // Two positions of four pairs.
+        let table = device.upload(&floats(2 * 4 * 2, 1)).unwrap();
+        let turned = |position: u32| {
+            let qkv = device.upload(&floats(3 * 8, 2)).unwrap();
+            let cache = CacheLayer::new(device, 1, 8, CacheType::F32, 4).unwrap();
+            let state = device.upload(&[position]).unwrap();
+            let heads = Heads {
+                qkv: Rows::new(&qkv, 1, 3 * 8),
+                norms: HeadNorms::default(),
+                angles: Angles {
+                    table: &table,
+                    pairs: 4,
+                    layout: RopeLayout::Halves,
+                },
+                position: Position {
+                    buffer: &state,
+                    index: 0,
+                },
+            };
+            run(device, &qkv, 8, |r| prepare_heads(r, &heads, 1, &cache))
+        };
+        let last = turned(1);
+        assert_ne!(turned(0), last);
+        for position in [2, 50, u32::MAX] {
+            assert_eq!(turned(position), last);
+        }
+    }
+}

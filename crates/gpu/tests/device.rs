@@ -418,3 +418,52 @@ fn a_lost_device_says_so_and_another_goes_on() {
     let x = next.upload(&[3.0f32]).unwrap();
     assert_eq!(next.read::<f32>(&x, 0..1).unwrap(), [3.0]);
 }
+
+#[test]
+fn a_submission_is_a_future() {
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+
+    struct Flag(AtomicBool);
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    // A device of its own, that nobody else drives.
+    let Some(device) = open(DeviceOptions::default()) else {
+        return;
+    };
+    let buffer = device.upload(&[1.0f32, 2.0]).unwrap();
+    let submit = || {
+        let read = ReadRange::of::<f32>(&buffer, 0..2);
+        device.submit(&[], &[read]).unwrap()
+    };
+    let flag = Arc::new(Flag(AtomicBool::new(false)));
+    let waker = Waker::from(flag.clone());
+    let mut first = submit();
+    let poll = Pin::new(&mut first).poll(&mut Context::from_waker(&waker));
+    assert!(poll.is_pending());
+    assert!(!flag.0.load(Ordering::Acquire));
+    // Waiting for a later one drives the device, and wakes who waits for this.
+    submit().wait().unwrap();
+    assert!(flag.0.load(Ordering::Acquire));
+    let poll = Pin::new(&mut first).poll(&mut Context::from_waker(&waker));
+    let Poll::Ready(Ok(bytes)) = poll else {
+        panic!("{poll:?}");
+    };
+    assert_eq!(
+        bytes,
+        [[1.0f32.to_ne_bytes(), 2.0f32.to_ne_bytes()].concat()]
+    );
+    // Nothing to read is waited for too.
+    device
+        .block_on(device.submit(&[], &[]).unwrap())
+        .unwrap()
+        .unwrap();
+    let foreign = device.block_on(std::future::pending::<()>());
+    assert!(matches!(foreign, Err(GpuError::Unsupported { .. })));
+}

@@ -130,6 +130,36 @@ fn penalties_are_those_of_the_definition() {
     }
 }
 
+#[test]
+fn a_position_behind_the_tokens_is_taken_for_the_last() {
+    for device in devices().iter().take(2) {
+        let tokens = device.upload(&[0u32, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        let penalties = Penalties {
+            repeat: 2.0,
+            frequency: 0.0,
+            presence: 0.0,
+            window: 3,
+            biases: None,
+        };
+        for position in [7u32, 8, 1000, u32::MAX] {
+            let logits = device.upload(&[1.0f32; 12]).unwrap();
+            let state = device.upload(&[position]).unwrap();
+            let position = Position {
+                buffer: &state,
+                index: 0,
+            };
+            run_all(device, |r| {
+                penalize(r, Rows::new(&logits, 1, 12), &penalties, &tokens, position)
+            });
+            let got: Vec<f32> = device.read(&logits, 0..12).unwrap();
+            let want: Vec<f32> = (0..12)
+                .map(|id| if (5..8).contains(&id) { 0.5 } else { 1.0 })
+                .collect();
+            assert_eq!(got, want);
+        }
+    }
+}
+
 /// Draws `n` tokens, each from the same logits.
 fn draws(device: &Device, logits: &[f32], k: usize, draw: &Draw, n: usize) -> Vec<u32> {
     let buffer = device.upload(logits).unwrap();

@@ -78,12 +78,41 @@ fn every_buffer_is_declared_as_the_table_says() {
                 assert_eq!((binding.group, writes), (0, is_write), "{}", shader.name);
                 n_found += 1;
             }
-            if variable.space == naga::AddressSpace::Immediate {
-                let size = module.types[variable.ty].inner.size(module.to_ctx());
-                assert_eq!(size, shader.params_bytes, "{}", shader.name);
-            }
         }
         assert_eq!(n_found, shader.bindings.len(), "{}", shader.name);
+    }
+}
+
+#[test]
+fn parameters_are_those_of_the_wgsl_field_by_field() {
+    for shader in ALL {
+        for features in [Features::ALL, Features::NONE] {
+            let text = shader.assemble(Target::Native, features);
+            let module = naga::front::wgsl::parse_str(&text).unwrap();
+            let mut variables = module.global_variables.iter();
+            let (_, variable) = variables
+                .find(|(_, variable)| variable.name.as_deref() == Some("params"))
+                .unwrap();
+            let inner = &module.types[variable.ty].inner;
+            let naga::TypeInner::Struct { members, .. } = inner else {
+                panic!("{}: parameters that are no struct", shader.name);
+            };
+            let found: Vec<_> = members
+                .iter()
+                .map(|member| {
+                    let ty = match module.types[member.ty].inner {
+                        naga::TypeInner::Scalar(naga::Scalar::U32) => "u32",
+                        naga::TypeInner::Scalar(naga::Scalar::F32) => "f32",
+                        ref other => panic!("{}: {other:?}", shader.name),
+                    };
+                    (member.name.as_deref().unwrap(), member.offset as usize, ty)
+                })
+                .collect();
+            let expected = shader.params.iter().map(|p| (p.name, p.offset, p.ty));
+            assert_eq!(found, expected.collect::<Vec<_>>(), "{}", shader.name);
+            let size = inner.size(module.to_ctx());
+            assert_eq!(size, shader.params_bytes(), "{}", shader.name);
+        }
     }
 }
 

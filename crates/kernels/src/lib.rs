@@ -44,6 +44,7 @@ pub mod repack;
 mod requantize;
 pub mod rope;
 mod shape;
+mod sync;
 #[cfg(test)]
 mod test_data;
 pub mod vector;

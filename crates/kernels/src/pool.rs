@@ -17,30 +17,32 @@
 //!   are woken by the first operation of a pass; later ones cost no system call.
 
 use std::any::Any;
+use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Arc, Condvar, IS_MODEL, Instant, Mutex, MutexGuard, spin_loop};
 
 /// How long a worker looks for the next job before it sleeps. What stands between the parallel
 /// operations of a forward pass takes less.
-const WORKER_SPIN: Duration = Duration::from_micros(100);
+const WORKER_SPIN: Duration = Duration::from_micros(if IS_MODEL { 0 } else { 100 });
 
 /// How long a caller looks for the last items to be done before it sleeps: longer than an item
 /// takes, so it sleeps only if a worker was stopped within one.
-const CALLER_SPIN: Duration = Duration::from_micros(50);
+const CALLER_SPIN: Duration = Duration::from_micros(if IS_MODEL { 0 } else { 50 });
 
 /// Looks between two readings of the clock.
-const LOOKS: u32 = 32;
+const LOOKS: u32 = if IS_MODEL { 1 } else { 32 };
 
 /// A fixed set of threads; the calling thread is one of them.
 ///
 /// One operation runs at a time. A second caller waits for its turn, so that a machine is never
 /// asked to run more threads than it was given. Where threads can't be started (WebAssembly without
 /// shared memory) the pool is the calling thread alone.
-#[derive(Debug)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -125,7 +127,7 @@ impl Pool {
         let workers: Vec<_> = (0..n_workers)
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
+                thread::Builder::new()
                     .name(format!("sterna-{}", i + 1))
                     .spawn(move || shared.work(i))
                     .ok()
@@ -198,6 +200,14 @@ impl Pool {
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("n_workers", &self.workers.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -359,7 +369,7 @@ impl Shared {
                     self.asleep[me].store(false, Ordering::SeqCst);
                     return true;
                 }
-                std::thread::park();
+                thread::park();
             }
         }
     }
@@ -371,7 +381,7 @@ fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
         if is_so() {
             return true;
         }
-        std::hint::spin_loop();
+        spin_loop();
     }
     false
 }

@@ -1,15 +1,56 @@
 //! Running low-bit language models: open one, generate, chat, and serve many at once.
+//!
+//! ```
+//! # #[cfg(all(feature = "native", feature = "builtin"))]
+//! fn main() -> sterna::Result<()> {
+//!     let model = sterna::native::open("builtin", &Default::default())?;
+//!     let mut chat = model.chat(Default::default())?;
+//!     for piece in chat.say("Tell me a story about a fox named Ruby.")? {
+//!         print!("{}", piece?);
+//!     }
+//!     Ok(())
+//! }
+//! # #[cfg(not(all(feature = "native", feature = "builtin")))]
+//! # fn main() {}
+//! ```
+//!
+//! For programs that run models: servers, browsers, tools. Not for arithmetic (`sterna-kernels`,
+//! `sterna-gpu`), nor for moving models about (`sterna-delivery`).
+//!
+//! | to | see |
+//! |---|---|
+//! | open a model from any source of bytes | [`ModelFiles::open`], which asks a driver for what it [wants](Want) |
+//! | open one on this machine | [`native`] |
+//! | talk with a model | [`TextModel::chat`] |
+//! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
+//! | run many answers in shared steps | [`scheduler::Scheduler`] |
+//!
+//! Nothing here prints, reads the environment or chooses folders: what should be known is a
+//! [`Warning`], and every [`Error`] has a stable [`ErrorCode`].
 #![forbid(unsafe_code)]
 
 mod adapted;
+mod chat;
+pub mod conversation;
 mod error;
+pub mod generate;
 mod model;
 #[cfg(all(feature = "native", not(target_family = "wasm")))]
 pub mod native;
+pub mod sampling;
+pub mod scheduler;
+pub mod sequence;
 mod want;
 mod warning;
 
+/// What the fuzzers reach, and nobody else.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::model::bundled::{is_bundled, tokenizer};
+}
+
 pub use adapted::Adapted;
+pub use chat::{Answer, Chat, ChatOptions, TextModel};
 #[doc(hidden)]
 pub use error::Context;
 pub use error::{Error, ErrorCode, Result};

@@ -357,7 +357,7 @@ fn worst(found: &[Found], by_layer: bool) -> Vec<Line> {
         0 => m.relative_error,
         _ => f64::INFINITY,
     };
-    let kind = |m: &Measured| (by_layer.then_some(m.stage.layer), m.stage.name.clone());
+    let kind = |m: &Measured| (by_layer.then_some(m.stage.layer), m.stage.operation);
     let mut kinds: Vec<&Found> = Vec::new();
     for found in found {
         match kinds
@@ -373,7 +373,7 @@ fn worst(found: &[Found], by_layer: bool) -> Vec<Line> {
         let (measured, step) = (&found.measured, found.step());
         let (stage, place) = match measured.stage.layer {
             Some(layer) if !by_layer => (
-                measured.stage.name.clone(),
+                measured.stage.operation.to_string(),
                 format!("layer {layer}, {step}"),
             ),
             _ => (measured.stage.to_string(), step),
@@ -392,18 +392,18 @@ struct Report<'a> {
     n_tokens: usize,
     agrees: bool,
     verdict: &'a str,
-    operations: Vec<Row<'a>>,
-    layers: Vec<Row<'a>>,
-    drift: Vec<Row<'a>>,
+    operations: Vec<Row>,
+    layers: Vec<Row>,
+    drift: Vec<Row>,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct Row {
     /// 0 for the prompt, then the tokens behind it.
     step: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     layer: Option<usize>,
-    stage: &'a str,
+    stage: String,
     shape: [usize; 2],
     relative_error: f64,
     /// `null` where nothing is expected.
@@ -428,18 +428,18 @@ struct At {
     cpu: f32,
 }
 
-fn rows(found: &[Found]) -> Vec<Row<'_>> {
+fn rows(found: &[Found]) -> Vec<Row> {
     found.iter().map(Row::new).collect()
 }
 
-impl Row<'_> {
-    fn new(found: &Found) -> Row<'_> {
+impl Row {
+    fn new(found: &Found) -> Row {
         let Found { step, measured: m } = found;
-        let is_logits = m.stage.name.starts_with("logits");
+        let is_logits = m.stage.operation.is_logits();
         Row {
             step: *step,
             layer: m.stage.layer,
-            stage: &m.stage.name,
+            stage: m.stage.operation.to_string(),
             shape: [m.n_rows, m.width],
             relative_error: m.relative_error,
             bound: m.bound,

@@ -6,17 +6,16 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
+use sterna::conversation::Conversation;
+use sterna::generate::FirstWord;
+use sterna::native::{self, BUILTIN};
 use sterna_engine::Sampler;
 
 use crate::args::{EngineFlags, ModelFlags};
-use sterna::native::BUILTIN;
-use crate::chat::{self, Chat, Message};
-use crate::display::FirstWord;
+use crate::chat::{Answer, Chat, ChatOptions};
 use crate::model;
 use crate::output;
-use sterna::native;
-use crate::recovery::Recovery;
-use crate::runtime::{Runtime, Stats};
+use crate::runtime::StatsReport;
 use crate::sampling::SamplingFlags;
 
 const EXAMPLE: &str = "Example:
@@ -91,7 +90,7 @@ struct Report<'a> {
     /// Those of them that were computed on a GPU.
     n_gpu_layers: usize,
     #[serde(flatten)]
-    stats: Stats,
+    stats: StatsReport,
 }
 
 impl Run {
@@ -116,7 +115,8 @@ impl Run {
         let generation_config = model::generation_config(&files)?;
         let plan = model::plan(&files, &self.files)?;
         let (n_vocab, max_ctx) = (plan.config().n_vocab, plan.config().max_ctx);
-        let sampler = Sampler::new(self.sampling.config(&generation_config), n_vocab)?;
+        let config = self.sampling.options().config(&generation_config);
+        let sampler = Sampler::new(config, n_vocab)?;
         let seed = sampler.config().seed;
         let stop_ids = files.stop_ids(Some(&tokenizer), &generation_config)?;
         let engine = self.engine;
@@ -124,9 +124,14 @@ impl Run {
         let session = open()?;
         let n_layers = session.model().config().n_layers;
         let n_gpu_layers = native::n_gpu_layers(session.model().backend());
-        let mut chat = Chat {
-            runtime: Runtime::new(session, sampler).recovering(Recovery::by(open)),
-            template,
+        let mut conversation = template.map(Conversation::new);
+        if let Some(conversation) = &mut conversation {
+            conversation.set_system(self.system);
+        }
+        let mut first_word = FirstWord::new(conversation.is_some());
+        let options = ChatOptions {
+            sampler,
+            conversation,
             stop_ids,
             tokenizer,
             stop_strings: self.stop,
@@ -135,8 +140,8 @@ impl Run {
                 .or(generation_config.max_new_tokens)
                 .unwrap_or(usize::MAX),
             speculate: self.speculate,
-            messages: self.system.map(Message::system).into_iter().collect(),
         };
+        let mut chat = Chat::new(session, open, options);
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
 
         let prompt = match self.prompt {
@@ -144,35 +149,31 @@ impl Run {
             None if io::stdin().is_terminal() => return chat.converse(),
             None => read_prompt()?,
         };
-        let mut first_word = FirstWord::new(chat.template.is_some());
-        let mut answer = chat.answer(prompt)?;
-        chat::prefill(&mut answer, || false)?;
-        let mut text = String::new();
-        for piece in &mut answer {
-            let piece = piece?;
-            if !self.json {
-                output::write_now(&first_word.push(&piece))?;
-            }
-            text += &piece;
-        }
+        let is_shown = !self.json;
+        let tell = |piece: &str| match is_shown {
+            true => output::write_now(&first_word.push(piece)),
+            false => Ok(()),
+        };
+        let answer = chat.answer(prompt, || false, tell)?;
+        let Answer {
+            text, ids, stats, ..
+        } = answer;
         if self.json {
-            let (ids, stats) = (answer.ids(), answer.stats());
             output::json(&Report {
                 text: &text,
-                ids,
+                ids: &ids,
                 seed,
                 load_ms,
                 n_layers,
                 n_gpu_layers,
-                stats,
+                stats: stats.into(),
             })?;
         } else {
             if !text.ends_with('\n') {
                 output::write_now("\n")?;
             }
             output::note(format_args!(
-                "[{}; loaded in {load_ms:.0} ms, seed {seed}]",
-                answer.stats()
+                "[{stats}; loaded in {load_ms:.0} ms, seed {seed}]"
             ));
         }
         Ok(())

@@ -2,19 +2,24 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
+use sterna::generate::{self, Event, StopReason};
+use sterna::native::Device;
+use sterna::sampling::random_seed;
+use sterna::scheduler::{Scheduler, SequenceId};
+use sterna::sequence::Sequence;
 use sterna_engine::{Sampler, SamplerConfig, Session};
 
 use super::driver::Driver;
 use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling};
-use sterna::native::Device;
-use crate::runtime::{self, Runtime, StopReason};
-use crate::sampling::random_seed;
+use crate::output::StdoutError;
+use crate::runtime;
 
 /// A model that continues sequences of tokens.
 pub(crate) struct Engine {
-    runtime: Runtime,
-    n_vocab: usize,
+    scheduler: Scheduler<Device>,
+    /// The only sequence.
+    sequence: SequenceId,
     form: Form,
     /// Ids that end a reply.
     eos_ids: Vec<u32>,
@@ -24,25 +29,23 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine with nothing in its cache, which `session` has to be without; replies are those of
-    /// `form`.
+    /// An engine that computes by `session`; replies are those of `form`.
     pub(crate) fn new(
         session: Session<Device>,
         form: Form,
         eos_ids: Vec<u32>,
         seed: Option<u64>,
         driver: Driver,
-    ) -> Result<Engine> {
-        let n_vocab = session.model().config().n_vocab;
-        let sampler = Sampler::new(SamplerConfig::default(), n_vocab)?;
-        Ok(Engine {
-            runtime: Runtime::new(session, sampler),
-            n_vocab,
+    ) -> Engine {
+        let (scheduler, sequence) = runtime::alone(session);
+        Engine {
+            scheduler,
+            sequence,
             form,
             eos_ids,
             seed,
             driver,
-        })
+        }
     }
 
     /// Replies to `request`; false if there is nobody left to reply to.
@@ -55,46 +58,60 @@ impl Engine {
         reply: &mut Reply<impl Write>,
     ) -> Result<bool> {
         let config = sampler_config(&request.sampling, self.seed.unwrap_or_else(random_seed));
-        self.runtime
-            .set_sampler(Sampler::new(config, self.n_vocab)?);
         let max_tokens = match request.max_tokens {
             0 => usize::MAX,
             n => n,
         };
-        let mut answer = self.runtime.start(runtime::Request {
-            prompt: self.prompt(request)?,
+        let sampler = Sampler::new(config, self.n_vocab())?;
+        let request = generate::Request {
             max_tokens,
-            stop_ids: &self.eos_ids,
-            speculate: None,
-        })?;
-        while answer.n_left() > 0 {
+            stop_ids: self.eos_ids.clone(),
+            ..generate::Request::new(self.prompt(request)?, sampler)
+        };
+        self.scheduler.start(self.sequence, request)?;
+        loop {
             if self.driver.is_gone() {
                 return Ok(false);
             }
-            answer.prefill()?;
-        }
-        while let Some(id) = answer.next_id()? {
-            reply.line(id).context(WRITING)?;
-            if self.driver.is_gone() {
-                return Ok(false);
+            if self.scheduler.is_idle() {
+                break;
+            }
+            for (_, event) in self.scheduler.step()? {
+                match event {
+                    Event::Token(token) => reply.line(token.id).map_err(StdoutError)?,
+                    Event::Failed(error) => return Err(error.into()),
+                    Event::DeviceLost { message } => bail!(message),
+                    _ => {}
+                }
             }
         }
-        let terminator = match answer.stats().stop {
+        let generator = self.scheduler.finish(self.sequence);
+        let generator = generator.expect("an answer was started");
+        let terminator = match generator.stats().stop {
             // In version 1, readers count; in the keyed form, they wait for an EOS id.
             Some(StopReason::MaxTokens) if self.form == Form::Positional => None,
-            _ => answer.stop_id().or(self.eos_ids.first().copied()),
+            _ => generator.stop_id().or(self.eos_ids.first().copied()),
         };
         if let Some(id) = terminator {
-            reply.line(id).context(WRITING)?;
+            reply.line(id).map_err(StdoutError)?;
         }
-        reply.line(self.runtime.n_cached()).context(WRITING)?;
+        reply.line(self.sequence().len()).map_err(StdoutError)?;
         Ok(true)
+    }
+
+    fn sequence(&self) -> &Sequence<Device> {
+        let sequence = self.scheduler.sequence(self.sequence);
+        sequence.expect("the sequence is never taken out")
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.sequence().session().model().config().n_vocab
     }
 
     /// The whole sequence that `request` continues.
     fn prompt(&self, request: Request) -> Result<Vec<u32>, ProtocolError> {
         let place = |what| format!("request in line {}: {what}", request.line);
-        let cached = self.runtime.cached();
+        let cached = self.sequence().ids();
         let n_kept = match request.keep {
             Keep::All => cached.len(),
             Keep::First(n) => n,
@@ -103,13 +120,13 @@ impl Engine {
             let expected = format!("at most {}, the tokens in the cache", cached.len());
             ProtocolError::new(place("`kv_position`"), expected, n_kept)
         })?;
-        let n_vocab = self.n_vocab;
+        let n_vocab = self.n_vocab();
         if let Some(i) = request.ids.iter().position(|&id| id as usize >= n_vocab) {
             let place = place(&format!("token {i}"));
             let expected = format!("an id below {n_vocab}");
             return Err(ProtocolError::new(place, expected, request.ids[i]));
         }
-        let (len, ctx_len) = (kept.len() + request.ids.len(), self.runtime.ctx_len());
+        let (len, ctx_len) = (kept.len() + request.ids.len(), self.sequence().ctx_len());
         if len == 0 || len >= ctx_len {
             let expected = format!(
                 "1 to {} with those in the cache, in a context of {ctx_len}",
@@ -120,8 +137,6 @@ impl Engine {
         Ok([kept, &request.ids].concat())
     }
 }
-
-const WRITING: &str = "cannot write to standard output";
 
 fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {
     SamplerConfig {

@@ -96,7 +96,8 @@ fn load(
     let n_threads = NonZero::new(config.n_threads(machine::available_threads()));
     let flags = EngineFlags::with(n_threads, adapters(name, lora, config)?);
     let session = model::session(&files, plan, &flags, ctx_len)?;
-    Engine::new(session, form, config.eos_ids().to_vec(), seed, driver)
+    let eos_ids = config.eos_ids().to_vec();
+    Ok(Engine::new(session, form, eos_ids, seed, driver))
 }
 
 /// The adapters to apply: that in the folder of the model, if `lora`, and that of the configuration.

@@ -91,6 +91,20 @@ pub(crate) fn refusal(args: &[&str]) -> String {
     stderr
 }
 
+/// What `sterna` does with `args`, which ask for a GPU; `None` where there is none, and it says so.
+#[track_caller]
+pub(crate) fn on_gpu(args: &[&str]) -> Option<Output> {
+    let output = sterna(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if cfg!(feature = "gpu") && sterna_testing::gpu::is_there() {
+        assert!(output.status.success(), "sterna {args:?} failed: {stderr}");
+        return Some(output);
+    }
+    assert!(!output.status.success(), "sterna {args:?} should fail");
+    assert!(stderr.contains("--backend gpu: no GPU"), "{stderr}");
+    None
+}
+
 /// The logits that `sterna logits model` writes for `ids`, one row a token.
 pub(crate) fn logits(model: &str, ids: &[u32], more: &[&str]) -> Vec<Vec<f32>> {
     let dir = tempfile::tempdir().unwrap();

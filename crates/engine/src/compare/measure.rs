@@ -2,8 +2,8 @@
 
 use sterna_format::DType;
 
-use super::Stage;
 use crate::backend::{CacheType, WeightData};
+use crate::stage::Stage;
 
 /// What a stage gave on both backends.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,23 +4,22 @@
 //! is then handed the reference's values, so that each stage is judged by the same input and an error is
 //! found where it is made, not where it ends up.
 
-mod course;
 mod measure;
 
+use std::future::{Ready, ready};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
-use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, OutputLayout,
+    Product, ScreenedRows, Sequence,
 };
-use crate::rope::Angles;
-use course::Course;
+use crate::stage::{Operation, Stage};
 use measure::Work;
 pub use measure::{Agreement, Difference, Measured};
 
@@ -39,8 +38,8 @@ pub struct Compare<R, T> {
 /// What is compared, and what the backend under test goes on with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Comparison {
-    /// Each operation, from the reference's values: which kernel is wrong. What a backend does together
-    /// with a later operation (norms and rotations of heads, with attention) is compared there.
+    /// Each operation, from the reference's values: which kernel is wrong. Norms and rotations of heads
+    /// are a part of attention.
     #[default]
     Operations,
     /// Each layer, from the reference's values: operations run together as they do when nobody
@@ -50,29 +49,9 @@ pub enum Comparison {
     Drift,
 }
 
-/// Where in a forward pass something was compared.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Stage {
-    /// The layer; `None` before the first and after the last.
-    pub layer: Option<usize>,
-    /// What was computed: `attn_norm`, `q`, `attention`, `layer`, `logits`.
-    pub name: String,
-}
-
-impl std::fmt::Display for Stage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.layer {
-            Some(layer) if self.name == "layer" => write!(f, "layer {layer}"),
-            Some(layer) => write!(f, "layer {layer}, {}", self.name),
-            None => write!(f, "{}", self.name),
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     comparison: Comparison,
-    course: Course,
     attention: Work,
     /// What was done since something was compared.
     work: Work,
@@ -100,9 +79,15 @@ pub struct ComparedLinear<R, T> {
 pub struct ComparedBuffer<R, T> {
     both: Both<R, T>,
     width: usize,
-    /// What filled it.
-    name: &'static str,
+    /// The last operation that filled it.
+    stage: Stage,
 }
+
+/// What fills the first buffer of a step.
+const EMBEDDING: Stage = Stage {
+    layer: None,
+    operation: Operation::Embedding,
+};
 
 /// There are no screens here: they rule out rows that are to be compared.
 #[derive(Debug)]
@@ -150,7 +135,7 @@ impl<R: Backend, T: Backend> Compare<R, T> {
     fn compare(
         &self,
         work: Work,
-        name: impl Into<String>,
+        stage: Stage,
         out: &mut Buffer<R, T>,
     ) -> Result<(), BackendError> {
         let comparison = {
@@ -159,13 +144,13 @@ impl<R: Backend, T: Backend> Compare<R, T> {
             state.comparison
         };
         match comparison {
-            Comparison::Operations => self.measure(work.alone(), name.into(), out),
+            Comparison::Operations => self.measure(work.alone(), stage, out),
             Comparison::Layers | Comparison::Drift => Ok(()),
         }
     }
 
     /// Compares `x`, and hands the reference's values over unless errors are to add up.
-    fn measure(&self, bound: f64, name: String, x: &mut Buffer<R, T>) -> Result<(), BackendError> {
+    fn measure(&self, bound: f64, stage: Stage, x: &mut Buffer<R, T>) -> Result<(), BackendError> {
         let width = x.width;
         let want = self.reference.read(&mut x.both.reference)?;
         (self.reference).write(&want, width, &mut x.both.reference)?;
@@ -173,10 +158,6 @@ impl<R: Backend, T: Backend> Compare<R, T> {
         let mut state = self.state();
         let drifts = state.comparison == Comparison::Drift;
         (self.tested).write(if drifts { &got } else { &want }, width, &mut x.both.tested)?;
-        let stage = Stage {
-            layer: state.course.layer(),
-            name,
-        };
         let measured = Measured::new(stage, &want, &got, width, bound);
         state.measured.push(measured);
         if !drifts {
@@ -215,6 +196,8 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     type Screen = NoScreen;
     type Buffer = Buffer<R, T>;
     type Cache = Both<R::Cache, T::Cache>;
+    /// Every operation is waited for, so nothing is left to wait for.
+    type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
     fn host(&self) -> &Exec {
         self.reference.host()
@@ -261,20 +244,22 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
                 tested: self.tested.buffer(),
             },
             width: 0,
-            name: "",
+            stage: EMBEDDING,
         }
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError> {
-        {
-            let mut state = self.state();
-            state.course.set_layers(shape.n_layers);
-            state.attention = Work::attention(shape.dtype);
-        }
+        self.state().attention = Work::attention(shape.dtype);
         Ok(Both {
             reference: self.reference.cache(shape)?,
             tested: self.tested.cache(shape)?,
         })
+    }
+
+    fn begin_step(&self) -> Result<(), BackendError> {
+        self.state().work = Work::default();
+        self.reference.begin_step()?;
+        self.tested.begin_step()
     }
 
     fn embed(
@@ -287,71 +272,73 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         let (w, to) = (&table.both, &mut out.both);
         (self.reference).embed(&w.reference, ids, scale, &mut to.reference)?;
         (self.tested).embed(&w.tested, ids, scale, &mut to.tested)?;
-        {
-            let mut state = self.state();
-            state.course.begin();
-            state.work = Work::default();
-        }
-        out.fill("embedding", table.k);
-        self.compare(Work::Lookup, "embedding", out)
+        out.fill(EMBEDDING, table.k);
+        self.compare(Work::Lookup, EMBEDDING, out)
     }
 
     fn rms_norm(
         &self,
+        stage: Stage,
         x: &Buffer<R, T>,
         weight: &Self::Vector,
         eps: f32,
         out: &mut Buffer<R, T>,
     ) -> Result<(), BackendError> {
         let (from, to) = (&x.both, &mut out.both);
-        (self.reference).rms_norm(&from.reference, &weight.reference, eps, &mut to.reference)?;
-        (self.tested).rms_norm(&from.tested, &weight.tested, eps, &mut to.tested)?;
-        let name = self.state().course.norm();
-        out.fill("norm", x.width);
-        self.compare(Work::Elements, name, out)
+        let (w, out_r) = (&weight.reference, &mut to.reference);
+        (self.reference).rms_norm(stage, &from.reference, w, eps, out_r)?;
+        (self.tested).rms_norm(stage, &from.tested, &weight.tested, eps, &mut to.tested)?;
+        out.fill(stage, x.width);
+        self.compare(Work::Elements, stage, out)
     }
 
     fn rms_norm_in_place(
         &self,
+        stage: Stage,
         x: &mut Buffer<R, T>,
         weight: &Self::Vector,
         eps: f32,
     ) -> Result<(), BackendError> {
         let to = &mut x.both;
-        (self.reference).rms_norm_in_place(&mut to.reference, &weight.reference, eps)?;
-        (self.tested).rms_norm_in_place(&mut to.tested, &weight.tested, eps)?;
-        match course::norm_behind(x.name) {
-            Some(name) => self.compare(Work::Elements, name, x),
-            // Of heads: attention may do it.
-            None => Ok(()),
-        }
+        (self.reference).rms_norm_in_place(stage, &mut to.reference, &weight.reference, eps)?;
+        (self.tested).rms_norm_in_place(stage, &mut to.tested, &weight.tested, eps)?;
+        self.compare(Work::Elements, stage, x)
     }
 
     fn linear(
         &self,
         x: &Buffer<R, T>,
-        outputs: &mut [(&Linear<R, T>, &mut Buffer<R, T>)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Compare<R, T>>],
     ) -> Result<(), BackendError> {
-        let mut own = Vec::with_capacity(outputs.len());
-        for (w, out) in outputs.iter_mut() {
-            own.push((&w.both.reference, &mut out.both.reference));
+        let mut own = Vec::with_capacity(products.len());
+        for Product { stage, w, out } in products.iter_mut() {
+            own.push(Product {
+                stage: *stage,
+                w: &w.both.reference,
+                out: &mut out.both.reference,
+            });
         }
-        self.reference.linear(&x.both.reference, &mut own)?;
-        let mut own = Vec::with_capacity(outputs.len());
-        for (w, out) in outputs.iter_mut() {
-            own.push((&w.both.tested, &mut out.both.tested));
+        self.reference.linear(&x.both.reference, layout, &mut own)?;
+        let mut own = Vec::with_capacity(products.len());
+        for Product { stage, w, out } in products.iter_mut() {
+            own.push(Product {
+                stage: *stage,
+                w: &w.both.tested,
+                out: &mut out.both.tested,
+            });
         }
-        self.tested.linear(&x.both.tested, &mut own)?;
-        for (w, out) in outputs.iter_mut() {
-            let name = self.state().course.product();
-            out.fill(name, w.n);
-            self.compare(w.work, name, out)?;
+        self.tested.linear(&x.both.tested, layout, &mut own)?;
+        for Product { stage, w, out } in products {
+            out.fill(*stage, w.n);
+            self.compare(w.work, *stage, out)?;
         }
         Ok(())
     }
 
     fn linear_top(
         &self,
+        _: Stage,
         _: &Buffer<R, T>,
         _: &Linear<R, T>,
         screen: &NoScreen,
@@ -368,8 +355,16 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         updates: &mut [LowRank<'_, Compare<R, T>>],
     ) -> Result<(), BackendError> {
         let mut own = Vec::with_capacity(updates.len());
-        for LowRank { a, b, scale, out } in updates.iter_mut() {
+        for LowRank {
+            stage,
+            a,
+            b,
+            scale,
+            out,
+        } in updates.iter_mut()
+        {
             own.push(LowRank {
+                stage: *stage,
                 a: &a.both.reference,
                 b: &b.both.reference,
                 scale: *scale,
@@ -378,8 +373,16 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         }
         (self.reference).add_low_rank(&x.both.reference, rows.clone(), &mut own)?;
         let mut own = Vec::with_capacity(updates.len());
-        for LowRank { a, b, scale, out } in updates.iter_mut() {
+        for LowRank {
+            stage,
+            a,
+            b,
+            scale,
+            out,
+        } in updates.iter_mut()
+        {
             own.push(LowRank {
+                stage: *stage,
                 a: &a.both.tested,
                 b: &b.both.tested,
                 scale: *scale,
@@ -387,41 +390,46 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             });
         }
         (self.tested).add_low_rank(&x.both.tested, rows, &mut own)?;
-        for LowRank { a, b, out, .. } in updates {
-            let name = format!("{}_adapter", out.name);
-            self.compare(a.work.max(b.work), name, out)?;
+        for LowRank {
+            stage, a, b, out, ..
+        } in updates
+        {
+            self.compare(a.work.max(b.work), *stage, out)?;
         }
         Ok(())
     }
 
-    fn add_bias(&self, x: &mut Buffer<R, T>, bias: &Self::Vector) -> Result<(), BackendError> {
-        let to = &mut x.both;
-        (self.reference).add_bias(&mut to.reference, &bias.reference)?;
-        self.tested.add_bias(&mut to.tested, &bias.tested)?;
-        self.compare(Work::Elements, format!("{}_bias", x.name), x)
-    }
-
-    /// Compared behind attention, which may do it.
-    fn rope(
+    fn add_bias(
         &self,
+        stage: Stage,
         x: &mut Buffer<R, T>,
-        head_dim: usize,
-        angles: &Angles,
+        bias: &Self::Vector,
     ) -> Result<(), BackendError> {
-        (self.reference).rope(&mut x.both.reference, head_dim, angles)?;
-        self.tested.rope(&mut x.both.tested, head_dim, angles)
+        let to = &mut x.both;
+        (self.reference).add_bias(stage, &mut to.reference, &bias.reference)?;
+        (self.tested).add_bias(stage, &mut to.tested, &bias.tested)?;
+        self.compare(Work::Elements, stage, x)
     }
 
     fn attention(
         &self,
+        attention: Attention<'_, Compare<R, T>>,
         sequences: &mut [Sequence<'_, Self::Cache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &Buffer<R, T>,
-        k: &Buffer<R, T>,
-        v: &Buffer<R, T>,
         out: &mut Buffer<R, T>,
     ) -> Result<(), BackendError> {
+        let stage = attention.stage();
+        let Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        } = attention;
+        let width = q.width;
         let to = &mut out.both;
         let mut own = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows } in sequences.iter_mut() {
@@ -430,8 +438,18 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
                 n_rows: *n_rows,
             });
         }
-        let (a, b, c) = (&q.both.reference, &k.both.reference, &v.both.reference);
-        (self.reference).attention(&mut own, layer, shape, a, b, c, &mut to.reference)?;
+        let of_reference = Attention {
+            layer,
+            shape,
+            q: &mut q.both.reference,
+            k: &mut k.both.reference,
+            v: &v.both.reference,
+            q_norm: q_norm.map(|norm| &norm.reference),
+            k_norm: k_norm.map(|norm| &norm.reference),
+            eps,
+            rope,
+        };
+        (self.reference).attention(of_reference, &mut own, &mut to.reference)?;
         let mut own = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows } in sequences.iter_mut() {
             own.push(Sequence {
@@ -439,54 +457,66 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
                 n_rows: *n_rows,
             });
         }
-        let (a, b, c) = (&q.both.tested, &k.both.tested, &v.both.tested);
-        (self.tested).attention(&mut own, layer, shape, a, b, c, &mut to.tested)?;
-        out.fill("attention", q.width);
+        let of_tested = Attention {
+            layer,
+            shape,
+            q: &mut q.both.tested,
+            k: &mut k.both.tested,
+            v: &v.both.tested,
+            q_norm: q_norm.map(|norm| &norm.tested),
+            k_norm: k_norm.map(|norm| &norm.tested),
+            eps,
+            rope,
+        };
+        (self.tested).attention(of_tested, &mut own, &mut to.tested)?;
+        out.fill(stage, width);
         let work = self.state().attention;
-        self.compare(work, "attention", out)
+        self.compare(work, stage, out)
     }
 
     fn gate(
         &self,
+        stage: Stage,
         activation: Activation,
         gate: &mut Buffer<R, T>,
         up: &Buffer<R, T>,
     ) -> Result<(), BackendError> {
         let to = &mut gate.both;
-        (self.reference).gate(activation, &mut to.reference, &up.both.reference)?;
-        (self.tested).gate(activation, &mut to.tested, &up.both.tested)?;
-        gate.name = "activation";
-        self.compare(Work::Elements, "activation", gate)
+        (self.reference).gate(stage, activation, &mut to.reference, &up.both.reference)?;
+        (self.tested).gate(stage, activation, &mut to.tested, &up.both.tested)?;
+        self.compare(Work::Elements, stage, gate)
     }
 
-    /// The residual, with which a block ends.
-    fn add(&self, x: &mut Buffer<R, T>, y: &Buffer<R, T>) -> Result<(), BackendError> {
-        (self.reference).add(&mut x.both.reference, &y.both.reference)?;
-        self.tested.add(&mut x.both.tested, &y.both.tested)?;
-        let (name, comparison, ends_layer, bound) = {
+    fn add(
+        &self,
+        stage: Stage,
+        x: &mut Buffer<R, T>,
+        y: &Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        (self.reference).add(stage, &mut x.both.reference, &y.both.reference)?;
+        (self.tested).add(stage, &mut x.both.tested, &y.both.tested)?;
+        let (comparison, bound) = {
             let state = self.state();
-            let (name, ends_layer) = state.course.residual();
-            (name, state.comparison, ends_layer, state.work.in_layer())
+            (state.comparison, state.work.in_layer())
+        };
+        // With the residual after the feed-forward network a layer ends.
+        let ends_layer = stage.operation == Operation::FfnResidual;
+        let layer = Stage {
+            operation: Operation::Layer,
+            ..stage
         };
         match comparison {
-            Comparison::Operations => self.compare(Work::Elements, name, x)?,
-            Comparison::Layers | Comparison::Drift if ends_layer => {
-                let bound = match comparison {
-                    Comparison::Drift => f64::INFINITY,
-                    _ => bound,
-                };
-                self.measure(bound, "layer".into(), x)?;
-            }
-            Comparison::Layers | Comparison::Drift => {}
+            Comparison::Operations => self.compare(Work::Elements, stage, x),
+            Comparison::Layers if ends_layer => self.measure(bound, layer, x),
+            Comparison::Drift if ends_layer => self.measure(f64::INFINITY, layer, x),
+            Comparison::Layers | Comparison::Drift => Ok(()),
         }
-        self.state().course.end_block();
-        Ok(())
     }
 
-    fn softcap(&self, x: &mut Buffer<R, T>, cap: f32) -> Result<(), BackendError> {
-        self.reference.softcap(&mut x.both.reference, cap)?;
-        self.tested.softcap(&mut x.both.tested, cap)?;
-        self.compare(Work::Elements, format!("{}_softcap", x.name), x)
+    fn softcap(&self, stage: Stage, x: &mut Buffer<R, T>, cap: f32) -> Result<(), BackendError> {
+        (self.reference).softcap(stage, &mut x.both.reference, cap)?;
+        (self.tested).softcap(stage, &mut x.both.tested, cap)?;
+        self.compare(Work::Elements, stage, x)
     }
 
     fn keep_rows(&self, x: &mut Buffer<R, T>, rows: &[usize]) -> Result<(), BackendError> {
@@ -495,7 +525,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     }
 
     /// The reference's values. Where layers are compared, these are too.
-    fn read(&self, x: &mut Buffer<R, T>) -> Result<Vec<f32>, BackendError> {
+    fn submit(&self, x: &mut Buffer<R, T>) -> Result<Self::Readback, BackendError> {
         let (comparison, work) = {
             let state = self.state();
             (state.comparison, state.work)
@@ -506,9 +536,9 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             Comparison::Drift => Some(work.in_model()),
         };
         if let Some(bound) = bound {
-            self.measure(bound, x.name.into(), x)?;
+            self.measure(bound, x.stage, x)?;
         }
-        self.reference.read(&mut x.both.reference)
+        Ok(ready(self.reference.read(&mut x.both.reference)))
     }
 
     fn write(
@@ -525,7 +555,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
 }
 
 impl<R, T> ComparedBuffer<R, T> {
-    fn fill(&mut self, name: &'static str, width: usize) {
-        (self.name, self.width) = (name, width);
+    fn fill(&mut self, stage: Stage, width: usize) {
+        (self.stage, self.width) = (stage, width);
     }
 }

@@ -2,12 +2,13 @@
 
 mod cache;
 
+use std::future::{Ready, ready};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
-use sterna_kernels::attention::{self, AttentionShape, attention};
+use sterna_kernels::attention::{self, attention};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, Isa, norm, rope, vector};
@@ -15,10 +16,11 @@ use sterna_kernels::{Exec, Isa, norm, rope, vector};
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, ScreenedRows, Sequence,
-    WeightData,
+    Attention, Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, OutputLayout,
+    Product, Rotation, ScreenedRows, Sequence, WeightData,
 };
 use crate::rope::Angles;
+use crate::stage::Stage;
 
 /// What activations are when they meet weights that are blocks of integers (Q8_0, Q4_K and their
 /// kin).
@@ -75,6 +77,18 @@ impl Cpu {
             activations,
             ..self
         }
+    }
+}
+
+impl Cpu {
+    /// Normalises each head of `x`, all of the weight's length.
+    pub(crate) fn norm_heads(
+        &self,
+        x: &mut CpuBuffer,
+        weight: &[f32],
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        Ok(norm::rms_norm(&self.exec, &mut x.values, weight, eps)?)
     }
 }
 
@@ -162,6 +176,8 @@ impl Backend for Cpu {
     type Screen = Screen;
     type Buffer = CpuBuffer;
     type Cache = CpuCache;
+    /// The CPU computes as it is told: its values are there.
+    type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
     fn host(&self) -> &Exec {
         &self.exec
@@ -213,6 +229,7 @@ impl Backend for Cpu {
 
     fn rms_norm(
         &self,
+        _: Stage,
         x: &CpuBuffer,
         weight: &Vec<f32>,
         eps: f32,
@@ -226,6 +243,7 @@ impl Backend for Cpu {
 
     fn rms_norm_in_place(
         &self,
+        _: Stage,
         x: &mut CpuBuffer,
         weight: &Vec<f32>,
         eps: f32,
@@ -236,10 +254,11 @@ impl Backend for Cpu {
     fn linear(
         &self,
         x: &CpuBuffer,
-        outputs: &mut [(&CpuLinear, &mut CpuBuffer)],
+        _: OutputLayout,
+        products: &mut [Product<'_, Cpu>],
     ) -> Result<(), BackendError> {
-        let mut matrices = Vec::with_capacity(outputs.len());
-        for (w, out) in outputs {
+        let mut matrices = Vec::with_capacity(products.len());
+        for Product { w, out, .. } in products {
             matrices.push((w.matrix()?, out.shape(x.n_rows(), w.source.n)));
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -254,6 +273,7 @@ impl Backend for Cpu {
 
     fn linear_top(
         &self,
+        _: Stage,
         x: &CpuBuffer,
         w: &CpuLinear,
         screen: &Screen,
@@ -293,42 +313,42 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn add_bias(&self, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {
+    fn add_bias(&self, _: Stage, x: &mut CpuBuffer, bias: &Vec<f32>) -> Result<(), BackendError> {
         Ok(vector::add_bias(&self.exec, &mut x.values, bias)?)
-    }
-
-    fn rope(
-        &self,
-        x: &mut CpuBuffer,
-        head_dim: usize,
-        angles: &Angles,
-    ) -> Result<(), BackendError> {
-        let Angles {
-            cos,
-            sin,
-            dim,
-            layout,
-        } = angles;
-        Ok(rope::rope(
-            &mut x.values,
-            head_dim,
-            *dim,
-            cos,
-            sin,
-            *layout,
-        )?)
     }
 
     fn attention(
         &self,
+        Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        }: Attention<'_, Cpu>,
         sequences: &mut [Sequence<'_, CpuCache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &CpuBuffer,
-        k: &CpuBuffer,
-        v: &CpuBuffer,
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
+        for (x, weight) in [(&mut *q, q_norm), (&mut *k, k_norm)] {
+            if let Some(weight) = weight {
+                self.norm_heads(x, weight, eps)?;
+            }
+        }
+        if let Some(Rotation { angles, .. }) = rope {
+            let Angles {
+                cos,
+                sin,
+                dim,
+                layout,
+            } = angles;
+            for x in [&mut *q, &mut *k] {
+                rope::rope(&mut x.values, shape.head_dim, *dim, cos, sin, *layout)?;
+            }
+        }
         out.shape(q.n_rows(), q.width);
         let mut scratch = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let mut first = 0;
@@ -338,7 +358,7 @@ impl Backend for Cpu {
             cache.append(&self.exec, layer, k.rows(&rows), v.rows(&rows))?;
             attention(
                 &self.exec,
-                shape,
+                &shape,
                 q.rows(&rows),
                 cache.len(),
                 cache.pages(layer),
@@ -351,6 +371,7 @@ impl Backend for Cpu {
 
     fn gate(
         &self,
+        _: Stage,
         activation: Activation,
         gate: &mut CpuBuffer,
         up: &CpuBuffer,
@@ -363,11 +384,11 @@ impl Backend for Cpu {
         )?)
     }
 
-    fn add(&self, x: &mut CpuBuffer, y: &CpuBuffer) -> Result<(), BackendError> {
+    fn add(&self, _: Stage, x: &mut CpuBuffer, y: &CpuBuffer) -> Result<(), BackendError> {
         Ok(vector::add(&self.exec, &mut x.values, &y.values)?)
     }
 
-    fn softcap(&self, x: &mut CpuBuffer, cap: f32) -> Result<(), BackendError> {
+    fn softcap(&self, _: Stage, x: &mut CpuBuffer, cap: f32) -> Result<(), BackendError> {
         vector::softcap(&self.exec, &mut x.values, cap);
         Ok(())
     }
@@ -381,8 +402,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&self, x: &mut CpuBuffer) -> Result<Vec<f32>, BackendError> {
-        Ok(std::mem::take(&mut x.values))
+    fn submit(&self, x: &mut CpuBuffer) -> Result<Self::Readback, BackendError> {
+        Ok(ready(Ok(std::mem::take(&mut x.values))))
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {

@@ -1,14 +1,10 @@
 //! Activations on the device.
 
-use std::sync::Arc;
-
+use sterna_gpu::graph::{Graph, Op, View};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
-use super::op::{Norm, Op, View};
-use super::tape::Tape;
 use crate::backend::BackendError;
-use crate::rope::Angles;
 
 /// Rows of activations on the device. Their memory is kept from step to step.
 #[derive(Debug, Default)]
@@ -19,15 +15,6 @@ pub struct GpuBuffer {
     ids: Option<Buffer>,
     /// Where the rows are: in `own`, in `spare`, or beside others in the memory of those.
     view: Option<View>,
-    /// What attention is still to do with the heads.
-    pub(super) heads: Heads,
-}
-
-/// What has been asked for and is done by attention, which has a kernel for all of it.
-#[derive(Debug, Default)]
-pub(super) struct Heads {
-    pub(super) norm: Option<Norm>,
-    pub(super) angles: Option<Arc<Angles>>,
 }
 
 /// Token ids on the device.
@@ -53,20 +40,17 @@ impl GpuBuffer {
     /// From now on the rows are `view`.
     pub(super) fn set(&mut self, view: View) {
         self.view = Some(view);
-        self.heads = Heads::default();
     }
 
-    /// The rows, whatever attention is still to do with them.
+    /// The rows.
     pub(super) fn view(&self) -> Result<&View, BackendError> {
-        self.view.as_ref().ok_or_else(|| unfit("an empty buffer"))
-    }
-
-    /// The rows, for anything but attention.
-    pub(super) fn plain(&self) -> Result<View, BackendError> {
-        if self.heads.norm.is_some() || self.heads.angles.is_some() {
-            return Err(unfit("heads that were made ready for attention"));
-        }
-        self.view().cloned()
+        self.view.as_ref().ok_or_else(|| {
+            BackendError::from(GpuError::Shape {
+                what: "rows of an operand",
+                expected: 1,
+                found: 0,
+            })
+        })
     }
 
     /// Writes `ids` where an embedding reads them.
@@ -109,7 +93,7 @@ impl GpuBuffer {
     pub(super) fn side_by_side(
         &mut self,
         device: &Device,
-        tape: &mut Tape,
+        graph: &mut Graph,
         parts: [&GpuBuffer; 3],
     ) -> Result<View, BackendError> {
         let [q, k, v] = [parts[0].view()?, parts[1].view()?, parts[2].view()?];
@@ -123,7 +107,7 @@ impl GpuBuffer {
         let whole = View::new(&buffer, q.n_rows, width);
         let mut first = 0;
         for part in [q, k, v] {
-            tape.push(Op::Copy {
+            graph.push(Op::Copy {
                 x: whole.columns(first, part.width),
                 y: part.clone(),
             });
@@ -136,10 +120,10 @@ impl GpuBuffer {
     pub(super) fn keep_rows(
         &mut self,
         device: &Device,
-        tape: &mut Tape,
+        graph: &mut Graph,
         rows: &[usize],
     ) -> Result<(), BackendError> {
-        let view = self.plain()?;
+        let view = self.view()?.clone();
         let first = rows.first().copied().unwrap_or(0);
         if rows.iter().copied().eq(first..first + rows.len()) {
             self.set(view.rows(first, rows.len()));
@@ -148,7 +132,7 @@ impl GpuBuffer {
         let buffer = room(device, &mut self.spare, rows.len() * view.width)?;
         let kept = View::new(&buffer, rows.len(), view.width);
         for (to, &from) in rows.iter().enumerate() {
-            tape.push(Op::Copy {
+            graph.push(Op::Copy {
                 x: kept.rows(to, 1),
                 y: view.rows(from, 1),
             });
@@ -160,14 +144,18 @@ impl GpuBuffer {
     }
 
     /// The rows next to one another.
-    pub(super) fn dense(&mut self, device: &Device, tape: &mut Tape) -> Result<View, BackendError> {
-        let view = self.plain()?;
+    pub(super) fn dense(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
+    ) -> Result<View, BackendError> {
+        let view = self.view()?.clone();
         if view.stride == view.width || view.n_rows <= 1 {
             return Ok(view);
         }
         let buffer = room(device, &mut self.spare, view.n_rows * view.width)?;
         let dense = View::new(&buffer, view.n_rows, view.width);
-        tape.push(Op::Copy {
+        graph.push(Op::Copy {
             x: dense.clone(),
             y: view,
         });
@@ -182,12 +170,4 @@ fn room(device: &Device, kept: &mut Option<Buffer>, len: usize) -> Result<Buffer
         Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
         _ => Ok(kept.insert(device.buffer("activations", bytes)?).clone()),
     }
-}
-
-/// Operations in an order that this backend has no kernels for.
-pub(super) fn unfit(what: &str) -> BackendError {
-    BackendError::Gpu(GpuError::Unsupported {
-        what: what.into(),
-        reason: "the operation before doesn't lead there".into(),
-    })
 }

@@ -3,16 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sterna_gpu::graph::{Graph, RopeTable, SampleOp, Shared, SharedGraph, View};
 use sterna_gpu::kernels::attention::CacheLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
-use super::decode::{Choice, Room};
-use super::op::{Shared, Turn, View};
-use super::tape::{SharedTape, Tape};
-use crate::backend::{CacheShape, KvCache};
-use crate::rope::Angles;
-use crate::sampler::Sampler;
+use super::decode::SampleScratch;
+use crate::backend::{CacheShape, KvCache, Rotation};
+use crate::sampler::Sampling;
 
 /// Keys and values of one sequence.
 ///
@@ -20,7 +18,7 @@ use crate::sampler::Sampler;
 /// owners writes to it.
 #[derive(Debug)]
 pub struct GpuCache {
-    tape: SharedTape,
+    graph: SharedGraph,
     shape: CacheShape,
     len: usize,
     /// `None` before the first token.
@@ -28,8 +26,8 @@ pub struct GpuCache {
     /// Where the sequence is, as kernels read it.
     position: Option<(Buffer, Option<usize>)>,
     tables: Vec<Table>,
-    /// For choices of tokens.
-    room: Room,
+    /// For sampling tokens.
+    sampling: SampleScratch,
 }
 
 #[derive(Debug, Clone)]
@@ -46,9 +44,10 @@ struct Table {
     /// Positions there is room for.
     capacity: usize,
     pairs: usize,
-    /// What was filled in last: in which step, of which rotations which rows, and for which position.
+    /// What was filled in last: in which step, of which rotary embedding which rows, and for which
+    /// position.
     step: u64,
-    angles: Arc<Angles>,
+    index: usize,
     rows: Range<usize>,
     first: usize,
 }
@@ -77,15 +76,15 @@ pub(super) fn most_len(len: usize) -> usize {
 }
 
 impl GpuCache {
-    pub(super) fn new(shape: &CacheShape, tape: &SharedTape) -> GpuCache {
+    pub(super) fn new(shape: &CacheShape, graph: &SharedGraph) -> GpuCache {
         GpuCache {
-            tape: tape.clone(),
+            graph: graph.clone(),
             shape: *shape,
             len: 0,
             layers: vec![None; shape.n_layers],
             position: None,
             tables: Vec::new(),
-            room: Room::default(),
+            sampling: SampleScratch::default(),
         }
     }
 
@@ -93,7 +92,7 @@ impl GpuCache {
     pub(super) fn layer(
         &mut self,
         device: &Device,
-        tape: &mut Tape,
+        graph: &mut Graph,
         layer: usize,
         more: usize,
     ) -> Result<Shared<CacheLayer>, GpuError> {
@@ -108,9 +107,9 @@ impl GpuCache {
         let memory = memory(device, &self.shape, need)?;
         if let Some(old) = old {
             // What is to be copied may not have been computed yet.
-            tape.flush()?;
+            graph.flush()?;
             // Commands that were kept would keep the old memory.
-            tape.forget();
+            graph.forget();
             old.memory.copy_to(device, &memory, self.len)?;
         }
         let memory = Shared::new(memory);
@@ -136,57 +135,59 @@ impl GpuCache {
     }
 
     /// Makes room for the next step; for how many it lasts.
-    pub(super) fn n_steps(&mut self, device: &Device, tape: &mut Tape) -> Result<usize, GpuError> {
+    pub(super) fn n_steps(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
+    ) -> Result<usize, GpuError> {
         let mut end = most_len(self.len + 1);
         for layer in 0..self.layers.len() {
-            end = end.min(self.layer(device, tape, layer, 1)?.capacity());
+            end = end.min(self.layer(device, graph, layer, 1)?.capacity());
         }
         Ok(end - self.len)
     }
 
     /// Position and token of the step under way, for `last` in it, to be changed by what the step draws;
-    /// and what draws it, as `sampler` does. `None` if there are no kernels for that.
-    pub(super) fn go_on(
+    /// and what draws it, as `sampling` says. `None` if there are no kernels for that.
+    pub(super) fn continue_from(
         &mut self,
         device: &Device,
         last: u32,
         logits: View,
-        sampler: &Sampler,
-    ) -> Result<Option<(Buffer, Choice)>, GpuError> {
+        sampling: &Sampling<'_>,
+    ) -> Result<Option<(Buffer, SampleOp)>, GpuError> {
         let state = self.position(device)?;
         let capacities = self.layers.iter().flatten();
         let capacity = capacities.map(|layer| layer.memory.capacity()).max();
         let size = (self.len, capacity.unwrap_or(FIRST_CAPACITY));
-        let choice = self.room.choice(device, size, logits, &state, sampler)?;
-        let Some(choice) = choice else {
+        let sample = self.sampling.op(device, size, logits, &state, sampling)?;
+        let Some(sample) = sample else {
             return Ok(None);
         };
         device.write(&state, 4, &last.to_ne_bytes())?;
         self.position = Some((state.clone(), None));
-        Ok(Some((state, choice)))
+        Ok(Some((state, sample)))
     }
 
-    /// The rotations `rows` of `angles`, put where kernels look for the next positions.
-    pub(super) fn turn(
+    /// The rotations `rows` of `rope`, put where kernels look for the next positions.
+    pub(super) fn rope_table(
         &mut self,
         device: &Device,
-        tape: &Tape,
-        angles: &Arc<Angles>,
+        graph: &Graph,
+        Rotation { index, angles }: Rotation<'_>,
         rows: Range<usize>,
-    ) -> Result<Turn, GpuError> {
-        let (step, first) = (tape.step(), self.len);
+    ) -> Result<RopeTable, GpuError> {
+        let (step, first) = (graph.step(), self.len);
         let pairs = angles.dim / 2;
-        let turn = |table: &Table| Turn {
+        let rope_table = |table: &Table| RopeTable {
             table: table.buffer.clone(),
             pairs,
             layout: angles.layout,
         };
-        let filled = |t: &&Table| {
-            let place = (t.step, t.first, &t.rows) == (step, first, &rows);
-            place && Arc::ptr_eq(&t.angles, angles)
-        };
+        let filled =
+            |t: &&Table| (t.step, t.index, t.first, &t.rows) == (step, index, first, &rows);
         if let Some(table) = self.tables.iter().find(filled) {
-            return Ok(turn(table));
+            return Ok(rope_table(table));
         }
         let end = first + rows.len();
         let fits = |t: &Table| t.step != step && t.pairs == pairs && t.capacity >= end;
@@ -202,7 +203,7 @@ impl GpuCache {
                     capacity,
                     pairs,
                     step,
-                    angles: Arc::clone(angles),
+                    index,
                     rows: rows.clone(),
                     first,
                 });
@@ -217,9 +218,8 @@ impl GpuCache {
             .flatten()
             .collect();
         device.write(&table.buffer, (first * pairs * 8) as u64, &bytes)?;
-        table.angles = Arc::clone(angles);
-        (table.step, table.rows, table.first) = (step, rows, first);
-        Ok(turn(table))
+        (table.step, table.index, table.rows, table.first) = (step, index, rows, first);
+        Ok(rope_table(table))
     }
 }
 
@@ -237,7 +237,7 @@ impl KvCache for GpuCache {
     }
 
     fn fork(&self, len: usize) -> GpuCache {
-        let mut fork = GpuCache::new(&self.shape, &self.tape);
+        let mut fork = GpuCache::new(&self.shape, &self.graph);
         fork.len = len.min(self.len);
         fork.layers.clone_from(&self.layers);
         fork
@@ -247,6 +247,6 @@ impl KvCache for GpuCache {
 /// Commands that were kept would keep the memory.
 impl Drop for GpuCache {
     fn drop(&mut self) {
-        self.tape.lock().forget();
+        self.graph.lock().forget();
     }
 }

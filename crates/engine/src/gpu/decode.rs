@@ -4,22 +4,20 @@
 //! token and position where the step before has left them.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+#[cfg(not(target_arch = "wasm32"))]
+use std::time::Instant;
 
-use sterna_gpu::kernels::attention::Position;
-use sterna_gpu::kernels::output::{
-    Draw, MAX_TOP_K, Penalties, TopK, Weights, penalize, perturb, sample, sample_of_all, top_k,
-    weigh,
-};
+use sterna_gpu::graph::{SampleMethod, SampleOp, Shared, SharedGraph, View};
+use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, TopK, Weights};
 use sterna_gpu::memory::Buffer;
-use sterna_gpu::{Commands, Device, GpuError, ReadRange, Recorder, Submission};
+use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 
-use super::op::{Shared, View};
-use super::tape::SharedTape;
-use crate::ahead::{Decoding, Drawn};
-use crate::backend::BackendError;
-use crate::sampler::{Sampler, SamplerConfig};
+use crate::backend::{BackendError, Decoding, Drawn};
+use crate::sampler::{SamplerConfig, Sampling};
 
 /// Steps that are decoded in one go: rotations of so many positions are computed at once.
 pub(super) const MOST_STEPS: usize = 256;
@@ -33,77 +31,54 @@ const MOST_UNDER_WAY: usize = 8;
 /// Work to have under way: what the host does with a token, and to hand over a step, takes less.
 const IN_RESERVE: Duration = Duration::from_millis(5);
 
-/// How a token is chosen, as far as the device can.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
-    /// Of so many best.
-    Best(usize),
-    /// Of all, if those that are kept are found among the best; by their share in the whole, or by what
-    /// they are compared to the best.
-    All { share: bool },
-    /// The best with noise, which is a draw from all.
-    Noise,
-}
-
-impl Method {
-    /// The way to choose as `config` says, if there is one.
-    fn of(config: &SamplerConfig) -> Option<Method> {
-        let SamplerConfig {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            ..
-        } = *config;
-        if temperature == 0.0 {
-            return Some(Method::Best(1));
-        }
-        // Devices take the smallest numbers for 0.
-        if !temperature.is_normal() {
-            return None;
-        }
-        let share = top_p < 1.0;
-        match top_k {
-            1..=MAX_TOP_K => Some(Method::Best(top_k)),
-            0 if !share && min_p == 0.0 => Some(Method::Noise),
-            0 => Some(Method::All { share }),
-            // Those that are not among the best are no more kept than with all.
-            _ if !share && min_p > 0.0 => Some(Method::All { share }),
-            _ => None,
-        }
+/// How the device samples as `config` says, if it can.
+fn method(config: &SamplerConfig) -> Option<SampleMethod> {
+    let SamplerConfig {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        ..
+    } = *config;
+    if temperature == 0.0 {
+        return Some(SampleMethod::Best(1));
     }
-
-    /// Logits that are found in order.
-    fn k(self) -> usize {
-        match self {
-            Method::Best(k) => k,
-            Method::All { .. } => MAX_TOP_K,
-            Method::Noise => 1,
-        }
+    // Devices take the smallest numbers for 0.
+    if !temperature.is_normal() {
+        return None;
+    }
+    let share = top_p < 1.0;
+    match top_k {
+        1..=MAX_TOP_K => Some(SampleMethod::Best(top_k)),
+        0 if !share && min_p == 0.0 => Some(SampleMethod::Gumbel),
+        0 => Some(SampleMethod::All { share }),
+        // Those that are not among the best are no more kept than with all.
+        _ if !share && min_p > 0.0 => Some(SampleMethod::All { share }),
+        _ => None,
     }
 }
 
-/// For how many steps from position `len` on tokens can be chosen as `sampler` does.
-pub(super) fn steps_from(len: usize, sampler: &Sampler) -> usize {
-    let config = sampler.config();
+/// For how many steps from position `len` on tokens can be sampled as `sampling` says.
+pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
+    let config = sampling.config;
     // Biases of one token are added in turn; kernels add them side by side.
     let mut biased: Vec<u32> = config.logit_bias.iter().map(|(id, _)| *id).collect();
     biased.sort_unstable();
     let is_twice = biased.windows(2).any(|ids| ids[0] == ids[1]);
     // Tokens are remembered by position.
-    let has_places = sampler.recent().len() <= len + 1;
-    if Method::of(config).is_none() || is_twice || !has_places {
+    let has_places = sampling.recent.len() <= len + 1;
+    if method(config).is_none() || is_twice || !has_places {
         return 0;
     }
-    if sampler.n_remembered() > MOST_PENALISED {
+    if sampling.window > MOST_PENALISED {
         return MOST_PENALISED.saturating_sub(len).min(MOST_STEPS);
     }
     MOST_STEPS
 }
 
-/// Memory for choices, kept with a sequence.
+/// Memory for sampling, kept with a sequence.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct SampleScratch {
     /// Tokens by position, for penalties.
     tokens: Option<Buffer>,
     best: Option<Shared<TopK>>,
@@ -111,38 +86,19 @@ pub(super) struct Room {
     biases: Option<(Vec<(u32, f32)>, Buffer)>,
 }
 
-/// What chooses the next token of a step.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Choice {
-    /// One row.
-    pub(super) logits: View,
-    method: Method,
-    /// Divides logits before noise is added.
-    temperature: f32,
-    draw: Draw,
-    /// Position and token of the step.
-    state: Buffer,
-    tokens: Buffer,
-    best: Shared<TopK>,
-    weights: Option<Shared<Weights>>,
-    /// Factor, frequency, presence and window.
-    penalties: Option<(f32, f32, f32, usize)>,
-    biases: Option<Buffer>,
-}
-
-impl Room {
-    /// What chooses as `sampler` does, of a sequence of `len` tokens in memory for `capacity`; `state` has
+impl SampleScratch {
+    /// What samples as `sampling` says, of a sequence of `len` tokens in memory for `capacity`; `state` has
     /// the position and the token of the step. There are steps by [`steps_from`].
-    pub(super) fn choice(
+    pub(super) fn op(
         &mut self,
         device: &Device,
         (len, capacity): (usize, usize),
         logits: View,
         state: &Buffer,
-        sampler: &Sampler,
-    ) -> Result<Option<Choice>, GpuError> {
-        let config = sampler.config();
-        let Some(method) = Method::of(config) else {
+        sampling: &Sampling<'_>,
+    ) -> Result<Option<SampleOp>, GpuError> {
+        let config = sampling.config;
+        let Some(method) = method(config) else {
             return Ok(None);
         };
         let best = match self.best.take() {
@@ -150,7 +106,7 @@ impl Room {
             _ => Shared::new(TopK::new(device, logits.width, method.k())?),
         };
         let weights = match (method, self.weights.take()) {
-            (Method::All { share: true }, None) => {
+            (SampleMethod::All { share: true }, None) => {
                 Some(Shared::new(Weights::new(device, logits.width)?))
             }
             (_, weights) => weights,
@@ -159,11 +115,11 @@ impl Room {
         let (temperature, seed) = match config.temperature {
             // Commands stay the same, whatever the seed.
             0.0 => (0.0, 0),
-            // The draw is in the noise.
-            _ if method == Method::Noise => (0.0, sampler.seed_elsewhere()),
-            temperature => (temperature, sampler.seed_elsewhere()),
+            // The draw is in the Gumbel noise.
+            _ if method == SampleMethod::Gumbel => (0.0, sampling.seed),
+            temperature => (temperature, sampling.seed),
         };
-        Ok(Some(Choice {
+        Ok(Some(SampleOp {
             logits,
             method,
             temperature: config.temperature,
@@ -174,27 +130,27 @@ impl Room {
                 seed,
             },
             state: state.clone(),
-            tokens: self.tokens(device, (len, capacity), sampler)?,
+            tokens: self.tokens(device, (len, capacity), sampling)?,
             best,
-            weights: weights.filter(|_| method == Method::All { share: true }),
-            penalties: (sampler.n_remembered() > 0).then_some((
+            weights: weights.filter(|_| method == SampleMethod::All { share: true }),
+            penalties: (sampling.window > 0).then_some((
                 config.repeat_penalty,
                 config.frequency_penalty,
                 config.presence_penalty,
-                sampler.n_remembered(),
+                sampling.window,
             )),
             biases: self.biases(device, &config.logit_bias)?,
         }))
     }
 
-    /// The tokens that `sampler` remembers, by position.
+    /// The tokens that penalties look back on, by position.
     fn tokens(
         &mut self,
         device: &Device,
         (len, capacity): (usize, usize),
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<Buffer, GpuError> {
-        let n_remembered = sampler.n_remembered();
+        let n_remembered = sampling.window;
         let bytes = if n_remembered > 0 {
             capacity as u64 * 4
         } else {
@@ -206,8 +162,8 @@ impl Room {
         };
         if n_remembered > 0 {
             let end = len + 1;
-            let recent = sampler.recent();
-            // Of tokens that it doesn't remember, what is no token.
+            let recent = sampling.recent;
+            // Of tokens that are forgotten, what is no token.
             let forgotten = n_remembered.min(end) - recent.len().min(end);
             let ids = std::iter::repeat_n(u32::MAX, forgotten).chain(recent.iter().copied());
             let bytes: Vec<u8> = ids.flat_map(u32::to_ne_bytes).collect();
@@ -240,45 +196,9 @@ impl Room {
     }
 }
 
-impl Choice {
-    pub(super) fn record(&self, recorder: &mut Recorder) -> Result<(), GpuError> {
-        let logits = self.logits.of();
-        let state = Position {
-            buffer: &self.state,
-            index: 0,
-        };
-        if self.penalties.is_some() || self.biases.is_some() {
-            let (repeat, frequency, presence, window) =
-                self.penalties.unwrap_or((1.0, 0.0, 0.0, 0));
-            let penalties = Penalties {
-                repeat,
-                frequency,
-                presence,
-                window,
-                biases: self.biases.as_ref(),
-            };
-            penalize(recorder, logits, &penalties, &self.tokens, state)?;
-        }
-        let (draw, best, weights) = (&self.draw, &*self.best, self.weights.as_deref());
-        if self.method == Method::Noise {
-            perturb(recorder, logits, self.temperature, draw.seed, state)?;
-        }
-        top_k(recorder, logits, best)?;
-        match self.method {
-            Method::All { .. } => {
-                if let Some(weights) = weights {
-                    weigh(recorder, logits, draw.temperature, weights)?;
-                }
-                sample_of_all(recorder, best, weights, draw, state, &self.tokens)
-            }
-            Method::Best(_) | Method::Noise => sample(recorder, best, draw, state, &self.tokens),
-        }
-    }
-}
-
 /// A step that is handed over again and again.
 pub(super) struct Steps {
-    tape: SharedTape,
+    graph: SharedGraph,
     commands: Arc<Commands>,
     /// Position and token of the next step.
     state: Buffer,
@@ -293,13 +213,13 @@ pub(super) struct Steps {
 impl Steps {
     /// The step `commands` for the positions from `position` to `end`.
     pub(super) fn new(
-        tape: &SharedTape,
+        graph: &SharedGraph,
         commands: Arc<Commands>,
         state: Buffer,
         (position, end): (usize, usize),
     ) -> Steps {
         Steps {
-            tape: tape.clone(),
+            graph: graph.clone(),
             commands,
             state,
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
@@ -311,28 +231,38 @@ impl Steps {
 }
 
 impl Decoding for Steps {
-    fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
+    fn poll_next(
+        &mut self,
+        wanted: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Drawn, BackendError>> {
         let depth = self.pace.depth().min(wanted.max(1));
         let depth = depth.min(self.end - self.position);
         while self.under_way.len() < depth {
             let read = ReadRange::of::<u32>(&self.state, 0..2);
-            let submission = self.tape.lock().run(&self.commands, &[read])?;
+            let submission = self.graph.lock().run(&self.commands, &[read])?;
             self.under_way.push_back(submission);
         }
-        let Some(first) = self.under_way.pop_front() else {
-            return Ok(Drawn::Over);
+        let Some(first) = self.under_way.front_mut() else {
+            return Poll::Ready(Ok(Drawn::Over));
         };
-        let read = first.wait()?;
+        let read = ready!(Pin::new(first).poll(cx));
+        self.under_way.pop_front();
+        let read = read?;
         let words = read.first().map_or(&[][..], |bytes| bytes.as_chunks().0);
         let &[position, id] = words else {
-            return Err(super::buffer::unfit("a step that gave no token"));
+            return Poll::Ready(Err(BackendError::from(GpuError::Shape {
+                what: "words of a decoded step",
+                expected: 2,
+                found: words.len() as u64,
+            })));
         };
         self.position += 1;
         if u32::from_ne_bytes(position) as usize != self.position {
-            return Ok(Drawn::Undecided);
+            return Poll::Ready(Ok(Drawn::Undecided));
         }
         self.pace.count();
-        Ok(Drawn::Token(u32::from_ne_bytes(id)))
+        Poll::Ready(Ok(Drawn::Token(u32::from_ne_bytes(id))))
     }
 }
 
@@ -340,8 +270,9 @@ impl Decoding for Steps {
 #[derive(Debug, Default)]
 struct Pace {
     n_tokens: usize,
+    #[cfg(not(target_arch = "wasm32"))]
     last: Option<Instant>,
-    /// From one token to the next, of late.
+    /// From one token to the next, of late; unknown where there is no clock.
     interval: Option<Duration>,
 }
 
@@ -349,11 +280,14 @@ impl Pace {
     /// A token has come.
     fn count(&mut self) {
         self.n_tokens += 1;
-        let now = Instant::now();
-        if let Some(last) = self.last.replace(now) {
-            let interval = now.duration_since(last);
-            let before = self.interval.unwrap_or(interval);
-            self.interval = Some((before * 3 + interval) / 4);
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            let now = Instant::now();
+            if let Some(last) = self.last.replace(now) {
+                let interval = now.duration_since(last);
+                let before = self.interval.unwrap_or(interval);
+                self.interval = Some((before * 3 + interval) / 4);
+            }
         }
     }
 

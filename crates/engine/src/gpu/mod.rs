@@ -7,43 +7,39 @@
 mod buffer;
 mod cache;
 mod decode;
-mod fuse;
-mod matrix;
-mod op;
+#[cfg(not(target_arch = "wasm32"))]
 mod part;
-mod tape;
-mod tune;
 mod weights;
 
 use std::fmt;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
+use sterna_gpu::graph::{HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join};
 use sterna_gpu::kernels::linear::Epilogue;
 use sterna_gpu::memory::{Buffer, Upload};
-use sterna_gpu::{Device, GpuError, ReadRange, Timing};
+use sterna_gpu::tuning::Sample;
+use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
 use sterna_kernels::activation::Activation;
-use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::{Exec, Isa};
 
-use crate::ahead::Decoding;
 use crate::backend::{
-    Backend, BackendError, CacheShape, Continued, KvCache, LinearSource, LowRank, ScreenedRows,
-    Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
+    DeviceErrorKind, KvCache, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
-use crate::rope::Angles;
-use crate::sampler::Sampler;
+use crate::sampler::Sampling;
+use crate::stage::Stage;
 
 pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use decode::Steps;
-use matrix::Matrix;
-use op::{Op, Output, RawHeads, View};
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::Reserve;
-pub use tape::GpuWork;
-use tape::SharedTape;
+pub use sterna_gpu::graph::Work as GpuWork;
 
 /// Runs models on a GPU. Clones are the same.
 ///
@@ -54,7 +50,7 @@ pub struct Gpu {
     device: Device,
     host: Arc<Exec>,
     activations: Activations,
-    tape: SharedTape,
+    graph: SharedGraph,
     /// Through which weights are uploaded, while they are.
     upload: Arc<Mutex<Option<Upload>>>,
 }
@@ -71,7 +67,7 @@ impl Gpu {
     /// `device`; `n_threads` threads of this machine, counting the caller, use `isa` to repack weights.
     pub fn new(device: Device, n_threads: usize, isa: Isa) -> Gpu {
         Gpu {
-            tape: SharedTape::new(&device),
+            graph: SharedGraph::new(&device),
             device,
             host: Arc::new(Exec::new(n_threads, isa)),
             activations: Activations::default(),
@@ -94,7 +90,13 @@ impl Gpu {
 
     /// How much was done on the device so far.
     pub fn work(&self) -> GpuWork {
-        self.tape.lock().work()
+        self.graph.lock().work()
+    }
+
+    /// The products of the steps that were run last, four of them at most, each in its order: what a
+    /// [`Tuner`](sterna_gpu::tuning::Tuner) measures. None before the first step.
+    pub fn products(&self) -> Vec<Sample> {
+        self.graph.lock().products()
     }
 
     /// Does `run`, and says how long each dispatch on the device took, in order; of whatever clones of this
@@ -106,7 +108,7 @@ impl Gpu {
         &self,
         run: impl FnOnce() -> Result<T, E>,
     ) -> Result<(T, Vec<Timing>), E> {
-        let timed = self.tape.time()?;
+        let timed = self.graph.time()?;
         let done = run()?;
         Ok((done, timed.timings()?))
     }
@@ -120,14 +122,46 @@ pub struct GpuLinear(Matrix);
 #[derive(Debug)]
 pub struct GpuVector {
     buffer: Buffer,
-    len: usize,
+}
+
+impl GpuVector {
+    fn norm(&self, eps: f32) -> Norm {
+        (self.buffer.clone(), eps)
+    }
+}
+
+/// Values on their way from the device. Natively somebody has to drive it ([`Backend::wait`]).
+#[derive(Debug)]
+pub struct GpuReadback(Submission);
+
+impl Future for GpuReadback {
+    type Output = Result<Vec<f32>, BackendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let read = ready!(Pin::new(&mut self.0).poll(cx))?;
+        let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
+        let values = bytes.as_chunks::<4>().0.iter();
+        Poll::Ready(Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
+    }
+}
+
+impl From<GpuError> for BackendError {
+    fn from(error: GpuError) -> BackendError {
+        let kind = match error {
+            GpuError::Lost { .. } => DeviceErrorKind::Lost,
+            GpuError::OutOfMemory { .. } => DeviceErrorKind::OutOfMemory,
+            _ => DeviceErrorKind::Other,
+        };
+        BackendError::Device(DeviceError::new(kind, error))
+    }
 }
 
 /// There are no screens on GPUs: the output head is read whole.
 #[derive(Debug)]
 pub enum GpuScreen {}
 
-/// Rows up to which contexts are cut in spans, that all of the device has something to do.
+/// Up to this many rows, the positions of a context are split across workgroups, so that the device is fully
+/// occupied.
 const MAX_SPAN_ROWS: usize = 8;
 
 impl Backend for Gpu {
@@ -136,6 +170,7 @@ impl Backend for Gpu {
     type Screen = GpuScreen;
     type Buffer = GpuBuffer;
     type Cache = GpuCache;
+    type Readback = GpuReadback;
 
     fn host(&self) -> &Exec {
         &self.host
@@ -150,19 +185,18 @@ impl Backend for Gpu {
 
     fn join(&self, matrices: &mut [&mut GpuLinear]) -> Result<(), BackendError> {
         let mut parts: Vec<&mut Matrix> = matrices.iter_mut().map(|m| &mut m.0).collect();
-        matrix::join(&self.device, &mut parts)?;
+        join(&self.device, &mut parts)?;
         Ok(())
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<GpuVector, BackendError> {
         Ok(GpuVector {
-            len: values.len(),
             buffer: self.device.upload(&values)?,
         })
     }
 
     fn load_screen(&self, _: &GpuLinear, _: DType) -> Result<GpuScreen, BackendError> {
-        Err(BackendError::Gpu(GpuError::Unsupported {
+        Err(BackendError::from(GpuError::Unsupported {
             what: "a screen of the output head".into(),
             reason: "the head is read whole".into(),
         }))
@@ -175,7 +209,12 @@ impl Backend for Gpu {
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
         // Weights come before sessions: the staging buffers have done their work.
         *self.upload.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Ok(GpuCache::new(shape, &self.tape))
+        Ok(GpuCache::new(shape, &self.graph))
+    }
+
+    /// Hands over what there is of the step before: its inputs are about to be replaced.
+    fn begin_step(&self) -> Result<(), BackendError> {
+        Ok(self.graph.lock().begin_step()?)
     }
 
     fn embed(
@@ -185,11 +224,9 @@ impl Backend for Gpu {
         scale: f32,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        let mut tape = self.tape.lock();
-        tape.begin_step()?;
         let ids = out.write_ids(&self.device, ids)?;
         let out = out.shape(&self.device, ids.n, table.0.k())?;
-        tape.push(Op::Embed {
+        self.graph.lock().push(Op::Embed {
             table: table.0.clone(),
             ids: (ids.buffer, 0),
             factor: scale,
@@ -200,79 +237,78 @@ impl Backend for Gpu {
 
     fn rms_norm(
         &self,
+        _: Stage,
         x: &GpuBuffer,
         weight: &GpuVector,
         eps: f32,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        let x = x.plain()?;
+        let x = x.view()?.clone();
         let out = out.shape(&self.device, x.n_rows, x.width)?;
-        let norm = (weight.buffer.clone(), eps);
-        self.tape.lock().push(Op::RmsNorm { x, norm, out });
+        let norm = weight.norm(eps);
+        self.graph.lock().push(Op::RmsNorm { x, norm, out });
         Ok(())
     }
 
     fn rms_norm_in_place(
         &self,
+        _: Stage,
         x: &mut GpuBuffer,
         weight: &GpuVector,
         eps: f32,
     ) -> Result<(), BackendError> {
-        let rows = x.plain()?;
-        let norm = (weight.buffer.clone(), eps);
-        if weight.len == rows.width {
-            self.tape.lock().push(Op::RmsNorm {
-                x: rows.clone(),
-                norm,
-                out: rows,
-            });
-        } else {
-            // Attention normalises heads as it takes them.
-            x.heads.norm = Some(norm);
-        }
+        let rows = x.view()?;
+        self.graph.lock().push(Op::RmsNorm {
+            x: rows.clone(),
+            norm: weight.norm(eps),
+            out: rows.clone(),
+        });
         Ok(())
     }
 
     fn linear(
         &self,
         x: &GpuBuffer,
-        outputs: &mut [(&GpuLinear, &mut GpuBuffer)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Gpu>],
     ) -> Result<(), BackendError> {
-        let x = x.plain()?;
-        let mut products = Vec::with_capacity(outputs.len());
-        let epilogue = Epilogue::Store;
-        if let [(q, q_out), (k, k_out), (v, v_out)] = outputs {
-            // Queries, keys and values, which attention takes side by side.
-            let width = q.0.n() + k.0.n() + v.0.n();
-            let all = q_out.shape(&self.device, x.n_rows, width)?;
-            let mut first = 0;
-            for (w, out) in [(q, q_out), (k, k_out), (v, v_out)] {
-                let own = all.columns(first, w.0.n());
-                first += w.0.n();
-                out.set(own.clone());
-                let w = w.0.clone();
-                let out = own;
-                products.push(Output { w, out, epilogue });
-            }
-        } else {
-            for (w, out) in outputs {
-                let out = out.shape(&self.device, x.n_rows, w.0.n())?;
-                let w = w.0.clone();
-                products.push(Output { w, out, epilogue });
+        let x = x.view()?.clone();
+        // With columns side by side, the memory of the first output holds all.
+        let mut joined: Option<(View, usize)> = None;
+        if layout == OutputLayout::SideBySide {
+            let width = products.iter().map(|product| product.w.0.n()).sum();
+            if let Some(first) = products.first_mut() {
+                joined = Some((first.out.shape(&self.device, x.n_rows, width)?, 0));
             }
         }
-        if !products.is_empty() {
-            self.tape.lock().push(Op::Linear {
-                x,
-                norm: None,
-                outputs: products,
+        let mut outputs = Vec::with_capacity(products.len());
+        for Product { w, out, .. } in products {
+            let n = w.0.n();
+            let own = match &mut joined {
+                Some((all, column)) => {
+                    let own = all.columns(*column, n);
+                    *column += n;
+                    out.set(own.clone());
+                    own
+                }
+                None => out.shape(&self.device, x.n_rows, n)?,
+            };
+            outputs.push(Output {
+                w: w.0.clone(),
+                out: own,
+                epilogue: Epilogue::Store,
             });
+        }
+        if !outputs.is_empty() {
+            let norm = None;
+            self.graph.lock().push(Op::Linear { x, norm, outputs });
         }
         Ok(())
     }
 
     fn linear_top(
         &self,
+        _: Stage,
         _: &GpuBuffer,
         _: &GpuLinear,
         screen: &GpuScreen,
@@ -288,11 +324,14 @@ impl Backend for Gpu {
         rows: Range<usize>,
         updates: &mut [LowRank<'_, Gpu>],
     ) -> Result<(), BackendError> {
-        let x = x.plain()?.rows(rows.start, rows.len());
-        let mut tape = self.tape.lock();
-        for LowRank { a, b, scale, out } in updates {
-            let out = out.plain()?.rows(rows.start, rows.len());
-            let inner = tape.inner(rows.len() * a.0.n())?;
+        let x = x.view()?.rows(rows.start, rows.len());
+        let mut graph = self.graph.lock();
+        for LowRank {
+            a, b, scale, out, ..
+        } in updates
+        {
+            let out = out.view()?.rows(rows.start, rows.len());
+            let inner = graph.inner(rows.len() * a.0.n())?;
             let inner = View::new(&inner, rows.len(), a.0.n());
             let product = |x: View, w: &GpuLinear, out: View, epilogue| Op::Linear {
                 x,
@@ -303,80 +342,75 @@ impl Backend for Gpu {
                     epilogue,
                 }],
             };
-            tape.push(product(x.clone(), a, inner.clone(), Epilogue::Store));
-            tape.push(Op::Scale {
+            graph.push(product(x.clone(), a, inner.clone(), Epilogue::Store));
+            graph.push(Op::Scale {
                 x: inner.clone(),
                 factor: *scale,
             });
-            tape.push(product(inner, b, out, Epilogue::Add));
+            graph.push(product(inner, b, out, Epilogue::Add));
         }
         Ok(())
     }
 
-    fn add_bias(&self, x: &mut GpuBuffer, bias: &GpuVector) -> Result<(), BackendError> {
-        let x = x.plain()?;
+    fn add_bias(&self, _: Stage, x: &mut GpuBuffer, bias: &GpuVector) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
         let bias = bias.buffer.clone();
-        self.tape.lock().push(Op::AddBias { x, bias });
-        Ok(())
-    }
-
-    /// Attention rotates heads as it takes them: nothing else can be done with `x` after this.
-    fn rope(&self, x: &mut GpuBuffer, _: usize, angles: &Angles) -> Result<(), BackendError> {
-        x.heads.angles = Some(self.tape.lock().angles(angles));
+        self.graph.lock().push(Op::AddBias { x, bias });
         Ok(())
     }
 
     fn attention(
         &self,
+        Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        }: Attention<'_, Gpu>,
         sequences: &mut [Sequence<'_, GpuCache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &GpuBuffer,
-        k: &GpuBuffer,
-        v: &GpuBuffer,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        let mut tape = self.tape.lock();
+        let mut graph = self.graph.lock();
         let device = &self.device;
-        let qkv = out.side_by_side(device, &mut tape, [q, k, v])?;
+        let qkv = out.side_by_side(device, &mut graph, [q, k, v])?;
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
         let out = out.shape(device, n_rows, q_width)?;
-        if q.heads.angles.as_ref().map(Arc::as_ptr) != k.heads.angles.as_ref().map(Arc::as_ptr) {
-            return Err(buffer::unfit(
-                "queries and keys rotated by different angles",
-            ));
-        }
         let mut first = 0;
         for Sequence { cache, n_rows } in sequences {
             let rows = first..first + *n_rows;
             first = rows.end;
             let is_one = rows.len() == qkv.n_rows;
-            let memory = cache.layer(device, &mut tape, layer, *n_rows)?;
+            let memory = cache.layer(device, &mut graph, layer, *n_rows)?;
             let position = cache.position(device)?;
-            let turn = match &q.heads.angles {
-                Some(angles) => {
+            let rope = match rope {
+                Some(rope) => {
                     // For one sequence, those of positions to come may follow.
-                    let all = angles.cos.len() / (angles.dim / 2).max(1);
+                    let all = rope.angles.cos.len() / (rope.angles.dim / 2).max(1);
                     let rows = rows.start..if is_one { all.max(rows.end) } else { rows.end };
-                    Some(cache.turn(device, &tape, angles, rows)?)
+                    Some(cache.rope_table(device, &graph, rope, rows)?)
                 }
                 None => None,
             };
             let qkv = qkv.rows(rows.start, *n_rows);
-            tape.push(Op::Heads {
-                heads: RawHeads {
+            graph.push(Op::Heads {
+                heads: HeadInputs {
                     qkv: qkv.clone(),
                     n_heads: shape.n_heads,
-                    q_norm: q.heads.norm.clone(),
-                    k_norm: k.heads.norm.clone(),
-                    turn,
+                    q_norm: q_norm.map(|weight| weight.norm(eps)),
+                    k_norm: k_norm.map(|weight| weight.norm(eps)),
+                    rope,
                     position: position.clone(),
                 },
                 cache: memory.clone(),
             });
             let len = cache::most_len(cache.len() + *n_rows);
-            tape.push(Op::Attention {
-                shape: *shape,
+            graph.push(Op::Attention {
+                shape,
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
@@ -389,12 +423,13 @@ impl Backend for Gpu {
 
     fn gate(
         &self,
+        _: Stage,
         activation: Activation,
         gate: &mut GpuBuffer,
         up: &GpuBuffer,
     ) -> Result<(), BackendError> {
-        let (gate, up) = (gate.plain()?, up.plain()?);
-        self.tape.lock().push(Op::Gate {
+        let (gate, up) = (gate.view()?.clone(), up.view()?.clone());
+        self.graph.lock().push(Op::Gate {
             activation,
             gate,
             up,
@@ -402,47 +437,52 @@ impl Backend for Gpu {
         Ok(())
     }
 
-    fn add(&self, x: &mut GpuBuffer, y: &GpuBuffer) -> Result<(), BackendError> {
-        let (x, y) = (x.plain()?, y.plain()?);
-        self.tape.lock().push(Op::Add { x, y });
+    fn add(&self, _: Stage, x: &mut GpuBuffer, y: &GpuBuffer) -> Result<(), BackendError> {
+        let (x, y) = (x.view()?.clone(), y.view()?.clone());
+        self.graph.lock().push(Op::Add { x, y });
         Ok(())
     }
 
-    fn softcap(&self, x: &mut GpuBuffer, cap: f32) -> Result<(), BackendError> {
-        let x = x.plain()?;
-        self.tape.lock().push(Op::Softcap { x, cap });
+    fn softcap(&self, _: Stage, x: &mut GpuBuffer, cap: f32) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
+        self.graph.lock().push(Op::Softcap { x, cap });
         Ok(())
     }
 
     fn keep_rows(&self, x: &mut GpuBuffer, rows: &[usize]) -> Result<(), BackendError> {
-        x.keep_rows(&self.device, &mut self.tape.lock(), rows)
+        x.keep_rows(&self.device, &mut self.graph.lock(), rows)
     }
 
-    fn read(&self, x: &mut GpuBuffer) -> Result<Vec<f32>, BackendError> {
-        let mut tape = self.tape.lock();
-        let rows = x.dense(&self.device, &mut tape)?;
+    fn submit(&self, x: &mut GpuBuffer) -> Result<GpuReadback, BackendError> {
+        let mut graph = self.graph.lock();
+        let rows = x.dense(&self.device, &mut graph)?;
         let range = rows.offset..rows.offset + rows.n_rows * rows.width;
-        let submission = tape.submit(&[ReadRange::of::<f32>(&rows.buffer, range)])?;
-        drop(tape);
-        let read = submission.wait()?;
-        let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
-        let values = bytes.as_chunks::<4>().0.iter();
-        Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
+        let submission = graph.submit(&[ReadRange::of::<f32>(&rows.buffer, range)])?;
+        Ok(GpuReadback(submission))
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        Ok(self.device.block_on(future)?)
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
         // Operations before this one read what is there now.
-        self.tape.lock().flush()?;
+        self.graph.lock().flush()?;
         x.overwrite(&self.device, values, width)
     }
 
-    fn steps_ahead(&self, cache: &mut GpuCache, sampler: &Sampler) -> Result<usize, BackendError> {
-        let n_steps = decode::steps_from(cache.len(), sampler);
+    fn steps_ahead(
+        &self,
+        cache: &mut GpuCache,
+        sampling: &Sampling<'_>,
+    ) -> Result<usize, BackendError> {
+        let n_steps = decode::steps_from(cache.len(), sampling);
         if n_steps == 0 {
             return Ok(0);
         }
         // What is copied as memory grows would cut the step in two.
-        let room = cache.n_steps(&self.device, &mut self.tape.lock())?;
+        let room = cache.n_steps(&self.device, &mut self.graph.lock())?;
         Ok(n_steps.min(room))
     }
 
@@ -454,16 +494,17 @@ impl Backend for Gpu {
             last,
             n_steps,
         }: Continued<'_, GpuCache>,
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
-        let mut tape = self.tape.lock();
-        let logits = logits.plain()?;
-        let Some((state, choice)) = cache.go_on(&self.device, last, logits, sampler)? else {
+        let mut graph = self.graph.lock();
+        let logits = logits.view()?.clone();
+        let Some((state, sample)) = cache.continue_from(&self.device, last, logits, sampling)?
+        else {
             return Ok(None);
         };
         let positions = (cache.len(), cache.len() + n_steps);
-        let commands = tape.repeatable(&state, choice)?;
-        let steps = commands.map(|commands| Steps::new(&self.tape, commands, state, positions));
+        let commands = graph.repeatable(&state, sample)?;
+        let steps = commands.map(|commands| Steps::new(&self.graph, commands, state, positions));
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
     }
 }

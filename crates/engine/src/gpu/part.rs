@@ -1,4 +1,4 @@
-//! What a GPU needs to compute a part of a model: steps that begin elsewhere, and memory kept free.
+//! What a GPU needs to compute a part of a model: the shape of activations, and memory kept free.
 
 use sterna_gpu::GpuError;
 use sterna_gpu::kernels::attention::CacheLayer;
@@ -6,13 +6,6 @@ use sterna_gpu::memory::Buffer;
 
 use super::{Gpu, GpuBuffer, cache};
 use crate::backend::{BackendError, CacheShape};
-
-impl Gpu {
-    /// Begins a step whose tokens are embedded elsewhere.
-    pub(crate) fn begin_step(&self) -> Result<(), BackendError> {
-        Ok(self.tape.lock().begin_step()?)
-    }
-}
 
 impl GpuBuffer {
     /// Elements of a row.

@@ -57,7 +57,7 @@ pub(super) fn load(
     };
     let expected = stride.saturating_mul(*n);
     if held.bytes.len() != expected {
-        return Err(BackendError::Gpu(GpuError::Shape {
+        return Err(BackendError::from(GpuError::Shape {
             what: "bytes of a matrix",
             expected: expected as u64,
             found: held.bytes.len() as u64,

@@ -6,12 +6,12 @@ use super::LoadError;
 use super::{expect_wanted, recipe};
 use crate::backend::{Backend, BackendError, LinearSource, WeightData};
 use crate::config::ModelConfig;
-use crate::generation::{Embedding, Generation, Group, Head, NewGroup, Output};
-use crate::head::{self, screening::Screening};
+use crate::generation::{Embedding, Generation, Head, NewGroup, Output};
 use crate::plan::{
-    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
+    self, LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
 };
-use crate::weights::{Convert, Layer, Projection};
+use crate::screening::Screening;
+use crate::weights::{Convert, Group, Layer, Projection};
 
 /// Makes weights from their bytes, some or all of a plan.
 pub(crate) struct Feed<B: Backend> {
@@ -412,7 +412,7 @@ impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
 
 impl Source {
     /// Hands the weight to `backend`, and makes the screen of the output head that `head` asks for.
-    fn load<B: Backend>(&self, backend: &B, head: head::Head) -> Result<Placed<B>, BackendError> {
+    fn load<B: Backend>(&self, backend: &B, head: plan::Head) -> Result<Placed<B>, BackendError> {
         let placed = |id, loaded| Placed {
             id,
             loaded,

@@ -6,6 +6,7 @@
 
 mod check;
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -14,16 +15,16 @@ use sterna_format::names::module;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{Backend, BackendError, LowRank};
-use crate::forward::Batch;
-use crate::generation::Group;
 use crate::model::Model;
+use crate::stage::{LinearLayer, Operation, Stage};
+use crate::weights::Group;
 
 use check::{Checked, Factors};
 
 /// A linear layer of a transformer block that an adapter changes, by its name in Hugging Face
 /// checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-// The order of the first seven is that of `BlockUpdates`.
+// The order of the first seven is that of `LinearLayer`, and of `BlockUpdates`.
 pub enum Module {
     /// `q_proj`: queries.
     Q,
@@ -256,7 +257,7 @@ pub struct Adapter<B: Backend> {
     layers: Vec<BlockUpdates<B::Linear>>,
 }
 
-/// What an adapter does to each linear layer of a block, in the order of [`Module`].
+/// What an adapter does to each linear layer of a block, in the order of [`LinearLayer`].
 type BlockUpdates<L> = [Option<Update<L>>; 7];
 
 /// `y ← y + scaling · B (A x)`.
@@ -345,27 +346,37 @@ impl<B: Backend> Model<B> {
         }))
     }
 
-    /// Adds what the adapters of each row give to the outputs of linear layers of block `layer`, which
-    /// all read `x`.
+    /// Adds what the `adapters` of each range of rows give to the outputs of linear layers of block
+    /// `layer`, which all read `x`.
     pub(crate) fn adapt(
         &self,
-        batch: &Batch<'_, B>,
+        adapters: &[(Range<usize>, &[ActiveAdapter<B>])],
         layer: usize,
         x: &B::Buffer,
-        outputs: &mut [(Module, &mut B::Buffer)],
+        outputs: &mut [(LinearLayer, &mut B::Buffer)],
     ) -> Result<(), BackendError> {
-        for (rows, adapters) in batch.adapters {
+        for (rows, adapters) in adapters {
             for ActiveAdapter { adapter, scale } in adapters.iter() {
                 let updates = &adapter.layers[layer];
                 let mut low_rank: Vec<LowRank<'_, B>> = Vec::with_capacity(outputs.len());
-                for (module, out) in outputs.iter_mut() {
-                    let Some(Update { a, b, scaling }) = &updates[*module as usize] else {
+                for (linear, out) in outputs.iter_mut() {
+                    let Some(Update { a, b, scaling }) = &updates[*linear as usize] else {
                         continue;
                     };
                     let scale = scale * scaling;
                     // Not even the sign of a zero changes.
                     if scale != 0.0 {
-                        low_rank.push(LowRank { a, b, scale, out });
+                        let stage = Stage {
+                            layer: Some(layer),
+                            operation: Operation::Adapter(*linear),
+                        };
+                        low_rank.push(LowRank {
+                            stage,
+                            a,
+                            b,
+                            scale,
+                            out,
+                        });
                     }
                 }
                 if !low_rank.is_empty() {

@@ -9,23 +9,23 @@ mod cache;
 mod share;
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use sterna_format::DType;
-use sterna_gpu::GpuError;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
-use sterna_kernels::attention::AttentionShape;
 
-use crate::ahead::Decoding;
 use crate::backend::{
-    Backend, BackendError, CacheShape, Continued, LinearSource, LowRank, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Cpu;
-use crate::generation::Group;
 use crate::gpu::Gpu;
-use crate::rope::Angles;
-use crate::sampler::Sampler;
+use crate::sampler::Sampling;
+use crate::stage::Stage;
+use crate::weights::Group;
 
 pub use buffer::PlaceBuffer;
 pub use cache::PlaceCache;
@@ -66,6 +66,22 @@ pub enum Either<C, G> {
     Gpu(G),
 }
 
+impl<C, G> Either<C, G> {
+    fn cpu(&self) -> Option<&C> {
+        match self {
+            Either::Cpu(own) => Some(own),
+            Either::Gpu(_) => None,
+        }
+    }
+
+    fn gpu(&self) -> Option<&G> {
+        match self {
+            Either::Gpu(own) => Some(own),
+            Either::Cpu(_) => None,
+        }
+    }
+}
+
 impl Place {
     /// The CPU alone.
     pub fn cpu(cpu: Cpu) -> Place {
@@ -98,7 +114,7 @@ impl Place {
     }
 
     fn gpu(&self) -> Result<&Gpu, BackendError> {
-        self.device().ok_or(BackendError::Elsewhere)
+        self.device().ok_or(BackendError::WrongDevice)
     }
 
     /// The same place, loading weights to `side`.
@@ -127,6 +143,24 @@ fn side_of_both(x: &PlaceBuffer, y: &PlaceBuffer) -> Side {
     }
 }
 
+/// Values on their way from either side.
+pub type PlaceReadback = Either<<Cpu as Backend>::Readback, <Gpu as Backend>::Readback>;
+
+impl<C, G> Future for Either<C, G>
+where
+    C: Future + Unpin,
+    G: Future<Output = C::Output> + Unpin,
+{
+    type Output = C::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<C::Output> {
+        match self.get_mut() {
+            Either::Cpu(future) => Pin::new(future).poll(cx),
+            Either::Gpu(future) => Pin::new(future).poll(cx),
+        }
+    }
+}
+
 type OfLinear = Either<<Cpu as Backend>::Linear, <Gpu as Backend>::Linear>;
 type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
@@ -138,6 +172,7 @@ impl Backend for Place {
     type Screen = OfScreen;
     type Buffer = PlaceBuffer;
     type Cache = PlaceCache;
+    type Readback = PlaceReadback;
 
     fn host(&self) -> &Exec {
         self.cpu.host()
@@ -175,7 +210,7 @@ impl Backend for Place {
         let known = part.placement().side(group).is_some();
         let side = part.placement().decide(&part.gpu, group);
         match load(&self.loading_to(side)) {
-            Err(BackendError::Gpu(GpuError::OutOfMemory { .. })) if side == Side::Gpu => {
+            Err(error) if error.is_out_of_memory() && side == Side::Gpu => {
                 if !known {
                     part.placement().refused(group);
                 }
@@ -214,6 +249,10 @@ impl Backend for Place {
         Ok(PlaceCache { cpu, gpu })
     }
 
+    fn begin_step(&self) -> Result<(), BackendError> {
+        self.device().map_or(Ok(()), Gpu::begin_step)
+    }
+
     fn embed(
         &self,
         table: &OfLinear,
@@ -222,18 +261,14 @@ impl Backend for Place {
         out: &mut PlaceBuffer,
     ) -> Result<(), BackendError> {
         match table {
-            Either::Cpu(table) => {
-                if let Some(gpu) = self.device() {
-                    gpu.begin_step()?;
-                }
-                self.cpu.embed(table, ids, scale, out.fill_on_cpu())
-            }
+            Either::Cpu(table) => self.cpu.embed(table, ids, scale, out.fill_on_cpu()),
             Either::Gpu(table) => self.gpu()?.embed(table, ids, scale, out.fill_on_gpu()),
         }
     }
 
     fn rms_norm(
         &self,
+        stage: Stage,
         x: &PlaceBuffer,
         weight: &OfVector,
         eps: f32,
@@ -242,17 +277,18 @@ impl Backend for Place {
         match weight {
             Either::Cpu(weight) => {
                 let x = &self.on_cpu(x)?;
-                self.cpu.rms_norm(x, weight, eps, out.fill_on_cpu())
+                (self.cpu).rms_norm(stage, x, weight, eps, out.fill_on_cpu())
             }
             Either::Gpu(weight) => {
                 let x = &self.on_gpu(x)?;
-                self.gpu()?.rms_norm(x, weight, eps, out.fill_on_gpu())
+                (self.gpu()?).rms_norm(stage, x, weight, eps, out.fill_on_gpu())
             }
         }
     }
 
     fn rms_norm_in_place(
         &self,
+        stage: Stage,
         x: &mut PlaceBuffer,
         weight: &OfVector,
         eps: f32,
@@ -260,11 +296,11 @@ impl Backend for Place {
         match weight {
             Either::Cpu(weight) => {
                 let x = self.change_on_cpu(x)?;
-                self.cpu.rms_norm_in_place(x, weight, eps)
+                self.cpu.rms_norm_in_place(stage, x, weight, eps)
             }
             Either::Gpu(weight) => {
                 let x = self.change_on_gpu(x)?;
-                self.gpu()?.rms_norm_in_place(x, weight, eps)
+                self.gpu()?.rms_norm_in_place(stage, x, weight, eps)
             }
         }
     }
@@ -272,26 +308,42 @@ impl Backend for Place {
     fn linear(
         &self,
         x: &PlaceBuffer,
-        outputs: &mut [(&OfLinear, &mut PlaceBuffer)],
+        layout: OutputLayout,
+        products: &mut [Product<'_, Place>],
     ) -> Result<(), BackendError> {
+        let n_products = products.len();
         let (mut on_cpu, mut on_gpu) = (Vec::new(), Vec::new());
-        for (w, out) in outputs {
+        for Product { stage, w, out } in products {
+            let stage = *stage;
             match w {
-                Either::Cpu(w) => on_cpu.push((w, out.fill_on_cpu())),
-                Either::Gpu(w) => on_gpu.push((w, out.fill_on_gpu())),
+                Either::Cpu(w) => on_cpu.push(Product {
+                    stage,
+                    w,
+                    out: out.fill_on_cpu(),
+                }),
+                Either::Gpu(w) => on_gpu.push(Product {
+                    stage,
+                    w,
+                    out: out.fill_on_gpu(),
+                }),
             }
         }
         if !on_cpu.is_empty() {
-            self.cpu.linear(&*self.on_cpu(x)?, &mut on_cpu)?;
+            self.cpu.linear(&*self.on_cpu(x)?, layout, &mut on_cpu)?;
         }
         if !on_gpu.is_empty() {
-            self.gpu()?.linear(&*self.on_gpu(x)?, &mut on_gpu)?;
+            let layout = match on_gpu.len() == n_products {
+                true => layout,
+                false => OutputLayout::Separate,
+            };
+            self.gpu()?.linear(&*self.on_gpu(x)?, layout, &mut on_gpu)?;
         }
         Ok(())
     }
 
     fn linear_top(
         &self,
+        stage: Stage,
         x: &PlaceBuffer,
         w: &OfLinear,
         screen: &OfScreen,
@@ -299,10 +351,10 @@ impl Backend for Place {
         out: &mut PlaceBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         let Either::Cpu(w) = w else {
-            return Err(BackendError::Elsewhere);
+            return Err(BackendError::WrongDevice);
         };
         let x = &self.on_cpu(x)?;
-        self.cpu.linear_top(x, w, screen, top, out.fill_on_cpu())
+        (self.cpu).linear_top(stage, x, w, screen, top, out.fill_on_cpu())
     }
 
     fn add_low_rank(
@@ -313,18 +365,37 @@ impl Backend for Place {
     ) -> Result<(), BackendError> {
         let sides: Vec<Side> = updates.iter().map(|update| update.out.side()).collect();
         let (mut on_cpu, mut on_gpu) = (Vec::new(), Vec::new());
-        for LowRank { a, b, scale, out } in &mut *updates {
-            let scale = *scale;
+        for LowRank {
+            stage,
+            a,
+            b,
+            scale,
+            out,
+        } in &mut *updates
+        {
+            let (stage, scale) = (*stage, *scale);
             match (a, b) {
                 (Either::Cpu(a), Either::Cpu(b)) => {
                     let out = self.change_on_cpu(out)?;
-                    on_cpu.push(LowRank { a, b, scale, out });
+                    on_cpu.push(LowRank {
+                        stage,
+                        a,
+                        b,
+                        scale,
+                        out,
+                    });
                 }
                 (Either::Gpu(a), Either::Gpu(b)) => {
                     let out = self.change_on_gpu(out)?;
-                    on_gpu.push(LowRank { a, b, scale, out });
+                    on_gpu.push(LowRank {
+                        stage,
+                        a,
+                        b,
+                        scale,
+                        out,
+                    });
                 }
-                _ => return Err(BackendError::Elsewhere),
+                _ => return Err(BackendError::WrongDevice),
             }
         }
         if !on_cpu.is_empty() {
@@ -342,61 +413,91 @@ impl Backend for Place {
         Ok(())
     }
 
-    fn add_bias(&self, x: &mut PlaceBuffer, bias: &OfVector) -> Result<(), BackendError> {
-        match bias {
-            Either::Cpu(bias) => self.cpu.add_bias(self.change_on_cpu(x)?, bias),
-            Either::Gpu(bias) => self.gpu()?.add_bias(self.change_on_gpu(x)?, bias),
-        }
-    }
-
-    fn rope(
+    fn add_bias(
         &self,
+        stage: Stage,
         x: &mut PlaceBuffer,
-        head_dim: usize,
-        angles: &Angles,
+        bias: &OfVector,
     ) -> Result<(), BackendError> {
-        match x.side() {
-            Side::Cpu => self.cpu.rope(x.fill_on_cpu(), head_dim, angles),
-            Side::Gpu => self.gpu()?.rope(x.fill_on_gpu(), head_dim, angles),
+        match bias {
+            Either::Cpu(bias) => self.cpu.add_bias(stage, self.change_on_cpu(x)?, bias),
+            Either::Gpu(bias) => self.gpu()?.add_bias(stage, self.change_on_gpu(x)?, bias),
         }
     }
 
     fn attention(
         &self,
+        attention: Attention<'_, Place>,
         sequences: &mut [Sequence<'_, PlaceCache>],
-        layer: usize,
-        shape: &AttentionShape,
-        q: &PlaceBuffer,
-        k: &PlaceBuffer,
-        v: &PlaceBuffer,
         out: &mut PlaceBuffer,
     ) -> Result<(), BackendError> {
+        let Attention {
+            layer,
+            shape,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            eps,
+            rope,
+        } = attention;
         match self.side_of_layer(layer, q.side()) {
             Side::Cpu => {
+                if let (Some(Either::Gpu(_)), _) | (_, Some(Either::Gpu(_))) = (q_norm, k_norm) {
+                    return Err(BackendError::WrongDevice);
+                }
                 let own = sequences.iter_mut().map(|s| Sequence {
                     cache: &mut s.cache.cpu,
                     n_rows: s.n_rows,
                 });
-                let (q, k, v) = (&self.on_cpu(q)?, &self.on_cpu(k)?, &self.on_cpu(v)?);
-                let (own, out) = (&mut own.collect::<Vec<_>>()[..], out.fill_on_cpu());
-                self.cpu.attention(own, layer, shape, q, k, v, out)
+                let attention = Attention {
+                    layer,
+                    shape,
+                    q: self.change_on_cpu(q)?,
+                    k: self.change_on_cpu(k)?,
+                    v: &*self.on_cpu(v)?,
+                    q_norm: q_norm.and_then(Either::cpu),
+                    k_norm: k_norm.and_then(Either::cpu),
+                    eps,
+                    rope,
+                };
+                let own = &mut own.collect::<Vec<_>>()[..];
+                self.cpu.attention(attention, own, out.fill_on_cpu())
             }
             Side::Gpu => {
+                // Weights that were replaced may have found no room where keys and values are.
+                for (x, norm) in [(&mut *q, q_norm), (&mut *k, k_norm)] {
+                    if let Some(Either::Cpu(norm)) = norm {
+                        let x = self.change_on_cpu(x)?;
+                        self.cpu.norm_heads(x, norm, eps)?;
+                    }
+                }
                 let own = sequences.iter_mut().map(|s| {
-                    let cache = s.cache.gpu.as_mut().ok_or(BackendError::Elsewhere)?;
+                    let cache = s.cache.gpu.as_mut().ok_or(BackendError::WrongDevice)?;
                     let n_rows = s.n_rows;
                     Ok(Sequence { cache, n_rows })
                 });
                 let own = &mut own.collect::<Result<Vec<_>, BackendError>>()?[..];
-                let (q, k, v) = (&self.on_gpu(q)?, &self.on_gpu(k)?, &self.on_gpu(v)?);
-                let out = out.fill_on_gpu();
-                self.gpu()?.attention(own, layer, shape, q, k, v, out)
+                let attention = Attention {
+                    layer,
+                    shape,
+                    q: self.change_on_gpu(q)?,
+                    k: self.change_on_gpu(k)?,
+                    v: &*self.on_gpu(v)?,
+                    q_norm: q_norm.and_then(Either::gpu),
+                    k_norm: k_norm.and_then(Either::gpu),
+                    eps,
+                    rope,
+                };
+                self.gpu()?.attention(attention, own, out.fill_on_gpu())
             }
         }
     }
 
     fn gate(
         &self,
+        stage: Stage,
         activation: Activation,
         gate: &mut PlaceBuffer,
         up: &PlaceBuffer,
@@ -404,26 +505,32 @@ impl Backend for Place {
         match side_of_both(gate, up) {
             Side::Cpu => {
                 let (gate, up) = (self.change_on_cpu(gate)?, &self.on_cpu(up)?);
-                self.cpu.gate(activation, gate, up)
+                self.cpu.gate(stage, activation, gate, up)
             }
             Side::Gpu => {
                 let (gate, up) = (self.change_on_gpu(gate)?, &self.on_gpu(up)?);
-                self.gpu()?.gate(activation, gate, up)
+                self.gpu()?.gate(stage, activation, gate, up)
             }
         }
     }
 
-    fn add(&self, x: &mut PlaceBuffer, y: &PlaceBuffer) -> Result<(), BackendError> {
+    fn add(&self, stage: Stage, x: &mut PlaceBuffer, y: &PlaceBuffer) -> Result<(), BackendError> {
         match side_of_both(x, y) {
-            Side::Cpu => self.cpu.add(self.change_on_cpu(x)?, &*self.on_cpu(y)?),
-            Side::Gpu => self.gpu()?.add(self.change_on_gpu(x)?, &*self.on_gpu(y)?),
+            Side::Cpu => {
+                let (x, y) = (self.change_on_cpu(x)?, &self.on_cpu(y)?);
+                self.cpu.add(stage, x, y)
+            }
+            Side::Gpu => {
+                let (x, y) = (self.change_on_gpu(x)?, &self.on_gpu(y)?);
+                self.gpu()?.add(stage, x, y)
+            }
         }
     }
 
-    fn softcap(&self, x: &mut PlaceBuffer, cap: f32) -> Result<(), BackendError> {
+    fn softcap(&self, stage: Stage, x: &mut PlaceBuffer, cap: f32) -> Result<(), BackendError> {
         match x.side() {
-            Side::Cpu => self.cpu.softcap(x.fill_on_cpu(), cap),
-            Side::Gpu => self.gpu()?.softcap(x.fill_on_gpu(), cap),
+            Side::Cpu => self.cpu.softcap(stage, x.fill_on_cpu(), cap),
+            Side::Gpu => self.gpu()?.softcap(stage, x.fill_on_gpu(), cap),
         }
     }
 
@@ -434,10 +541,17 @@ impl Backend for Place {
         }
     }
 
-    fn read(&self, x: &mut PlaceBuffer) -> Result<Vec<f32>, BackendError> {
-        match x.side() {
-            Side::Cpu => self.cpu.read(x.fill_on_cpu()),
-            Side::Gpu => self.gpu()?.read(x.fill_on_gpu()),
+    fn submit(&self, x: &mut PlaceBuffer) -> Result<PlaceReadback, BackendError> {
+        Ok(match x.side() {
+            Side::Cpu => Either::Cpu(self.cpu.submit(x.fill_on_cpu())?),
+            Side::Gpu => Either::Gpu(self.gpu()?.submit(x.fill_on_gpu())?),
+        })
+    }
+
+    fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
+        match self.device() {
+            Some(gpu) => gpu.wait(future),
+            None => self.cpu.wait(future),
         }
     }
 
@@ -452,11 +566,11 @@ impl Backend for Place {
     fn steps_ahead(
         &self,
         cache: &mut PlaceCache,
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<usize, BackendError> {
         match (&self.gpu, &mut cache.gpu) {
             (Some(part), Some(cache)) if part.placement().is_whole() => {
-                part.gpu.steps_ahead(cache, sampler)
+                part.gpu.steps_ahead(cache, sampling)
             }
             _ => Ok(0),
         }
@@ -466,7 +580,7 @@ impl Backend for Place {
         &self,
         logits: &mut PlaceBuffer,
         sequence: Continued<'_, PlaceCache>,
-        sampler: &Sampler,
+        sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         let Continued {
             cache,
@@ -482,6 +596,6 @@ impl Backend for Place {
             n_steps,
         };
         // The logits are only looked at, and can be read afterwards.
-        gpu.decode(self.change_on_gpu(logits)?, sequence, sampler)
+        gpu.decode(self.change_on_gpu(logits)?, sequence, sampling)
     }
 }

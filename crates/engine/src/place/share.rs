@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use sterna_gpu::GpuError;
 
 use crate::backend::CacheShape;
-use crate::generation::Group;
 use crate::gpu::{Gpu, Reserve};
 use crate::plan::ModelPlan;
 use crate::session::SessionOptions;
+use crate::weights::Group;
 
 /// One of the two places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,5 +1,6 @@
 //! From files to a list of what to load: every tensor checked before any of them is read.
 
+mod head;
 mod planner;
 
 use sterna_format::gguf::Metadata;
@@ -11,9 +12,10 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
-use crate::head::Head;
 use crate::rope::RopeScaling;
 use crate::weights::Weights;
+pub(crate) use head::Head;
+pub use head::{HeadOptions, HeadScreen};
 use planner::{BitLinears, Planner};
 
 /// Choices that files don't settle.

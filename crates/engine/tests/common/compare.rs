@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sterna_engine::{Backend, Logits, Model, ModelPlan, Session, SessionOptions};
-use sterna_gpu::{Device, DeviceOptions, GpuError};
 
 use super::{best, load_on, max_difference, plan_gguf, plan_hf};
 
@@ -20,23 +19,6 @@ pub(crate) const MAX_ERROR_INT8: f64 = 2e-3;
 pub(crate) const MAX_ERROR_HELD: f64 = 4e-3;
 /// Best tokens are compared where the CPU is this sure.
 const SURE: f32 = 0.5;
-
-/// The adapter there is; `None`, with a message, if there is none.
-pub(crate) fn open() -> Option<Device> {
-    open_with(&DeviceOptions::default())
-}
-
-/// The same with these options.
-pub(crate) fn open_with(options: &DeviceOptions) -> Option<Device> {
-    match Device::open(options) {
-        Ok(device) => Some(device),
-        Err(error @ GpuError::NoAdapter { .. }) => {
-            eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// A model in `testdata/`, as often as wanted.
 pub(crate) enum Source {

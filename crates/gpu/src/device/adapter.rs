@@ -5,12 +5,14 @@ use wgpu::{Adapter, Backend, Backends, DeviceType};
 use crate::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, GpuError, Limits};
 
 /// Every adapter there is, the best for `options` first.
-pub(super) fn adapters(options: &DeviceOptions) -> Vec<Adapter> {
+pub(super) async fn adapters(options: &DeviceOptions) -> Vec<Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = Backends::VULKAN | Backends::METAL | Backends::DX12;
+    descriptor.backends = match cfg!(target_arch = "wasm32") {
+        true => Backends::BROWSER_WEBGPU,
+        false => Backends::VULKAN | Backends::METAL | Backends::DX12,
+    };
     let instance = wgpu::Instance::new(descriptor);
-    let all = instance.enumerate_adapters(Backends::all());
-    let mut adapters = pollster::block_on(all);
+    let mut adapters = instance.enumerate_adapters(Backends::all()).await;
     adapters.sort_by_key(|adapter| {
         let info = describe(&adapter.get_info());
         (rank(info.kind, options.software), info.api == Api::Dx12)
@@ -31,9 +33,9 @@ fn rank(kind: AdapterKind, software: bool) -> u8 {
 }
 
 /// The adapter that `options` ask for.
-pub(super) fn choose(options: &DeviceOptions) -> Result<Adapter, GpuError> {
+pub(super) async fn choose(options: &DeviceOptions) -> Result<Adapter, GpuError> {
     let mut seen = Vec::new();
-    for adapter in adapters(options) {
+    for adapter in adapters(options).await {
         let info = describe(&adapter.get_info());
         let name = info.name.to_lowercase();
         let named =
@@ -47,6 +49,7 @@ pub(super) fn choose(options: &DeviceOptions) -> Result<Adapter, GpuError> {
     let wanted = match (&options.adapter, options.software) {
         (Some(part), _) => format!("expected an adapter named like `{part}`"),
         (None, true) => String::from("expected a software adapter"),
+        (None, false) if cfg!(target_arch = "wasm32") => String::from("expected a WebGPU adapter"),
         (None, false) => String::from("expected a Vulkan, Metal or DX12 adapter"),
     };
     let found = match seen.as_slice() {

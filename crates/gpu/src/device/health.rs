@@ -11,7 +11,24 @@ pub(crate) struct Health {
     is_lost: AtomicBool,
     lost: Mutex<Option<String>>,
     /// The first error that no one was waiting for.
-    stray: Mutex<Option<String>>,
+    stray: Mutex<Option<Fault>>,
+}
+
+/// What a device has against a call.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    OutOfMemory,
+    /// With what it said.
+    Refused(String),
+}
+
+impl From<wgpu::Error> for Fault {
+    fn from(error: wgpu::Error) -> Fault {
+        match error {
+            wgpu::Error::OutOfMemory { .. } => Fault::OutOfMemory,
+            error => Fault::Refused(error.to_string()),
+        }
+    }
 }
 
 impl Health {
@@ -28,7 +45,7 @@ impl Health {
                 .stray
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            stray.get_or_insert(error.to_string());
+            stray.get_or_insert(error.into());
         }));
         health
     }
@@ -43,9 +60,8 @@ impl Health {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// An error if the device is lost, or one came that no one was waiting for, which is then told
-    /// once.
-    pub(super) fn check(&self, what: &str) -> Result<(), GpuError> {
+    /// The error that came and no one was waiting for, which is told once; an error if the device is lost.
+    pub(super) fn check(&self) -> Result<Option<Fault>, GpuError> {
         if self.is_lost() {
             let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
             return Err(GpuError::Lost {
@@ -53,12 +69,6 @@ impl Health {
             });
         }
         let mut stray = self.stray.lock().unwrap_or_else(PoisonError::into_inner);
-        match stray.take() {
-            Some(reason) => Err(GpuError::Refused {
-                what: what.into(),
-                reason,
-            }),
-            None => Ok(()),
-        }
+        Ok(stray.take())
     }
 }

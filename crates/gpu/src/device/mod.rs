@@ -1,10 +1,14 @@
 //! Devices: an adapter, what was agreed on with it, and everything that is made from it.
 
 mod adapter;
+#[cfg(not(target_arch = "wasm32"))]
+mod blocking;
 mod health;
 mod offer;
 mod pipelines;
+mod scopes;
 mod trusted;
+mod waiting;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,13 +16,16 @@ use std::time::Duration;
 
 pub use offer::Offer;
 pub(crate) use pipelines::Pipeline;
+pub(crate) use scopes::OpenScope;
+pub(crate) use waiting::{Arrivals, Awaited};
 
 use crate::kernels::linear::has_matrix_units;
 use crate::memory::{Buffer, Staging};
 use crate::shader::Shader;
 use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits, Tuning};
-use health::Health;
+use health::{Fault, Health};
 use pipelines::Pipelines;
+use scopes::Scopes;
 
 /// A device with its queue. Clones are the same device.
 #[derive(Debug, Clone)]
@@ -43,6 +50,7 @@ struct Inner {
     staging: Staging,
     /// Bound where a kernel has no use for a buffer.
     nothing: OnceLock<Buffer>,
+    scopes: Scopes,
 }
 
 /// Device memory in use by a device's buffers.
@@ -113,41 +121,15 @@ impl Drop for Inner {
 }
 
 impl Device {
-    /// The adapters there are, best first.
-    pub fn adapters() -> Vec<AdapterInfo> {
-        let adapters = adapter::adapters(&DeviceOptions::default());
-        let infos = adapters.iter().map(|a| adapter::describe(&a.get_info()));
-        infos.collect()
-    }
-
-    /// What the adapters there are offer a device with `options`, best first. None is opened.
-    pub fn offers(options: &DeviceOptions) -> Vec<Offer> {
-        Offer::all(options)
-    }
-
-    /// What the adapter that `options` ask for offers. It is not opened.
-    ///
-    /// Errors: [`GpuError::NoAdapter`].
-    pub fn offer(options: &DeviceOptions) -> Result<Offer, GpuError> {
-        Ok(Offer::of(&adapter::choose(options)?, options))
-    }
-
-    /// Opens the device that `options` ask for.
-    ///
-    /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
-    pub fn open(options: &DeviceOptions) -> Result<Device, GpuError> {
-        Device::open_with(options, |_, _| {})
-    }
-
     /// Opens the device that `options` ask for, after `adjust` has changed what may depend on the adapter:
     /// features are to be masked, and a tuning belongs to one.
     ///
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
-    pub fn open_with(
+    pub async fn open_async(
         options: &DeviceOptions,
         adjust: impl FnOnce(&Offer, &mut DeviceOptions),
     ) -> Result<Device, GpuError> {
-        let adapter = adapter::choose(options)?;
+        let adapter = adapter::choose(options).await?;
         let mut options = options.clone();
         adjust(&Offer::of(&adapter, &options), &mut options);
         let options = &options;
@@ -164,7 +146,7 @@ impl Device {
             },
             ..Default::default()
         };
-        let opened = pollster::block_on(adapter.request_device(&descriptor));
+        let opened = adapter.request_device(&descriptor).await;
         let (wgpu, queue) = opened.map_err(|error| GpuError::NoDevice {
             adapter: info.name.clone(),
             reason: error.to_string(),
@@ -189,6 +171,7 @@ impl Device {
             pipelines,
             staging: Staging::default(),
             nothing: OnceLock::new(),
+            scopes: Scopes::default(),
         };
         Ok(Device {
             inner: Arc::new(inner),
@@ -237,8 +220,9 @@ impl Device {
     }
 
     /// Loses the device, as a driver's reset would: for tests of what comes after.
+    #[doc(hidden)]
     pub fn lose(&self) {
-        self.inner.health.lose("told to go".into());
+        self.inner.health.lose("a test asked for it".into());
         self.inner.wgpu.destroy();
     }
 
@@ -303,10 +287,23 @@ impl Device {
 
     /// An error if the device is lost, or if one came that no one was waiting for.
     pub(crate) fn check(&self, what: &str) -> Result<(), GpuError> {
-        self.inner.health.check(what)
+        match self.inner.health.check()? {
+            None => Ok(()),
+            Some(error) => Err(self.error(what, &error)),
+        }
     }
 
-    /// Does `f`, and turns what the device has against it into an error.
+    /// Does `f`, which makes something small. What the device has against it is told now, or, in a browser,
+    /// by a later check.
+    pub(crate) fn noted<T>(&self, what: &str, f: impl FnOnce() -> T) -> Result<T, GpuError> {
+        self.check(what)?;
+        let made = f();
+        self.check(what)?;
+        Ok(made)
+    }
+
+    /// Does `f`, and turns what the device has against it into an error: of this call or, in a browser, of
+    /// the next submission.
     pub(crate) fn checked<T>(&self, what: &str, f: impl FnOnce() -> T) -> Result<T, GpuError> {
         self.check(what)?;
         let filters = [
@@ -318,24 +315,42 @@ impl Device {
         let made = f();
         let mut error = None;
         for scope in scopes.into_iter().rev() {
-            error = error.or(pollster::block_on(scope.pop()));
+            error = error.or(self.inner.scopes.pop(what, scope));
         }
         match error {
             // A lost device refuses everything; that is the error to tell.
             _ if self.is_lost() => self.check(what).map(|()| made),
             None => Ok(made),
-            Some(wgpu::Error::OutOfMemory { .. }) => {
-                Err(self.inner.memory.exhausted(what, 0, true))
-            }
-            Some(error) => Err(GpuError::Refused {
-                what: what.into(),
-                reason: error.to_string(),
-            }),
+            Some(error) => Err(self.error(what, &error.into())),
         }
     }
 
+    /// What the device has against `what`, in this crate's words.
+    pub(crate) fn error(&self, what: &str, error: &Fault) -> GpuError {
+        match error {
+            Fault::OutOfMemory => self.inner.memory.exhausted(what, 0, true),
+            Fault::Refused(reason) => GpuError::Refused {
+                what: what.into(),
+                reason: reason.clone(),
+            },
+        }
+    }
+
+    /// Errors that browsers have not told yet.
+    pub(crate) fn take_scopes(&self) -> Vec<OpenScope> {
+        self.inner.scopes.take()
+    }
+
     /// Waits for a submission, or for all of them.
+    ///
+    /// Errors: [`GpuError::Unsupported`] in a browser, where nobody can.
     pub(crate) fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+        if cfg!(target_arch = "wasm32") {
+            return Err(GpuError::Unsupported {
+                what: "waiting for the device".into(),
+                reason: "a browser lets nobody wait: await the result instead".into(),
+            });
+        }
         let polled = self.inner.wgpu.poll(wgpu::PollType::Wait {
             submission_index: submission,
             timeout: Some(self.inner.timeout),

@@ -26,12 +26,6 @@ impl Offer {
         }
     }
 
-    /// What adapters offer a device with `options`, the best adapter first.
-    pub(super) fn all(options: &DeviceOptions) -> Vec<Offer> {
-        let adapters = adapter::adapters(options);
-        adapters.iter().map(|a| Offer::of(a, options)).collect()
-    }
-
     /// Whether products with many rows are computed by matrix units.
     pub fn has_matrix_units(&self) -> bool {
         has_matrix_units(self.features, &self.limits)

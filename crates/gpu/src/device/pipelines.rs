@@ -10,6 +10,12 @@ use super::{Device, trusted};
 use crate::shader::{Access, Shader, Target};
 use crate::{DeviceOptions, Features, GpuError};
 
+/// What compiles shaders here.
+const TARGET: Target = match cfg!(target_arch = "wasm32") {
+    true => Target::Browser,
+    false => Target::Native,
+};
+
 /// A compiled shader with the layout of its buffers.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
@@ -113,7 +119,7 @@ impl Pipelines {
     ) -> Pipeline {
         let mut modules = lock(&self.modules);
         let module = modules.entry(shader.name).or_insert_with(|| {
-            let text = shader.assemble(Target::Native, self.features);
+            let text = shader.assemble(TARGET, self.features);
             let descriptor = wgpu::ShaderModuleDescriptor {
                 label: Some(shader.name),
                 source: wgpu::ShaderSource::Wgsl(text.into()),
@@ -145,7 +151,7 @@ impl Pipelines {
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(shader.name),
             bind_group_layouts: &groups,
-            immediate_size: if immediates { shader.params_bytes } else { 0 },
+            immediate_size: if immediates { shader.params_bytes() } else { 0 },
         });
         let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(shader.name),

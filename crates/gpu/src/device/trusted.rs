@@ -14,9 +14,9 @@ pub(super) fn experimental_features() -> ExperimentalFeatures {
     unsafe { ExperimentalFeatures::enabled() }
 }
 
-/// Compiles one of this crate's shaders, without counting the turns of loops and without checking indices
-/// into shared memory, which costs a twentieth of a decoded token. Buffers stay checked by the device, as
-/// `wgpu` asks of it where it can.
+/// Compiles one of this crate's shaders, without counting the turns of loops and without checking indices,
+/// which costs a twentieth of a decoded token. That goes for buffers too: Vulkan and DX12 may check those
+/// by themselves, Metal doesn't.
 pub(super) fn shader_module(
     device: &wgpu::Device,
     descriptor: ShaderModuleDescriptor<'_>,
@@ -27,8 +27,12 @@ pub(super) fn shader_module(
     // SAFETY: without the checks, a loop that doesn't end is undefined behaviour, and so is an index beyond
     // the end. Every loop of this crate's shaders counts up to, or halves down from, a number that is fixed
     // before it begins. Indices follow from the numbers of invocations and from shapes that the functions
-    // of `kernels` check before they record a dispatch, never from values in buffers alone: what is read from
-    // there, positions and ids, is compared with capacities first.
+    // of `kernels` check against the sizes of buffers before they record a dispatch. Values in buffers that
+    // become indices are bounded by capacities that come with the parameters: positions are clamped to the
+    // table of angles (`heads.wgsl`, `attention_spans.wgsl`) and to the tokens (`penalize.wgsl`), compared
+    // with the cache's capacity before anything is stored or read (`heads.wgsl`, `attention*.wgsl`) and with
+    // that of the tokens (`sample.wgsl`); ids are compared with the rows of the table (`embed.wgsl`) and
+    // with the vocabulary (`penalize.wgsl`).
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 

@@ -1,24 +1,23 @@
 //! Element-wise operations.
 
-use bytemuck::NoUninit;
 pub use sterna_format::model::Activation;
 
 use super::{Rows, fold, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::ELEMENTWISE;
+use crate::shader::{ELEMENTWISE, params};
 use crate::{GpuError, Recorder};
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    width: u32,
-    len: u32,
-    x_offset: u32,
-    x_stride: u32,
-    y_offset: u32,
-    y_stride: u32,
-    factor: f32,
+params! {
+    ElementwiseParams {
+        width: u32,
+        len: u32,
+        x_offset: u32,
+        x_stride: u32,
+        y_offset: u32,
+        y_stride: u32,
+        factor: f32,
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -110,7 +109,7 @@ fn apply(
         Op::Copy => (3, 0.0, 0),
         Op::Gate(activation) => (4, 0.0, activation as u8),
     };
-    let params = Params {
+    let params = ElementwiseParams {
         width: x.width as u32,
         len: len as u32,
         x_offset: x.offset as u32,

@@ -1,23 +1,21 @@
 //! Root-mean-square normalisation.
 
-use bytemuck::NoUninit;
-
 use super::{Rows, fold, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{RMS_NORM, RMS_NORM_IN_PLACE};
+use crate::shader::{RMS_NORM, RMS_NORM_IN_PLACE, params};
 use crate::{GpuError, Recorder};
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    width: u32,
-    n_rows: u32,
-    x_offset: u32,
-    x_stride: u32,
-    out_offset: u32,
-    out_stride: u32,
-    eps: f32,
+params! {
+    RmsNormParams {
+        width: u32,
+        n_rows: u32,
+        x_offset: u32,
+        x_stride: u32,
+        out_offset: u32,
+        out_stride: u32,
+        eps: f32,
+    }
 }
 
 /// `out[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)`. `x` and `out` may be the same rows.
@@ -38,7 +36,7 @@ pub fn rms_norm(
     same_rows("rms norm: rows of the output", &x, &out)?;
     expect("rms norm: width of the output", x.width, out.width)?;
     expect_most("rms norm: weights", (weight.bytes() / 4) as usize, x.width)?;
-    let params = Params {
+    let params = RmsNormParams {
         width: x.width as u32,
         n_rows: x.n_rows as u32,
         x_offset: x.offset as u32,

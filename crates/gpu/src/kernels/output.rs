@@ -1,12 +1,10 @@
 //! From logits to the next token.
 
-use bytemuck::NoUninit;
-
 use super::Rows;
 use super::attention::Position;
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{PENALIZE, PERTURB, SAMPLE, TOP_K, WEIGH};
+use crate::shader::{PENALIZE, PERTURB, SAMPLE, TOP_K, WEIGH, params};
 use crate::{Device, GpuError, Recorder};
 
 /// The most of the largest logits that are found.
@@ -15,12 +13,12 @@ pub const MAX_TOP_K: usize = 256;
 /// Candidates that are sorted at a time.
 const TILE: usize = 1024;
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct TopKParams {
-    n: u32,
-    offset: u32,
-    k: u32,
+params! {
+    TopKParams {
+        n: u32,
+        offset: u32,
+        k: u32,
+    }
 }
 
 /// Memory for [`top_k`], and its result.
@@ -104,17 +102,18 @@ pub struct Penalties<'a> {
     pub biases: Option<&'a Buffer>,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct PenalizeParams {
-    n_vocab: u32,
-    offset: u32,
-    position: u32,
-    window: u32,
-    n_biases: u32,
-    repeat: f32,
-    frequency: f32,
-    presence: f32,
+params! {
+    PenalizeParams {
+        n_vocab: u32,
+        offset: u32,
+        position: u32,
+        n_tokens: u32,
+        window: u32,
+        n_biases: u32,
+        repeat: f32,
+        frequency: f32,
+        presence: f32,
+    }
 }
 
 /// Biases and penalises `logits`, one row. `tokens` has the ids of the sequence by position, up to
@@ -133,7 +132,8 @@ pub fn penalize(
     position.check()?;
     expect("penalties: rows", 1, logits.n_rows)?;
     let nothing = recorder.device().nothing()?;
-    let places = penalties.window.min((tokens.bytes() / 4) as usize);
+    let n_tokens = (tokens.bytes() / 4).min(u64::from(u32::MAX)) as usize;
+    let places = penalties.window.min(n_tokens);
     // Biases first: what one invocation has biased another penalises.
     for (biases, window) in [(penalties.biases, 0), (None, places)] {
         let groups = match biases {
@@ -144,7 +144,8 @@ pub fn penalize(
             n_vocab: logits.width as u32,
             offset: logits.offset as u32,
             position: position.index as u32,
-            window: window.min(u32::MAX as usize) as u32,
+            n_tokens: n_tokens as u32,
+            window: window as u32,
             n_biases: biases.map_or(0, |biases| (biases.bytes() / 8) as u32),
             repeat: penalties.repeat,
             frequency: penalties.frequency,
@@ -174,15 +175,15 @@ pub struct Draw {
     pub seed: u64,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct PerturbParams {
-    n: u32,
-    offset: u32,
-    position: u32,
-    temperature: f32,
-    seed_low: u32,
-    seed_high: u32,
+params! {
+    PerturbParams {
+        n: u32,
+        offset: u32,
+        position: u32,
+        temperature: f32,
+        seed_low: u32,
+        seed_high: u32,
+    }
 }
 
 /// `logits ← logits / temperature + noise`, one row, so that the largest is a draw from all tokens, each
@@ -234,12 +235,12 @@ impl Weights {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct WeighParams {
-    n: u32,
-    offset: u32,
-    temperature: f32,
+params! {
+    WeighParams {
+        n: u32,
+        offset: u32,
+        temperature: f32,
+    }
 }
 
 /// Adds up `exp(logit / temperature)` of `logits`, one row, in pieces.
@@ -264,19 +265,19 @@ pub fn weigh(
     recorder.dispatch(&WEIGH, &[], &bindings, &params, [into.n_sums as u32, 1])
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct SampleParams {
-    k: u32,
-    state: u32,
-    capacity: u32,
-    of_all: u32,
-    n_sums: u32,
-    temperature: f32,
-    top_p: f32,
-    min_p: f32,
-    seed_low: u32,
-    seed_high: u32,
+params! {
+    SampleParams {
+        k: u32,
+        state: u32,
+        capacity: u32,
+        of_all: u32,
+        n_sums: u32,
+        temperature: f32,
+        top_p: f32,
+        min_p: f32,
+        seed_low: u32,
+        seed_high: u32,
+    }
 }
 
 /// Draws the next token from `best`, and moves the sequence on: `state` is the position of the last token

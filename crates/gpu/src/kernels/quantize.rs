@@ -1,12 +1,10 @@
 //! Activations rounded to int8, as integer weights take them.
 
-use bytemuck::NoUninit;
-
 use super::norm::workgroup;
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{DEQUANTIZE, QUANTIZE};
+use crate::shader::{DEQUANTIZE, QUANTIZE, params};
 use crate::{Device, GpuError, Recorder};
 
 /// How many activations share a scale.
@@ -102,16 +100,16 @@ pub struct Rounded {
     pub steps: Vec<(f32, i32)>,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    width: u32,
-    padded: u32,
-    n_rows: u32,
-    x_offset: u32,
-    x_stride: u32,
-    parts: u32,
-    eps: f32,
+params! {
+    QuantizeParams {
+        width: u32,
+        padded: u32,
+        n_rows: u32,
+        x_offset: u32,
+        x_stride: u32,
+        parts: u32,
+        eps: f32,
+    }
 }
 
 /// Rounds `x` to int8, or `rms_norm(x) · weight` with `norm` as weight and eps.
@@ -144,7 +142,7 @@ pub fn quantize(
         1
     };
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
-    let params = Params {
+    let params = QuantizeParams {
         width: x.width as u32,
         padded: padded as u32,
         n_rows: x.n_rows as u32,
@@ -174,13 +172,13 @@ pub fn quantize(
     )
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct DequantizeParams {
-    width: u32,
-    padded: u32,
-    out_offset: u32,
-    out_stride: u32,
+params! {
+    DequantizeParams {
+        width: u32,
+        padded: u32,
+        out_offset: u32,
+        out_stride: u32,
+    }
 }
 
 /// Rows that were rounded with [`Scaling::Row`] as floats again, for BitLinear layers whose weights are

@@ -124,7 +124,7 @@ impl Device {
         let end = offset.saturating_add(bytes.len() as u64);
         expect_most("bytes of a buffer", buffer.bytes() as usize, end as usize)?;
         let whole = bytes.len() / 4 * 4;
-        self.checked("writing a buffer", || {
+        self.noted("writing a buffer", || {
             let queue = self.queue();
             queue.write_buffer(buffer.wgpu(), offset, &bytes[..whole]);
             if whole < bytes.len() {

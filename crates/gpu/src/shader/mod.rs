@@ -5,10 +5,12 @@
 //! products of packed bytes in one instruction or several. Native and browser builds embed the same
 //! files; what their compilers want differently is put in front by [`Shader::assemble`].
 
+mod params;
 mod table;
 
+pub use params::Param;
+pub(crate) use params::{Params, params};
 pub use table::ALL;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use table::*;
 
 use crate::Features;
@@ -62,8 +64,8 @@ pub struct Shader {
     pub libs: &'static [Lib],
     /// Its buffers, by binding.
     pub bindings: &'static [Access],
-    /// Bytes of its `Params`.
-    pub params_bytes: u32,
+    /// The fields of its `Params`, in order.
+    pub params: &'static [Param],
     /// What it can't do without.
     pub needs: &'static [Need],
 }
@@ -105,6 +107,11 @@ impl Shader {
             text.push_str(self.source);
         }
         text
+    }
+
+    /// Bytes of its `Params`: words, one after the other.
+    pub fn params_bytes(&self) -> u32 {
+        4 * self.params.len() as u32
     }
 
     /// Whether a device with `features` can run it.

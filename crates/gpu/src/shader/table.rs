@@ -1,7 +1,15 @@
 //! Which files make which shader.
 
 use super::Access::{Read, Write};
-use super::{Lib, Need, Shader};
+use super::{Lib, Need, Params, Shader};
+use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SpansParams};
+use crate::kernels::elementwise::ElementwiseParams;
+use crate::kernels::linear::{EmbedParams, LinearParams};
+use crate::kernels::norm::RmsNormParams;
+use crate::kernels::output::{
+    PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
+};
+use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
 
 pub(super) const REDUCE_SUBGROUP: &str = include_str!("../shaders/lib/reduce_subgroup.wgsl");
 pub(super) const REDUCE_SHARED: &str = include_str!("../shaders/lib/reduce_shared.wgsl");
@@ -80,16 +88,15 @@ const FLOATS_BF16: Lib = Lib::File(include_str!("../shaders/lib/floats_bf16.wgsl
 /// Defines shaders, and [`ALL`] of them.
 macro_rules! shaders {
     ($($(#[$doc:meta])* $name:ident = $file:literal, [$($lib:expr),*], [$($access:expr),*],
-        $params:literal, [$($need:expr),*];)*) => {
+        $params:ty, [$($need:expr),*];)*) => {
         $(
             $(#[$doc])*
-            #[cfg_attr(target_arch = "wasm32", allow(dead_code))]
             pub(crate) static $name: Shader = Shader {
                 name: stringify!($name),
                 source: include_str!(concat!("../shaders/", $file, ".wgsl")),
                 libs: &[$($lib),*],
                 bindings: &[$($access),*],
-                params_bytes: $params,
+                params: <$params>::FIELDS,
                 needs: &[$($need),*],
             };
         )*
@@ -99,115 +106,115 @@ macro_rules! shaders {
 }
 
 shaders! {
-    RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], 28, [];
-    RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], 28, [];
-    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], 28, [];
-    ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], 28, [];
+    RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], RmsNormParams, [];
+    RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], RmsNormParams, [];
+    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], QuantizeParams, [];
+    ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];
     TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     TERNARY_GEMV_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Read, Write], 56, [];
-    EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
+    EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Read, Write], 56, [];
-    EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
+    EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Read, Write], 56, [];
-    EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
+    EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Read, Write], 56, [];
-    EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
+    EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Read, Write], 56, [];
-    EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
+    EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Read, Write], 56, [];
-    EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
-    EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Read, Write], LinearParams, [];
+    EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
+    EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Write], 56, [];
-    EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Write], LinearParams, [];
+    EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Write], 56, [];
-    EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], 36, [];
+        [Read, Read, Read, Write], LinearParams, [];
+    EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], 56, [];
+        [Read, Read, Read, Write], LinearParams, [];
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
-        [Read, Read, Read, Write], 56, [];
-    EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], 36, [];
-    HEADS = "heads", [Lib::Reduce, GRID, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], 60, [];
-    ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
-    ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
-    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], 64, [];
+        [Read, Read, Read, Write], LinearParams, [];
+    EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
+    HEADS = "heads", [Lib::Reduce, GRID, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
+    ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
-        [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
+        [Read, Read, Read, Read, Read, Write, Write, Write], SpansParams, [];
     ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
-        [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
+        [Read, Read, Read, Read, Read, Write, Write, Write], SpansParams, [];
     ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
-        [Read, Read, Read, Read, Read, Write, Write, Write], 80, [];
-    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], 44, [];
-    TOP_K = "top_k", [], [Read, Write], 12, [];
-    PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], 32, [];
-    PERTURB = "perturb", [RANDOM], [Write, Read], 24, [];
-    WEIGH = "weigh", [], [Read, Write], 12, [];
-    SAMPLE = "sample", [RANDOM], [Read, Read, Write, Write], 40, [];
+        [Read, Read, Read, Read, Read, Write, Write, Write], SpansParams, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], CombineParams, [];
+    TOP_K = "top_k", [], [Read, Write], TopKParams, [];
+    PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], PenalizeParams, [];
+    PERTURB = "perturb", [RANDOM], [Write, Read], PerturbParams, [];
+    WEIGH = "weigh", [], [Read, Write], WeighParams, [];
+    SAMPLE = "sample", [RANDOM], [Read, Read, Write, Write], SampleParams, [];
     TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q4_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q4_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q6_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q1_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], 56, [Need::F16, Need::CooperativeMatrix];
-    DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], 16, [];
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], DequantizeParams, [];
 }

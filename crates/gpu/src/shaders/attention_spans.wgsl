@@ -5,7 +5,7 @@
 // Agrees with `sterna_kernels::attention`, and as heads.wgsl does, but for the order of sums and
 // exponentials.
 // Shapes: q rows of [n_heads, head_dim], or with PREPARE one row with queries, keys and values at offsets
-// of their own; angles [positions, half] of cosine and sine; keys and values as `cache_*.wgsl` says,
+// of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says,
 // [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_spans +
 // PREPARE, head_dim + 2], of sums, their weight and the largest score. With PREPARE the last state is that
 // of the new position.
@@ -61,6 +61,8 @@ struct Params {
     window: u32,
     n_spans: u32,
     span_len: u32,
+    // Positions there are angles for.
+    n_angles: u32,
     eps: f32,
     scale: f32,
     softcap: f32,
@@ -98,7 +100,7 @@ fn prepared(source: u32, is_query: bool, inverse: f32, now: u32, e: u32) -> f32 
     let i = select(e, e - params.half, is_second);
     let a = normed(source, is_query, inverse, select(i, 2u * i, PAIRS == 1u));
     let b = normed(source, is_query, inverse, select(i + params.half, 2u * i + 1u, PAIRS == 1u));
-    let angle = angles[now * params.half + i];
+    let angle = angles[min(now, params.n_angles - 1u) * params.half + i];
     return select(a * angle.x - b * angle.y, b * angle.x + a * angle.y, is_second);
 }
 

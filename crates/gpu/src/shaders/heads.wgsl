@@ -4,7 +4,7 @@
 // Agrees with `sterna_kernels::rope` (both layouts; pairs leave as halves) and `sterna_kernels::norm`, and
 // in what the cache then holds with `sterna_kernels::attention`.
 // Shapes: qkv rows with the queries [n_heads, head_dim], keys and values [n_kv_heads, head_dim] at
-// offsets of their own; angles [positions, half] of cosine and sine; keys and values as `cache_*.wgsl`
+// offsets of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl`
 // says, [n_kv_heads, capacity] rows; position[0] is that of the first row.
 // A workgroup of 64 to a head, n_heads + 2 · n_kv_heads to a row.
 
@@ -39,6 +39,8 @@ struct Params {
     row_len: u32,
     row_scales: u32,
     scales: u32,
+    // Positions there are angles for.
+    n_angles: u32,
     eps: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
@@ -54,7 +56,7 @@ fn turn(thread: u32, row: u32) {
         }
     }
     for (var i = thread; i < params.half; i += WG) {
-        let angle = angles[row * params.half + i];
+        let angle = angles[min(row, params.n_angles - 1u) * params.half + i];
         let a = head[select(i, 2u * i, PAIRS == 1u)];
         let b = head[select(i + params.half, 2u * i + 1u, PAIRS == 1u)];
         turned[i] = a * angle.x - b * angle.y;

@@ -2,7 +2,7 @@
 //
 // Agrees with the CPU's sampler: bias, then the repeat penalty (divides positive, multiplies negative
 // logits), then frequency and presence penalties. Penalties leave finite logits finite, and others alone.
-// Shapes: logits [n_vocab] f32; tokens by position, of which those up to position[0] count, the last
+// Shapes: logits [n_vocab] f32; tokens [n_tokens] by position, of which those up to position[0] count, the last
 // `window` of them; biases [n_biases] of id and bits of an f32, ids in any order but once each.
 // Biases: one workgroup of 256, and no window. Penalties: an invocation to a place in the window.
 
@@ -15,6 +15,8 @@ struct Params {
     n_vocab: u32,
     offset: u32,
     position: u32,
+    // Places in `tokens`.
+    n_tokens: u32,
     window: u32,
     n_biases: u32,
     repeat: f32,
@@ -36,7 +38,8 @@ fn main(
             logits[params.offset + bias.x] += bitcast<f32>(bias.y);
         }
     }
-    let end = position[params.position] + 1u;
+    // A position behind the last place is taken for that.
+    let end = min(position[params.position], params.n_tokens - 1u) + 1u;
     let begin = end - min(params.window, end);
     let own = begin + group.x * 256u + thread;
     if own >= end || tokens[own] >= params.n_vocab {

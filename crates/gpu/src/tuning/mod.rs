@@ -7,7 +7,6 @@
 //! slow and is never wrong. `Tuner` makes one, from a model's own matrices.
 
 pub mod hints;
-#[cfg(not(target_arch = "wasm32"))]
 mod measure;
 
 use std::collections::HashMap;
@@ -15,7 +14,6 @@ use std::sync::Arc;
 
 use crate::WeightKind;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub use measure::{Effort, Measured, Sample, Tuner};
 
 /// How many rows of activations a product has, as far as kernels differ.

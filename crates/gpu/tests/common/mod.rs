@@ -11,8 +11,7 @@ use sterna_gpu::{Device, DeviceOptions, Features, GpuError, Recorder};
 use sterna_kernels::{Exec, Isa};
 
 /// A device as good as the adapter allows, one with nothing, and those without one feature that
-/// kernels have variants for. None if the machine has no adapter, which is said once; with
-/// `STERNA_REQUIRE_GPU` in the environment that is a failure.
+/// kernels have variants for. None if the machine has no adapter.
 pub(crate) fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -33,14 +32,9 @@ pub(crate) fn devices() -> &'static [Device] {
                 features,
                 ..DeviceOptions::default()
             };
-            match Device::open(&options) {
-                Ok(device) => devices.push(device),
-                Err(error @ GpuError::NoAdapter { .. }) => {
-                    assert!(std::env::var_os("STERNA_REQUIRE_GPU").is_none(), "{error}");
-                    eprintln!("SKIPPED: {error}; see scripts/software-gpu.sh");
-                    break;
-                }
-                Err(error) => panic!("{error}"),
+            match sterna_testing::gpu::device_with(&options) {
+                Some(device) => devices.push(device),
+                None => break,
             }
         }
         devices

@@ -32,7 +32,7 @@ fn key(name: &str) -> String {
 }
 
 /// Whether `json` is such a file, and not one of Hugging Face's.
-pub(super) fn is_bundled(json: &[u8]) -> bool {
+pub fn is_bundled(json: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Probe {
         model: Option<serde::de::IgnoredAny>,
@@ -201,7 +201,9 @@ impl Bundled {
 }
 
 /// Reads such a file. `architecture` is the model's kind, by which texts are cut into words.
-pub(super) fn tokenizer(json: &[u8], architecture: &str) -> Result<Tokenizer> {
+///
+/// Errors: it is no such file.
+pub fn tokenizer(json: &[u8], architecture: &str) -> Result<Tokenizer> {
     let bundled: Bundled = serde_json::from_slice(json)?;
     Ok(Tokenizer::from_gguf(&bundled.into_gguf(architecture)?)?)
 }
@@ -222,9 +224,18 @@ fn in_order(ids: HashMap<String, u32>) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
+#[path = "../../../../fuzz/checks/bundled_tokenizer.rs"]
+mod check;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use sterna_text::Encode;
+
+    #[test]
+    fn fuzzing_inputs() {
+        sterna_testing::fuzz::replay("bundled_tokenizer", check::check);
+    }
 
     #[test]
     fn a_byte_level_tokenizer() {

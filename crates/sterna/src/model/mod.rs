@@ -3,7 +3,7 @@
 mod adapter;
 mod assemble;
 mod bundle;
-mod bundled;
+pub(crate) mod bundled;
 mod checkpoint;
 mod companions;
 mod generation;

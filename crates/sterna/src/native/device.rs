@@ -217,7 +217,7 @@ pub fn load_on_device(
 #[cfg(feature = "gpu")]
 fn is_of_gpu(error: &Error) -> bool {
     let error = error.find::<LoadError>();
-    matches!(error, Some(LoadError::Backend(BackendError::Gpu(_))))
+    matches!(error, Some(LoadError::Backend(BackendError::Device(_))))
 }
 
 /// Whether `adapter` is a GPU and no software.

@@ -7,6 +7,7 @@ mod files;
 mod find;
 mod local;
 mod names;
+mod open;
 mod shards;
 
 #[cfg(feature = "builtin")]
@@ -16,3 +17,4 @@ pub use files::{FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, St
 pub use find::Located;
 pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
 pub use names::stem;
+pub use open::{Options, load, open};

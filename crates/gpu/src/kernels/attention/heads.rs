@@ -1,13 +1,13 @@
 //! Heads made ready: queries, keys and values normalised, rotated and cached.
 
-use bytemuck::NoUninit;
 use sterna_format::model::RopeLayout;
 
 use super::cache::{CacheLayer, row_shape};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
-use crate::{GpuError, Recorder, shader};
+use crate::shader::{self, params};
+use crate::{GpuError, Recorder};
 
 /// Rotations: cosine and sine of each pair of elements, `[positions, pairs, 2]`.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +18,14 @@ pub struct Angles<'a> {
     pub pairs: usize,
     /// Which elements are a pair.
     pub layout: RopeLayout,
+}
+
+impl Angles<'_> {
+    /// How many positions the table has room for. Kernels take those beyond for the last.
+    pub(super) fn n_positions(&self) -> u32 {
+        let row = self.pairs.max(1) as u64 * 8;
+        (self.table.bytes() / row).clamp(1, u64::from(u32::MAX)) as u32
+    }
 }
 
 /// Where the first row of a batch is in its sequence: a `u32` on the device, so that commands can be
@@ -73,6 +81,8 @@ impl Heads<'_> {
             self.qkv.width,
         )?;
         expect_most("heads: rotated pairs", d / 2, self.angles.pairs)?;
+        let angles = (self.angles.table.bytes() / 8) as usize;
+        expect_most("heads: angles of a position", angles, self.angles.pairs)?;
         for norm in [self.norms.q, self.norms.k].into_iter().flatten() {
             expect_most("heads: weights of a norm", (norm.bytes() / 4) as usize, d)?;
         }
@@ -90,24 +100,25 @@ impl Heads<'_> {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct HeadsParams {
-    n_rows: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    half: u32,
-    offset: u32,
-    stride: u32,
-    keys: u32,
-    values: u32,
-    position: u32,
-    capacity: u32,
-    row_len: u32,
-    row_scales: u32,
-    scales: u32,
-    eps: f32,
+params! {
+    HeadsParams {
+        n_rows: u32,
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        half: u32,
+        offset: u32,
+        stride: u32,
+        keys: u32,
+        values: u32,
+        position: u32,
+        capacity: u32,
+        row_len: u32,
+        row_scales: u32,
+        scales: u32,
+        n_angles: u32,
+        eps: f32,
+    }
 }
 
 /// Makes the queries, keys and values of a batch ready: `n_heads` queries and the keys are normalised
@@ -148,6 +159,7 @@ pub fn prepare_heads(
         row_len: row_len as u32,
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
+        n_angles: angles.n_positions(),
         eps: norms.eps,
     };
     let [q_norm, k_norm, pairs] = heads.constants();

@@ -5,15 +5,15 @@ mod heads;
 mod spans;
 
 pub use cache::{CacheLayer, MAX_HEAD_DIM};
+pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
+pub(crate) use spans::{CombineParams, SpansParams};
 pub use spans::{SpanStates, Spans, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
 
-use bytemuck::NoUninit;
-
 use super::Rows;
 use crate::error::{expect, expect_most};
-use crate::shader::{self, Shader};
+use crate::shader::{self, Shader, params};
 use crate::{GpuError, Recorder};
 use cache::row_shape;
 
@@ -51,25 +51,25 @@ fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<u
 /// Pairs of a query and a head, positions, and elements of a head, that `attention.wgsl` takes at a time.
 const TILE: usize = 32;
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    n_rows: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    q_offset: u32,
-    q_stride: u32,
-    out_offset: u32,
-    out_stride: u32,
-    position: u32,
-    capacity: u32,
-    row_len: u32,
-    row_scales: u32,
-    scales: u32,
-    window: u32,
-    scale: f32,
-    softcap: f32,
+params! {
+    AttentionParams {
+        n_rows: u32,
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        q_offset: u32,
+        q_stride: u32,
+        out_offset: u32,
+        out_stride: u32,
+        position: u32,
+        capacity: u32,
+        row_len: u32,
+        row_scales: u32,
+        scales: u32,
+        window: u32,
+        scale: f32,
+        softcap: f32,
+    }
 }
 
 /// How the work of [`attention`] is cut.
@@ -106,7 +106,7 @@ pub fn attention(
         return spans::attention(recorder, shape, q, position, cache, spans, out);
     }
     let (row_len, row_scales) = row_shape(cache.dtype, d);
-    let params = Params {
+    let params = AttentionParams {
         n_rows: q.n_rows as u32,
         n_heads: shape.n_heads as u32,
         n_kv_heads: n_kv_heads as u32,

@@ -1,14 +1,12 @@
 //! Attention of few rows: positions are shared out in spans, that all of the device has something to do.
 
-use bytemuck::NoUninit;
-
 use super::cache::{CacheLayer, row_shape};
 use super::heads::{Heads, Position};
 use super::{AttentionShape, CacheType, share, window};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
-use crate::shader::{self, Shader};
+use crate::shader::{self, Shader, params};
 use crate::{Device, GpuError, Limits, Recorder};
 
 /// Spans of a context, at most: what `attention_combine.wgsl` has room for.
@@ -136,45 +134,46 @@ fn head_len(units: usize, lanes: usize) -> usize {
     2 * units * lanes
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    n_rows: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    offset: u32,
-    stride: u32,
-    key_column: u32,
-    value_column: u32,
-    half: u32,
-    position: u32,
-    capacity: u32,
-    row_len: u32,
-    row_scales: u32,
-    scales: u32,
-    window: u32,
-    n_spans: u32,
-    span_len: u32,
-    eps: f32,
-    scale: f32,
-    softcap: f32,
+params! {
+    SpansParams {
+        n_rows: u32,
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        offset: u32,
+        stride: u32,
+        key_column: u32,
+        value_column: u32,
+        half: u32,
+        position: u32,
+        capacity: u32,
+        row_len: u32,
+        row_scales: u32,
+        scales: u32,
+        window: u32,
+        n_spans: u32,
+        span_len: u32,
+        n_angles: u32,
+        eps: f32,
+        scale: f32,
+        softcap: f32,
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct CombineParams {
-    n_rows: u32,
-    n_heads: u32,
-    head_dim: u32,
-    out_offset: u32,
-    out_stride: u32,
-    position: u32,
-    window: u32,
-    n_spans: u32,
-    n_new: u32,
-    span_len: u32,
-    capacity: u32,
+params! {
+    CombineParams {
+        n_rows: u32,
+        n_heads: u32,
+        head_dim: u32,
+        out_offset: u32,
+        out_stride: u32,
+        position: u32,
+        window: u32,
+        n_spans: u32,
+        n_new: u32,
+        span_len: u32,
+        capacity: u32,
+    }
 }
 
 /// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of a
@@ -259,7 +258,7 @@ fn record(
     let pieces = n_heads * d.div_ceil(32);
     expect_most("attention: pieces of heads", most, pieces)?;
     let (row_len, row_scales) = row_shape(cache.dtype, d);
-    let params = Params {
+    let params = SpansParams {
         n_rows: rows.n_rows as u32,
         n_heads: n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
@@ -277,6 +276,7 @@ fn record(
         window: window(shape),
         n_spans: plan.n_spans as u32,
         span_len: plan.span_len as u32,
+        n_angles: prepare.map_or(1, |heads| heads.angles.n_positions()),
         eps: prepare.map_or(0.0, |heads| heads.norms.eps),
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),

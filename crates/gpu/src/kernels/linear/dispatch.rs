@@ -1,6 +1,5 @@
 //! Which kernel multiplies what, and how its work is shared out.
 
-use bytemuck::NoUninit;
 use sterna_format::DType;
 
 use super::planes::FLOAT_PADDING;
@@ -9,7 +8,7 @@ use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
 use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
 use crate::record::Binding;
-use crate::shader::{self, Shader};
+use crate::shader::{self, Shader, params};
 use crate::tuning::{RowClass, Way};
 use crate::{Device, Features, GpuError, Limits, Recorder};
 
@@ -30,23 +29,23 @@ const MAX_COOP_K: usize = 22_000;
 /// Shared memory of the kernels by matrix units.
 const COOP_BYTES: u32 = (2304 + 1152) * 8 + 5120 * 4;
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Params {
-    n: u32,
-    first: u32,
-    begin: u32,
-    k: u32,
-    row_blocks: u32,
-    q_len: u32,
-    runs: u32,
-    token: u32,
-    m: u32,
-    x_offset: u32,
-    x_stride: u32,
-    out_offset: u32,
-    out_stride: u32,
-    eps: f32,
+params! {
+    LinearParams {
+        n: u32,
+        first: u32,
+        begin: u32,
+        k: u32,
+        row_blocks: u32,
+        q_len: u32,
+        runs: u32,
+        token: u32,
+        m: u32,
+        x_offset: u32,
+        x_stride: u32,
+        out_offset: u32,
+        out_stride: u32,
+        eps: f32,
+    }
 }
 
 /// Activations as kernels take them.
@@ -365,7 +364,7 @@ pub(super) fn multiply(
     let kernels = Kernels::of(recorder, way, w, &source)?;
     let nothing = recorder.device().nothing()?;
     let q_len = w.k.next_multiple_of(PADDING) / 16;
-    let mut params = Params {
+    let mut params = LinearParams {
         n: 0,
         first: 0,
         begin: 0,

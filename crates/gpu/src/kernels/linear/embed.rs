@@ -1,6 +1,5 @@
 //! Rows of a matrix as embeddings.
 
-use bytemuck::NoUninit;
 use sterna_format::DType;
 
 use super::dispatch::{constants_of, row_blocks, unsupported};
@@ -8,21 +7,21 @@ use super::{Linear, WeightKind};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
-use crate::shader;
+use crate::shader::{self, params};
 use crate::{GpuError, Recorder};
 
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct EmbedParams {
-    n: u32,
-    first: u32,
-    begin: u32,
-    k: u32,
-    row_blocks: u32,
-    ids_offset: u32,
-    out_offset: u32,
-    out_stride: u32,
-    factor: f32,
+params! {
+    EmbedParams {
+        n: u32,
+        first: u32,
+        begin: u32,
+        k: u32,
+        row_blocks: u32,
+        ids_offset: u32,
+        out_offset: u32,
+        out_stride: u32,
+        factor: f32,
+    }
 }
 
 /// `out[t] ← factor · table[ids[t]]`, with the `u32` ids of the rows of `out` in a buffer from element

@@ -18,7 +18,8 @@ use crate::{Device, GpuError, Recorder};
 
 pub use crate::WeightKind;
 use dispatch::Source;
-pub(crate) use dispatch::{has_matrix_units, settled};
+pub(crate) use dispatch::{LinearParams, has_matrix_units, settled};
+pub(crate) use embed::EmbedParams;
 pub use embed::embed;
 
 /// A weight matrix `[n, k]` on a device. Two are equal if they are the same memory.

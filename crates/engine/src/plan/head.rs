@@ -1,0 +1,177 @@
+//! What becomes of the output head while a model is loaded.
+//!
+//! The head is the largest matrix of most models, and decoding reads all of it for every token, so it
+//! may be held in fewer bits than it is stored in, or be given a screen (see `crate::screening`).
+
+use sterna_format::DType;
+
+use super::{LinearId, LinearRecipe, ModelPlan, Recipe, Stored};
+use crate::error::PlanError;
+
+/// Choices about the output head.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeadOptions {
+    /// The type it is held as; as it is stored if `None`. The embedding table stays as it is, even
+    /// where both are one tensor.
+    pub dtype: Option<DType>,
+    /// Whether a copy in fewer bits rules out rows where only the largest logits are wanted.
+    pub screen: HeadScreen,
+}
+
+/// The copy of the output head that is read first where only the largest logits are wanted
+/// ([`Logits::Top`](crate::Logits::Top)): it rules out rows that can't be among them, so that the head
+/// itself is hardly read. No token depends on it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HeadScreen {
+    /// There is none.
+    #[default]
+    Off,
+    /// Q5_K, if the head can have one and has at least a tenth more bits; else none.
+    Auto,
+    /// One of this type.
+    As(DType),
+}
+
+/// The type of [`HeadScreen::Auto`]: with random weights of 4,096 columns, the largest logit is still
+/// told from all but a few percent of the others.
+const AUTO_SCREEN: DType = DType::Q5_K;
+
+/// Decided for a plan.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Head {
+    /// The type to encode the head as, if it is another than that it is stored in.
+    pub(crate) dtype: Option<DType>,
+    /// The type of its screen.
+    pub(crate) screen: Option<DType>,
+    /// The model does without a screen that can't be made.
+    pub(crate) screen_may_fail: bool,
+}
+
+impl ModelPlan {
+    /// The plan with other choices about the output head.
+    ///
+    /// Errors: [`PlanError::Config`] if the head is ternary, its width isn't whole blocks of a type
+    /// asked for, or a screen is asked for that has no fewer bits than the head, or where more happens to
+    /// logits than a product with the head.
+    pub fn with_head(mut self, options: HeadOptions) -> Result<ModelPlan, PlanError> {
+        self.head = Head::default();
+        if let Some(dtype) = options.dtype {
+            let what = "output head in another type";
+            let stored = self.stored_blocks(what)?;
+            self.whole_blocks(what, dtype)?;
+            self.head.dtype = Some(dtype).filter(|dtype| *dtype != stored);
+        }
+        self.head.screen_may_fail = options.screen == HeadScreen::Auto;
+        self.head.screen = match options.screen {
+            HeadScreen::Off => None,
+            HeadScreen::Auto => (self.check_screen(AUTO_SCREEN).is_ok()
+                && 11 * self.head_bytes_as(AUTO_SCREEN) <= 10 * self.head_bytes())
+            .then_some(AUTO_SCREEN),
+            HeadScreen::As(dtype) => {
+                self.check_screen(dtype)?;
+                Some(dtype)
+            }
+        };
+        Ok(self)
+    }
+
+    /// Fails if the head can't have a screen of type `dtype`.
+    fn check_screen(&self, dtype: DType) -> Result<(), PlanError> {
+        let what = "screen of the output head";
+        self.stored_blocks(what)?;
+        let projection = self.weights.output.as_ref();
+        let more = if self.config.logit_softcap.is_some() {
+            Some("a cap")
+        } else if projection.is_some_and(|head| head.bias.is_some()) {
+            Some("a bias")
+        } else if projection.is_some_and(|head| head.input_norm.is_some()) {
+            Some("a norm before the head")
+        } else {
+            None
+        };
+        if let Some(found) = more {
+            let expected = "logits that are the product with the head alone";
+            return Err(PlanError::config(what, expected, found));
+        }
+        self.whole_blocks(what, dtype)?;
+        if self.head_bytes_as(dtype) >= self.head_bytes() {
+            let bits = |bytes: u64| 8.0 * bytes as f64 / self.head_elements() as f64;
+            return Err(PlanError::config(
+                format!("{what} as {dtype}"),
+                format!("fewer bits a weight than {}", bits(self.head_bytes())),
+                bits(self.head_bytes_as(dtype)),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The type that the head is stored in; an error if it is none of blocks.
+    fn stored_blocks(&self, what: &str) -> Result<DType, PlanError> {
+        match self.head_recipe().stored {
+            Stored::Blocks(stored) => Ok(stored),
+            _ => Err(PlanError::config(
+                what,
+                "weights that are floats or blocks",
+                "trits",
+            )),
+        }
+    }
+
+    /// Fails if rows of the head aren't whole blocks of `dtype`.
+    fn whole_blocks(&self, what: &str, dtype: DType) -> Result<(), PlanError> {
+        let k = self.head_recipe().k;
+        if k.is_multiple_of(dtype.block_len()) {
+            return Ok(());
+        }
+        Err(PlanError::config(
+            format!("{what}, {dtype}"),
+            format!("a width that is a multiple of {}", dtype.block_len()),
+            k,
+        ))
+    }
+
+    /// The matrix that logits come from: the embedding table if there is no other.
+    pub(crate) fn head_id(&self) -> LinearId {
+        let output = self.weights.output.as_ref();
+        output.map_or(self.weights.token_embd, |head| head.weight)
+    }
+
+    fn head_recipe(&self) -> &LinearRecipe {
+        match &self.specs[self.head_id().0].recipe {
+            Recipe::Linear(recipe) => recipe,
+            _ => unreachable!("the planner gave this id to a matrix"),
+        }
+    }
+
+    fn head_elements(&self) -> u64 {
+        let recipe = self.head_recipe();
+        recipe.n as u64 * recipe.k as u64
+    }
+
+    /// Bytes of the head in the type it is held as.
+    pub(crate) fn head_bytes(&self) -> u64 {
+        match self.head.dtype {
+            Some(dtype) => self.head_bytes_as(dtype),
+            None => self.specs[self.head_id().0].memory_bytes(),
+        }
+    }
+
+    fn head_bytes_as(&self, dtype: DType) -> u64 {
+        self.head_elements() / dtype.block_len() as u64 * dtype.block_bytes() as u64
+    }
+
+    /// Bytes of the head's screen, with two bounds for each row.
+    pub(crate) fn screen_bytes(&self) -> Option<u64> {
+        let bounds = self.head_recipe().n as u64 * 2 * size_of::<f32>() as u64;
+        self.head
+            .screen
+            .map(|dtype| self.head_bytes_as(dtype) + bounds)
+    }
+
+    /// Bytes of the weights that loading makes beside those it finds in the files: an output head in
+    /// another type, and its screen ([`ModelPlan::with_head`]).
+    pub fn made_bytes(&self) -> u64 {
+        let head = self.head.dtype.map_or(0, |dtype| self.head_bytes_as(dtype));
+        head + self.screen_bytes().unwrap_or(0)
+    }
+}

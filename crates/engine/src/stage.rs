@@ -1,0 +1,136 @@
+//! Which operation of a forward pass is which.
+
+use std::fmt;
+
+/// Where in a forward pass an operation stands.
+///
+/// Results don't depend on it: it is for backends that measure or report what they compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stage {
+    /// The transformer block, from 0; `None` before the first and after the last.
+    pub layer: Option<usize>,
+    /// The operation.
+    pub operation: Operation,
+}
+
+/// What is computed at a [`Stage`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Rows of the embedding table.
+    Embedding,
+    /// The norm before attention.
+    AttnNorm,
+    /// The norm of the input of one linear layer.
+    InputNorm(LinearLayer),
+    /// The product of a linear layer.
+    Product(LinearLayer),
+    /// What adapters add to a product.
+    Adapter(LinearLayer),
+    /// The bias added to a product.
+    Bias(LinearLayer),
+    /// Attention, with the norms and rotations of its heads.
+    Attention,
+    /// The norm before the output projection.
+    AttnSubNorm,
+    /// The norm of what attention adds to the residual.
+    PostAttnNorm,
+    /// The residual after attention.
+    AttnResidual,
+    /// The norm before the feed-forward network.
+    FfnNorm,
+    /// The activation of the gate, times up.
+    Activation,
+    /// The norm before the down projection.
+    FfnSubNorm,
+    /// The norm of what the feed-forward network adds to the residual.
+    PostFfnNorm,
+    /// The residual after the feed-forward network, with which a block ends.
+    FfnResidual,
+    /// A whole block.
+    Layer,
+    /// The norm before the output head.
+    OutputNorm,
+    /// The cap on logits.
+    LogitSoftcap,
+}
+
+/// The linear layers of a model: seven in each transformer block, and the output head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)] // The names of GGUF.
+pub enum LinearLayer {
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+    /// The output head, which gives logits.
+    Head,
+}
+
+impl LinearLayer {
+    fn name(self) -> &'static str {
+        match self {
+            LinearLayer::Q => "q",
+            LinearLayer::K => "k",
+            LinearLayer::V => "v",
+            LinearLayer::O => "o",
+            LinearLayer::Gate => "gate",
+            LinearLayer::Up => "up",
+            LinearLayer::Down => "down",
+            LinearLayer::Head => "logits",
+        }
+    }
+}
+
+impl Operation {
+    /// Whether it gives logits.
+    pub fn is_logits(self) -> bool {
+        use Operation::{Adapter, Bias, LogitSoftcap, Product};
+        matches!(
+            self,
+            Product(LinearLayer::Head)
+                | Bias(LinearLayer::Head)
+                | Adapter(LinearLayer::Head)
+                | LogitSoftcap
+        )
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, suffix) = match self {
+            Operation::Embedding => ("embedding", ""),
+            Operation::AttnNorm => ("attn_norm", ""),
+            Operation::InputNorm(linear) => (linear.name(), "_input_norm"),
+            Operation::Product(linear) => (linear.name(), ""),
+            Operation::Adapter(linear) => (linear.name(), "_adapter"),
+            Operation::Bias(linear) => (linear.name(), "_bias"),
+            Operation::Attention => ("attention", ""),
+            Operation::AttnSubNorm => ("attn_sub_norm", ""),
+            Operation::PostAttnNorm => ("post_attn_norm", ""),
+            Operation::AttnResidual => ("attn_residual", ""),
+            Operation::FfnNorm => ("ffn_norm", ""),
+            Operation::Activation => ("activation", ""),
+            Operation::FfnSubNorm => ("ffn_sub_norm", ""),
+            Operation::PostFfnNorm => ("post_ffn_norm", ""),
+            Operation::FfnResidual => ("ffn_residual", ""),
+            Operation::Layer => ("layer", ""),
+            Operation::OutputNorm => ("output_norm", ""),
+            Operation::LogitSoftcap => ("logits_softcap", ""),
+        };
+        write!(f, "{name}{suffix}")
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.layer {
+            Some(layer) if self.operation == Operation::Layer => write!(f, "layer {layer}"),
+            Some(layer) => write!(f, "layer {layer}, {}", self.operation),
+            None => write!(f, "{}", self.operation),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What native programs may do: wait for an adapter.
+
+use super::{Device, Offer, adapter};
+use crate::{AdapterInfo, DeviceOptions, GpuError};
+
+impl Device {
+    /// The adapters there are, best first.
+    pub fn adapters() -> Vec<AdapterInfo> {
+        let adapters = pollster::block_on(adapter::adapters(&DeviceOptions::default()));
+        let infos = adapters.iter().map(|a| adapter::describe(&a.get_info()));
+        infos.collect()
+    }
+
+    /// What the adapters there are offer a device with `options`, best first. None is opened.
+    pub fn offers(options: &DeviceOptions) -> Vec<Offer> {
+        let adapters = pollster::block_on(adapter::adapters(options));
+        adapters.iter().map(|a| Offer::of(a, options)).collect()
+    }
+
+    /// What the adapter that `options` ask for offers. It is not opened.
+    ///
+    /// Errors: [`GpuError::NoAdapter`].
+    pub fn offer(options: &DeviceOptions) -> Result<Offer, GpuError> {
+        let adapter = pollster::block_on(adapter::choose(options))?;
+        Ok(Offer::of(&adapter, options))
+    }
+
+    /// Opens the device that `options` ask for.
+    ///
+    /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
+    pub fn open(options: &DeviceOptions) -> Result<Device, GpuError> {
+        Device::open_with(options, |_, _| {})
+    }
+
+    /// [`Device::open_async`], waited for.
+    ///
+    /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
+    pub fn open_with(
+        options: &DeviceOptions,
+        adjust: impl FnOnce(&Offer, &mut DeviceOptions),
+    ) -> Result<Device, GpuError> {
+        pollster::block_on(Device::open_async(options, adjust))
+    }
+}

@@ -1,0 +1,102 @@
+//! Error scopes: what a device has against a call, told at once or, by a browser, later.
+
+use crate::GpuError;
+
+#[cfg(not(target_arch = "wasm32"))]
+mod kept {
+    /// Natively nothing is left open.
+    #[derive(Debug)]
+    pub(crate) enum OpenScope {}
+
+    /// The scopes that have not told yet: none.
+    #[derive(Debug, Default)]
+    pub(in crate::device) struct Scopes;
+
+    impl Scopes {
+        /// The error that `scope` caught.
+        #[allow(clippy::unused_self)]
+        pub(in crate::device) fn pop(
+            &self,
+            _: &str,
+            scope: wgpu::ErrorScopeGuard,
+        ) -> Option<wgpu::Error> {
+            // It is known by now.
+            pollster::block_on(scope.pop())
+        }
+
+        #[allow(clippy::unused_self)]
+        pub(in crate::device) fn take(&self) -> Vec<OpenScope> {
+            Vec::new()
+        }
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+mod kept {
+    use std::fmt;
+    use std::pin::Pin;
+    use std::sync::{Mutex, PoisonError};
+
+    /// A scope whose error a browser tells later.
+    pub(crate) struct OpenScope {
+        pub(super) what: String,
+        pub(super) error: Pin<Box<dyn Future<Output = Option<wgpu::Error>>>>,
+    }
+
+    impl fmt::Debug for OpenScope {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_tuple("OpenScope").field(&self.what).finish()
+        }
+    }
+
+    /// The scopes that have not told yet.
+    #[derive(Debug, Default)]
+    pub(in crate::device) struct Scopes(Mutex<Vec<OpenScope>>);
+
+    impl Scopes {
+        /// Keeps `scope` until the next submission.
+        pub(in crate::device) fn pop(
+            &self,
+            what: &str,
+            scope: wgpu::ErrorScopeGuard,
+        ) -> Option<wgpu::Error> {
+            let scope = OpenScope {
+                what: what.into(),
+                error: Box::pin(scope.pop()),
+            };
+            let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            open.push(scope);
+            None
+        }
+
+        pub(in crate::device) fn take(&self) -> Vec<OpenScope> {
+            std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+}
+
+use std::task::{Context, Poll};
+
+use crate::Device;
+pub(crate) use kept::OpenScope;
+pub(super) use kept::Scopes;
+
+impl OpenScope {
+    /// Ready once the scope has told what it caught.
+    #[cfg(target_arch = "wasm32")]
+    pub(crate) fn poll(
+        &mut self,
+        device: &Device,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), GpuError>> {
+        self.error.as_mut().poll(cx).map(|error| match error {
+            None => Ok(()),
+            Some(error) => Err(device.error(&self.what, &error.into())),
+        })
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn poll(&mut self, _: &Device, _: &mut Context<'_>) -> Poll<Result<(), GpuError>> {
+        match *self {}
+    }
+}

@@ -1,0 +1,232 @@
+//! Operations that are one kernel together.
+//!
+//! A norm before integer products is computed as their input is rounded, a product that is added to the
+//! residual is added as it is stored, a gate is applied as its product is, products of matrices behind one
+//! another are one, and attention of one row makes its own heads ready. Nothing may be in between, and no one
+//! may want what is no longer stored.
+
+use super::op::{Op, Output, View};
+use crate::kernels::linear::{Epilogue, Form};
+
+/// The same step in fewer operations.
+///
+/// A step that ends by sampling is followed by itself, with that token. After its last
+/// repetition something else follows, and finds missing what only the next repetition was known not to read.
+/// That does no harm: every step writes what it reads, but for caches, which are never left out, and the host
+/// reads nothing but logits and sampled tokens. After other steps, anything may be read.
+pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
+    let next = match ops.last() {
+        Some(Op::Sample(_)) => ops,
+        _ => &[],
+    };
+    let mut fused: Vec<Op> = Vec::with_capacity(ops.len());
+    for (i, op) in ops.iter().enumerate() {
+        let rest = Rest {
+            step: &ops[i + 1..],
+            next,
+        };
+        let both = fused.last().and_then(|before| match before {
+            Op::RmsNorm { .. } => with_norm(before, op, rest),
+            Op::Linear { .. } => with_sum(before, op, rest).or_else(|| with_gate(before, op, rest)),
+            Op::Heads { .. } => with_attention(before, op),
+            _ => None,
+        });
+        match both {
+            Some(both) => {
+                fused.pop();
+                fused.push(both);
+            }
+            None => fused.push(op.clone()),
+        }
+    }
+    // Last: what else products are fused with may join matrices in its own way.
+    fused.into_iter().map(in_one).collect()
+}
+
+/// Products of matrices that lie behind one another are one, if so do their results.
+fn in_one(mut op: Op) -> Op {
+    if let Op::Linear { outputs, .. } = &mut op {
+        let mut joined: Vec<Output> = Vec::with_capacity(outputs.len());
+        for output in outputs.drain(..) {
+            match joined.last().and_then(|last| both_in_one(last, &output)) {
+                Some(both) => {
+                    joined.pop();
+                    joined.push(both);
+                }
+                None => joined.push(output),
+            }
+        }
+        *outputs = joined;
+    }
+    op
+}
+
+fn both_in_one(first: &Output, second: &Output) -> Option<Output> {
+    let (a, b) = (&first.out, &second.out);
+    let whole = View {
+        width: a.width + b.width,
+        ..a.clone()
+    };
+    let side_by_side = *b == whole.columns(a.width, b.width);
+    let stored = [first, second].map(|output| output.epilogue) == [Epilogue::Store; 2];
+    let w = first.w.with(&second.w)?;
+    (side_by_side && stored).then_some(Output {
+        w,
+        out: whole,
+        epilogue: Epilogue::Store,
+    })
+}
+
+/// A norm and the products that read it.
+fn with_norm(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let Op::RmsNorm {
+        x: from,
+        norm,
+        out: normed,
+    } = before
+    else {
+        return None;
+    };
+    let Op::Linear {
+        x,
+        norm: None,
+        outputs,
+    } = op
+    else {
+        return None;
+    };
+    let rounds = |output: &Output| matches!(output.w.kind().form(), Form::Int8(_));
+    let apart = |output: &Output| output.out.buffer != from.buffer;
+    let fits = x == normed && outputs.iter().all(|o| rounds(o) && apart(o));
+    (fits && is_dead(normed, rest)).then(|| Op::Linear {
+        x: from.clone(),
+        norm: Some(norm.clone()),
+        outputs: outputs.clone(),
+    })
+}
+
+/// A product and the sum that it goes into.
+fn with_sum(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let Op::Linear {
+        x: from,
+        norm,
+        outputs,
+    } = before
+    else {
+        return None;
+    };
+    let (Op::Add { x, y }, [product]) = (op, &outputs[..]) else {
+        return None;
+    };
+    let stored = product.epilogue == Epilogue::Store;
+    let fits = stored && *y == product.out && x.buffer != from.buffer;
+    (fits && is_dead(y, rest)).then(|| Op::Linear {
+        x: from.clone(),
+        norm: norm.clone(),
+        outputs: vec![Output {
+            w: product.w.clone(),
+            out: x.clone(),
+            epilogue: Epilogue::Add,
+        }],
+    })
+}
+
+/// A gate and what it is multiplied with, from matrices behind one another, and the gating.
+fn with_gate(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let Op::Linear { x, norm, outputs } = before else {
+        return None;
+    };
+    let (
+        Op::Gate {
+            activation,
+            gate,
+            up,
+        },
+        [first, second],
+    ) = (op, &outputs[..])
+    else {
+        return None;
+    };
+    let stored = [first, second].map(|output| output.epilogue) == [Epilogue::Store; 2];
+    let w = first.w.with(&second.w)?;
+    let fits = stored && *gate == first.out && *up == second.out && gate.width == up.width;
+    (fits && gate.buffer != x.buffer && is_dead(up, rest)).then(|| Op::Linear {
+        x: x.clone(),
+        norm: norm.clone(),
+        outputs: vec![Output {
+            w,
+            out: gate.clone(),
+            epilogue: Epilogue::Gate(*activation),
+        }],
+    })
+}
+
+/// One row of heads and the attention that reads them; nothing else reads queries that are rotated.
+fn with_attention(before: &Op, op: &Op) -> Option<Op> {
+    let Op::Heads { heads, cache } = before else {
+        return None;
+    };
+    let Op::Attention {
+        shape,
+        q,
+        position,
+        cache: same,
+        most_len: Some(most_len),
+        out,
+    } = op
+    else {
+        return None;
+    };
+    let fits = *q == heads.qkv.columns(0, q.width)
+        && (q.n_rows, position, same) == (1, &heads.position, cache);
+    fits.then(|| Op::Decode {
+        heads: heads.clone(),
+        shape: *shape,
+        cache: cache.clone(),
+        most_len: *most_len,
+        out: out.clone(),
+    })
+}
+
+/// What comes after an operation: the rest of its step, and the step after it.
+#[derive(Clone, Copy)]
+struct Rest<'a> {
+    step: &'a [Op],
+    next: &'a [Op],
+}
+
+/// Whether `view` is written before anything reads of its buffer, as what comes after `rest` may.
+fn is_dead(view: &View, rest: Rest<'_>) -> bool {
+    for op in rest.step.iter().chain(rest.next) {
+        let (read, written) = uses(op);
+        if read.iter().any(|read| read.buffer == view.buffer) {
+            return false;
+        }
+        if written.contains(&view) {
+            return true;
+        }
+    }
+    false
+}
+
+/// What `op` reads, and what it writes.
+fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
+    match op {
+        Op::Embed { out, .. } => (vec![], vec![out]),
+        Op::RmsNorm { x, out, .. } => (vec![x], vec![out]),
+        Op::Linear { x, outputs, .. } => {
+            let sums = outputs.iter().filter(|o| o.epilogue == Epilogue::Add);
+            let read = std::iter::once(x).chain(sums.map(|output| &output.out));
+            let written = outputs.iter().map(|output| &output.out);
+            (read.collect(), written.collect())
+        }
+        Op::Copy { x, y } => (vec![y], vec![x]),
+        Op::Add { x, y } => (vec![x, y], vec![x]),
+        Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
+        Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
+        Op::Heads { heads, .. } => (vec![&heads.qkv], vec![&heads.qkv]),
+        Op::Decode { heads, out, .. } => (vec![&heads.qkv], vec![out]),
+        Op::Attention { q, out, .. } => (vec![q], vec![out]),
+        Op::Sample(sample) => (vec![&sample.logits], vec![&sample.logits]),
+    }
+}

@@ -1,0 +1,86 @@
+//! Weight matrices on the device, alone or beside those that read the same input.
+
+use super::op::Shared;
+use crate::kernels::linear::{Linear, WeightKind};
+use crate::{Device, GpuError};
+
+/// A weight matrix: some of the rows of one on the device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix {
+    whole: Shared<Linear>,
+    first: usize,
+    n: usize,
+}
+
+impl Matrix {
+    /// All of `linear`.
+    pub fn new(linear: Linear) -> Matrix {
+        Matrix {
+            first: 0,
+            n: linear.n(),
+            whole: Shared::new(linear),
+        }
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.whole.k()
+    }
+
+    /// What the weights are held as.
+    pub fn kind(&self) -> WeightKind {
+        self.whole.kind()
+    }
+
+    /// This matrix and `next` in one, if they lie behind one another.
+    pub(super) fn with(&self, next: &Matrix) -> Option<Matrix> {
+        let fits = self.whole == next.whole && self.first + self.n == next.first;
+        fits.then(|| Matrix {
+            n: self.n + next.n,
+            ..self.clone()
+        })
+    }
+
+    /// As kernels take it.
+    pub(super) fn linear(&self) -> Linear {
+        let rows = self.whole.rows(self.first..self.first + self.n);
+        // Only matrices in one piece were joined, and all others are whole.
+        rows.unwrap_or_else(|| Linear::clone(&self.whole))
+    }
+}
+
+/// Lays matrices behind one another that read the same input, if they can be: those that can't, or find no
+/// room, stay as they are.
+///
+/// Errors: what the device has against it, but for a lack of memory.
+pub fn join(device: &Device, parts: &mut [&mut Matrix]) -> Result<(), GpuError> {
+    // Runs of the same kind: types may change from one to the next.
+    for run in parts.chunk_by_mut(|a, b| a.kind() == b.kind()) {
+        if run.len() < 2 || run.iter().any(|part| part.n != part.whole.n()) {
+            continue;
+        }
+        let wholes: Vec<&Linear> = run.iter().map(|part| &*part.whole).collect();
+        let joined = match Linear::join(device, &wholes) {
+            // For a moment they are there twice, for which there may be no room.
+            Ok(None) | Err(GpuError::OutOfMemory { .. }) => continue,
+            Ok(Some(joined)) => Shared::new(joined),
+            Err(error) => return Err(error),
+        };
+        let mut first = 0;
+        for part in run {
+            let n = part.n;
+            **part = Matrix {
+                whole: joined.clone(),
+                first,
+                n,
+            };
+            first += n;
+        }
+    }
+    Ok(())
+}

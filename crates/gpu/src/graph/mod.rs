@@ -1,0 +1,272 @@
+//! The operations of a step, fused, recorded once, and replayed.
+//!
+//! A [`Graph`] collects operations ([`Op`]) until their results are wanted. A step that consists of the
+//! same operations on the same buffers as one before is not recorded again: what differs from step to step
+//! (ids, positions, rotations) lies in buffers that are written before it is run.
+
+mod fuse;
+mod matrix;
+mod op;
+mod sample;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::kernels::linear::Form;
+use crate::memory::Buffer;
+use crate::tuning::Sample;
+use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
+use fuse::fuse;
+use op::{Workspace, record};
+
+pub use matrix::{Matrix, join};
+pub use op::{HeadInputs, Norm, Op, Output, RopeTable, Shared, View};
+pub use sample::{SampleMethod, SampleOp};
+
+/// How much was done on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Dispatches of kernels.
+    pub n_dispatches: u64,
+    /// Command lists handed to the device.
+    pub n_submits: u64,
+    /// How many of these were recorded anew, not replayed.
+    pub n_recorded: u64,
+}
+
+/// A graph that several own, in turn.
+#[derive(Debug, Clone)]
+pub struct SharedGraph(Arc<Mutex<Graph>>);
+
+impl SharedGraph {
+    /// An empty graph on `device`.
+    pub fn new(device: &Device) -> SharedGraph {
+        SharedGraph(Arc::new(Mutex::new(Graph::new(device))))
+    }
+
+    /// The graph, for as long as the guard lives.
+    pub fn lock(&self) -> MutexGuard<'_, Graph> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Times dispatches of operations from here on, as long as what this returns lives.
+    ///
+    /// Errors: those of operations before.
+    pub fn time(&self) -> Result<Timed<'_>, GpuError> {
+        let mut graph = self.lock();
+        graph.flush()?;
+        graph.timings.n_wanted += 1;
+        let first = graph.timings.all.len();
+        Ok(Timed { graph: self, first })
+    }
+}
+
+/// As long as it lives, dispatches are timed, one after the other: whoever hands them over waits.
+#[derive(Debug)]
+pub struct Timed<'a> {
+    graph: &'a SharedGraph,
+    /// How many were timed before, for others.
+    first: usize,
+}
+
+impl Timed<'_> {
+    /// How long all of them took until now, in order.
+    ///
+    /// Errors: those of the operations.
+    pub fn timings(&self) -> Result<Vec<Timing>, GpuError> {
+        let mut graph = self.graph.lock();
+        graph.flush()?;
+        Ok(graph.timings.all[self.first..].to_vec())
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        let timings = &mut self.graph.lock().timings;
+        timings.n_wanted -= 1;
+        if timings.n_wanted == 0 {
+            timings.all = Vec::new();
+        }
+    }
+}
+
+/// How long dispatches took, while someone wants to know.
+#[derive(Debug, Default)]
+struct Timings {
+    /// How many want to.
+    n_wanted: usize,
+    /// Since the first of them began.
+    all: Vec<Timing>,
+}
+
+/// Collects operations until their results are wanted.
+#[derive(Debug)]
+pub struct Graph {
+    device: Device,
+    ops: Vec<Op>,
+    /// Counts steps.
+    step: u64,
+    workspace: Workspace,
+    /// `x · aᵀ` of a change of low rank.
+    inner: Option<Buffer>,
+    /// What was run lately, the latest first.
+    replays: Vec<(Vec<Op>, Arc<Commands>)>,
+    work: Work,
+    timings: Timings,
+}
+
+/// Steps that are kept to be run again: those of prompts and of decoding, each before and after a
+/// cache grows.
+const KEPT: usize = 4;
+
+impl Graph {
+    fn new(device: &Device) -> Graph {
+        Graph {
+            device: device.clone(),
+            ops: Vec::new(),
+            step: 0,
+            workspace: Workspace::default(),
+            inner: None,
+            replays: Vec::new(),
+            work: Work::default(),
+            timings: Timings::default(),
+        }
+    }
+
+    /// Hands over what there is of the step before: its inputs are about to be replaced.
+    ///
+    /// Errors: as [`Device::submit`].
+    pub fn begin_step(&mut self) -> Result<(), GpuError> {
+        self.step += 1;
+        self.flush()
+    }
+
+    /// The number of the step under way.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Adds an operation.
+    pub fn push(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// Memory for `len` f32: the inner product of a low-rank update.
+    ///
+    /// Errors: as [`Device::buffer`].
+    pub fn inner(&mut self, len: usize) -> Result<Buffer, GpuError> {
+        let bytes = len as u64 * 4;
+        match &self.inner {
+            Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
+            _ => {
+                let buffer = self.device.buffer("adapters", bytes.next_power_of_two())?;
+                Ok(self.inner.insert(buffer).clone())
+            }
+        }
+    }
+
+    /// Hands all operations over, and waits for none.
+    ///
+    /// Errors: as [`Device::submit`], and those of kernels about shapes.
+    pub fn flush(&mut self) -> Result<(), GpuError> {
+        if self.ops.is_empty() {
+            return Ok(());
+        }
+        // Whoever waits for something later waits for this too, and learns of what went wrong.
+        let _ = self.submit(&[])?;
+        Ok(())
+    }
+
+    /// Hands all operations over; what is to be read comes after them.
+    ///
+    /// Errors: as [`Graph::flush`].
+    pub fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
+        let commands = self.commands()?;
+        self.run(&commands, reads)
+    }
+
+    /// Hands `commands` over.
+    ///
+    /// Errors: as [`Device::submit`].
+    pub fn run(
+        &mut self,
+        commands: &Commands,
+        reads: &[ReadRange],
+    ) -> Result<Submission, GpuError> {
+        self.work.n_dispatches += commands.len() as u64;
+        self.work.n_submits += 1;
+        if self.timings.n_wanted == 0 {
+            return self.device.submit(&[commands], reads);
+        }
+        self.timings.all.extend(self.device.time(&[commands])?);
+        self.device.submit(&[], reads)
+    }
+
+    /// The operations of a whole step of one token, and `sample` after them, as commands that find the token
+    /// in `state`, after the position; `None`, and nothing is changed, if these are something else.
+    ///
+    /// Errors: as [`Graph::flush`].
+    pub fn repeatable(
+        &mut self,
+        state: &Buffer,
+        sample: SampleOp,
+    ) -> Result<Option<Arc<Commands>>, GpuError> {
+        match self.ops.first_mut() {
+            Some(Op::Embed { ids, out, .. }) if out.n_rows == 1 => *ids = (state.clone(), 1),
+            _ => return Ok(None),
+        }
+        self.ops.push(Op::Sample(sample));
+        self.commands().map(Some)
+    }
+
+    /// The commands of all operations so far, which are done with.
+    fn commands(&mut self) -> Result<Arc<Commands>, GpuError> {
+        let ops = std::mem::take(&mut self.ops);
+        let known = self.replays.iter().position(|(known, _)| *known == ops);
+        let replay = match known {
+            Some(i) => self.replays.remove(i),
+            None => {
+                self.work.n_recorded += 1;
+                let fused = fuse(&ops);
+                self.workspace.fit(&self.device, &fused)?;
+                let mut recorder = Recorder::new(&self.device);
+                for op in &fused {
+                    record(&mut recorder, &self.workspace, op)?;
+                }
+                self.replays.truncate(KEPT - 1);
+                (ops, Arc::new(recorder.finish()?))
+            }
+        };
+        let commands = Arc::clone(&replay.1);
+        self.replays.insert(0, replay);
+        Ok(commands)
+    }
+
+    /// The products of the steps that were run last, four of them at most, each in its order: what a
+    /// [`Tuner`](crate::tuning::Tuner) measures. None before the first step.
+    pub fn products(&self) -> Vec<Sample> {
+        let steps = self.replays.iter().flat_map(|(ops, _)| fuse(ops));
+        let samples = steps.flat_map(|op| match op {
+            Op::Linear { x, norm, outputs } => {
+                let of_output = |output: Output| Sample {
+                    weights: output.w.linear(),
+                    n_rows: x.n_rows,
+                    is_normed: norm.is_some() && matches!(output.w.kind().form(), Form::Int8(_)),
+                    epilogue: output.epilogue,
+                };
+                outputs.into_iter().map(of_output).collect()
+            }
+            _ => Vec::new(),
+        });
+        samples.collect()
+    }
+
+    /// Forgets commands, and with them the memory that only they keep alive.
+    pub fn forget(&mut self) {
+        self.replays.clear();
+    }
+
+    /// How much was done so far.
+    pub fn work(&self) -> Work {
+        self.work
+    }
+}

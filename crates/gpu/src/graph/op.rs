@@ -1,0 +1,413 @@
+//! The operations of a graph, on rows in device memory, and how each is recorded.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::Matrix;
+use super::sample::SampleOp;
+use crate::kernels::attention::{
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, SpanStates,
+    Spans, Split,
+};
+use crate::kernels::elementwise::{self, Activation};
+use crate::kernels::linear::{self, Epilogue, Form, Input};
+use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::kernels::{Rows, norm};
+use crate::memory::Buffer;
+use crate::{Device, GpuError, Recorder};
+
+/// Something on the device, equal to nothing but itself.
+#[derive(Debug)]
+pub struct Shared<T>(Arc<T>);
+
+impl<T> Shared<T> {
+    /// Something new.
+    pub fn new(value: T) -> Shared<T> {
+        Shared(Arc::new(value))
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Shared<T> {
+        Shared(Arc::clone(&self.0))
+    }
+}
+
+impl<T> PartialEq for Shared<T> {
+    fn eq(&self, other: &Shared<T>) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Rows of f32 in a buffer that is kept alive.
+#[derive(Debug, Clone, PartialEq)]
+pub struct View {
+    /// Where they are.
+    pub buffer: Buffer,
+    /// How many.
+    pub n_rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Where the first begins, in elements.
+    pub offset: usize,
+    /// From the beginning of one to that of the next, in elements.
+    pub stride: usize,
+}
+
+impl View {
+    /// Rows next to one another, from the beginning of `buffer`.
+    pub fn new(buffer: &Buffer, n_rows: usize, width: usize) -> View {
+        View {
+            buffer: buffer.clone(),
+            n_rows,
+            width,
+            offset: 0,
+            stride: width,
+        }
+    }
+
+    /// The rows from `first` on, `n_rows` of them.
+    #[must_use]
+    pub fn rows(&self, first: usize, n_rows: usize) -> View {
+        View {
+            n_rows,
+            offset: self.offset + first * self.stride,
+            ..self.clone()
+        }
+    }
+
+    /// The columns from `first` on, `width` of them.
+    #[must_use]
+    pub fn columns(&self, first: usize, width: usize) -> View {
+        View {
+            width,
+            offset: self.offset + first,
+            ..self.clone()
+        }
+    }
+
+    /// As kernels take them.
+    pub(super) fn of(&self) -> Rows<'_> {
+        Rows {
+            buffer: &self.buffer,
+            n_rows: self.n_rows,
+            width: self.width,
+            offset: self.offset,
+            stride: self.stride,
+        }
+    }
+}
+
+/// A norm: its weights and what is added to mean squares.
+pub type Norm = (Buffer, f32);
+
+/// Cosines and sines of a rotary embedding by position, `[positions, pairs, 2]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeTable {
+    /// The table.
+    pub table: Buffer,
+    /// Pairs of elements that are rotated.
+    pub pairs: usize,
+    /// Which elements are a pair.
+    pub layout: RopeLayout,
+}
+
+/// One operation of a step. Equal operations on equal buffers are recorded as the same commands.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Fields are the operands of the kernels that the variants name.
+pub enum Op {
+    /// `out[t] ← factor · table[ids[t]]`.
+    Embed {
+        table: Matrix,
+        /// From which element on.
+        ids: (Buffer, usize),
+        factor: f32,
+        out: View,
+    },
+    /// `out ← rms_norm(x) · norm`.
+    RmsNorm { x: View, norm: Norm, out: View },
+    /// All matrices read the same rows, normalised first if there is a norm.
+    Linear {
+        x: View,
+        norm: Option<Norm>,
+        outputs: Vec<Output>,
+    },
+    /// `x ← y`.
+    Copy { x: View, y: View },
+    /// `x ← x + y`.
+    Add { x: View, y: View },
+    /// `x[t] ← x[t] + bias`.
+    AddBias { x: View, bias: Buffer },
+    /// `x ← factor · x`.
+    Scale { x: View, factor: f32 },
+    /// `x ← cap · tanh(x / cap)`.
+    Softcap { x: View, cap: f32 },
+    /// `gate ← activation(gate) · up`.
+    Gate {
+        activation: Activation,
+        gate: View,
+        up: View,
+    },
+    /// Heads are normalised and rotated; keys and values are cached.
+    Heads {
+        heads: HeadInputs,
+        cache: Shared<CacheLayer>,
+    },
+    /// Queries attend to the cache.
+    Attention {
+        shape: AttentionShape,
+        q: View,
+        position: Buffer,
+        cache: Shared<CacheLayer>,
+        /// The longest context, if it is to be split across workgroups.
+        most_len: Option<usize>,
+        out: View,
+    },
+    /// An [`Op::Heads`] of one row and the [`Op::Attention`] behind it.
+    Decode {
+        heads: HeadInputs,
+        shape: AttentionShape,
+        cache: Shared<CacheLayer>,
+        most_len: usize,
+        out: View,
+    },
+    /// Samples the next token, and moves the step's position on.
+    Sample(SampleOp),
+}
+
+/// Queries, keys and values of one sequence as products made them, and what is to be done with them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeadInputs {
+    /// Rows of queries, then keys, then values.
+    pub qkv: View,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Normalises the heads of queries.
+    pub q_norm: Option<Norm>,
+    /// Normalises the heads of keys.
+    pub k_norm: Option<Norm>,
+    /// Rotates the heads of both.
+    pub rope: Option<RopeTable>,
+    /// Where the position of the first row is: its first element.
+    pub position: Buffer,
+}
+
+/// A product of an [`Op::Linear`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// The weights.
+    pub w: Matrix,
+    /// Where it goes.
+    pub out: View,
+    /// What is done with it as it is stored.
+    pub epilogue: Epilogue,
+}
+
+/// Memory that operations use on their way, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    /// Rounded activations, for so many rows of so many elements.
+    rounded: Option<(QuantizedRows, usize, usize)>,
+    /// What spans of positions come to, for so many rows, heads, elements of a head and positions.
+    spans: Option<(SpanStates, [usize; 4])>,
+}
+
+impl Workspace {
+    /// Makes room for all of `ops`.
+    pub(super) fn fit(&mut self, device: &Device, ops: &[Op]) -> Result<(), GpuError> {
+        let (mut rows, mut width) = self.rounded.as_ref().map_or((1, 1), |(_, r, w)| (*r, *w));
+        let mut spans = self.spans.as_ref().map_or([0; 4], |(_, size)| *size);
+        for op in ops {
+            match op {
+                Op::Linear { x, .. } => (rows, width) = (rows.max(x.n_rows), width.max(x.width)),
+                Op::Attention {
+                    shape,
+                    q: rows,
+                    most_len: Some(len),
+                    ..
+                }
+                | Op::Decode {
+                    shape,
+                    most_len: len,
+                    out: rows,
+                    ..
+                } => {
+                    let head_dim = rows.width / shape.n_heads.max(1);
+                    let need = [rows.n_rows, shape.n_heads, head_dim, *len];
+                    for (size, need) in spans.iter_mut().zip(need) {
+                        *size = need.max(*size);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if !matches!(&self.rounded, Some((_, r, w)) if (*r, *w) == (rows, width)) {
+            self.rounded = Some((QuantizedRows::new(device, rows, width)?, rows, width));
+        }
+        if spans != [0; 4] && !matches!(&self.spans, Some((_, size)) if *size == spans) {
+            let [rows, heads, head_dim, len] = spans;
+            let states = SpanStates::new(device, rows, heads, head_dim, len)?;
+            self.spans = Some((states, spans));
+        }
+        Ok(())
+    }
+
+    fn rounded(&self) -> &QuantizedRows {
+        let (rounded, ..) = self.rounded.as_ref().expect("`fit` makes room");
+        rounded
+    }
+}
+
+/// Records `op`. The workspace has room for it.
+pub(super) fn record(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    op: &Op,
+) -> Result<(), GpuError> {
+    match op {
+        Op::Embed {
+            table,
+            ids,
+            factor,
+            out,
+        } => linear::embed(
+            recorder,
+            &table.linear(),
+            (&ids.0, ids.1),
+            *factor,
+            out.of(),
+        ),
+        Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
+        Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
+        Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
+        Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
+        Op::AddBias { x, bias } => elementwise::add_bias(recorder, x.of(), bias),
+        Op::Scale { x, factor } => elementwise::scale(recorder, x.of(), *factor),
+        Op::Softcap { x, cap } => elementwise::softcap(recorder, x.of(), *cap),
+        Op::Gate {
+            activation,
+            gate,
+            up,
+        } => elementwise::gate(recorder, *activation, gate.of(), up.of()),
+        Op::Heads { heads, cache } => {
+            attention::prepare_heads(recorder, &heads.of(), heads.n_heads, cache)
+        }
+        Op::Attention {
+            shape,
+            q,
+            position,
+            cache,
+            most_len,
+            out,
+        } => {
+            let split = match (most_len, &workspace.spans) {
+                (Some(most_len), Some((states, _))) => Split::Spans(Spans {
+                    states,
+                    most_len: *most_len,
+                }),
+                _ => Split::Queries,
+            };
+            let position = Position {
+                buffer: position,
+                index: 0,
+            };
+            attention::attention(recorder, shape, q.of(), position, cache, split, out.of())
+        }
+        Op::Decode {
+            heads,
+            shape,
+            cache,
+            most_len,
+            out,
+        } => {
+            let (states, _) = workspace.spans.as_ref().expect("`fit` makes room");
+            let spans = Spans {
+                states,
+                most_len: *most_len,
+            };
+            attention::decode(recorder, shape, &heads.of(), cache, spans, out.of())
+        }
+        Op::Sample(sample) => sample.record(recorder),
+    }
+}
+
+impl HeadInputs {
+    fn of(&self) -> Heads<'_> {
+        let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
+        Heads {
+            qkv: self.qkv.of(),
+            norms: HeadNorms {
+                q: q_norm.map(|(weight, _)| weight),
+                k: k_norm.map(|(weight, _)| weight),
+                eps: q_norm.or(k_norm).map_or(0.0, |(_, eps)| *eps),
+            },
+            angles: match &self.rope {
+                Some(rope) => Angles {
+                    table: &rope.table,
+                    pairs: rope.pairs,
+                    layout: rope.layout,
+                },
+                None => Angles {
+                    table: &self.position,
+                    pairs: 0,
+                    layout: RopeLayout::Halves,
+                },
+            },
+            position: Position {
+                buffer: &self.position,
+                index: 0,
+            },
+        }
+    }
+}
+
+/// One row is rounded by each product for itself; more are rounded once for all that want the same form.
+fn products(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    x: &View,
+    norm: Option<&Norm>,
+    outputs: &[Output],
+) -> Result<(), GpuError> {
+    let rounded = workspace.rounded();
+    let norm = norm.map(|(weight, eps)| (weight, *eps));
+    let mut stored: Option<Scaling> = None;
+    for scaling in [
+        None,
+        Some(Scaling::Row),
+        Some(Scaling::Blocks256),
+        Some(Scaling::Blocks32),
+    ] {
+        for Output { w, out, epilogue } in outputs {
+            let input = match (w.kind().form(), scaling) {
+                (Form::Float, None) => Input::Float(x.of()),
+                (Form::Int8(form), Some(scaling)) if form == scaling => {
+                    if x.n_rows == 1 {
+                        Input::Round {
+                            x: x.of(),
+                            norm,
+                            scratch: rounded,
+                        }
+                    } else {
+                        if stored != Some(scaling) {
+                            quantize(recorder, x.of(), norm, scaling, rounded)?;
+                            stored = Some(scaling);
+                        }
+                        Input::Int8(rounded)
+                    }
+                }
+                _ => continue,
+            };
+            linear::multiply(recorder, &w.linear(), input, *epilogue, out.of())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,589 @@
+//! From a prompt to an answer, as a state machine.
+//!
+//! A [`Generator`] says which tokens are to be computed and which logits it wants of them, is given those,
+//! and yields the answer token by token. It owns no session and waits for nothing: a
+//! [`Scheduler`](crate::scheduler::Scheduler) runs many of them in shared batches, and a program with a
+//! sampler of its own may drive one by hand.
+//!
+//! ```
+//! # use sterna::generate::{Event, Generator, Given, Request};
+//! # use sterna_engine::{Logits, Sampler, SamplerConfig};
+//! # fn forward(keep: usize, ids: &[u32], logits: Logits) -> Vec<f32> { vec![0.0, 1.0, 2.0] }
+//! # fn main() -> sterna::Result<()> {
+//! let sampler = Sampler::new(SamplerConfig::default(), 3)?;
+//! let request = Request { max_tokens: 2, ..Request::new(vec![0, 1], sampler) };
+//! let mut generator = Generator::new(request, &[], 512)?;
+//! while let Some(wanted) = generator.wanted(64) {
+//!     let given = match wanted.logits {
+//!         Logits::None => Given::Nothing,
+//!         logits => Given::Logits(forward(wanted.keep, wanted.ids, logits)),
+//!     };
+//!     generator.give(given);
+//!     while let Some(event) = generator.next_event() {
+//!         if let Event::Token(token) = event {
+//!             assert_eq!(token.id, 2);
+//!         }
+//!     }
+//! }
+//! assert_eq!(generator.answer(), [2, 2]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod first_word;
+mod logprobs;
+mod speculate;
+mod stats;
+mod stop;
+mod text;
+
+use std::mem;
+
+use sterna_engine::{Logits, Sampler};
+use sterna_text::Tokenizer;
+
+use crate::error::{Error, ErrorCode, Result, bail};
+use speculate::Drafter;
+use text::TextStream;
+
+pub use first_word::FirstWord;
+pub use logprobs::Logprobs;
+pub use stats::{Stats, StopReason};
+
+/// What to generate.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The whole context, from its first token on.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most.
+    pub max_tokens: usize,
+    /// Tokens that end the answer and are no part of it.
+    pub stop_ids: Vec<u32>,
+    /// How to choose tokens. What it remembers is forgotten, but its random sequence goes on.
+    pub sampler: Sampler,
+    /// Tokens to draft from the text so far at most, and to compute together; `None` drafts none. No answer
+    /// depends on it.
+    pub speculate: Option<usize>,
+    /// With each token its log-probability, and those of so many most probable ones.
+    pub logprobs: Option<usize>,
+    /// How to make text of the tokens; without it, tokens have none.
+    pub text: Option<TextOptions>,
+}
+
+impl Request {
+    /// As many tokens after `prompt` as the context holds.
+    pub fn new(prompt: Vec<u32>, sampler: Sampler) -> Request {
+        Request {
+            prompt,
+            max_tokens: usize::MAX,
+            stop_ids: Vec::new(),
+            sampler,
+            speculate: None,
+            logprobs: None,
+            text: None,
+        }
+    }
+}
+
+/// How to make text of an answer.
+#[derive(Debug, Clone)]
+pub struct TextOptions {
+    /// Turns tokens into text.
+    pub tokenizer: Tokenizer,
+    /// Text that ends the answer and is no part of it.
+    pub stop_strings: Vec<String>,
+}
+
+/// What a [`Generator`] wants computed next.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// First the sequence is cut to so many tokens: what it holds beyond them was drafted in vain.
+    pub keep: usize,
+    /// Tokens to append then.
+    pub ids: &'a [u32],
+    /// Which logits to give; more of them do no harm.
+    pub logits: Logits,
+    /// A token may be given instead of logits, if it is chosen like this.
+    pub draw: Option<Draw<'a>>,
+}
+
+/// How a device may choose the next token, for [`Session::decode`](sterna_engine::Session::decode).
+#[derive(Debug)]
+pub struct Draw<'a> {
+    /// Chooses tokens.
+    pub sampler: &'a Sampler,
+    /// Tokens still to come, at most.
+    pub n_left: usize,
+}
+
+/// What came of the tokens that a [`Generator`] wanted computed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Given {
+    /// They are computed, and no logits were wanted.
+    Nothing,
+    /// The wanted logits, `[rows, n_vocab]`.
+    Logits(Vec<f32>),
+    /// The token that comes next, chosen elsewhere.
+    Token(u32),
+}
+
+/// What happens to an answer.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A token was chosen.
+    Token(Token),
+    /// The answer has ended.
+    Ended {
+        /// Why.
+        reason: StopReason,
+        /// Text that had been held back.
+        text: String,
+    },
+    /// The answer can't go on.
+    Failed(Error),
+    /// The device that computes it is gone, and with it the model and what was computed
+    /// ([`Scheduler::restore`](crate::scheduler::Scheduler::restore)).
+    DeviceLost {
+        /// What the device's driver says.
+        message: String,
+    },
+}
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// The text that became certain by it, often none.
+    pub text: String,
+    /// How probable it was, where that was asked for.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// An answer in the making.
+#[derive(Debug)]
+pub struct Generator {
+    /// The prompt, and behind it the answer.
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    /// How many of them the sequence holds for certain.
+    n_held: usize,
+    ctx_len: usize,
+    max_tokens: usize,
+    stop_ids: Vec<u32>,
+    sampler: Sampler,
+    /// Knows the prompt and the answer so far.
+    drafter: Option<Drafter>,
+    n_logprobs: Option<usize>,
+    text: Option<TextStream>,
+    state: State,
+    /// The stop token that ended it.
+    stop_id: Option<u32>,
+    stats: Stats,
+}
+
+#[derive(Debug)]
+enum State {
+    /// More of the prompt is to be computed; so many of its tokens were asked for last.
+    Prompt { n_asked: usize },
+    /// The newest token is to be computed, with drafts of those after it.
+    Decode { batch: Vec<u32> },
+    /// What follows the newest token was computed.
+    Computed(Computed),
+    /// A token was chosen; something that was computed may follow it.
+    Chosen(Option<Computed>),
+    /// The answer has ended, and nobody was told.
+    Ended,
+    /// So has this one.
+    Failed(Error),
+    /// Everything was told.
+    Over,
+}
+
+/// What follows a token.
+#[derive(Debug)]
+enum Computed {
+    /// This one.
+    Token(u32),
+    /// Logits, of the newest token and of those drafted behind it.
+    Logits {
+        /// `[1 + drafts.len(), n_vocab]`.
+        rows: Vec<f32>,
+        drafts: Vec<u32>,
+        /// Drafts that turned out to be right.
+        n_right: usize,
+    },
+}
+
+impl Computed {
+    /// The logits that follow the newest token, `[n_vocab]`, unless it was chosen elsewhere.
+    fn logits(&self) -> Option<&[f32]> {
+        match self {
+            Computed::Token(_) => None,
+            Computed::Logits {
+                rows,
+                drafts,
+                n_right,
+            } => {
+                let n_vocab = rows.len() / (drafts.len() + 1);
+                Some(&rows[n_right * n_vocab..][..n_vocab])
+            }
+        }
+    }
+
+    /// What follows `id`, if that was drafted to come next.
+    fn behind(self, id: u32) -> Option<Computed> {
+        match self {
+            Computed::Logits {
+                rows,
+                drafts,
+                n_right,
+            } if drafts.get(n_right) == Some(&id) => Some(Computed::Logits {
+                rows,
+                drafts,
+                n_right: n_right + 1,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl Generator {
+    /// Begins to answer `request` in a context of `ctx_len` tokens, by a sequence that holds the tokens
+    /// `held`. Those that the prompt begins with aren't computed again, but for the prompt's last.
+    ///
+    /// Errors: [`ErrorCode::InvalidRequest`] if the prompt is empty, [`ErrorCode::ContextFull`] if it leaves
+    /// no room for an answer.
+    pub fn new(request: Request, held: &[u32], ctx_len: usize) -> Result<Generator> {
+        let Request {
+            prompt,
+            max_tokens,
+            stop_ids,
+            mut sampler,
+            speculate,
+            logprobs,
+            text,
+        } = request;
+        let n_prompt = prompt.len();
+        if n_prompt == 0 {
+            bail!(
+                InvalidRequest,
+                "the prompt has no tokens: expected at least one"
+            );
+        }
+        if n_prompt >= ctx_len {
+            bail!(
+                ContextFull,
+                "the prompt has {n_prompt} tokens, but the context holds {ctx_len}"
+            );
+        }
+        // The last token is always computed: its logits begin the answer.
+        let n_held = n_equal(&prompt, held).min(n_prompt - 1);
+        sampler.clear_history();
+        prompt.iter().for_each(|&id| sampler.accept(id));
+        let drafter = speculate.map(|max| {
+            let mut drafter = Drafter::new(max);
+            prompt.iter().for_each(|&id| drafter.push(id));
+            drafter
+        });
+        Ok(Generator {
+            text: text.map(|options| TextStream::new(options, prompt.last().copied())),
+            tokens: prompt,
+            n_prompt,
+            n_held,
+            ctx_len,
+            max_tokens,
+            stop_ids,
+            sampler,
+            drafter,
+            n_logprobs: logprobs,
+            state: State::Prompt { n_asked: 0 },
+            stop_id: None,
+            stats: Stats {
+                n_prompt,
+                n_reused: n_held,
+                ..Stats::default()
+            },
+        })
+    }
+
+    /// What is to be computed next, of at most `max_ids` tokens, but one at least; `None` if there are
+    /// events to take first, or none to come. Asked again, the same is wanted.
+    pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
+        let max_ids = max_ids.max(1);
+        let one = match self.n_logprobs {
+            None => self.sampler.top().map_or(Logits::Last, Logits::Top),
+            Some(_) => Logits::Last,
+        };
+        let (ids, logits, draw) = match &mut self.state {
+            State::Prompt { n_asked } => {
+                let left = &self.tokens[self.n_held..self.n_prompt];
+                let ids = &left[..left.len().min(max_ids)];
+                *n_asked = ids.len();
+                // Nothing is chosen before the prompt has ended.
+                let logits = if ids.len() < left.len() {
+                    Logits::None
+                } else {
+                    one
+                };
+                (ids, logits, None)
+            }
+            State::Decode { batch } => {
+                batch.truncate(max_ids);
+                match (batch.len(), &self.drafter, self.n_logprobs) {
+                    (1, None, None) => {
+                        let draw = Draw {
+                            sampler: &self.sampler,
+                            n_left: self.max_tokens - self.stats.n_generated,
+                        };
+                        (&batch[..], one, Some(draw))
+                    }
+                    (1, ..) => (&batch[..], one, None),
+                    _ => (&batch[..], Logits::All, None),
+                }
+            }
+            _ => return None,
+        };
+        Some(Wanted {
+            keep: self.n_held,
+            ids,
+            logits,
+            draw,
+        })
+    }
+
+    /// Takes what came of the tokens that were wanted last.
+    pub fn give(&mut self, given: Given) {
+        match mem::replace(&mut self.state, State::Over) {
+            State::Prompt { n_asked } => {
+                self.n_held += n_asked;
+                self.stats.n_prefilled += n_asked;
+                self.state = if self.n_held < self.n_prompt {
+                    State::Prompt { n_asked: 0 }
+                } else {
+                    self.computed(given, Vec::new())
+                };
+            }
+            State::Decode { mut batch } => {
+                let drafts = batch.split_off(1);
+                self.n_held += 1;
+                self.stats.n_decoded += 1;
+                self.stats.n_drafted += drafts.len();
+                self.state = self.computed(given, drafts);
+            }
+            state @ (State::Ended | State::Failed(_) | State::Over) => self.state = state,
+            State::Computed(_) | State::Chosen(_) => self.fail(Error::new(
+                ErrorCode::InvalidRequest,
+                "expected the events to be taken, found what wasn't wanted",
+            )),
+        }
+    }
+
+    fn computed(&self, given: Given, drafts: Vec<u32>) -> State {
+        let n_rows = drafts.len() + 1;
+        match given {
+            Given::Token(id) => State::Computed(Computed::Token(id)),
+            Given::Logits(rows) if !rows.is_empty() && rows.len().is_multiple_of(n_rows) => {
+                State::Computed(Computed::Logits {
+                    rows,
+                    drafts,
+                    n_right: 0,
+                })
+            }
+            Given::Logits(_) | Given::Nothing => State::Failed(self.in_place(Error::new(
+                ErrorCode::InvalidRequest,
+                format!("expected logits of {n_rows} tokens, found others"),
+            ))),
+        }
+    }
+
+    /// The next thing that happened; `None` if more must be computed before anything does, or if the answer
+    /// is over. Tokens that were drafted are chosen only here: who stops asking leaves them unsaid.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            match mem::replace(&mut self.state, State::Over) {
+                State::Over => return None,
+                State::Failed(error) => return Some(Event::Failed(error)),
+                State::Ended => return self.end(),
+                state @ (State::Prompt { .. } | State::Decode { .. }) => {
+                    self.state = state;
+                    return None;
+                }
+                State::Chosen(computed) => self.state = self.go_on(computed),
+                State::Computed(computed) => {
+                    if let Some(token) = self.choose(computed) {
+                        return Some(Event::Token(token));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is to be done behind a token that was chosen.
+    fn go_on(&mut self, computed: Option<Computed>) -> State {
+        if self.stats.n_generated == self.max_tokens {
+            return self.stopped(StopReason::MaxTokens);
+        }
+        if self.n_held == self.ctx_len {
+            return self.stopped(StopReason::ContextFull);
+        }
+        let newest = self.tokens[self.n_held];
+        let Some(drafter) = &mut self.drafter else {
+            return State::Decode {
+                batch: vec![newest],
+            };
+        };
+        if let Some(computed) = computed.and_then(|computed| computed.behind(newest)) {
+            drafter.confirm();
+            self.n_held += 1;
+            self.stats.n_decoded += 1;
+            self.stats.n_accepted += 1;
+            return State::Computed(computed);
+        }
+        // Neither what the context doesn't hold nor what comes after the end is worth a draft.
+        let room = self.ctx_len - self.n_held - 1;
+        let wanted = self.max_tokens - self.stats.n_generated - 1;
+        let drafts = drafter.draft(room.min(wanted));
+        let ends = |id: &u32| self.stop_ids.contains(id);
+        let drafts = &drafts[..drafts.iter().position(ends).unwrap_or(drafts.len())];
+        State::Decode {
+            batch: [&[newest], drafts].concat(),
+        }
+    }
+
+    /// Chooses the token that follows; `None` if the answer ends before it.
+    fn choose(&mut self, computed: Computed) -> Option<Token> {
+        let logits = computed.logits();
+        // The sampler would take that for token 0.
+        if logits.is_some_and(|logits| !logits.iter().any(|logit| logit.is_finite())) {
+            let message = format!(
+                "after token {}: expected logits, found none that is finite: the weights are damaged, or not \
+                 what the files say",
+                self.n_held
+            );
+            self.fail(Error::new(ErrorCode::Compute, message));
+            return None;
+        }
+        if self.stats.n_generated == self.max_tokens {
+            self.state = self.stopped(StopReason::MaxTokens);
+            return None;
+        }
+        let id = match (&computed, logits) {
+            (Computed::Token(id), _) => *id,
+            (_, logits) => self.sampler.sample(logits.unwrap_or_default()),
+        };
+        let logprobs = logits
+            .zip(self.n_logprobs)
+            .map(|(logits, n)| Logprobs::new(logits, id, n));
+        if self.stop_ids.contains(&id) {
+            self.stop_id = Some(id);
+            self.state = self.stopped(StopReason::StopToken);
+            return None;
+        }
+        self.sampler.accept(id);
+        self.tokens.push(id);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.push(id);
+        }
+        self.stats.n_generated += 1;
+        self.state = State::Chosen(Some(computed));
+        let mut text = String::new();
+        if let Some(stream) = &mut self.text {
+            let passed = stream.push(id);
+            text = passed.text;
+            if passed.stopped {
+                self.state = self.stopped(StopReason::StopString);
+            }
+        }
+        Some(Token { id, text, logprobs })
+    }
+
+    fn stopped(&mut self, reason: StopReason) -> State {
+        self.stats.stop = Some(reason);
+        State::Ended
+    }
+
+    /// The end of an answer, with the text that was held back.
+    fn end(&mut self) -> Option<Event> {
+        let mut text = String::new();
+        if self.stats.stop != Some(StopReason::StopString)
+            && let Some(stream) = &mut self.text
+        {
+            let passed = stream.finish();
+            text = passed.text;
+            if passed.stopped {
+                self.stats.stop = Some(StopReason::StopString);
+            }
+        }
+        let reason = self.stats.stop?;
+        Some(Event::Ended { reason, text })
+    }
+
+    /// Ends the answer with `error`, of which the next event tells.
+    pub(crate) fn fail(&mut self, error: Error) {
+        self.state = State::Failed(self.in_place(error));
+    }
+
+    /// Says where in the answer `error` happened.
+    pub(crate) fn in_place(&self, error: Error) -> Error {
+        if self.tokens.len() == self.n_prompt {
+            error.context("computing the prompt")
+        } else {
+            error
+        }
+    }
+
+    /// The tokens generated so far.
+    pub fn answer(&self) -> &[u32] {
+        &self.tokens[self.n_prompt..]
+    }
+
+    /// The prompt, and behind it the answer so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// How many of them the sequence holds for certain; whatever else it holds is to be taken out, once
+    /// the generator is done with.
+    pub fn n_held(&self) -> usize {
+        self.n_held
+    }
+
+    /// Tokens of the prompt that are still to be computed.
+    pub fn n_prompt_left(&self) -> usize {
+        self.n_prompt.saturating_sub(self.n_held)
+    }
+
+    /// True once there is no more to compute; there may be events that weren't taken.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Ended | State::Failed(_) | State::Over)
+    }
+
+    /// The stop token that ended the answer.
+    pub fn stop_id(&self) -> Option<u32> {
+        self.stop_id
+    }
+
+    /// What the answer took, so far.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    pub(crate) fn stats_mut(&mut self) -> &mut Stats {
+        &mut self.stats
+    }
+
+    /// The sampler, whose random sequence the next answer may go on with.
+    pub fn into_sampler(self) -> Sampler {
+        self.sampler
+    }
+}
+
+/// How many tokens `a` and `b` begin with together.
+fn n_equal(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests;

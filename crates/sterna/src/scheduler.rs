@@ -1,0 +1,487 @@
+//! Many answers in shared steps.
+//!
+//! A [`Scheduler`] owns [`Sequence`]s, each of which answers one request at a time. A step computes the next
+//! token of some and a piece of the prompt of others in one batch, for which weights are read once. What an
+//! answer says doesn't depend on what shares its steps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_engine::{Backend, Decoded, EngineError, HeadUse, Logits, Session, Step};
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::generate::{Draw, Event, Generator, Given, Request};
+use crate::sequence::Sequence;
+
+/// Devices lost in one answer that are made up for: more is no accident.
+const MAX_LOSSES: usize = 3;
+
+/// How a [`Scheduler`] fills its steps.
+#[derive(Debug, Clone, Copy)]
+pub struct SchedulerOptions {
+    /// Tokens of one prompt in a step at most.
+    pub chunk: usize,
+    /// Tokens in a step at most, of all sequences.
+    pub max_rows: usize,
+    /// Devices may draw tokens at random too, where a sequence is alone in a step. They have random numbers
+    /// of their own, so an answer then depends on whether it is. The best token is left to them in any case.
+    pub draw_on_device: bool,
+    /// The time since some moment, for statistics.
+    pub clock: Option<fn() -> Duration>,
+}
+
+impl Default for SchedulerOptions {
+    /// For the CPU, where longer pieces of prompts are hardly faster, and shorter ones let an interruption
+    /// be heeded sooner.
+    fn default() -> SchedulerOptions {
+        SchedulerOptions {
+            chunk: 64,
+            max_rows: 512,
+            draw_on_device: false,
+            clock: default_clock(),
+        }
+    }
+}
+
+impl SchedulerOptions {
+    /// For a GPU, which needs many rows to be busy.
+    pub fn gpu() -> SchedulerOptions {
+        SchedulerOptions {
+            chunk: 512,
+            ..SchedulerOptions::default()
+        }
+    }
+}
+
+#[cfg(not(target_family = "wasm"))]
+fn default_clock() -> Option<fn() -> Duration> {
+    use std::sync::LazyLock;
+    use std::time::Instant;
+
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    Some(|| BEGIN.elapsed())
+}
+
+#[cfg(target_family = "wasm")]
+fn default_clock() -> Option<fn() -> Duration> {
+    None
+}
+
+/// A sequence of a [`Scheduler`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(u64);
+
+/// Sequences that answer requests in shared steps.
+pub struct Scheduler<B: Backend> {
+    slots: Vec<Slot<B>>,
+    options: SchedulerOptions,
+    next_id: u64,
+    n_steps: u64,
+}
+
+struct Slot<B: Backend> {
+    id: SequenceId,
+    sequence: Sequence<B>,
+    generator: Option<Generator>,
+    /// What had been read of the output head before the answer.
+    head_before: HeadUse,
+    /// Devices lost in this answer.
+    n_losses: usize,
+    /// Its device was lost.
+    is_lost: bool,
+    /// The step that it took part in last.
+    served: u64,
+}
+
+/// What a sequence has in a step.
+struct Part {
+    /// The place of its slot.
+    slot: usize,
+    /// Tokens at most.
+    max_ids: usize,
+    /// It computes the prompt.
+    is_prompt: bool,
+    /// It computes again what was lost, of which the generator doesn't hear.
+    is_again: bool,
+}
+
+/// The same, with what it takes to compute it.
+struct Work<'a, B: Backend> {
+    sequence: &'a mut Sequence<B>,
+    ids: &'a [u32],
+    logits: Logits,
+    draw: Option<Draw<'a>>,
+}
+
+impl<B: Backend> Scheduler<B> {
+    /// A scheduler without sequences.
+    pub fn new(options: SchedulerOptions) -> Scheduler<B> {
+        Scheduler {
+            slots: Vec::new(),
+            options,
+            next_id: 0,
+            n_steps: 0,
+        }
+    }
+
+    /// Takes over `sequence`. Only sequences of the same model share steps; those of others take turns.
+    pub fn add(&mut self, sequence: Sequence<B>) -> SequenceId {
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        self.slots.push(Slot {
+            id,
+            sequence,
+            generator: None,
+            head_before: HeadUse::default(),
+            n_losses: 0,
+            is_lost: false,
+            served: 0,
+        });
+        id
+    }
+
+    /// Gives `id`'s sequence back, with the tokens that are part of it for certain.
+    pub fn remove(&mut self, id: SequenceId) -> Option<Sequence<B>> {
+        let index = self.slots.iter().position(|slot| slot.id == id)?;
+        let mut slot = self.slots.remove(index);
+        slot.finish();
+        Some(slot.sequence)
+    }
+
+    /// Begins to answer `request` by the sequence `id`, whose answer until now is dropped. Tokens that it
+    /// holds and the prompt begins with aren't computed again, and others are forgotten.
+    ///
+    /// Errors: those of [`Generator::new`], a token that the model doesn't have, no such sequence.
+    pub fn start(&mut self, id: SequenceId, request: Request) -> Result<()> {
+        let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
+            return Err(Error::new(
+                ErrorCode::InvalidRequest,
+                format!(
+                    "expected a sequence of this scheduler, found number {}",
+                    id.0
+                ),
+            ));
+        };
+        slot.finish();
+        let session = slot.sequence.session();
+        let n_vocab = session.model().config().n_vocab;
+        let head_before = session.head_use().unwrap_or_default();
+        let unknown = request.prompt.iter().position(|&id| id as usize >= n_vocab);
+        let unknown = unknown.map(|index| EngineError::UnknownToken {
+            id: request.prompt[index],
+            index,
+            n_vocab,
+        });
+        let generator = Generator::new(request, slot.sequence.ids(), slot.sequence.ctx_len())?;
+        if let Some(error) = unknown {
+            return Err(generator.in_place(error.into()));
+        }
+        slot.sequence.truncate(generator.n_held());
+        slot.head_before = head_before;
+        slot.n_losses = 0;
+        slot.generator = Some(generator);
+        Ok(())
+    }
+
+    /// Takes the answer of the sequence `id`, over or not; the sequence stays, with the tokens that are part
+    /// of it for certain.
+    pub fn finish(&mut self, id: SequenceId) -> Option<Generator> {
+        let slot = self.slots.iter_mut().find(|slot| slot.id == id)?;
+        slot.finish()
+    }
+
+    /// The answer of the sequence `id`.
+    pub fn generator(&self, id: SequenceId) -> Option<&Generator> {
+        self.slot(id)?.generator.as_ref()
+    }
+
+    /// The sequence `id`.
+    pub fn sequence(&self, id: SequenceId) -> Option<&Sequence<B>> {
+        Some(&self.slot(id)?.sequence)
+    }
+
+    /// The sequence `id`. What is cut off it is computed again if an answer needs it.
+    pub fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence<B>> {
+        let slot = self.slots.iter_mut().find(|slot| slot.id == id)?;
+        Some(&mut slot.sequence)
+    }
+
+    fn slot(&self, id: SequenceId) -> Option<&Slot<B>> {
+        self.slots.iter().find(|slot| slot.id == id)
+    }
+
+    /// The sequences, in the order in which they came.
+    pub fn ids(&self) -> impl Iterator<Item = SequenceId> + '_ {
+        self.slots.iter().map(|slot| slot.id)
+    }
+
+    /// True if no answer is in the making.
+    pub fn is_idle(&self) -> bool {
+        !self.slots.iter().any(Slot::is_running)
+    }
+
+    /// Computes the next tokens of as many answers as fit in a step: first of those that have come to their
+    /// answers, then of prompts, and among equals of those that waited longest. Returns what happened, and
+    /// nothing at once if there is nothing to do.
+    ///
+    /// An answer that can't go on ends with [`Event::Failed`], and others don't notice. If a device is lost,
+    /// [`Event::DeviceLost`] says so to each answer that was computed there, and
+    /// [`Scheduler::restore`] lets them go on; an answer that loses too many ends.
+    /// Errors: the step failed as a whole; every sequence is as it was.
+    pub fn step(&mut self) -> Result<Vec<(SequenceId, Event)>> {
+        let begun = self.now();
+        let parts = self.plan();
+        match self.compute(&parts) {
+            Ok(given) => Ok(self.give(&parts, given, begun)),
+            Err(error) if error.is_lost() => Ok(self.lose(&parts, &error)),
+            Err(error) => Err(match parts[..] {
+                [Part { slot, .. }] => self.slots[slot].in_place(error.into()),
+                _ => error.into(),
+            }),
+        }
+    }
+
+    /// What each sequence has in the next step, by their places.
+    fn plan(&mut self) -> Vec<Part> {
+        let Scheduler { slots, options, .. } = self;
+        let mut order: Vec<usize> = (0..slots.len())
+            .filter(|&slot| slots[slot].is_running())
+            .collect();
+        order.sort_by_key(|&slot| (slots[slot].is_prompt(), slots[slot].served));
+        let mut parts = Vec::with_capacity(order.len());
+        let mut room = options.max_rows.max(1);
+        let mut model = None;
+        for index in order {
+            let slot = &mut slots[index];
+            let own = Arc::as_ptr(slot.sequence.session().model());
+            if room == 0 || *model.get_or_insert(own) != own {
+                continue;
+            }
+            let (is_prompt, is_again) = (slot.is_prompt(), slot.is_again());
+            let max_ids = if is_prompt || is_again {
+                room.min(options.chunk.max(1))
+            } else {
+                room
+            };
+            let Some(work) = slot.work(max_ids) else {
+                continue;
+            };
+            room -= work.ids.len();
+            parts.push(Part {
+                slot: index,
+                max_ids,
+                is_prompt,
+                is_again,
+            });
+        }
+        parts.sort_by_key(|part| part.slot);
+        parts
+    }
+
+    /// Computes `parts`, whose places ascend; what came of each. All that waits for a device is here.
+    fn compute(&mut self, parts: &[Part]) -> Result<Vec<Given>, EngineError> {
+        let draw_on_device = self.options.draw_on_device;
+        let mut parts = parts.iter().peekable();
+        let works = self
+            .slots
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, slot)| {
+                let part = parts.next_if(|part| part.slot == index)?;
+                slot.work(part.max_ids)
+            });
+        let mut works: Vec<Work<'_, B>> = works.collect();
+        let given = match &mut works[..] {
+            [] => Vec::new(),
+            [work] => vec![work.alone(draw_on_device)?],
+            works => {
+                let steps = works.iter_mut().map(|work| Step {
+                    session: work.sequence.session_mut(),
+                    ids: work.ids,
+                    logits: work.logits,
+                });
+                let mut steps: Vec<Step<'_, B>> = steps.collect();
+                let logits = Session::forward_together(&mut steps)?;
+                logits.into_iter().map(Given::Logits).collect()
+            }
+        };
+        for work in works {
+            work.sequence.computed(work.ids);
+        }
+        Ok(given)
+    }
+
+    /// Gives the generators of `parts` what came of them.
+    fn give(
+        &mut self,
+        parts: &[Part],
+        given: Vec<Given>,
+        begun: Option<Duration>,
+    ) -> Vec<(SequenceId, Event)> {
+        self.n_steps += 1;
+        let mut events = Vec::new();
+        for (part, given) in parts.iter().zip(given) {
+            let slot = &mut self.slots[part.slot];
+            slot.served = self.n_steps;
+            if let Some(generator) = &mut slot.generator
+                && !part.is_again
+            {
+                generator.give(given);
+            }
+            slot.take_events(&mut events);
+        }
+        let took = self.now().zip(begun);
+        let took = took.map_or(Duration::ZERO, |(now, begun)| now.saturating_sub(begun));
+        for part in parts {
+            self.slots[part.slot].account(part.is_prompt, took);
+        }
+        events
+    }
+
+    /// What happens to the answers of a model whose device was lost while `parts` were computed.
+    fn lose(&mut self, parts: &[Part], error: &EngineError) -> Vec<(SequenceId, Event)> {
+        let mut events = Vec::new();
+        let Some(first) = parts.first() else {
+            return events;
+        };
+        let model = Arc::clone(self.slots[first.slot].sequence.session().model());
+        let of_model = |slot: &&mut Slot<B>| Arc::ptr_eq(slot.sequence.session().model(), &model);
+        for slot in self.slots.iter_mut().filter(of_model) {
+            slot.is_lost = true;
+            if !slot.is_running() {
+                continue;
+            }
+            slot.n_losses += 1;
+            let message = error.to_string();
+            if slot.n_losses <= MAX_LOSSES {
+                events.push((slot.id, Event::DeviceLost { message }));
+            } else if let Some(generator) = &mut slot.generator {
+                generator.fail(Error::new(ErrorCode::DeviceLost, message));
+                slot.take_events(&mut events);
+            }
+        }
+        events
+    }
+
+    /// Replaces every session whose device was lost by one that `open` makes in its place, of the same model
+    /// loaded again, with the same adapters. Their tokens are computed again by the steps that follow, and
+    /// answers go on with the very tokens they were at.
+    ///
+    /// Errors: those of `open`; sessions that weren't replaced then are tried as they are, and lost again.
+    pub fn restore<E>(
+        &mut self,
+        mut open: impl FnMut(&Session<B>) -> Result<Session<B>, E>,
+    ) -> Result<(), E> {
+        for slot in self.slots.iter_mut().filter(|slot| slot.is_lost) {
+            slot.sequence = Sequence::new(open(slot.sequence.session())?);
+            slot.head_before = HeadUse::default();
+            slot.is_lost = false;
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Option<Duration> {
+        self.options.clock.map(|clock| clock())
+    }
+}
+
+impl<B: Backend> Slot<B> {
+    /// Whether there is something to compute.
+    fn is_running(&self) -> bool {
+        self.generator.as_ref().is_some_and(|g| !g.is_over())
+    }
+
+    /// Whether that is part of a prompt.
+    fn is_prompt(&self) -> bool {
+        self.generator
+            .as_ref()
+            .is_some_and(|generator| generator.n_prompt_left() > 0)
+    }
+
+    /// Whether the sequence lacks tokens that were computed before.
+    fn is_again(&self) -> bool {
+        self.generator
+            .as_ref()
+            .is_some_and(|generator| self.sequence.len() < generator.n_held())
+    }
+
+    /// What is to be computed next, of at most `max_ids` tokens.
+    fn work(&mut self, max_ids: usize) -> Option<Work<'_, B>> {
+        let is_again = self.is_again();
+        let Slot {
+            sequence,
+            generator,
+            ..
+        } = self;
+        let generator = generator.as_mut()?;
+        if is_again {
+            let missing = &generator.tokens()[sequence.len()..generator.n_held()];
+            let ids = &missing[..missing.len().min(max_ids)];
+            return Some(Work {
+                sequence,
+                ids,
+                logits: Logits::None,
+                draw: None,
+            });
+        }
+        let wanted = generator.wanted(max_ids)?;
+        sequence.truncate(wanted.keep);
+        Some(Work {
+            sequence,
+            ids: wanted.ids,
+            logits: wanted.logits,
+            draw: wanted.draw,
+        })
+    }
+
+    fn take_events(&mut self, events: &mut Vec<(SequenceId, Event)>) {
+        if let Some(generator) = &mut self.generator {
+            let id = self.id;
+            events.extend(std::iter::from_fn(|| generator.next_event()).map(|event| (id, event)));
+        }
+    }
+
+    /// Adds to the statistics of the answer what a step took.
+    fn account(&mut self, is_prompt: bool, took: Duration) {
+        let head_use = self.sequence.session().head_use();
+        if let Some(generator) = &mut self.generator {
+            let stats = generator.stats_mut();
+            stats.head_share = head_use.and_then(|used| used.since(&self.head_before).share());
+            *(if is_prompt {
+                &mut stats.prefill
+            } else {
+                &mut stats.decode
+            }) += took;
+        }
+    }
+
+    /// Takes the answer, and what it drafted out of the sequence.
+    fn finish(&mut self) -> Option<Generator> {
+        let generator = self.generator.take()?;
+        self.sequence.truncate(generator.n_held());
+        Some(generator)
+    }
+
+    fn in_place(&self, error: Error) -> Error {
+        match &self.generator {
+            Some(generator) => generator.in_place(error),
+            None => error,
+        }
+    }
+}
+
+impl<B: Backend> Work<'_, B> {
+    /// Computes it in a step of its own; a token may be drawn at random on the device if `draws`.
+    fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
+        let session = self.sequence.session_mut();
+        match (&self.draw, self.ids) {
+            (Some(draw), &[id]) if draws || draw.sampler.config().temperature == 0.0 => {
+                Ok(match session.decode(id, draw.sampler, draw.n_left)? {
+                    Decoded::Token(id) => Given::Token(id),
+                    Decoded::Logits(logits) => Given::Logits(logits),
+                })
+            }
+            _ => Ok(Given::Logits(session.forward(self.ids, self.logits)?)),
+        }
+    }
+}

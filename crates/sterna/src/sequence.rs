@@ -1,0 +1,103 @@
+//! A session, and the tokens that it holds.
+
+use sterna_engine::{ActiveAdapter, Backend, Decoded, Logits, Sampler, Session};
+
+use crate::error::Result;
+
+/// A session, and the ids of the tokens in its cache: what an answer is computed by.
+pub struct Sequence<B: Backend> {
+    session: Session<B>,
+    /// One for each token of the session.
+    ids: Vec<u32>,
+}
+
+impl<B: Backend> Sequence<B> {
+    /// An empty sequence; what `session` holds is forgotten.
+    pub fn new(mut session: Session<B>) -> Sequence<B> {
+        if !session.is_empty() {
+            session.truncate(0);
+        }
+        Sequence {
+            session,
+            ids: Vec::new(),
+        }
+    }
+
+    /// The tokens, in order.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// The most tokens there may be.
+    pub fn ctx_len(&self) -> usize {
+        self.session.ctx_len()
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session<B> {
+        &self.session
+    }
+
+    pub(crate) fn session_mut(&mut self) -> &mut Session<B> {
+        &mut self.session
+    }
+
+    /// Counts in `ids`, which the session has computed.
+    pub(crate) fn computed(&mut self, ids: &[u32]) {
+        self.ids.extend_from_slice(ids);
+    }
+
+    /// Forgets all but the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        // Cutting nothing off would take back what was computed in advance.
+        if len < self.ids.len() {
+            self.ids.truncate(len);
+            self.session.truncate(len);
+        }
+    }
+
+    /// Forgets every token.
+    pub fn reset(&mut self) {
+        self.truncate(0);
+    }
+
+    /// A sequence that begins with the first `len` tokens of this one, sharing their memory.
+    pub fn fork(&self, len: usize) -> Sequence<B> {
+        let len = len.min(self.ids.len());
+        Sequence {
+            session: self.session.fork(len),
+            ids: self.ids[..len].to_vec(),
+        }
+    }
+
+    /// Applies these adapters from the next step on ([`Session::set_adapters`]). Tokens that were computed
+    /// without them stay.
+    pub fn set_adapters(&mut self, adapters: Vec<ActiveAdapter<B>>) -> Result<()> {
+        Ok(self.session.set_adapters(adapters)?)
+    }
+
+    /// Appends `ids`, and returns the logits that are wanted ([`Session::forward`]).
+    pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>> {
+        let logits = self.session.forward(ids, logits)?;
+        self.computed(ids);
+        Ok(logits)
+    }
+
+    /// Appends `id`, and returns the token that follows it or logits to choose one by
+    /// ([`Session::decode`]).
+    pub fn decode(&mut self, id: u32, sampler: &Sampler, wanted: usize) -> Result<Decoded> {
+        let decoded = self.session.decode(id, sampler, wanted)?;
+        self.computed(&[id]);
+        Ok(decoded)
+    }
+}
