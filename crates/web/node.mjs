@@ -4,7 +4,10 @@ import { closeSync, existsSync, openSync, readFileSync, readSync, statSync } fro
 
 const [wasm, folder, prompt, temperature = "0", seed = "0", piece = "65536"] = process.argv.slice(2);
 const { exports: sterna } = new WebAssembly.Instance(new WebAssembly.Module(readFileSync(wasm)));
-const write = (bytes) => new Uint8Array(sterna.memory.buffer, sterna.buffer(bytes.length), bytes.length).set(bytes);
+const write = (bytes) => {
+  const at = sterna.buffer(bytes.length); // May move the memory, so first.
+  new Uint8Array(sterna.memory.buffer, at, bytes.length).set(bytes);
+};
 const output = () => new TextDecoder().decode(new Uint8Array(sterna.memory.buffer, sterna.output(), sterna.output_len()));
 const check = (code) => { if (code === -2) throw new Error(output()); return code; };
 
