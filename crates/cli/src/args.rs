@@ -10,9 +10,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sterna::native::{ComputeOptions, Device};
 use sterna::{Loaded, Warning};
-use sterna_engine::{
-    Activations, CacheType, HeadOptions, HeadScreen, Model, ModelPlan, SessionOptions,
-};
+use sterna_engine::plan::{HeadOptions, HeadScreen};
+use sterna_engine::{Activations, CacheType, Model, ModelPlan, SessionOptions};
 use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_format::{DType, I2sLayout};
 use sterna_kernels::Isa;

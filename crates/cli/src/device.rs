@@ -13,7 +13,7 @@ use sterna::{Loaded, Warning};
 use sterna_engine::{Model, ModelPlan};
 use sterna_format::rdrr::RuntimeOptimizations;
 #[cfg(feature = "gpu")]
-use sterna_gpu::{DeviceOptions, Offer, tuning::hints};
+use sterna_gpu::{AdapterCaps, DeviceOptions, tuning::hints};
 
 use crate::size::n_bytes;
 #[cfg(feature = "gpu")]
@@ -116,13 +116,18 @@ impl DeviceFlags {
 
     /// Completes what a GPU is opened with, as `hints` would have it.
     #[cfg(feature = "gpu")]
-    fn configure(&self, offer: &Offer, options: &mut DeviceOptions, hints: &RuntimeOptimizations) {
+    fn configure(
+        &self,
+        offer: &AdapterCaps,
+        options: &mut DeviceOptions,
+        hints: &RuntimeOptimizations,
+    ) {
         options.pipeline_cache = pipelines::folder();
         self.settings(offer, hints).apply(options);
     }
 
     #[cfg(feature = "gpu")]
-    fn settings(&self, offer: &Offer, hints: &RuntimeOptimizations) -> Settings {
+    fn settings(&self, offer: &AdapterCaps, hints: &RuntimeOptimizations) -> Settings {
         Settings::new(offer, hints, self.gpu_tuning == TuningFlag::Auto)
     }
 }
@@ -140,7 +145,7 @@ pub(crate) fn load_on(
     let request = flags.request()?;
     #[cfg(feature = "gpu")]
     let loaded = {
-        let configure = |offer: &Offer, options: &mut DeviceOptions| {
+        let configure = |offer: &AdapterCaps, options: &mut DeviceOptions| {
             flags.configure(offer, options, hints);
         };
         sterna::native::load_on_device(&request, compute, plan, &configure, warn, load)
@@ -158,7 +163,10 @@ pub(crate) fn load_on(
             Err(error).with_context(|| flags.asked())
         }
         #[cfg(not(feature = "gpu"))]
-        Err(error) if request.preference(plan.memory_bytes())? == sterna::native::GpuPreference::Required => {
+        Err(error)
+            if request.preference(plan.memory_bytes())?
+                == sterna::native::GpuPreference::Required =>
+        {
             Err(error).with_context(|| flags.asked())
         }
         Err(error) => Err(error.into()),
@@ -183,7 +191,7 @@ pub(crate) fn both(
 
 /// The adapter that `flags` ask for, or the best.
 #[cfg(feature = "gpu")]
-pub(crate) fn adapter(flags: &DeviceFlags) -> Result<Offer> {
+pub(crate) fn adapter(flags: &DeviceFlags) -> Result<AdapterCaps> {
     (flags.request()?.adapter()).with_context(|| flags.asked())
 }
 

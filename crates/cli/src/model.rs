@@ -13,7 +13,8 @@ use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::PullError;
 use sterna_delivery::store::{self, StoreError};
-use sterna_engine::{Backend, Model, ModelPlan, PlanOptions, Session};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Backend, Model, ModelPlan, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_format::rdrr::MANIFEST_FILE;
 
@@ -40,9 +41,7 @@ impl Signatures for Trusted {
     fn check(&self, name: &str, manifest: &[u8], signature: &str) -> sterna::Result<()> {
         trust::check_signature(name, manifest, Some(signature))
             .map(drop)
-            .map_err(|error| {
-                sterna::Error::new(sterna::ErrorCode::Untrusted, format!("{error:#}"))
-            })
+            .map_err(|error| sterna::Error::new(sterna::ErrorCode::Untrusted, format!("{error:#}")))
     }
 }
 
@@ -152,8 +151,13 @@ fn distance(a: &str, b: &str) -> usize {
 
 /// The error, with what the user can do about a package that is being fetched and not let in.
 fn with_advice(error: sterna::Error) -> anyhow::Error {
-    let refusal = error.find::<PullError>().and_then(PullError::signature_error);
-    match refusal.map(trust::advice).filter(|advice| !advice.is_empty()) {
+    let refusal = error
+        .find::<PullError>()
+        .and_then(PullError::signature_error);
+    match refusal
+        .map(trust::advice)
+        .filter(|advice| !advice.is_empty())
+    {
         Some(advice) => anyhow::anyhow!("{error:#}{advice}"),
         None => error.into(),
     }

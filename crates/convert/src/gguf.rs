@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use sterna::native::LocalModel;
 use sterna::{Context, Header, Result, bail};
-use sterna_engine::{Exported, Exporter, GgufHead, PlanOptions};
+use sterna_engine::export::{Exported, Exporter, GgufHead};
+use sterna_engine::plan::PlanOptions;
 use sterna_format::gguf::{Metadata, Value, Writer};
 use sterna_format::{DType, FileLayout};
 use sterna_kernels::Exec;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use bytes::Bytes;
 use sterna::{Context, Error, Result, bail};
-use sterna_engine::{Exported, ExportedData, i2_s};
+use sterna_engine::export::{Exported, ExportedData, i2_s};
 use sterna_format::DType;
 use sterna_format::names::{EMBEDDINGS, HEAD};
 use sterna_format::rdrr::TensorMap;

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use sterna_engine::plan::PlanOptions;
 use sterna_engine::{
-    CacheType, Decoded, Gpu, Loader, Logits, Model, ModelPlan, PlanOptions, Sampler, SamplerConfig,
-    Session, SessionOptions, Step,
+    CacheType, Decoded, Gpu, Loader, Logits, Model, ModelPlan, Sampler, SamplerConfig, Session,
+    SessionOptions, Step,
 };
 use sterna_format::gguf::{self, Gguf};
 use sterna_gpu::{Device, DeviceOptions};

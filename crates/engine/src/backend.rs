@@ -17,7 +17,7 @@ use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
 use crate::rope::Angles;
-use crate::sampler::Sampling;
+use crate::sampling::Sampling;
 use crate::stage::{Operation, Stage};
 use crate::weights::Group;
 
@@ -212,7 +212,7 @@ pub trait Backend: Sized {
 
     /// Makes ready to sample tokens as `sampling` says, and to go on with them; returns for how many steps
     /// there is room in one go, from the cache's next position on. None, here, if that is left to the host.
-    fn steps_ahead(
+    fn max_lookahead(
         &self,
         _cache: &mut Self::Cache,
         _sampling: &Sampling<'_>,
@@ -247,7 +247,7 @@ pub trait Decoding: MaybeSend {
         &mut self,
         wanted: usize,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Drawn, BackendError>>;
+    ) -> Poll<Result<Sampled, BackendError>>;
 }
 
 /// [`Send`], but for browsers, whose devices belong to one thread.
@@ -264,7 +264,7 @@ impl<T: ?Sized> MaybeSend for T {}
 
 /// What a step of [`Decoding`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drawn {
+pub enum Sampled {
     /// This token comes next.
     Token(u32),
     /// The device can't tell which token comes next, or the logits are no finite numbers. The step is to be
@@ -281,7 +281,7 @@ pub struct Continued<'a, C> {
     pub cache: &'a mut C,
     /// The token of the step.
     pub last: u32,
-    /// How many steps there may be, this one included: at most what [`Backend::steps_ahead`] said.
+    /// How many steps there may be, this one included: at most what [`Backend::max_lookahead`] said.
     pub n_steps: usize,
 }
 

@@ -8,12 +8,12 @@ use crate::backend::{
     Attention, Backend, BackendError, OutputLayout, Product, Rotation, ScreenedRows, Sequence,
 };
 use crate::config::LayerConfig;
-use crate::generation::Generation;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::Angles;
-use crate::screening::{Account, Screening};
+use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
+use crate::weight_set::WeightSet;
 use crate::weights::{Layer, Projection};
 
 /// Buffers of a forward pass, kept from one to the next.
@@ -39,7 +39,7 @@ pub(crate) struct Scratch<B: Backend> {
     /// `[rows, n_vocab]`.
     logits: B::Buffer,
     /// What the screen of the output head saves.
-    account: Account,
+    budget: ScreenBudget,
 }
 
 impl<B: Backend> Scratch<B> {
@@ -56,12 +56,12 @@ impl<B: Backend> Scratch<B> {
             up: buffer(),
             normed: buffer(),
             logits: buffer(),
-            account: Account::default(),
+            budget: ScreenBudget::default(),
         }
     }
 
-    pub(crate) fn account(&self) -> &Account {
-        &self.account
+    pub(crate) fn budget(&self) -> &ScreenBudget {
+        &self.budget
     }
 
     pub(crate) fn logits(&mut self) -> &mut B::Buffer {
@@ -97,7 +97,7 @@ impl<B: Backend> Model<B> {
     /// leaves the wanted logits in the scratch.
     pub(crate) fn forward(
         &self,
-        w: &Generation<B>,
+        w: &WeightSet<B>,
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
@@ -127,7 +127,7 @@ impl<B: Backend> Model<B> {
     }
 
     /// `logits ← W_head · h`.
-    fn logits(&self, w: &Generation<B>, s: &mut Scratch<B>) -> Result<(), BackendError> {
+    fn logits(&self, w: &WeightSet<B>, s: &mut Scratch<B>) -> Result<(), BackendError> {
         let separate = OutputLayout::Separate;
         match &w.output().projection {
             Some(head) => {
@@ -149,13 +149,13 @@ impl<B: Backend> Model<B> {
     /// product and nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) sees to that.
     fn largest_logits(
         &self,
-        w: &Generation<B>,
+        w: &WeightSet<B>,
         s: &mut Scratch<B>,
         screening: &Screening<B::Screen>,
         top: usize,
     ) -> Result<(), BackendError> {
         let n_vocab = self.config.n_vocab;
-        let rows = if s.account.affords(screening) {
+        let rows = if s.budget.can_spend(screening) {
             let projection = w.output().projection.as_ref();
             let head = projection.map_or(w.token_embd(), |head| &head.weight);
             let Screening { screen, .. } = screening;
@@ -168,7 +168,7 @@ impl<B: Backend> Model<B> {
                 computed: n_vocab,
             }
         };
-        s.account.enter(screening, rows, n_vocab);
+        s.budget.record(screening, rows, n_vocab);
         Ok(())
     }
 

@@ -4,25 +4,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Backend;
 use crate::config::ModelConfig;
-use crate::generation::{Generation, Versions};
+use crate::weight_set::{WeightSet, WeightVersions};
 
 /// Weights on a backend, with the shapes and constants they go with. Shared by all its sessions.
 ///
 /// Weights are held in groups (the embedding table, each layer, the output head), any of which can be
-/// replaced while the model runs: see [`Swap`](crate::Swap).
+/// replaced while the model runs: see [`Swap`](crate::swap::Swap).
 pub struct Model<B: Backend> {
     pub(crate) config: ModelConfig,
     pub(crate) backend: B,
     /// What the next step is computed with.
-    serving: Mutex<Arc<Generation<B>>>,
+    current: Mutex<Arc<WeightSet<B>>>,
 }
 
 impl<B: Backend> Model<B> {
-    pub(crate) fn new(config: ModelConfig, backend: B, weights: Generation<B>) -> Model<B> {
+    pub(crate) fn new(config: ModelConfig, backend: B, weights: WeightSet<B>) -> Model<B> {
         Model {
             config,
             backend,
-            serving: Mutex::new(Arc::new(weights)),
+            current: Mutex::new(Arc::new(weights)),
         }
     }
 
@@ -37,29 +37,29 @@ impl<B: Backend> Model<B> {
     }
 
     /// The generation of weights that the next step is computed with, and what it is made of.
-    pub fn versions(&self) -> Versions {
-        self.serving().versions()
+    pub fn versions(&self) -> WeightVersions {
+        self.current().versions()
     }
 
     /// The weights to compute a step with. Whoever holds them keeps them, whatever is published meanwhile.
-    pub(crate) fn serving(&self) -> Arc<Generation<B>> {
+    pub(crate) fn current(&self) -> Arc<WeightSet<B>> {
         Arc::clone(&self.lock())
     }
 
     /// Makes a generation out of the present one that later steps are computed with; its number.
-    pub(crate) fn publish(&self, replace: impl FnOnce(Generation<B>) -> Generation<B>) -> u64 {
-        let mut serving = self.lock();
-        let next = replace(serving.next());
+    pub(crate) fn publish(&self, replace: impl FnOnce(WeightSet<B>) -> WeightSet<B>) -> u64 {
+        let mut current = self.lock();
+        let next = replace(current.next());
         let number = next.number();
-        let old = std::mem::replace(&mut *serving, Arc::new(next));
+        let old = std::mem::replace(&mut *current, Arc::new(next));
         // Freeing weights takes time, in which steps may begin.
-        drop(serving);
+        drop(current);
         drop(old);
         number
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<Generation<B>>> {
+    fn lock(&self) -> MutexGuard<'_, Arc<WeightSet<B>>> {
         // The generation behind this lock is replaced as a whole or not at all.
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

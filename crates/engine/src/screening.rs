@@ -60,34 +60,34 @@ const MOST: f64 = 4.0;
 
 /// Keeps book of what the screen saves, in units of what computing the whole head costs.
 #[derive(Debug, Clone)]
-pub(crate) struct Account {
+pub(crate) struct ScreenBudget {
     savings: f64,
     used: HeadUse,
 }
 
-impl Default for Account {
-    fn default() -> Account {
-        Account {
+impl Default for ScreenBudget {
+    fn default() -> ScreenBudget {
+        ScreenBudget {
             savings: START,
             used: HeadUse::default(),
         }
     }
 }
 
-impl Account {
+impl ScreenBudget {
     /// How much was read so far.
     pub(crate) fn used(&self) -> HeadUse {
         self.used
     }
 
     /// Whether to read the screen for the next token.
-    pub(crate) fn affords<S>(&mut self, screening: &Screening<S>) -> bool {
+    pub(crate) fn can_spend<S>(&mut self, screening: &Screening<S>) -> bool {
         self.savings = (self.savings + ALLOWANCE).min(MOST);
         self.savings >= screening.screen_bytes as f64 / screening.head_bytes as f64
     }
 
     /// Takes note of a token for which `rows` of the `n_vocab` were read.
-    pub(crate) fn enter<S>(
+    pub(crate) fn record<S>(
         &mut self,
         screening: &Screening<S>,
         rows: ScreenedRows,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     /// Tokens for which the screen is read among `n`, each leaving what `n_rows` says; and what all cost.
-    fn run(account: &mut Account, n: usize, n_rows: impl Fn(usize) -> usize) -> (usize, f64) {
+    fn run(budget: &mut ScreenBudget, n: usize, n_rows: impl Fn(usize) -> usize) -> (usize, f64) {
         let screening = screening();
         let (mut n_screened, mut cost) = (0, 0.0);
         for i in 0..n {
@@ -139,21 +139,21 @@ mod tests {
                 computed: N_VOCAB,
             };
             cost += 1.0;
-            if account.affords(&screening) {
+            if budget.can_spend(&screening) {
                 n_screened += 1;
                 (rows.screened, rows.computed) = (N_VOCAB, n_rows(i));
                 cost += n_rows(i) as f64 / N_VOCAB as f64 - 0.3;
             }
-            account.enter(&screening, rows, N_VOCAB);
+            budget.record(&screening, rows, N_VOCAB);
         }
         (n_screened, cost)
     }
 
     #[test]
     fn a_screen_that_rules_rows_out_is_read_for_every_token() {
-        let mut account = Account::default();
-        assert_eq!(run(&mut account, 500, |_| 5).0, 500);
-        let used = account.used();
+        let mut budget = ScreenBudget::default();
+        assert_eq!(run(&mut budget, 500, |_| 5).0, 500);
+        let used = budget.used();
         assert_eq!(
             (used.n_tokens, used.n_screened, used.n_rows),
             (500, 500, 2500)
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(used.since(&used).share(), None);
         // Losses in between are paid for by what was saved.
         assert_eq!(
-            run(&mut account, 500, |i| if i % 5 == 0 { N_VOCAB } else { 5 }).0,
+            run(&mut budget, 500, |i| if i % 5 == 0 { N_VOCAB } else { 5 }).0,
             500
         );
     }
@@ -173,18 +173,18 @@ mod tests {
     #[test]
     fn losses_are_bounded() {
         for n in [1, 10, 100, 1000, 10_000] {
-            let (n_screened, cost) = run(&mut Account::default(), n, |_| N_VOCAB);
+            let (n_screened, cost) = run(&mut ScreenBudget::default(), n, |_| N_VOCAB);
             assert!(n_screened >= 1);
             let lost = cost - n as f64;
             assert!(lost <= START + n as f64 * ALLOWANCE + 1e-6, "{lost} of {n}");
         }
         // However much was saved before.
-        let mut account = Account::default();
-        run(&mut account, 10_000, |_| 1);
-        let (_, cost) = run(&mut account, 1000, |_| N_VOCAB);
+        let mut budget = ScreenBudget::default();
+        run(&mut budget, 10_000, |_| 1);
+        let (_, cost) = run(&mut budget, 1000, |_| N_VOCAB);
         assert!(cost <= 1000.0 + MOST + 1000.0 * ALLOWANCE + 1e-6);
         // And it is tried again.
-        let (n_screened, _) = run(&mut account, 1000, |_| 1);
+        let (n_screened, _) = run(&mut budget, 1000, |_| 1);
         assert!(n_screened > 800, "{n_screened}");
     }
 }

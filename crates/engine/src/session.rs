@@ -3,17 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::ahead::Ahead;
 use crate::backend::{
-    Backend, BackendError, CacheShape, CacheType, Continued, Drawn, KvCache, Sequence,
+    Backend, BackendError, CacheShape, CacheType, Continued, KvCache, Sampled, Sequence,
 };
 use crate::forward::{Batch, Scratch};
-use crate::generation::Generation;
+use crate::lookahead::Lookahead;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
-use crate::sampler::Sampler;
+use crate::sampling::Sampler;
 use crate::screening::HeadUse;
+use crate::weight_set::WeightSet;
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]
@@ -51,14 +51,14 @@ pub struct Session<B: Backend> {
     adapters: Vec<ActiveAdapter<B>>,
     scratch: Scratch<B>,
     /// Decoding that the backend does by itself, from the sequence as it is.
-    ahead: Option<Ahead>,
+    ahead: Option<Lookahead>,
     /// How many of the next tokens the host samples, as the backend declined lately.
-    n_by_host: usize,
+    host_steps: usize,
 }
 
 /// After the device declined to sample (a near-tie), the host samples this many tokens: the device would
 /// likely decline again, and each attempt costs a step.
-const BY_HOST: usize = 16;
+const HOST_STEPS: usize = 16;
 
 /// What follows a token ([`Session::decode`]).
 #[derive(Debug, Clone, PartialEq)]
@@ -80,7 +80,7 @@ pub enum Logits {
     /// others that were not computed. All of them if the number is 0.
     ///
     /// Faster than [`Logits::Last`] if the output head has a screen
-    /// ([`HeadScreen`](crate::HeadScreen)), and no other logits are wanted in the batch; the same without.
+    /// ([`HeadScreen`](crate::plan::HeadScreen)), and no other logits are wanted in the batch; the same without.
     Top(usize),
     /// Those after each token.
     All,
@@ -193,7 +193,7 @@ impl<B: Backend> Session<B> {
             adapters: Vec::new(),
             scratch,
             ahead: None,
-            n_by_host: 0,
+            host_steps: 0,
         })
     }
 
@@ -216,7 +216,7 @@ impl<B: Backend> Session<B> {
                 });
             }
         }
-        self.fall_back();
+        self.discard_lookahead();
         self.adapters = adapters;
         self.adapters.retain(|active| active.scale != 0.0);
         Ok(())
@@ -245,8 +245,8 @@ impl<B: Backend> Session<B> {
     /// How much of the output head was read where [`Logits::Top`] were wanted, if it has a screen. Batches
     /// count for their first session.
     pub fn head_use(&self) -> Option<HeadUse> {
-        let screened = self.model.serving().output().screening.is_some();
-        screened.then(|| self.scratch.account().used())
+        let screened = self.model.current().output().screening.is_some();
+        screened.then(|| self.scratch.budget().used())
     }
 
     /// The most tokens there may be.
@@ -263,7 +263,7 @@ impl<B: Backend> Session<B> {
     /// Appends `ids` to the sequence and returns logits, `[rows, n_vocab]`.
     ///
     /// Long inputs are run in chunks; how they are cut doesn't change the result. All of them are computed
-    /// with the weights that the model has at the beginning, whatever is [swapped](crate::Swap) meanwhile.
+    /// with the weights that the model has at the beginning, whatever is [swapped](crate::swap::Swap) meanwhile.
     /// After an error, and if the future is dropped, the sequence is as it was.
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn forward_async(
@@ -272,7 +272,7 @@ impl<B: Backend> Session<B> {
         logits: Logits,
     ) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
-        self.fall_back();
+        self.discard_lookahead();
         self.append(ids, logits).await
     }
 
@@ -290,7 +290,7 @@ impl<B: Backend> Session<B> {
     }
 
     async fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
-        let weights = self.model.serving();
+        let weights = self.model.current();
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
         while let Some(ids) = chunks.next() {
@@ -341,8 +341,10 @@ impl<B: Backend> Session<B> {
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
         };
-        let weights = first.session.model.serving();
-        steps.iter_mut().for_each(|step| step.session.fall_back());
+        let weights = first.session.model.current();
+        steps
+            .iter_mut()
+            .for_each(|step| step.session.discard_lookahead());
         let mut values = run_batch(&weights, steps).await?;
         let mut out = Vec::with_capacity(steps.len());
         for step in steps.iter().rev() {
@@ -385,23 +387,23 @@ impl<B: Backend> Session<B> {
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
         self.check(&[id])?;
-        let weights = self.model.serving();
+        let weights = self.model.current();
         let generation = weights.number();
         let sampling = sampler.sampling();
-        let goes_on = |ahead: &Ahead| ahead.goes_on_with(id, &sampling, generation);
+        let goes_on = |ahead: &Lookahead| ahead.continues_with(id, &sampling, generation);
         if !self.ahead.as_ref().is_some_and(goes_on) {
             self.ahead = None;
         } else if let Some(id) = self.draw(wanted).await? {
             return Ok(Decoded::Token(id));
         }
-        let n_steps = match self.n_by_host.checked_sub(1) {
+        let n_steps = match self.host_steps.checked_sub(1) {
             Some(left) => {
-                self.n_by_host = left;
+                self.host_steps = left;
                 0
             }
             None => {
                 let room = self.options.ctx_len - self.cache.len();
-                let n_steps = (self.model.backend).steps_ahead(&mut self.cache, &sampling)?;
+                let n_steps = (self.model.backend).max_lookahead(&mut self.cache, &sampling)?;
                 n_steps.min(room).min(wanted.max(1))
             }
         };
@@ -423,7 +425,7 @@ impl<B: Backend> Session<B> {
                 self.cache.advance(1);
                 return Ok(Decoded::Logits(logits));
             };
-            self.ahead = Some(Ahead::new(steps, &sampling, generation));
+            self.ahead = Some(Lookahead::new(steps, &sampling, generation));
             if let Some(id) = self.draw(wanted).await? {
                 return Ok(Decoded::Token(id));
             }
@@ -439,21 +441,21 @@ impl<B: Backend> Session<B> {
             return Ok(None);
         };
         let drawn = ahead.next(wanted).await;
-        if let Ok(Drawn::Token(id)) = drawn {
+        if let Ok(Sampled::Token(id)) = drawn {
             self.cache.advance(1);
             return Ok(Some(id));
         }
         self.ahead = None;
-        if let Drawn::Undecided = drawn? {
-            self.n_by_host = BY_HOST;
+        if let Sampled::Undecided = drawn? {
+            self.host_steps = HOST_STEPS;
         }
         Ok(None)
     }
 
     /// Takes back what was computed in advance: it lies behind the sequence's end.
-    fn fall_back(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.ahead = None;
-        self.n_by_host = 0;
+        self.host_steps = 0;
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), EngineError> {
@@ -481,7 +483,7 @@ impl<B: Backend> Session<B> {
 
     /// Forgets all but the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
-        self.fall_back();
+        self.discard_lookahead();
         self.cache.truncate(len);
     }
 
@@ -495,7 +497,7 @@ impl<B: Backend> Session<B> {
             adapters: self.adapters.clone(),
             scratch: Scratch::new(&self.model.backend),
             ahead: None,
-            n_by_host: 0,
+            host_steps: 0,
         }
     }
 }
@@ -519,7 +521,7 @@ impl<B: Backend> Drop for Undo<'_, B> {
 ///
 /// No sequence counts its tokens before all is there.
 async fn run_batch<B: Backend>(
-    weights: &Generation<B>,
+    weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
 ) -> Result<Vec<f32>, EngineError> {
     compute(weights, steps, 1)?;
@@ -541,7 +543,7 @@ async fn run_batch<B: Backend>(
 ///
 /// A step of one token may be one of `n_steps` that are repeated for the positions behind it.
 fn compute<B: Backend>(
-    weights: &Generation<B>,
+    weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
     n_steps: usize,
 ) -> Result<(), EngineError> {

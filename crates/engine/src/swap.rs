@@ -6,10 +6,11 @@ use bytes::Bytes;
 
 use crate::backend::Backend;
 use crate::config::ModelConfig;
-use crate::load::{Feed, LoadError};
+use crate::load::{LoadError, WeightFeed};
 use crate::model::Model;
 use crate::plan::{ModelPlan, TensorRequest};
-use crate::weights::Group;
+pub use crate::weight_set::WeightVersions;
+pub use crate::weights::Group;
 
 /// Loads groups of weights from another revision of a model, and puts them in the place of the old ones.
 ///
@@ -24,7 +25,8 @@ use crate::weights::Group;
 ///
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use sterna_engine::{Cpu, Group, Model, ModelPlan, Swap, SwapError};
+/// # use sterna_engine::swap::{Group, Swap, SwapError};
+/// # use sterna_engine::{Cpu, Model, ModelPlan};
 /// # fn swap(
 /// #     model: &Arc<Model<Cpu>>, revision: ModelPlan, file: bytes::Bytes,
 /// # ) -> Result<(), SwapError> {
@@ -42,7 +44,7 @@ pub struct Swap<B: Backend> {
     model: Arc<Model<B>>,
     /// Ascending, each once.
     groups: Vec<Group>,
-    feed: Feed<B>,
+    feed: WeightFeed<B>,
 }
 
 /// Why weights could not be replaced.
@@ -105,12 +107,12 @@ impl<B: Backend> Swap<B> {
         }
         expect_same(
             "output head",
-            head(model.serving().is_tied()),
+            head(model.current().is_tied()),
             head(plan.weights.output.is_none()),
         )?;
         Ok(Swap {
             model: Arc::clone(model),
-            feed: Feed::of_groups(plan, &groups),
+            feed: WeightFeed::of_groups(plan, &groups),
             groups,
         })
     }
@@ -205,7 +207,8 @@ mod tests {
     use sterna_kernels::Isa;
 
     use super::*;
-    use crate::{Cpu, Loader, PlanOptions};
+    use crate::plan::PlanOptions;
+    use crate::{Cpu, Loader};
 
     /// Bytes, and what lives as long as they do.
     struct Tracked(Bytes, #[allow(dead_code)] Arc<()>);
@@ -246,14 +249,14 @@ mod tests {
         };
         assert_eq!((of_layer.len(), alive()), (3, 3));
 
-        let (first_reader, second_reader) = (model.serving(), model.serving());
+        let (first_reader, second_reader) = (model.current(), model.current());
         let mut swap = Swap::new(&model, plan(), &[Group::Layer(0)]).unwrap();
         while let Some(want) = swap.wanted() {
             let bytes = bytes(want);
             swap.feed(bytes).unwrap();
         }
         assert_eq!(swap.finish().unwrap(), 1);
-        let late_reader = model.serving();
+        let late_reader = model.current();
         assert_eq!((first_reader.number(), late_reader.number()), (0, 1));
         drop(first_reader);
         assert_eq!(alive(), 3);

@@ -8,11 +8,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::{load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata};
+use sterna_engine::backend::{
+    LinearSource, LowRank, OutputLayout, Product, TernaryPacking, WeightData,
+};
+use sterna_engine::lora::{
+    ActiveAdapter, AdapterError, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module,
+    Orientation,
+};
+use sterna_engine::stage::{LinearLayer, Operation, Stage};
 use sterna_engine::{
-    Activations, ActiveAdapter, AdapterError, AdapterOptions, AdapterSource, Backend, Cpu,
-    EngineError, LinearLayer, LinearSource, Logits, LoraMatrix, LoraPair, LowRank, Model,
-    ModelPlan, Module, Operation, Orientation, OutputLayout, Product, Session, SessionOptions,
-    Stage, Step, TernaryPacking, WeightData,
+    Activations, Backend, Cpu, EngineError, Logits, Model, ModelPlan, Session, SessionOptions, Step,
 };
 use sterna_format::DType;
 use sterna_format::hf::{AdapterConfig, AdapterTensor, LoraFactor};

@@ -8,10 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
+use sterna_engine::backend::{
+    Attention, CacheShape, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
+    WeightData,
+};
+use sterna_engine::compare::{Compare, Comparison, Measured};
+use sterna_engine::stage::Stage;
 use sterna_engine::{
-    Attention, Backend, BackendError, CacheShape, CacheType, Compare, Comparison, Cpu,
-    LinearSource, Loader, Logits, LowRank, Measured, Model, ModelPlan, OutputLayout, Product,
-    ScreenedRows, Sequence, Session, SessionOptions, Stage, WeightData,
+    Backend, BackendError, CacheType, Cpu, Loader, Logits, Model, ModelPlan, Session,
+    SessionOptions,
 };
 use sterna_format::DType;
 use sterna_kernels::Exec;

@@ -7,10 +7,9 @@ use std::path::Path;
 use bytes::Bytes;
 use common::{cpu, files, load, plan_gguf, plan_hf, testdata};
 use std::sync::Arc;
-use sterna_engine::{
-    Cpu, Exported, ExportedData, Exporter, Logits, Model, ModelPlan, PlanOptions, Session,
-    SessionOptions, i2_s,
-};
+use sterna_engine::export::{Exported, ExportedData, Exporter, i2_s};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Cpu, Logits, Model, ModelPlan, Session, SessionOptions};
 use sterna_format::hf::Config;
 use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::{Exec, Isa};

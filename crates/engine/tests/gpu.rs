@@ -12,10 +12,12 @@ use common::compare::{
 };
 use common::{Reference, cpu, load_on, read, testdata};
 use serde_json::Value;
+use sterna_engine::lora::{
+    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
+};
+use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_engine::{
-    Activations, ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Gpu,
-    HeadOptions, HeadScreen, Logits, LoraMatrix, LoraPair, Model, ModelConfig, Module, Orientation,
-    Session, SessionOptions, Step,
+    Activations, Backend, CacheType, Gpu, Logits, Model, ModelConfig, Session, SessionOptions, Step,
 };
 use sterna_format::DType;
 use sterna_gpu::Device;

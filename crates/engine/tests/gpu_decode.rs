@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use common::{cpu, load_on, plan_hf, testdata};
+use sterna_engine::lora::{
+    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
+};
 use sterna_engine::{
-    ActiveAdapter, AdapterOptions, AdapterSource, Backend, CacheType, Decoded, EngineError, Gpu,
-    Logits, LoraMatrix, LoraPair, Model, Module, Orientation, Sampler, SamplerConfig, Session,
+    Backend, CacheType, Decoded, EngineError, Gpu, Logits, Model, Sampler, SamplerConfig, Session,
     SessionOptions,
 };
 use sterna_format::DType;

@@ -10,7 +10,7 @@ use common::compare::{MAX_ERROR_INT8, Source, check_logits, logits};
 use common::{cpu, testdata};
 use sterna_engine::{Gpu, Logits, Sampler, SamplerConfig, Session, SessionOptions};
 use sterna_gpu::kernels::linear::{Epilogue, Form};
-use sterna_gpu::tuning::{Effort, RowClass, Sample, Tuner, Tuning, Way};
+use sterna_gpu::tuning::{Effort, LaunchConfig, RowClass, Sample, Tuner, Tuning};
 use sterna_gpu::{DeviceOptions, WeightKind};
 use sterna_kernels::Isa;
 
@@ -73,7 +73,7 @@ fn a_model_stays_the_same_whatever_way_its_products_go() {
         let n_vocab = on_cpu.config().n_vocab;
         let want = logits(&on_cpu, &ids, SessionOptions::new(ids.len()));
         for (lanes, workgroup, own) in [(8, 1024, true), (32, 64, false), (1, u32::MAX, true)] {
-            let tuning = Tuning::all(Way {
+            let tuning = Tuning::all(LaunchConfig {
                 lanes: Some(lanes),
                 workgroup: Some(workgroup),
                 rounds_itself: Some(own),

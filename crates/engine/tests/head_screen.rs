@@ -6,9 +6,10 @@ use std::path::Path;
 
 use bytes::Bytes;
 use common::{cpu, load, plan_gguf, plan_hf, testdata};
+use sterna_engine::plan::{HeadOptions, HeadScreen};
+use sterna_engine::screening::HeadUse;
 use sterna_engine::{
-    Cpu, HeadOptions, HeadScreen, HeadUse, Logits, ModelPlan, Sampler, SamplerConfig, Session,
-    SessionOptions, Step,
+    Cpu, Logits, ModelPlan, Sampler, SamplerConfig, Session, SessionOptions, Step,
 };
 use sterna_format::DType;
 

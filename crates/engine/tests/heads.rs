@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::{cpu, load, logits, max_difference, plan_gguf, plan_hf, testdata};
-use sterna_engine::{Cpu, HeadOptions, Model, ModelPlan};
+use sterna_engine::plan::HeadOptions;
+use sterna_engine::{Cpu, Model, ModelPlan};
 use sterna_format::DType;
 
 fn ids(n: usize) -> Vec<u32> {

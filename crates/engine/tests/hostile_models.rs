@@ -4,7 +4,8 @@ mod common;
 
 use bytes::Bytes;
 use common::{cpu, files, load, read, testdata};
-use sterna_engine::{Logits, ModelPlan, PlanOptions, Session, SessionOptions};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Logits, ModelPlan, Session, SessionOptions};
 use sterna_format::gguf::{self, Gguf};
 use sterna_format::hf;
 use sterna_format::safetensors::{self, SafeTensors};

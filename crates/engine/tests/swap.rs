@@ -7,10 +7,9 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use common::{cpu, files, load, read, testdata};
-use sterna_engine::{
-    Cpu, Group, HeadOptions, HeadScreen, LoadError, Logits, Model, ModelPlan, PlanOptions, Session,
-    SessionOptions, Step, Swap, SwapError, Versions,
-};
+use sterna_engine::plan::{HeadOptions, HeadScreen, PlanOptions};
+use sterna_engine::swap::{Group, Swap, SwapError, WeightVersions};
+use sterna_engine::{Cpu, LoadError, Logits, Model, ModelPlan, Session, SessionOptions, Step};
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::names::{Name, translate};
 use sterna_format::safetensors::{self, SafeTensors};
@@ -407,7 +406,7 @@ fn swaps_of_different_groups_do_not_undo_each_other() {
 
 /// What `swap` fails with, which must leave the model as it was.
 fn failure(model: &Arc<Model<Cpu>>, swap: impl FnOnce() -> Result<u64, SwapError>) -> String {
-    let (before, versions): (_, Versions) = (logits(model), model.versions());
+    let (before, versions): (_, WeightVersions) = (logits(model), model.versions());
     let error = swap().unwrap_err();
     assert!(logits(model) == before, "{error}");
     assert_eq!(model.versions(), versions);
@@ -577,7 +576,7 @@ fn old_weights_are_freed() {
     // Blocks stay where they are, so the model holds on to the bytes it was fed.
     let revision = Revision::gguf("reference-gguf/llama-q4-k-m");
     let mut held: Vec<(String, Weak<()>)> = Vec::new();
-    let mut fed = |want: &sterna_engine::TensorRequest| {
+    let mut fed = |want: &sterna_engine::plan::TensorRequest| {
         let range = want.offset as usize..(want.offset + want.len) as usize;
         let token = Arc::new(());
         held.push((want.name.clone(), Arc::downgrade(&token)));

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout,
-    SpanStates, Spans, Split, attention, decode, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout, Split,
+    SplitKv, SplitKvStates, attention, decode, prepare_heads,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
@@ -26,7 +26,7 @@ use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use sterna_gpu::memory::{Buffer, Upload};
-use sterna_gpu::tuning::{Effort, Sample, Tuner, Way};
+use sterna_gpu::tuning::{Effort, LaunchConfig, Sample, Tuner};
 use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing};
 use sterna_kernels::attention as cpu;
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
@@ -504,7 +504,7 @@ struct Layer<'a> {
     qkv: Buffer,
     cache: CacheLayer,
     angles: Buffer,
-    states: SpanStates,
+    states: SplitKvStates,
     position: Buffer,
     out: Buffer,
 }
@@ -534,7 +534,7 @@ impl<'a> Layer<'a> {
             rows,
             cache: CacheLayer::new(device, Self::N_KV_HEADS, Self::D, CacheType::F16, len)?,
             angles: device.upload(&vec![[1.0f32, 0.0]; len * Self::D / 2])?,
-            states: SpanStates::new(device, 1, Self::N_HEADS, Self::D, len)?,
+            states: SplitKvStates::new(device, 1, Self::N_HEADS, Self::D, len)?,
             position: device.upload(&[0u32])?,
             out: device.buffer("out", (len * Self::N_HEADS * Self::D * 4) as u64)?,
         };
@@ -577,7 +577,7 @@ impl<'a> Layer<'a> {
         let mut r = Recorder::new(self.device);
         for _ in 0..times {
             if m == 1 {
-                let spans = Spans {
+                let spans = SplitKv {
                     states: &self.states,
                     most_len: self.len,
                 };
@@ -648,7 +648,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
         buffer: &state,
         index: 0,
     };
-    let states = SpanStates::new(device, 1, n_heads, d, ctx + 64)?;
+    let states = SplitKvStates::new(device, 1, n_heads, d, ctx + 64)?;
     let scratch = QuantizedRows::new(device, 1, ffn)?;
     let best = TopK::new(device, n_vocab, 40)?;
     let mut bytes = table.bytes();
@@ -732,7 +732,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
                 softcap: None,
                 window: None,
             };
-            let spans = Spans {
+            let spans = SplitKv {
                 states: &states,
                 most_len: ctx + 64,
             };
@@ -819,7 +819,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
 
 /// Every way of the step's four products, measured as `sterna tune` does.
 fn sweep_step(device: &Device, samples: Vec<Sample>) -> Result<(), GpuError> {
-    let shown = |way: Way| {
+    let shown = |way: LaunchConfig| {
         let own = way.rounds_itself == Some(true);
         format!(
             "{}x{}{}",

@@ -46,5 +46,5 @@ pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limit
 pub use tuning::Tuning;
 pub use weights::WeightKind;
 
-pub use device::{Device, MemoryUse, Offer};
+pub use device::{AdapterCaps, Device, MemoryUse};
 pub use record::{Commands, ReadRange, Recorder, Submission, Timing};

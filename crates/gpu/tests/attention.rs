@@ -5,8 +5,8 @@ mod common;
 use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout,
-    SpanStates, Spans, Split, attention, decode, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout, Split,
+    SplitKv, SplitKvStates, attention, decode, prepare_heads,
 };
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
@@ -150,21 +150,13 @@ impl Case {
                 if m > 9 {
                     continue;
                 }
-                let states = SpanStates::new(device, m, n_heads, head_dim, most_len).unwrap();
-                let spans = Spans {
+                let states = SplitKvStates::new(device, m, n_heads, head_dim, most_len).unwrap();
+                let spans = SplitKv {
                     states: &states,
                     most_len,
                 };
                 let by_spans = run(device, &out, m * width, |r| {
-                    attention(
-                        r,
-                        &shape,
-                        q,
-                        position,
-                        &cache,
-                        Split::Spans(spans),
-                        out_rows,
-                    )
+                    attention(r, &shape, q, position, &cache, Split::Kv(spans), out_rows)
                 });
                 let error = nmse(&by_spans, &got);
                 assert!(error < near, "{what} at {pos}, by spans: {error:e}");
@@ -361,7 +353,7 @@ fn commands_follow_the_position() {
         let state = device.upload(&[0u32]).unwrap();
         let out = device.buffer("out", 2 * (n_heads * d * 4) as u64).unwrap();
         let outputs = Rows::new(&out, 2, n_heads * d);
-        let states = SpanStates::new(device, 1, n_heads, d, len).unwrap();
+        let states = SplitKvStates::new(device, 1, n_heads, d, len).unwrap();
         let shape = AttentionShape {
             n_heads,
             n_kv_heads,
@@ -383,7 +375,7 @@ fn commands_follow_the_position() {
                 index: 0,
             },
         });
-        let spans = Spans {
+        let spans = SplitKv {
             states: &states,
             most_len: len,
         };
@@ -517,22 +509,22 @@ impl Unrotated<'_> {
     }
 
     /// Attention of the queries of `qkv` at `pos`, by themselves or over spans.
-    fn attend(&self, qkv: Rows<'_>, pos: usize, spans: Option<Spans<'_>>) -> Vec<f32> {
+    fn attend(&self, qkv: Rows<'_>, pos: usize, spans: Option<SplitKv<'_>>) -> Vec<f32> {
         self.run(qkv, pos, |r, heads, all, out| {
             let q = qkv.columns(0, Self::Q_WIDTH);
-            let split = spans.map_or(Split::Queries, Split::Spans);
+            let split = spans.map_or(Split::Queries, Split::Kv);
             attention(r, &heads.shape, q, all.position, &heads.cache, split, out)
         })
     }
 
-    fn decode(&self, qkv: Rows<'_>, pos: usize, spans: Spans<'_>) -> Vec<f32> {
+    fn decode(&self, qkv: Rows<'_>, pos: usize, spans: SplitKv<'_>) -> Vec<f32> {
         self.run(qkv, pos, |r, heads, all, out| {
             decode(r, &heads.shape, all, &heads.cache, spans, out)
         })
     }
 
-    fn states(&self, most_len: usize) -> SpanStates {
-        SpanStates::new(self.device, 1, Self::N_HEADS, Self::HEAD_DIM, most_len).unwrap()
+    fn states(&self, most_len: usize) -> SplitKvStates {
+        SplitKvStates::new(self.device, 1, Self::N_HEADS, Self::HEAD_DIM, most_len).unwrap()
     }
 
     /// A row of the sequence behind those in the cache.
@@ -550,7 +542,7 @@ fn positions_behind_the_longest_context_are_not_seen() {
             let row = long.next_row();
             let row = Rows::new(&row, 1, Unrotated::WIDTH);
             let states = long.states(64);
-            let spans = Spans {
+            let spans = SplitKv {
                 states: &states,
                 most_len: 64,
             };
@@ -577,7 +569,7 @@ fn a_position_that_has_no_room_leaves_the_cache_as_it_is() {
             let row = full.next_row();
             let row = Rows::new(&row, 1, Unrotated::WIDTH);
             let states = full.states(48);
-            let spans = Spans {
+            let spans = SplitKv {
                 states: &states,
                 most_len: 48,
             };
@@ -627,8 +619,8 @@ fn wrong_shapes_are_refused() {
     assert!(prepare_heads(&mut r, &wide, 4, &cache).is_err());
     assert!(prepare_heads(&mut r, &heads(8 * 8), 4, &cache).is_ok());
     let out = device.buffer("out", 4096).unwrap();
-    let states = SpanStates::new(device, 1, 4, 8, 8).unwrap();
-    let small = SpanStates::new(device, 0, 4, 8, 8).unwrap();
+    let states = SplitKvStates::new(device, 1, 4, 8, 8).unwrap();
+    let small = SplitKvStates::new(device, 0, 4, 8, 8).unwrap();
     let shape = |n_heads: usize| AttentionShape {
         n_heads,
         n_kv_heads: 2,
@@ -637,16 +629,17 @@ fn wrong_shapes_are_refused() {
         softcap: None,
         window: None,
     };
-    let mut run = |shape: AttentionShape, states: &SpanStates, n_rows: usize, out_rows: usize| {
-        let spans = Spans {
-            states,
-            most_len: 8,
+    let mut run =
+        |shape: AttentionShape, states: &SplitKvStates, n_rows: usize, out_rows: usize| {
+            let spans = SplitKv {
+                states,
+                most_len: 8,
+            };
+            let mut heads = heads((shape.n_heads + 4) * 8);
+            heads.qkv.n_rows = n_rows;
+            let out = Rows::new(&out, out_rows, shape.n_heads * 8);
+            decode(&mut r, &shape, &heads, &cache, spans, out)
         };
-        let mut heads = heads((shape.n_heads + 4) * 8);
-        heads.qkv.n_rows = n_rows;
-        let out = Rows::new(&out, out_rows, shape.n_heads * 8);
-        decode(&mut r, &shape, &heads, &cache, spans, out)
-    };
     assert!(run(shape(4), &states, 1, 1).is_ok());
     assert!(
         run(shape(3), &states, 1, 1).is_err(),

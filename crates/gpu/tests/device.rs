@@ -368,11 +368,11 @@ fn pipelines_are_kept_when_devices_go() {
 #[test]
 fn offers_are_what_devices_agree_on() {
     let Some(device) = device() else { return };
-    let offers = Device::offers(&DeviceOptions::default());
+    let offers = Device::all_caps(&DeviceOptions::default());
     let offer = offers.iter().find(|o| o.info == *device.info()).unwrap();
     assert_eq!(offer.features, device.features());
     assert_eq!(offer.limits, *device.limits());
-    let plain = Device::offers(&DeviceOptions {
+    let plain = Device::all_caps(&DeviceOptions {
         features: Features::NONE,
         ..DeviceOptions::default()
     });

@@ -11,7 +11,7 @@ use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};
 use sterna_gpu::kernels::quantize::QuantizedRows;
 use sterna_gpu::memory::Upload;
-use sterna_gpu::tuning::{Effort, RowClass, Sample, Tuner, Tuning, Way};
+use sterna_gpu::tuning::{Effort, LaunchConfig, RowClass, Sample, Tuner, Tuning};
 use sterna_gpu::{Device, DeviceOptions, Features, GpuError, shader};
 
 const F32: WeightKind = WeightKind::Blocks(DType::F32);
@@ -67,7 +67,7 @@ fn every_way_gives_the_same_result() {
             let x = device.upload(&floats(k, 2)).unwrap();
             let out = device.buffer("out", n as u64 * 4).unwrap();
             let scratch = QuantizedRows::new(device, 1, k).unwrap();
-            let product = |way: Way| {
+            let product = |way: LaunchConfig| {
                 run(device, &out, n, |r| {
                     r.set_tuning(Tuning::default().with([(w.product(1), way)]));
                     let x = Rows::new(&x, 1, k);
@@ -79,9 +79,9 @@ fn every_way_gives_the_same_result() {
                     multiply(r, &w, input, Epilogue::Store, Rows::new(&out, 1, n))
                 })
             };
-            let want = product(Way::default());
+            let want = product(LaunchConfig::default());
             for (lanes, workgroup, own) in wishes {
-                let got = product(Way {
+                let got = product(LaunchConfig {
                     lanes: Some(lanes),
                     workgroup: Some(workgroup),
                     rounds_itself: Some(own),
@@ -152,9 +152,9 @@ fn a_step_is_measured() {
 #[test]
 fn features_and_tuning_follow_the_adapter() {
     let Some(device) = device() else { return };
-    let way = Way {
+    let way = LaunchConfig {
         workgroup: Some(64),
-        ..Way::default()
+        ..LaunchConfig::default()
     };
     let opened = Device::open_with(&DeviceOptions::default(), |offer, options| {
         assert_eq!(&offer.info, device.info());
@@ -167,7 +167,7 @@ fn features_and_tuning_follow_the_adapter() {
     let opened = opened.unwrap();
     assert!(!opened.features().subgroups);
     assert_eq!(opened.tuning(), &Tuning::all(way));
-    let offer = Device::offer(&DeviceOptions::default()).unwrap();
+    let offer = Device::caps(&DeviceOptions::default()).unwrap();
     assert_eq!(&offer.info, device.info());
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use sterna_engine::{ActiveAdapter, AdapterOptions, Backend, Model, Session, SessionOptions};
+use sterna_engine::lora::{ActiveAdapter, AdapterOptions};
+use sterna_engine::{Backend, Model, Session, SessionOptions};
 use sterna_format::DType;
 
 use crate::error::{Context, Result};

@@ -188,7 +188,9 @@ impl<'a, B: Backend> Chat<'a, B> {
 
     /// What the newest answer took.
     pub fn stats(&self) -> Option<Stats> {
-        self.scheduler.generator(self.id).map(|answer| *answer.stats())
+        self.scheduler
+            .generator(self.id)
+            .map(|answer| *answer.stats())
     }
 }
 

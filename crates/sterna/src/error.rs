@@ -75,7 +75,10 @@ enum Kind {
     /// Another crate's error, whose message is this one's.
     Typed(Box<dyn StdError + Send + Sync>),
     /// A failure seen from further out.
-    Context { message: String, cause: Error },
+    Context {
+        message: String,
+        cause: Error,
+    },
 }
 
 impl Error {
@@ -226,11 +229,11 @@ macro_rules! codes {
 
 codes! {
     sterna_delivery::hash::Mismatch => |_| ErrorCode::HashMismatch;
-    sterna_engine::AdapterError => |_| ErrorCode::InvalidFile;
+    sterna_engine::lora::AdapterError => |_| ErrorCode::InvalidFile;
     sterna_engine::EngineError => engine_code;
     sterna_engine::LoadError => load_code;
     sterna_engine::PlanError => |_| ErrorCode::Unsupported;
-    sterna_engine::SamplerError => |_| ErrorCode::InvalidRequest;
+    sterna_engine::sampling::SamplerError => |_| ErrorCode::InvalidRequest;
     sterna_format::bundle::BundleError => |_| ErrorCode::InvalidFile;
     sterna_format::gguf::GgufError => |_| ErrorCode::InvalidFile;
     sterna_format::UnknownI2sLayout => |_| ErrorCode::InvalidFile;
@@ -331,8 +334,13 @@ mod tests {
 
     #[test]
     fn what_is_missing_has_no_cause() {
-        let error = None::<u8>.context("expected a number, found none").unwrap_err();
+        let error = None::<u8>
+            .context("expected a number, found none")
+            .unwrap_err();
         assert_eq!(format!("{error:#}"), "expected a number, found none");
-        assert_eq!(format!("{error:?}"), "[invalid_file] expected a number, found none");
+        assert_eq!(
+            format!("{error:?}"),
+            "[invalid_file] expected a number, found none"
+        );
     }
 }

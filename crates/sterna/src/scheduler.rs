@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_engine::{Backend, Decoded, EngineError, HeadUse, Logits, Session, Step};
+use sterna_engine::screening::HeadUse;
+use sterna_engine::{Backend, Decoded, EngineError, Logits, Session, Step};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::generate::{Draw, Event, Generator, Given, Request};
@@ -229,9 +230,22 @@ impl<B: Backend> Scheduler<B> {
     /// [`Scheduler::restore`] lets them go on; an answer that loses too many ends.
     /// Errors: the step failed as a whole; every sequence is as it was.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Event)>> {
+        let Some(slot) = self.slots.iter().find(|slot| slot.is_running()) else {
+            return Ok(Vec::new());
+        };
+        let model = Arc::clone(slot.sequence.session().model());
+        let waited = model.backend().wait(self.step_async());
+        waited.map_err(EngineError::from)?
+    }
+
+    /// [`Scheduler::step`] for those who may not wait: the device's answer is awaited. If the future is
+    /// dropped, every sequence is as it was.
+    ///
+    /// Errors: as for [`Scheduler::step`].
+    pub async fn step_async(&mut self) -> Result<Vec<(SequenceId, Event)>> {
         let begun = self.now();
         let parts = self.plan();
-        match self.compute(&parts) {
+        match self.compute(&parts).await {
             Ok(given) => Ok(self.give(&parts, given, begun)),
             Err(error) if error.is_lost() => Ok(self.lose(&parts, &error)),
             Err(error) => Err(match parts[..] {
@@ -279,7 +293,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Computes `parts`, whose places ascend; what came of each. All that waits for a device is here.
-    fn compute(&mut self, parts: &[Part]) -> Result<Vec<Given>, EngineError> {
+    async fn compute(&mut self, parts: &[Part]) -> Result<Vec<Given>, EngineError> {
         let draw_on_device = self.options.draw_on_device;
         let mut parts = parts.iter().peekable();
         let works = self
@@ -293,7 +307,7 @@ impl<B: Backend> Scheduler<B> {
         let mut works: Vec<Work<'_, B>> = works.collect();
         let given = match &mut works[..] {
             [] => Vec::new(),
-            [work] => vec![work.alone(draw_on_device)?],
+            [work] => vec![work.alone(draw_on_device).await?],
             works => {
                 let steps = works.iter_mut().map(|work| Step {
                     session: work.sequence.session_mut(),
@@ -301,7 +315,7 @@ impl<B: Backend> Scheduler<B> {
                     logits: work.logits,
                 });
                 let mut steps: Vec<Step<'_, B>> = steps.collect();
-                let logits = Session::forward_together(&mut steps)?;
+                let logits = Session::forward_together_async(&mut steps).await?;
                 logits.into_iter().map(Given::Logits).collect()
             }
         };
@@ -472,16 +486,18 @@ impl<B: Backend> Slot<B> {
 
 impl<B: Backend> Work<'_, B> {
     /// Computes it in a step of its own; a token may be drawn at random on the device if `draws`.
-    fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
+    async fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
         let session = self.sequence.session_mut();
         match (&self.draw, self.ids) {
-            (Some(draw), &[id]) if draws || draw.sampler.config().temperature == 0.0 => {
-                Ok(match session.decode(id, draw.sampler, draw.n_left)? {
+            (Some(draw), &[id]) if draws || draw.sampler.config().temperature == 0.0 => Ok(
+                match session.decode_async(id, draw.sampler, draw.n_left).await? {
                     Decoded::Token(id) => Given::Token(id),
                     Decoded::Logits(logits) => Given::Logits(logits),
-                })
-            }
-            _ => Ok(Given::Logits(session.forward(self.ids, self.logits)?)),
+                },
+            ),
+            _ => Ok(Given::Logits(
+                session.forward_async(self.ids, self.logits).await?,
+            )),
         }
     }
 }

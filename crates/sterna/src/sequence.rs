@@ -1,6 +1,7 @@
 //! A session, and the tokens that it holds.
 
-use sterna_engine::{ActiveAdapter, Backend, Decoded, Logits, Sampler, Session};
+use sterna_engine::lora::ActiveAdapter;
+use sterna_engine::{Backend, Decoded, Logits, Sampler, Session};
 
 use crate::error::Result;
 

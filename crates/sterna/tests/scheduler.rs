@@ -10,10 +10,10 @@ use sterna::ErrorCode;
 use sterna::generate::{Event, Generator, Logprobs, Request, StopReason, TextOptions};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
-use sterna_engine::{
-    ActiveAdapter, AdapterOptions, AdapterSource, Backend, Cpu, Logits, LoraMatrix, LoraPair,
-    Model, Module, Orientation, Sampler, SamplerConfig,
+use sterna_engine::lora::{
+    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
+use sterna_engine::{Backend, Cpu, Logits, Model, Sampler, SamplerConfig};
 use sterna_format::DType;
 
 /// All that a caller sees of an answer, but for its time and its drafts.

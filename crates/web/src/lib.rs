@@ -19,7 +19,8 @@ use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::{
     Adapted, LoadOptions, Loaded, Machine, ModelEntry, ModelFiles, OpenOptions, TextModel, Want,
 };
-use sterna_engine::{Cpu, PlanOptions};
+use sterna_engine::Cpu;
+use sterna_engine::plan::PlanOptions;
 use sterna_kernels::Isa;
 use sterna_text::Encode;
 
@@ -201,7 +202,10 @@ pub extern "C" fn ask(temperature: f32, seed: u32) -> i32 {
                 let mut conversation = Conversation::new(template.clone());
                 conversation.say(text);
                 let room = Room {
-                    ctx_len: ready.scheduler.sequence(ready.id).map_or(0, |s| s.ctx_len()),
+                    ctx_len: ready
+                        .scheduler
+                        .sequence(ready.id)
+                        .map_or(0, |s| s.ctx_len()),
                     max_tokens: usize::MAX,
                 };
                 conversation.prompt(tokenizer, room, None)?.ids

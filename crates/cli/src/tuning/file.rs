@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sterna_delivery::PartialFile;
-use sterna_gpu::tuning::{Measured, Product, RowClass, Way};
+use sterna_gpu::tuning::{LaunchConfig, Measured, Product, RowClass};
 use sterna_gpu::{AdapterInfo, Features, WeightKind, shader};
 
 use crate::folders;
@@ -101,7 +101,7 @@ struct Row {
 
 impl Row {
     fn new(found: &Measured) -> Row {
-        let Way {
+        let LaunchConfig {
             lanes,
             workgroup,
             rounds_itself,
@@ -121,7 +121,7 @@ impl Row {
         }
     }
 
-    fn way(&self) -> Result<(Product, Way)> {
+    fn way(&self) -> Result<(Product, LaunchConfig)> {
         let rows = RowClass::ALL.into_iter();
         let product = Product {
             weights: WeightKind::named(&self.weights)
@@ -135,7 +135,7 @@ impl Row {
                     format!("expected one, few or many rows, found `{}`", self.rows)
                 })?,
         };
-        let way = Way {
+        let way = LaunchConfig {
             lanes: self.lanes,
             workgroup: self.workgroup,
             rounds_itself: self.rounds_itself,
@@ -166,12 +166,12 @@ pub(crate) enum Found {
 #[derive(Debug)]
 pub(crate) struct Kept {
     content: Content,
-    ways: Vec<(Product, Way)>,
+    ways: Vec<(Product, LaunchConfig)>,
 }
 
 impl Kept {
     /// Products and how they go best.
-    pub(crate) fn ways(&self) -> impl Iterator<Item = (Product, Way)> {
+    pub(crate) fn ways(&self) -> impl Iterator<Item = (Product, LaunchConfig)> {
         self.ways.iter().copied()
     }
 
@@ -345,7 +345,7 @@ mod tests {
     }
 
     fn measured(n: usize, workgroup: u32) -> Measured {
-        let best = Way {
+        let best = LaunchConfig {
             workgroup: Some(workgroup),
             lanes: Some(16),
             rounds_itself: Some(false),
@@ -359,7 +359,7 @@ mod tests {
                 rows: RowClass::One,
             },
             n_matrices: 1,
-            rule: Way::default(),
+            rule: LaunchConfig::default(),
             rule_us: 2.0,
             best,
             best_us: 1.0,

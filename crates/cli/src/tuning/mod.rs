@@ -7,9 +7,9 @@
 mod file;
 
 use sterna_format::rdrr::RuntimeOptimizations;
-use sterna_gpu::tuning::Way;
+use sterna_gpu::tuning::LaunchConfig;
 use sterna_gpu::tuning::hints::{self, Capabilities, Decision, Sizing};
-use sterna_gpu::{DeviceOptions, Features, Offer, Tuning};
+use sterna_gpu::{AdapterCaps, DeviceOptions, Features, Tuning};
 
 pub(crate) use file::{Found, Key, check, kept, remove, save};
 
@@ -28,7 +28,11 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// For the adapter of `offer`. Sizes go by the rules unless `is_tunable`.
-    pub(crate) fn new(offer: &Offer, hints: &RuntimeOptimizations, is_tunable: bool) -> Settings {
+    pub(crate) fn new(
+        offer: &AdapterCaps,
+        hints: &RuntimeOptimizations,
+        is_tunable: bool,
+    ) -> Settings {
         let resolve = |sizing| hints::resolve(hints, Some(&capabilities(offer, sizing)));
         // Which features are masked depends on no measurement; what was measured depends on features.
         let masked = resolve(Sizing::Rules).choices.without;
@@ -45,9 +49,9 @@ impl Settings {
         });
         Settings {
             features,
-            tuning: measured.with_others(Way {
+            tuning: measured.with_others(LaunchConfig {
                 workgroup: resolved.choices.gemv_workgroup,
-                ..Way::default()
+                ..LaunchConfig::default()
             }),
             decisions: resolved.decisions,
         }
@@ -82,7 +86,7 @@ fn feature(hinted: &str) -> Option<Features> {
     })
 }
 
-fn capabilities(offer: &Offer, sizing: Sizing) -> Capabilities {
+fn capabilities(offer: &AdapterCaps, sizing: Sizing) -> Capabilities {
     let has = |name: &&str| feature(name).is_some_and(|f| offer.features.and(f) == f);
     Capabilities {
         name: offer.info.name.clone(),
@@ -111,7 +115,7 @@ mod tests {
 
     #[test]
     fn hints_count_where_nothing_was_measured() {
-        let offer = Offer {
+        let offer = AdapterCaps {
             info: AdapterInfo {
                 name: "An adapter that nobody measured".into(),
                 driver: "none".into(),

@@ -13,7 +13,7 @@ use sterna_convert::{
     adapter_to_package, to_gguf, to_package,
 };
 use sterna_delivery::hash::Algorithm;
-use sterna_engine::PlanOptions;
+use sterna_engine::plan::PlanOptions;
 use sterna_format::I2sLayout;
 use sterna_kernels::Exec;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
-use sterna_engine::{Compare, Comparison, Cpu, Gpu, Logits, Measured};
+use sterna_engine::compare::{Compare, Comparison, Measured};
+use sterna_engine::{Cpu, Gpu, Logits};
 use sterna_text::Encode;
 
 use crate::args::ReportFlags;
@@ -14,9 +15,9 @@ use sterna::native::LocalModel;
 
 use crate::model;
 use crate::output;
-use sterna::native;
 use crate::progress::Progress;
 use crate::verbs::{self, logits::parse_ids};
+use sterna::native;
 
 const EXAMPLE: &str = "Example:
   sterna diagnose model.gguf

@@ -97,8 +97,8 @@ struct Pipelines {
 
 #[cfg(feature = "gpu")]
 fn gpus() -> Vec<Gpu> {
-    let offers = sterna_gpu::Device::offers(&sterna_gpu::DeviceOptions::default());
-    let gpu = |offer: sterna_gpu::Offer| Gpu {
+    let offers = sterna_gpu::Device::all_caps(&sterna_gpu::DeviceOptions::default());
+    let gpu = |offer: sterna_gpu::AdapterCaps| Gpu {
         kernels: offer.variants().into(),
         tuning: TuningReport::new(&offer),
         features: offer.features.names(),
@@ -119,7 +119,7 @@ fn gpus() -> Vec<Gpu> {
 
 #[cfg(feature = "gpu")]
 impl TuningReport {
-    fn new(offer: &sterna_gpu::Offer) -> TuningReport {
+    fn new(offer: &sterna_gpu::AdapterCaps) -> TuningReport {
         let unused = |reason| TuningReport {
             unused: Some(reason),
             ..TuningReport::default()

@@ -17,9 +17,9 @@ use crate::args::{EngineFlags, ReportFlags};
 use sterna::Header;
 use sterna::native::LocalModel;
 
+use crate::device;
 use crate::model;
 use crate::output::{self, Bytes, Count};
-use crate::device;
 use package::PackageReport;
 
 const EXAMPLE: &str = "Example:

@@ -11,9 +11,9 @@ use sterna_text::{Encode, Tokenizer};
 
 use crate::args::ReportFlags;
 use crate::model;
-use sterna::native::Device;
 use crate::progress::Progress;
 use crate::{output, verbs};
+use sterna::native::Device;
 
 const EXAMPLE: &str = "Example:
   sterna perplexity model.gguf --file story.txt

@@ -13,8 +13,8 @@ use sterna_delivery::pull::{PullOptions, Pulled};
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::store::Interrupted;
 
-use crate::size::n_bytes;
 use crate::output::{self, Bytes};
+use crate::size::n_bytes;
 use crate::{pull, trust};
 
 /// Fetch a model into the store

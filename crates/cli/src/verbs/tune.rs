@@ -8,15 +8,15 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use sterna_engine::{Logits, Sampler, SamplerConfig, Session};
-use sterna_gpu::tuning::{Effort, Measured, Product, Tuner, Way};
+use sterna_gpu::tuning::{Effort, LaunchConfig, Measured, Product, Tuner};
 
 use crate::args::{EngineFlags, ReportFlags};
-use crate::model;
-use sterna::native::{self, Device};
 use crate::device;
+use crate::model;
 use crate::progress::Progress;
 use crate::tuning::{self, Key};
 use sterna::native::BUILTIN;
+use sterna::native::{self, Device};
 
 use crate::output;
 
@@ -184,7 +184,7 @@ fn name(product: &Product) -> String {
 }
 
 /// A way, in words.
-fn way(way: &Way) -> String {
+fn way(way: &LaunchConfig) -> String {
     let mut words = Vec::new();
     if let (Some(lanes), Some(workgroup)) = (way.lanes, way.workgroup) {
         words.push(format!("{lanes} x {workgroup}"));
@@ -294,7 +294,7 @@ struct WayRow {
 
 impl Row {
     fn new(found: &Measured) -> Row {
-        let way = |way: &Way| WayRow {
+        let way = |way: &LaunchConfig| WayRow {
             lanes: way.lanes,
             workgroup: way.workgroup,
             rounds_itself: way.rounds_itself,

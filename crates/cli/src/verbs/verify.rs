@@ -12,10 +12,10 @@ use sterna_delivery::package::{SignatureState, hashed_files, shard_blocks};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
 
-use sterna::native::{LocalFolder, read_package};
 use crate::output;
 use crate::progress::Progress;
 use crate::{pull, trust};
+use sterna::native::{LocalFolder, read_package};
 
 /// Check every hash of a package, and its signature
 #[derive(Debug, Args)]

@@ -16,7 +16,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use sterna_engine::{HeadOptions, HeadScreen};
+use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_format::bundle::LORA_FILE;
 
 use crate::args::{EngineFlags, LoraFlag, ModelFlags};

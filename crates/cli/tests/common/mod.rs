@@ -24,7 +24,10 @@ pub(crate) fn testdata_json(path: &str) -> Value {
 
 /// What the model makers' implementation says about the built-in model.
 pub(crate) fn tales() -> Vec<Value> {
-    serde_json::from_str(include_str!("../../../sterna/models/tiny-tales/expected.json")).unwrap()
+    serde_json::from_str(include_str!(
+        "../../../sterna/models/tiny-tales/expected.json"
+    ))
+    .unwrap()
 }
 
 /// Numbers in a JSON array.

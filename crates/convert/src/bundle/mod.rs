@@ -16,7 +16,7 @@ use std::str::FromStr;
 use sterna::native::{LocalModel, Located};
 use sterna::{Context, Error, Result, bail, identity_hash};
 use sterna_delivery::sync_folder;
-use sterna_engine::PlanOptions;
+use sterna_engine::plan::PlanOptions;
 use sterna_format::bundle::{
     ArchType, BundleKind, BundleMetadata, LORA_FILE, METADATA_FILE, METADATA_VERSION, ROPE_FILE,
     TENSORS_FILE,

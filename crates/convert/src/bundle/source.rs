@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use serde_json::{Map, Value};
 use sterna::native::LocalModel;
 use sterna::{Context, Header, Result, bail};
-use sterna_engine::{ModelConfig, PlanOptions};
+use sterna_engine::ModelConfig;
+use sterna_engine::plan::PlanOptions;
 use sterna_format::TensorEntry;
 use sterna_format::bundle::{
     Action, ArchType, Manifest, ManifestTensor, ModelFacts, RopeFile, Section, ShardRange,

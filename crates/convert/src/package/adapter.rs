@@ -7,7 +7,7 @@ use serde_json::Map;
 use sterna::native::stem;
 use sterna::{AdapterFiles, Context, Error, ErrorCode, Result, bail};
 use sterna_delivery::hash::Algorithm;
-use sterna_engine::{AdapterSource, LoraMatrix, Orientation};
+use sterna_engine::lora::{AdapterSource, LoraMatrix, Orientation};
 use sterna_format::DType;
 use sterna_format::rdrr::groups::group_of;
 use sterna_format::rdrr::lora::{LoraFactor, LoraName};

@@ -1,6 +1,6 @@
 //! From a model in any form to an RDRR package.
 //!
-//! The engine's exporter gives tensor after tensor as a checkpoint has them ([`sterna_engine::Exporter`]);
+//! The engine's exporter gives tensor after tensor as a checkpoint has them ([`sterna_engine::export::Exporter`]);
 //! [`crate::types`] says what each is stored as and encodes it, [`shards`] lays it out, hashes and writes it,
 //! [`manifest`] describes the whole. Everything is written to a folder beside the target, which takes
 //! its name at the end; if the conversion is interrupted, the next one goes on with the shards that are
@@ -21,7 +21,8 @@ use sterna::native::LocalModel;
 use sterna::{Context, Error, ErrorCode, Result, bail};
 use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::sync_folder;
-use sterna_engine::{Exported, Exporter, PlanOptions, TernaryRules};
+use sterna_engine::export::{Exported, Exporter};
+use sterna_engine::plan::{PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
 use sterna_format::rdrr::{MANIFEST_FILE, TENSOR_ALIGNMENT, TENSORS_FILE, Tensor, TensorMap};
 use sterna_kernels::Exec;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sterna::native::{LocalFolder, read_small};
 use sterna::{Context, Result, bail};
 use sterna_delivery::LocalFile;
-use sterna_engine::TernaryRules;
+use sterna_engine::plan::TernaryRules;
 use sterna_format::DType;
 use sterna_format::bundle::ShardRange;
 use sterna_format::hf;

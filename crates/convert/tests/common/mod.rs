@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use sterna::native::{BUILTIN, LoadFrom, LocalModel, Located, Weights, builtin};
 use sterna_convert::{Event, Warning};
-use sterna_engine::{Cpu, Logits, PlanOptions, Session, SessionOptions};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Cpu, Logits, Session, SessionOptions};
 use sterna_kernels::{Exec, Isa};
 
 /// A path in the test data of the workspace.

@@ -11,7 +11,7 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::rope::RopeLayout;
 
 use crate::error::PlanError;
-use crate::family::Family;
+pub use crate::family::Family;
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// Shapes and constants of a model. Together with its weights it determines every logit.

@@ -10,7 +10,7 @@ use sterna_gpu::{Device, GpuError};
 
 use super::decode::SampleScratch;
 use crate::backend::{CacheShape, KvCache, Rotation};
-use crate::sampler::Sampling;
+use crate::sampling::Sampling;
 
 /// Keys and values of one sequence.
 ///

@@ -16,8 +16,8 @@ use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, TopK, Weights};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 
-use crate::backend::{BackendError, Decoding, Drawn};
-use crate::sampler::{SamplerConfig, Sampling};
+use crate::backend::{BackendError, Decoding, Sampled};
+use crate::sampling::{SamplerConfig, Sampling};
 
 /// Steps that are decoded in one go: rotations of so many positions are computed at once.
 pub(super) const MOST_STEPS: usize = 256;
@@ -207,7 +207,7 @@ pub(super) struct Steps {
     position: usize,
     /// The position that none computes.
     end: usize,
-    pace: Pace,
+    pace: TokenRate,
 }
 
 impl Steps {
@@ -225,7 +225,7 @@ impl Steps {
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
             position,
             end,
-            pace: Pace::default(),
+            pace: TokenRate::default(),
         }
     }
 }
@@ -235,7 +235,7 @@ impl Decoding for Steps {
         &mut self,
         wanted: usize,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Drawn, BackendError>> {
+    ) -> Poll<Result<Sampled, BackendError>> {
         let depth = self.pace.depth().min(wanted.max(1));
         let depth = depth.min(self.end - self.position);
         while self.under_way.len() < depth {
@@ -244,7 +244,7 @@ impl Decoding for Steps {
             self.under_way.push_back(submission);
         }
         let Some(first) = self.under_way.front_mut() else {
-            return Poll::Ready(Ok(Drawn::Over));
+            return Poll::Ready(Ok(Sampled::Over));
         };
         let read = ready!(Pin::new(first).poll(cx));
         self.under_way.pop_front();
@@ -259,16 +259,16 @@ impl Decoding for Steps {
         };
         self.position += 1;
         if u32::from_ne_bytes(position) as usize != self.position {
-            return Poll::Ready(Ok(Drawn::Undecided));
+            return Poll::Ready(Ok(Sampled::Undecided));
         }
         self.pace.count();
-        Poll::Ready(Ok(Drawn::Token(u32::from_ne_bytes(id))))
+        Poll::Ready(Ok(Sampled::Token(u32::from_ne_bytes(id))))
     }
 }
 
 /// How fast tokens come.
 #[derive(Debug, Default)]
-struct Pace {
+struct TokenRate {
     n_tokens: usize,
     #[cfg(not(target_arch = "wasm32"))]
     last: Option<Instant>,
@@ -276,7 +276,7 @@ struct Pace {
     interval: Option<Duration>,
 }
 
-impl Pace {
+impl TokenRate {
     /// A token has come.
     fn count(&mut self) {
         self.n_tokens += 1;

@@ -31,7 +31,7 @@ use crate::backend::{
     DeviceErrorKind, KvCache, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
-use crate::sampler::Sampling;
+use crate::sampling::Sampling;
 use crate::stage::Stage;
 
 pub use buffer::GpuBuffer;
@@ -472,7 +472,7 @@ impl Backend for Gpu {
         x.overwrite(&self.device, values, width)
     }
 
-    fn steps_ahead(
+    fn max_lookahead(
         &self,
         cache: &mut GpuCache,
         sampling: &Sampling<'_>,

@@ -6,15 +6,15 @@ use super::LoadError;
 use super::{expect_wanted, recipe};
 use crate::backend::{Backend, BackendError, LinearSource, WeightData};
 use crate::config::ModelConfig;
-use crate::generation::{Embedding, Generation, Head, NewGroup, Output};
 use crate::plan::{
     self, LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
 };
 use crate::screening::Screening;
+use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
 use crate::weights::{Convert, Group, Layer, Projection};
 
 /// Makes weights from their bytes, some or all of a plan.
-pub(crate) struct Feed<B: Backend> {
+pub(crate) struct WeightFeed<B: Backend> {
     plan: ModelPlan,
     /// Which of the plan's weights are wanted, ascending.
     order: Vec<usize>,
@@ -75,8 +75,8 @@ enum Loaded<B: Backend> {
     Host(Vec<f32>),
 }
 
-impl<B: Backend> Feed<B> {
-    fn new(plan: ModelPlan, order: Vec<usize>, thorough: bool) -> Feed<B> {
+impl<B: Backend> WeightFeed<B> {
+    fn new(plan: ModelPlan, order: Vec<usize>, thorough: bool) -> WeightFeed<B> {
         let mut loaded = Vec::new();
         loaded.resize_with(plan.specs.len(), || None);
         let mut group_of = vec![None; plan.specs.len()];
@@ -86,7 +86,7 @@ impl<B: Backend> Feed<B> {
                 group_of[id] = Some(group);
             }
         }
-        Feed {
+        WeightFeed {
             plan,
             group_of,
             sources: Vec::new(),
@@ -102,13 +102,13 @@ impl<B: Backend> Feed<B> {
     }
 
     /// All weights.
-    pub(crate) fn of_all(plan: ModelPlan) -> Feed<B> {
+    pub(crate) fn of_all(plan: ModelPlan) -> WeightFeed<B> {
         let all = (0..plan.specs.len()).collect();
-        Feed::new(plan, all, false)
+        WeightFeed::new(plan, all, false)
     }
 
     /// The weights of `groups`, which the plan has, and what the configuration depends on.
-    pub(crate) fn of_groups(plan: ModelPlan, groups: &[Group]) -> Feed<B> {
+    pub(crate) fn of_groups(plan: ModelPlan, groups: &[Group]) -> WeightFeed<B> {
         let mut ids = Ids::default();
         match plan.rope_factors {
             Some(RopeFactors::One(factors)) => ids.0.push(factors.0),
@@ -120,7 +120,7 @@ impl<B: Backend> Feed<B> {
         }
         let Ids(mut order) = ids;
         order.sort_unstable();
-        Feed::new(plan, order, true)
+        WeightFeed::new(plan, order, true)
     }
 
     /// The range to feed next; `None` once everything is there.
@@ -129,7 +129,7 @@ impl<B: Backend> Feed<B> {
         Some(&spec.parts[self.parts.len()])
     }
 
-    /// Takes the bytes of the range [`Feed::wanted`] names.
+    /// Takes the bytes of the range [`WeightFeed::wanted`] names.
     pub(crate) fn feed(&mut self, backend: &B, bytes: Bytes) -> Result<(), LoadError> {
         expect_wanted(self.wanted(), &bytes)?;
         let id = self.order[self.n_made];
@@ -267,11 +267,11 @@ impl<B: Backend> Feed<B> {
     }
 
     /// All weights, once everything is there.
-    pub(crate) fn generation(&mut self) -> Generation<B> {
+    pub(crate) fn generation(&mut self) -> WeightSet<B> {
         let embedding = self.embedding();
         let layers = 0..self.plan.weights.layers.len();
         let layers = layers.map(|i| self.layer(i)).collect();
-        Generation::first(embedding, layers, self.head())
+        WeightSet::first(embedding, layers, self.head())
     }
 
     /// One of the groups that were wanted, once everything is there.

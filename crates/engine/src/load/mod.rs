@@ -13,7 +13,7 @@ use crate::backend::{Backend, BackendError};
 use crate::model::Model;
 use crate::plan::{ModelPlan, TensorRequest};
 
-pub(crate) use feed::Feed;
+pub(crate) use feed::WeightFeed;
 pub(crate) use recipe::{linear, vector};
 
 /// Makes a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
@@ -32,7 +32,7 @@ pub(crate) use recipe::{linear, vector};
 /// ```
 pub struct Loader<B: Backend> {
     backend: B,
-    feed: Feed<B>,
+    feed: WeightFeed<B>,
 }
 
 /// Why a model could not be loaded.
@@ -113,7 +113,7 @@ impl<B: Backend> Loader<B> {
     pub fn new(plan: ModelPlan, backend: B) -> Loader<B> {
         Loader {
             backend,
-            feed: Feed::of_all(plan),
+            feed: WeightFeed::of_all(plan),
         }
     }
 

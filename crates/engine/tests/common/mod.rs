@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use sterna_engine::plan::PlanOptions;
 use sterna_engine::{
-    Backend, Cpu, LoadError, Loader, Logits, Model, ModelPlan, PlanOptions, Session, SessionOptions,
+    Backend, Cpu, LoadError, Loader, Logits, Model, ModelPlan, Session, SessionOptions,
 };
 use sterna_format::gguf::{self, Gguf};
 use sterna_format::hf;

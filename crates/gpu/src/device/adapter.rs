@@ -85,7 +85,7 @@ pub(super) fn describe(info: &wgpu::AdapterInfo) -> AdapterInfo {
 }
 
 /// What was agreed on with an adapter.
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     pub(super) features: Features,
     pub(super) limits: Limits,
     /// The same as the device is asked for it.
@@ -97,7 +97,7 @@ pub(super) struct Agreed {
 const IMMEDIATE_BYTES: u32 = 128;
 
 /// Agrees on what `options` allow and the adapter has.
-pub(super) fn agree(adapter: &Adapter, options: &DeviceOptions) -> Agreed {
+pub(super) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -> Negotiated {
     let (has, most, info) = (adapter.features(), adapter.limits(), adapter.get_info());
     let timestamps =
         wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
@@ -177,7 +177,7 @@ pub(super) fn agree(adapter: &Adapter, options: &DeviceOptions) -> Agreed {
             1
         },
     };
-    Agreed {
+    Negotiated {
         features,
         limits,
         wgpu_features,

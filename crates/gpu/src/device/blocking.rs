@@ -1,6 +1,6 @@
 //! What native programs may do: wait for an adapter.
 
-use super::{Device, Offer, adapter};
+use super::{AdapterCaps, Device, adapter};
 use crate::{AdapterInfo, DeviceOptions, GpuError};
 
 impl Device {
@@ -12,17 +12,20 @@ impl Device {
     }
 
     /// What the adapters there are offer a device with `options`, best first. None is opened.
-    pub fn offers(options: &DeviceOptions) -> Vec<Offer> {
+    pub fn all_caps(options: &DeviceOptions) -> Vec<AdapterCaps> {
         let adapters = pollster::block_on(adapter::adapters(options));
-        adapters.iter().map(|a| Offer::of(a, options)).collect()
+        adapters
+            .iter()
+            .map(|a| AdapterCaps::of(a, options))
+            .collect()
     }
 
     /// What the adapter that `options` ask for offers. It is not opened.
     ///
     /// Errors: [`GpuError::NoAdapter`].
-    pub fn offer(options: &DeviceOptions) -> Result<Offer, GpuError> {
+    pub fn caps(options: &DeviceOptions) -> Result<AdapterCaps, GpuError> {
         let adapter = pollster::block_on(adapter::choose(options))?;
-        Ok(Offer::of(&adapter, options))
+        Ok(AdapterCaps::of(&adapter, options))
     }
 
     /// Opens the device that `options` ask for.
@@ -37,7 +40,7 @@ impl Device {
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
     pub fn open_with(
         options: &DeviceOptions,
-        adjust: impl FnOnce(&Offer, &mut DeviceOptions),
+        adjust: impl FnOnce(&AdapterCaps, &mut DeviceOptions),
     ) -> Result<Device, GpuError> {
         pollster::block_on(Device::open_async(options, adjust))
     }

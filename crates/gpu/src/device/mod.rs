@@ -3,8 +3,8 @@
 mod adapter;
 #[cfg(not(target_arch = "wasm32"))]
 mod blocking;
+mod caps;
 mod health;
-mod offer;
 mod pipelines;
 mod scopes;
 mod trusted;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-pub use offer::Offer;
+pub use caps::AdapterCaps;
 pub(crate) use pipelines::Pipeline;
 pub(crate) use scopes::OpenScope;
 pub(crate) use waiting::{Arrivals, Awaited};
@@ -127,19 +127,19 @@ impl Device {
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
     pub async fn open_async(
         options: &DeviceOptions,
-        adjust: impl FnOnce(&Offer, &mut DeviceOptions),
+        adjust: impl FnOnce(&AdapterCaps, &mut DeviceOptions),
     ) -> Result<Device, GpuError> {
         let adapter = adapter::choose(options).await?;
         let mut options = options.clone();
-        adjust(&Offer::of(&adapter, &options), &mut options);
+        adjust(&AdapterCaps::of(&adapter, &options), &mut options);
         let options = &options;
         let info = adapter::describe(&adapter.get_info());
-        let agreed = adapter::agree(&adapter, options);
+        let negotiated = adapter::negotiate(&adapter, options);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("sterna"),
-            required_features: agreed.wgpu_features,
-            required_limits: agreed.wgpu_limits,
-            experimental_features: if agreed.features.cooperative_matrix {
+            required_features: negotiated.wgpu_features,
+            required_limits: negotiated.wgpu_limits,
+            experimental_features: if negotiated.features.cooperative_matrix {
                 trusted::experimental_features()
             } else {
                 wgpu::ExperimentalFeatures::disabled()
@@ -152,14 +152,14 @@ impl Device {
             reason: error.to_string(),
         })?;
         let health = Health::watch(&wgpu);
-        let pipelines = Pipelines::new(&wgpu, &adapter, agreed.features, options);
+        let pipelines = Pipelines::new(&wgpu, &adapter, negotiated.features, options);
         let inner = Inner {
             timestamp_ns: queue.get_timestamp_period(),
             wgpu,
             queue,
             info,
-            features: agreed.features,
-            limits: agreed.limits,
+            features: negotiated.features,
+            limits: negotiated.limits,
             tuning: options.tuning.clone(),
             timeout: options.timeout,
             health,

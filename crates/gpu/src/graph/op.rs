@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Matrix;
 use super::sample::SampleOp;
 use crate::kernels::attention::{
-    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, SpanStates,
-    Spans, Split,
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Split,
+    SplitKv, SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation};
 use crate::kernels::linear::{self, Epilogue, Form, Input};
@@ -217,7 +217,7 @@ pub(super) struct Workspace {
     /// Rounded activations, for so many rows of so many elements.
     rounded: Option<(QuantizedRows, usize, usize)>,
     /// What spans of positions come to, for so many rows, heads, elements of a head and positions.
-    spans: Option<(SpanStates, [usize; 4])>,
+    spans: Option<(SplitKvStates, [usize; 4])>,
 }
 
 impl Workspace {
@@ -254,7 +254,7 @@ impl Workspace {
         }
         if spans != [0; 4] && !matches!(&self.spans, Some((_, size)) if *size == spans) {
             let [rows, heads, head_dim, len] = spans;
-            let states = SpanStates::new(device, rows, heads, head_dim, len)?;
+            let states = SplitKvStates::new(device, rows, heads, head_dim, len)?;
             self.spans = Some((states, spans));
         }
         Ok(())
@@ -309,7 +309,7 @@ pub(super) fn record(
             out,
         } => {
             let split = match (most_len, &workspace.spans) {
-                (Some(most_len), Some((states, _))) => Split::Spans(Spans {
+                (Some(most_len), Some((states, _))) => Split::Kv(SplitKv {
                     states,
                     most_len: *most_len,
                 }),
@@ -329,7 +329,7 @@ pub(super) fn record(
             out,
         } => {
             let (states, _) = workspace.spans.as_ref().expect("`fit` makes room");
-            let spans = Spans {
+            let spans = SplitKv {
                 states,
                 most_len: *most_len,
             };

@@ -12,7 +12,7 @@ use crate::kernels::Rows;
 use crate::kernels::linear::{Epilogue, Form, Input, Linear, multiply, settled};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::memory::Buffer;
-use crate::tuning::{Product, RowClass, Way};
+use crate::tuning::{LaunchConfig, Product, RowClass};
 use crate::{Commands, Device, GpuError, Recorder, Tuning, WeightKind};
 
 /// A product of a step: the matrix, and what it is multiplied with.
@@ -52,18 +52,18 @@ pub struct Measured {
     /// Different matrices that were multiplied in turn.
     pub n_matrices: usize,
     /// The way by the rules, every choice made.
-    pub rule: Way,
+    pub rule: LaunchConfig,
     /// Microseconds that all products of the step take together, this one by the rules: the median of all
     /// rounds.
     pub rule_us: f64,
     /// The fastest way, every choice made; that of the rules unless another is better by more than chance.
-    pub best: Way,
+    pub best: LaunchConfig,
     /// The same where this product goes the fastest way.
     pub best_us: f64,
     /// Ways that gave the right result and were timed, that of the rules among them.
     pub n_ways: usize,
     /// Ways that gave other results, and so don't count: there should be none.
-    pub wrong: Vec<Way>,
+    pub wrong: Vec<LaunchConfig>,
 }
 
 /// Measures the products of a step.
@@ -224,8 +224,8 @@ impl Tuner {
                 continue;
             }
             let mut runs = [
-                self.warm_run(rows, Way::default(), &Tuning::default())?,
-                self.warm_run(rows, Way::default(), &tuning)?,
+                self.warm_run(rows, LaunchConfig::default(), &Tuning::default())?,
+                self.warm_run(rows, LaunchConfig::default(), &tuning)?,
             ];
             self.race(&mut runs, rounds.max(HEATS), None)?;
             if !runs[1].times.beats(&runs[0].times) {
@@ -266,7 +266,7 @@ impl Tuner {
     /// is time.
     fn check(&self, sample: &Sample, deadline: Instant) -> Result<Checked, GpuError> {
         let settle = |way| settled(&self.device, way, &sample.weights, sample.n_rows);
-        let rule = settle(Way::default());
+        let rule = settle(LaunchConfig::default());
         let norms: &[bool] = match sample.is_normed && sample.n_rows == 1 {
             true => &[false, true],
             false => &[false],
@@ -294,7 +294,7 @@ impl Tuner {
             known.push(way);
             let got = results(way)?;
             let mut pairs = got.iter().zip(&want).zip(norms);
-            if !pairs.all(|((got, want), normed)| agree(got, want, bound(sample, *normed))) {
+            if !pairs.all(|((got, want), normed)| negotiate(got, want, bound(sample, *normed))) {
                 checked.wrong.push(way);
                 continue;
             }
@@ -310,7 +310,7 @@ impl Tuner {
     }
 
     /// `way`, timed once, after one time that warms up.
-    fn first_run(&self, sample: &Sample, way: Way) -> Result<Run, GpuError> {
+    fn first_run(&self, sample: &Sample, way: LaunchConfig) -> Result<Run, GpuError> {
         let product = sample.product();
         let tuning = Tuning::default().with([(product, way)]);
         let mut run = self.warm_run(product.rows, way, &tuning)?;
@@ -319,7 +319,12 @@ impl Tuner {
     }
 
     /// A step with products that go the ways of `tuning`, run once to warm up.
-    fn warm_run(&self, rows: RowClass, way: Way, tuning: &Tuning) -> Result<Run, GpuError> {
+    fn warm_run(
+        &self,
+        rows: RowClass,
+        way: LaunchConfig,
+        tuning: &Tuning,
+    ) -> Result<Run, GpuError> {
         let chain = self.chain(rows, tuning)?;
         self.time(&chain)?;
         Ok(Run {
@@ -330,7 +335,12 @@ impl Tuner {
     }
 
     /// The first rows of what a product comes to.
-    fn result(&self, sample: &Sample, way: Way, normed: bool) -> Result<Vec<f32>, GpuError> {
+    fn result(
+        &self,
+        sample: &Sample,
+        way: LaunchConfig,
+        normed: bool,
+    ) -> Result<Vec<f32>, GpuError> {
         let sample = Sample {
             is_normed: normed,
             ..sample.clone()
@@ -347,7 +357,12 @@ impl Tuner {
     }
 
     /// Records the product of `sample`, rounding included where a single row is rounded.
-    fn record(&self, recorder: &mut Recorder, sample: &Sample, way: Way) -> Result<(), GpuError> {
+    fn record(
+        &self,
+        recorder: &mut Recorder,
+        sample: &Sample,
+        way: LaunchConfig,
+    ) -> Result<(), GpuError> {
         let Sample {
             weights: w, n_rows, ..
         } = sample;
@@ -403,7 +418,7 @@ struct Checked {
     /// Those that give the same result.
     n_ways: usize,
     /// Those that give another.
-    wrong: Vec<Way>,
+    wrong: Vec<LaunchConfig>,
     /// Whether there was time for all ways.
     is_all: bool,
 }
@@ -411,7 +426,7 @@ struct Checked {
 /// A way, and how long it took each time.
 #[derive(Debug)]
 struct Run {
-    way: Way,
+    way: LaunchConfig,
     chain: Commands,
     times: Times,
 }
@@ -444,18 +459,18 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// What might be tried of a product, the likeliest first.
-fn wishes() -> Vec<Way> {
+fn wishes() -> Vec<LaunchConfig> {
     let mut wishes = Vec::new();
     for units in [true, false] {
-        wishes.push(Way {
+        wishes.push(LaunchConfig {
             matrix_units: Some(units),
-            ..Way::default()
+            ..LaunchConfig::default()
         });
     }
     for workgroup in [256, 128, 512, 64, 1024] {
         for lanes in [8, 16, 32] {
             for own in [true, false] {
-                wishes.push(Way {
+                wishes.push(LaunchConfig {
                     lanes: Some(lanes),
                     workgroup: Some(workgroup),
                     rounds_itself: Some(own),
@@ -499,7 +514,7 @@ fn bound(sample: &Sample, normed: bool) -> f64 {
 }
 
 /// Whether `got` is `want`, as closely as `bound` says.
-fn agree(got: &[f32], want: &[f32], bound: f64) -> bool {
+fn negotiate(got: &[f32], want: &[f32], bound: f64) -> bool {
     let pairs = || got.iter().zip(want);
     if bound == 0.0 {
         return pairs().all(|(got, want)| got.to_bits() == want.to_bits());
@@ -536,11 +551,11 @@ mod tests {
 
     #[test]
     fn what_is_no_number_agrees_with_nothing() {
-        assert!(agree(&[1.0, -0.0], &[1.0, -0.0], 0.0));
-        assert!(!agree(&[0.0], &[-0.0], 0.0));
-        assert!(agree(&[1.0, 1.000_001], &[1.0, 1.0], 1e-10));
-        assert!(!agree(&[1.0, 1.1], &[1.0, 1.0], 1e-10));
-        assert!(!agree(&[f32::NAN], &[1.0], 1e-5));
-        assert!(!agree(&[1.0], &[f32::NAN], 1e-5));
+        assert!(negotiate(&[1.0, -0.0], &[1.0, -0.0], 0.0));
+        assert!(!negotiate(&[0.0], &[-0.0], 0.0));
+        assert!(negotiate(&[1.0, 1.000_001], &[1.0, 1.0], 1e-10));
+        assert!(!negotiate(&[1.0, 1.1], &[1.0, 1.0], 1e-10));
+        assert!(!negotiate(&[f32::NAN], &[1.0], 1e-5));
+        assert!(!negotiate(&[1.0], &[f32::NAN], 1e-5));
     }
 }

@@ -2,7 +2,7 @@
 //! on this very device that another way is faster.
 //!
 //! The rules, in `kernels::linear`, know the device's limits and the product's shape, and were found on a
-//! few devices. A [`Tuning`] has a [`Way`] for each [`Product`] that was measured, and one for all others.
+//! few devices. A [`Tuning`] has a [`LaunchConfig`] for each [`Product`] that was measured, and one for all others.
 //! A way is a wish: what a device can't do is brought to what it can, so that a tuning from elsewhere may be
 //! slow and is never wrong. `Tuner` makes one, from a model's own matrices.
 
@@ -65,7 +65,7 @@ pub struct Product {
 
 /// How a product goes. What is `None` goes by the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Way {
+pub struct LaunchConfig {
     /// Invocations that share two rows of weights, up to eight rows of activations: a power of two from 8
     /// on, at most the smallest subgroup.
     pub lanes: Option<u32>,
@@ -80,13 +80,13 @@ pub struct Way {
 /// How products go on a device. Clones share their table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tuning {
-    products: Arc<HashMap<Product, Way>>,
-    others: Way,
+    products: Arc<HashMap<Product, LaunchConfig>>,
+    others: LaunchConfig,
 }
 
 impl Tuning {
     /// All products go `way`.
-    pub fn all(way: Way) -> Tuning {
+    pub fn all(way: LaunchConfig) -> Tuning {
         Tuning {
             products: Arc::default(),
             others: way,
@@ -95,7 +95,7 @@ impl Tuning {
 
     /// The same, but for `products`, each of which goes its own way whatever all others do.
     #[must_use]
-    pub fn with(self, products: impl IntoIterator<Item = (Product, Way)>) -> Tuning {
+    pub fn with(self, products: impl IntoIterator<Item = (Product, LaunchConfig)>) -> Tuning {
         let mut table = Arc::unwrap_or_clone(self.products);
         table.extend(products);
         Tuning {
@@ -106,7 +106,7 @@ impl Tuning {
 
     /// The same, with another way for all products that have none of their own.
     #[must_use]
-    pub fn with_others(self, way: Way) -> Tuning {
+    pub fn with_others(self, way: LaunchConfig) -> Tuning {
         Tuning {
             others: way,
             ..self
@@ -114,7 +114,7 @@ impl Tuning {
     }
 
     /// The way of `product`.
-    pub fn way(&self, product: &Product) -> Way {
+    pub fn way(&self, product: &Product) -> LaunchConfig {
         self.products.get(product).copied().unwrap_or(self.others)
     }
 
@@ -140,20 +140,20 @@ mod tests {
             rows: RowClass::Few,
             ..product
         };
-        let asked = Way {
+        let asked = LaunchConfig {
             workgroup: Some(64),
             matrix_units: Some(false),
-            ..Way::default()
+            ..LaunchConfig::default()
         };
-        let measured = Way {
+        let measured = LaunchConfig {
             lanes: Some(16),
-            ..Way::default()
+            ..LaunchConfig::default()
         };
         let tuning = Tuning::all(asked).with([(product, measured)]);
         // The whole way, not what it leaves open.
         assert_eq!(tuning.way(&product), measured);
         assert_eq!(tuning.way(&other), asked);
-        assert_eq!(Tuning::default().way(&product), Way::default());
+        assert_eq!(Tuning::default().way(&product), LaunchConfig::default());
         let again = tuning.clone().with([(product, asked)]);
         assert_eq!((again.way(&product), again.n_products()), (asked, 1));
         assert_eq!(tuning.way(&product), measured);

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use sterna_engine::{AdapterSource, LoraMatrix, LoraPair, Module, Orientation, TensorRequest};
+use sterna_engine::lora::{AdapterSource, LoraMatrix, LoraPair, Module, Orientation};
+use sterna_engine::plan::TensorRequest;
 use sterna_format::bundle::{
     self, BundleKind, LORA_FILE, LoraFile, LoraTarget, METADATA_FILE, StoredMatrix,
 };
@@ -91,16 +92,22 @@ impl AdapterFiles {
     pub fn refusal(&self) -> String {
         let made_for = self.base.as_ref();
         let made_for = made_for.map_or(String::new(), |base| format!("; it was made for `{base}`"));
-        format!("{}: not an adapter of this model{made_for}", self.source.name)
+        format!(
+            "{}: not an adapter of this model{made_for}",
+            self.source.name
+        )
     }
 }
 
 async fn open_peft(options: &OpenOptions, files: &Files) -> Result<AdapterFiles> {
     let Some(config) = read_one(ADAPTER_CONFIG, options, files).await? else {
-        bail!(NotFound, "{}: expected a file, found none", options.label(ADAPTER_CONFIG));
+        bail!(
+            NotFound,
+            "{}: expected a file, found none",
+            options.label(ADAPTER_CONFIG)
+        );
     };
-    let config =
-        AdapterConfig::parse(&config).with_context(|| options.label(ADAPTER_CONFIG))?;
+    let config = AdapterConfig::parse(&config).with_context(|| options.label(ADAPTER_CONFIG))?;
     let label = options.label(ADAPTER_WEIGHTS);
     let Some(len) = files.len(ADAPTER_WEIGHTS).await else {
         if files.len("adapter_model.bin").await.is_some() {
@@ -166,7 +173,9 @@ async fn open_bundle(options: &OpenOptions, files: &Files) -> Result<AdapterFile
     let Some(len) = files.len(LORA_FILE).await else {
         bail!(NotFound, "{label}: expected a file, found none");
     };
-    let parsed = files.header(LORA_FILE, len, LoraFile::parse, needs_more).await;
+    let parsed = files
+        .header(LORA_FILE, len, LoraFile::parse, needs_more)
+        .await;
     let parsed = parsed.with_context(|| &*label)?;
     let mut pairs = Vec::new();
     for pair in &parsed.pairs {

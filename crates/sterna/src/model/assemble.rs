@@ -69,7 +69,10 @@ pub(super) fn place(
     let whole_blocks = dtype == DType::I2_S || stored_columns.is_multiple_of(dtype.block_len());
     if transposed && dtype == DType::I2_S {
         let name = &tensor.name;
-        bail!(Unsupported, "tensor `{name}`: expected rows of I2_S, found column layout");
+        bail!(
+            Unsupported,
+            "tensor `{name}`: expected rows of I2_S, found column layout"
+        );
     }
     let is_decoded = !whole_blocks || (transposed && dtype.block_len() > 1);
     if !is_decoded && !transposed && tensor.pieces().len() == 1 {

@@ -6,8 +6,8 @@ use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_engine::ModelConfig;
 use sterna_format::TensorCatalog;
 use sterna_format::bundle::{
-    BundleError, BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, ModelFacts, ROPE_FILE, RopeFile,
-    TENSORS_FILE, TensorFile, identity,
+    BundleError, BundleKind, BundleMetadata, METADATA_FILE, METADATA_VERSION, ModelFacts,
+    ROPE_FILE, RopeFile, TENSORS_FILE, TensorFile, identity,
 };
 use sterna_format::hf::Config;
 
@@ -45,11 +45,16 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     let Some(len) = files.len(TENSORS_FILE).await else {
         bail!(NotFound, "{label}: expected a file, found none");
     };
-    let parsed = (files.header(TENSORS_FILE, len, TensorFile::parse, needs_more).await)
+    let parsed = (files
+        .header(TENSORS_FILE, len, TensorFile::parse, needs_more)
+        .await)
         .with_context(|| &*label)?;
     let rope = options.label(ROPE_FILE);
     let Some(rope_len) = files.len(ROPE_FILE).await else {
-        bail!(NotFound, "{name}: expected {ROPE_FILE} in the folder, found none");
+        bail!(
+            NotFound,
+            "{name}: expected {ROPE_FILE} in the folder, found none"
+        );
     };
     // A page more than any that are written, for the parser to say what is wrong.
     let bytes = match rope_len.min(MAX_ROPE_BYTES) {
@@ -175,12 +180,18 @@ impl BundleHeader {
             ("head_dim", ROPE_FILE, self.rope.head_dim, config.head_dim),
         ] {
             if stored != found {
-                bail!(InvalidFile, "config.json: {what}: expected {stored} by {file}, found {found}");
+                bail!(
+                    InvalidFile,
+                    "config.json: {what}: expected {stored} by {file}, found {found}"
+                );
             }
         }
         let (stored, found) = (self.rope.rope_theta, config.ropes[0].base);
         if stored != found {
-            bail!(InvalidFile, "config.json: rope_theta: expected {stored} by {ROPE_FILE}, found {found}");
+            bail!(
+                InvalidFile,
+                "config.json: rope_theta: expected {stored} by {ROPE_FILE}, found {found}"
+            );
         }
         let (stored, found) = (self.rope.rope_dim, config.ropes[0].dim);
         if stored != found {
@@ -214,7 +225,10 @@ impl BundleHeader {
                 && !stored.map(u64::from).contains(&given)
             {
                 let [padded, _] = stored;
-                bail!(InvalidFile, "{key}: expected {padded} by {TENSORS_FILE}, found {given}");
+                bail!(
+                    InvalidFile,
+                    "{key}: expected {padded} by {TENSORS_FILE}, found {given}"
+                );
             }
         }
         let tied = config.get("tie_word_embeddings").and_then(Value::as_bool);

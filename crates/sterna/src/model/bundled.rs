@@ -215,7 +215,10 @@ fn in_order(ids: HashMap<String, u32>) -> Result<Vec<String>> {
     for (token, id) in ids {
         match tokens.get_mut(id as usize) {
             Some(place @ None) => *place = Some(token),
-            Some(Some(_)) => bail!(InvalidFile, "vocab: expected an id of its own for `{token}`, found {id}"),
+            Some(Some(_)) => bail!(
+                InvalidFile,
+                "vocab: expected an id of its own for `{token}`, found {id}"
+            ),
             None => bail!(InvalidFile, "vocab: expected an id below {n}, found {id}"),
         }
     }

@@ -102,5 +102,7 @@ pub(super) async fn header(
         SafeTensorsError::NeedMore { at_least } => Some(*at_least),
         _ => None,
     };
-    files.header(name, len, SafeTensors::parse, needs_more).await
+    files
+        .header(name, len, SafeTensors::parse, needs_more)
+        .await
 }

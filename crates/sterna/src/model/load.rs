@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sterna_delivery::hash::{Expected, Verified};
-use sterna_engine::{Backend, Loader, Model, ModelPlan, TensorRequest};
+use sterna_engine::plan::TensorRequest;
+use sterna_engine::{Backend, Loader, Model, ModelPlan};
 
 use super::{Header, ModelFiles};
 use crate::error::{Context, Result};

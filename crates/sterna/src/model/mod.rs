@@ -20,12 +20,13 @@ use bytes::Bytes;
 use serde_json::Value;
 use sterna_delivery::hash::Expected;
 use sterna_delivery::package::MAX_FILE_BYTES;
-use sterna_engine::{ModelPlan, PlanOptions, TensorRequest};
+use sterna_engine::ModelPlan;
+use sterna_engine::plan::{PlanOptions, TensorRequest};
+use sterna_format::I2sLayout;
 use sterna_format::TensorCatalog;
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::rdrr::{MANIFEST_FILE, RuntimeOptimizations};
-use sterna_format::I2sLayout;
 use sterna_text::Tokenizer;
 
 use crate::error::{Context, Result, bail};
@@ -42,7 +43,6 @@ pub use load::{LoadOptions, Loaded, Verification};
 pub use names::may_be_called;
 pub use package::{PackageFiles, PackageHeader, Signatures};
 pub use text::GGUF_TOKENIZER_FILE;
-
 
 /// What a model's files are opened by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,7 +163,11 @@ impl ModelFiles {
         if files.len(MANIFEST_FILE).await.is_some() {
             return package::open(options, files).await;
         }
-        if files.len(sterna_format::bundle::TENSORS_FILE).await.is_some() {
+        if files
+            .len(sterna_format::bundle::TENSORS_FILE)
+            .await
+            .is_some()
+        {
             return bundle::open(options, files).await;
         }
         bail!(
@@ -331,12 +335,14 @@ impl ModelFiles {
     pub fn generation_config(&self, warnings: &mut Vec<Warning>) -> Result<GenerationConfig> {
         const NAME: &str = "generation_config.json";
         let (config, ignored) = self.parsed(NAME, generation::parse)?.unwrap_or_default();
-        warnings.extend(ignored.into_iter().map(|reason| {
-            Warning::IgnoredRecommendation {
-                model: self.name().to_owned(),
-                reason: format!("{NAME}: {reason}"),
-            }
-        }));
+        warnings.extend(
+            ignored
+                .into_iter()
+                .map(|reason| Warning::IgnoredRecommendation {
+                    model: self.name().to_owned(),
+                    reason: format!("{NAME}: {reason}"),
+                }),
+        );
         Ok(config)
     }
 

@@ -6,12 +6,12 @@ use bytes::Bytes;
 use sterna_delivery::hash::Expected;
 use sterna_delivery::package::hashed_files;
 use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_format::I2sLayout;
 use sterna_format::TensorCatalog;
+use sterna_format::digest::Digest;
 use sterna_format::gguf::{self, Gguf, Metadata};
 use sterna_format::hf::Config;
-use sterna_format::digest::Digest;
 use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
-use sterna_format::I2sLayout;
 
 use super::assemble::{self, Assembled};
 use super::companions::{self, Companions, read_one};
@@ -61,7 +61,11 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
                 label,
                 len,
             }),
-            Some(len) => bail!(InvalidFile, "{label}: expected {} bytes, found {len}", shard.size),
+            Some(len) => bail!(
+                InvalidFile,
+                "{label}: expected {} bytes, found {len}",
+                shard.size
+            ),
             None => bail!(NotFound, "{label}: expected a file, found none"),
         }
     }
@@ -146,11 +150,7 @@ async fn read_manifest(options: &OpenOptions, files: &Files) -> Result<Bytes> {
 }
 
 /// The small files of the package that `manifest` describes.
-async fn read_companions(
-    manifest: &Manifest,
-    options: &OpenOptions,
-    files: &Files,
-) -> Companions {
+async fn read_companions(manifest: &Manifest, options: &OpenOptions, files: &Files) -> Companions {
     let entry = manifest.tokenizer.iter();
     let named = entry.flat_map(|entry| [&entry.file, &entry.sentencepiece_model]);
     let mut names: Vec<&str> = named.flatten().map(String::as_str).collect();
@@ -167,10 +167,15 @@ async fn check_signed(manifest: &[u8], options: &OpenOptions, files: &Files) -> 
         return Ok(());
     };
     let label = || options.label(SIGNATURE_FILE);
-    let signature = std::str::from_utf8(&signature).with_context(|| format!("{}: no text", label()))?;
+    let signature =
+        std::str::from_utf8(&signature).with_context(|| format!("{}: no text", label()))?;
     match &options.signatures {
         Some(signatures) => signatures.check(&options.name, manifest, signature),
-        None => bail!(Untrusted, "{}: expected a signature by a trusted key; no key is trusted", label()),
+        None => bail!(
+            Untrusted,
+            "{}: expected a signature by a trusted key; no key is trusted",
+            label()
+        ),
     }
 }
 
@@ -178,7 +183,9 @@ async fn check_signed(manifest: &[u8], options: &OpenOptions, files: &Files) -> 
 async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Package> {
     let manifest = Manifest::parse(bytes).with_context(|| options.label(MANIFEST_FILE))?;
     let map = match manifest.tensor_map_file() {
-        Some(name) => read_one(name, options, files).await?.map(|bytes| (name.to_owned(), bytes)),
+        Some(name) => read_one(name, options, files)
+            .await?
+            .map(|bytes| (name.to_owned(), bytes)),
         None => None,
     };
     let package = Package::open(manifest, |_| match &map {

@@ -4,23 +4,24 @@ use std::sync::Arc;
 #[cfg(feature = "gpu")]
 use std::time::Duration;
 
+#[cfg(feature = "gpu")]
+use sterna_engine::hybrid::OffloadPlan;
 use sterna_engine::{Activations, Cpu, Model, ModelPlan, SessionOptions};
+use sterna_engine::{BackendError, Gpu, LoadError};
 #[cfg(feature = "gpu")]
-use sterna_engine::{BackendError, Gpu, GpuShare, LoadError};
-#[cfg(feature = "gpu")]
-use sterna_gpu::{AdapterInfo, AdapterKind, DeviceOptions, GpuError, Offer};
+use sterna_gpu::{AdapterCaps, AdapterInfo, AdapterKind, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
 
 use crate::error::{Error, Result, bail};
 use crate::model::Loaded;
 use crate::warning::Warning;
 
-/// Where a model is computed, decided at run time.
-#[cfg(feature = "gpu")]
-pub use sterna_engine::Place as Device;
 /// Where a model is computed: the CPU.
 #[cfg(not(feature = "gpu"))]
 pub use sterna_engine::Cpu as Device;
+/// Where a model is computed, decided at run time.
+#[cfg(feature = "gpu")]
+pub use sterna_engine::Hybrid as Device;
 
 /// Which device was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,7 +96,10 @@ impl DeviceRequest {
     pub fn preference(&self, memory_bytes: u64) -> Result<GpuPreference> {
         Ok(match (self.kind, &self.gpu) {
             (DeviceKind::Cpu, Some(_)) => {
-                bail!(InvalidRequest, "expected a GPU or any device, where a GPU is named; found the CPU")
+                bail!(
+                    InvalidRequest,
+                    "expected a GPU or any device, where a GPU is named; found the CPU"
+                )
             }
             _ if self.gpu_layers == Some(0) => GpuPreference::Never,
             (DeviceKind::Gpu, _) | (DeviceKind::Auto, Some(_)) => GpuPreference::Required,
@@ -124,7 +128,7 @@ impl DeviceRequest {
     #[cfg(feature = "gpu")]
     pub fn open_gpu(
         &self,
-        configure: impl FnOnce(&Offer, &mut DeviceOptions),
+        configure: impl FnOnce(&AdapterCaps, &mut DeviceOptions),
     ) -> Result<sterna_gpu::Device, GpuError> {
         sterna_gpu::Device::open_with(&self.options(), configure)
     }
@@ -133,8 +137,8 @@ impl DeviceRequest {
     ///
     /// Errors: there is none.
     #[cfg(feature = "gpu")]
-    pub fn adapter(&self) -> Result<Offer, GpuError> {
-        sterna_gpu::Device::offer(&self.options())
+    pub fn adapter(&self) -> Result<AdapterCaps, GpuError> {
+        sterna_gpu::Device::caps(&self.options())
     }
 }
 
@@ -147,7 +151,7 @@ pub fn load_on_device(
     request: &DeviceRequest,
     compute: ComputeOptions,
     plan: &ModelPlan,
-    configure: &dyn Fn(&Offer, &mut DeviceOptions),
+    configure: &dyn Fn(&AdapterCaps, &mut DeviceOptions),
     warn: &mut dyn FnMut(Warning),
     mut load: impl FnMut(Device) -> Result<Loaded<Device>>,
 ) -> Result<Arc<Model<Device>>> {
@@ -173,13 +177,12 @@ pub fn load_on_device(
     let Some(device) = opened else {
         return load(Device::cpu(compute.cpu()), warn);
     };
-    let share = GpuShare::new(plan, &compute.session);
+    let share = OffloadPlan::new(plan, &compute.session);
     let share = share.with_layers(request.gpu_layers.unwrap_or(usize::MAX));
     let both = Device::split(compute.gpu(device), compute.cpu(), share);
     match load(both, warn) {
         Ok(model) => {
-            let is_as_asked =
-                preference == GpuPreference::Required && is_all_on_gpu(&model);
+            let is_as_asked = preference == GpuPreference::Required && is_all_on_gpu(&model);
             if let Some(device) = gpu_share(&model).filter(|_| !is_as_asked) {
                 warn(Warning::Placement { device });
             }
@@ -294,7 +297,11 @@ mod tests {
         let (small, large) = (PAYS_FROM - 1, PAYS_FROM);
         for (request, of_small, of_large) in [
             (request(DeviceKind::Auto, None, None), Never, IfReal),
-            (request(DeviceKind::Auto, Some("a"), None), Required, Required),
+            (
+                request(DeviceKind::Auto, Some("a"), None),
+                Required,
+                Required,
+            ),
             (request(DeviceKind::Gpu, None, Some(3)), Required, Required),
             (request(DeviceKind::Gpu, None, Some(0)), Never, Never),
             (request(DeviceKind::Cpu, None, None), Never, Never),

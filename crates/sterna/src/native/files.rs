@@ -325,6 +325,10 @@ impl FileSet for MemoryFiles {
 pub fn expect_file(files: &dyn FileSet, name: &str) -> Result<SourceFile> {
     match files.file(name)? {
         Some(file) => Ok(file),
-        None => bail!(NotFound, "{}: expected the file `{name}`, found none", files.prefix()),
+        None => bail!(
+            NotFound,
+            "{}: expected the file `{name}`, found none",
+            files.prefix()
+        ),
     }
 }

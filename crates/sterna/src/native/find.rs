@@ -58,7 +58,8 @@ impl Located {
                 false => ModelEntry::Folder,
             }
         } else {
-            let begins = |name: &&String| name.ends_with(".gguf") && gguf::split_names(name).is_ok();
+            let begins =
+                |name: &&String| name.ends_with(".gguf") && gguf::split_names(name).is_ok();
             match model.paths().keys().find(begins) {
                 Some(first) => ModelEntry::File(first.clone()),
                 None => bail!(
@@ -77,7 +78,10 @@ impl Located {
 
 fn in_folder(folder: &Path) -> Result<Located> {
     let has = |name: &str| folder.join(name).exists();
-    if [SINGLE, INDEX, MANIFEST_FILE, BUNDLE_FILE].into_iter().any(has) {
+    if [SINGLE, INDEX, MANIFEST_FILE, BUNDLE_FILE]
+        .into_iter()
+        .any(has)
+    {
         return Ok(Located {
             files: Arc::new(LocalFolder::new(folder)),
             entry: ModelEntry::Folder,
@@ -91,7 +95,9 @@ fn in_folder(folder: &Path) -> Result<Located> {
         );
     }
     let list = || -> std::io::Result<Vec<PathBuf>> {
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
+        fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.path()))
+            .collect()
     };
     let mut files = list()
         .map_err(|error| Error::typed(ErrorCode::Io, error))

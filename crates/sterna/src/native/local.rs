@@ -6,7 +6,8 @@ use std::thread;
 
 use bytes::Bytes;
 use serde_json::Value;
-use sterna_engine::{Backend, ModelPlan, TensorRequest};
+use sterna_engine::plan::TensorRequest;
+use sterna_engine::{Backend, ModelPlan};
 use sterna_format::rdrr::Package;
 
 use super::files::{FileSet, SourceFile, expect_file};
@@ -99,9 +100,8 @@ impl LocalModel {
     /// Errors: it can't be read.
     pub fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
         let parts = self.model.parts(want)?.into_iter();
-        let parts = parts.map(|(file, range)| {
-            self.sources[file].slice(range.start, range.end - range.start)
-        });
+        let parts = parts
+            .map(|(file, range)| self.sources[file].slice(range.start, range.end - range.start));
         self.model.join(want, parts.collect::<Result<_>>()?)
     }
 

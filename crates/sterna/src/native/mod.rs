@@ -13,7 +13,9 @@ mod shards;
 #[cfg(feature = "builtin")]
 pub use builtin::{BUILTIN, builtin};
 pub use device::*;
-pub use files::{FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file};
+pub use files::{
+    FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file,
+};
 pub use find::Located;
 pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
 pub use names::stem;

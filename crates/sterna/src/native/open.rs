@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::thread;
 
-use sterna_engine::{Activations, PlanOptions, SessionOptions};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Activations, SessionOptions};
 use sterna_kernels::Isa;
 
 use super::{
@@ -59,9 +60,9 @@ pub fn open(path: &str, options: &Options<'_>) -> Result<TextModel<Device>> {
 ///
 /// Errors: as for [`open`].
 pub fn load(name: &str, located: Located, options: &Options<'_>) -> Result<TextModel<Device>> {
-    let n_threads = options.n_threads.unwrap_or_else(|| {
-        thread::available_parallelism().map_or(1, |n| n.get())
-    });
+    let n_threads = options
+        .n_threads
+        .unwrap_or_else(|| thread::available_parallelism().map_or(1, |n| n.get()));
     let files = LocalModel::open(name, located, None, None)?;
     let plan = files.plan(&PlanOptions::default())?;
     let compute = ComputeOptions {

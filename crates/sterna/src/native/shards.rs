@@ -108,8 +108,7 @@ impl Shards {
 
     /// Waits until every file that is to be verified is.
     pub(super) fn finish(&mut self) -> Result<Vec<Warning>> {
-        let verifying =
-            |(i, state): (usize, &State)| (*state == State::Verifying).then_some(i);
+        let verifying = |(i, state): (usize, &State)| (*state == State::Verifying).then_some(i);
         let left: Vec<usize> = (self.states.iter().enumerate())
             .filter_map(verifying)
             .collect();

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
+use sterna_engine::plan::PlanOptions;
 use sterna_engine::{
-    Backend, Cpu, Loader, Model, ModelPlan, PlanOptions, SamplerConfig, Session, SessionOptions,
+    Backend, Cpu, Loader, Model, ModelPlan, SamplerConfig, Session, SessionOptions,
 };
 use sterna_format::gguf::{self, Gguf};
 use sterna_format::hf::{self, TokenizerConfig};

@@ -10,11 +10,11 @@ use sterna_engine::{
 use sterna_kernels::{Exec, Isa};
 
 use super::kernels::Kernels;
+use crate::device;
 use crate::machine::{self, Elapsed, MemoryReaders, Reading, Stopwatch};
+use crate::progress::Progress;
 use sterna::Adapted;
 use sterna::native::{self, Device};
-use crate::device;
-use crate::progress::Progress;
 
 /// One thing to time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +161,12 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(threads: usize, load_ms: f64, model: Adapted<Device>, exec: Exec) -> Candidate {
+    pub(super) fn new(
+        threads: usize,
+        load_ms: f64,
+        model: Adapted<Device>,
+        exec: Exec,
+    ) -> Candidate {
         Candidate {
             threads,
             load_ms,

@@ -16,14 +16,14 @@ use sterna_kernels::Exec;
 use self::measure::{Candidate, Test, Work, token_ids};
 use self::report::{ModelReport, Report, Run};
 use crate::args::{self, ReportFlags};
-use sterna::native::BUILTIN;
 use crate::machine::{self, Machine};
 use sterna::Adapted;
+use sterna::native::BUILTIN;
 use sterna::native::{self, LocalModel, SourceFile};
 
 use crate::model;
-use sterna::native::Device;
 use crate::{device, output};
+use sterna::native::Device;
 
 const EXAMPLE: &str = "Example:
   sterna bench model.gguf

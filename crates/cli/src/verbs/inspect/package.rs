@@ -3,8 +3,8 @@
 use serde::Serialize;
 use sterna_format::rdrr::{self, Package};
 
-use crate::output::{self, Bytes};
 use crate::device::HintReport;
+use crate::output::{self, Bytes};
 
 /// What a package says of itself, and what was made of it.
 #[derive(Debug, Serialize)]

@@ -8,7 +8,7 @@ pub use cache::{CacheLayer, MAX_HEAD_DIM};
 pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
 pub(crate) use spans::{CombineParams, SpansParams};
-pub use spans::{SpanStates, Spans, decode};
+pub use spans::{SplitKv, SplitKvStates, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
 
 use super::Rows;
@@ -78,7 +78,7 @@ pub enum Split<'a> {
     /// Each query passes over all positions: for many queries.
     Queries,
     /// Positions are shared out in spans, and put together in a second dispatch: for few queries.
-    Spans(Spans<'a>),
+    Kv(SplitKv<'a>),
 }
 
 /// `out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
@@ -102,7 +102,7 @@ pub fn attention(
     let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
     expect("attention: width of queries", out.width, q.width)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
-    if let Split::Spans(spans) = split {
+    if let Split::Kv(spans) = split {
         return spans::attention(recorder, shape, q, position, cache, spans, out);
     }
     let (row_len, row_scales) = row_shape(cache.dtype, d);

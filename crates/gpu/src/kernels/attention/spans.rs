@@ -23,11 +23,11 @@ const MAX_WORKGROUP: usize = 256;
 
 /// Memory for contexts that are split: what the heads of some rows come to in each span.
 #[derive(Debug, Clone)]
-pub struct SpanStates {
+pub struct SplitKvStates {
     buffer: Buffer,
 }
 
-impl SpanStates {
+impl SplitKvStates {
     /// Room for `n_rows` rows of `n_heads` heads, over contexts of up to `most_len` positions.
     ///
     /// Errors: [`GpuError::OutOfMemory`].
@@ -37,13 +37,13 @@ impl SpanStates {
         n_heads: usize,
         head_dim: usize,
         most_len: usize,
-    ) -> Result<SpanStates, GpuError> {
+    ) -> Result<SplitKvStates, GpuError> {
         // Longer spans make fewer of them: the most that a context of any of these lengths has, and one
         // for a new position.
         let n_spans = most_len.div_ceil(AT_ONCE * SEGMENTS).clamp(1, MAX_SPANS) + 1;
         let states = n_rows.saturating_mul(n_heads).saturating_mul(n_spans);
         let bytes = (states as u64).saturating_mul((head_dim as u64 + 2) * 4);
-        Ok(SpanStates {
+        Ok(SplitKvStates {
             buffer: device.buffer("attention over spans", bytes)?,
         })
     }
@@ -51,9 +51,9 @@ impl SpanStates {
 
 /// A context that is split.
 #[derive(Debug, Clone, Copy)]
-pub struct Spans<'a> {
+pub struct SplitKv<'a> {
     /// Room for what the spans come to.
-    pub states: &'a SpanStates,
+    pub states: &'a SplitKvStates,
     /// The longest context, with the rows in question, for which the commands will be run. Cached
     /// positions behind it may not be seen.
     pub most_len: usize,
@@ -189,7 +189,7 @@ pub fn decode(
     shape: &AttentionShape,
     heads: &Heads<'_>,
     cache: &CacheLayer,
-    spans: Spans<'_>,
+    spans: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     heads.check(shape.n_heads, cache)?;
@@ -211,7 +211,7 @@ pub(super) fn attention(
     q: Rows<'_>,
     position: Position<'_>,
     cache: &CacheLayer,
-    spans: Spans<'_>,
+    spans: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let rows = Source {
@@ -235,7 +235,7 @@ fn record(
     shape: &AttentionShape,
     source: Source<'_>,
     cache: &CacheLayer,
-    spans: Spans<'_>,
+    spans: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let Source {

@@ -9,7 +9,7 @@ use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader, params};
-use crate::tuning::{RowClass, Way};
+use crate::tuning::{LaunchConfig, RowClass};
 use crate::{Device, Features, GpuError, Limits, Recorder};
 
 /// Rows of activations that the kernels for few of them take at a time.
@@ -112,7 +112,7 @@ pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
 impl Kernels {
     fn of(
         recorder: &Recorder,
-        way: Way,
+        way: LaunchConfig,
         w: &Linear,
         source: &Source<'_>,
     ) -> Result<Kernels, GpuError> {
@@ -205,25 +205,30 @@ pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
 }
 
 /// Whether matrix units multiply `w` by many rounded rows.
-fn by_matrix_units(device: &Device, way: Way, w: &Linear) -> bool {
+fn by_matrix_units(device: &Device, way: LaunchConfig, w: &Linear) -> bool {
     let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
     exact && way.matrix_units.unwrap_or(true) && device.has_matrix_units()
 }
 
 /// The way of a product of `w` and `n_rows` rows of activations where `way` is wished for: all that is left
 /// to rules decided, and all brought to what the device can do.
-pub(crate) fn settled(device: &Device, way: Way, w: &Linear, n_rows: usize) -> Way {
+pub(crate) fn settled(
+    device: &Device,
+    way: LaunchConfig,
+    w: &Linear,
+    n_rows: usize,
+) -> LaunchConfig {
     let rounds = matches!(w.kind.form(), Form::Int8(_));
     match RowClass::of(n_rows) {
-        RowClass::Many => Way {
+        RowClass::Many => LaunchConfig {
             matrix_units: rounds.then(|| by_matrix_units(device, way, w)),
-            ..Way::default()
+            ..LaunchConfig::default()
         },
         rows => {
             let one = rounds && rows == RowClass::One;
             let own = one && pays_to_round(way, w) && can_round(device.limits(), w.k);
             let shape = GemvShape::of(device.limits(), way, w, own);
-            Way {
+            LaunchConfig {
                 lanes: Some(shape.lanes),
                 workgroup: Some(shape.workgroup),
                 rounds_itself: one.then_some(own),
@@ -253,7 +258,7 @@ impl GemvShape {
     /// few workgroups, down to one step for each lane, because what few workgroups do is wait for memory.
     ///
     /// `own` is whether every workgroup rounds the input for itself.
-    fn of(limits: &Limits, way: Way, w: &Linear, own: bool) -> GemvShape {
+    fn of(limits: &Limits, way: LaunchConfig, w: &Linear, own: bool) -> GemvShape {
         let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
         let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
@@ -337,7 +342,7 @@ fn can_round(limits: &Limits, width: usize) -> bool {
 
 /// Whether rounding in every workgroup is faster than in a dispatch of its own, which it isn't for blocks of
 /// many columns.
-fn pays_to_round(way: Way, w: &Linear) -> bool {
+fn pays_to_round(way: LaunchConfig, w: &Linear) -> bool {
     way.rounds_itself
         .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
 }

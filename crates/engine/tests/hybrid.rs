@@ -9,10 +9,12 @@ use std::sync::{Arc, OnceLock};
 
 use common::compare::{MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits};
 use common::{best, cpu, load_on, testdata};
-use sterna_engine::{
-    ActiveAdapter, AdapterOptions, AdapterSource, Gpu, GpuShare, Group, Logits, LoraMatrix,
-    LoraPair, Model, ModelConfig, Module, Orientation, Place, Session, SessionOptions, Step, Swap,
+use sterna_engine::hybrid::OffloadPlan;
+use sterna_engine::lora::{
+    ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
+use sterna_engine::swap::{Group, Swap};
+use sterna_engine::{Gpu, Hybrid, Logits, Model, ModelConfig, Session, SessionOptions, Step};
 use sterna_format::DType;
 use sterna_gpu::{Device, DeviceOptions};
 use sterna_kernels::Isa;
@@ -33,7 +35,7 @@ fn options(chunk: usize) -> SessionOptions {
 }
 
 /// `source` with at most `layers` layers on `device`.
-fn split(source: &Source, device: &Device, layers: usize) -> Arc<Model<Place>> {
+fn split(source: &Source, device: &Device, layers: usize) -> Arc<Model<Hybrid>> {
     split_for(source, device, layers, &options(32))
 }
 
@@ -43,11 +45,11 @@ fn split_for(
     device: &Device,
     layers: usize,
     options: &SessionOptions,
-) -> Arc<Model<Place>> {
+) -> Arc<Model<Hybrid>> {
     let (plan, files) = source.plan();
     let gpu = Gpu::new(device.clone(), 2, Isa::detect());
-    let share = GpuShare::new(&plan, options).with_layers(layers);
-    load_on(plan, &files, Place::split(gpu, cpu(), share)).unwrap()
+    let share = OffloadPlan::new(&plan, options).with_layers(layers);
+    load_on(plan, &files, Hybrid::split(gpu, cpu(), share)).unwrap()
 }
 
 fn hf(folder: &str) -> Source {
@@ -88,7 +90,7 @@ fn sources() -> Vec<(Source, f64)> {
 }
 
 /// Prefill in chunks of several sizes, and a decode step at a time.
-fn check(name: &str, model: &Arc<Model<Place>>, want: &[f32], ids: &[u32], bound: f64) {
+fn check(name: &str, model: &Arc<Model<Hybrid>>, want: &[f32], ids: &[u32], bound: f64) {
     let n_vocab = model.config().n_vocab;
     for chunk in [32, 7] {
         let got = logits(model, ids, options(chunk));
@@ -230,8 +232,9 @@ fn sequences_fork_go_back_and_run_together() {
     for layers in [0, 1, n_layers - 1, n_layers] {
         let model = split(&source, &device, layers);
         let ids = ids(30, 512);
-        let last =
-            |session: &mut Session<Place>, ids: &[u32]| session.forward(ids, Logits::Last).unwrap();
+        let last = |session: &mut Session<Hybrid>, ids: &[u32]| {
+            session.forward(ids, Logits::Last).unwrap()
+        };
         let new = || Session::new(Arc::clone(&model), options(8)).unwrap();
         let fresh = |ids: &[u32]| last(&mut new(), ids);
         let same = |got: &[f32], want: &[f32]| assert!(error(got, want) < 1e-9);
@@ -249,7 +252,7 @@ fn sequences_fork_go_back_and_run_together() {
 
         let mut sessions = [first, second];
         let starts = [back, joined];
-        let mut steps: Vec<Step<'_, Place>> = sessions
+        let mut steps: Vec<Step<'_, Hybrid>> = sessions
             .iter_mut()
             .zip([&ids[3..4], &ids[7..12]])
             .map(|(session, ids)| Step {
@@ -324,7 +327,7 @@ fn adapters_lie_beside_their_layers() {
 }
 
 /// Replaces `groups` of `model` by those of `source`.
-fn swap(source: &Source, model: &Arc<Model<Place>>, groups: &[Group]) {
+fn swap(source: &Source, model: &Arc<Model<Hybrid>>, groups: &[Group]) {
     let (plan, files) = source.plan();
     let mut swap = Swap::new(model, plan, groups).unwrap();
     while let Some(want) = swap.wanted() {

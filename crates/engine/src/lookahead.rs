@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 
-use crate::backend::{BackendError, Decoding, Drawn};
-use crate::sampler::{SamplerConfig, Sampling};
+use crate::backend::{BackendError, Decoding, Sampled};
+use crate::sampling::{SamplerConfig, Sampling};
 
 /// The decoding of a session, and what it follows from.
-pub(crate) struct Ahead {
+pub(crate) struct Lookahead {
     steps: Box<dyn Decoding>,
     /// The weights it computes with.
     generation: u64,
@@ -19,10 +19,14 @@ pub(crate) struct Ahead {
     last: Option<u32>,
 }
 
-impl Ahead {
+impl Lookahead {
     /// `steps` that choose as `sampling` says, with the weights of `generation`.
-    pub(crate) fn new(steps: Box<dyn Decoding>, sampling: &Sampling<'_>, generation: u64) -> Ahead {
-        Ahead {
+    pub(crate) fn new(
+        steps: Box<dyn Decoding>,
+        sampling: &Sampling<'_>,
+        generation: u64,
+    ) -> Lookahead {
+        Lookahead {
             steps,
             generation,
             config: sampling.config.clone(),
@@ -33,7 +37,7 @@ impl Ahead {
     }
 
     /// Whether the next step is the one that computes `id`, and chooses as `sampling` says.
-    pub(crate) fn goes_on_with(&self, id: u32, sampling: &Sampling<'_>, generation: u64) -> bool {
+    pub(crate) fn continues_with(&self, id: u32, sampling: &Sampling<'_>, generation: u64) -> bool {
         self.last == Some(id)
             && self.generation == generation
             && self.config == *sampling.config
@@ -41,9 +45,9 @@ impl Ahead {
     }
 
     /// [`Decoding::poll_next`], awaited. A future that is dropped takes nothing.
-    pub(crate) async fn next(&mut self, wanted: usize) -> Result<Drawn, BackendError> {
+    pub(crate) async fn next(&mut self, wanted: usize) -> Result<Sampled, BackendError> {
         let drawn = poll_fn(|cx| self.steps.poll_next(wanted, cx)).await?;
-        if let Drawn::Token(id) = drawn {
+        if let Sampled::Token(id) = drawn {
             self.last = Some(id);
             if self.n_remembered > 0 {
                 if self.recent.len() == self.n_remembered {

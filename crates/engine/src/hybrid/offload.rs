@@ -24,7 +24,7 @@ pub(super) enum Side {
 /// The memory there is, is what the device's budget says
 /// ([`DeviceOptions::memory_budget`](sterna_gpu::DeviceOptions::memory_budget)), or what its driver gives.
 #[derive(Debug, Clone, Copy)]
-pub struct GpuShare {
+pub struct OffloadPlan {
     most_layers: usize,
     cache: CacheShape,
     ctx_len: usize,
@@ -35,9 +35,9 @@ pub struct GpuShare {
 /// Activations grow from those of a token to those of a chunk, and both are there for a moment.
 const GROWTH: u64 = 2;
 
-impl GpuShare {
+impl OffloadPlan {
     /// All that there is room for beside a session with these `options`.
-    pub fn new(plan: &ModelPlan, options: &SessionOptions) -> GpuShare {
+    pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
         let c = plan.config();
         let cache = CacheShape {
             n_layers: c.n_layers,
@@ -57,7 +57,7 @@ impl GpuShare {
         let spans = context.div_ceil(128) * 8 * (heads + 2 * c.n_heads) as u64;
         let turns = context * c.head_dim as u64 * c.ropes.len().max(1) as u64;
         let words = GROWTH * (rows * row as u64 + spans + turns) + rows * c.n_vocab as u64;
-        GpuShare {
+        OffloadPlan {
             most_layers: usize::MAX,
             cache,
             ctx_len: options.ctx_len,
@@ -66,8 +66,8 @@ impl GpuShare {
     }
 
     /// The same with at most so many layers.
-    pub fn with_layers(self, most_layers: usize) -> GpuShare {
-        GpuShare {
+    pub fn with_layers(self, most_layers: usize) -> OffloadPlan {
+        OffloadPlan {
             most_layers,
             ..self
         }
@@ -77,7 +77,7 @@ impl GpuShare {
 /// What lies where. A group stays on the side on which it was loaded first.
 #[derive(Debug)]
 pub(super) struct Placement {
-    share: GpuShare,
+    share: OffloadPlan,
     sides: BTreeMap<Group, Side>,
     /// The GPU takes no more groups.
     full: bool,
@@ -86,7 +86,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    pub(super) fn new(share: GpuShare) -> Placement {
+    pub(super) fn new(share: OffloadPlan) -> Placement {
         Placement {
             share,
             sides: BTreeMap::new(),

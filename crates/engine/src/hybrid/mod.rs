@@ -1,12 +1,12 @@
 //! The CPU, a GPU, or both, decided at run time.
 //!
-//! Weights lie on one side or the other, group by group ([`share`]). An operation takes place where its
+//! Weights lie on one side or the other, group by group ([`offload`]). An operation takes place where its
 //! weights are, or where its operand is if it has none; activations follow ([`buffer`]). A layer is attended
 //! to where it was loaded first, as its keys and values are there ([`cache`]).
 
 mod buffer;
 mod cache;
-mod share;
+mod offload;
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -23,33 +23,33 @@ use crate::backend::{
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
-use crate::sampler::Sampling;
+use crate::sampling::Sampling;
 use crate::stage::Stage;
 use crate::weights::Group;
 
-pub use buffer::PlaceBuffer;
-pub use cache::PlaceCache;
-pub use share::GpuShare;
-use share::{Placement, Side};
+pub use buffer::HybridBuffer;
+pub use cache::HybridCache;
+pub use offload::OffloadPlan;
+use offload::{Placement, Side};
 
 /// Where a model is computed, for programs that let their users choose: the CPU, or a GPU as far as its
 /// memory goes and the CPU from there. One is for one model.
 #[derive(Debug)]
-pub struct Place {
+pub struct Hybrid {
     cpu: Arc<Cpu>,
-    gpu: Option<Arc<Part>>,
+    gpu: Option<Arc<Offload>>,
     /// Where weights are loaded to.
     loads: Side,
 }
 
 /// A GPU and what it has of the model.
 #[derive(Debug)]
-struct Part {
+struct Offload {
     gpu: Gpu,
     placement: Mutex<Placement>,
 }
 
-impl Part {
+impl Offload {
     fn placement(&self) -> MutexGuard<'_, Placement> {
         self.placement
             .lock()
@@ -57,7 +57,7 @@ impl Part {
     }
 }
 
-/// What belongs to one of the sides of a [`Place`].
+/// What belongs to one of the sides of a [`Hybrid`].
 #[derive(Debug)]
 pub enum Either<C, G> {
     /// The CPU's.
@@ -82,10 +82,10 @@ impl<C, G> Either<C, G> {
     }
 }
 
-impl Place {
+impl Hybrid {
     /// The CPU alone.
-    pub fn cpu(cpu: Cpu) -> Place {
-        Place {
+    pub fn cpu(cpu: Cpu) -> Hybrid {
+        Hybrid {
             cpu: Arc::new(cpu),
             gpu: None,
             loads: Side::Cpu,
@@ -93,11 +93,11 @@ impl Place {
     }
 
     /// `gpu` for what `share` gives it, `cpu` for the rest.
-    pub fn split(gpu: Gpu, cpu: Cpu, share: GpuShare) -> Place {
+    pub fn split(gpu: Gpu, cpu: Cpu, share: OffloadPlan) -> Hybrid {
         let placement = Mutex::new(Placement::new(share));
-        Place {
+        Hybrid {
             cpu: Arc::new(cpu),
-            gpu: Some(Arc::new(Part { gpu, placement })),
+            gpu: Some(Arc::new(Offload { gpu, placement })),
             loads: Side::Gpu,
         }
     }
@@ -118,8 +118,8 @@ impl Place {
     }
 
     /// The same place, loading weights to `side`.
-    fn loading_to(&self, side: Side) -> Place {
-        Place {
+    fn loading_to(&self, side: Side) -> Hybrid {
+        Hybrid {
             cpu: Arc::clone(&self.cpu),
             gpu: self.gpu.clone(),
             loads: side,
@@ -135,7 +135,7 @@ impl Place {
 }
 
 /// Where to compute something of `x` and `y`: where both are, or where `y` was computed.
-fn side_of_both(x: &PlaceBuffer, y: &PlaceBuffer) -> Side {
+fn side_of_both(x: &HybridBuffer, y: &HybridBuffer) -> Side {
     if y.is_on(x.side()) {
         x.side()
     } else {
@@ -144,7 +144,7 @@ fn side_of_both(x: &PlaceBuffer, y: &PlaceBuffer) -> Side {
 }
 
 /// Values on their way from either side.
-pub type PlaceReadback = Either<<Cpu as Backend>::Readback, <Gpu as Backend>::Readback>;
+pub type HybridReadback = Either<<Cpu as Backend>::Readback, <Gpu as Backend>::Readback>;
 
 impl<C, G> Future for Either<C, G>
 where
@@ -166,13 +166,13 @@ type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
 type OfScreen = <Cpu as Backend>::Screen;
 
-impl Backend for Place {
+impl Backend for Hybrid {
     type Linear = OfLinear;
     type Vector = OfVector;
     type Screen = OfScreen;
-    type Buffer = PlaceBuffer;
-    type Cache = PlaceCache;
-    type Readback = PlaceReadback;
+    type Buffer = HybridBuffer;
+    type Cache = HybridCache;
+    type Readback = HybridReadback;
 
     fn host(&self) -> &Exec {
         self.cpu.host()
@@ -202,7 +202,7 @@ impl Backend for Place {
     fn load_group<T>(
         &self,
         group: Group,
-        mut load: impl FnMut(&Place) -> Result<T, BackendError>,
+        mut load: impl FnMut(&Hybrid) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let Some(part) = &self.gpu else {
             return load(self);
@@ -232,11 +232,11 @@ impl Backend for Place {
         self.gpu()?.join(&mut on_gpu)
     }
 
-    fn buffer(&self) -> PlaceBuffer {
-        PlaceBuffer::default()
+    fn buffer(&self) -> HybridBuffer {
+        HybridBuffer::default()
     }
 
-    fn cache(&self, shape: &CacheShape) -> Result<PlaceCache, BackendError> {
+    fn cache(&self, shape: &CacheShape) -> Result<HybridCache, BackendError> {
         let gpu = match &self.gpu {
             Some(part) => {
                 // Weights come before sessions.
@@ -246,7 +246,7 @@ impl Backend for Place {
             None => None,
         };
         let cpu = self.cpu.cache(shape)?;
-        Ok(PlaceCache { cpu, gpu })
+        Ok(HybridCache { cpu, gpu })
     }
 
     fn begin_step(&self) -> Result<(), BackendError> {
@@ -258,7 +258,7 @@ impl Backend for Place {
         table: &OfLinear,
         ids: &[u32],
         scale: f32,
-        out: &mut PlaceBuffer,
+        out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
         match table {
             Either::Cpu(table) => self.cpu.embed(table, ids, scale, out.fill_on_cpu()),
@@ -269,10 +269,10 @@ impl Backend for Place {
     fn rms_norm(
         &self,
         stage: Stage,
-        x: &PlaceBuffer,
+        x: &HybridBuffer,
         weight: &OfVector,
         eps: f32,
-        out: &mut PlaceBuffer,
+        out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
         match weight {
             Either::Cpu(weight) => {
@@ -289,7 +289,7 @@ impl Backend for Place {
     fn rms_norm_in_place(
         &self,
         stage: Stage,
-        x: &mut PlaceBuffer,
+        x: &mut HybridBuffer,
         weight: &OfVector,
         eps: f32,
     ) -> Result<(), BackendError> {
@@ -307,9 +307,9 @@ impl Backend for Place {
 
     fn linear(
         &self,
-        x: &PlaceBuffer,
+        x: &HybridBuffer,
         layout: OutputLayout,
-        products: &mut [Product<'_, Place>],
+        products: &mut [Product<'_, Hybrid>],
     ) -> Result<(), BackendError> {
         let n_products = products.len();
         let (mut on_cpu, mut on_gpu) = (Vec::new(), Vec::new());
@@ -344,11 +344,11 @@ impl Backend for Place {
     fn linear_top(
         &self,
         stage: Stage,
-        x: &PlaceBuffer,
+        x: &HybridBuffer,
         w: &OfLinear,
         screen: &OfScreen,
         top: usize,
-        out: &mut PlaceBuffer,
+        out: &mut HybridBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         let Either::Cpu(w) = w else {
             return Err(BackendError::WrongDevice);
@@ -359,9 +359,9 @@ impl Backend for Place {
 
     fn add_low_rank(
         &self,
-        x: &PlaceBuffer,
+        x: &HybridBuffer,
         rows: Range<usize>,
-        updates: &mut [LowRank<'_, Place>],
+        updates: &mut [LowRank<'_, Hybrid>],
     ) -> Result<(), BackendError> {
         let sides: Vec<Side> = updates.iter().map(|update| update.out.side()).collect();
         let (mut on_cpu, mut on_gpu) = (Vec::new(), Vec::new());
@@ -416,7 +416,7 @@ impl Backend for Place {
     fn add_bias(
         &self,
         stage: Stage,
-        x: &mut PlaceBuffer,
+        x: &mut HybridBuffer,
         bias: &OfVector,
     ) -> Result<(), BackendError> {
         match bias {
@@ -427,9 +427,9 @@ impl Backend for Place {
 
     fn attention(
         &self,
-        attention: Attention<'_, Place>,
-        sequences: &mut [Sequence<'_, PlaceCache>],
-        out: &mut PlaceBuffer,
+        attention: Attention<'_, Hybrid>,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
         let Attention {
             layer,
@@ -499,8 +499,8 @@ impl Backend for Place {
         &self,
         stage: Stage,
         activation: Activation,
-        gate: &mut PlaceBuffer,
-        up: &PlaceBuffer,
+        gate: &mut HybridBuffer,
+        up: &HybridBuffer,
     ) -> Result<(), BackendError> {
         match side_of_both(gate, up) {
             Side::Cpu => {
@@ -514,7 +514,12 @@ impl Backend for Place {
         }
     }
 
-    fn add(&self, stage: Stage, x: &mut PlaceBuffer, y: &PlaceBuffer) -> Result<(), BackendError> {
+    fn add(
+        &self,
+        stage: Stage,
+        x: &mut HybridBuffer,
+        y: &HybridBuffer,
+    ) -> Result<(), BackendError> {
         match side_of_both(x, y) {
             Side::Cpu => {
                 let (x, y) = (self.change_on_cpu(x)?, &self.on_cpu(y)?);
@@ -527,21 +532,21 @@ impl Backend for Place {
         }
     }
 
-    fn softcap(&self, stage: Stage, x: &mut PlaceBuffer, cap: f32) -> Result<(), BackendError> {
+    fn softcap(&self, stage: Stage, x: &mut HybridBuffer, cap: f32) -> Result<(), BackendError> {
         match x.side() {
             Side::Cpu => self.cpu.softcap(stage, x.fill_on_cpu(), cap),
             Side::Gpu => self.gpu()?.softcap(stage, x.fill_on_gpu(), cap),
         }
     }
 
-    fn keep_rows(&self, x: &mut PlaceBuffer, rows: &[usize]) -> Result<(), BackendError> {
+    fn keep_rows(&self, x: &mut HybridBuffer, rows: &[usize]) -> Result<(), BackendError> {
         match x.side() {
             Side::Cpu => self.cpu.keep_rows(x.fill_on_cpu(), rows),
             Side::Gpu => self.gpu()?.keep_rows(x.fill_on_gpu(), rows),
         }
     }
 
-    fn submit(&self, x: &mut PlaceBuffer) -> Result<PlaceReadback, BackendError> {
+    fn submit(&self, x: &mut HybridBuffer) -> Result<HybridReadback, BackendError> {
         Ok(match x.side() {
             Side::Cpu => Either::Cpu(self.cpu.submit(x.fill_on_cpu())?),
             Side::Gpu => Either::Gpu(self.gpu()?.submit(x.fill_on_gpu())?),
@@ -555,7 +560,12 @@ impl Backend for Place {
         }
     }
 
-    fn write(&self, values: &[f32], width: usize, x: &mut PlaceBuffer) -> Result<(), BackendError> {
+    fn write(
+        &self,
+        values: &[f32],
+        width: usize,
+        x: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
         match x.side() {
             Side::Cpu => self.cpu.write(values, width, x.fill_on_cpu()),
             Side::Gpu => self.gpu()?.write(values, width, x.fill_on_gpu()),
@@ -563,14 +573,14 @@ impl Backend for Place {
     }
 
     /// A GPU goes on by itself only with a model that it has all of.
-    fn steps_ahead(
+    fn max_lookahead(
         &self,
-        cache: &mut PlaceCache,
+        cache: &mut HybridCache,
         sampling: &Sampling<'_>,
     ) -> Result<usize, BackendError> {
         match (&self.gpu, &mut cache.gpu) {
             (Some(part), Some(cache)) if part.placement().is_whole() => {
-                part.gpu.steps_ahead(cache, sampling)
+                part.gpu.max_lookahead(cache, sampling)
             }
             _ => Ok(0),
         }
@@ -578,8 +588,8 @@ impl Backend for Place {
 
     fn decode(
         &self,
-        logits: &mut PlaceBuffer,
-        sequence: Continued<'_, PlaceCache>,
+        logits: &mut HybridBuffer,
+        sequence: Continued<'_, HybridCache>,
         sampling: &Sampling<'_>,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         let Continued {

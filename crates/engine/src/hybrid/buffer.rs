@@ -2,15 +2,15 @@
 
 use std::cell::{Ref, RefCell};
 
-use super::Place;
-use super::share::Side;
+use super::Hybrid;
+use super::offload::Side;
 use crate::backend::{Backend, BackendError};
 use crate::cpu::CpuBuffer;
 use crate::gpu::GpuBuffer;
 
 /// Rows of activations, on the CPU, on a GPU, or on both since they were last wanted on the other side.
 #[derive(Debug, Default)]
-pub struct PlaceBuffer(RefCell<Copies>);
+pub struct HybridBuffer(RefCell<Copies>);
 
 #[derive(Debug, Default)]
 struct Copies {
@@ -22,7 +22,7 @@ struct Copies {
     both: bool,
 }
 
-impl PlaceBuffer {
+impl HybridBuffer {
     /// Where the values were computed.
     pub(super) fn side(&self) -> Side {
         self.0.borrow().at
@@ -54,8 +54,8 @@ impl PlaceBuffer {
 
 /// Each of these brings the values to a side if they aren't there, which waits for the GPU if they are
 /// to come from it.
-impl Place {
-    pub(super) fn bring(&self, x: &PlaceBuffer, to: Side) -> Result<(), BackendError> {
+impl Hybrid {
+    pub(super) fn bring(&self, x: &HybridBuffer, to: Side) -> Result<(), BackendError> {
         if x.is_on(to) {
             return Ok(());
         }
@@ -83,7 +83,7 @@ impl Place {
     /// To be read on the CPU.
     pub(super) fn on_cpu<'a>(
         &self,
-        x: &'a PlaceBuffer,
+        x: &'a HybridBuffer,
     ) -> Result<Ref<'a, CpuBuffer>, BackendError> {
         self.bring(x, Side::Cpu)?;
         Ok(Ref::map(x.0.borrow(), |copies| &copies.cpu))
@@ -92,7 +92,7 @@ impl Place {
     /// To be read on the GPU.
     pub(super) fn on_gpu<'a>(
         &self,
-        x: &'a PlaceBuffer,
+        x: &'a HybridBuffer,
     ) -> Result<Ref<'a, GpuBuffer>, BackendError> {
         self.bring(x, Side::Gpu)?;
         Ok(Ref::map(x.0.borrow(), |copies| &copies.gpu))
@@ -101,7 +101,7 @@ impl Place {
     /// To be changed on the CPU.
     pub(super) fn change_on_cpu<'a>(
         &self,
-        x: &'a mut PlaceBuffer,
+        x: &'a mut HybridBuffer,
     ) -> Result<&'a mut CpuBuffer, BackendError> {
         self.bring(x, Side::Cpu)?;
         Ok(x.fill_on_cpu())
@@ -110,14 +110,14 @@ impl Place {
     /// To be changed on the GPU.
     pub(super) fn change_on_gpu<'a>(
         &self,
-        x: &'a mut PlaceBuffer,
+        x: &'a mut HybridBuffer,
     ) -> Result<&'a mut GpuBuffer, BackendError> {
         self.bring(x, Side::Gpu)?;
         Ok(x.fill_on_gpu())
     }
 
     /// Makes `side` the one that has the values, the other keeping a copy.
-    pub(super) fn take_back(&self, x: &mut PlaceBuffer, side: Side) -> Result<(), BackendError> {
+    pub(super) fn take_back(&self, x: &mut HybridBuffer, side: Side) -> Result<(), BackendError> {
         self.bring(x, side)?;
         x.0.get_mut().at = side;
         Ok(())

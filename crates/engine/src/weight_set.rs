@@ -7,7 +7,7 @@ use crate::screening::Screening;
 use crate::weights::{Group, Layer, Projection};
 
 /// All weights of a model. Generations share the groups in which they are the same.
-pub(crate) struct Generation<B: Backend> {
+pub(crate) struct WeightSet<B: Backend> {
     number: u64,
     embedding: Versioned<Embedding<B>>,
     layers: Vec<Versioned<Layer<B::Linear, B::Vector>>>,
@@ -16,7 +16,7 @@ pub(crate) struct Generation<B: Backend> {
 
 /// Which weights a model computes with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Versions {
+pub struct WeightVersions {
     /// How often weights have been replaced: 0 for a model as it was loaded.
     pub generation: u64,
     /// Of each group, the generation in which its weights came.
@@ -77,14 +77,14 @@ pub(crate) enum NewGroup<B: Backend> {
     Head(Head<B>),
 }
 
-impl<B: Backend> Generation<B> {
+impl<B: Backend> WeightSet<B> {
     /// The weights of a model as it was loaded. Exactly one of `embedding` and `head` has an output.
     pub(crate) fn first(
         embedding: Embedding<B>,
         layers: Vec<Layer<B::Linear, B::Vector>>,
         head: Head<B>,
-    ) -> Generation<B> {
-        Generation {
+    ) -> WeightSet<B> {
+        WeightSet {
             number: 0,
             embedding: Versioned::new(0, embedding),
             layers: layers.into_iter().map(|l| Versioned::new(0, l)).collect(),
@@ -93,8 +93,8 @@ impl<B: Backend> Generation<B> {
     }
 
     /// The generation after this one, with the same weights.
-    pub(crate) fn next(&self) -> Generation<B> {
-        Generation {
+    pub(crate) fn next(&self) -> WeightSet<B> {
+        WeightSet {
             number: self.number + 1,
             embedding: self.embedding.clone(),
             layers: self.layers.clone(),
@@ -104,7 +104,7 @@ impl<B: Backend> Generation<B> {
 
     /// This generation with other weights in one group. There is such a layer, and an output where there
     /// was one.
-    pub(crate) fn with(mut self, group: NewGroup<B>) -> Generation<B> {
+    pub(crate) fn with(mut self, group: NewGroup<B>) -> WeightSet<B> {
         let since = self.number;
         match group {
             NewGroup::Embedding(weights) => self.embedding = Versioned::new(since, weights),
@@ -118,12 +118,12 @@ impl<B: Backend> Generation<B> {
         self.number
     }
 
-    pub(crate) fn versions(&self) -> Versions {
+    pub(crate) fn versions(&self) -> WeightVersions {
         let mut groups = vec![(Group::Embedding, self.embedding.since)];
         let layers = self.layers.iter().enumerate();
         groups.extend(layers.map(|(i, layer)| (Group::Layer(i), layer.since)));
         groups.push((Group::Head, self.head.since));
-        Versions {
+        WeightVersions {
             generation: self.number,
             groups,
         }

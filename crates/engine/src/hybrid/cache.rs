@@ -7,12 +7,12 @@ use crate::gpu::GpuCache;
 /// Keys and values of one sequence: those of a layer lie where it is attended to. Either side has memory
 /// only for layers that were appended to there.
 #[derive(Debug)]
-pub struct PlaceCache {
+pub struct HybridCache {
     pub(super) cpu: CpuCache,
     pub(super) gpu: Option<GpuCache>,
 }
 
-impl KvCache for PlaceCache {
+impl KvCache for HybridCache {
     fn len(&self) -> usize {
         self.cpu.len()
     }
@@ -31,8 +31,8 @@ impl KvCache for PlaceCache {
         }
     }
 
-    fn fork(&self, len: usize) -> PlaceCache {
-        PlaceCache {
+    fn fork(&self, len: usize) -> HybridCache {
+        HybridCache {
             cpu: self.cpu.fork(len),
             gpu: self.gpu.as_ref().map(|gpu| gpu.fork(len)),
         }

@@ -6,7 +6,7 @@ use crate::{AdapterInfo, DeviceOptions, Features, Limits};
 
 /// An adapter, and what is agreed on with it if it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct AdapterCaps {
     /// The adapter.
     pub info: AdapterInfo,
     /// What kernels would use on it.
@@ -15,14 +15,14 @@ pub struct Offer {
     pub limits: Limits,
 }
 
-impl Offer {
+impl AdapterCaps {
     /// What `adapter` offers a device with `options`.
-    pub(super) fn of(adapter: &wgpu::Adapter, options: &DeviceOptions) -> Offer {
-        let agreed = adapter::agree(adapter, options);
-        Offer {
+    pub(super) fn of(adapter: &wgpu::Adapter, options: &DeviceOptions) -> AdapterCaps {
+        let negotiated = adapter::negotiate(adapter, options);
+        AdapterCaps {
             info: adapter::describe(&adapter.get_info()),
-            features: agreed.features,
-            limits: agreed.limits,
+            features: negotiated.features,
+            limits: negotiated.limits,
         }
     }
 
