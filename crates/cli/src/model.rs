@@ -10,6 +10,7 @@ use sterna::native::{
     StoredFiles, Weights, builtin,
 };
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
+use sterna_delivery::LocalFile;
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::PullError;
 use sterna_delivery::store::{self, StoreError};
@@ -324,12 +325,16 @@ pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
         Some(name) if name.contains("://") => fetched(name)?.files,
         Some(name) => match in_store(name)? {
             Some(model) => Located::stored(model)?.files,
-            None => Arc::new(LocalFolder::new(folder)),
+            None => {
+                // Says what is wrong with the path.
+                LocalFile::open(folder.join(sterna::ADAPTER_CONFIG))?;
+                Arc::new(LocalFolder::new(folder))
+            }
         },
         None => Arc::new(LocalFolder::new(folder)),
     };
     let name = folder.display().to_string();
-    Ok(native::open_adapter(&name, &*files, Some(signatures))?)
+    native::open_adapter(&name, &*files, Some(signatures)).map_err(with_advice)
 }
 
 #[cfg(test)]

@@ -568,7 +568,13 @@ fn logprobs_are_those_of_the_logits() {
             sampling: sampled(4),
         };
         let request = ask.request(&files);
-        let told = alone(&model, 200, &[request.clone()], SchedulerOptions::default()).remove(0);
+        let told = alone(
+            &model,
+            200,
+            std::slice::from_ref(&request),
+            SchedulerOptions::default(),
+        )
+        .remove(0);
         let tokens = [&request.prompt[..], &told.ids].concat();
         let logits = session(&model, 200).forward(&tokens, Logits::All).unwrap();
         let n_vocab = model.config().n_vocab;

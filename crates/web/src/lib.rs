@@ -40,7 +40,7 @@ pub const ENDED: i32 = -1;
 enum Stage {
     #[default]
     None,
-    Opening(Machine<'static, ModelFiles>),
+    Opening(Box<Machine<'static, ModelFiles>>),
     Loading(&'static ModelFiles, Machine<'static, Loaded<Cpu>>),
     Ready(Box<Ready>),
 }
@@ -90,7 +90,7 @@ pub extern "C" fn output_len() -> usize {
 #[cfg_attr(target_family = "wasm", unsafe(no_mangle))]
 pub extern "C" fn open() {
     let opening = ModelFiles::open(ModelEntry::Folder, OpenOptions::new("model"));
-    STATE.with_borrow_mut(|state| state.stage = Stage::Opening(opening));
+    STATE.with_borrow_mut(|state| state.stage = Stage::Opening(Box::new(opening)));
 }
 
 /// What is wanted next: [`READY`], [`WANTS_LEN`], [`WANTS_BYTES`], or [`FAILED`].

@@ -35,7 +35,7 @@ pub enum SignatureRefusal {
         /// The file.
         file: &'static str,
         /// Why not.
-        problem: StoreError,
+        problem: Box<StoreError>,
     },
 }
 
@@ -94,7 +94,7 @@ fn signer(
             bytes.map_err(|problem| SignatureRefusal::Store {
                 name: name.to_owned(),
                 file,
-                problem,
+                problem: Box::new(problem),
             })
         }
         None => Ok(None),

@@ -171,7 +171,7 @@ impl Device {
             pipelines,
             staging: Staging::default(),
             nothing: OnceLock::new(),
-            scopes: Scopes::default(),
+            scopes: Scopes::new(),
         };
         Ok(Device {
             inner: Arc::new(inner),

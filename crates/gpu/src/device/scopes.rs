@@ -9,10 +9,14 @@ mod kept {
     pub(crate) enum OpenScope {}
 
     /// The scopes that have not told yet: none.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     pub(in crate::device) struct Scopes;
 
     impl Scopes {
+        pub(in crate::device) fn new() -> Scopes {
+            Scopes
+        }
+
         /// The error that `scope` caught.
         #[allow(clippy::unused_self)]
         pub(in crate::device) fn pop(
@@ -50,10 +54,14 @@ mod kept {
     }
 
     /// The scopes that have not told yet.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     pub(in crate::device) struct Scopes(Mutex<Vec<OpenScope>>);
 
     impl Scopes {
+        pub(in crate::device) fn new() -> Scopes {
+            Scopes(Mutex::default())
+        }
+
         /// Keeps `scope` until the next submission.
         pub(in crate::device) fn pop(
             &self,

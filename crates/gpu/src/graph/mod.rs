@@ -172,7 +172,7 @@ impl Graph {
             return Ok(());
         }
         // Whoever waits for something later waits for this too, and learns of what went wrong.
-        let _ = self.submit(&[])?;
+        drop(self.submit(&[])?);
         Ok(())
     }
 

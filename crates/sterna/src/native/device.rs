@@ -12,7 +12,9 @@ use sterna_engine::{BackendError, Gpu, LoadError};
 use sterna_gpu::{AdapterCaps, AdapterInfo, AdapterKind, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
 
-use crate::error::{Error, Result, bail};
+#[cfg(feature = "gpu")]
+use crate::error::Error;
+use crate::error::{Result, bail};
 use crate::model::Loaded;
 use crate::warning::Warning;
 

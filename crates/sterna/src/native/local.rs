@@ -150,7 +150,7 @@ impl LocalModel {
             let mut shards = Shards::start(scope, &self.sources, checks, is_read, n_threads);
             let loading = LoadOptions {
                 verification: Verification::BySource,
-                progress: Some(Box::new(|n| progress(n))),
+                progress: Some(Box::new(progress)),
             };
             let mut machine = self.model.load(plan, backend, loading);
             while let Some(want) = machine.wanted() {
