@@ -103,7 +103,7 @@ async fn open_peft(options: &OpenOptions, files: &Files) -> Result<AdapterFiles>
     let Some(config) = read_one(ADAPTER_CONFIG, options, files).await? else {
         bail!(
             NotFound,
-            "{}: expected a file, found none",
+            "{}: cannot open: no such file",
             options.label(ADAPTER_CONFIG)
         );
     };
@@ -118,7 +118,7 @@ async fn open_peft(options: &OpenOptions, files: &Files) -> Result<AdapterFiles>
                 options.name
             );
         }
-        bail!(NotFound, "{label}: expected a file, found none");
+        bail!(NotFound, "{label}: cannot open: no such file");
     };
     let header = checkpoint::header(ADAPTER_WEIGHTS, len, files).await;
     let header = header.with_context(|| &*label)?;
@@ -171,7 +171,7 @@ async fn range(files: &Files, name: &str, offset: u64, len: u64) -> Bytes {
 async fn open_bundle(options: &OpenOptions, files: &Files) -> Result<AdapterFiles> {
     let label = options.label(LORA_FILE);
     let Some(len) = files.len(LORA_FILE).await else {
-        bail!(NotFound, "{label}: expected a file, found none");
+        bail!(NotFound, "{label}: cannot open: no such file");
     };
     let parsed = files
         .header(LORA_FILE, len, LoraFile::parse, needs_more)

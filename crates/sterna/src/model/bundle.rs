@@ -43,7 +43,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     }
     let label = options.label(TENSORS_FILE);
     let Some(len) = files.len(TENSORS_FILE).await else {
-        bail!(NotFound, "{label}: expected a file, found none");
+        bail!(NotFound, "{label}: cannot open: no such file");
     };
     let parsed = (files
         .header(TENSORS_FILE, len, TensorFile::parse, needs_more)

@@ -68,7 +68,7 @@ async fn open_files(
     for name in &names {
         let label = options.label(name);
         let Some(len) = files.len(name).await else {
-            bail!(NotFound, "{label}: expected a file, found none");
+            bail!(NotFound, "{label}: cannot open: no such file");
         };
         let part = header(name, len, files).await.with_context(|| &*label)?;
         parts.push(part);

@@ -8,12 +8,14 @@ use crate::want::Files;
 
 /// Opens the file called `name`, and the rest of the split set that it begins.
 pub(super) async fn open(name: &str, options: OpenOptions, files: &Files) -> Result<ModelFiles> {
+    // Says what it says of a later part by the name that the user gave.
+    gguf::split_names(&options.label(name))?;
     let names = gguf::split_names(name)?.unwrap_or_else(|| vec![name.to_owned()]);
     let (mut parts, mut opened) = (Vec::new(), Vec::new());
     for name in names {
         let label = options.label(&name);
         let Some(len) = files.len(&name).await else {
-            bail!(NotFound, "{label}: expected a file, found none");
+            bail!(NotFound, "{label}: cannot open: no such file");
         };
         parts.push(header(&name, len, files).await.with_context(|| &*label)?);
         opened.push(WeightFile { name, label, len });

@@ -185,7 +185,7 @@ impl ModelFiles {
         let label = options.label(name);
         let len = files.len(name).await;
         let Some(len) = len else {
-            bail!(NotFound, "{label}: expected a file, found none");
+            bail!(NotFound, "{label}: cannot open: no such file");
         };
         let start = match len {
             0 => Bytes::new(),

@@ -66,7 +66,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
                 "{label}: expected {} bytes, found {len}",
                 shard.size
             ),
-            None => bail!(NotFound, "{label}: expected a file, found none"),
+            None => bail!(NotFound, "{label}: cannot open: no such file"),
         }
     }
     let mut tensors = TensorCatalog::default();
