@@ -1,4 +1,4 @@
-//! What the tests of several crates share: [`gpu`] decides whether a test that needs a GPU runs, [`fuzz`]
+//! What the tests of several crates share: `gpu` decides whether a test that needs a GPU runs, `fuzz`
 //! has what the fuzzers found.
 #![forbid(unsafe_code)]
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 #[cfg(feature = "gpu")]
 use sterna_engine::hybrid::OffloadPlan;
 use sterna_engine::{Activations, Cpu, Model, ModelPlan, SessionOptions};
+#[cfg(feature = "gpu")]
 use sterna_engine::{BackendError, Gpu, LoadError};
 #[cfg(feature = "gpu")]
 use sterna_gpu::{AdapterCaps, AdapterInfo, AdapterKind, DeviceOptions, GpuError};
