@@ -253,6 +253,7 @@ fn tell_owned(warning: Warning) {
 }
 
 /// Reads the weights that `plan` asks for onto `backend`.
+#[cfg(feature = "gpu")]
 pub(crate) fn load_on<B: Backend>(
     files: &LocalModel,
     plan: ModelPlan,
