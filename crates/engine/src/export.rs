@@ -374,7 +374,7 @@ impl Exporter {
 
     /// The `config.json` that goes with the tensors, once all have been exported.
     ///
-    /// Errors: [`LoadError::Incomplete`] if they haven't; [`PlanError::Inexpressible`](crate::PlanError::Inexpressible) if it can't be
+    /// Errors: [`LoadError::Incomplete`] if they haven't; [`PlanError::Inexpressible`] if it can't be
     /// said.
     pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
         if let Some(want) = self.wanted() {

@@ -1,8 +1,8 @@
 //! The CPU, a GPU, or both, decided at run time.
 //!
-//! Weights lie on one side or the other, group by group ([`offload`]). An operation takes place where its
-//! weights are, or where its operand is if it has none; activations follow ([`buffer`]). A layer is attended
-//! to where it was loaded first, as its keys and values are there ([`cache`]).
+//! Weights lie on one side or the other, group by group (`offload`). An operation takes place where its
+//! weights are, or where its operand is if it has none; activations follow (`buffer`). A layer is attended
+//! to where it was loaded first, as its keys and values are there (`cache`).
 
 mod buffer;
 mod cache;

@@ -213,7 +213,7 @@ pub fn read_package(name: &str, files: &dyn FileSet) -> Result<Package> {
 
 /// The file called `name` of `files` as it is now, if there is one.
 ///
-/// Errors: it has more than [`MAX_FILE_BYTES`], or can't be read.
+/// Errors: it has more than `MAX_FILE_BYTES`, or can't be read.
 pub fn read_small(files: &dyn FileSet, name: &str) -> Result<Option<Bytes>> {
     files.file(name)?.map(|file| file.read_small()).transpose()
 }
