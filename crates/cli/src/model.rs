@@ -10,7 +10,6 @@ use sterna::native::{
     StoredFiles, Weights, builtin,
 };
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
-use sterna_delivery::LocalFile;
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::PullError;
 use sterna_delivery::store::{self, StoreError};
@@ -87,14 +86,6 @@ impl PackagePlace {
         match self {
             PackagePlace::Folder(path) => Box::new(LocalFolder::new(path)),
             PackagePlace::Stored(model) => Box::new(StoredFiles::new(Arc::clone(model))),
-        }
-    }
-
-    /// What messages call the file `name`.
-    pub(crate) fn path_of(&self, name: &str) -> String {
-        match self {
-            PackagePlace::Folder(path) => path.join(name).display().to_string(),
-            PackagePlace::Stored(model) => format!("{}/{name}", model.name()),
         }
     }
 }
@@ -245,11 +236,8 @@ pub(crate) fn load(
     n_threads: usize,
 ) -> Result<Arc<Model<Device>>> {
     let load = |device| load_from(files, plan.clone(), device, flags.weights());
-    flags.load_on(n_threads, plan, &files.hints(), &mut tell_owned, load)
-}
-
-fn tell_owned(warning: Warning) {
-    tell(&warning);
+    let mut warn = |warning| tell(&warning);
+    flags.load_on(n_threads, plan, &files.hints(), &mut warn, load)
 }
 
 /// Reads the weights that `plan` asks for onto `backend`.
@@ -322,18 +310,13 @@ pub(crate) fn adapt<B: Backend>(
 /// The adapter in a folder, at an address or in the store: PEFT's, of a package, or of an engine bundle.
 pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
     let signatures: Arc<dyn Signatures> = Arc::new(Trusted);
-    let files: Arc<dyn FileSet> = match folder.to_str().filter(|_| !folder.exists()) {
-        Some(name) if name.contains("://") => fetched(name)?.files,
-        Some(name) => match in_store(name)? {
-            Some(model) => Located::stored(model)?.files,
-            None => {
-                // Says what is wrong with the path.
-                LocalFile::open(folder.join(sterna::ADAPTER_CONFIG))?;
-                Arc::new(LocalFolder::new(folder))
-            }
-        },
-        None => Arc::new(LocalFolder::new(folder)),
+    let named = folder.to_str().filter(|_| !folder.exists());
+    let located = match named {
+        Some(name) if name.contains("://") => Some(fetched(name)?),
+        Some(name) => in_store(name)?.map(Located::stored).transpose()?,
+        None => None,
     };
+    let files = located.map_or_else(|| Arc::new(LocalFolder::new(folder)) as _, |at| at.files);
     let name = folder.display().to_string();
     native::open_adapter(&name, &*files, Some(signatures)).map_err(with_advice)
 }

@@ -34,7 +34,7 @@ impl Package {
     /// Opens the package in `folder`, and every file that its manifest names.
     pub(super) fn open(place: &PackagePlace) -> Result<Package> {
         let folder = place.files();
-        let place = place.path_of(MANIFEST_FILE);
+        let place = folder.label(MANIFEST_FILE);
         let bytes = read_small(&*folder, MANIFEST_FILE)?;
         let bytes =
             bytes.with_context(|| format!("{place}: expected a package, found no manifest"))?;

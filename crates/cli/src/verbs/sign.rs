@@ -78,7 +78,7 @@ impl Sign {
             let line = manifest.comment();
             let text = key.sign(&manifest.bytes, &line)?;
             manifest.put_beside(&text)?;
-            let place = manifest.place.path_of(SIGNATURE_FILE);
+            let place = manifest.place.files().label(SIGNATURE_FILE);
             (signature, comment) = (Some(place), Some(line));
             let trusted = trust::list()?;
             if trusted.check(&manifest.bytes, Some(&text)).is_err() {
@@ -175,8 +175,9 @@ struct Manifest {
 impl Manifest {
     fn read(package: &str) -> Result<Manifest> {
         let found = PackagePlace::find(package)?;
-        let place = found.path_of(MANIFEST_FILE);
-        let file = found.files().file(MANIFEST_FILE)?;
+        let files = found.files();
+        let place = files.label(MANIFEST_FILE);
+        let file = files.file(MANIFEST_FILE)?;
         let file =
             file.with_context(|| format!("{place}: expected a package, found no manifest"))?;
         let bytes = file.bytes()?;
@@ -205,7 +206,7 @@ impl Manifest {
                 );
                 ("signed", text)
             }
-            PackagePlace::Folder(_) => ("signature", self.place.path_of(SIGNATURE_FILE)),
+            PackagePlace::Folder(_) => ("signature", self.place.files().label(SIGNATURE_FILE)),
         }
     }
 

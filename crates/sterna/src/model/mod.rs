@@ -91,7 +91,7 @@ impl OpenOptions {
 }
 
 /// What messages call the file `name`, whose folder they call `prefix`.
-fn label(prefix: &str, name: &str) -> String {
+pub(crate) fn label(prefix: &str, name: &str) -> String {
     match prefix {
         "" => name.to_owned(),
         prefix if prefix.ends_with(['/', '\\']) => format!("{prefix}{name}"),

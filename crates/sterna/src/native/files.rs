@@ -10,6 +10,7 @@ use sterna_delivery::pull::IncomingPackage;
 use sterna_delivery::{LocalFile, LocalFileError, store};
 
 use crate::error::{Context, Result, bail};
+use crate::model::label;
 
 /// Named files that belong together: a folder, whatever it is kept in.
 pub trait FileSet: Send + Sync {
@@ -20,6 +21,11 @@ pub trait FileSet: Send + Sync {
 
     /// What messages put before the names of files: the folder, or nothing.
     fn prefix(&self) -> String;
+
+    /// What messages call the file `name`.
+    fn label(&self, name: &str) -> String {
+        label(&self.prefix(), name)
+    }
 
     /// The folder, if it is one on disk.
     fn path(&self) -> Option<&Path> {
@@ -305,13 +311,7 @@ pub struct MemoryFiles {
 impl FileSet for MemoryFiles {
     fn file(&self, name: &str) -> Result<Option<SourceFile>> {
         let bytes = self.files.get(name).cloned();
-        Ok(bytes.map(|bytes| {
-            let label = match self.prefix.as_str() {
-                "" => name.to_owned(),
-                prefix => format!("{prefix}/{name}"),
-            };
-            SourceFile::memory(label, bytes)
-        }))
+        Ok(bytes.map(|bytes| SourceFile::memory(self.label(name), bytes)))
     }
 
     fn prefix(&self) -> String {

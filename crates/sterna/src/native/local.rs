@@ -1,5 +1,6 @@
 //! Models whose files are on this machine.
 
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::thread;
@@ -15,8 +16,8 @@ use super::find::Located;
 use super::shards::Shards;
 use crate::error::{Context, Result};
 use crate::model::{
-    AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles, Signatures,
-    Verification,
+    ADAPTER_CONFIG, AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles,
+    Signatures, Verification,
 };
 use crate::want::{Machine, Want};
 use crate::warning::Warning;
@@ -72,9 +73,10 @@ impl LocalModel {
             is_verified: files.is_verified(),
             ..OpenOptions::new(name)
         };
-        let model = drive(ModelFiles::open(entry, options), &*files)?;
+        let mut opened = Opened::new(&*files);
+        let model = opened.drive(ModelFiles::open(entry, options))?;
         let sources = (model.files().iter())
-            .map(|file| expect_file(&*files, &file.name))
+            .map(|file| opened.expect(&file.name))
             .collect::<Result<_>>()?;
         Ok(LocalModel {
             model,
@@ -187,6 +189,10 @@ pub fn open_adapter(
     files: &dyn FileSet,
     signatures: Option<Arc<dyn Signatures>>,
 ) -> Result<AdapterFiles> {
+    if let Some(folder) = files.path().filter(|folder| !folder.is_dir()) {
+        // Says what is wrong with the path.
+        SourceFile::open(folder.join(ADAPTER_CONFIG))?;
+    }
     let options = OpenOptions {
         stem: super::stem(name),
         prefix: files.prefix(),
@@ -194,7 +200,8 @@ pub fn open_adapter(
         is_verified: files.is_verified(),
         ..OpenOptions::new(name)
     };
-    let adapter = drive(AdapterFiles::open(options, Verification::ByLoading), files)?;
+    let opening = AdapterFiles::open(options, Verification::ByLoading);
+    let adapter = Opened::new(files).drive(opening)?;
     files.settle()?;
     Ok(adapter)
 }
@@ -208,7 +215,7 @@ pub fn read_package(name: &str, files: &dyn FileSet) -> Result<Package> {
         prefix: files.prefix(),
         ..OpenOptions::new(name)
     };
-    drive(PackageFiles::open(options), files)
+    Opened::new(files).drive(PackageFiles::open(options))
 }
 
 /// The file called `name` of `files` as it is now, if there is one.
@@ -218,20 +225,48 @@ pub fn read_small(files: &dyn FileSet, name: &str) -> Result<Option<Bytes>> {
     files.file(name)?.map(|file| file.read_small()).transpose()
 }
 
-/// Gives `machine` what it wants of `files`.
-fn drive<T>(mut machine: Machine<'_, T>, files: &dyn FileSet) -> Result<T> {
-    while let Some(want) = machine.wanted() {
-        match want {
-            Want::Len { name } => {
-                let file = files.file(&name)?;
-                machine.give_len(file.map(|file| file.len()))?;
-            }
-            Want::Bytes { name, range } => {
-                let file = expect_file(files, &name)?;
-                // Of a mapped file, all there is costs nothing.
-                machine.give_bytes(file.slice(range.start, file.len() - range.start)?)?;
-            }
+/// Files of a set, each opened once.
+struct Opened<'a> {
+    files: &'a dyn FileSet,
+    opened: HashMap<String, Option<SourceFile>>,
+}
+
+impl<'a> Opened<'a> {
+    fn new(files: &'a dyn FileSet) -> Opened<'a> {
+        Opened {
+            files,
+            opened: HashMap::new(),
         }
     }
-    machine.finish()
+
+    fn get(&mut self, name: &str) -> Result<Option<&SourceFile>> {
+        if !self.opened.contains_key(name) {
+            let file = self.files.file(name)?;
+            self.opened.insert(name.to_owned(), file);
+        }
+        Ok(self.opened[name].as_ref())
+    }
+
+    fn expect(&mut self, name: &str) -> Result<SourceFile> {
+        match self.get(name)? {
+            Some(file) => Ok(file.clone()),
+            // Says which file it is.
+            None => expect_file(self.files, name),
+        }
+    }
+
+    /// Gives `machine` what it wants.
+    fn drive<T>(&mut self, mut machine: Machine<'_, T>) -> Result<T> {
+        while let Some(want) = machine.wanted() {
+            match want {
+                Want::Len { name } => machine.give_len(self.get(&name)?.map(SourceFile::len))?,
+                Want::Bytes { name, range } => {
+                    let file = self.expect(&name)?;
+                    // Of a mapped file, all there is costs nothing.
+                    machine.give_bytes(file.slice(range.start, file.len() - range.start)?)?;
+                }
+            }
+        }
+        machine.finish()
+    }
 }
