@@ -121,7 +121,7 @@ impl Row {
         }
     }
 
-    fn way(&self) -> Result<(Product, LaunchConfig)> {
+    fn config(&self) -> Result<(Product, LaunchConfig)> {
         let rows = RowClass::ALL.into_iter();
         let product = Product {
             weights: WeightKind::named(&self.weights)
@@ -135,13 +135,13 @@ impl Row {
                     format!("expected one, few or many rows, found `{}`", self.rows)
                 })?,
         };
-        let way = LaunchConfig {
+        let config = LaunchConfig {
             lanes: self.lanes,
             workgroup: self.workgroup,
             rounds_itself: self.rounds_itself,
             matrix_units: self.matrix_units,
         };
-        Ok((product, way))
+        Ok((product, config))
     }
 
     fn is_of(&self, other: &Row) -> bool {
@@ -166,13 +166,13 @@ pub(crate) enum Found {
 #[derive(Debug)]
 pub(crate) struct Kept {
     content: Content,
-    ways: Vec<(Product, LaunchConfig)>,
+    configs: Vec<(Product, LaunchConfig)>,
 }
 
 impl Kept {
     /// Products and how they go best.
-    pub(crate) fn ways(&self) -> impl Iterator<Item = (Product, LaunchConfig)> {
-        self.ways.iter().copied()
+    pub(crate) fn configs(&self) -> impl Iterator<Item = (Product, LaunchConfig)> {
+        self.configs.iter().copied()
     }
 
     /// How many products were measured, and how many of them don't go by the rules.
@@ -248,9 +248,9 @@ fn parse(bytes: &[u8], key: &Key) -> Result<Found> {
         anyhow::bail!("expected at most {MAX_PRODUCTS} products, found {n}");
     }
     let rows = content.products.iter().enumerate();
-    let ways = rows.map(|(i, row)| row.way().with_context(|| format!("product {i}")));
+    let configs = rows.map(|(i, row)| row.config().with_context(|| format!("product {i}")));
     Ok(Found::Kept(Kept {
-        ways: ways.collect::<Result<_>>()?,
+        configs: configs.collect::<Result<_>>()?,
         content,
     }))
 }
@@ -363,7 +363,7 @@ mod tests {
             rule_us: 2.0,
             best,
             best_us: 1.0,
-            n_ways: 2,
+            n_configs: 2,
             wrong: Vec::new(),
         }
     }
@@ -389,9 +389,9 @@ mod tests {
             let Found::Kept(kept) = parse(&bytes, &key()).unwrap() else {
                 panic!("not kept");
             };
-            let ways: Vec<_> = kept.ways().collect();
+            let configs: Vec<_> = kept.configs().collect();
             let expected: Vec<_> = products.iter().map(|f| (f.product, f.best)).collect();
-            assert_eq!(ways, expected);
+            assert_eq!(configs, expected);
             assert_eq!(kept.n_products(), [products.len(); 2]);
             assert!(kept.age_days() > 10_000);
         }

@@ -67,7 +67,7 @@ impl Settings {
 /// What was measured and is good for the adapter as it is now; a note tells of a file that is none.
 fn measured(key: &Key) -> Tuning {
     match kept(key) {
-        Found::Kept(kept) => Tuning::default().with(kept.ways()),
+        Found::Kept(kept) => Tuning::default().with(kept.configs()),
         Found::Damaged(reason) => {
             output::note(format_args!(
                 "note: {reason}; not used, `sterna tune` measures anew"
@@ -148,7 +148,7 @@ mod tests {
         };
         for (is_tunable, workgroup) in [(true, Some(64)), (false, None)] {
             let settings = Settings::new(&offer, &hints, is_tunable);
-            assert_eq!(settings.tuning.way(&product).workgroup, workgroup);
+            assert_eq!(settings.tuning.config(&product).workgroup, workgroup);
             assert_eq!(settings.decisions.len(), 3);
             let mut options = DeviceOptions::default();
             settings.apply(&mut options);

@@ -306,7 +306,7 @@ impl Row {
             k: found.product.k,
             rows: found.product.rows.name(),
             n_matrices: found.n_matrices,
-            n_ways: found.n_ways,
+            n_ways: found.n_configs,
             n_wrong: found.wrong.len(),
             rule: way(&found.rule),
             rule_us: found.rule_us,

@@ -162,7 +162,7 @@ pub enum GpuScreen {}
 
 /// Up to this many rows, the positions of a context are split across workgroups, so that the device is fully
 /// occupied.
-const MAX_SPAN_ROWS: usize = 8;
+const MAX_SPLIT_KV_ROWS: usize = 8;
 
 impl Backend for Gpu {
     type Linear = GpuLinear;
@@ -414,7 +414,7 @@ impl Backend for Gpu {
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
-                most_len: (*n_rows <= MAX_SPAN_ROWS).then_some(len),
+                most_len: (*n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
                 out: out.rows(rows.start, *n_rows),
             });
         }

@@ -54,9 +54,9 @@ impl OffloadPlan {
         let rows = options.chunk.clamp(1, options.ctx_len.max(1)) as u64;
         // Spans of a few rows over the whole context, and rotations of all positions.
         let context = (options.ctx_len as u64).next_power_of_two();
-        let spans = context.div_ceil(128) * 8 * (heads + 2 * c.n_heads) as u64;
+        let splits = context.div_ceil(128) * 8 * (heads + 2 * c.n_heads) as u64;
         let turns = context * c.head_dim as u64 * c.ropes.len().max(1) as u64;
-        let words = GROWTH * (rows * row as u64 + spans + turns) + rows * c.n_vocab as u64;
+        let words = GROWTH * (rows * row as u64 + splits + turns) + rows * c.n_vocab as u64;
         OffloadPlan {
             most_layers: usize::MAX,
             cache,
