@@ -27,7 +27,7 @@ pub enum TokenizerError {
     },
 
     /// GGUF has no words for a part of the tokenizer.
-    #[error("tokenizer {place}: GGUF can't say {found}")]
+    #[error("tokenizer {place}: GGUF can't express {found}")]
     Inexpressible {
         /// Which part, in the spelling of `tokenizer.json`.
         place: &'static str,
