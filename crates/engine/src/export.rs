@@ -371,9 +371,9 @@ impl Exporter {
         &self.warnings
     }
 
-    /// The `config.json` for the tensors, once all have been exported. Errors: [`LoadError::Incomplete`] if
-    /// some haven't; [`PlanError::Inexpressible`] if it can't be expressed.
-    /// said.
+    /// The `config.json` for the tensors, once all have been exported.
+    ///
+    /// Errors: [`LoadError::Incomplete`] if some haven't; [`PlanError::Inexpressible`] if it can't be expressed.
     pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
         if let Some(want) = self.wanted() {
             return Err(LoadError::Incomplete {

@@ -436,7 +436,7 @@ impl<'a> Planner<'a> {
         let norm_name = format!("{name}_norm_in.weight");
         let input_norm = match self.find(&norm_name) {
             None => None,
-            // Just a weight in every family: the embedding of the tokens, with no bias.
+            // Without an offset in every family: this norm belongs to the layer, not to the model.
             Some(_) => Some(self.vector(&norm_name, k, 0.0)?),
         };
         let weight = self.matrix(name, rows, k)?;

@@ -62,7 +62,7 @@ impl PartialEq for Buffer {
 impl Eq for Buffer {}
 
 impl Device {
-    /// `bytes` zeros, rounded up to a multiple of 16.
+    /// `bytes` of zeros, rounded up to a multiple of 16.
     ///
     /// Errors: [`GpuError::OutOfMemory`] if the budget, the device's limit for a buffer, or its memory
     /// is exhausted.
