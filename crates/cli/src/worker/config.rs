@@ -243,7 +243,7 @@ impl WorkerConfig {
             *n <= max
         })?;
         if eos_ids.len() != n_eos {
-            let expected = format!("{n_eos} EOS ids after `{key}`");
+            let expected = format!("{n_eos} EOS ids behind `{key}`");
             return Err(ProtocolError::new(place, expected, eos_ids.len()));
         }
         let ids = eos_ids.iter().map(String::as_bytes);
