@@ -63,7 +63,7 @@ struct Quotes<'a> {
     stand_ins: Vec<(char, String)>,
 }
 
-/// Code points that mean nothing by themselves.
+/// Code points without meaning.
 const PRIVATE: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 
 impl<'a> Quotes<'a> {

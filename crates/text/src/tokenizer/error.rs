@@ -1,4 +1,4 @@
-//! What can be wrong with a tokenizer, or with what it is asked to do.
+//! Errors of tokenizers.
 
 /// Why a tokenizer could not be read, or a text not encoded.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum TokenizerError {
     Inexpressible {
         /// Which part, in the spelling of `tokenizer.json`.
         place: &'static str,
-        /// What it is, cut to a readable length.
+        /// The value, truncated to a readable length.
         found: String,
     },
 

@@ -77,7 +77,7 @@ const QWEN2_SPLIT: Split = plain(&[QWEN2]);
 /// What llama.cpp does when a file names no rule.
 const DEFAULT: Split = plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]);
 
-/// The rule that `name` stands for.
+/// The rule called `name`.
 fn named(name: &str) -> Option<Split> {
     Some(match name {
         "default" => DEFAULT,

@@ -115,7 +115,7 @@ impl Vocab {
             .copied()
     }
 
-    /// The id whose spelling is `piece`, which is found at once if it is `near` or the id behind that.
+    /// The id whose spelling is `piece`, which is found at once if it is `near` or the next id.
     pub(crate) fn id_near(&self, piece: &[u8], near: u32) -> Option<u32> {
         let is_it = |id: &u32| {
             self.piece(*id)
