@@ -58,6 +58,7 @@ pub trait Backend: Sized {
     ) -> Result<Self::Screen, BackendError>;
     /// Loads the weights of `group`, which are used together: `load` loads them all with the backend it is
     /// called with, from the beginning each time.
+    ///
     /// A backend that consists of several calls it with the selected one, and with another if that one is out
     /// of memory.
     /// Errors: those of `load`.
@@ -123,9 +124,8 @@ pub trait Backend: Sized {
 
     /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are needed, with all that equal the least
     /// of them; others may be −∞ instead. `screen` was made of `w`.
-    /// Returns how many rows were read. The values computed have the same bits as those of
-    /// [`Backend::linear`].
-    /// Returns how many rows were read. What is computed has the bits that [`Backend::linear`] gives.
+    ///
+    /// Returns how many rows were read. Computed values have the same bits as those of [`Backend::linear`].
     fn linear_top(
         &self,
         stage: Stage,

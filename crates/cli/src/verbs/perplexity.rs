@@ -126,8 +126,8 @@ fn windows(
 }
 
 /// The sum over all tokens of `ids` but the first, in nats. `session` must be empty.
+///
 /// Fails at the first token whose contribution is not finite.
-/// Fails at the first token whose share of it is not finite.
 fn negative_log_likelihood(
     session: &mut Session<Device>,
     ids: &[u32],

@@ -14,7 +14,6 @@ use crate::kernels::linear::{Epilogue, Form};
 /// else follows, and lacks what only the next repetition was known not to read. That does no harm: every step
 /// writes what it reads, except for caches, which are always written, and the host reads nothing but logits
 /// and sampled tokens. After other steps, anything may be read.
-/// reads nothing but logits and sampled tokens. After other steps, anything may be read.
 pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
     let next = match ops.last() {
         Some(Op::Sample(_)) => ops,

@@ -34,8 +34,8 @@ pub enum Effort {
 }
 
 /// Encodes the rows of a matrix, any number at a time.
+///
 /// The result doesn't depend on how the rows are divided into calls, on threads or on instruction sets.
-/// sets.
 ///
 /// ```
 /// use sterna_format::DType;

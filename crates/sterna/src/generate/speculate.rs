@@ -28,6 +28,7 @@ const ALLOWANCE: f32 = 0.015;
 const ADVANCE: f32 = BATCH_COST + DRAFT_COST;
 
 /// Drafts of what comes next, from the text so far, as long as they are worth their cost.
+///
 /// The acceptance rate is estimated for each length of match, by comparing what would have been drafted with
 /// the actual tokens: that requires no computation, so the prompt contributes to it too, and so do stretches
 /// where drafting doesn't pay. The number of drafts maximises the expected gain.
