@@ -384,7 +384,7 @@ fn truncated_anywhere() {
     for n in 0..last {
         assert!(Gguf::parse(&bytes[..n], n as u64).is_err(), "{n}");
     }
-    // Only the padding behind the last tensor may be missing.
+    // Only the padding after the last tensor may be missing.
     assert!(Gguf::parse(&bytes[..last], last as u64).is_ok());
 }
 

@@ -385,12 +385,12 @@ fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
     false
 }
 
-/// How many workers it is worth waiting for.
+/// How many workers to use.
 ///
-/// Items are alike, so threads finish within an item of one another. Where one is done much later than
-/// another, the system has stopped it: something else runs on its core. Each such stall takes one
-/// worker out, which leaves its core to the other threads, for a time that grows when its return
-/// brings the next stall, so that what stalls cost stays a few percent.
+/// Items are equal in cost, so threads finish within an item of one another. One that finishes much later
+/// than another was preempted: something else runs on its core. Each such stall takes one worker out,
+/// which leaves its core to the other threads, for a time that grows when its return causes the next
+/// stall, so that the cost of stalls stays at a few percent.
 #[derive(Debug)]
 struct Pace {
     /// Their total number.

@@ -163,7 +163,7 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
 fn bytes_of<'a>(tensor: &Tensor, shards: &'a [Option<Bytes>]) -> Option<Vec<&'a [u8]>> {
     let pieces = tensor.pieces().iter().map(|span| {
         let shard = shards[span.shard].as_ref()?;
-        // A package's pieces lie in its shards, whose sizes were compared.
+        // A package's pieces are within its shards, whose sizes were compared.
         Some(&shard[span.offset as usize..][..span.size as usize])
     });
     pieces.collect()

@@ -9,7 +9,7 @@
 //! ROOT/models/NAME/REVISION.json  the files of a revision: written after its blobs
 //! ROOT/models/NAME/current        which revision counts: written last
 //! ROOT/partial/NAME/…             what is arriving for a model, and what its pull needs
-//! ROOT/partial/.NAME              held by whoever fetches the model
+//! ROOT/partial/.NAME              locked while the model is fetched
 //! ROOT/damaged/…                  files that were found to have changed
 //! ROOT/lock                       held for moments: shared to look up and to name, exclusively to delete
 //! ```

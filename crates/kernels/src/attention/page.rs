@@ -22,7 +22,7 @@ pub(super) const BLOCK: usize = CacheType::BLOCK_LEN;
 ///
 /// Keys are computed with one position per lane, values with one element per lane:
 /// - keys are `[n_kv_heads, PAGE_LEN / 16, head_dim, 16]`, so that one element of 16 positions is
-///   one load. Q8_0 codes lie in pairs of elements, `[n_kv_heads, PAGE_LEN / 16, head_dim / 2, 16, 2]`,
+///   one load. Q8_0 codes are in pairs of elements, `[n_kv_heads, PAGE_LEN / 16, head_dim / 2, 16, 2]`,
 ///   and their scales are `[n_kv_heads, PAGE_LEN / 16, head_dim / 32, 16]`;
 /// - values are `[n_kv_heads, PAGE_LEN, head_dim]`, the scales of Q8_0 `[n_kv_heads, head_dim / 32,
 ///   PAGE_LEN]`.

@@ -22,7 +22,7 @@ pub(super) const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M
 /// Mistral's Tekken: as GPT-4o, without contractions and with single digits.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Bloom and its kin: runs without spaces and sentence marks.
+/// Bloom and the like: runs without spaces and sentence marks.
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 /// The last of DeepSeek 3's three cuts.

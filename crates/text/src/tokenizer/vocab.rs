@@ -11,12 +11,12 @@ const FREE_IDS: usize = 1 << 20;
 
 /// Pieces of text by id, and ids by piece.
 ///
-/// All pieces lie in one string, so that a vocabulary of 256,000 pieces costs three allocations instead of half a
+/// All pieces are in one string, so that a vocabulary of 256,000 pieces costs three allocations instead of half a
 /// million, which is most of the time it takes to load one.
 #[derive(Debug)]
 pub(crate) struct Vocab {
     text: String,
-    /// By id: where the piece lies in `text`; ids nobody uses have `start == u32::MAX`.
+    /// By id: where the piece is in `text`; unused ids have `start == u32::MAX`.
     spans: Vec<Span>,
     index: HashTable<u32>,
     /// Whether some spelling was given to two ids.

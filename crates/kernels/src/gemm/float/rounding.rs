@@ -5,7 +5,7 @@
 //! Some machines fuse a multiplication with the addition that follows, some can't, and the results
 //! differ in the last bit, unless the product is exact: then fused and unfused both give the exact
 //! sum rounded once. A product of numbers with `a` and `b` significant bits has at most `a + b`, and
-//! f32 holds 24. So activations keep 13 bits beside f16 weights, which have 11, and 16 bits beside
+//! f32 holds 24. So activations keep 13 bits with f16 weights, which have 11, and 16 bits with
 //! bf16 weights, which have 8. (Engines that round activations to the type of the weights keep 11 and
 //! 8.)
 //!
