@@ -1,4 +1,4 @@
-//! The JSON files beside a Hugging Face checkpoint. One input is tried as each of them.
+//! The JSON files of a Hugging Face checkpoint. One input is tried as each of them.
 
 use sterna_format::hf::{AdapterConfig, AdapterTensor, Config, GenerationConfig, TokenizerConfig};
 use sterna_format::safetensors::Index;

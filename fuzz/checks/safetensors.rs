@@ -3,7 +3,7 @@
 use sterna_format::names;
 use sterna_format::safetensors::{Index, SafeTensors, SafeTensorsError, Writer, merge};
 
-/// Long enough that the tensors a mutated header describes often lie in the file.
+/// Long enough that the tensors a mutated header describes are often within the file.
 const LONG: u64 = 1 << 40;
 
 /// Panics if a promise of the parser is broken.

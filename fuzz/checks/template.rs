@@ -1,4 +1,4 @@
-//! A chat template, and behind a zero byte the JSON of the messages.
+//! A chat template, and after a zero byte the JSON of the messages.
 
 use sterna_text::{ChatInput, ChatTemplate, DateTime, SpecialTokens};
 

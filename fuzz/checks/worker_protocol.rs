@@ -26,7 +26,7 @@ fn read<'a>(
     }
 }
 
-/// A request in the keyed form, behind a block that says nothing.
+/// A request in the keyed form, after an empty block.
 fn written(request: &Request) -> String {
     let ids: Vec<String> = request.ids.iter().map(u32::to_string).collect();
     let position = match request.keep {

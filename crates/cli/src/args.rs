@@ -19,7 +19,7 @@ use sterna_kernels::Isa;
 use crate::device::{self, DeviceFlags};
 use crate::machine;
 
-/// What the verbs that print a result about a model have in common.
+/// Flags shared by the verbs that print a result about a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReportFlags {
     /// Print JSON
@@ -41,7 +41,7 @@ pub(crate) struct ModelFlags {
     #[arg(long, value_parser = i2s_layout(), default_value = I2sLayout::NAMES[0], hide_short_help = true)]
     i2s_layout: I2sLayout,
 
-    /// Type to hold the output head as; fewer bits are faster and less exact
+    /// Type to convert the output head to; fewer bits are faster and less exact
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     head: HeadFlag,
 
@@ -57,7 +57,7 @@ impl ModelFlags {
         self.i2s_layout
     }
 
-    /// What becomes of the output head.
+    /// How the output head is loaded.
     pub(crate) fn head(&self) -> HeadOptions {
         let dtype = match self.head {
             HeadFlag::Keep => None,
@@ -78,7 +78,7 @@ impl ModelFlags {
     }
 }
 
-/// Types are spelt as in files.
+/// Types are spelled as in files.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 #[value(rename_all = "snake_case")]
 #[allow(non_camel_case_types)]
@@ -94,12 +94,12 @@ enum ScreenFlag {
     Q4_K,
 }
 
-/// Types are spelt as in files.
+/// Types are spelled as in files.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 #[value(rename_all = "snake_case")]
 #[allow(non_camel_case_types)]
 enum HeadFlag {
-    /// As it is stored
+    /// Unchanged
     #[default]
     Keep,
     Q8_0,
@@ -124,37 +124,35 @@ pub(crate) struct EngineFlags {
     #[arg(long, value_name = "N", value_parser = thread_count)]
     threads: Option<NonZero<usize>>,
 
-    /// Tokens that the context holds [default: what the model was trained for, at most 4096]
+    /// Context size in tokens [default: what the model was trained for, at most 4096]
     #[arg(long, value_name = "N")]
     ctx: Option<NonZero<usize>>,
 
-    /// Element type of the KV cache; f16 halves its size, q8_0 nearly quarters it
+    /// Data type of the KV cache; f16 halves its size, q8_0 nearly quarters it
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = CacheFlag::F32)]
     cache: CacheFlag,
 
-    /// What weights stored as blocks of integers (Q4_K, Q8_0, ...) are multiplied with; f32 is for
-    /// comparisons
+    /// Activations for weights stored as blocks of integers (Q4_K, Q8_0, ...); f32 is for comparisons
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = ActivationsFlag::Int8, hide_short_help = true)]
     activations: ActivationsFlag,
 
-    /// Where weights lie: in the mapped files, or read into memory of this process, which takes a moment
-    /// and is faster to compute from; auto reads what fits half of the available memory
+    /// Where weights are kept: in the mapped files, or read into memory of this process, which takes a moment
+    /// and is faster to compute from; auto reads what fits in half of the available memory
     #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
     weights: WeightsFlag,
 
-    /// LoRA adapter to apply: a folder as PEFT saves it, a package, its URL, or its name in the store; =SCALE
-    /// says how strongly [SCALE: 1]; may be given several times
+    /// LoRA adapter to apply: a PEFT folder, a package, its URL, or its name in the store; =SCALE sets its
+    /// strength [SCALE: 1]; may be given several times
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Vec<LoraFlag>,
 }
 
-/// What `--lora` names: a folder, an address or a name in the store, and how strongly the adapter there is
-/// applied.
+/// The value of `--lora`: a folder, an address or a name in the store, and the scale of the adapter there.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LoraFlag {
     pub(crate) folder: PathBuf,
     pub(crate) scale: f32,
-    /// The type to hold its matrices as; `None` for that which they have.
+    /// The type to convert its matrices to; `None` to keep theirs.
     pub(crate) dtype: Option<DType>,
 }
 
@@ -184,7 +182,7 @@ impl FromStr for LoraFlag {
 }
 
 impl LoraFlag {
-    /// The adapter in `folder`, applied as it was trained, its matrices held as `dtype` where they can be.
+    /// The adapter in `folder` with its trained scale, its matrices converted to `dtype` where possible.
     pub(crate) fn new(folder: PathBuf, dtype: Option<DType>) -> LoraFlag {
         LoraFlag {
             folder,
@@ -194,7 +192,7 @@ impl LoraFlag {
     }
 }
 
-/// Where weights lie.
+/// Where weights are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WeightsFlag {
     Auto,
@@ -216,7 +214,7 @@ enum ActivationsFlag {
     F32,
 }
 
-/// More threads than any machine has use for; each takes memory of its own.
+/// More threads than any machine can use; each takes memory of its own.
 pub(crate) const MAX_THREADS: usize = 1024;
 
 /// Parses a number of threads.
@@ -227,15 +225,15 @@ pub(crate) fn thread_count(text: &str) -> Result<NonZero<usize>, String> {
         .ok_or_else(|| format!("expected a number of threads from 1 to {MAX_THREADS}"))
 }
 
-/// Longest context that is taken unasked: a cache for all that some models allow would not fit.
+/// Longest default context: a cache for all that some models allow would not fit.
 const DEFAULT_CTX_LIMIT: usize = 4096;
 
 /// Environment variable that limits the instruction set, for tests and bug reports.
 const ISA_VARIABLE: &str = "STERNA_ISA";
 
 impl EngineFlags {
-    /// As if these threads and adapters had been asked for, the CPU, and weights to stay in their files, so
-    /// that a model is there at once.
+    /// With these threads and adapters, on the CPU, and with weights mapped, so that a model is loaded at
+    /// once.
     pub(crate) fn with(threads: Option<NonZero<usize>>, lora: Vec<LoraFlag>) -> EngineFlags {
         EngineFlags {
             device: DeviceFlags::cpu(),
@@ -254,7 +252,7 @@ impl EngineFlags {
             .map_or_else(machine::default_threads, NonZero::get)
     }
 
-    /// Where weights lie.
+    /// Where weights are kept.
     pub(crate) fn weights(&self) -> WeightsFlag {
         self.weights
     }
@@ -264,13 +262,13 @@ impl EngineFlags {
         &self.lora
     }
 
-    /// Tokens of context for a model trained for `max_ctx`.
+    /// Context size for a model trained for `max_ctx`.
     pub(crate) fn ctx_len(&self, max_ctx: usize) -> usize {
         self.ctx
             .map_or(max_ctx.min(DEFAULT_CTX_LIMIT), NonZero::get)
     }
 
-    /// Tokens of context for a sequence of exactly `n_tokens`; fails if `--ctx` holds fewer.
+    /// Context size for a sequence of exactly `n_tokens`; fails if `--ctx` holds fewer.
     pub(crate) fn ctx_for(&self, n_tokens: usize) -> Result<usize> {
         match self.ctx {
             Some(ctx) if ctx.get() < n_tokens => {
@@ -282,7 +280,7 @@ impl EngineFlags {
         }
     }
 
-    /// Element type of the KV cache.
+    /// Data type of the KV cache.
     pub(crate) fn cache(&self) -> CacheType {
         match self.cache {
             CacheFlag::F32 => CacheType::F32,
@@ -299,8 +297,8 @@ impl EngineFlags {
         }
     }
 
-    /// Calls `load` with the device to compute `plan` on, using `n_threads` threads, a GPU opened as `hints`
-    /// would have it; with the CPU if a GPU can't have the model and any device will do.
+    /// Calls `load` with the device to compute `plan` on, using `n_threads` threads, a GPU opened with
+    /// `hints`; with the CPU if the model doesn't fit a GPU and any device will do.
     pub(crate) fn load_on(
         &self,
         n_threads: usize,

@@ -34,13 +34,13 @@ pub(crate) struct Chat {
 pub(crate) struct ChatOptions {
     pub(crate) sampler: Sampler,
     pub(crate) tokenizer: Tokenizer,
-    /// Makes prompts of what was said; without it, every prompt is continued as it is.
+    /// Turns the conversation into prompts; without it, every prompt is continued as it is.
     pub(crate) conversation: Option<Conversation>,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) stop_strings: Vec<String>,
-    /// Tokens of an answer at most.
+    /// Maximum tokens of an answer.
     pub(crate) max_tokens: usize,
-    /// Tokens to draft at most.
+    /// Maximum tokens to draft.
     pub(crate) speculate: Option<usize>,
 }
 
@@ -49,12 +49,12 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) stats: Stats,
-    /// Messages that were forgotten for want of room.
+    /// Messages that were forgotten for lack of room.
     n_forgotten: usize,
 }
 
 impl Chat {
-    /// A chat by `session`, which is empty; `open` begins another, if its device is lost.
+    /// A chat using `session`, which is empty; `open` begins another, if its device is lost.
     pub(crate) fn new(
         session: Session<Device>,
         open: impl FnMut() -> Result<Session<Device>> + 'static,
@@ -69,8 +69,8 @@ impl Chat {
         }
     }
 
-    /// Answers `text`, which becomes the newest message, until done or asked to `stop`; `tell`s each piece
-    /// of the answer.
+    /// Answers `text`, which becomes the newest message, until done or asked to `stop`; passes each piece of
+    /// the answer to `tell`.
     ///
     /// The oldest turns are forgotten if the context has no room for all of them and an answer.
     pub(crate) fn answer(
@@ -100,7 +100,7 @@ impl Chat {
         let generator = self.scheduler.finish(self.sequence);
         let generator = generator.expect("an answer was started");
         let (ids, stats) = (generator.answer().to_vec(), *generator.stats());
-        // The next answer goes on with its random numbers.
+        // The next answer continues its random sequence.
         self.options.sampler = generator.into_sampler();
         Ok(Answer {
             text: told?,
@@ -110,7 +110,7 @@ impl Chat {
         })
     }
 
-    /// What to continue, to answer `text`.
+    /// The prompt for answering `text`.
     fn prompt(&mut self, text: String) -> Result<ChatPrompt> {
         let ctx_len = self.sequence().ctx_len();
         let ChatOptions {
@@ -137,7 +137,7 @@ impl Chat {
         Ok(conversation.prompt(tokenizer, room, Some(now()))?)
     }
 
-    /// Computes the answer that was started, its prompt under a progress bar; the text of it.
+    /// Computes the answer that was started, with a progress bar for the prompt; returns its text.
     fn generate(
         &mut self,
         stop: impl Fn() -> bool,
@@ -151,7 +151,7 @@ impl Chat {
             if let Some(bar) = &progress {
                 let before = std::mem::replace(&mut left, self.n_prompt_left());
                 bar.add((before - left) as u64);
-                // Before anything is said on the line that it takes.
+                // Before anything is printed on its line.
                 progress = progress.filter(|_| left > 0);
             }
             for (_, event) in events {
@@ -192,7 +192,7 @@ impl Chat {
         generator.map_or(0, Generator::n_prompt_left)
     }
 
-    /// Talks with whoever sits at the terminal, until they leave.
+    /// Chats with the user at the terminal, until they leave.
     pub(crate) fn converse(&mut self) -> Result<()> {
         interrupt::install()?;
         let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
@@ -206,14 +206,14 @@ impl Chat {
                     Err(ReadlineError::Eof) => return Ok(None),
                     Err(error) => return Err(error).context("cannot read from the terminal"),
                 };
-                // Only keeps the line from being recalled; not worth ending the chat for.
+                // This only keeps the line out of the history; not worth ending the chat for.
                 let _ = editor.add_history_entry(&line);
                 return Ok(Some(line));
             }
         })
     }
 
-    /// Talks with whoever writes the lines that `next_line` returns, until there is none.
+    /// Chats with the lines that `next_line` returns, until there are none.
     fn converse_by(&mut self, mut next_line: impl FnMut() -> Result<Option<String>>) -> Result<()> {
         let mut stats = None;
         while let Some(line) = next_line()? {
@@ -308,7 +308,7 @@ impl Chat {
     }
 }
 
-/// The time for templates that ask for it: UTC, as this machine's time zone is nobody's business.
+/// The time for templates that ask for it: UTC, so that this machine's time zone isn't disclosed.
 pub(crate) fn now() -> DateTime {
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -335,7 +335,7 @@ enum Command {
     Exit,
 }
 
-/// A line that looks like a command and is none.
+/// A line that looks like a command and isn't one.
 #[derive(Debug, PartialEq, Eq)]
 struct UnknownCommand(String);
 
@@ -395,7 +395,7 @@ mod tests {
         }
     }
 
-    /// A chat with the built-in model that takes the best token each time.
+    /// A greedy chat with the built-in model.
     fn chat() -> Chat {
         chat_on("cpu").unwrap()
     }
@@ -446,7 +446,7 @@ mod tests {
             (0, Some(StopReason::StopToken))
         );
         let second = chat.speak("Who are you?".into(), || false).unwrap();
-        // All that the first turn left in the cache.
+        // Everything that the first turn left in the cache.
         assert_eq!(second.n_reused, first.n_prompt + first.n_decoded);
         assert!(second.n_reused < second.n_prompt);
         assert_eq!(

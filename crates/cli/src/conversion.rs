@@ -1,4 +1,4 @@
-//! What conversions have to say, on a terminal.
+//! Progress and warnings of conversions on a terminal.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ use sterna_convert::{Event, Warning};
 use crate::progress::Progress;
 use crate::{model, output};
 
-/// Shows how far a conversion is, and says what it warns of.
+/// Shows the progress of a conversion, and prints its warnings.
 pub(crate) fn notify() -> impl Fn(Event) {
     let bar: RefCell<Option<Progress>> = RefCell::new(None);
     move |event| match event {
@@ -20,7 +20,7 @@ pub(crate) fn notify() -> impl Fn(Event) {
             }
         }
         Event::Warning(warning) => {
-            // Not into a bar.
+            // Not in the middle of a bar.
             bar.take();
             say(&warning);
         }
@@ -28,14 +28,14 @@ pub(crate) fn notify() -> impl Fn(Event) {
     }
 }
 
-/// Says what a warning means for whoever gave the flags.
+/// Explains a warning in terms of the flags.
 fn say(warning: &Warning) {
     let kind = if warning.is_warning() {
         "warning"
     } else {
         "note"
     };
-    let no_head = "the model has no output head of its own: its embedding table serves as one";
+    let no_head = "the model has no separate output head: it uses its embedding table";
     match warning {
         Warning::Model(warning) => model::tell(warning),
         Warning::NoHead { is_ignored: false } => {
@@ -44,7 +44,7 @@ fn say(warning: &Warning) {
             ));
         }
         Warning::NoHead { is_ignored: true } => output::note(format_args!(
-            "{kind}: {no_head}; --head is ignored, as --embeddings says what the table is"
+            "{kind}: {no_head}; --head is ignored, as --embeddings gives the type of the table"
         )),
         Warning::Described { .. } => output::note(format_args!(
             "{kind}: {warning}; --arch qwen3 leaves the weights as they are"

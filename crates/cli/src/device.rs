@@ -1,4 +1,4 @@
-//! The flags that choose where a model is computed, and what is asked of that device.
+//! The flags that choose the device, and its options.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::size::n_bytes;
 #[cfg(feature = "gpu")]
 use crate::{pipelines, tuning::Settings};
 
-/// What was asked for.
+/// The requested device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BackendFlag {
     /// The best GPU for models of 64 MiB and more, if there is one; else the CPU
@@ -30,38 +30,37 @@ enum BackendFlag {
 
 /// Where to compute.
 #[derive(Debug, Clone, Args)]
-// Programs without GPUs take the flags too, and have no use for some.
+// Programs without GPUs accept the flags too, and don't use some.
 #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub(crate) struct DeviceFlags {
     /// Where to compute; layers that don't fit a GPU's memory are computed on the CPU
     #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
     backend: BackendFlag,
 
-    /// Part of the name of the GPU to take [default: the best]
+    /// Part of the name of the GPU to use [default: the best]
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
 
-    /// Layers to put on the GPU at most [default: as many as fit]
+    /// Maximum number of layers to offload to the GPU [default: as many as fit]
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
 
-    /// Device memory to take at most, for weights, cache and activations, such as 6GiB [default: what there
-    /// is]
+    /// Maximum device memory for weights, cache and activations, such as 6GiB [default: all available]
     #[arg(long, value_name = "SIZE", value_parser = n_bytes)]
     gpu_memory: Option<NonZero<u64>>,
 
-    /// Launch configurations of a GPU's kernels: as `sterna tune` measured them, or a package asks for, else
-    /// by heuristics; or by heuristics alone
+    /// Launch configurations of GPU kernels: as measured by `sterna tune`, else as hinted by a package, else
+    /// the defaults; or the defaults only
     #[arg(long, value_enum, value_name = "HOW", default_value_t = TuningFlag::Auto, hide_short_help = true)]
     gpu_tuning: TuningFlag,
 }
 
-/// What decides launch configurations.
+/// What determines launch configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TuningFlag {
-    /// Measurements, where there are some; else a package's hints; else heuristics
+    /// Measurements, if any; else a package's hints; else the defaults
     Auto,
-    /// Heuristics
+    /// The defaults
     Off,
 }
 
@@ -114,7 +113,7 @@ impl DeviceFlags {
         }
     }
 
-    /// Completes what a GPU is opened with, as `hints` would have it.
+    /// Completes the options for opening a GPU with `hints`.
     #[cfg(feature = "gpu")]
     fn configure(
         &self,
@@ -132,8 +131,8 @@ impl DeviceFlags {
     }
 }
 
-/// Calls `load` with the device that `flags` ask for, or with the CPU if they leave the choice and no GPU can
-/// have the model; `warn` is told what was chosen, and why.
+/// Calls `load` with the device that `flags` ask for, or with the CPU if they allow it and the model doesn't
+/// fit a GPU; `warn` is called with the choice and the reason.
 pub(crate) fn load_on(
     flags: &DeviceFlags,
     compute: ComputeOptions,
@@ -157,7 +156,7 @@ pub(crate) fn load_on(
     };
     match loaded {
         Ok(model) => Ok(model),
-        // What went wrong with the device that was asked for, not with the model.
+        // A failure of the requested device, not of the model.
         #[cfg(feature = "gpu")]
         Err(error) if error.is_from::<sterna_gpu::GpuError>() => {
             Err(error).with_context(|| flags.asked())
@@ -173,7 +172,7 @@ pub(crate) fn load_on(
     }
 }
 
-/// The CPU, and the GPU that `flags` ask for or the best, opened as `hints` would have it.
+/// The CPU, and the GPU that `flags` ask for or the best, opened with `hints`.
 #[cfg(feature = "gpu")]
 pub(crate) fn both(
     flags: &DeviceFlags,
@@ -195,7 +194,7 @@ pub(crate) fn adapter(flags: &DeviceFlags) -> Result<AdapterCaps> {
     (flags.request()?.adapter()).with_context(|| flags.asked())
 }
 
-/// A hint of a package, and what becomes of it.
+/// A hint of a package, and its resolution.
 #[derive(Debug, Serialize)]
 pub(crate) struct HintReport {
     pub(crate) hint: String,
@@ -204,8 +203,8 @@ pub(crate) struct HintReport {
     pub(crate) reason: String,
 }
 
-/// What becomes of `hints` where `flags` have a model of `memory_bytes` computed. No GPU is opened; one that
-/// can't be had is none.
+/// Resolves `hints` where `flags` select the device of a model of `memory_bytes`. No GPU is opened; one that
+/// isn't available is treated as none.
 #[cfg(feature = "gpu")]
 pub(crate) fn decisions(
     flags: &DeviceFlags,
@@ -232,7 +231,7 @@ pub(crate) fn decisions(
     Ok(decisions.into_iter().map(report).collect())
 }
 
-/// What becomes of `hints`: nothing, as hints are about GPUs.
+/// Resolves `hints`: all are ignored, as hints are about GPUs.
 #[cfg(not(feature = "gpu"))]
 pub(crate) fn decisions(
     _: &DeviceFlags,
@@ -272,7 +271,7 @@ pub(crate) fn expect_timing(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Does `run`, and says how long the kernels took that it started on the GPU of `device`, in order; none
+/// Runs `run`, and returns how long the kernels took that it started on the GPU of `device`, in order; none
 /// on a CPU.
 pub(crate) fn timed(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Vec<KernelTime>> {
     #[cfg(feature = "gpu")]

@@ -1,8 +1,8 @@
-//! The folders that belong to this program: where settings and models lie on this machine.
+//! The folders that belong to this program: for settings and models on this machine.
 //!
-//! `STERNA_HOME` puts everything into one folder. Otherwise the system's customs decide: `XDG_CONFIG_HOME`,
-//! `XDG_DATA_HOME` and `XDG_CACHE_HOME` where they are set, `APPDATA` and `LOCALAPPDATA` on Windows,
-//! `~/.config`, `~/.local/share` and `~/.cache` elsewhere.
+//! `STERNA_HOME` puts everything into one folder. Otherwise the system's conventions apply:
+//! `XDG_CONFIG_HOME`, `XDG_DATA_HOME` and `XDG_CACHE_HOME` where they are set, `APPDATA` and `LOCALAPPDATA`
+//! on Windows, `~/.config`, `~/.local/share` and `~/.cache` elsewhere.
 
 use std::env;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub(crate) fn pipelines() -> Result<PathBuf> {
     Ok(cache()?.join("pipelines"))
 }
 
-/// The folder for what was measured of GPUs, which can be measured again.
+/// The folder for GPU measurements, which can be repeated.
 #[cfg(feature = "gpu")]
 pub(crate) fn tuning() -> Result<PathBuf> {
     Ok(cache()?.join("tuning"))
@@ -56,7 +56,7 @@ fn find(
     if let Some(home) = set(HOME_VARIABLE) {
         return Ok(home);
     }
-    // The customs say that a path which is not absolute doesn't count.
+    // By these conventions a relative path is ignored.
     (set(xdg).filter(|path| path.is_absolute()))
         .or_else(|| set(windows).filter(|_| cfg!(windows)))
         .or_else(|| env::home_dir().map(|home| home.join(under_home)))

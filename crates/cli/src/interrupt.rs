@@ -1,14 +1,14 @@
-//! Ctrl-C: stops an answer that is being made, and otherwise the program.
+//! Ctrl-C: stops an answer in progress, and otherwise the program.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
-/// What shells expect of a program that Ctrl-C ended.
+/// The conventional exit status of a program ended by Ctrl-C.
 const EXIT_CODE: i32 = 130;
 
-// The handler runs on a thread of its own; the flags are all it shares with the program.
+// The handler runs on a thread of its own and shares only the flags with the program.
 static ANSWERING: AtomicBool = AtomicBool::new(false);
 static ASKED: AtomicBool = AtomicBool::new(false);
 
@@ -16,7 +16,7 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         let first = ANSWERING.load(Ordering::SeqCst) && !ASKED.swap(true, Ordering::SeqCst);
-        // Somebody who asks twice does not want to wait for the answer to notice.
+        // The second time, don't wait for the answer to notice.
         if !first {
             process::exit(EXIT_CODE);
         }

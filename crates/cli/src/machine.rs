@@ -18,7 +18,7 @@ pub(crate) use self::bandwidth::{MemoryReaders, Pages, Reading, read_bandwidth, 
 pub(crate) struct Machine {
     /// Operating system and processor architecture, such as `linux x86_64`.
     pub(crate) system: String,
-    /// The processor's name for itself.
+    /// The processor's name.
     pub(crate) cpu: String,
     /// Physical cores, if the system tells.
     pub(crate) physical_cores: Option<usize>,
@@ -60,7 +60,7 @@ pub(crate) fn available_threads() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Threads to compute with if nobody says: one for each physical core that this process may use.
+/// Default number of threads: one for each physical core that this process may use.
 ///
 /// The second hardware thread of a core adds nothing to arithmetic that keeps the first one busy.
 pub(crate) fn default_threads() -> usize {
@@ -87,7 +87,7 @@ pub(crate) fn cpu_features() -> Vec<&'static str> {
     features.into_iter().filter(|f| f.1).map(|f| f.0).collect()
 }
 
-/// The most memory this process has held at once, in bytes; `None` where the system doesn't tell.
+/// Peak memory of this process in bytes; `None` where the system doesn't report it.
 pub(crate) fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -97,18 +97,18 @@ pub(crate) fn peak_memory_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Measures time, by the clock on the wall and by what this thread has computed.
+/// Measures wall-clock time and CPU time of this thread.
 pub(crate) struct Stopwatch {
     wall: Instant,
     cpu: Option<Duration>,
 }
 
-/// What a [`Stopwatch`] shows, or several show together.
+/// The reading of a [`Stopwatch`], or of several together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Elapsed {
     pub(crate) wall: Duration,
-    /// Time in which this thread computed: whatever else the machine did does not count. `None` where
-    /// the system doesn't tell.
+    /// CPU time of this thread: whatever else the machine did is not included. `None` where the system
+    /// doesn't report it.
     pub(crate) cpu: Option<Duration>,
 }
 
@@ -145,7 +145,7 @@ impl Stopwatch {
     }
 }
 
-/// How long the calling thread has computed.
+/// CPU time of the calling thread.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 fn thread_cpu_time() -> Option<Duration> {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -153,13 +153,13 @@ fn thread_cpu_time() -> Option<Duration> {
     Some(Duration::new(u64::try_from(time.tv_sec).ok()?, nanos))
 }
 
-/// How long the calling thread has computed.
+/// CPU time of the calling thread.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 fn thread_cpu_time() -> Option<Duration> {
     None
 }
 
-/// Multiply-adds a second that the threads of `exec` do together in registers; see [`peak`].
+/// Multiply-adds per second that the threads of `exec` do together in registers; see [`peak`].
 pub(crate) fn multiply_add_rate(exec: &Exec) -> f64 {
     /// Long enough to outlast a change of the clock rate.
     const TIME: Duration = Duration::from_millis(40);

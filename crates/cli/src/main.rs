@@ -1,8 +1,8 @@
 //! The `sterna` command.
 //!
-//! Where the libraries meet: verbs parse their flags, [`model`] opens files and feeds the engine,
-//! [`runtime`] turns prompts into text, [`output`] writes results. Only this crate chooses threads,
-//! backends and defaults.
+//! Where the libraries meet: verbs parse their flags, [`model`] opens files and feeds the engine, [`runtime`]
+//! turns prompts into text, [`output`] writes results. Only this crate chooses threads, backends and
+//! defaults.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -110,7 +110,7 @@ impl Verb {
 fn main() -> ExitCode {
     match Cli::parse_from(multicall::args()).verb.run() {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever closed the pipe has what they wanted.
+        // The pipe's reader has all it wants.
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::note(format_args!("error: {error:#}"));
@@ -119,10 +119,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a program ends with that failed by `error`.
+/// The exit status of a program that failed with `error`.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     if error.is::<worker::ProtocolError>() {
-        // As for arguments that make no sense: whoever called said something wrong.
+        // As for invalid arguments: the caller's mistake.
         ExitCode::from(2)
     } else {
         ExitCode::FAILURE

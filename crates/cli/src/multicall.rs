@@ -1,5 +1,4 @@
-//! The program under other names: what drives a subprocess engine starts it by the name of a file, and
-//! says no verb.
+//! The program under other names: drivers of a subprocess engine start it by a file name, without a verb.
 
 use std::env;
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! Writing results: text for people, JSON for programs.
 //!
-//! Names and messages come from files that anybody may have made, so control characters, by which a
-//! terminal takes orders, are written as escapes. Generated text is exact unless it goes to a terminal.
+//! Names and messages come from untrusted files, so control characters, which terminals interpret, are
+//! written as escapes. Generated text is exact unless it goes to a terminal.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,7 +15,7 @@ use serde::Serialize;
 #[error("cannot write to standard output")]
 pub(crate) struct StdoutError(#[source] pub(crate) io::Error);
 
-/// Writes `text` to stdout at once, so that a reader sees each token when it is made.
+/// Writes `text` to stdout and flushes, so that a reader sees each token when it is made.
 pub(crate) fn write_now(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     let text = if out.is_terminal() {
@@ -42,7 +42,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     line(json_escaped(&text))
 }
 
-/// `text` with its control characters as escapes such as `\u{1b}`, save those in `kept`.
+/// `text` with its control characters as escapes such as `\u{1b}`, except those in `kept`.
 fn escaped<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let is_escaped = |c: char| c.is_control() && !kept.contains(&c);
     if !text.contains(is_escaped) {
@@ -73,7 +73,7 @@ fn json_escaped(json: &str) -> String {
     out
 }
 
-/// Lines of `name  value`, the values under each other.
+/// Lines of `name  value`, with aligned values.
 ///
 /// A line break within one is escaped, so that no value can pass for a row.
 pub(crate) fn table(rows: &[(&str, String)]) -> String {
@@ -93,7 +93,7 @@ pub(crate) fn table(rows: &[(&str, String)]) -> String {
     lines.join("\n")
 }
 
-/// Lines whose columns stand under each other.
+/// Lines with aligned columns.
 #[cfg(feature = "gpu")]
 pub(crate) fn columns<const N: usize>(header: &[String; N], rows: &[[String; N]]) -> String {
     let all = || std::iter::once(header).chain(rows);
@@ -111,15 +111,14 @@ pub(crate) fn columns<const N: usize>(header: &[String; N], rows: &[[String; N]]
     text
 }
 
-/// Writes a line to stderr. What a person should know is no result, so failing to say it is no
-/// error either.
+/// Writes a line to stderr. Notes are not results, so failing to print one is no error.
 pub(crate) fn note(text: impl fmt::Display) {
     let text = text.to_string();
     let _ = writeln!(io::stderr().lock(), "{}", escaped(&text, &['\n']));
 }
 
-/// True if `error` is, at the bottom, a closed stdout: the reader has seen enough (`| head`). Any other
-/// pipe that breaks is a failure.
+/// True if the root cause of `error` is a closed stdout: the reader has seen enough (`| head`). Any other
+/// broken pipe is a failure.
 pub(crate) fn is_closed_stdout(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<StdoutError>()

@@ -1,4 +1,4 @@
-//! Where compiled GPU kernels are kept, so that only the first start compiles them.
+//! The cache of compiled GPU kernels, so that only the first start compiles them.
 
 use std::fs;
 use std::io;
@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{folders, output};
 
-/// The folder for compiled kernels, made if there was none. Without one, with a note, they are compiled at
-/// every start.
+/// The folder for compiled kernels, created if missing. Without one, they are compiled at every start, with a
+/// note.
 pub(crate) fn folder() -> Option<PathBuf> {
     let found = folders::pipelines().and_then(|folder| {
         make(&folder).with_context(|| folder.display().to_string())?;
@@ -26,7 +26,7 @@ pub(crate) fn folder() -> Option<PathBuf> {
     }
 }
 
-/// Makes `folder`, for this user alone; fails if there is one that others may write to: what lies there is
+/// Creates `folder`, for this user alone; fails if it exists and others may write to it: its contents are
 /// handed to the driver.
 fn make(folder: &Path) -> Result<()> {
     let mut builder = fs::DirBuilder::new();
@@ -53,7 +53,7 @@ fn make(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is kept.
+/// The cached kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub(crate) folder: PathBuf,
@@ -61,7 +61,7 @@ pub(crate) struct Kept {
     pub(crate) n_bytes: u64,
 }
 
-/// What is kept at present; fails if no folder is known, or it can't be read.
+/// The current contents of the cache; fails if no folder is known, or it can't be read.
 pub(crate) fn kept() -> Result<Kept> {
     let folder = folders::pipelines()?;
     let (n_files, n_bytes) = sizes(&folder).with_context(|| folder.display().to_string())?;
@@ -72,7 +72,7 @@ pub(crate) fn kept() -> Result<Kept> {
     })
 }
 
-/// Files in `folder` and their bytes; none if there is no folder.
+/// Number of files in `folder` and their bytes; 0 if there is no folder.
 fn sizes(folder: &Path) -> io::Result<(usize, u64)> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,13 +1,13 @@
-//! Progress bars on stderr, for people only, and only for what takes over a second.
+//! Progress bars on stderr, only on terminals, and only for what takes over a second.
 
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long something may take in silence.
+/// How long to wait before showing a bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A bar that appears after a second, if stderr is a terminal, and leaves nothing behind.
+/// A bar that appears after a second, if stderr is a terminal, and is erased at the end.
 pub(crate) struct Progress {
     bar: ProgressBar,
     start: Instant,
@@ -35,10 +35,10 @@ impl Progress {
         }
     }
 
-    /// Adds `n` to what is done.
+    /// Adds `n` to the progress.
     pub(crate) fn add(&self, n: u64) {
         if self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
-            // Stays hidden by itself where stderr is no terminal.
+            // Hidden automatically where stderr is no terminal.
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
         self.bar.inc(n);

@@ -20,7 +20,7 @@ pub(crate) fn store() -> Result<Store> {
     Ok(Store::open(folders::data()?)?)
 }
 
-/// Where the model called `name` came from, if there is one in the store and nothing else of that name.
+/// The origin of the model called `name`, if there is one in the store and nothing else of that name.
 pub(crate) fn origin(store: &Store, name: &str) -> Result<Option<String>> {
     if name.contains(['/', '\\']) || Path::new(name).exists() {
         return Ok(None);
@@ -29,7 +29,7 @@ pub(crate) fn origin(store: &Store, name: &str) -> Result<Option<String>> {
     Ok(model.map(|model| model.entry.source))
 }
 
-/// Fetches the model at `address` into `store`; shows how far it is.
+/// Fetches the model at `address` into `store`; shows its progress.
 pub(crate) fn pull(store: &Store, address: &str, options: &PullOptions) -> Result<Pulled> {
     let shown = Shown::default();
     let pulled = pull::pull(store, address, options, &trust::list()?, &|event| {
@@ -38,8 +38,8 @@ pub(crate) fn pull(store: &Store, address: &str, options: &PullOptions) -> Resul
     pulled.map_err(with_advice)
 }
 
-/// Begins to fetch the model at `address` into `store`, under `name` if one is given. Whoever waits for the
-/// files of a package shows how far they are.
+/// Begins to fetch the model at `address` into `store`, under `name` if one is given. Those who wait for the
+/// files of a package show their progress.
 pub(crate) fn begin(
     store: Store,
     address: &str,
@@ -83,7 +83,7 @@ pub(crate) fn with_advice(error: PullError) -> anyhow::Error {
     }
 }
 
-/// What of a pull is on the terminal.
+/// The terminal state of a pull.
 #[derive(Default)]
 struct Shown(Mutex<Bar>);
 
@@ -91,7 +91,7 @@ struct Shown(Mutex<Bar>);
 struct Bar {
     bar: Option<Progress>,
     done_bytes: u64,
-    /// True once a package is known to arrive.
+    /// True once a package is known to be arriving.
     is_package: bool,
 }
 
@@ -100,7 +100,7 @@ impl Shown {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Warning(warning) => {
-                // A line of its own, not one behind the bar.
+                // On a separate line, not after the bar.
                 shown.bar = None;
                 note(&warning);
             }

@@ -7,7 +7,7 @@ use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::Session;
 
-/// A scheduler for `session` alone, whose device may draw tokens therefore.
+/// A scheduler for `session` alone, so the device may sample tokens.
 pub(crate) fn alone(session: Session<Device>) -> (Scheduler<Device>, SequenceId) {
     let options = if native::has_gpu(session.model().backend()) {
         SchedulerOptions::gpu()

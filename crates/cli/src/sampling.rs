@@ -3,11 +3,11 @@
 use clap::Args;
 use sterna::sampling::SamplingOptions;
 
-/// How to choose tokens. What isn't given is as the model's makers recommend.
+/// How to sample tokens. The defaults are the model's recommendations.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingFlags {
-    /// Divides the logits; 0 always takes the best token
+    /// Temperature, which divides the logits; 0 is greedy
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
 
@@ -15,37 +15,37 @@ pub(crate) struct SamplingFlags {
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
 
-    /// Keep the fewest best tokens whose probabilities reach P together; 1 keeps all
+    /// Top-p: keep the fewest best tokens whose probabilities add up to P; 1 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
 
-    /// Keep tokens at least P times as probable as the best; 0 keeps all
+    /// Min-p: keep tokens at least P times as probable as the best; 0 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
 
-    /// Divides positive and multiplies negative logits of recent tokens; 1 changes nothing
+    /// Repetition penalty: divides positive and multiplies negative logits of recent tokens; 1 disables it
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
 
-    /// Tokens that count as recent
+    /// Penalty window: how many of the last tokens are recent
     #[arg(long, value_name = "N")]
     repeat_last_n: Option<usize>,
 
-    /// Subtracted from a token's logit for every time it is recent
+    /// Frequency penalty: subtracted from a token's logit for every time it is recent
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
 
-    /// Subtracted from a token's logit if it is recent
+    /// Presence penalty: subtracted from a token's logit if it is recent
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
 
-    /// Equal seeds give equal texts [default: another one each time]
+    /// Seed; equal seeds give equal texts [default: a random one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
 
 impl SamplingFlags {
-    /// What they say.
+    /// The resulting settings.
     pub(crate) fn options(&self) -> SamplingOptions {
         SamplingOptions {
             temperature: self.temperature,

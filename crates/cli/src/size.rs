@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-/// Parses a number of bytes, with K, M or G (powers of 1024) behind it or their longer names.
+/// Parses a number of bytes, with an optional suffix K, M or G (powers of 1024) or a longer name of these.
 pub(crate) fn n_bytes(text: &str) -> Result<NonZero<u64>, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {

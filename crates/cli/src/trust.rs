@@ -1,4 +1,4 @@
-//! The list of keys that are believed: `trust.json` in the folder for settings.
+//! The list of trusted keys: `trust.json` in the folder for settings.
 
 use std::fs;
 use std::io;
@@ -50,7 +50,7 @@ pub(crate) fn check_signature(
     })
 }
 
-/// What to add to a message about a signature: how the user has its key believed.
+/// A hint for messages about a signature: how the user adds a trusted key.
 pub(crate) fn advice(error: &SignatureError) -> &'static str {
     match error {
         SignatureError::UnknownKey { .. } => {
@@ -60,7 +60,7 @@ pub(crate) fn advice(error: &SignatureError) -> &'static str {
     }
 }
 
-/// Why a model in the store is not used for its signature, and what to do.
+/// Why a model in the store is refused for its signature, and what to do.
 pub(crate) fn refusal_text(refusal: &SignatureRefusal) -> String {
     let advice = match refusal {
         SignatureRefusal::Package(PackageError::Signature { problem, .. }) => advice(problem),
@@ -94,7 +94,7 @@ pub(crate) fn load(path: &Path) -> Result<TrustList> {
     Ok(list)
 }
 
-/// Writes the list, wholly or not at all.
+/// Writes the list atomically.
 pub(crate) fn save(path: &Path, list: &TrustList) -> Result<()> {
     let keys = list.iter().map(|(name, key)| StoredKey {
         name: name.to_owned(),

@@ -45,7 +45,7 @@ fn bundles_give_the_logits_of_their_source() {
         );
         let report = json(&["inspect", &out, "--json"]);
         assert!(report["types"][dtype].is_object(), "{model}: {report}");
-        // Nothing is repacked: rows of trits lie as they are computed with.
+        // Nothing is repacked: rows of trits are stored as they are computed with.
         if dtype == "I2_S" {
             let kernels = json(&["bench", &out, "-p", "4", "-n", "1", "-r", "1", "--json"]);
             assert!(kernels.is_object(), "{kernels}");

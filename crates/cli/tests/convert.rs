@@ -243,7 +243,7 @@ fn wrong_bytes_get_no_right_hashes_and_no_files_are_lost() {
         );
     };
     let again = dir.path().join("again");
-    // A file beside the shards that isn't as the manifest says.
+    // A file other than a shard that doesn't match the manifest.
     let config = out.join("tokenizer_config.json");
     let good = fs::read(&config).unwrap();
     fs::write(&config, b"{}").unwrap();
@@ -264,7 +264,7 @@ fn wrong_bytes_get_no_right_hashes_and_no_files_are_lost() {
     bytes[5000] ^= 1;
     fs::write(&shard, bytes).unwrap();
     refused(&["convert", text(&out), text(&again)], "shard_00000.bin");
-    // Folders of somebody else's.
+    // Folders from elsewhere.
     let partial = dir.path().join("mine.partial");
     fs::create_dir(&partial).unwrap();
     fs::write(partial.join("notes.txt"), "keep").unwrap();

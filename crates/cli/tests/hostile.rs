@@ -63,7 +63,7 @@ fn claims_are_refused_soon_and_cheaply() {
         sparse(&path(name), &start, len);
         check(&path(name), name);
     }
-    // The JSON files beside good weights.
+    // The JSON files of good weights.
     let folder = dir.path().join("folder");
     fs::create_dir(&folder).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {

@@ -199,7 +199,7 @@ fn a_source_that_lies_first_is_named_and_the_next_is_asked() {
         error.contains(&format!("warning: {}: not used", garbage.url)),
         "{error}"
     );
-    // Nobody has one.
+    // No source has one.
     let error = refusal(
         &home,
         &["pull", &garbage.url, "none", "--mirror", &garbage.url],
@@ -441,7 +441,7 @@ fn a_server_of_pages_has_no_package_and_one_that_is_silent_is_named() {
         "{error}"
     );
 
-    // Nobody listens where a server was.
+    // No server listens where one was.
     let gone = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

@@ -169,7 +169,7 @@ fn quantize(model: &str, arch: u8, order: &[&str], weights: Weights, more: &[&st
     Quantized { dir, names, config }
 }
 
-/// A checkpoint of the tensors that were made: trits as floats with a scale beside them.
+/// A checkpoint of the tensors that were made: trits as floats with a separate scale.
 fn rebuilt(quantized: &Quantized) -> PathBuf {
     let mut tensors = Vec::new();
     let mut ternary = false;

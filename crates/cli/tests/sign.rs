@@ -208,7 +208,7 @@ fn what_a_signature_in_the_store_is_worth_changes_with_the_trust_list() {
     let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text(&sterna(home, &["list"])).contains("not signed"));
 
-    // Signed with a key that nobody trusts yet.
+    // Signed with a key that isn't trusted yet.
     let signed = sterna(home, &["sign", "m", "--key", "k"]);
     assert!(text(&signed).contains("`sterna verify m`"), "{signed:?}");
     let note = String::from_utf8_lossy(&signed.stderr).into_owned();

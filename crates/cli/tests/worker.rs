@@ -156,7 +156,7 @@ fn the_session_in_the_documentation_is_true() {
     }
 }
 
-/// The arguments behind `--config` for `model`.
+/// The arguments after `--config` for `model`.
 fn config(model: &str) -> Vec<String> {
     let line = stdout(&["worker", "--print-config", model]);
     line.split_whitespace().map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! What a conversion has to say while it works.
+//! Progress and warnings of a conversion.
 
 use std::fmt;
 
@@ -16,16 +16,16 @@ pub enum Event {
         /// Bytes that it will read.
         n_bytes: u64,
     },
-    /// The step has read so many bytes more.
+    /// The step has read this many more bytes.
     Advanced {
         /// How many.
         n_bytes: u64,
     },
-    /// Something that the user should know, and that doesn't stop it.
+    /// Something that the user should know, and that doesn't stop the conversion.
     Warning(Warning),
 }
 
-/// What is called with each event.
+/// A callback for each event.
 pub type Notify<'a> = dyn Fn(Event) + 'a;
 
 /// A part of a conversion that takes time.
@@ -34,14 +34,14 @@ pub type Notify<'a> = dyn Fn(Event) + 'a;
 pub enum Step {
     /// Hashing the files of a package.
     Verifying,
-    /// Writing tensors as the types asked for.
+    /// Writing tensors in the requested types.
     Converting,
-    /// Making what a quantize manifest lists.
+    /// Carrying out a quantize manifest.
     Quantizing,
 }
 
 impl Step {
-    /// What progress bars call it.
+    /// Its name in progress bars.
     pub const fn name(self) -> &'static str {
         match self {
             Step::Verifying => "verifying",
@@ -51,32 +51,32 @@ impl Step {
     }
 }
 
-/// Something that went right, but not as one would expect.
+/// Unexpected but harmless events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
     /// About the files of the model, or an adapter for it.
     Model(sterna::Warning),
-    /// A type was asked for the output head of a model whose embedding table serves as one.
+    /// A type was requested for the output head of a model that uses its embedding table.
     NoHead {
-        /// Whether it counts for nothing, because another was asked for the table; else it is the table's.
+        /// Whether it is ignored, because another was requested for the table; else it is the table's.
         is_ignored: bool,
     },
-    /// Tensors that are stored as another type than the one asked for.
+    /// Tensors that are stored as another type than the requested one.
     OtherType {
         /// The first of them, and why.
         reason: String,
         /// How many more there are.
         n_more: usize,
     },
-    /// What is written computes not exactly what its source does, here or in llama.cpp.
+    /// The output doesn't compute exactly the same as its source, here or in llama.cpp.
     Inexact {
         /// The model.
         model: String,
         /// What differs.
         what: String,
     },
-    /// What readers of a GGUF file may make of its tokenizer.
+    /// How readers of a GGUF file may interpret its tokenizer differently.
     Tokenizer {
         /// The model.
         model: String,
@@ -87,10 +87,10 @@ pub enum Warning {
     Described {
         /// The model.
         model: String,
-        /// The architecture that is taken.
+        /// The architecture that is used.
         arch: ArchType,
     },
-    /// A configuration beside weights that can't be understood is taken to say nothing about them.
+    /// A configuration next to weights that can't be interpreted is ignored.
     UnknownConfig {
         /// The file, and what is wrong with it.
         reason: String,
@@ -98,7 +98,7 @@ pub enum Warning {
 }
 
 impl Warning {
-    /// Whether it is a warning, and not just worth knowing.
+    /// Whether it is a warning, and not just information.
     pub fn is_warning(&self) -> bool {
         match self {
             Warning::Model(warning) => warning.is_warning(),
@@ -116,9 +116,7 @@ impl fmt::Display for Warning {
         match self {
             Warning::Model(warning) => warning.fmt(f),
             Warning::NoHead { is_ignored } => {
-                f.write_str(
-                    "the model has no output head of its own: its embedding table serves as one",
-                )?;
+                f.write_str("the model has no separate output head: it uses its embedding table")?;
                 f.write_str(match is_ignored {
                     true => "; the type for the head is ignored, as one is given for the table",
                     false => ", and the type for the head is for the table",
@@ -138,8 +136,8 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Checks the bytes of a package that nobody has checked yet, on `n_threads` threads: wrong bytes must not
-/// become a model that looks right.
+/// Verifies the bytes of a package that haven't been verified yet, on `n_threads` threads: wrong bytes must
+/// not become a model that looks valid.
 pub(crate) fn verify(
     files: &LocalModel,
     n_threads: usize,

@@ -1,8 +1,8 @@
 //! From a model in any form to one GGUF file.
 //!
-//! A header says where tensors are, and what type a tensor has is known only once its values are. But
-//! how long a header is doesn't depend on types: the tensors are written behind the room that it takes,
-//! one after another, and it comes last.
+//! A header contains the offsets of tensors, and a tensor's type is known only once its values are. But the
+//! length of a header doesn't depend on types: the tensors are written after the space reserved for it, one
+//! after another, and it is written last.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -22,26 +22,26 @@ use crate::package::{export, warn_of_inexact, warn_of_types};
 use crate::staging::Staging;
 use crate::types::{Encoding, Targets, most_used};
 
-/// What tensors are aligned to.
+/// Alignment of tensors.
 const ALIGNMENT: u32 = 32;
-/// The revision of the block types, for readers that ask.
+/// The version of the block types, for readers that check it.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// How to make a GGUF file.
+/// Options for a GGUF file.
 #[derive(Debug, Clone)]
 pub struct GgufOptions {
     /// How the source is read.
     pub plan: PlanOptions,
-    /// What tensors are stored as.
+    /// Types of the tensors.
     pub targets: Targets,
-    /// What the model is called; as in the source otherwise.
+    /// Name of the model; by default that of the source.
     pub name: Option<String>,
     /// Threads that verify the source, if it is a package.
     pub n_verify_threads: usize,
 }
 
 impl Default for GgufOptions {
-    /// Names and types as they are.
+    /// Default names and types.
     fn default() -> GgufOptions {
         GgufOptions {
             plan: PlanOptions::default(),
@@ -52,12 +52,12 @@ impl Default for GgufOptions {
     }
 }
 
-/// What came of a conversion to a GGUF file.
+/// A summary of a conversion to a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct GgufSummary {
     /// The file.
     pub file: PathBuf,
-    /// What it calls the architecture.
+    /// Its architecture.
     pub architecture: String,
     /// Tensors in it.
     pub n_tensors: usize,
@@ -68,8 +68,8 @@ pub struct GgufSummary {
 /// Writes the model in `files` to the GGUF file `out`, which must not exist.
 ///
 /// The same model and options give the same bytes, on any number of threads.
-/// Errors: a model that can't be read or run here, a package that isn't what its hashes say, a model that
-/// GGUF can't describe, or a file that can't be written.
+/// Errors: a model that can't be read or run here, a package whose hashes don't match, a model that GGUF
+/// can't describe, or a file that can't be written.
 pub fn to_gguf(
     files: &LocalModel,
     out: &Path,
@@ -77,7 +77,7 @@ pub fn to_gguf(
     exec: Arc<Exec>,
     notify: &Notify<'_>,
 ) -> Result<GgufSummary> {
-    // Wrong bytes must not become a file that looks right.
+    // Wrong bytes must not become a file that looks valid.
     event::verify(files, options.n_verify_threads, notify)?;
     let plan = files.plan(&options.plan)?;
     let n_bytes = plan.weight_bytes();
@@ -128,7 +128,7 @@ pub fn to_gguf(
     })
 }
 
-/// What the file says besides tensors, but for its type.
+/// The metadata of the file, without its type.
 fn metadata(
     files: &LocalModel,
     options: &GgufOptions,
@@ -146,7 +146,7 @@ fn metadata(
             Value::U32(QUANTIZATION_VERSION),
         ),
     ];
-    // The architecture comes first, as the specification wants it.
+    // The architecture comes first, as required by the specification.
     if let Some((key, value)) = own.next() {
         metadata.insert(key, value.clone())?;
     }
@@ -156,7 +156,7 @@ fn metadata(
     if let Some(name) = name {
         metadata.insert(NAME, Value::String(name))?;
     }
-    // A GGUF file's word on where it comes from.
+    // A GGUF file's statement of its origin.
     if let Header::Gguf {
         metadata: source, ..
     } = files.header()
@@ -181,7 +181,7 @@ fn metadata(
 const NAME: &str = "general.name";
 const FILE_TYPE: &str = "general.file_type";
 
-/// Tokenizer and template. What a GGUF file says of its own stays as it is.
+/// Tokenizer and template. Those of a GGUF file are kept unchanged.
 fn put_text(files: &LocalModel, metadata: &mut Metadata, notify: &Notify<'_>) -> Result<()> {
     const KIND: &str = "tokenizer.ggml.model";
     if let Some(source) = files.gguf_text() {
@@ -216,7 +216,7 @@ fn put_text(files: &LocalModel, metadata: &mut Metadata, notify: &Notify<'_>) ->
     Ok(())
 }
 
-/// Header and places of a file with these tensors, most of whose bytes are of type `most`.
+/// Header and offsets of a file with these tensors, most of whose bytes are of type `most`.
 fn layout<'a>(
     metadata: &Metadata,
     most: DType,
@@ -252,16 +252,16 @@ fn file_type(dtype: DType) -> u32 {
         DType::MXFP4 => 38,
         // In the fork that has the type.
         DType::I2_S => 40,
-        // Not said.
+        // Unspecified.
         _ => 1024,
     }
 }
 
-/// The tensors of a file, written one behind another.
+/// The tensors of a file, written one after another.
 struct DataSection {
     path: PathBuf,
     file: File,
-    /// Bytes in front of the section.
+    /// Bytes before the section.
     header_bytes: u64,
     /// Bytes of the section so far.
     len: u64,
@@ -299,7 +299,7 @@ impl DataSection {
         Ok(())
     }
 
-    /// Writes the header. Gives the number of tensors and the size of the file.
+    /// Writes the header. Returns the number of tensors and the size of the file.
     fn finish(mut self, metadata: &Metadata) -> Result<(usize, u64)> {
         let in_layers = (self.written.iter())
             .filter(|(name, _, _)| name.starts_with("blk."))

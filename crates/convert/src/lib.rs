@@ -1,9 +1,9 @@
-//! Models from one form to another: to an RDRR package ([`to_package`], [`adapter_to_package`]), to a GGUF
-//! file ([`to_gguf`]), or to the files of a subprocess engine ([`to_bundle`], [`quantize()`]).
+//! Converting models: to an RDRR package ([`to_package`], [`adapter_to_package`]), to a GGUF file
+//! ([`to_gguf`]), or to the files of a subprocess engine ([`to_bundle`], [`quantize()`]).
 //!
-//! What is written has its name only once it is whole. Nothing is printed here: progress and warnings are
-//! [`Event`]s, and what came of it is a summary. Which model it is, whom to trust and how many threads to
-//! use is for the caller to say.
+//! Output gets its name only once it is complete. Nothing is printed here: progress and warnings are
+//! [`Event`]s, and the result is a summary. The model, the keys to trust and the number of threads are
+//! arguments.
 //!
 //! ```no_run
 //! use std::{path::Path, sync::Arc};

@@ -1,4 +1,4 @@
-//! Which type each tensor of a package or a GGUF file has, and getting it there.
+//! The types of the tensors of a package or a GGUF file, and conversion to them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,23 +18,23 @@ use sterna_kernels::quant::{Effort, Encoder, QuantError};
 use crate::event::{Event, Notify, Warning};
 use crate::row_chunks::row_chunks;
 
-/// What GGUF files call the embedding table and the output head.
+/// The embedding table and the output head in GGUF files.
 const GGUF_EMBEDDINGS: &str = "token_embd.weight";
 const GGUF_HEAD: &str = "output.weight";
 /// Tensors with fewer elements keep their type.
 const MIN_ELEMENTS: usize = 1024;
 
-/// What tensors are to be stored as.
+/// The requested type of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The type of the source.
     Keep,
-    /// This one, where the shape allows it.
+    /// This one, if the shape permits it.
     To(DType),
 }
 
 impl Target {
-    /// What can be asked for, by name.
+    /// The supported types, by name.
     const NAMES: &'static str =
         "keep, q4_k_m (or q4_k), q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0, i2_s, f16, bf16 or f32";
 }
@@ -67,36 +67,36 @@ impl FromStr for Target {
     }
 }
 
-/// Types of the parts of a model, as far as somebody asked for one.
+/// Requested types of the parts of a model.
 ///
-/// Ternary matrices are stored as I2_S unless a type that holds them exactly is asked for.
+/// Ternary matrices are stored as I2_S unless a type that represents them exactly is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Targets {
     /// Matrices of layers.
     pub weights: Target,
-    /// The embedding table; as it is otherwise. One that is the output head too is what the head is asked to
-    /// be, unless something is asked of the table itself.
+    /// The embedding table; unchanged by default. One that is also the output head gets the type of the head,
+    /// unless one is requested for the table itself.
     pub embeddings: Option<Target>,
-    /// The output head; what the table is otherwise.
+    /// The output head; by default as the table.
     pub head: Option<Target>,
 }
 
 impl Targets {
-    /// Everything as it is.
+    /// Everything unchanged.
     pub const KEEP: Targets = Targets {
         weights: Target::Keep,
         embeddings: None,
         head: None,
     };
 
-    /// What the embedding table is to be. One that is the output head too (`tied`) is what the head is
-    /// asked to be, unless something is asked of the table itself.
+    /// The type of the embedding table. One that is also the output head (`tied`) gets the type of the head,
+    /// unless one is requested for the table itself.
     fn table(&self, tied: bool) -> Target {
         let as_head = self.head.filter(|_| tied);
         self.embeddings.or(as_head).unwrap_or(Target::Keep)
     }
 
-    /// Tells what becomes of a type asked for the head if the model has none of its own.
+    /// Reports how a type requested for the head is applied if the model has no separate head.
     pub(crate) fn warn_if_tied(&self, tied: bool, notify: &Notify<'_>) {
         if let Some(warning) = self.warning_if_tied().filter(|_| tied) {
             notify(Event::Warning(warning));
@@ -115,15 +115,15 @@ impl Targets {
 pub(crate) struct Encoding<'a> {
     tensor: &'a Exported,
     pub(crate) dtype: DType,
-    /// Why it isn't the type asked for.
+    /// Why it isn't the requested type.
     pub(crate) remark: Option<String>,
 }
 
 impl<'a> Encoding<'a> {
-    /// What `targets` make of `tensor`, of a model whose embedding table is its output head if it is
+    /// Applies `targets` to `tensor`, of a model whose embedding table is also its output head if it is
     /// `tied`.
     ///
-    /// Errors: a ternary tensor that no type here can hold.
+    /// Errors: a ternary tensor that no supported type can represent.
     pub(crate) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
         let target = match (tensor.name.as_str(), tensor.shape.len()) {
             (_, 1) => Target::Keep,
@@ -142,14 +142,14 @@ impl<'a> Encoding<'a> {
         })
     }
 
-    /// Bytes it takes.
+    /// Its size in bytes.
     pub(crate) fn size(&self) -> u64 {
         let n = self.tensor.shape.iter().product::<usize>() as u64;
         let size = self.dtype.tensor_bytes(n);
         size.expect("types were chosen that whole blocks of fit")
     }
 
-    /// Gives the bytes piece by piece, made on `exec`.
+    /// Returns the bytes piece by piece, computed on `exec`.
     pub(crate) fn write(
         &self,
         exec: &Exec,
@@ -220,11 +220,11 @@ fn floats(codes: &[u8], scale: f32, k: usize, rows: &Range<usize>) -> Vec<u8> {
     values
 }
 
-/// What `tensor` is stored as: itself, but for trits that no ternary type holds because they aren't whole
-/// blocks, which become floats and a scale beside them, as checkpoints have them too. `divides` says what
-/// the model's configuration makes of such a scale.
+/// What `tensor` is stored as: unchanged, except for trits that no ternary type can store because they aren't
+/// whole blocks, which become floats and a separate scale, as in checkpoints. `divides` says how the model's
+/// configuration interprets such a scale.
 ///
-/// Errors: a scale that such a checkpoint can't say.
+/// Errors: a scale that such a checkpoint can't express.
 pub(crate) fn storable(tensor: Exported, divides: bool) -> Result<Vec<Exported>> {
     let ExportedData::Ternary { codes, scale } = &tensor.data else {
         return Ok(vec![tensor]);
@@ -268,14 +268,14 @@ pub(crate) fn storable(tensor: Exported, divides: bool) -> Result<Vec<Exported>>
     Ok(vec![codes, scale])
 }
 
-/// A float by which one is `scale`, if there is one.
+/// A float whose reciprocal is `scale`, if there is one.
 fn divisor(scale: f32) -> Option<f32> {
     let near = scale.recip();
     let mut candidates = [near, near.next_down(), near.next_up()].into_iter();
     candidates.find(|divisor| divisor.recip() == scale)
 }
 
-/// Trits stay trits: other types than the ternary ones and floats aren't taken.
+/// Trits stay trits: types other than ternary ones and floats are ignored.
 fn ternary_type(tensor: &Exported, scale: f32, target: Target) -> Result<(DType, Option<String>)> {
     let (n, k) = (tensor.shape[0], tensor.shape[1]);
     let f16_scale = half::f16::from_f32(scale).to_f32() == scale;
@@ -309,7 +309,7 @@ fn ternary_type(tensor: &Exported, scale: f32, target: Target) -> Result<(DType,
     Ok((DType::I2_S, remark))
 }
 
-/// The type asked for, or the next one that whole blocks of fit.
+/// The requested type, or the next one whose blocks fit.
 fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<String>) {
     let n_elements: usize = tensor.shape.iter().product();
     let Target::To(asked) = target else {
@@ -319,7 +319,7 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
         return (from, None);
     }
     let k = tensor.shape.last().copied().unwrap_or(0);
-    // Trits with several scales stay as exact as those with one.
+    // Trits with several scales are as exact as those with one.
     let trits = matches!(from, DType::TQ1_0 | DType::TQ2_0);
     if trits && !matches!(asked, DType::TQ1_0 | DType::TQ2_0 | DType::F32) {
         let remark = format!(
@@ -328,7 +328,7 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
         );
         return (from, Some(remark));
     }
-    // Floats aren't rounded to trits that nobody trained.
+    // Floats aren't quantized to trits they weren't trained for.
     let ternary = matches!(asked, DType::I2_S | DType::TQ1_0 | DType::TQ2_0);
     if (!ternary || trits) && k.is_multiple_of(asked.block_len()) {
         return (asked, None);
@@ -348,11 +348,11 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
     (instead, Some(remark))
 }
 
-/// Types of the parts of a model whose tensors are these; [`Targets::weights`] was asked for.
+/// Types of the parts of a model with these tensors; [`Targets::weights`] was requested.
 ///
-/// That of the layers is the one asked for if any matrix there has it, so that what was asked for
-/// differently is called differently however many matrices took another type; else that of most
-/// elements. That of a `tied` head is the table's.
+/// That of the layers is the requested one if any matrix there has it, so that different requests give
+/// different names however many matrices took another type; else that of most elements. That of a `tied` head
+/// is the table's.
 pub(crate) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant {
     let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
     let embeddings = of(EMBEDDINGS).unwrap_or(DType::F32);

@@ -164,7 +164,7 @@ fn manifests_can_be_kept() {
         Some(ManifestForm::default())
     );
     let [a, b] = ["a.bin", "b.bin"].map(|name| fs::read(file(name)).unwrap());
-    // The table of one section stands behind the tensors, and nothing else differs.
+    // The table of one section follows the tensors, and nothing else differs.
     assert_eq!(a.len() + 4 + 9, b.len());
     assert_eq!(a[..], b[..a.len()]);
 }

@@ -75,27 +75,27 @@ fn files_give_the_logits_of_their_source_bit_for_bit() {
         ("llama-bitlinear-bias", "a multiple of 128 trits"),
         (
             "llama-bitlinear-norm",
-            "GGUF can't say that its norm has an epsilon of 0.001",
+            "GGUF can't express that its norm has an epsilon of 0.001",
         ),
         (
             "llama-rope-dynamic-long",
-            "rope scaling: GGUF can't say `dynamic`",
+            "rope scaling: GGUF can't express `dynamic`",
         ),
         (
             "llama-rope-dynamic-long-v4",
-            "rope scaling: GGUF can't say `dynamic`",
+            "rope scaling: GGUF can't express `dynamic`",
         ),
         (
             "llama-rope-dynamic-short",
-            "rope scaling: GGUF can't say `dynamic`",
+            "rope scaling: GGUF can't express `dynamic`",
         ),
         (
             "smollm3-interval-2-window",
-            "rotary embedding: GGUF can't say that of layer 1",
+            "rotary embedding: GGUF can't express that of layer 1",
         ),
         (
             "smollm3-list-v4",
-            "rotary embedding: GGUF can't say that of layer 1",
+            "rotary embedding: GGUF can't express that of layer 1",
         ),
     ];
     assert_eq!(refused.len(), expected.len(), "{refused:?}");

@@ -57,7 +57,7 @@ fn every_form_of_ternary_weights_becomes_the_same_bytes() {
     );
 }
 
-/// The scale behind the codes, with nothing behind it.
+/// The scale after the codes, with nothing after it.
 fn scale_of(trailer: &[u8]) -> f32 {
     assert!(trailer[4..].iter().all(|&byte| byte == 0));
     f32::from_le_bytes(trailer[..4].try_into().unwrap())
@@ -207,7 +207,7 @@ fn wrong_bytes_get_no_right_hashes_and_no_files_are_lost() {
     assert_eq!(error.code(), sterna::ErrorCode::HashMismatch);
     let refused = message(made);
     assert!(refused.contains("shard_00000.bin"), "{refused}");
-    // Folders of somebody else's.
+    // Folders from elsewhere.
     let partial = dir.path().join("mine.partial");
     fs::create_dir(&partial).unwrap();
     fs::write(partial.join("notes.txt"), "keep").unwrap();

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, and names in folders that survive a crash of the system.
+//! Atomic file creation, and directory entries that survive a crash of the system.
 
 use std::{
     ffi::OsString,
@@ -9,10 +9,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Waits until the names in `folder` would survive a crash of the system: those of files that were
-/// created there, renamed, or removed. What the files hold is made durable by syncing them first.
+/// Waits until the directory entries in `folder` would survive a crash of the system: those of files that
+/// were created there, renamed, or removed. The contents of files are made durable by syncing them first.
 ///
-/// An empty path is the current folder, as the parent of a plain file name is.
+/// An empty path is the current folder, as in the parent of a plain file name.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     // Windows has no such operation; its file systems keep a log of names.
     #[cfg(unix)]
@@ -28,16 +28,15 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes `bytes` the file at `path`, in place of what is there. Readers see the old file or the new one, and
-/// so does whoever looks after a crash.
+/// Replaces the file at `path` by `bytes`. Readers see the old file or the new one, also after a crash.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = PartialFile::create(path)?;
     file.write_all(bytes)?;
     file.finish()
 }
 
-/// A file that is written under another name and gets its own from [`finish`](Self::finish). If it is dropped
-/// before, nothing of it is left.
+/// A file that is written under a temporary name and gets its own from [`finish`](Self::finish). If it is
+/// dropped before, it is removed.
 #[derive(Debug)]
 pub struct PartialFile {
     path: PathBuf,
@@ -47,7 +46,7 @@ pub struct PartialFile {
 }
 
 impl PartialFile {
-    /// Begins to write what is to be the file at `path`, under a new name in the same folder.
+    /// Begins to write the file at `path`, under a new name in the same folder.
     pub fn create(path: &Path) -> io::Result<Self> {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
@@ -72,8 +71,8 @@ impl PartialFile {
         }
     }
 
-    /// As [`create`](Self::create), by way of the file `temporary`, which nobody else may use. It must be on
-    /// the same file system; what is there is overwritten.
+    /// As [`create`](Self::create), with the temporary name `temporary`, which nothing else may use. It must
+    /// be on the same file system; an existing file is overwritten.
     pub fn create_as(path: &Path, temporary: &Path) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
@@ -82,8 +81,8 @@ impl PartialFile {
         })
     }
 
-    /// Gives the file its name, in place of another that has it. When this returns, a crash of the system
-    /// leaves it there.
+    /// Renames the file to its name, replacing any other. When this returns, that survives a crash of the
+    /// system.
     pub fn finish(mut self) -> io::Result<()> {
         if let Some(file) = &self.file {
             file.sync_all()?;
@@ -112,9 +111,9 @@ impl Write for PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // Windows removes no open file.
+        // Windows can't remove open files.
         if self.file.take().is_some() {
-            // What led here is reported; nobody is left to hear of this.
+            // The original failure is reported; this one can't be.
             let _ = fs::remove_file(&self.temporary);
         }
     }

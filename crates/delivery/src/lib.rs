@@ -1,9 +1,9 @@
 //! Where the bytes of a model come from.
 //!
-//! For opening the files of a model and handing out ranges of their bytes, so that an engine which
-//! asks for ranges can be fed without knowing their source; for fetching packages and checking what came
-//! ([`package`], [`fetch`]), and for keeping them. Not for parsing what the bytes mean
-//! (`sterna-format` does that). Nothing here prints, and whom to trust is given.
+//! For opening the files of a model and providing ranges of their bytes, so that an engine which requests
+//! ranges can be fed without knowing their source; for fetching and verifying packages ([`package`],
+//! [`fetch`]), and for storing them. Not for parsing what the bytes mean (`sterna-format` does that). Nothing
+//! here prints, and the keys to trust are an argument.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), sterna_delivery::LocalFileError> {

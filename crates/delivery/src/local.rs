@@ -15,8 +15,8 @@ use crate::{mmap, positioned};
 /// A regular file, its bytes in memory and shared without copies: mapped, or read
 /// ([`LocalFile::read`]).
 ///
-/// Slices keep the memory alive, so they may outlive the `LocalFile`. A mapped file must not be
-/// changed while any of them is in use: write a new version beside it and rename it into place.
+/// Slices keep the memory alive, so they may outlive the `LocalFile`. A mapped file must not be changed while
+/// any of them is in use: write a new version next to it and rename it into place.
 ///
 /// It holds memory and no open file, so that a model may have more files than a process may open.
 #[derive(Debug, Clone)]
@@ -26,12 +26,12 @@ pub struct LocalFile {
     bytes: Bytes,
 }
 
-/// What tells a file from another that takes its name, and from itself after a change.
+/// Identifies a file, to detect its replacement or a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Identity {
     len: u64,
     modified: Option<SystemTime>,
-    /// Device and number on it, where the system has such.
+    /// Device and inode number, where the system has such.
     node: Option<(u64, u64)>,
 }
 
@@ -53,22 +53,22 @@ impl Identity {
     }
 }
 
-/// Why a file, or a range of it, could not be had.
+/// Why a file, or a range of it, is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalFileError {
     /// The system refused to open or examine the file.
     #[error("{}: cannot open", path.display())]
     Open {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         source: io::Error,
     },
     /// Only regular files can be mapped.
     #[error("{}: expected a regular file, found {found}", path.display())]
     NotAFile {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
         /// What is there instead.
         found: &'static str,
@@ -76,35 +76,35 @@ pub enum LocalFileError {
     /// The system refused to map the file.
     #[error("{}: cannot map into memory", path.display())]
     Map {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         source: io::Error,
     },
     /// The system refused memory for the whole file, or to read it.
     #[error("{}: cannot read its {len} bytes into memory", path.display())]
     Read {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// Bytes that it had when it was opened.
+        /// Its size when it was opened.
         len: u64,
-        /// What the system said.
+        /// The system's message.
         source: io::Error,
     },
-    /// It is not the file that was opened: it was changed since, or another took its name.
+    /// It is not the file that was opened: it was changed since, or replaced.
     #[error("{}: changed since it was opened", path.display())]
     Changed {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
     },
     /// A range reaches past the end of the file.
     #[error("{}: wanted {len} bytes at offset {offset}, but the file has {file_len}", path.display())]
     OutOfBounds {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// First byte wanted, counted from the start of the file.
+        /// First byte requested, from the start of the file.
         offset: u64,
-        /// Bytes wanted.
+        /// Bytes requested.
         len: u64,
         /// Bytes in the file.
         file_len: u64,
@@ -150,8 +150,8 @@ impl LocalFile {
         self.read_by(fill)
     }
 
-    /// As [`read`](Self::read), on this thread alone; `look` is shown all bytes in order, piece by piece,
-    /// as they come to lie in memory: to hash them while the processor has them at hand.
+    /// As [`read`](Self::read), on this thread alone; `look` is called with all bytes in order, piece by
+    /// piece, as they are read: to hash them while they are in the cache.
     ///
     /// Errors: as for [`read`](Self::read).
     pub fn read_past(&self, mut look: impl FnMut(&[u8])) -> Result<Self, LocalFileError> {
@@ -227,13 +227,13 @@ impl LocalFile {
     }
 }
 
-/// Bytes read at once before they are looked at: they fit the cache of a core.
+/// Bytes read at once before they are passed on: they fit the cache of a core.
 const PIECE: usize = 256 << 10;
 
-/// Threads that read a file; more wait for the same memory.
+/// Threads that read a file; more are bound by the same memory.
 const MAX_READERS: usize = 4;
 
-/// Fills `bytes` with what `file` begins with, each thread a part of it.
+/// Fills `bytes` with the beginning of `file`, in parallel.
 fn fill(file: &File, bytes: &mut [u8]) -> io::Result<()> {
     let n = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_READERS));
     let share = (bytes.len() / n + 1).next_multiple_of(mmap::HUGE_PAGE);

@@ -1,4 +1,4 @@
-//! The one place that asks the system for memory: for files mapped into it, and for large blocks.
+//! The only place that asks the system for memory: for mapped files, and for large blocks.
 #![allow(unsafe_code)]
 
 use std::{fs::File, io};
@@ -22,15 +22,14 @@ pub(crate) fn map(file: &File) -> io::Result<Bytes> {
 /// Bytes of a huge page, on the systems and processors that matter here.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// `len` bytes that `fill` has written, at the start of a huge page and in huge pages if the system
-/// gives them.
+/// `len` bytes that `fill` has written, aligned to a huge page and in huge pages if the system gives them.
 pub(crate) fn filled(
     len: usize,
     fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
 ) -> io::Result<Bytes> {
     let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
     let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE).ok_or_else(too_long)?)?;
-    // Advice: a system that doesn't take it has ordinary pages.
+    // A hint: a system that doesn't support it uses ordinary pages.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     let first = map.as_ptr().align_offset(HUGE_PAGE);

@@ -1,4 +1,4 @@
-//! Reading and writing at an offset, without a common position.
+//! Reading and writing at an offset, without a shared file position.
 
 use std::{fs::File, io};
 

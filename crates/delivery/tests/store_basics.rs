@@ -563,7 +563,7 @@ fn a_model_is_fetched_by_one_at_a_time() {
 fn groups_are_found_in_shards_that_differ_and_copied() {
     let (_dir, store) = store();
     let (a, b, layer) = (bytes(1, 5000), bytes(2, 7000), bytes(3, 3 << 20));
-    // The layer lies in two shards of the old model and in the middle of one of the new.
+    // The layer is in two shards of the old model and in the middle of one of the new.
     let (first, second) = layer.split_at(1_500_000);
     let old = [[&a[..], first].concat(), [second, &b].concat()];
     let new = [&b[..], &layer, &a].concat();

@@ -1,4 +1,4 @@
-//! The seam between what a model computes and where it is computed.
+//! The interface between what a model computes and where it is computed.
 
 use std::error::Error;
 use std::fmt;
@@ -21,38 +21,36 @@ use crate::sampling::Sampling;
 use crate::stage::{Operation, Stage};
 use crate::weights::Group;
 
-/// A place to run models: buffers, and the operations that forward passes are made of.
+/// A compute backend: buffers, and the operations that forward passes are made of.
 ///
 /// A forward pass is written once against this trait ([`crate::Session::forward`]). Operations take
 /// effect in the order they are called; only [`Backend::submit`] needs their results, so a device may
 /// record them and run them together. Buffers hold rows of f32, one for each token of the batch.
 ///
-/// Errors: shapes were checked when the model was planned, so operations fail only if the place
-/// itself does (a lost device, no memory).
+/// Errors: shapes were checked when the model was planned, so operations fail only if the device itself does
+/// (device lost, out of memory).
 pub trait Backend: Sized {
     /// A weight matrix.
     type Linear;
     /// A vector of weights: a norm or a bias.
     type Vector;
-    /// What rules out rows of a weight matrix that can't give one of the largest results.
+    /// A screen that rules out rows of a weight matrix that can't give one of the largest results.
     type Screen;
     /// Activations, `[n_tokens, width]`. The operation that fills one sets its shape.
     type Buffer;
     /// Keys and values of the tokens so far, for all layers.
     type Cache: KvCache;
-    /// Values on their way from a buffer, row by row: ready once every operation before is done. It may be
-    /// dropped.
+    /// A pending read-back of a buffer's rows: ready once every earlier operation is done. It may be dropped.
     type Readback: Future<Output = Result<Vec<f32>, BackendError>>;
 
-    /// Threads of this machine, for repacking weights before they are handed over.
+    /// Threads of this machine, for repacking weights before they are loaded.
     fn host(&self) -> &Exec;
 
-    /// Takes over a weight matrix.
+    /// Loads a weight matrix.
     fn load_linear(&self, source: LinearSource) -> Result<Self::Linear, BackendError>;
-    /// Takes over a vector of weights.
+    /// Loads a vector of weights.
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError>;
-    /// Makes a screen of `linear`, whose weights are blocks: a copy of it as blocks of `dtype`, with
-    /// bounds.
+    /// Makes a screen of `linear`, whose weights are blocks: a copy of it as blocks of `dtype`, with bounds.
     fn load_screen(
         &self,
         linear: &Self::Linear,
@@ -61,9 +59,9 @@ pub trait Backend: Sized {
     /// Loads the weights of `group`, which are used together: `load` loads them all with the backend it is
     /// called with, from the beginning each time.
     ///
-    /// A backend that consists of several calls it with the one that is to have them, and with another if
-    /// that one has no room.
-    /// Errors: what `load` returns.
+    /// A backend that consists of several calls it with the selected one, and with another if that one is out
+    /// of memory.
+    /// Errors: those of `load`.
     fn load_group<T>(
         &self,
         _group: Group,
@@ -72,8 +70,8 @@ pub trait Backend: Sized {
         load(self)
     }
 
-    /// Learns that `matrices` always read the same input, so that it may lay them where they are multiplied
-    /// in one go.
+    /// Tells the backend that `matrices` always read the same input, so that it may store them where they can
+    /// be multiplied together.
     fn join(&self, _matrices: &mut [&mut Self::Linear]) -> Result<(), BackendError> {
         Ok(())
     }
@@ -124,10 +122,10 @@ pub trait Backend: Sized {
         products: &mut [Product<'_, Self>],
     ) -> Result<(), BackendError>;
 
-    /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are wanted, with all that equal the
-    /// least of them; others may be −∞ instead. `screen` was made of `w`.
+    /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are needed, with all that equal the least
+    /// of them; others may be −∞ instead. `screen` was made of `w`.
     ///
-    /// Returns how many rows were read. What is computed has the bits that [`Backend::linear`] gives.
+    /// Returns how many rows were read. Computed values have the same bits as those of [`Backend::linear`].
     fn linear_top(
         &self,
         stage: Stage,
@@ -139,7 +137,7 @@ pub trait Backend: Sized {
     ) -> Result<ScreenedRows, BackendError>;
 
     /// `out[t] ← out[t] + scale · (x[t] · aᵀ) · bᵀ` for each of `updates` and the rows `t` in `rows`; all
-    /// read the same `x`. What other matrices there are changes no bit.
+    /// read the same `x`. Results don't depend on which updates share a call.
     fn add_low_rank(
         &self,
         x: &Self::Buffer,
@@ -158,8 +156,8 @@ pub trait Backend: Sized {
     /// Normalises and rotates the heads of queries and keys, appends keys and values to a layer of each
     /// sequence's cache, and attends to it: `out ← attention(q, cache)`.
     ///
-    /// Rows belong to the sequences in turn. Positions count from the cache's length, which stays as it
-    /// is until [`KvCache::advance`]. What the buffers of queries and keys hold afterwards is unspecified.
+    /// Rows are grouped by sequence. Positions start at the cache's length, which is unchanged until
+    /// [`KvCache::advance`]. The contents of the buffers of queries and keys are unspecified afterwards.
     fn attention(
         &self,
         attention: Attention<'_, Self>,
@@ -183,16 +181,16 @@ pub trait Backend: Sized {
     /// `x ← cap · tanh(x / cap)`.
     fn softcap(&self, stage: Stage, x: &mut Self::Buffer, cap: f32) -> Result<(), BackendError>;
 
-    /// Drops all rows of `x` but `rows`, which ascend.
+    /// Keeps only the rows `rows` of `x`, in ascending order.
     fn keep_rows(&self, x: &mut Self::Buffer, rows: &[usize]) -> Result<(), BackendError>;
 
-    /// Hands over all operations so far, and takes the values out of `x`.
+    /// Submits all operations so far, and moves the values out of `x`.
     fn submit(&self, x: &mut Self::Buffer) -> Result<Self::Readback, BackendError>;
 
-    /// Waits for a future that needs nothing but this backend to become ready, and drives the device while
-    /// it isn't.
+    /// Blocks on a future that needs nothing but this backend to become ready, and drives the device
+    /// meanwhile.
     ///
-    /// Errors: [`BackendError::CannotWait`] if it isn't ready and nobody may wait here, as in a browser.
+    /// Errors: [`BackendError::CannotWait`] if it isn't ready and the platform can't block, as in a browser.
     fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(output) => Ok(output),
@@ -200,18 +198,17 @@ pub trait Backend: Sized {
         }
     }
 
-    /// [`Backend::submit`], and waits for the values.
+    /// [`Backend::submit`], blocking until the values are there.
     fn read(&self, x: &mut Self::Buffer) -> Result<Vec<f32>, BackendError> {
         self.wait(self.submit(x)?)?
     }
 
-    /// Puts rows of `width` values into `x`: in the place of those it has, if these are as many of the
-    /// same width.
+    /// Writes rows of `width` values to `x`: in place if it has as many rows of the same width.
     fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
     -> Result<(), BackendError>;
 
-    /// Makes ready to sample tokens as `sampling` says, and to go on with them; returns for how many steps
-    /// there is room in one go, from the cache's next position on. None, here, if that is left to the host.
+    /// Prepares to sample tokens as `sampling` specifies, and to decode on its own; returns how many steps
+    /// can be taken ahead, from the cache's next position on. 0, the default, leaves sampling to the host.
     fn max_lookahead(
         &self,
         _cache: &mut Self::Cache,
@@ -220,12 +217,12 @@ pub trait Backend: Sized {
         Ok(0)
     }
 
-    /// Chooses the token that follows the one row `logits`, and repeats the step that led to them with
-    /// that token, again and again, without the host.
+    /// Samples the token that follows the one row `logits`, and repeats the step that led to them with that
+    /// token, and so on, without the host.
     ///
-    /// That step has one row, of one sequence, and none of it has been read; [`Attention::rope`] had
-    /// the angles of all positions that are to come. `None` if the step can't be repeated: the logits can
-    /// be read then.
+    /// That step has one row, of one sequence, and none of it has been read; [`Attention::rope`] had the
+    /// angles of all positions ahead. `None` if the step can't be repeated: the logits can still be read
+    /// then.
     fn decode(
         &self,
         _logits: &mut Self::Buffer,
@@ -236,13 +233,13 @@ pub trait Backend: Sized {
     }
 }
 
-/// Steps of decoding that a device takes by itself, each with the token that the step before drew.
+/// Decoding steps that a device takes on its own, each with the token sampled by the previous step.
 ///
-/// They belong to one sequence. What they compute of tokens that nobody takes lies behind the sequence's
-/// end, where later steps write.
+/// They belong to one sequence. Results of tokens that are never taken are stored beyond the sequence's end,
+/// where later steps overwrite them.
 pub trait Decoding: MaybeSend {
-    /// What the next step came to, once it is done. Steps after it are under way, so that in all no more
-    /// than `wanted` are.
+    /// The result of the next step, once it is done. Later steps are in flight, so that in all no more than
+    /// `wanted` are computed.
     fn poll_next(
         &mut self,
         wanted: usize,
@@ -250,44 +247,44 @@ pub trait Decoding: MaybeSend {
     ) -> Poll<Result<Sampled, BackendError>>;
 }
 
-/// [`Send`], but for browsers, whose devices belong to one thread.
+/// [`Send`], except in browsers, whose devices belong to one thread.
 #[cfg(not(target_arch = "wasm32"))]
 pub trait MaybeSend: Send {}
 #[cfg(not(target_arch = "wasm32"))]
 impl<T: Send + ?Sized> MaybeSend for T {}
 
-/// [`Send`], but for browsers, whose devices belong to one thread.
+/// [`Send`], except in browsers, whose devices belong to one thread.
 #[cfg(target_arch = "wasm32")]
 pub trait MaybeSend {}
 #[cfg(target_arch = "wasm32")]
 impl<T: ?Sized> MaybeSend for T {}
 
-/// What a step of [`Decoding`] came to.
+/// The result of a step of [`Decoding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sampled {
-    /// This token comes next.
+    /// The next token.
     Token(u32),
-    /// The device can't tell which token comes next, or the logits are no finite numbers. The step is to be
-    /// computed again, for the host to sample from its logits. Later steps would come to the same.
+    /// The device can't decide which token comes next, or the logits are not finite. The step has to be
+    /// recomputed, for the host to sample from its logits. Later steps would end the same.
     Undecided,
-    /// There was no step: there is no room for more.
+    /// There was no step: no room is left.
     Over,
 }
 
 /// The sequence that a step is repeated for ([`Backend::decode`]).
 #[derive(Debug)]
 pub struct Continued<'a, C> {
-    /// Its keys and values. The token of the step doesn't count yet.
+    /// Its keys and values. The cache's length doesn't include the token of the step yet.
     pub cache: &'a mut C,
     /// The token of the step.
     pub last: u32,
-    /// How many steps there may be, this one included: at most what [`Backend::max_lookahead`] said.
+    /// The maximum number of steps, this one included: at most what [`Backend::max_lookahead`] returned.
     pub n_steps: usize,
 }
 
 /// A product of [`Backend::linear`].
 pub struct Product<'a, B: Backend> {
-    /// Which it is.
+    /// Which linear layer it is.
     pub stage: Stage,
     /// `[n, k]`.
     pub w: &'a B::Linear,
@@ -295,17 +292,17 @@ pub struct Product<'a, B: Backend> {
     pub out: &'a mut B::Buffer,
 }
 
-/// How the outputs of one [`Backend::linear`] lie.
+/// How the outputs of one [`Backend::linear`] are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputLayout {
-    /// Each by itself.
+    /// Separately.
     Separate,
-    /// As columns of the same rows, in order, if the backend has a use for that: queries, keys and
-    /// values, which attention reads together.
+    /// As columns of the same rows, in order, if the backend benefits from that: queries, keys and values,
+    /// which attention reads together.
     SideBySide,
 }
 
-/// What [`Backend::attention`] takes, as products left it.
+/// The inputs of [`Backend::attention`], as the projections computed them.
 pub struct Attention<'a, B: Backend> {
     /// The layer of the caches.
     pub layer: usize,
@@ -321,7 +318,7 @@ pub struct Attention<'a, B: Backend> {
     pub q_norm: Option<&'a B::Vector>,
     /// Normalises each head of the keys, `[head_dim]`.
     pub k_norm: Option<&'a B::Vector>,
-    /// What both norms add to mean squares.
+    /// Epsilon of both norms.
     pub eps: f32,
     /// Rotates the heads of queries and keys, after the norms.
     pub rope: Option<Rotation<'a>>,
@@ -330,14 +327,14 @@ pub struct Attention<'a, B: Backend> {
 /// The rotary embedding of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation<'a> {
-    /// Which of the model's rotary embeddings it is. Those with one index are the same throughout a step.
+    /// Which of the model's rotary embeddings it is. The angles for one index are the same throughout a step.
     pub index: usize,
-    /// The angles of each row's position; with one sequence, those of positions to come may follow.
+    /// The angles of each row's position; with one sequence, those of later positions may follow.
     pub angles: &'a Angles,
 }
 
 impl<B: Backend> Attention<'_, B> {
-    /// Where it stands in the forward pass.
+    /// Its position in the forward pass.
     pub fn stage(&self) -> Stage {
         Stage {
             layer: Some(self.layer),
@@ -346,26 +343,26 @@ impl<B: Backend> Attention<'_, B> {
     }
 }
 
-/// A change of low rank to what a matrix gave ([`Backend::add_low_rank`]).
+/// A low-rank update to the output of a matrix ([`Backend::add_low_rank`]).
 pub struct LowRank<'a, B: Backend> {
-    /// Which it is.
+    /// Which linear layer it belongs to.
     pub stage: Stage,
     /// `[rank, k]`.
     pub a: &'a B::Linear,
     /// `[n, rank]`.
     pub b: &'a B::Linear,
-    /// Factor on the change.
+    /// Scale of the update.
     pub scale: f32,
-    /// What is changed, `[n_tokens, n]`.
+    /// What is updated, `[n_tokens, n]`.
     pub out: &'a mut B::Buffer,
 }
 
-/// What a sequence has in a batch.
+/// A sequence's part of a batch.
 #[derive(Debug)]
 pub struct Sequence<'a, C> {
     /// Its keys and values.
     pub cache: &'a mut C,
-    /// How many rows of the batch are its own.
+    /// How many rows of the batch belong to it.
     pub n_rows: usize,
 }
 
@@ -377,15 +374,15 @@ pub trait KvCache: Sized {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Counts in `n` tokens that every layer has now appended.
+    /// Advances the length by `n` tokens that every layer has now appended.
     fn advance(&mut self, n: usize);
-    /// Forgets all but the first `len` tokens.
+    /// Truncates to the first `len` tokens.
     fn truncate(&mut self, len: usize);
-    /// A cache of the first `len` tokens, sharing their memory with this one.
+    /// A cache of the first `len` tokens, sharing memory with this one.
     fn fork(&self, len: usize) -> Self;
 }
 
-/// A weight matrix `[n, k]` as a backend receives it.
+/// A weight matrix `[n, k]` as passed to a backend.
 #[derive(Debug, Clone)]
 pub struct LinearSource {
     /// Output features.
@@ -396,7 +393,7 @@ pub struct LinearSource {
     pub weights: WeightData,
 }
 
-/// How the weights of a [`LinearSource`] are given.
+/// The form of the weights of a [`LinearSource`].
 #[derive(Debug, Clone)]
 pub enum WeightData {
     /// Rows of whole blocks.
@@ -405,17 +402,17 @@ pub enum WeightData {
         dtype: DType,
         /// The blocks.
         bytes: Bytes,
-        /// Activations are rounded to int8 first, one scale a row: a BitLinear layer whose weights
-        /// don't share one scale.
+        /// Activations are quantized to int8 first, one scale per row: a BitLinear layer whose weights don't
+        /// share one scale.
         int8_activations: bool,
     },
     /// Trits with one scale; activations are int8.
     Ternary {
         /// The codes.
         codes: Bytes,
-        /// Where in `codes` they are.
+        /// Where in `codes` they start.
         packing: TernaryPacking,
-        /// What a code of +1 is worth.
+        /// The value of a code of +1.
         scale: f32,
     },
 }
@@ -429,58 +426,58 @@ pub struct CacheShape {
     pub n_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Number format.
+    /// Data type.
     pub dtype: CacheType,
 }
 
-/// Why a backend could not do as asked.
+/// Errors of a backend.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// Buffers that don't fit one another.
+    /// Buffers whose shapes don't match.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// Weights that can't be used as they are.
+    /// Weights that can't be used in the given form.
     #[error(transparent)]
     Weights(#[from] QuantError),
-    /// What went wrong on a device.
+    /// An error of a device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Weights or activations that are on another device than the operation.
+    /// Weights or activations on another device than the operation.
     #[error("an operand is on another device than the operation")]
     WrongDevice,
-    /// A result that isn't there yet, where nobody may wait for it.
-    #[error("the result isn't there yet, and this platform lets nobody wait: await it instead")]
+    /// A result that isn't ready, where the platform can't block on it.
+    #[error("the result isn't ready yet, and this platform can't block: await it instead")]
     CannotWait,
 }
 
 impl BackendError {
-    /// Whether the device itself is gone: what was loaded there is to be loaded again, elsewhere or on the
+    /// Whether the device itself is lost: what was loaded there has to be loaded again, elsewhere or on the
     /// same device opened anew.
     pub fn is_lost(&self) -> bool {
         matches!(self, BackendError::Device(error) if error.kind() == DeviceErrorKind::Lost)
     }
 
-    /// Whether the device has no memory left.
+    /// Whether the device is out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, BackendError::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory)
     }
 }
 
-/// An error of a device, in the words of whatever drives it.
+/// An error of a device, as reported by its driver.
 #[derive(Debug)]
 pub struct DeviceError {
     kind: DeviceErrorKind,
     error: Box<dyn Error + Send + Sync>,
 }
 
-/// What an error of a device means for whoever uses it.
+/// What an error of a device means for its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
-    /// The device is gone, and all that was on it.
+    /// The device is gone, with everything on it.
     Lost,
-    /// It has no memory left.
+    /// It is out of memory.
     OutOfMemory,
     /// Anything else.
     Other,

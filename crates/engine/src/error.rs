@@ -1,4 +1,4 @@
-//! Why a set of files isn't a model that runs here.
+//! Why files don't make up a supported model.
 
 use std::fmt::Display;
 
@@ -6,85 +6,85 @@ use sterna_format::DType;
 use sterna_format::gguf::GgufError;
 use sterna_format::names::NameCollision;
 
-/// Why a model can't be run.
+/// Why a model can't be planned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A family there is no graph for.
+    /// An unsupported family.
     #[error("model family `{found}` isn't supported; supported are {expected}")]
     UnknownFamily {
-        /// The family the files name.
+        /// The family named in the files.
         found: String,
-        /// The families there are.
+        /// The supported families.
         expected: String,
     },
-    /// A value of the configuration that is missing or makes no sense.
+    /// A missing or invalid value of the configuration.
     #[error("{what}: expected {expected}, found {found}")]
     Config {
-        /// The value.
+        /// The value's name.
         what: String,
-        /// What it should be.
+        /// What was expected.
         expected: String,
-        /// What it is.
+        /// What was found.
         found: String,
     },
-    /// A value that another format has no words for.
-    #[error("{what}: {format} can't say {found}")]
+    /// A value that another format can't express.
+    #[error("{what}: {format} can't express {found}")]
     Inexpressible {
-        /// The value.
+        /// The value's name.
         what: String,
         /// The other format.
         format: &'static str,
-        /// What it is.
+        /// The value.
         found: String,
     },
-    /// A metadata key of another type.
+    /// A metadata key of the wrong type.
     #[error(transparent)]
     Metadata(#[from] GgufError),
-    /// Two tensors under one name.
+    /// Two tensors with the same name.
     #[error(transparent)]
     Names(#[from] NameCollision),
-    /// A tensor the family needs.
+    /// A tensor required by the family.
     #[error("tensor `{name}` is missing; it should be {expected:?}")]
     MissingTensor {
-        /// Its name, as files of the model's kind spell it.
+        /// Its name, as spelled in files of this kind.
         name: String,
         /// Its shape.
         expected: Vec<usize>,
     },
-    /// A tensor of another shape.
+    /// A tensor of the wrong shape.
     #[error("tensor `{name}`: expected shape {expected:?}, found {found:?}")]
     TensorShape {
         /// Its name in the file.
         name: String,
-        /// The shape the configuration calls for.
+        /// The shape required by the configuration.
         expected: Vec<usize>,
         /// The shape it has.
         found: Vec<usize>,
     },
-    /// A tensor of a type that its place doesn't take.
+    /// A tensor of an unsupported type.
     #[error("tensor `{name}`: {expected}, found type {found}")]
     TensorType {
         /// Its name in the file.
         name: String,
-        /// What is taken.
+        /// The expected types.
         expected: &'static str,
         /// Its type.
         found: DType,
     },
-    /// A tensor whose place or size can't be that of its elements.
+    /// A tensor whose offset or size doesn't match its elements.
     #[error("tensor `{name}`: expected {expected}, found {len} at offset {offset}")]
     TensorBytes {
         /// Its name in the file.
         name: String,
-        /// What its type and shape take.
+        /// The size required by its type and shape.
         expected: String,
-        /// The bytes it has.
+        /// Its size in bytes.
         len: u64,
-        /// Where they begin.
+        /// Its offset.
         offset: u64,
     },
-    /// Tensors that nothing would read: the model isn't what its configuration says.
+    /// Tensors that are unused: the model isn't what its configuration says.
     #[error("{count} tensors are not part of this model family, among them `{first}`")]
     UnusedTensors {
         /// How many.

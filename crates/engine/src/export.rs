@@ -1,5 +1,5 @@
-//! From a plan to the tensors of a Hugging Face checkpoint or of a GGUF file, whatever files the model
-//! came in.
+//! From a plan to the tensors of a Hugging Face checkpoint or a GGUF file, whatever format the model was
+//! loaded from.
 
 use std::sync::Arc;
 
@@ -24,24 +24,23 @@ use crate::plan::{
 };
 use crate::weights::Projection;
 
-/// Gives the weights of a model one after another, in the order of execution, under the names and
-/// with the values of a Hugging Face checkpoint or of a GGUF file. Fused projections come apart, or
-/// together where GGUF has them so; ternary weights come as trits with one scale in whatever form they
-/// were stored.
+/// Exports the weights of a model one after another, in the order of execution, under the names and
+/// conventions of a Hugging Face checkpoint or of a GGUF file. Fused projections are split, or joined where
+/// GGUF stores them so; ternary weights become trits with one scale in whatever form they were stored.
 ///
-/// It is fed as [`Loader`](crate::Loader) is. A tensor at a time is in memory.
+/// It is fed as [`Loader`](crate::Loader) is. One tensor at a time is in memory.
 pub struct Exporter {
     plan: ModelPlan,
     exec: Arc<Exec>,
-    /// Whose names and values are given.
+    /// The target conventions for names and values.
     to: Values,
-    /// The configuration by which rows of a GGUF file are ordered.
+    /// The configuration that determines the row order of a GGUF file.
     in_gguf: ModelConfig,
     /// What each weight of the plan becomes; `None` for what isn't a tensor of a checkpoint.
     targets: Vec<Option<Target>>,
     parts: Vec<Bytes>,
     next: usize,
-    /// The first rows of a tensor that several weights make up.
+    /// The first rows of a tensor that is assembled from several weights.
     begun: Option<Exported>,
     factors: Vec<(VectorId, Vec<f32>)>,
     warnings: Vec<String>,
@@ -72,27 +71,27 @@ pub enum ExportedData {
     Ternary {
         /// Rows in the layout of [`sterna_kernels::quant::ternary`].
         codes: Bytes,
-        /// What a code of +1 is worth.
+        /// The value of a code of +1.
         scale: f32,
     },
 }
 
-/// What a GGUF file of a model says besides the tensors that an [`Exporter`] gives.
+/// What a GGUF file of a model says besides the tensors of an [`Exporter`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct GgufHead {
-    /// `general.architecture`, and what the architecture's own keys say.
+    /// `general.architecture`, and the architecture's own keys.
     pub metadata: Metadata,
-    /// Tensors that the configuration makes: divisors of rotary frequencies.
+    /// Tensors that belong to the configuration: divisors of rotary frequencies.
     pub tensors: Vec<Exported>,
-    /// What llama.cpp doesn't make of the file as this engine does.
+    /// Where llama.cpp interprets the file differently from this engine.
     pub remarks: Vec<String>,
 }
 
 impl ModelPlan {
     /// What a GGUF file of this model says.
     ///
-    /// Errors: [`PlanError::Inexpressible`] if the model can't be said in GGUF.
+    /// Errors: [`PlanError::Inexpressible`] if GGUF can't express the model.
     pub fn to_gguf(&self) -> Result<GgufHead, PlanError> {
         let ModelConfig {
             family,
@@ -110,7 +109,7 @@ impl ModelPlan {
                     found,
                 ));
             }
-            // A reader of such a file takes every matrix for a ternary one.
+            // A reader of such a file assumes that every matrix is ternary.
             if let Recipe::Linear(recipe) = &spec.recipe
                 && let Stored::Blocks(dtype) = recipe.stored
                 && family.bit_linear
@@ -130,7 +129,7 @@ impl ModelPlan {
         if self.weights.output.is_some() && (family.gemma || family.bit_linear) {
             let architecture = metadata.architecture()?.unwrap_or_default();
             remarks.push(format!(
-                "output.weight: llama.cpp may take no head of its own in a {architecture} model"
+                "output.weight: llama.cpp may not support a separate head in a {architecture} model"
             ));
         }
         let tensors = tensors.into_iter().map(|(name, values)| Exported {
@@ -158,7 +157,7 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
     if k.is_multiple_of(BLOCK) {
         out.extend_from_slice(codes);
     } else {
-        // Rows are padded to whole blocks, and the tensor isn't.
+        // Rows are padded to whole blocks; the I2_S tensor isn't.
         let mut trits = vec![0i8; k];
         out.resize(n * k / 4, 0);
         for (i, row) in codes.chunks_exact(row_bytes(k)).enumerate() {
@@ -179,19 +178,19 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
 #[derive(Debug, Clone)]
 struct Target {
     name: String,
-    /// Rows are those of rotated heads, whose order is another in GGUF files of some families.
+    /// Rows are those of rotated heads, whose order differs in GGUF files of some families.
     rotated: bool,
-    /// One is to be taken off every value.
+    /// One has to be subtracted from every value.
     less_one: bool,
 }
 
 impl Exporter {
-    /// Begins to export the model of `plan` as a checkpoint, computing on `exec`.
+    /// Exports the model of `plan` as a checkpoint, computing on `exec`.
     pub fn new(plan: ModelPlan, exec: Arc<Exec>) -> Exporter {
         Exporter::with_values(plan, exec, Values::HuggingFace)
     }
 
-    /// Begins to export the tensors of a GGUF file, which come behind those of [`ModelPlan::to_gguf`].
+    /// Exports the tensors of a GGUF file, in addition to those of [`ModelPlan::to_gguf`].
     pub fn for_gguf(plan: ModelPlan, exec: Arc<Exec>) -> Exporter {
         Exporter::with_values(plan, exec, Values::Gguf)
     }
@@ -211,12 +210,12 @@ impl Exporter {
         }
     }
 
-    /// Whether the embedding table is the output head too.
+    /// Whether the embedding table is also the output head.
     pub fn is_tied(&self) -> bool {
         self.plan.weights.output.is_none()
     }
 
-    /// Names and shapes of the tensors that are to come, in their order.
+    /// Names and shapes of the tensors to be exported, in order.
     pub fn tensors(&self) -> Vec<(&str, Vec<usize>)> {
         let mut tensors: Vec<(&str, Vec<usize>)> = Vec::new();
         for (spec, target) in self.plan.specs.iter().zip(&self.targets).skip(self.next) {
@@ -241,8 +240,8 @@ impl Exporter {
         Some(&spec.parts[self.parts.len()])
     }
 
-    /// Takes the bytes of the range [`Exporter::wanted`] names; gives a tensor once its last range is
-    /// there.
+    /// Feeds the bytes of the range named by [`Exporter::wanted`]; returns a tensor once its last range has
+    /// been fed.
     ///
     /// Errors: [`LoadError`] names the tensor at fault.
     pub fn feed(&mut self, bytes: Bytes) -> Result<Option<Exported>, LoadError> {
@@ -263,16 +262,16 @@ impl Exporter {
                 return Ok(None);
             }
             (Recipe::Vector(recipe) | Recipe::HostVector(recipe), Some(target)) => {
-                // Decoded for its checks, even where the bytes are passed on.
+                // Decoded for validation, even where the bytes are passed on.
                 let values = vector(recipe, &spec.parts[0], &parts[0])?;
                 let data = if self.to == Values::Gguf {
-                    // Norms and biases are floats there, and norms whole.
+                    // The target stores norms and biases as floats, without the offset.
                     self.in_order(target, f32s(&values), recipe.len)
                 } else if target.less_one {
                     let (data, exact) = less_one(&values);
                     if !exact {
                         self.warnings.push(format!(
-                            "tensor `{}`: not all values are exact as one and a float",
+                            "tensor `{}`: not all values are exact as 1 plus a float",
                             target.name
                         ));
                     }
@@ -336,7 +335,7 @@ impl Exporter {
         })
     }
 
-    /// `data`, which are `n` rows as they are stored, in the order that tensors are given with.
+    /// `data`, which are `n` rows as stored, in the row order of exported tensors.
     fn in_order(&self, target: &Target, data: ExportedData, n: usize) -> ExportedData {
         let layout = self.in_gguf.ropes[0].layout;
         if !target.rotated || self.plan.values == self.to || layout != RopeLayout::Pairs {
@@ -367,15 +366,14 @@ impl Exporter {
         }
     }
 
-    /// What could not be carried over exactly so far.
+    /// What could not be exported exactly so far.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The `config.json` that goes with the tensors, once all have been exported.
+    /// The `config.json` for the tensors, once all have been exported.
     ///
-    /// Errors: [`LoadError::Incomplete`] if they haven't; [`PlanError::Inexpressible`] if it can't be
-    /// said.
+    /// Errors: [`LoadError::Incomplete`] if some haven't; [`PlanError::Inexpressible`] if it can't be expressed.
     pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
         if let Some(want) = self.wanted() {
             return Err(LoadError::Incomplete {
@@ -396,9 +394,9 @@ impl Exporter {
 }
 
 impl Exported {
-    /// This tensor with the rows of `more` behind its own.
+    /// This tensor with the rows of `more` appended.
     ///
-    /// Errors: types or scales that aren't the same.
+    /// Errors: types or scales that differ.
     fn joined(mut self, more: Exported) -> Result<Exported, PlanError> {
         self.data = match (self.data, more.data) {
             (
@@ -431,14 +429,14 @@ impl Exported {
     }
 }
 
-/// Floats less one, and whether adding one gives all of them back.
+/// Floats minus 1, and whether adding 1 restores all of them exactly.
 fn less_one(values: &[f32]) -> (ExportedData, bool) {
     let less: Vec<f32> = values.iter().map(|v| v - 1.0).collect();
     let exact = less.iter().zip(values).all(|(less, v)| less + 1.0 == *v);
     (f32s(&less), exact)
 }
 
-/// Values as they are.
+/// Values unchanged.
 fn f32s(values: &[f32]) -> ExportedData {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     ExportedData::Blocks {
@@ -509,7 +507,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     naming.targets
 }
 
-/// Gives weights their names.
+/// Assigns names to weights.
 struct Naming {
     to: Values,
     model_type: &'static str,

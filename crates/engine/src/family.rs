@@ -1,7 +1,7 @@
-//! The model families: what is particular to each, as data.
+//! The model families: what is specific to each, as data.
 //!
-//! Everything else is shared. Whether a model has biases, query-key norms, sub-norms or an output
-//! head of its own is told by the tensors it comes with; `docs/families.md` has the sources.
+//! Everything else is shared. Whether a model has biases, query-key norms, sub-norms or a separate output
+//! head follows from its tensors; `docs/families.md` has the sources.
 
 use sterna_kernels::activation::Activation;
 use sterna_kernels::rope::RopeLayout;
@@ -15,7 +15,7 @@ pub struct Family {
     pub(crate) gguf: &'static [&'static str],
     /// Hugging Face `model_type` values.
     pub(crate) hf: &'static [&'static str],
-    /// Activation where the file names none.
+    /// Default activation.
     pub(crate) activation: Activation,
     /// Rotary layout of GGUF files; Hugging Face weights always rotate halves.
     pub(crate) gguf_rope: RopeLayout,
@@ -23,25 +23,25 @@ pub struct Family {
     pub(crate) gguf_fused: bool,
     /// Tensors that every layer must have besides the common ones.
     pub(crate) parts: Parts,
-    /// Gemma's ways: embeddings times the square root of the width; in Hugging Face files, norm
-    /// weights less one and the attention scale in `query_pre_attn_scalar`.
+    /// Gemma's conventions: embeddings times the square root of the width; in Hugging Face files, norm
+    /// weights minus one and the attention scale in `query_pre_attn_scalar`.
     pub(crate) gemma: bool,
-    /// Every linear layer is a BitLinear, whatever its storage.
+    /// Every linear layer is a BitLinear, however it is stored.
     pub(crate) bit_linear: bool,
-    /// Which layers look back only so far, where the file gives a window but no pattern.
+    /// Which layers are windowed, where the file has a window but no pattern.
     pub(crate) windows: WindowPattern,
-    /// What a Hugging Face configuration means by leaving a value out.
+    /// Defaults of a Hugging Face configuration.
     pub(crate) hf_defaults: HfDefaults,
-    /// Bounds on attention scores and logits where a GGUF file gives none.
+    /// Default soft caps on attention scores and logits for GGUF files.
     pub(crate) gguf_softcaps: Option<(f32, f32)>,
-    /// Window where a GGUF file gives none.
+    /// Default window for GGUF files.
     pub(crate) gguf_window: Option<usize>,
     /// Rotary base of windowed layers, where it differs from the others'.
     pub(crate) local_rope_base: Option<f64>,
     /// Every n-th layer has no rotary embedding.
     pub(crate) no_rope_interval: Option<usize>,
-    /// Layers of the one size whose attention scale follows from width over heads, not from
-    /// the head's own width.
+    /// Number of layers of the one size whose attention scale follows from width over heads, not from the
+    /// head dimension.
     pub(crate) wide_scale_layers: Option<usize>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Parts {
     pub(crate) qk_norms: bool,
     /// Norms before the output projection and the down projection.
     pub(crate) sub_norms: bool,
-    /// Norms of what attention and feed-forward add to the residual.
+    /// Norms of the outputs of attention and feed-forward, before the residual.
     pub(crate) post_norms: bool,
     /// Biases of the query, key and value projections.
     pub(crate) qkv_biases: bool,
@@ -67,9 +67,9 @@ pub(crate) enum WindowPattern {
     All,
     /// All but every n-th.
     AllButEvery(usize),
-    /// Those from `max_window_layers` on, if the configuration turns windows on.
+    /// Those from `max_window_layers` on, if the configuration enables windows.
     Last,
-    /// Those without rotary embedding, if the configuration turns windows on.
+    /// Those without rotary embedding, if the configuration enables windows.
     Unrotated,
 }
 
@@ -293,11 +293,11 @@ impl Family {
 
     /// The Hugging Face `model_type` of its checkpoints.
     pub(crate) fn hf_name(&self) -> &'static str {
-        // The first BitNet models call themselves llama.
+        // The first BitNet models are declared as llama.
         self.hf.first().copied().unwrap_or("llama")
     }
 
-    /// The GGUF architecture that files of its models name.
+    /// The GGUF architecture in files of its models.
     pub(crate) fn gguf_name(&self) -> &'static str {
         // Mistral's models are Llama's there.
         self.gguf.first().copied().unwrap_or("llama")
@@ -308,12 +308,12 @@ impl Family {
         Family::of_gguf("bitnet").expect("it is in the table")
     }
 
-    /// Every GGUF architecture that runs, for messages.
+    /// Every supported GGUF architecture, for messages.
     pub(crate) fn gguf_architectures() -> String {
         list(FAMILIES.iter().flat_map(|f| f.gguf))
     }
 
-    /// Every Hugging Face model type that runs, for messages.
+    /// Every supported Hugging Face model type, for messages.
     pub(crate) fn hf_model_types() -> String {
         list(FAMILIES.iter().flat_map(|f| f.hf))
     }

@@ -16,11 +16,11 @@ use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{Layer, Projection};
 
-/// Buffers of a forward pass, kept from one to the next.
+/// Buffers of a forward pass, reused by the next.
 pub(crate) struct Scratch<B: Backend> {
     /// The residual stream, `[m, model_dim]`.
     x: B::Buffer,
-    /// What a block reads or adds, `[m, model_dim]`.
+    /// Input or output of a block, `[m, model_dim]`.
     h: B::Buffer,
     /// `[m, n_heads · head_dim]`.
     q: B::Buffer,
@@ -28,17 +28,17 @@ pub(crate) struct Scratch<B: Backend> {
     k: B::Buffer,
     /// `[m, n_kv_heads · head_dim]`.
     v: B::Buffer,
-    /// What attention gives, `[m, n_heads · head_dim]`.
+    /// Output of attention, `[m, n_heads · head_dim]`.
     a: B::Buffer,
     /// `[m, ffn_dim]`.
     gate: B::Buffer,
     /// `[m, ffn_dim]`.
     up: B::Buffer,
-    /// The input of one projection, behind its own norm.
+    /// The input of one projection, after its own norm.
     normed: B::Buffer,
     /// `[rows, n_vocab]`.
     logits: B::Buffer,
-    /// What the screen of the output head saves.
+    /// Savings of the screen of the output head.
     budget: ScreenBudget,
 }
 
@@ -69,32 +69,32 @@ impl<B: Backend> Scratch<B> {
     }
 }
 
-/// A linear layer, and where its result goes.
+/// A linear layer and its output.
 type Output<'a, B> = (
     LinearLayer,
     &'a Projection<<B as Backend>::Linear, <B as Backend>::Vector>,
     &'a mut <B as Backend>::Buffer,
 );
 
-/// What a batch of tokens is run with. Each token is a row.
+/// The inputs of a batch of tokens. Each token is a row.
 pub(crate) struct Batch<'a, B: Backend> {
     /// The token of each row.
     pub(crate) ids: &'a [u32],
-    /// The sequences that the rows belong to, in turn.
+    /// The sequences that the rows belong to, in order.
     pub(crate) sequences: &'a mut [Sequence<'a, B::Cache>],
     /// The rotations of each row's position, for each of the model's rotary embeddings.
     pub(crate) angles: &'a [Angles],
-    /// Ranges of rows that have adapters, and which.
+    /// Ranges of rows and their adapters.
     pub(crate) adapters: &'a [(Range<usize>, &'a [ActiveAdapter<B>])],
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are needed, ascending.
     pub(crate) wanted: &'a [usize],
-    /// How many of the largest logits are wanted, if only one row's are; `None` for all.
+    /// How many of the largest logits are needed, if only one row's are; `None` for all.
     pub(crate) top: Option<usize>,
 }
 
 impl<B: Backend> Model<B> {
-    /// Runs a batch through the model with the weights `w`, each sequence at the positions after those in its cache, and
-    /// leaves the wanted logits in the scratch.
+    /// Runs a batch through the model with the weights `w`, each sequence at the positions after those in its
+    /// cache, and leaves the requested logits in the scratch.
     pub(crate) fn forward(
         &self,
         w: &WeightSet<B>,
@@ -145,8 +145,8 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// The same for one row, of which the `top` largest are wanted. A head that is screened is a
-    /// product and nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) sees to that.
+    /// The same for one row, of which the `top` largest are needed. A head with a screen is a product and
+    /// nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) ensures that.
     fn largest_logits(
         &self,
         w: &WeightSet<B>,
@@ -311,7 +311,7 @@ impl<B: Backend> Model<B> {
         be.add(stage(Operation::FfnResidual), &mut s.x, &s.h)
     }
 
-    /// Runs linear layers that read the same input; together, unless they norm it each in its way.
+    /// Runs linear layers that read the same input; together, unless each has a norm of its own.
     fn project(
         &self,
         layer: Option<usize>,

@@ -1,11 +1,11 @@
 //! Token ids to logits: the model families, their loading, and the forward pass.
 //!
-//! For planning a model from parsed headers ([`ModelPlan`]), loading it from bytes someone else
-//! fetches ([`Loader`]), running it ([`Session`]) and choosing tokens ([`Sampler`]). Not for text,
-//! files or the network: this crate never sees a string of a prompt, a path or a URL.
+//! For planning a model from parsed headers ([`ModelPlan`]), loading it from bytes fetched elsewhere
+//! ([`Loader`]), running it ([`Session`]) and sampling tokens ([`Sampler`]). Not for text, files or the
+//! network: this crate never sees a string of a prompt, a path or a URL.
 //!
-//! Where a model is computed is behind the [`Backend`] trait: [`Cpu`] and, with the feature `gpu`,
-//! `Gpu`, or `Hybrid` where that is decided at run time.
+//! Where a model is computed is abstracted by the [`Backend`] trait: [`Cpu`] and, with the feature `gpu`,
+//! `Gpu`, or `Hybrid` where that is chosen at run time.
 #![forbid(unsafe_code)]
 
 pub mod backend;

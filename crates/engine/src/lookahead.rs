@@ -1,4 +1,4 @@
-//! Decoding that a backend does by itself, ahead of whoever takes the tokens.
+//! Decoding that a backend does on its own, ahead of the caller.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -6,13 +6,13 @@ use std::future::poll_fn;
 use crate::backend::{BackendError, Decoding, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
-/// The decoding of a session, and what it follows from.
+/// The decoding of a session, and the state it continues from.
 pub(crate) struct Lookahead {
     steps: Box<dyn Decoding>,
     /// The weights it computes with.
     generation: u64,
     config: SamplerConfig,
-    /// What a sampler remembers that has accepted every token so far.
+    /// The state of a sampler that has accepted every token so far.
     recent: VecDeque<u32>,
     n_remembered: usize,
     /// The token drawn last.
@@ -20,7 +20,7 @@ pub(crate) struct Lookahead {
 }
 
 impl Lookahead {
-    /// `steps` that choose as `sampling` says, with the weights of `generation`.
+    /// `steps` that sample as `sampling` specifies, with the weights of `generation`.
     pub(crate) fn new(
         steps: Box<dyn Decoding>,
         sampling: &Sampling<'_>,
@@ -36,7 +36,7 @@ impl Lookahead {
         }
     }
 
-    /// Whether the next step is the one that computes `id`, and chooses as `sampling` says.
+    /// Whether the next step is the one that computes `id`, and samples as `sampling` specifies.
     pub(crate) fn continues_with(&self, id: u32, sampling: &Sampling<'_>, generation: u64) -> bool {
         self.last == Some(id)
             && self.generation == generation
@@ -44,7 +44,7 @@ impl Lookahead {
             && self.recent == *sampling.recent
     }
 
-    /// [`Decoding::poll_next`], awaited. A future that is dropped takes nothing.
+    /// [`Decoding::poll_next`] as a future. Dropping it loses nothing.
     pub(crate) async fn next(&mut self, wanted: usize) -> Result<Sampled, BackendError> {
         let drawn = poll_fn(|cx| self.steps.poll_next(wanted, cx)).await?;
         if let Sampled::Token(id) = drawn {

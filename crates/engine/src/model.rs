@@ -13,7 +13,7 @@ use crate::weight_set::{WeightSet, WeightVersions};
 pub struct Model<B: Backend> {
     pub(crate) config: ModelConfig,
     pub(crate) backend: B,
-    /// What the next step is computed with.
+    /// The weights that the next step is computed with.
     current: Mutex<Arc<WeightSet<B>>>,
 }
 
@@ -31,28 +31,28 @@ impl<B: Backend> Model<B> {
         &self.config
     }
 
-    /// Where it is computed.
+    /// The backend it is computed on.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The generation of weights that the next step is computed with, and what it is made of.
+    /// The generation of weights that the next step is computed with, and the versions of its groups.
     pub fn versions(&self) -> WeightVersions {
         self.current().versions()
     }
 
-    /// The weights to compute a step with. Whoever holds them keeps them, whatever is published meanwhile.
+    /// The weights to compute a step with. They stay alive while held, whatever is published meanwhile.
     pub(crate) fn current(&self) -> Arc<WeightSet<B>> {
         Arc::clone(&self.lock())
     }
 
-    /// Makes a generation out of the present one that later steps are computed with; its number.
+    /// Publishes a generation derived from the current one, for later steps; returns its number.
     pub(crate) fn publish(&self, replace: impl FnOnce(WeightSet<B>) -> WeightSet<B>) -> u64 {
         let mut current = self.lock();
         let next = replace(current.next());
         let number = next.number();
         let old = std::mem::replace(&mut *current, Arc::new(next));
-        // Freeing weights takes time, in which steps may begin.
+        // Freeing weights takes time, during which steps may begin.
         drop(current);
         drop(old);
         number

@@ -1,10 +1,10 @@
-//! Rotation angles of positions, with every way of stretching them to longer contexts.
+//! Rotation angles of positions, with all methods of scaling them to longer contexts.
 
 use std::f64::consts::TAU;
 
 use sterna_kernels::rope::RopeLayout;
 
-/// Rotary embedding of a set of layers, as the model's files describe it.
+/// Rotary embedding of a set of layers, as described by the model's files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// Elements of each head that are rotated, from the first. An odd number is rounded up to whole
@@ -14,7 +14,7 @@ pub struct RopeConfig {
     pub base: f64,
     /// Which elements are rotated together.
     pub layout: RopeLayout,
-    /// How angles are stretched.
+    /// How angles are scaled.
     pub scaling: RopeScaling,
 }
 
@@ -30,7 +30,7 @@ impl RopeConfig {
         (0..self.pairs()).map(move |i| libm::pow(base, -2.0 * i as f64 / dim))
     }
 
-    /// Frequencies in a session of `ctx_len` positions, `[pairs]`, and the factor on cosines and sines.
+    /// Frequencies in a session of `ctx_len` positions, `[pairs]`, and the scale of cosines and sines.
     fn scaled(&self, ctx_len: usize) -> (Vec<f64>, f64) {
         let dim = self.dim as f64;
         let plain = || self.plain(self.base);
@@ -74,7 +74,8 @@ impl RopeConfig {
                 attention_factor,
                 truncate,
             } => {
-                // The (fractional) pair that makes this many rotations over the original context.
+                // The (fractional) index of the pair that makes this many rotations over the original
+                // context.
                 let pair = |turns: f64| {
                     dim * libm::log(*original_ctx as f64 / (turns * TAU))
                         / (2.0 * libm::log(self.base))
@@ -106,11 +107,11 @@ impl RopeConfig {
         }
     }
 
-    /// What frequencies without scaling, of the base as GGUF has it, are divided by to become those of
-    /// this embedding, `[pairs]`.
+    /// The divisors that turn frequencies without scaling, of the base as GGUF has it, into those of this
+    /// embedding, `[pairs]`.
     ///
-    /// Quotients are rounded so that a reader gets the same frequencies in f32, wherever a divisor does
-    /// that: some lie between the quotients of two neighbours.
+    /// Quotients are rounded so that a reader gets the same frequencies in f32, wherever a divisor permits:
+    /// some are between the quotients of two adjacent floats.
     pub(crate) fn divisors(&self) -> Vec<f32> {
         let (scaled, _) = self.scaled(1);
         let divisor = |(plain, scaled): (f64, f64)| {
@@ -129,7 +130,7 @@ impl RopeConfig {
 /// Formulas as in Transformers 5; see docs/families.md.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Angles as they are.
+    /// No scaling.
     None,
     /// All angles divided by a factor.
     Linear {
@@ -139,12 +140,12 @@ pub enum RopeScaling {
     /// A larger base for contexts beyond the original ("NTK"). It depends on the context length, so
     /// it is fixed when a session begins.
     Dynamic {
-        /// Strength of the stretch.
+        /// Scaling factor.
         factor: f64,
         /// Context length up to which nothing changes.
         original_ctx: usize,
     },
-    /// Llama 3: long wavelengths divided, short ones kept, a ramp between.
+    /// Llama 3: long wavelengths divided, short ones kept, a ramp in between.
     Llama3 {
         /// Divisor of long wavelengths.
         factor: f64,
@@ -155,7 +156,7 @@ pub enum RopeScaling {
         /// Context length of the original training.
         original_ctx: usize,
     },
-    /// YaRN: as Llama 3 with the ramp over dimensions, and attention sharpened.
+    /// YaRN: as Llama 3 with the ramp over dimensions, and sharper attention.
     Yarn {
         /// Divisor of long wavelengths.
         factor: f64,
@@ -165,7 +166,7 @@ pub enum RopeScaling {
         beta_fast: f64,
         /// Rotations below which a dimension is divided.
         beta_slow: f64,
-        /// Factor on queries and keys.
+        /// Scale of queries and keys.
         attention_factor: f64,
         /// Whether the ends of the ramp are rounded outwards to whole dimensions.
         truncate: bool,
@@ -179,10 +180,10 @@ pub enum RopeScaling {
         long: Vec<f32>,
         /// Context length of the original training.
         original_ctx: usize,
-        /// Factor on queries and keys.
+        /// Scale of queries and keys.
         attention_factor: f64,
     },
-    /// A divisor for each pair, `[pairs]`, as GGUF's `rope_freqs.weight` gives them.
+    /// A divisor for each pair, `[pairs]`, as in GGUF's `rope_freqs.weight`.
     Factors(Vec<f32>),
 }
 
@@ -198,13 +199,13 @@ impl RopeScaling {
     }
 }
 
-/// The angles of a session: fixed frequencies from which those of any position follow.
+/// The angles of a session: fixed frequencies that determine those of any position.
 #[derive(Debug, Clone)]
 pub(crate) struct Rope {
     layout: RopeLayout,
     /// Radians per position, `[pairs]`.
     frequencies: Vec<f32>,
-    /// Factor on cosines and sines.
+    /// Scale of cosines and sines.
     magnitude: f32,
 }
 

@@ -23,10 +23,11 @@ use std::{
     collections::{HashMap, VecDeque},
 };
 
-/// How tokens are chosen. The default is greedy, with every other stage off.
+/// How tokens are sampled. The default is greedy, with every other stage off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerConfig {
-    /// Divides the logits; 0 takes the best token, the lowest id among equals. Finite, at least 0.
+    /// The temperature, which divides the logits; 0 is greedy, with the lowest id among equals. Finite, at
+    /// least 0.
     pub temperature: f32,
     /// Keeps the `top_k` best tokens, lower ids first among equals; 0 keeps all.
     pub top_k: usize,
@@ -42,7 +43,7 @@ pub struct SamplerConfig {
     pub frequency_penalty: f32,
     /// Is subtracted once if a token occurs in the window. Finite.
     pub presence_penalty: f32,
-    /// How many of the last accepted tokens the penalties look at: the window.
+    /// The window: how many of the last accepted tokens are penalised.
     pub repeat_last_n: usize,
     /// Is added to the logits of these ids; −∞ bans a token. Never NaN or +∞.
     pub logit_bias: Vec<(u32, f32)>,
@@ -67,11 +68,11 @@ impl Default for SamplerConfig {
     }
 }
 
-/// Why a [`SamplerConfig`] makes no sampler.
+/// Why a [`SamplerConfig`] is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
-    /// A setting lies outside its range.
+    /// A setting is outside its range.
     #[error("sampling: expected {name} {range}, found {found}")]
     OutOfRange {
         /// The field of [`SamplerConfig`].
@@ -91,17 +92,17 @@ pub enum SamplerError {
     },
 }
 
-/// How tokens are sampled from here on, for a device that samples by itself.
+/// How tokens are sampled from here on, for a device that samples on its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling<'a> {
     /// The settings.
     pub config: &'a SamplerConfig,
     /// The accepted tokens that penalties depend on, the latest last.
     pub recent: &'a VecDeque<u32>,
-    /// How many of them there are at most.
+    /// The maximum number of these.
     pub window: usize,
-    /// A seed for the device's own random numbers: another one for each place in the random sequence of the
-    /// sampler, which stays there.
+    /// A seed for the device's own random numbers: a different one for each state of the sampler's random
+    /// sequence, which doesn't advance.
     pub seed: u64,
 }
 
@@ -190,11 +191,11 @@ impl Sampler {
         &self.config
     }
 
-    /// How many of the largest logits a choice depends on, with those that equal the least of them; `None`
-    /// if on all. Others may be −∞ without changing a choice.
+    /// How many of the largest logits a choice depends on, with those that equal the least of them; `None` if
+    /// on all. Others may be −∞ without changing a choice.
     pub fn top(&self) -> Option<usize> {
         let config = &self.config;
-        // What changes logits changes which are the largest.
+        // Biases and penalties change which logits are the largest.
         if self.window.size > 0 || !config.logit_bias.is_empty() {
             return None;
         }
@@ -205,7 +206,7 @@ impl Sampler {
         }
     }
 
-    /// What a device needs to sample as this does.
+    /// What a device needs to sample as this sampler does.
     pub fn sampling(&self) -> Sampling<'_> {
         Sampling {
             config: &self.config,
@@ -215,20 +216,20 @@ impl Sampler {
         }
     }
 
-    /// Takes `id` into the window of the penalties. Call it for prompt tokens and chosen ones alike.
+    /// Adds `id` to the penalty window. Call it for prompt tokens and chosen ones alike.
     pub fn accept(&mut self, id: u32) {
         self.window.push(id);
     }
 
-    /// Forgets the accepted tokens; the random sequence goes on.
+    /// Forgets the accepted tokens; the random sequence continues.
     pub fn clear_history(&mut self) {
         self.window.clear();
     }
 
     /// Chooses a token for `logits`, `[n_vocab]`, without accepting it.
     ///
-    /// NaN counts as −∞. If every logit is −∞, or there is none, the answer is 0; a logit of +∞
-    /// wins over all others.
+    /// NaN counts as −∞. If every logit is −∞, or there is none, the answer is 0; a logit of +∞ wins over all
+    /// others.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
@@ -245,7 +246,7 @@ impl Sampler {
     }
 
     /// Applies bias and penalties to `self.logits`. Penalties leave finite logits finite, so that of several
-    /// far out of range none counts as the only one.
+    /// far out of range none becomes the only candidate.
     fn adjust(&mut self) {
         let config = &self.config;
         for &(id, bias) in &config.logit_bias {
@@ -287,9 +288,9 @@ impl Sampler {
         } else {
             self.config.top_k
         };
-        // Candidates gather until there are several times `k`, and are then cut down to the `k`
-        // best, whose worst becomes the bar for those to come: one pass over the vocabulary, most
-        // of it a comparison that fails.
+        // Candidates accumulate until there are several times `k`, and are then reduced to the `k` best,
+        // whose worst becomes the threshold for later ones: one pass over the vocabulary, mostly a comparison
+        // that fails.
         let full = k.saturating_mul(4).max(256);
         let mut bar = f32::NEG_INFINITY;
         self.candidates.clear();
@@ -311,7 +312,7 @@ impl Sampler {
             keep_best(&mut self.candidates, k);
         }
         if k < self.logits.len() {
-            // What selection leaves is in an order of its own; the draw wants one that lasts.
+            // Selection leaves candidates in an arbitrary order; the draw needs a stable one.
             self.candidates.sort_unstable_by_key(|c| c.id);
         }
     }
@@ -333,8 +334,8 @@ impl Sampler {
         }
         let total = total_weight(&self.candidates);
         let target = (f64::from(self.config.top_p) * total as f64).ceil() as u64;
-        // All candidates lighter than this, together, weigh less than what may be left out, so
-        // none of them is among the best that reach the target.
+        // All candidates lighter than this, together, weigh less than what may be left out, so none of them
+        // is among the best that reach the target.
         let floor = total.saturating_sub(target) / self.candidates.len() as u64;
         self.candidates.retain(|c| c.weight >= floor);
         let mut scratch = self.candidates.clone();
@@ -349,7 +350,7 @@ impl Sampler {
         self.candidates.retain(|c| c.weight >= floor);
     }
 
-    /// Draws a candidate with a chance in proportion to its weight.
+    /// Draws a candidate with probability proportional to its weight.
     fn draw(&mut self) -> u32 {
         let total = total_weight(&self.candidates);
         // Scales 64 random bits to [0, total); total is below 2⁶⁴, so the product fits.
@@ -369,7 +370,7 @@ impl Sampler {
 /// vocabularies have tokens.
 const WEIGHT_OF_BEST: u64 = 1 << 36;
 
-/// A token that may still be chosen.
+/// A candidate token.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     /// Neither NaN nor −0.
@@ -379,7 +380,7 @@ struct Candidate {
     weight: u64,
 }
 
-/// Orders by falling logit, then rising id.
+/// Orders by descending logit, then ascending id.
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
@@ -388,7 +389,7 @@ fn total_weight(candidates: &[Candidate]) -> u64 {
     candidates.iter().map(|c| c.weight).sum()
 }
 
-/// Cuts `candidates`, more than `k` of them, down to the `k` best; returns the worst logit kept.
+/// Reduces `candidates`, more than `k` of them, to the `k` best; returns the worst logit kept.
 fn keep_best(candidates: &mut Vec<Candidate>, k: usize) -> f32 {
     let (_, worst, _) = candidates.select_nth_unstable_by(k - 1, best_first);
     let bar = worst.logit;
@@ -687,7 +688,7 @@ mod tests {
         };
         assert_eq!(draw(42), draw(42));
         assert_ne!(draw(42), draw(43));
-        // Written down once, so that a change of generator or arithmetic doesn't pass unseen.
+        // Recorded once, so that a change of generator or arithmetic doesn't go unnoticed.
         assert_eq!(
             draw(7),
             [57, 169, 723, 431, 966, 464, 726, 333, 985, 73, 117, 169]

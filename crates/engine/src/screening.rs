@@ -1,8 +1,8 @@
 //! When to read the screen of the output head.
 //!
-//! A screen that rules out nearly all rows saves the time of reading them; where the model has no
-//! preference it rules out too few, and was read for nothing. So screens are paid for out of what they
-//! saved before.
+//! A screen that rules out nearly all rows saves the time of reading them; where the logits are close it
+//! rules out too few, and reading it was wasted. So reading a screen is limited to a budget earned by earlier
+//! savings.
 
 use sterna_kernels::gemm::{SCATTERED, ScreenedRows};
 
@@ -31,7 +31,7 @@ pub struct HeadUse {
 }
 
 impl HeadUse {
-    /// What was added since an `earlier` time.
+    /// The difference from `earlier` counters.
     pub fn since(&self, earlier: &HeadUse) -> HeadUse {
         HeadUse {
             n_tokens: self.n_tokens - earlier.n_tokens,
@@ -42,23 +42,23 @@ impl HeadUse {
         }
     }
 
-    /// The share of the bytes that was read, the screen counted; `None` if no token was computed.
+    /// The share of the bytes that was read, including the screen; `None` if no token was computed.
     pub fn share(&self) -> Option<f64> {
         let all = self.n_bytes_unscreened;
         (all > 0).then(|| self.n_bytes as f64 / all as f64)
     }
 }
 
-/// What may be lost to the screen for every token, as a share of the time of the whole head.
+/// What the screen may waste per token, as a share of the time of the whole head.
 const ALLOWANCE: f64 = 0.005;
 
-/// What may be lost at first.
+/// What may be wasted initially.
 const START: f64 = 2.0;
 
-/// Savings beyond this are not kept, so that a change of the text is noticed.
+/// Savings are capped, so that a change of the text is noticed.
 const MOST: f64 = 4.0;
 
-/// Keeps book of what the screen saves, in units of what computing the whole head costs.
+/// Tracks what the screen saves, in units of the cost of computing the whole head.
 #[derive(Debug, Clone)]
 pub(crate) struct ScreenBudget {
     savings: f64,
@@ -86,7 +86,7 @@ impl ScreenBudget {
         self.savings >= screening.screen_bytes as f64 / screening.head_bytes as f64
     }
 
-    /// Takes note of a token for which `rows` of the `n_vocab` were read.
+    /// Records a token for which `rows` of the `n_vocab` were read.
     pub(crate) fn record<S>(
         &mut self,
         screening: &Screening<S>,
@@ -108,7 +108,7 @@ impl ScreenBudget {
             used.n_screened += 1;
             used.n_bytes += screen_bytes;
             let rows = computed as f64 / n_vocab as f64;
-            // Rows cost no more than the whole head, which is computed where they would.
+            // Rows are capped at the cost of the whole head, which is computed instead beyond that.
             let cost = screen_bytes as f64 / head_bytes as f64 + (SCATTERED as f64 * rows).min(1.0);
             self.savings += 1.0 - cost;
         }
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Tokens for which the screen is read among `n`, each leaving what `n_rows` says; and what all cost.
+    /// Tokens for which the screen is read among `n`, each leaving `n_rows` rows; and the total cost.
     fn run(budget: &mut ScreenBudget, n: usize, n_rows: impl Fn(usize) -> usize) -> (usize, f64) {
         let screening = screening();
         let (mut n_screened, mut cost) = (0, 0.0);
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(used.share(), Some(0.705));
         assert_eq!(used.since(&HeadUse::default()), used);
         assert_eq!(used.since(&used).share(), None);
-        // Losses in between are paid for by what was saved.
+        // Losses in between are covered by savings.
         assert_eq!(
             run(&mut budget, 500, |i| if i % 5 == 0 { N_VOCAB } else { 5 }).0,
             500

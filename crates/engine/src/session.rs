@@ -1,4 +1,4 @@
-//! The sequences a model works on.
+//! The sequences of a model.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::weight_set::WeightSet;
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]
 pub struct SessionOptions {
-    /// Most tokens the sequence may hold.
+    /// Maximum tokens of the sequence.
     ///
-    /// Rotary embeddings that depend on the length of the context take it from here, so that results
-    /// don't depend on how a prompt is cut.
+    /// Rotary embeddings that depend on the length of the context use this, so that results don't depend on
+    /// how a prompt is chunked.
     pub ctx_len: usize,
-    /// Number format of cached keys and values.
+    /// Data type of cached keys and values.
     pub cache: CacheType,
-    /// Most tokens that are run through the model at once.
+    /// Maximum tokens per forward pass.
     pub chunk: usize,
 }
 
@@ -47,12 +47,12 @@ pub struct Session<B: Backend> {
     /// One for each of the model's rotary embeddings.
     ropes: Vec<Rope>,
     cache: B::Cache,
-    /// None that adds nothing.
+    /// Without those whose scale is 0.
     adapters: Vec<ActiveAdapter<B>>,
     scratch: Scratch<B>,
-    /// Decoding that the backend does by itself, from the sequence as it is.
+    /// Decoding that the backend does on its own, from the current sequence.
     ahead: Option<Lookahead>,
-    /// How many of the next tokens the host samples, as the backend declined lately.
+    /// How many of the next tokens the host samples, as the backend declined recently.
     host_steps: usize,
 }
 
@@ -65,39 +65,40 @@ const HOST_STEPS: usize = 16;
 pub enum Decoded {
     /// This token, chosen by the backend.
     Token(u32),
-    /// Logits to choose one by, `[n_vocab]`.
+    /// Logits to sample from, `[n_vocab]`.
     Logits(Vec<f32>),
 }
 
 /// Which logits a forward pass returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Logits {
-    /// None: there is more of a prompt to come.
+    /// None: more of a prompt follows.
     None,
     /// Those after the last token.
     Last,
-    /// Those after the last token that are among so many largest, or equal the least of these; −∞ for
+    /// Those after the last token that are among this many largest, or equal the least of these; −∞ for
     /// others that were not computed. All of them if the number is 0.
     ///
     /// Faster than [`Logits::Last`] if the output head has a screen
-    /// ([`HeadScreen`](crate::plan::HeadScreen)), and no other logits are wanted in the batch; the same without.
+    /// ([`HeadScreen`](crate::plan::HeadScreen)), and no other logits are needed in the batch; otherwise the
+    /// same.
     Top(usize),
     /// Those after each token.
     All,
 }
 
-/// What one session computes in a batch with others.
+/// One session's part of a batch.
 pub struct Step<'a, B: Backend> {
     /// The session.
     pub session: &'a mut Session<B>,
     /// Tokens to append to its sequence.
     pub ids: &'a [u32],
-    /// Which of their logits are wanted.
+    /// Which of their logits are needed.
     pub logits: Logits,
 }
 
 impl<B: Backend> Step<'_, B> {
-    /// Tokens whose logits are wanted: the last ones.
+    /// Tokens whose logits are needed: the last ones.
     fn n_wanted(&self) -> usize {
         match self.logits {
             Logits::None => 0,
@@ -107,21 +108,21 @@ impl<B: Backend> Step<'_, B> {
     }
 }
 
-/// Why a model could not be run.
+/// Why a forward pass failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// No tokens to run.
     #[error("no tokens: a forward pass needs at least one")]
     Empty,
-    /// A token id the model doesn't have.
+    /// A token id outside the vocabulary.
     #[error("token id {id} at index {index}: the model has {n_vocab} tokens")]
     UnknownToken {
         /// The id.
         id: u32,
-        /// Its place among those given.
+        /// Its index among those given.
         index: usize,
-        /// The number of tokens the model has.
+        /// Size of the vocabulary.
         n_vocab: usize,
     },
     /// More tokens than the session's context holds.
@@ -129,15 +130,15 @@ pub enum EngineError {
     ContextFull {
         /// Tokens in the cache.
         len: usize,
-        /// Tokens to be added.
+        /// Tokens to be appended.
         more: usize,
-        /// The most there may be.
+        /// The limit.
         ctx_len: usize,
     },
     /// Sessions that can't share a batch.
     #[error("session {index} of the batch: expected the model of the first, found another")]
     OtherModel {
-        /// Its place among those given.
+        /// Its index among those given.
         index: usize,
     },
     /// An adapter that was loaded for another model.
@@ -148,7 +149,7 @@ pub enum EngineError {
         /// Its name.
         name: String,
     },
-    /// An adapter's scale that isn't a number.
+    /// An adapter's scale that is NaN or infinite.
     #[error("adapter `{name}`: expected a finite scale, found {found}")]
     AdapterScale {
         /// Its name.
@@ -162,8 +163,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the place that the model is computed at is gone, and the model with it
-    /// ([`BackendError::is_lost`]).
+    /// Whether the device that the model is on is lost, and the model with it ([`BackendError::is_lost`]).
     pub fn is_lost(&self) -> bool {
         matches!(self, EngineError::Backend(error) if error.is_lost())
     }
@@ -199,10 +199,10 @@ impl<B: Backend> Session<B> {
 
     /// Applies these adapters, and no others, from the next step on: `y = W x + Σ scale · B (A x)`.
     ///
-    /// The model's weights stay as they are, and so do other sessions. Keys and values of the tokens so
-    /// far stay too: they were computed with the adapters that were active then.
-    /// Errors: [`EngineError`] names an adapter of another model, or one whose scale isn't a number; the
-    /// session then keeps those it had.
+    /// The model's weights and other sessions are not affected. Neither are keys and values of the tokens so
+    /// far: they were computed with the adapters that were active then.
+    /// Errors: [`EngineError`] names an adapter of another model, or one whose scale is NaN or infinite; the
+    /// session then keeps its previous adapters.
     pub fn set_adapters(&mut self, adapters: Vec<ActiveAdapter<B>>) -> Result<(), EngineError> {
         for ActiveAdapter { adapter, scale } in &adapters {
             let name = || adapter.name().to_owned();
@@ -222,7 +222,7 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// The adapters that are applied, less those whose scale is 0.
+    /// The active adapters, without those whose scale is 0.
     pub fn adapters(&self) -> &[ActiveAdapter<B>] {
         &self.adapters
     }
@@ -242,19 +242,19 @@ impl<B: Backend> Session<B> {
         self.cache.is_empty()
     }
 
-    /// How much of the output head was read where [`Logits::Top`] were wanted, if it has a screen. Batches
-    /// count for their first session.
+    /// How much of the output head was read where [`Logits::Top`] were requested, if it has a screen. Batches
+    /// are counted for their first session.
     pub fn head_use(&self) -> Option<HeadUse> {
         let screened = self.model.current().output().screening.is_some();
         screened.then(|| self.scratch.budget().used())
     }
 
-    /// The most tokens there may be.
+    /// The maximum number of tokens.
     pub fn ctx_len(&self) -> usize {
         self.options.ctx_len
     }
 
-    /// [`Session::forward_async`], waited for.
+    /// Blocking form of [`Session::forward_async`].
     pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         let model = Arc::clone(&self.model);
         model.backend.wait(self.forward_async(ids, logits))?
@@ -262,9 +262,9 @@ impl<B: Backend> Session<B> {
 
     /// Appends `ids` to the sequence and returns logits, `[rows, n_vocab]`.
     ///
-    /// Long inputs are run in chunks; how they are cut doesn't change the result. All of them are computed
-    /// with the weights that the model has at the beginning, whatever is [swapped](crate::swap::Swap) meanwhile.
-    /// After an error, and if the future is dropped, the sequence is as it was.
+    /// Long inputs are run in chunks; chunking doesn't change the result. All chunks are computed with the
+    /// weights that the model has at the beginning, whatever is [swapped](crate::swap::Swap) meanwhile.
+    /// After an error, and if the future is dropped, the sequence is unchanged.
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn forward_async(
         &mut self,
@@ -276,7 +276,7 @@ impl<B: Backend> Session<B> {
         self.append(ids, logits).await
     }
 
-    /// After an error, and if the future is dropped, the sequence is as it was.
+    /// After an error, and if the future is dropped, the sequence is unchanged.
     async fn append(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
         let mut undo = Undo {
             before: self.cache.len(),
@@ -313,7 +313,7 @@ impl<B: Backend> Session<B> {
         Ok(out)
     }
 
-    /// [`Session::forward_together_async`], waited for.
+    /// Blocking form of [`Session::forward_together_async`].
     pub fn forward_together(steps: &mut [Step<'_, B>]) -> Result<Vec<Vec<f32>>, EngineError> {
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
@@ -322,13 +322,13 @@ impl<B: Backend> Session<B> {
         model.backend.wait(Session::forward_together_async(steps))?
     }
 
-    /// Takes a step of each of several sequences in one batch, for which weights are read once; returns
-    /// the logits of each step, `[rows, n_vocab]`.
+    /// Runs a step of each of several sequences in one batch, for which weights are read once; returns the
+    /// logits of each step, `[rows, n_vocab]`.
     ///
-    /// They have the same bits as if each session had been run by itself. The batch is run as a whole, so
-    /// steps that are parts of prompts should be no longer than a chunk.
+    /// The results have the same bits as if each session had been run separately. The batch is run as a
+    /// whole, so steps that are parts of prompts should be no longer than a chunk.
     /// Errors: [`EngineError`] names the token, the limit or the session. After one, and if the future is
-    /// dropped, all sequences are as they were.
+    /// dropped, all sequences are unchanged.
     pub async fn forward_together_async(
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
@@ -355,7 +355,7 @@ impl<B: Backend> Session<B> {
         Ok(out)
     }
 
-    /// [`Session::decode_async`], waited for.
+    /// Blocking form of [`Session::decode_async`].
     pub fn decode(
         &mut self,
         id: u32,
@@ -366,19 +366,19 @@ impl<B: Backend> Session<B> {
         (model.backend).wait(self.decode_async(id, sampler, wanted))?
     }
 
-    /// Appends `id` to the sequence and chooses, as `sampler` does, the token that comes next; or returns
-    /// the logits for `sampler` to choose by, where the backend leaves that to the host.
+    /// Appends `id` to the sequence and samples the next token as `sampler` would; or returns the logits to
+    /// sample from, where the backend leaves that to the host.
     ///
-    /// A backend that chooses goes on by itself: while the caller looks at a token, those after it are
-    /// computed, as long as each call has the token that the call before returned, accepted by the same
-    /// sampler. Anything else takes back what was computed in advance, of which nothing shows. `wanted` is
-    /// how many tokens are still wanted, this one included, if that is known: no more are computed.
+    /// A backend that samples decodes ahead: while the caller processes a token, those after it are computed,
+    /// as long as each call passes the token that the previous call returned, accepted by the same sampler.
+    /// Anything else discards what was computed ahead, without visible effect. `wanted` is how many tokens
+    /// are still needed, this one included, if that is known: no more are computed.
     ///
-    /// What a backend draws has the chances that `sampler` would give it, but comes from random numbers of
-    /// its own, which depend on the seed, on how many choices `sampler` has made itself, and on the
-    /// position. The best token is the same, among equals too.
+    /// A backend samples with the same probabilities as `sampler`, but with random numbers of its own, which
+    /// depend on the seed, on how many choices `sampler` has made itself, and on the position. Greedy choices
+    /// are the same, also among equals.
     ///
-    /// After an error, and if the future is dropped, the sequence is as it was.
+    /// After an error, and if the future is dropped, the sequence is unchanged.
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn decode_async(
         &mut self,
@@ -434,8 +434,8 @@ impl<B: Backend> Session<B> {
         self.append(&[id], logits).await.map(Decoded::Logits)
     }
 
-    /// The token that the device draws next, with which the token before it belongs to the sequence; `None`
-    /// if it draws none.
+    /// The next token sampled by the device, after which the previous token belongs to the sequence; `None`
+    /// if it samples none.
     async fn draw(&mut self, wanted: usize) -> Result<Option<u32>, EngineError> {
         let Some(ahead) = &mut self.ahead else {
             return Ok(None);
@@ -452,7 +452,7 @@ impl<B: Backend> Session<B> {
         Ok(None)
     }
 
-    /// Takes back what was computed in advance: it lies behind the sequence's end.
+    /// Discards what was computed ahead: it is stored beyond the sequence's end.
     fn discard_lookahead(&mut self) {
         self.ahead = None;
         self.host_steps = 0;
@@ -481,7 +481,7 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Forgets all but the first `len` tokens.
+    /// Truncates to the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         self.discard_lookahead();
         self.cache.truncate(len);
@@ -502,7 +502,7 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// A sequence that gets back to `before` tokens when this is dropped.
+/// Truncates the sequence to `before` tokens when dropped.
 struct Undo<'a, B: Backend> {
     session: &'a mut Session<B>,
     before: usize,
@@ -516,10 +516,10 @@ impl<B: Backend> Drop for Undo<'_, B> {
     }
 }
 
-/// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; the wanted logits of
-/// all, in turn.
+/// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; returns the requested
+/// logits of all, in order.
 ///
-/// No sequence counts its tokens before all is there.
+/// Sequences advance only once everything has succeeded.
 async fn run_batch<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
@@ -539,9 +539,9 @@ async fn run_batch<B: Backend>(
     Ok(values)
 }
 
-/// Leaves the wanted logits of `steps` in the scratch of the first. No sequence counts its tokens yet.
+/// Leaves the requested logits of `steps` in the scratch of the first. Sequences don't advance yet.
 ///
-/// A step of one token may be one of `n_steps` that are repeated for the positions behind it.
+/// A step of one token may be one of `n_steps` that are repeated for later positions.
 fn compute<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
@@ -581,7 +581,7 @@ fn compute<B: Backend>(
         let rows = first_row..first_row + step.ids.len();
         first_row = rows.end;
         match adapters.last_mut() {
-            // Neighbours with the same adapters are computed together.
+            // Adjacent steps with the same adapters are computed together.
             Some((before, same)) if before.end == rows.start && *same == session.adapters => {
                 before.end = rows.end;
             }

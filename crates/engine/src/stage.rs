@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Where in a forward pass an operation stands.
+/// Where in a forward pass an operation is.
 ///
 /// Results don't depend on it: it is for backends that measure or report what they compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,7 +17,7 @@ pub struct Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Rows of the embedding table.
+    /// The embedding lookup.
     Embedding,
     /// The norm before attention.
     AttnNorm,
@@ -25,7 +25,7 @@ pub enum Operation {
     InputNorm(LinearLayer),
     /// The product of a linear layer.
     Product(LinearLayer),
-    /// What adapters add to a product.
+    /// The update of an adapter to a product.
     Adapter(LinearLayer),
     /// The bias added to a product.
     Bias(LinearLayer),
@@ -33,7 +33,7 @@ pub enum Operation {
     Attention,
     /// The norm before the output projection.
     AttnSubNorm,
-    /// The norm of what attention adds to the residual.
+    /// The norm of the output of attention, before the residual.
     PostAttnNorm,
     /// The residual after attention.
     AttnResidual,
@@ -43,15 +43,15 @@ pub enum Operation {
     Activation,
     /// The norm before the down projection.
     FfnSubNorm,
-    /// The norm of what the feed-forward network adds to the residual.
+    /// The norm of the output of the feed-forward network, before the residual.
     PostFfnNorm,
-    /// The residual after the feed-forward network, with which a block ends.
+    /// The residual after the feed-forward network, which ends a block.
     FfnResidual,
     /// A whole block.
     Layer,
     /// The norm before the output head.
     OutputNorm,
-    /// The cap on logits.
+    /// The soft cap on logits.
     LogitSoftcap,
 }
 
@@ -66,7 +66,7 @@ pub enum LinearLayer {
     Gate,
     Up,
     Down,
-    /// The output head, which gives logits.
+    /// The output head, which computes logits.
     Head,
 }
 
@@ -86,7 +86,7 @@ impl LinearLayer {
 }
 
 impl Operation {
-    /// Whether it gives logits.
+    /// Whether it computes logits.
     pub fn is_logits(self) -> bool {
         use Operation::{Adapter, Bias, LogitSoftcap, Product};
         matches!(

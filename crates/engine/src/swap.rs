@@ -12,16 +12,15 @@ use crate::plan::{ModelPlan, TensorRequest};
 pub use crate::weight_set::WeightVersions;
 pub use crate::weights::Group;
 
-/// Loads groups of weights from another revision of a model, and puts them in the place of the old ones.
+/// Loads groups of weights from another revision of a model, and replaces the old ones.
 ///
-/// Nothing changes until [`Swap::finish`]. Then all groups change at once: a step that has begun is
-/// computed with the old weights to its end, and every later one, of any session, with the new. Keys and
-/// values in the caches of sessions stay as the old weights made them; a session that is to be as if it
-/// had never met those is [truncated](crate::Session::truncate) to nothing. What only the old weights
-/// needed is freed when the last step with them ends.
+/// Nothing changes until [`Swap::finish`]. Then all groups change at once: a step that has begun finishes
+/// with the old weights, and every later one, of any session, uses the new. Keys and values in the caches of
+/// sessions stay as the old weights made them; [truncate](crate::Session::truncate) a session to nothing to
+/// remove their influence. What only the old weights needed is freed when the last step with them ends.
 ///
-/// A swap that fails or is dropped leaves the model as it was. Several may be under way; each changes its
-/// own groups only, and of two with the same group the one that finishes last stays.
+/// A swap that fails or is dropped leaves the model unchanged. Several may be in progress; each changes its
+/// own groups only, and of two with the same group the one that finishes last wins.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -51,7 +50,7 @@ pub struct Swap<B: Backend> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwapError {
-    /// No group to replace.
+    /// No groups to replace.
     #[error("expected groups of weights to replace, found none")]
     NoGroup,
     /// A layer that the model doesn't have.
@@ -59,10 +58,10 @@ pub enum SwapError {
     UnknownLayer {
         /// Layers of the model.
         n_layers: usize,
-        /// The layer asked for.
+        /// The requested layer.
         found: usize,
     },
-    /// A revision that isn't of the same shape.
+    /// A revision of another shape.
     #[error("{what} of the revision: expected {expected} as in the running model, found {found}")]
     Config {
         /// The value that differs.
@@ -78,10 +77,10 @@ pub enum SwapError {
 }
 
 impl<B: Backend> Swap<B> {
-    /// Begins to replace `groups` of `model` by those of a revision of which `plan` was made. Shapes and
+    /// Begins to replace `groups` of `model` by those of the revision described by `plan`. Shapes and
     /// constants must be the same; types of weights may differ.
     ///
-    /// Errors: [`SwapError`] names the group that isn't there, or the value that differs.
+    /// Errors: [`SwapError`] names the missing group, or the value that differs.
     pub fn new(
         model: &Arc<Model<B>>,
         plan: ModelPlan,
@@ -117,30 +116,29 @@ impl<B: Backend> Swap<B> {
         })
     }
 
-    /// The range of the revision to feed next; `None` once everything is there.
+    /// The range of the revision to feed next; `None` once everything has been fed.
     pub fn wanted(&self) -> Option<&TensorRequest> {
         self.feed.wanted()
     }
 
-    /// Takes the bytes of the range [`Swap::wanted`] names. Unlike a [`Loader`](crate::Loader), it looks
-    /// through all weights for values that aren't numbers: a model that serves is not to stop making
-    /// sense.
+    /// Feeds the bytes of the range named by [`Swap::wanted`]. Unlike a [`Loader`](crate::Loader), it checks
+    /// all weights for NaN and infinity: a serving model must not start to produce garbage.
     ///
     /// Errors: [`LoadError`] names the tensor at fault.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), LoadError> {
         self.feed.feed(&self.model.backend, bytes)
     }
 
-    /// What looks wrong about the weights so far, though it could be right.
+    /// Suspicious but possibly correct properties of the weights so far.
     pub fn warnings(&self) -> &[String] {
         self.feed.warnings()
     }
 
-    /// Publishes the new weights, once everything wanted has been fed; the number of the generation that
-    /// they make.
+    /// Publishes the new weights, once everything requested has been fed; returns the number of their
+    /// generation.
     ///
     /// Errors: [`LoadError::Incomplete`] if something is missing; [`SwapError::Config`] if the revision's
-    /// rotary embeddings turn out to be others.
+    /// rotary embeddings turn out to differ.
     pub fn finish(mut self) -> Result<u64, SwapError> {
         self.feed.expect_complete()?;
         compare(&self.model.config, &self.feed.config()?)?;
@@ -210,7 +208,7 @@ mod tests {
     use crate::plan::PlanOptions;
     use crate::{Cpu, Loader};
 
-    /// Bytes, and what lives as long as they do.
+    /// Bytes, and a guard that lives as long.
     struct Tracked(Bytes, #[allow(dead_code)] Arc<()>);
 
     impl AsRef<[u8]> for Tracked {

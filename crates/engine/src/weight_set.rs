@@ -1,4 +1,4 @@
-//! The weights of a model at one time, in groups that are replaced one by one.
+//! A snapshot of a model's weights, in groups that are replaced one by one.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::screening::Screening;
 use crate::weights::{Group, Layer, Projection};
 
-/// All weights of a model. Generations share the groups in which they are the same.
+/// All weights of a model. Generations share unchanged groups.
 pub(crate) struct WeightSet<B: Backend> {
     number: u64,
     embedding: Versioned<Embedding<B>>,
@@ -19,11 +19,11 @@ pub(crate) struct WeightSet<B: Backend> {
 pub struct WeightVersions {
     /// How often weights have been replaced: 0 for a model as it was loaded.
     pub generation: u64,
-    /// Of each group, the generation in which its weights came.
+    /// For each group, the generation that replaced it last.
     pub groups: Vec<(Group, u64)>,
 }
 
-/// A group, and the generation in which it came.
+/// A group, and the generation that replaced it last.
 struct Versioned<T> {
     since: u64,
     weights: Arc<T>,
@@ -51,7 +51,7 @@ impl<T> Clone for Versioned<T> {
 pub(crate) struct Embedding<B: Backend> {
     /// `[n_vocab, model_dim]`.
     pub(crate) token_embd: B::Linear,
-    /// Where logits come from, if that is the same table.
+    /// The matrix that computes logits, if that is the same table.
     pub(crate) output: Option<Output<B>>,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct Embedding<B: Backend> {
 pub(crate) struct Head<B: Backend> {
     /// `[model_dim]`.
     pub(crate) output_norm: B::Vector,
-    /// Where logits come from, if that isn't the embedding table.
+    /// The matrix that computes logits, if that isn't the embedding table.
     pub(crate) output: Option<Output<B>>,
 }
 
-/// Where logits come from.
+/// The matrix that computes logits.
 pub(crate) struct Output<B: Backend> {
     /// `[n_vocab, model_dim]`; the embedding table if `None`.
     pub(crate) projection: Option<Projection<B::Linear, B::Vector>>,
@@ -78,7 +78,7 @@ pub(crate) enum NewGroup<B: Backend> {
 }
 
 impl<B: Backend> WeightSet<B> {
-    /// The weights of a model as it was loaded. Exactly one of `embedding` and `head` has an output.
+    /// The weights of a model as loaded. Exactly one of `embedding` and `head` has an output.
     pub(crate) fn first(
         embedding: Embedding<B>,
         layers: Vec<Layer<B::Linear, B::Vector>>,
@@ -102,8 +102,8 @@ impl<B: Backend> WeightSet<B> {
         }
     }
 
-    /// This generation with other weights in one group. There is such a layer, and an output where there
-    /// was one.
+    /// This generation with other weights in one group. The layer exists, and the group has an output if it
+    /// had one.
     pub(crate) fn with(mut self, group: NewGroup<B>) -> WeightSet<B> {
         let since = self.number;
         match group {
@@ -143,12 +143,12 @@ impl<B: Backend> WeightSet<B> {
         &self.head.weights.output_norm
     }
 
-    /// Whether logits come from the embedding table.
+    /// Whether the embedding table computes logits.
     pub(crate) fn is_tied(&self) -> bool {
         self.head.weights.output.is_none()
     }
 
-    /// Where logits come from.
+    /// The matrix that computes logits.
     pub(crate) fn output(&self) -> &Output<B> {
         let own = self.head.weights.output.as_ref();
         own.or(self.embedding.weights.output.as_ref())

@@ -1,4 +1,4 @@
-//! The weights of a model, whatever stands for one: a place in a plan, or a loaded matrix.
+//! The weights of a model, generic over what represents one: an index in a plan, or a loaded matrix.
 
 /// Weights that are replaced together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -8,11 +8,11 @@ pub enum Group {
     Embedding,
     /// A transformer block, from 0.
     Layer(usize),
-    /// The norm before the output head; with it the head, where that is a matrix of its own.
+    /// The norm before the output head; with it the head, where that is a separate matrix.
     Head,
 }
 
-/// All weights. `L` stands for a matrix, `V` for a vector.
+/// All weights. `L` represents a matrix, `V` a vector.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights<L, V> {
     /// `[n_vocab, model_dim]`.
@@ -38,7 +38,7 @@ pub(crate) struct Layer<L, V> {
     /// Before the output projection.
     pub(crate) attn_sub_norm: Option<V>,
     pub(crate) o: Projection<L, V>,
-    /// On what attention adds to the residual.
+    /// On the output of attention.
     pub(crate) post_attn_norm: Option<V>,
     pub(crate) ffn_norm: V,
     pub(crate) gate: Projection<L, V>,
@@ -46,11 +46,11 @@ pub(crate) struct Layer<L, V> {
     /// Before the down projection.
     pub(crate) ffn_sub_norm: Option<V>,
     pub(crate) down: Projection<L, V>,
-    /// On what the feed-forward block adds to the residual.
+    /// On the output of the feed-forward block.
     pub(crate) post_ffn_norm: Option<V>,
 }
 
-/// A linear layer: `y = norm(x) · wᵀ + bias`, the norm and the bias where there are any.
+/// A linear layer: `y = norm(x) · wᵀ + bias`, with optional norm and bias.
 #[derive(Debug, Clone)]
 pub(crate) struct Projection<L, V> {
     pub(crate) input_norm: Option<V>,
@@ -58,7 +58,7 @@ pub(crate) struct Projection<L, V> {
     pub(crate) bias: Option<V>,
 }
 
-/// Turns each weight into something else.
+/// Maps each weight.
 pub(crate) trait Convert<L, V> {
     type Linear;
     type Vector;

@@ -61,7 +61,7 @@ mod on_a_gpu {
     use sterna_engine::{Decoded, Gpu};
     use sterna_kernels::Isa;
 
-    /// A device of this test's own: nobody else drives it.
+    /// A device of this test's own, which nothing else polls.
     fn gpu() -> Option<Gpu> {
         Some(Gpu::new(sterna_testing::gpu::device()?, 2, Isa::detect()))
     }

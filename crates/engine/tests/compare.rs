@@ -266,7 +266,7 @@ impl<B: Backend> Backend for Faulty<B> {
 
 type Compared<T> = Arc<Model<Compare<Cpu, T>>>;
 
-/// A prompt and two tokens behind it, compared so.
+/// A prompt and two tokens after it, compared so.
 fn compare<T: Backend>(
     model: &Compared<T>,
     comparison: Comparison,

@@ -82,7 +82,7 @@ fn while_a_model_is_loaded() {
 fn between_steps() {
     let Some(first) = gpu() else { return };
     drop(first);
-    // Before the first step, behind a prompt that was not read, behind one that was, and in decoding.
+    // Before the first step, after a prompt that was not read, after one that was, and in decoding.
     for stage in 0..4 {
         let gpu = gpu().unwrap();
         let model = loaded(&gpu);

@@ -125,7 +125,7 @@ fn damaged_configurations() {
             .filter(|path| !path.ends_with("reference.safetensors"))
             .map(|path| read(path))
             .collect();
-        // Where a value stands: behind a colon.
+        // Where a value is: after a colon.
         let values: Vec<usize> = text.match_indices(": ").map(|(at, _)| at + 2).collect();
         for _ in 0..300 {
             let mut damaged = text.clone();

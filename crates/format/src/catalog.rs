@@ -1,4 +1,4 @@
-//! Where each tensor of a model lies.
+//! Where each tensor of a model is.
 
 use std::collections::HashMap;
 

@@ -80,7 +80,7 @@ pub enum DigestError {
         /// Characters there are.
         found: usize,
     },
-    /// A character that is no hexadecimal digit.
+    /// A character that isn't a hexadecimal digit.
     #[error("digest: expected a hexadecimal digit at character {index}, found {found:?}")]
     Digit {
         /// Where, counted from 0.

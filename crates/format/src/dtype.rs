@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// How the values of a stored tensor are encoded.
 ///
 /// Names are the spellings that GGML and safetensors files use. A *block* is the smallest group of
-/// elements that can be decoded by itself; scalar types are blocks of one. Some types are only
+/// elements that can be decoded independently; scalar types are blocks of one. Some types are only
 /// named and measured here, so that a file which holds them can be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 // The names are the documentation: those of the formats.
@@ -239,7 +239,7 @@ impl I2sLayout {
     pub const NAMES: [&str; 3] = ["block128", "block64", "rows4"];
 }
 
-/// A name that is no layout of I2_S.
+/// A name that isn't a layout of I2_S.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected block128, block64 or rows4, found `{found}`")]
 pub struct UnknownI2sLayout {

@@ -21,7 +21,7 @@ pub(crate) struct Policy {
     pub(crate) max_values: usize,
     /// The most memory that the tree may take, in bytes.
     pub(crate) max_memory: u64,
-    /// Whether `NaN`, `Infinity` and `-Infinity` may stand where a value does, as Python writes
+    /// Whether `NaN`, `Infinity` and `-Infinity` may occur as values, as Python writes
     /// them. They become the object that newer Transformers write, `{"__float__": "Infinity"}`.
     pub(crate) bare_floats: bool,
     /// What two members of one name in an object are.
@@ -308,13 +308,13 @@ impl<'de> Visitor<'de> for Tree<'_> {
             && let Some(twice) = repeated(&members)
         {
             let twice = quoted(twice);
-            return Err(A::Error::custom(format_args!("{twice} stands twice")));
+            return Err(A::Error::custom(format_args!("{twice} occurs twice")));
         }
         Ok(Json::Object(members))
     }
 }
 
-/// A name that stands twice.
+/// A name that occurs twice.
 fn repeated<'m>(members: &'m [Member<'_>]) -> Option<&'m str> {
     let mut names: Vec<&str> = members.iter().map(|(name, _)| name.as_ref()).collect();
     names.sort_unstable();
@@ -412,7 +412,7 @@ mod tests {
             ),
             (
                 r#"{"a":1,"a":2}"#,
-                "`a` stands twice at line 1 column 13",
+                "`a` occurs twice at line 1 column 13",
                 r#"{"a":2}"#,
             ),
             (

@@ -1,6 +1,6 @@
 //! Hugging Face tensor names to GGUF names and back.
 //!
-//! What Hugging Face calls a tensor stands here alone; `rdrr::groups` and `rdrr::lora` have the looser
+//! Only this module has Hugging Face's names of tensors; `rdrr::groups` and `rdrr::lora` have the looser
 //! rules of the JavaScript runtime, which take other names too.
 
 use crate::{TensorCatalog, TensorEntry};

@@ -281,7 +281,7 @@ fn values_that_are_nothing() {
         .str("k")
         .u32(0)
         .bytes(&[1])
-        .refused("metadata key `k` stands twice");
+        .refused("metadata key `k` occurs twice");
     for alignment in [0_u32, 24, 1 << 30] {
         Raw::new(0, 1)
             .str("general.alignment")
@@ -349,7 +349,7 @@ fn tensors_that_cannot_be() {
             Raw::new(2, 0)
                 .tensor("a", &[8], f32, 0)
                 .tensor("a", &[8], f32, 32),
-            "tensor `a` stands twice",
+            "tensor `a` occurs twice",
         ),
     ] {
         let bytes = tensors.with_data(256);
@@ -384,7 +384,7 @@ fn truncated_anywhere() {
     for n in 0..last {
         assert!(Gguf::parse(&bytes[..n], n as u64).is_err(), "{n}");
     }
-    // Only the padding behind the last tensor may be missing.
+    // Only the padding after the last tensor may be missing.
     assert!(Gguf::parse(&bytes[..last], last as u64).is_ok());
 }
 
@@ -612,7 +612,7 @@ fn safetensors_of_the_smallest_pieces() {
     );
     refuse(
         &empty_tensors(2, |_| "a".to_owned()),
-        "tensor `a` stands twice",
+        "tensor `a` occurs twice",
     );
     refuse(
         &format!(r#"{{"a":{{"dtype":"\n{long}""#),

@@ -540,12 +540,12 @@ fn what_is_not_json() {
     }
     let text = r#"{"a":{"shard":0},"a":{"shard":0}}"#;
     let problems = TensorMap::parse(text.as_bytes()).unwrap_err().to_string();
-    assert!(problems.contains("`a` stands twice"), "{problems}");
+    assert!(problems.contains("`a` occurs twice"), "{problems}");
     // Names are the same though they are spelt differently.
     let problems = TensorMap::parse(br#"{"a":{},"\u0061":{}}"#)
         .unwrap_err()
         .to_string();
-    assert!(problems.contains("`a` stands twice"), "{problems}");
+    assert!(problems.contains("`a` occurs twice"), "{problems}");
 }
 
 /// `n` copies of what `item` makes, in brackets.

@@ -1,10 +1,10 @@
-//! What a GPU does with this crate's kernels: overheads, and the products of two real models, each
-//! checked against the CPU before it is timed.
+//! Benchmarks a GPU with this crate's kernels: overheads, and the products of two real models, each checked
+//! against the CPU before it is timed.
 //!
 //!     cargo run --release -p sterna-gpu --example gpu-bench [-- SECTION...]
 //!
-//! Sections are overheads, products, variants, attention, step and sweep; all of them without any. `STERNA_GPU` in
-//! the environment is part of the adapter's name.
+//! Sections are overheads, products, variants, attention, step and sweep; all of them by default.
+//! `STERNA_GPU` in the environment is part of the adapter's name.
 //!
 //! Times are medians of repeated submissions, by the clock of the host, of chains in which each dispatch
 //! depends on the one before and weights are larger than caches; kernels of `step`, and of attention, by
@@ -32,7 +32,7 @@ use sterna_kernels::attention as cpu;
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::{Exec, Isa};
 
-/// Weights of a chain together, so that no cache holds them.
+/// Bytes of a chain's weights together, so that no cache holds them.
 const CHAIN_BYTES: usize = 256 << 20;
 
 /// Rows of a result that the CPU computes too.
@@ -75,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a software adapter has less of.
+/// Smaller sizes for a software adapter.
 fn shrink(small: bool) -> usize {
     if small { 16 } else { 1 }
 }
@@ -122,12 +122,12 @@ fn variants(options: &DeviceOptions, small: bool) -> Result<(), Box<dyn Error>> 
     };
     for (title, features) in [
         (
-            "without matrix units",
+            "without cooperative matrices",
             without(|f| f.cooperative_matrix = false),
         ),
         ("without subgroups", without(|f| f.subgroups = false)),
         (
-            "without matrix units and dot4",
+            "without cooperative matrices and dot4",
             without(|f| (f.cooperative_matrix, f.dot4) = (false, false)),
         ),
     ] {
@@ -258,7 +258,7 @@ fn ring(device: &Device) -> Result<Upload, GpuError> {
     Upload::new(device, 16 << 20, 4)
 }
 
-/// Random-looking weights, a megabyte of them again and again, and the first rows' bytes.
+/// Random-looking weights, a repeated megabyte of them, and the first rows' bytes.
 fn weights(
     device: &Device,
     upload: &mut Upload,
@@ -476,7 +476,7 @@ fn attention_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
         let (one, many) = (layer.commands(m, 1)?, layer.commands(m, 21)?);
         let alone = median(15, || run(device, &[&one]))?;
         let us = (median(9, || run(device, &[&many]))? - alone) / 20.0;
-        // Keys and values once; products with both, of the positions that are seen.
+        // Keys and values once; products with both, of the visible positions.
         let bytes = (2 * Layer::N_KV_HEADS * Layer::D * 2 * len) as f64;
         let seen = (m * (2 * len - m + 1) / 2) as f64;
         let flops = 4.0 * (Layer::N_HEADS * Layer::D) as f64 * seen;
@@ -495,11 +495,11 @@ fn attention_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Attention of a layer whose cache is full of what was computed before.
+/// Attention of a layer whose cache is full of earlier results.
 struct Layer<'a> {
     device: &'a Device,
     len: usize,
-    /// Rows of queries, keys and values, as products would have made them.
+    /// Rows of queries, keys and values, as projections would have computed them.
     rows: Vec<f32>,
     qkv: Buffer,
     cache: CacheLayer,
@@ -577,11 +577,11 @@ impl<'a> Layer<'a> {
         let mut r = Recorder::new(self.device);
         for _ in 0..times {
             if m == 1 {
-                let spans = SplitKv {
+                let split_kv = SplitKv {
                     states: &self.states,
                     most_len: self.len,
                 };
-                decode(&mut r, &Self::SHAPE, &heads, &self.cache, spans, out)?;
+                decode(&mut r, &Self::SHAPE, &heads, &self.cache, split_kv, out)?;
             } else {
                 let q = heads.qkv.columns(0, width);
                 let (position, split) = (heads.position, Split::Queries);
@@ -732,12 +732,12 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
                 softcap: None,
                 window: None,
             };
-            let spans = SplitKv {
+            let split_kv = SplitKv {
                 states: &states,
                 most_len: ctx + 64,
             };
             let heads = Rows::new(&a, 1, n_heads * d);
-            decode(&mut r, &shape, &raw, cache, spans, heads)?;
+            decode(&mut r, &shape, &raw, cache, split_kv, heads)?;
             round(heads, &mut r, w, 1, Epilogue::Add, Rows::new(&x, 1, dim))?;
             let gated = Rows::new(&gate, 1, ffn);
             round(
@@ -776,7 +776,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
         r.finish()
     };
     let back = || device.write(&state, 0, bytemuck::bytes_of(&[ctx as u32 - 1, 1]));
-    // Tokens on their way while the host records the next ones, as decoding would have it.
+    // Tokens in flight while the host records the next ones, as in decoding.
     let at_once = if small { 2 } else { 32 };
     let time = |commands: &Commands| -> Result<f64, GpuError> {
         let all = median(7, || {
@@ -817,15 +817,15 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
     Ok(())
 }
 
-/// Every way of the step's four products, measured as `sterna tune` does.
+/// Every configuration of the step's four products, measured as `sterna tune` does.
 fn sweep_step(device: &Device, samples: Vec<Sample>) -> Result<(), GpuError> {
-    let shown = |way: LaunchConfig| {
-        let own = way.rounds_itself == Some(true);
+    let shown = |config: LaunchConfig| {
+        let own = config.rounds_itself == Some(true);
         format!(
             "{}x{}{}",
-            way.lanes.unwrap_or(0),
-            way.workgroup.unwrap_or(0),
-            if own { ", rounding itself" } else { "" }
+            config.lanes.unwrap_or(0),
+            config.workgroup.unwrap_or(0),
+            if own { ", fused quantization" } else { "" }
         )
     };
     let tuner = Tuner::new(device, samples)?;
@@ -838,10 +838,10 @@ fn sweep_step(device: &Device, samples: Vec<Sample>) -> Result<(), GpuError> {
         match tuner.measure(product, effort)? {
             None => println!("step, {n}x{k}: no time"),
             Some(found) => println!(
-                "step, {n}x{k}: by the rules {} {:.1} µs a step, best of {} {} {:.1} µs{}",
+                "step, {n}x{k}: default {} {:.1} µs a step, best of {} {} {:.1} µs{}",
                 shown(found.rule),
                 found.rule_us,
-                found.n_ways,
+                found.n_configs,
                 shown(found.best),
                 found.best_us,
                 match found.wrong.len() {

@@ -1,4 +1,4 @@
-//! Why something could not be done on a GPU.
+//! Errors of operations on a GPU.
 
 /// Why an operation of this crate failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -7,26 +7,26 @@ pub enum GpuError {
     /// There is no adapter that fits the options.
     #[error("no GPU: {reason}")]
     NoAdapter {
-        /// What was looked for, and what was found.
+        /// The requested and the available adapters.
         reason: String,
     },
-    /// The adapter gave no device.
-    #[error("GPU `{adapter}` gave no device: {reason}")]
+    /// The adapter could not open a device.
+    #[error("GPU `{adapter}` could not open a device: {reason}")]
     NoDevice {
         /// Name of the adapter.
         adapter: String,
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
-    /// The device is gone: reset, unplugged, or told to go ([`Device::lose`](crate::Device::lose)).
+    /// The device is gone: reset, unplugged, or lost on request ([`Device::lose`](crate::Device::lose)).
     ///
     /// All its buffers and pipelines are gone with it; a new [`Device`](crate::Device) is needed.
     #[error("GPU device was lost: {reason}")]
     Lost {
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
-    /// Neither the device nor the budget has that much memory left.
+    /// Memory on the device, or the budget, is exhausted.
     #[error(
         "GPU memory: {what} needs {need} bytes, where {used} of {budget} are in use{driver}",
         driver = if *.refused { "; the driver refused" } else { "" }
@@ -34,16 +34,16 @@ pub enum GpuError {
     OutOfMemory {
         /// What the memory was for.
         what: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         need: u64,
         /// Bytes in use.
         used: u64,
-        /// Most bytes that may be; `u64::MAX` if there is no budget.
+        /// The limit in bytes; `u64::MAX` if there is no budget.
         budget: u64,
         /// Whether it was the driver that refused, not the budget.
         refused: bool,
     },
-    /// A shape that doesn't fit: a length, a width, a number of rows.
+    /// A shape mismatch: a length, a width, a number of rows.
     #[error("{what}: expected {expected}, found {found}")]
     Shape {
         /// What has the shape.
@@ -53,32 +53,32 @@ pub enum GpuError {
         /// What was found.
         found: u64,
     },
-    /// Something this device, or this crate, has no kernel for.
+    /// Something this device, or this crate, does not support.
     #[error("{what}: not supported on this GPU: {reason}")]
     Unsupported {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// Why there is none.
+        /// Why it isn't supported.
         reason: String,
     },
-    /// The device's own checks refused a command: a defect of this crate, or of a driver.
+    /// The device's validation rejected a command: a defect of this crate, or of a driver.
     #[error("GPU: {what}: {reason}")]
     Refused {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// What the device said.
+        /// The device's message.
         reason: String,
     },
     /// The device didn't finish in time.
     #[error("GPU didn't finish within {seconds} s")]
     Timeout {
-        /// How long was waited.
+        /// The time limit.
         seconds: u64,
     },
 }
 
 impl GpuError {
-    /// Whether the device is gone.
+    /// Whether the device is lost.
     pub fn is_lost(&self) -> bool {
         matches!(self, GpuError::Lost { .. })
     }

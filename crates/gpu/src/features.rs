@@ -1,28 +1,28 @@
-//! What devices offer, and what is asked of them.
+//! Features and limits of devices, and options for opening one.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::Tuning;
 
-/// What kernels may use beyond the least that every device has.
+/// What kernels may use beyond the baseline of every device.
 ///
-/// Each has a fallback, which is what its kernels are checked against.
+/// Each has a fallback, which is the reference for its kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Features {
     /// Reductions and exchanges within a subgroup, of at least [`Limits::min_subgroup`] invocations.
     pub subgroups: bool,
     /// 16-bit floats in shaders.
     pub f16: bool,
-    /// Products of four packed bytes in one instruction.
+    /// Dot products of four packed bytes in one instruction.
     pub dot4: bool,
-    /// Times on the device, within a pass.
+    /// Timestamps on the device, within a pass.
     pub timestamps: bool,
-    /// Parameters of a dispatch in its command, without a buffer.
+    /// Parameters of a dispatch as immediates, without a buffer.
     pub immediates: bool,
-    /// Compiled pipelines kept on disk.
+    /// Compiled pipelines cached on disk.
     pub pipeline_cache: bool,
-    /// Products of 16×16 matrices of f16 with sums in f32, by a subgroup. Needs `f16`.
+    /// Cooperative matrices: 16×16 products of f16 with f32 accumulators, by a subgroup. Needs `f16`.
     pub cooperative_matrix: bool,
 }
 
@@ -38,7 +38,7 @@ impl Features {
         cooperative_matrix: true,
     };
 
-    /// None of them: the least that every device has.
+    /// None of them: the baseline of every device.
     pub const NONE: Features = Features {
         subgroups: false,
         f16: false,
@@ -63,7 +63,7 @@ impl Features {
         }
     }
 
-    /// Those that `other` hasn't.
+    /// Those that `other` lacks.
     #[must_use]
     pub const fn without(self, other: Features) -> Features {
         self.and(Features {
@@ -77,7 +77,7 @@ impl Features {
         })
     }
 
-    /// Each by itself, with its name.
+    /// Each on its own, with its name.
     const NAMED: [(&'static str, Features); 7] = {
         const NONE: Features = Features::NONE;
         [
@@ -121,7 +121,7 @@ impl Features {
         ]
     };
 
-    /// The names of those there are, for people to read.
+    /// The names of those enabled, for display.
     pub fn names(&self) -> Vec<&'static str> {
         let has = |feature: Features| self.and(feature) == feature;
         let named = Features::NAMED.into_iter();
@@ -130,35 +130,35 @@ impl Features {
             .collect()
     }
 
-    /// The feature of that name alone.
+    /// The single feature with that name.
     pub fn named(name: &str) -> Option<Features> {
         let mut named = Features::NAMED.into_iter();
         named.find_map(|(known, feature)| (known == name).then_some(feature))
     }
 }
 
-/// What a device can hold and do at once.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a buffer.
+    /// Maximum bytes of a buffer.
     pub buffer_bytes: u64,
-    /// Bytes of a buffer that a kernel sees at once. Larger matrices are cut by rows.
+    /// Maximum bytes of a binding. Larger matrices are split by rows.
     pub binding_bytes: u64,
-    /// What offsets of bindings are multiples of.
+    /// Alignment of binding offsets.
     pub binding_align: u64,
-    /// Bytes of a workgroup's shared memory.
+    /// Bytes of shared memory per workgroup.
     pub workgroup_bytes: u32,
-    /// Invocations of a workgroup.
+    /// Invocations per workgroup.
     pub workgroup_len: u32,
-    /// Workgroups of a dispatch, in each dimension.
+    /// Workgroups of a dispatch, per dimension.
     pub grid: u32,
-    /// The smallest subgroup there may be; 1 without [`Features::subgroups`].
+    /// The smallest possible subgroup; 1 without [`Features::subgroups`].
     pub min_subgroup: u32,
-    /// The largest.
+    /// The largest possible subgroup.
     pub max_subgroup: u32,
 }
 
-/// The interface through which a GPU is reached.
+/// The graphics API through which a GPU is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it.
 #[non_exhaustive]
@@ -169,19 +169,19 @@ pub enum Api {
     Other,
 }
 
-/// What kind of device an adapter is.
+/// The kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AdapterKind {
-    /// With memory of its own.
+    /// Discrete: with memory of its own.
     Discrete,
-    /// Sharing the processor's memory.
+    /// Integrated: sharing the processor's memory.
     Integrated,
-    /// A part of a GPU, given to a virtual machine.
+    /// Virtual: a part of a GPU, given to a virtual machine.
     Virtual,
-    /// The processor, pretending.
+    /// Software, on the processor.
     Software,
-    /// The driver doesn't say.
+    /// Not reported by the driver.
     Unknown,
 }
 
@@ -192,31 +192,31 @@ pub struct AdapterInfo {
     pub name: String,
     /// Name and version of the driver.
     pub driver: String,
-    /// How it is reached.
+    /// The API it is accessed through.
     pub api: Api,
-    /// What it is.
+    /// Its kind.
     pub kind: AdapterKind,
 }
 
-/// Which device is wanted, and what it may be used for.
+/// Options for selecting and using a device.
 #[derive(Debug, Clone)]
 pub struct DeviceOptions {
-    /// Only adapters whose name contains this, whatever the case.
+    /// Only adapters whose name contains this, case-insensitively.
     pub adapter: Option<String>,
-    /// Take a software adapter even if there is another. Without, one is taken where there is no other.
+    /// Prefer a software adapter. Otherwise one is used only if there is no other.
     pub software: bool,
-    /// What may be used if the adapter has it. Tests mask features to reach the kernels without.
+    /// Features that may be used if the adapter has them. Tests mask features to reach the kernels without.
     pub features: Features,
-    /// Most bytes that a kernel may see of a buffer, to test what lies beyond.
+    /// Limits the bytes of a binding, to test what happens beyond.
     pub max_binding_bytes: Option<u64>,
-    /// Most bytes of device memory that buffers may take together.
+    /// Limits the total bytes of device memory of buffers.
     pub memory_budget: Option<u64>,
-    /// A folder for compiled pipelines, of this user's own: what lies there is handed to the driver. It
-    /// is written to when the device is dropped.
+    /// A folder for compiled pipelines, private to this user: its contents are handed to the driver. It is
+    /// written to when the device is dropped.
     pub pipeline_cache: Option<PathBuf>,
-    /// How products share out their work, unless a recorder is told otherwise.
+    /// Launch configurations of products, unless a recorder overrides them.
     pub tuning: Tuning,
-    /// How long to wait for the device before it counts as hanging.
+    /// How long to wait for the device before it is considered hung.
     pub timeout: Duration,
 }
 

@@ -1,19 +1,19 @@
-//! Language models' arithmetic on GPUs.
+//! Language model inference on GPUs.
 //!
-//! For compute kernels in WGSL and the little that is needed to run them well: choosing a device,
-//! memory, pipelines, and recorded commands that are replayed without allocating. Not for deciding
-//! what to compute: shapes, order and weights come from `sterna-engine`.
+//! For compute kernels in WGSL and what is needed to run them well: choosing a device, memory, pipelines, and
+//! recorded commands that are replayed without allocating. Not for deciding what to compute: shapes, order
+//! and weights come from `sterna-engine`.
 //!
-//! - [`Device`] is an adapter with the features and limits that were agreed on;
+//! - [`Device`] is an adapter with the negotiated features and limits;
 //! - [`memory`] has buffers, pools of them, and uploads in bounded memory;
 //! - [`Recorder`] collects dispatches and makes [`Commands`] of them, which [`Device::submit`] runs in
-//!   one pass as often as wanted;
+//!   one pass any number of times;
 //! - [`kernels`] has a function for each operation, which checks shapes and records dispatches;
 //! - [`graph`] collects operations, fuses them, and replays what it has recorded before;
-//! - [`tuning`] says how they share out their work where rules don't, and measures what is best.
+//! - [`tuning`] overrides the default launch configurations, and measures which are fastest.
 //!
-//! It stands on `wgpu`, of which nothing shows outside: natively on Vulkan, Metal and DX12, for
-//! `wasm32-unknown-unknown` on a browser's WebGPU. There nobody can wait: devices are opened by
+//! It is built on `wgpu`, which the public API doesn't expose: natively on Vulkan, Metal and DX12, for
+//! `wasm32-unknown-unknown` on a browser's WebGPU. There no call may block: devices are opened by
 //! [`Device::open_async`], and a [`Submission`] is awaited.
 //!
 //! ```no_run

@@ -1,4 +1,4 @@
-//! Recorded commands: dispatches collected once, run as often as wanted.
+//! Recorded commands: dispatches recorded once and run any number of times.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::memory::Buffer;
 use crate::shader::{Params as ShaderParams, Shader};
 use crate::{Device, GpuError, Tuning};
 
-/// Collects dispatches.
+/// Records dispatches.
 ///
 /// Functions of [`crate::kernels`] add them; they take effect in the order they were added.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ struct Dispatch {
     grid: [u32; 2],
 }
 
-/// A piece of a buffer that a kernel sees.
+/// A range of a buffer bound to a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Binding<'a> {
     pub(crate) buffer: &'a Buffer,
@@ -54,14 +54,14 @@ impl<'a> From<&'a Buffer> for Binding<'a> {
     }
 }
 
-/// What parameters in a buffer are aligned to: the largest that any device asks for.
+/// Alignment of parameters in a buffer: the largest that any device requires.
 const PARAMS_ALIGN: usize = 256;
 
-/// No kernel has more bytes of parameters.
+/// Maximum bytes of parameters of a kernel.
 const MAX_PARAMS: u64 = 128;
 
 impl Recorder {
-    /// Nothing yet.
+    /// An empty recorder.
     pub fn new(device: &Device) -> Recorder {
         Recorder {
             device: device.clone(),
@@ -71,12 +71,12 @@ impl Recorder {
         }
     }
 
-    /// The device that commands are for.
+    /// The device that commands are recorded for.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// How products share out their work from here on.
+    /// The launch configurations of products from here on.
     pub fn set_tuning(&mut self, tuning: Tuning) {
         self.tuning = tuning;
     }
@@ -95,7 +95,7 @@ impl Recorder {
         self.dispatches.is_empty()
     }
 
-    /// Adds a dispatch of `shader` over a grid of workgroups; of an empty grid, nothing.
+    /// Adds a dispatch of `shader` over a grid of workgroups; an empty grid adds nothing.
     pub(crate) fn dispatch<P: ShaderParams>(
         &mut self,
         shader: &'static Shader,
@@ -151,7 +151,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// What was collected, ready to run.
+    /// The recorded commands, ready to run.
     ///
     /// Errors: [`GpuError::OutOfMemory`], where parameters need a buffer.
     pub fn finish(self) -> Result<Commands, GpuError> {
@@ -168,7 +168,7 @@ impl Recorder {
                 let buffer = device.checked("parameters", || {
                     device.wgpu().create_buffer(&wgpu::BufferDescriptor {
                         label: Some("params"),
-                        // A binding reaches as far behind the last offset as behind the first.
+                        // A binding extends as far beyond the last offset as beyond the first.
                         size: params.len() as u64 + most,
                         usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
                         mapped_at_creation: false,
@@ -196,35 +196,35 @@ impl Recorder {
     }
 }
 
-/// Dispatches with all that they use. [`Device::submit`] runs them; nothing is allocated for that.
+/// Dispatches with all that they use. [`Device::submit`] runs them without allocating.
 #[derive(Debug)]
 pub struct Commands {
     dispatches: Vec<Dispatch>,
     params: Params,
 }
 
-/// Where parameters are.
+/// Where parameters are stored.
 #[derive(Debug)]
 enum Params {
-    /// Here, to be put into the commands.
+    /// On the host, to be set as immediates.
     Immediate(Vec<u8>),
     /// In a buffer on the device, each dispatch's at an offset.
     Buffer(wgpu::BindGroup),
 }
 
-/// Times of one dispatch on the device.
+/// Timing of one dispatch on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
     /// The kernel.
     pub name: &'static str,
     /// Workgroups, in both dimensions.
     pub grid: [u32; 2],
-    /// From the end of what was before it to its own, in microseconds.
+    /// From the end of the previous dispatch to its own end, in microseconds.
     pub us: f64,
 }
 
 impl Commands {
-    /// How many dispatches there are.
+    /// Number of dispatches.
     pub fn len(&self) -> usize {
         self.dispatches.len()
     }
@@ -234,7 +234,7 @@ impl Commands {
         self.dispatches.is_empty()
     }
 
-    /// Some of the dispatches, in a pass. The time after each goes to `times`, from query 1 on.
+    /// Encodes some of the dispatches in a pass. The time after each goes to `times`, from query 1 on.
     fn encode(
         &self,
         dispatches: Range<usize>,
@@ -265,7 +265,7 @@ impl Commands {
     }
 }
 
-/// A piece of a buffer to be read back.
+/// A range of a buffer to read back.
 #[derive(Debug, Clone)]
 pub struct ReadRange {
     buffer: Buffer,
@@ -284,9 +284,9 @@ impl ReadRange {
     }
 }
 
-/// Commands on their way, and what will be read back when they are done: a future, ready once they are.
+/// Submitted commands, and what will be read back when they are done: a future, ready once they are.
 ///
-/// Natively somebody has to drive the device, as [`Submission::wait`] and [`Device::block_on`] do.
+/// Natively the device has to be polled, as [`Submission::wait`] and [`Device::block_on`] do.
 #[derive(Debug)]
 #[must_use = "errors show in waiting"]
 pub struct Submission {
@@ -294,9 +294,9 @@ pub struct Submission {
     index: wgpu::SubmissionIndex,
     reads: Vec<Read>,
     arrivals: Arrivals,
-    /// Errors that a browser tells later.
+    /// Errors that a browser reports later.
     scopes: Vec<OpenScope>,
-    /// Somebody has waited for the index.
+    /// The submission has been waited for.
     was_awaited: bool,
 }
 
@@ -304,13 +304,13 @@ pub struct Submission {
 struct Read {
     /// `None` for nothing to read.
     staging: Option<wgpu::Buffer>,
-    /// Where the wanted bytes begin, and how many they are.
+    /// Where the requested bytes begin, and how many they are.
     skip: usize,
     bytes: usize,
 }
 
 impl Submission {
-    /// Whether everything is done, so that [`Submission::wait`] returns at once.
+    /// Whether everything is done, so that [`Submission::wait`] returns immediately.
     ///
     /// Errors: [`GpuError::Lost`].
     pub fn is_done(&mut self) -> Result<bool, GpuError> {
@@ -318,7 +318,7 @@ impl Submission {
         Ok(self.arrivals.are_complete())
     }
 
-    /// Waits, and returns the bytes of each range that was to be read.
+    /// Waits, and returns the bytes of each requested range.
     ///
     /// Errors: [`GpuError::Lost`], [`GpuError::Timeout`], [`GpuError::Refused`];
     /// [`GpuError::Unsupported`] in a browser.
@@ -327,7 +327,7 @@ impl Submission {
         device.block_on(self)?
     }
 
-    /// The bytes that were read, which have come.
+    /// The bytes that were read, which are mapped.
     fn bytes(&mut self) -> Result<Vec<Vec<u8>>, GpuError> {
         let device = &self.device;
         let read = |read: Read| {
@@ -348,7 +348,7 @@ impl Submission {
 }
 
 impl Future for Submission {
-    /// The bytes of each range that was to be read.
+    /// The bytes of each requested range.
     type Output = Result<Vec<Vec<u8>>, GpuError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -385,7 +385,7 @@ fn refused(reason: String) -> GpuError {
     }
 }
 
-/// Dispatches that are timed in a pass: a set of queries has at most 4096, and one is for the beginning.
+/// Dispatches that are timed in a pass: a query set has at most 4096 queries, and one is for the beginning.
 const MAX_TIMED: usize = wgpu::QUERY_SET_MAX_QUERIES as usize - 1;
 
 /// Dispatches that are timed together.
@@ -394,7 +394,7 @@ struct TimedPass<'a> {
     dispatches: Range<usize>,
     /// The time before the first, and after each.
     times: wgpu::QuerySet,
-    /// Where these go in a buffer, in bytes.
+    /// The offset of these in a buffer, in bytes.
     resolved_at: u64,
 }
 
@@ -403,7 +403,7 @@ impl TimedPass<'_> {
         self.dispatches.len() as u32 + 1
     }
 
-    /// Of its times.
+    /// Of its timestamps.
     fn bytes(&self) -> u64 {
         u64::from(self.n_times()) * u64::from(wgpu::QUERY_SIZE)
     }
@@ -419,10 +419,10 @@ impl TimedPass<'_> {
 }
 
 impl Device {
-    /// Runs commands, one after the other in one pass, then copies what is to be read back.
+    /// Runs commands, one after the other in one pass, then copies the ranges to read back.
     ///
-    /// Errors: [`GpuError::Lost`]; [`GpuError::Shape`] if a range lies outside its buffer;
-    /// [`GpuError::Refused`] if the device's checks find fault.
+    /// Errors: [`GpuError::Lost`]; [`GpuError::Shape`] if a range is outside its buffer;
+    /// [`GpuError::Refused`] if the device's validation fails.
     pub fn submit(
         &self,
         commands: &[&Commands],
@@ -444,7 +444,7 @@ impl Device {
         })
     }
 
-    /// Runs commands and says how long each dispatch took.
+    /// Runs commands and returns how long each dispatch took.
     ///
     /// Errors: [`GpuError::Unsupported`] without [`Features::timestamps`](crate::Features::timestamps);
     /// as [`Device::submit`].
@@ -491,7 +491,7 @@ impl Device {
         Ok(timings.collect())
     }
 
-    /// Runs commands and says how long all of them took together, in microseconds.
+    /// Runs commands and returns how long all of them took together, in microseconds.
     ///
     /// Errors: as [`Device::time`].
     pub fn time_together(&self, commands: &[&Commands]) -> Result<f64, GpuError> {
@@ -531,7 +531,7 @@ impl Device {
         })
     }
 
-    /// Hands over what `encode` makes, and reads the timestamps that it puts into a buffer of `bytes`.
+    /// Submits what `encode` records, and reads the timestamps that it writes to a buffer of `bytes`.
     fn ticks(
         &self,
         bytes: u64,
@@ -560,7 +560,7 @@ impl Device {
         to.saturating_sub(from) as f64 * f64::from(self.timestamp_ns()) / 1000.0
     }
 
-    /// Hands over what `encode` makes of an encoder, and copies of these bytes of buffers behind it.
+    /// Submits what `encode` records in an encoder, followed by copies of these ranges of buffers.
     fn submit_with<'a>(
         &self,
         reads: impl ExactSizeIterator<Item = (&'a wgpu::Buffer, &'a Range<u64>)>,
@@ -568,7 +568,7 @@ impl Device {
     ) -> Result<Submission, GpuError> {
         let mut staged = Vec::with_capacity(reads.len());
         for (buffer, bytes) in reads {
-            // Copies are of whole words.
+            // Copies are in whole words.
             let words = bytes.start / 4 * 4..bytes.end.next_multiple_of(4);
             let staging = self.staging().take(self, words.end - words.start)?;
             staged.push((buffer, bytes, words, staging));

@@ -1,8 +1,8 @@
-//! What weights are. What kernels make of that stands in `kernels::linear`.
+//! Kinds of weights. How kernels handle them is in `kernels::linear`.
 
 use sterna_format::DType;
 
-/// What the weights of a matrix are.
+/// The kind of a matrix's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightKind {
     /// Trits in the working layout of `sterna_kernels::quant::ternary`: rows padded to blocks of 128,

@@ -1,4 +1,4 @@
-//! Heads made ready, caches, and attention, against the CPU.
+//! Preparing heads, caches, and attention, against the CPU.
 
 mod common;
 
@@ -13,7 +13,7 @@ use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::attention as cpu;
 use sterna_kernels::{norm, rope};
 
-/// A layer, and what is done with it.
+/// A layer, and how it is tested.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     n_heads: usize,
@@ -46,8 +46,8 @@ impl Case {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
-    /// Runs batches of `lens` rows one after the other on the device, in each way there is, and checks
-    /// each against the CPU.
+    /// Runs batches of `lens` rows one after the other on the device, with each kernel, and checks each
+    /// against the CPU.
     fn check(&self, device: &Device, lens: &[usize]) {
         let Case {
             n_heads,
@@ -57,7 +57,7 @@ impl Case {
         } = *self;
         let what = format!("{self:?} {lens:?} {:?}", device.features().names());
         let total: usize = lens.iter().sum();
-        // Room for longer contexts than there are, that spans are long.
+        // Room for longer contexts than there are, so that splits are long.
         let capacity = total + 4001;
         let qkv = floats(total * self.width(), 1);
         let pairs = self.rope_dim / 2;
@@ -80,7 +80,7 @@ impl Case {
             eps: EPS,
         };
         let cache = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
-        // Filled by `decode`, where it can be.
+        // Filled by `decode`, where possible.
         let twin = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
         let shape = AttentionShape {
             n_heads,
@@ -124,9 +124,9 @@ impl Case {
             });
             let want = self.expected(own, [&cos, &sin], [&q_norm, &k_norm], pos, &mut pages);
             let error = nmse(&got, &want);
-            // Sums in another order, and exponentials, are off by some 1e-7. Beside halves and bytes the
-            // CPU rounds queries and weights to 13 to 16 bits: 2^-13 of each, 5e-9 in squares. A code of a
-            // byte that falls to the other side of a half is off by 1/127 of the largest.
+            // Sums in another order, and exponentials, are off by some 1e-7. With halves and bytes the CPU
+            // rounds queries and weights to 13 to 16 bits: 2^-13 of each, 5e-9 in squares. A code of a byte
+            // that falls to the other side of a half is off by 1/127 of the largest.
             let bound = match self.dtype {
                 CacheType::F32 => 1e-11,
                 CacheType::F16 => 2e-8,
@@ -143,7 +143,7 @@ impl Case {
                     prepare_heads(r, &heads, n_heads, &twin)
                 });
             }
-            // The mean of more positions comes to less beside what its terms are off by.
+            // The mean of more positions is smaller in relation to the errors of its terms.
             let near = 1e-12 * ((pos + m) as f64 / 1000.0).max(1.0);
             // A context may be shorter than the longest that commands are for.
             for most_len in [pos + m, pos + m + 70, pos + m + 4000] {
@@ -151,18 +151,26 @@ impl Case {
                     continue;
                 }
                 let states = SplitKvStates::new(device, m, n_heads, head_dim, most_len).unwrap();
-                let spans = SplitKv {
+                let split_kv = SplitKv {
                     states: &states,
                     most_len,
                 };
-                let by_spans = run(device, &out, m * width, |r| {
-                    attention(r, &shape, q, position, &cache, Split::Kv(spans), out_rows)
+                let by_split_kv = run(device, &out, m * width, |r| {
+                    attention(
+                        r,
+                        &shape,
+                        q,
+                        position,
+                        &cache,
+                        Split::Kv(split_kv),
+                        out_rows,
+                    )
                 });
-                let error = nmse(&by_spans, &got);
-                assert!(error < near, "{what} at {pos}, by spans: {error:e}");
+                let error = nmse(&by_split_kv, &got);
+                assert!(error < near, "{what} at {pos}, split-KV: {error:e}");
                 if m == 1 {
                     let fused = run(device, &out, width, |r| {
-                        decode(r, &shape, &heads, &twin, spans, out_rows)
+                        decode(r, &shape, &heads, &twin, split_kv, out_rows)
                     });
                     let error = nmse(&fused, &got);
                     // A norm's sum in another order may move a code to the other side of a half.
@@ -335,8 +343,8 @@ fn long_contexts() {
 
 #[test]
 fn commands_follow_the_position() {
-    // One recording, replayed as the sequence grows over the ends of spans, beside the kernels that it
-    // stands for. On a device of its own, whose memory no other test uses.
+    // One recording, replayed as the sequence grows past the ends of splits, next to the kernels that it
+    // replaces. On a device of its own, whose memory no other test uses.
     if device().is_none() {
         return;
     }
@@ -375,7 +383,7 @@ fn commands_follow_the_position() {
                 index: 0,
             },
         });
-        let spans = SplitKv {
+        let split_kv = SplitKv {
             states: &states,
             most_len: len,
         };
@@ -385,7 +393,7 @@ fn commands_follow_the_position() {
             &shape,
             &heads[0],
             &caches[0],
-            spans,
+            split_kv,
             outputs.rows(0, 1),
         )
         .unwrap();
@@ -422,7 +430,7 @@ fn commands_follow_the_position() {
 }
 
 #[test]
-fn as_many_spans_as_there_may_be() {
+fn as_many_splits_as_there_may_be() {
     let Some(device) = device() else { return };
     let small = Case {
         n_heads: 2,
@@ -431,7 +439,7 @@ fn as_many_spans_as_there_may_be() {
         rope_dim: 8,
         ..PLAIN
     };
-    // 64 spans of 32, and of 64: the state of a new position is the last of 65.
+    // 64 splits of 32, and of 64: the state of a new position is the last of 65.
     for len in [2048, 4096] {
         small.check(device, &[len - 1, 1]);
     }
@@ -481,7 +489,7 @@ impl Unrotated<'_> {
         heads
     }
 
-    /// What `record` makes of `qkv`, the first of its rows at `pos`.
+    /// The result of `record` on `qkv`, the first of its rows at `pos`.
     fn run(
         &self,
         qkv: Rows<'_>,
@@ -508,18 +516,18 @@ impl Unrotated<'_> {
         run(self.device, &out, len, |r| record(r, self, &all, rows))
     }
 
-    /// Attention of the queries of `qkv` at `pos`, by themselves or over spans.
-    fn attend(&self, qkv: Rows<'_>, pos: usize, spans: Option<SplitKv<'_>>) -> Vec<f32> {
+    /// Attention of the queries of `qkv` at `pos`, whole or split-KV.
+    fn attend(&self, qkv: Rows<'_>, pos: usize, split_kv: Option<SplitKv<'_>>) -> Vec<f32> {
         self.run(qkv, pos, |r, heads, all, out| {
             let q = qkv.columns(0, Self::Q_WIDTH);
-            let split = spans.map_or(Split::Queries, Split::Kv);
+            let split = split_kv.map_or(Split::Queries, Split::Kv);
             attention(r, &heads.shape, q, all.position, &heads.cache, split, out)
         })
     }
 
-    fn decode(&self, qkv: Rows<'_>, pos: usize, spans: SplitKv<'_>) -> Vec<f32> {
+    fn decode(&self, qkv: Rows<'_>, pos: usize, split_kv: SplitKv<'_>) -> Vec<f32> {
         self.run(qkv, pos, |r, heads, all, out| {
-            decode(r, &heads.shape, all, &heads.cache, spans, out)
+            decode(r, &heads.shape, all, &heads.cache, split_kv, out)
         })
     }
 
@@ -527,7 +535,7 @@ impl Unrotated<'_> {
         SplitKvStates::new(self.device, 1, Self::N_HEADS, Self::HEAD_DIM, most_len).unwrap()
     }
 
-    /// A row of the sequence behind those in the cache.
+    /// A row of the sequence after those in the cache.
     fn next_row(&self) -> Buffer {
         self.device.upload(&floats(Self::WIDTH, 2)).unwrap()
     }
@@ -542,12 +550,12 @@ fn positions_behind_the_longest_context_are_not_seen() {
             let row = long.next_row();
             let row = Rows::new(&row, 1, Unrotated::WIDTH);
             let states = long.states(64);
-            let spans = SplitKv {
+            let split_kv = SplitKv {
                 states: &states,
                 most_len: 64,
             };
             let want = short.attend(row, 63, None);
-            let error = nmse(&long.attend(row, 150, Some(spans)), &want);
+            let error = nmse(&long.attend(row, 150, Some(split_kv)), &want);
             assert!(error < 1e-12, "{dtype:?}: {error:e}");
             let want = short.run(row, 64, |r, heads, all, out| {
                 prepare_heads(r, all, Unrotated::N_HEADS, &heads.cache)?;
@@ -555,7 +563,7 @@ fn positions_behind_the_longest_context_are_not_seen() {
                 let (shape, cache) = (&heads.shape, &heads.cache);
                 attention(r, shape, q, all.position, cache, Split::Queries, out)
             });
-            let error = nmse(&long.decode(row, 150, spans), &want);
+            let error = nmse(&long.decode(row, 150, split_kv), &want);
             assert!(error < 1e-12, "{dtype:?}, decoded: {error:e}");
         }
     }
@@ -569,14 +577,14 @@ fn a_position_that_has_no_room_leaves_the_cache_as_it_is() {
             let row = full.next_row();
             let row = Rows::new(&row, 1, Unrotated::WIDTH);
             let states = full.states(48);
-            let spans = SplitKv {
+            let split_kv = SplitKv {
                 states: &states,
                 most_len: 48,
             };
             let before = full.attend(row, 47, None);
             for pos in [48, 100] {
                 let want = full.attend(row, pos, None);
-                let error = nmse(&full.decode(row, pos, spans), &want);
+                let error = nmse(&full.decode(row, pos, split_kv), &want);
                 assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
             }
             assert_eq!(full.attend(row, 47, None), before, "{dtype:?} {window:?}");
@@ -631,14 +639,14 @@ fn wrong_shapes_are_refused() {
     };
     let mut run =
         |shape: AttentionShape, states: &SplitKvStates, n_rows: usize, out_rows: usize| {
-            let spans = SplitKv {
+            let split_kv = SplitKv {
                 states,
                 most_len: 8,
             };
             let mut heads = heads((shape.n_heads + 4) * 8);
             heads.qkv.n_rows = n_rows;
             let out = Rows::new(&out, out_rows, shape.n_heads * 8);
-            decode(&mut r, &shape, &heads, &cache, spans, out)
+            decode(&mut r, &shape, &heads, &cache, split_kv, out)
         };
     assert!(run(shape(4), &states, 1, 1).is_ok());
     assert!(

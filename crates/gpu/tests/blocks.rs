@@ -97,8 +97,8 @@ fn check(device: &Device, dtype: DType, (n, k, m): (usize, usize, usize), epilog
     let own: Vec<f32> = (0..m)
         .flat_map(|t| got[offset + t * stride..][..width].to_vec())
         .collect();
-    // Few sums may come to little; then what matters is what sums of so many products usually come to,
-    // both uniform in ±1.
+    // Sums of few terms may be small; then what matters is the usual size of sums of so many products, both
+    // uniform in ±1.
     let power: f64 = want.iter().map(|w| f64::from(*w).powi(2)).sum();
     let usual = (m * n * k) as f64 / 9.0;
     let error = nmse(&own, &want)
@@ -111,9 +111,9 @@ fn check(device: &Device, dtype: DType, (n, k, m): (usize, usize, usize), epilog
         "{dtype} {n}x{k} m {m} {epilogue:?} {:?}",
         device.features().names()
     );
-    // Integers are the same; sums of floats in another order differ by about 1e-7 of the largest, 1e-13
-    // in squares. Beside F16 the CPU keeps 13 bits of activations: errors of at most 2^-13, 2^-26 / 3 in
-    // squares, and less or more by chance; beside BF16 16 bits.
+    // Integers are the same; sums of floats in another order differ by about 1e-7 of the largest, 1e-13 in
+    // squares. With F16 the CPU keeps 13 bits of activations: errors of at most 2^-13, 2^-26 / 3 in squares,
+    // and less or more by chance; with BF16 16 bits.
     let bound = match dtype {
         DType::F16 => 2e-8,
         DType::BF16 => 1e-10,
@@ -191,8 +191,8 @@ fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
                     };
                     multiply(r, &w, input, Epilogue::Store, rows)
                 });
-                // The same integers, unless a value lies next to a half; another number of invocations
-                // adds in another order.
+                // The same integers, unless a value is close to a half; another number of invocations adds in
+                // another order.
                 let bound = if norm.is_some() { 1e-7 } else { 1e-12 };
                 assert!(
                     nmse(&own, &stored) < bound,
@@ -212,7 +212,7 @@ fn shapes_of_real_models() {
         check(device, dtype, (256, 8192, 1), Epilogue::Add);
         check(device, dtype, (512, 2048, 65), Epilogue::Store);
     }
-    // Several turns of all lanes, the last of them for some.
+    // Several iterations of all lanes, the last of them for some.
     for dtype in [DType::Q4_0, DType::Q1_0, DType::Q2_0, DType::PQ2_0] {
         for m in [1, 3] {
             check(device, dtype, (64, 71 * 128, m), Epilogue::Store);

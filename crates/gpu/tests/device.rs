@@ -86,7 +86,7 @@ fn uploads_go_through_a_ring_of_any_size() {
             bytes
         );
         assert!(upload.write(&buffer, 64, &bytes).is_err());
-        // What fails while it fills leaves the ring as it was.
+        // A failure while filling leaves the ring intact.
         let failed = upload.write_with(&buffer, 0, 64, 4, |_, _| {
             Err(GpuError::Timeout { seconds: 1 })
         });
@@ -137,7 +137,7 @@ fn a_pool_gives_buffers_again() {
     assert_eq!(pool.take(4990).unwrap(), kept);
     assert_ne!(pool.take(4990).unwrap(), kept);
     pool.give(kept.clone());
-    // Too large for what is asked.
+    // Too large for the limit.
     assert_ne!(pool.take(100).unwrap(), kept);
     pool.clear();
     drop(kept);
@@ -289,7 +289,7 @@ fn pipelines_are_made_once_and_kept_on_disk() {
         .unwrap()
         .path();
     use_it(&open(options.clone()).unwrap());
-    // Nothing new, nothing written: not by a second device with the same kernels, nor as it goes.
+    // Nothing new, nothing written: neither by a second device with the same kernels, nor as it is dropped.
     let second = open(options.clone()).unwrap();
     use_it(&second);
     assert!(!second.save_pipelines().unwrap());
@@ -299,7 +299,7 @@ fn pipelines_are_made_once_and_kept_on_disk() {
         std::fs::metadata(&file).unwrap().modified().unwrap(),
         before
     );
-    // A file that was cut, or changed, is as good as none.
+    // A truncated or changed file is ignored.
     let whole = std::fs::read(&file).unwrap();
     for damaged in [&whole[..whole.len() - 1], &whole[..5], &[], &[7; 100]] {
         std::fs::write(&file, damaged).unwrap();
@@ -342,7 +342,7 @@ fn pipelines_are_kept_when_devices_go() {
     device.lose();
     drop(device);
     assert!(files().is_empty());
-    // Several at once, each of which leaves a whole file.
+    // Several at once, each of which leaves a complete file.
     std::thread::scope(|scope| {
         for n in 1..5 {
             let options = options.clone();
@@ -433,7 +433,7 @@ fn a_submission_is_a_future() {
         }
     }
 
-    // A device of its own, that nobody else drives.
+    // A device of its own, which nothing else polls.
     let Some(device) = open(DeviceOptions::default()) else {
         return;
     };
@@ -448,7 +448,7 @@ fn a_submission_is_a_future() {
     let poll = Pin::new(&mut first).poll(&mut Context::from_waker(&waker));
     assert!(poll.is_pending());
     assert!(!flag.0.load(Ordering::Acquire));
-    // Waiting for a later one drives the device, and wakes who waits for this.
+    // Waiting for a later one polls the device, and wakes whoever waits for this one.
     submit().wait().unwrap();
     assert!(flag.0.load(Ordering::Acquire));
     let poll = Pin::new(&mut first).poll(&mut Context::from_waker(&waker));
@@ -459,7 +459,7 @@ fn a_submission_is_a_future() {
         bytes,
         [[1.0f32.to_ne_bytes(), 2.0f32.to_ne_bytes()].concat()]
     );
-    // Nothing to read is waited for too.
+    // Nothing to read can be waited for too.
     device
         .block_on(device.submit(&[], &[]).unwrap())
         .unwrap()

@@ -177,7 +177,7 @@ fn draws(device: &Device, logits: &[f32], k: usize, draw: &Draw, n: usize) -> Ve
     let many = vec![&commands; n];
     device.submit(&many, &[]).unwrap().wait().unwrap();
     let drawn: Vec<u32> = device.read(&tokens, 0..n + 4).unwrap();
-    // Positions count from 1, as 0 is that of the token before.
+    // Positions count from 1, as 0 is that of the previous token.
     assert_eq!((drawn[0], drawn[n + 1]), (u32::MAX, u32::MAX));
     let state: Vec<u32> = device.read(&state, 0..3).unwrap();
     assert_eq!(state, [n as u32, drawn[n], 77]);
@@ -253,7 +253,7 @@ fn tokens_are_drawn_by_their_weights() {
         ),
         [1.0, 0.0, 0.0, 0.0],
     );
-    // At half the temperature chances are squared.
+    // At half the temperature probabilities are squared.
     near(
         shares(
             Draw {
@@ -303,11 +303,11 @@ fn logits_that_are_no_numbers() {
 /// How a token is drawn.
 #[derive(Clone, Copy)]
 enum Method {
-    /// From the best.
+    /// From the top tokens.
     These,
-    /// From all, of which there are the best.
+    /// From all, given the top ones.
     All,
-    /// By the largest sum of logit and noise.
+    /// By Gumbel-max.
     Noise,
 }
 
@@ -382,14 +382,14 @@ fn what_is_kept_may_reach_beyond_the_best() {
     };
     assert!(share(0.9, 4) && !share(0.9, 3));
     assert!(share(0.999, 10) && !share(0.999, 9));
-    // Behind the last there is nothing that is drawn.
+    // Beyond the last nothing is drawn.
     assert!(share(1.0, 64) && !share(1.0, 20));
     let at_least = |min_p, k| {
         let draw = Draw { min_p, ..DRAW };
         drawn(device, &logits, k, Method::All, &draw).is_some()
     };
     assert!(at_least(0.1, 5) && !at_least(0.1, 4));
-    // Even chances: the share of 256 tokens of 3000 is small.
+    // Uniform probabilities: the share of 256 tokens of 3000 is small.
     let even = vec![0.5; 3000];
     let even = |top_p| drawn(device, &even, 256, Method::All, &Draw { top_p, ..DRAW });
     assert!(even(0.084).is_some() && even(0.087).is_none() && even(0.5).is_none());

@@ -26,7 +26,7 @@ fn validate(shader: &Shader, text: &str) {
         .subgroup_operations(naga::valid::SubgroupOperationSet::all())
         .validate(&module)
         .unwrap_or_else(|error| panic!("{}: {}", shader.name, error.emit_to_string(text)));
-    // With the constants it has by itself, into what Vulkan takes.
+    // With its default constants, to SPIR-V.
     let constants = naga::back::PipelineConstants::default();
     let entry = Some((naga::ShaderStage::Compute, "main"));
     let (module, info) =
@@ -118,8 +118,8 @@ fn parameters_are_those_of_the_wgsl_field_by_field() {
 
 #[test]
 fn what_workgroups_share_is_apart_from_what_they_do_not() {
-    // Browsers' compilers take a struct to differ between invocations if one of its members does, and
-    // refuse barriers behind conditions that depend on it.
+    // Browsers' compilers treat a struct as non-uniform if one of its members is, and refuse barriers in
+    // non-uniform control flow.
     for shader in ALL {
         for features in variants() {
             let text = shader.assemble(Target::Browser, features);

@@ -1,4 +1,4 @@
-//! Rounding to int8, and ternary linear layers: the same bits as on the CPU.
+//! Quantizing to int8, and ternary linear layers: the same bits as on the CPU.
 
 mod common;
 
@@ -353,7 +353,7 @@ fn a_matrix_beyond_the_limit_of_a_binding_is_cut() {
     ] {
         check(&device, 150, 700, m, epilogue);
     }
-    // A gate and its partner might lie in different pieces.
+    // A gate and its partner might be in different pieces.
     let out = device.buffer("out", 75 * 4).unwrap();
     let rounded = QuantizedRows::new(&device, 1, 700).unwrap();
     let refused = multiply(

@@ -1,4 +1,4 @@
-//! Ways of products: all give the same results, and what was measured is one of them.
+//! Launch configurations of products: all give the same results, and the measured one is among them.
 
 mod common;
 
@@ -56,7 +56,7 @@ fn every_way_gives_the_same_result() {
         (8, 1024, false),
         (16, 256, true),
         (32, 128, false),
-        // What no device has.
+        // Beyond the limits of any device.
         (3, 100, true),
         (u32::MAX, u32::MAX, false),
         (0, 0, true),
@@ -67,9 +67,9 @@ fn every_way_gives_the_same_result() {
             let x = device.upload(&floats(k, 2)).unwrap();
             let out = device.buffer("out", n as u64 * 4).unwrap();
             let scratch = QuantizedRows::new(device, 1, k).unwrap();
-            let product = |way: LaunchConfig| {
+            let product = |config: LaunchConfig| {
                 run(device, &out, n, |r| {
-                    r.set_tuning(Tuning::default().with([(w.product(1), way)]));
+                    r.set_tuning(Tuning::default().with([(w.product(1), config)]));
                     let x = Rows::new(&x, 1, k);
                     let input = Input::Round {
                         x,
@@ -121,7 +121,7 @@ fn a_step_is_measured() {
         })
     };
     let mut samples: Vec<Sample> = step(1).chain(step(3)).chain(step(20)).collect();
-    // A matrix that is met again is no other.
+    // A matrix that occurs again is not another.
     samples.push(samples[0].clone());
     let tuner = Tuner::new(device, samples).unwrap();
     assert_eq!(tuner.products().len(), 8);
@@ -136,7 +136,7 @@ fn a_step_is_measured() {
         assert!(found.best_us <= found.rule_us, "{found:?}");
         let few = product.rows != RowClass::Many;
         assert_eq!(found.best.workgroup.is_some(), few, "{found:?}");
-        assert!(!few || found.n_ways > 1, "{found:?}");
+        assert!(!few || found.n_configs > 1, "{found:?}");
     }
     // There is no time to compare any.
     let hasty = Effort {
@@ -152,7 +152,7 @@ fn a_step_is_measured() {
 #[test]
 fn features_and_tuning_follow_the_adapter() {
     let Some(device) = device() else { return };
-    let way = LaunchConfig {
+    let config = LaunchConfig {
         workgroup: Some(64),
         ..LaunchConfig::default()
     };
@@ -162,11 +162,11 @@ fn features_and_tuning_follow_the_adapter() {
         options.features = options
             .features
             .without(Features::named("subgroups").unwrap());
-        options.tuning = Tuning::all(way);
+        options.tuning = Tuning::all(config);
     });
     let opened = opened.unwrap();
     assert!(!opened.features().subgroups);
-    assert_eq!(opened.tuning(), &Tuning::all(way));
+    assert_eq!(opened.tuning(), &Tuning::all(config));
     let offer = Device::caps(&DeviceOptions::default()).unwrap();
     assert_eq!(&offer.info, device.info());
 }

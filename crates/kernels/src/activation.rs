@@ -8,7 +8,7 @@ use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
 
-/// Elements that a thread takes at a time.
+/// Elements per task.
 const ELEMENTS_PER_TASK: usize = 8192;
 
 /// `gate[i] ← activation(gate[i]) · up[i]`.

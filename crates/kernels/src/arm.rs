@@ -83,14 +83,14 @@ pub(crate) fn widen_halves(bits: uint16x4_t) -> float32x4_t {
     floats
 }
 
-/// Asks for the line of `at` in the nearest cache. It need not lie in any allocation.
+/// Prefetches the line of `at` into the nearest cache. It need not be in any allocation.
 #[inline(always)]
 pub(crate) fn prefetch_first(at: *const u8) {
     // SAFETY: every machine of this target has the instruction, which touches nothing.
     unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
 }
 
-/// Asks for the line of `at` in the second cache. It need not lie in any allocation.
+/// Prefetches the line of `at` into the second-level cache. It need not be in any allocation.
 #[inline(always)]
 pub(crate) fn prefetch_second(at: *const u8) {
     // SAFETY: every machine of this target has the instruction, which touches nothing.

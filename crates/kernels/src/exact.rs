@@ -1,11 +1,11 @@
 //! Rounding operands until their products are exact.
 //!
-//! A product of two floats with `a` and `b` significant bits has at most `a + b`; if that is no more
-//! than the 24 of an f32, multiplying doesn't round, and a fused multiply-add gives the bits that a
-//! multiplication and an addition give. Kernels that read values of few bits (f16 has 11, int8
-//! codes 8) round the other operand, so that they may use whatever the machine has.
+//! A product of two floats with `a` and `b` significant bits has at most `a + b`; if that is no more than the
+//! 24 of an f32, multiplying doesn't round, and a fused multiply-add gives the same bits as a multiplication
+//! and an addition. Kernels that read values of few bits (f16 has 11, int8 codes 8) round the other operand,
+//! so that they may use whatever the machine has.
 
-/// Rounds to `BITS` significant bits, halves away from zero; infinities and NaN stay what they are.
+/// Rounds to `BITS` significant bits, halves away from zero; infinities and NaN are unchanged.
 #[inline(always)]
 pub(crate) fn round_significand<const BITS: u32>(x: f32) -> f32 {
     let dropped = f32::MANTISSA_DIGITS - BITS;

@@ -1,4 +1,4 @@
-//! Whether weights are numbers.
+//! Checking that weights are finite.
 
 use sterna_format::DType;
 
@@ -8,7 +8,7 @@ use crate::quant::{QuantError, decode_row};
 use crate::repack::try_rows;
 use crate::requantize::row_bytes;
 
-/// Checks that every weight of `[n, k]` blocks of type `dtype` is a number, on all threads.
+/// Checks that every weight of `[n, k]` blocks of type `dtype` is finite, on all threads.
 ///
 /// Errors: [`QuantError::NotFinite`] names the first that isn't, counted from the first of the first row;
 /// those of [`decode_row`]; [`QuantError::Size`] if `bytes` isn't `n` rows.

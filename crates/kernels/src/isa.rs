@@ -1,8 +1,8 @@
-//! Instruction sets: what this machine has, and running code compiled for it.
+//! Instruction sets: detection, and running code compiled for them.
 
 use std::fmt;
 
-/// A level of SIMD instructions that this machine has been seen to offer.
+/// A level of SIMD instructions that was detected on this machine.
 ///
 /// Values come only from [`Isa::detect`] and [`Isa::limited_to`], so holding one is the proof that
 /// its instructions exist. Every level computes the same bits: wider registers never change the
@@ -10,12 +10,12 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Level);
 
-/// The levels of the compile target's architecture, each with all that the one before it has.
+/// The levels of the compile target's architecture, each including the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Level {
-    /// Portable code, as wide as the compiler makes it with what every machine of the target has.
+    /// Portable code, vectorised by the compiler with the target's baseline.
     Baseline,
-    /// AVX2, F16C and FMA: what processors of 2013 and later have.
+    /// AVX2, F16C and FMA: available on processors since 2013.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX2 with dot products of bytes.
@@ -24,7 +24,7 @@ pub(crate) enum Level {
     /// AVX-512 F, BW, DQ and VL with dot products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// What every 64-bit Arm has.
+    /// The baseline of 64-bit Arm.
     #[cfg(target_arch = "aarch64")]
     Neon,
     /// Dot products of bytes.
@@ -33,7 +33,7 @@ pub(crate) enum Level {
     /// Products of byte matrices, and dot products of unsigned with signed bytes.
     #[cfg(target_arch = "aarch64")]
     I8mm,
-    /// WebAssembly can't ask what it runs on: a build has this level or hasn't.
+    /// WebAssembly can't detect features at run time: a build has this level or hasn't.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128,
     /// Dot products of bytes, used only where all engines agree on them.
@@ -118,7 +118,7 @@ impl Level {
         }
     }
 
-    /// What a level needs is fixed when compiling, and then the level exists only with it.
+    /// The requirements of a level are fixed at compile time, and then the level exists only with them.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn is_here(self) -> bool {
         true

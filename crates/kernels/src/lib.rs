@@ -56,7 +56,7 @@ pub use shape::ShapeError;
 
 use pool::Pool;
 
-/// Where and how to compute: the threads and the instruction set that every operation takes.
+/// The execution resources of every operation: threads and instruction set.
 #[derive(Debug)]
 pub struct Exec {
     pub(crate) pool: Pool,

@@ -27,7 +27,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.0;
     p = p * r + 1.0;
     // 2^n in two factors, because n = 128 has no exponent of its own.
-    // It stands in the low bits of the rounded sum; a cast, which saturates, isn't vectorised.
+    // It is in the low bits of the rounded sum; a cast, which saturates, isn't vectorised.
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let half = n >> 1;
     let y = p * power_of_two(half) * power_of_two(n.wrapping_sub(half));

@@ -6,7 +6,7 @@ use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 
-/// Rows of a batch that a thread takes at a time.
+/// Rows per task.
 const ROWS_PER_TASK: usize = 16;
 
 /// `x[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)`.

@@ -1,9 +1,9 @@
-//! The fastest that this machine can multiply and add, and read: what products of weights are measured
+//! The peak rates at which this machine can multiply and add, and read: what products of weights are measured
 //! against.
 //!
-//! Where it multiplies, operands are registers and a few lines of the nearest cache, in the pattern of
-//! the inner loop of a matrix product, and sums are never widened, stored or scaled. Nothing that computes
-//! an answer can be faster with the same instructions.
+//! For multiplication, operands are in registers and a few lines of the nearest cache, in the pattern of the
+//! inner loop of a matrix product, and sums are never widened, stored or scaled. Nothing that computes a
+//! result can be faster with the same instructions.
 
 mod memory;
 
@@ -11,14 +11,14 @@ pub use memory::{ReadAhead, read};
 
 use crate::{Exec, Isa};
 
-/// Multiply-adds a task does, some tens of microseconds' worth: few enough that threads end together.
+/// Multiply-adds per task, some tens of microseconds: few enough that threads end together.
 const PER_TASK: u64 = 1 << 22;
 
-/// Integers that the inner loop reads again and again.
+/// Integers that the inner loop reads repeatedly.
 const OPERANDS: usize = 4096;
 
-/// Multiplies and adds at least `n` times on all threads of `exec`, by the widest instruction that
-/// kernels use at its level; returns how many multiply-adds it were.
+/// Multiplies and adds at least `n` times on all threads of `exec`, by the widest instruction that kernels
+/// use at its level; returns the number of multiply-adds.
 ///
 /// The products are of bytes, summed in 16 bits where only `maddubs` exists and in 32 bits where dot
 /// products of bytes do; at the portable level they are of 16-bit integers, by `pmaddwd` or what the
@@ -80,10 +80,10 @@ mod portable {
 
     use super::OPERANDS;
 
-    /// Codes that each activation meets.
+    /// Codes per activation.
     pub(super) const ROWS: usize = 4;
 
-    /// Widened beforehand: every machine multiplies 16-bit integers, and few do bytes.
+    /// Widened beforehand: every machine multiplies 16-bit integers, and few multiply bytes.
     pub(super) fn work(passes: u64) {
         let operands = [1i16; OPERANDS];
         let codes = [[1i16; OPERANDS / ROWS]; ROWS];
@@ -108,12 +108,12 @@ mod x86 {
 
     use super::OPERANDS;
 
-    /// Registers of codes that each register of activations meets where products and their sums are
-    /// instructions of their own: as many as the registers of AVX2 hold along with the sums.
+    /// Registers of codes per register of activations where products and their sums are separate
+    /// instructions: as many as the registers of AVX2 hold along with the sums.
     pub(super) const CODES: usize = 6;
 
-    /// Sums in the making where one instruction multiplies and adds: enough to hide that it takes five
-    /// cycles, of which two begin at a time.
+    /// Accumulators where one instruction multiplies and adds: enough to hide its latency of five cycles at
+    /// two per cycle.
     pub(super) const SUMS: usize = 12;
 
     pub(super) fn sse2(passes: u64) {
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// Widest last: if the compiler saw through the loop, rates would be out of any proportion.
+    /// Widest last: if the compiler optimised the loop away, rates would be implausible.
     #[test]
     fn rates_are_plausible() {
         for isa in Isa::available() {

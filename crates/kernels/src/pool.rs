@@ -1,20 +1,19 @@
-//! Persistent threads that share out the items of one operation at a time.
+//! Persistent threads that share the items of one operation at a time.
 //!
-//! The operations of a forward pass follow one another within microseconds, so handing one out must
-//! cost less than that, and no thread may be waited for that has nothing to do:
+//! The operations of a forward pass follow one another within microseconds, so starting one must cost less
+//! than that, and no operation may wait for a thread that has nothing to do:
 //!
 //! - One atomic word says which job runs and how many of its items are left. A thread takes items by
-//!   taking them from that word, so a thread that comes late finds nothing and touches nothing.
-//! - It takes its share of half of what is left: neighbours, which memory delivers faster than items
-//!   here and there, and ever fewer, so that all are done at the same time.
+//!   subtracting them from that word, so a thread that comes late finds nothing and touches nothing.
+//! - It takes its share of half of what is left: adjacent items, which memory delivers faster than
+//!   scattered ones, and ever fewer, so that all threads finish at the same time.
 //! - The caller works too, and then waits for the items that others took, not for other threads. A
-//!   worker that the system doesn't run holds up an operation only if it was stopped within an item.
-//! - When that happens the caller sleeps soon, which leaves its core to the stopped thread, and
-//!   [`Pace`] does with fewer threads for a while: a machine whose other cores are taken computes
-//!   about as fast as with one thread, instead of waiting for a turn of the scheduler in every
-//!   operation.
-//! - Workers wait with their eyes open between operations and sleep between forward passes. They
-//!   are woken by the first operation of a pass; later ones cost no system call.
+//!   preempted worker holds up an operation only if it was preempted within an item.
+//! - When that happens the caller sleeps soon, which leaves its core to the preempted thread, and
+//!   [`Pace`] uses fewer threads for a while: a machine whose other cores are busy computes about as
+//!   fast as with one thread, instead of waiting for a time slice in every operation.
+//! - Workers spin between operations and sleep between forward passes. They are woken by the first
+//!   operation of a pass; later ones cost no system call.
 
 use std::any::Any;
 use std::fmt;
@@ -27,15 +26,15 @@ use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Orderin
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Arc, Condvar, IS_MODEL, Instant, Mutex, MutexGuard, spin_loop};
 
-/// How long a worker looks for the next job before it sleeps. What stands between the parallel
-/// operations of a forward pass takes less.
+/// How long a worker spins for the next job before it sleeps. The time between the parallel operations of a
+/// forward pass is shorter.
 const WORKER_SPIN: Duration = Duration::from_micros(if IS_MODEL { 0 } else { 100 });
 
-/// How long a caller looks for the last items to be done before it sleeps: longer than an item
-/// takes, so it sleeps only if a worker was stopped within one.
+/// How long a caller spins for the last items before it sleeps: longer than an item takes, so it sleeps only
+/// if a worker was preempted within one.
 const CALLER_SPIN: Duration = Duration::from_micros(if IS_MODEL { 0 } else { 50 });
 
-/// Looks between two readings of the clock.
+/// Spins between two readings of the clock.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 32 };
 
 /// A fixed set of threads; the calling thread is one of them.
@@ -49,7 +48,7 @@ pub(crate) struct Pool {
     turn: Mutex<Turn>,
 }
 
-/// What the caller whose turn it is may use.
+/// State of the caller whose turn it is.
 #[derive(Debug)]
 struct Turn {
     epoch: u64,
@@ -60,7 +59,7 @@ struct Turn {
 struct Shared {
     work: Line<Work>,
     done: Line<Done>,
-    /// What [`Done::at`] counts from. Read by workers only: where there are none, there may be no clock.
+    /// The origin of [`Done::at`]. Read by workers only: where there are none, there may be no clock.
     origin: OnceLock<Instant>,
     /// For each worker, whether it must be unparked to see a new job.
     asleep: Box<[AtomicBool]>,
@@ -71,28 +70,28 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// What is written by different threads, kept out of each other's cache lines.
+/// Written by different threads, kept in separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// The job that runs, if one does.
+/// The current job, if any.
 #[derive(Debug, Default)]
 struct Work {
-    /// Number of the job in the upper 40 bits, its items that nobody has taken yet in the lower 24.
+    /// Number of the job in the upper 40 bits, its items that haven't been taken yet in the lower 24.
     word: AtomicU64,
-    /// Lives while `word` has items left, or an item that was taken is not done.
+    /// Alive while `word` has items left, or an item that was taken is not done.
     job: AtomicPtr<Job<'static>>,
     /// Workers with a lower index take part.
     n_workers: AtomicUsize,
 }
 
-/// How far the job has come.
+/// Progress of the job.
 #[derive(Debug, Default)]
 struct Done {
     /// Items that are done, and [`CALLER_SLEEPS`].
     items: AtomicUsize,
-    /// When the last worker had done all it took, in nanoseconds; 0 if none took any.
+    /// When the last worker finished its items, in nanoseconds; 0 if none took any.
     at: AtomicU64,
 }
 
@@ -242,13 +241,13 @@ impl Shared {
         // Only the lifetime is lost; `take_items` says why the job is alive where it is used.
         work.job.store(job.cast_mut().cast(), Ordering::Relaxed);
         work.n_workers.store(n_workers, Ordering::Relaxed);
-        // Releases the stores above, to whoever sees this job's number.
+        // Releases the stores above, to any thread that sees this job's number.
         work.word
             .store(epoch << ITEMS.count_ones() | n_items, Ordering::SeqCst);
     }
 
-    /// Takes items of the current job and runs them until none is left. If there were any, calls
-    /// `then` before they count as done.
+    /// Takes items of the current job and runs them until none is left. If there were any, calls `then`
+    /// before they are counted as done.
     fn take_items(&self, then: impl FnOnce()) {
         let work = &self.work.0;
         let (mut n_done, mut n_items) = (0, 0);
@@ -256,7 +255,7 @@ impl Shared {
         while word & ITEMS > 0 {
             let job = work.job.load(Ordering::Relaxed);
             let n_left = word & ITEMS;
-            // That of another job at worst, which is a worse share.
+            // At worst that of another job, which is a suboptimal share.
             let n_threads = work.n_workers.load(Ordering::Relaxed) as u64 + 1;
             let n_taken = (n_left / (2 * n_threads)).max(1);
             if let Err(now) = work.word.compare_exchange_weak(
@@ -293,17 +292,17 @@ impl Shared {
             // Releases what the items wrote. From here on the job may be gone.
             let before = self.done.0.items.fetch_add(n_done, Ordering::Release);
             if before == (n_items - n_done) | CALLER_SLEEPS {
-                // The caller marked `done` under this lock and lets go of it by sleeping.
+                // The caller marked `done` under this lock and releases it by sleeping.
                 drop(lock(&self.caller));
                 self.wake_caller.notify_one();
             }
         }
     }
 
-    /// Waits until `n_items` are done. Returns since when, if that was for long.
+    /// Waits until `n_items` are done. If that took long, returns since when.
     fn await_done(&self, n_items: usize) -> Option<Instant> {
         let done = &self.done.0.items;
-        // Acquires what the items wrote: every addition releases, and is in the value read here.
+        // Acquires what the items wrote: every addition releases, and is part of the value read here.
         let is_done = || done.load(Ordering::Acquire) & !CALLER_SLEEPS == n_items;
         if spin(LOOKS, is_done) {
             return None;
@@ -336,7 +335,7 @@ impl Shared {
         }
     }
 
-    /// When the last worker was done with its items of the current job; `None` if none took any.
+    /// When the last worker finished its items of the current job; `None` if none took any.
     fn workers_done(&self) -> Option<Instant> {
         match self.done.0.at.load(Ordering::Relaxed) {
             0 => None,
@@ -375,7 +374,7 @@ impl Shared {
     }
 }
 
-/// Looks `n` times whether something is so.
+/// Spins up to `n` times until a condition holds.
 fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
     for _ in 0..n {
         if is_so() {
@@ -386,15 +385,15 @@ fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
     false
 }
 
-/// How many workers it is worth waiting for.
+/// How many workers to use.
 ///
-/// Items are alike, so threads finish within an item of one another. Where one is done much later than
-/// another, the system has stopped it: something else runs on its core. Each such stall takes one
-/// worker out, which leaves its core to the other threads, for a time that grows when its return
-/// brings the next stall, so that what stalls cost stays a few percent.
+/// Items are equal in cost, so threads finish within an item of one another. One that finishes much later
+/// than another was preempted: something else runs on its core. Each such stall takes one worker out,
+/// which leaves its core to the other threads, for a time that grows when its return causes the next
+/// stall, so that the cost of stalls stays at a few percent.
 #[derive(Debug)]
 struct Pace {
-    /// All there are.
+    /// Their total number.
     most: usize,
     /// In use.
     n_workers: usize,
@@ -405,11 +404,11 @@ struct Pace {
 }
 
 impl Pace {
-    /// The first pause: about as long as a stall, a slice of the scheduler.
+    /// The first pause: about as long as a stall, a time slice of the scheduler.
     const SHORTEST: Duration = Duration::from_millis(4);
     const LONGEST: Duration = Duration::from_millis(128);
 
-    /// What is no stall, however short the job: a core that wakes up, or an interrupt.
+    /// Not a stall, however short the job: a core that wakes up, or an interrupt.
     const PATIENCE: Duration = Duration::from_micros(150);
 
     fn new(most: usize) -> Pace {
@@ -430,8 +429,7 @@ impl Pace {
         self.n_workers
     }
 
-    /// Takes note of a job that ended `now`: one thread was done with its part after `busy`, another
-    /// later by `apart`.
+    /// Records a job that ended `now`: one thread finished its part after `busy`, another later by `apart`.
     fn finished(&mut self, now: Instant, busy: Duration, apart: Duration) {
         if apart <= Pace::PATIENCE + 2 * busy || self.n_workers == 0 {
             return;
@@ -451,13 +449,12 @@ impl Pace {
     }
 }
 
-/// Locks. What the locks of this file protect is whole whenever a panic can pass, so poison carries no
-/// news.
+/// Locks, ignoring poison. What the locks of this file protect is consistent whenever a panic can occur.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A slice that several threads write at once, each to places of its own.
+/// A slice that several threads write at once, disjointly.
 pub(crate) struct SharedSlice<'a, T> {
     start: *mut T,
     len: usize,
@@ -542,7 +539,7 @@ mod tests {
         assert_eq!(sum.into_inner(), 4 * 50 * 10);
     }
 
-    /// Jobs so short that workers come late to most of them, and find another one in their place.
+    /// Jobs so short that workers come late to most of them, and find another one instead.
     #[test]
     fn short_jobs_do_not_mix() {
         let n_jobs = if cfg!(miri) { 100 } else { 20_000 };
@@ -573,7 +570,7 @@ mod tests {
             std::thread::sleep(20 * WORKER_SPIN);
             let theirs = AtomicUsize::new(0);
             let start = Instant::now();
-            // Until the worker has come and taken an item, which then outlasts the caller's patience.
+            // Until the worker has come and taken an item, which then outlasts the caller's spinning.
             while theirs.load(Ordering::Relaxed) == 0 && start.elapsed().as_secs() < 10 {
                 pool.for_ranges(100, 1, |_| {
                     if std::thread::current().id() == caller {

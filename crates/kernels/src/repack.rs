@@ -1,7 +1,7 @@
-//! Getting stored ternary weights into the working layout, on all threads.
+//! Converting stored ternary weights to the working layout, on all threads.
 //!
 //! [`quant::ternary`](crate::quant::ternary) defines the layouts row by row; here ranges of rows are
-//! shared out.
+//! parallelised.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -15,10 +15,10 @@ use crate::pool::SharedSlice;
 use crate::quant::ternary::{self, Layout, Source, row_bytes};
 use crate::quant::{QuantError, f16_to_f32};
 
-/// Rows that a thread takes at a time.
+/// Rows per task.
 const ROWS_PER_TASK: usize = 64;
 
-/// Blocks that a thread checks at a time: enough to read ahead in.
+/// Blocks per task: enough for hardware prefetching.
 const BLOCKS_PER_TASK: usize = 4096;
 
 /// A block of TQ2_0: codes of 256 values, and their scale.
@@ -95,8 +95,8 @@ pub fn common_scale(
 /// The scale that all blocks of TQ2_0 in `bytes` share, where the blocks can be used as they are:
 /// every code is a trit, and a block with another scale has the scale 0 and no trits but 0.
 ///
-/// `None` otherwise, also of damaged blocks; [`common_scale`] and [`repack`] then tell what to do
-/// about them. Reads each byte once.
+/// `None` otherwise, also for damaged blocks; [`common_scale`] and [`repack`] then give the details. Reads
+/// each byte once.
 pub fn common_tq2_0_scale(exec: &Exec, bytes: &[u8]) -> Option<f32> {
     let (blocks, rest) = bytes.as_chunks::<TQ2_0_BYTES>();
     if !rest.is_empty() {
@@ -114,7 +114,7 @@ pub fn common_tq2_0_scale(exec: &Exec, bytes: &[u8]) -> Option<f32> {
     in_place.into_inner().then(|| f16_to_f32(common))
 }
 
-/// The scale of a block of TQ2_0, which stands behind its codes.
+/// The scale of a block of TQ2_0, which follows its codes.
 #[inline(always)]
 fn scale_bits(block: &[u8; TQ2_0_BYTES]) -> u16 {
     u16::from_le_bytes([block[64], block[65]])
@@ -123,8 +123,8 @@ fn scale_bits(block: &[u8; TQ2_0_BYTES]) -> u16 {
 multiversion! {
     /// Whether each of `blocks` holds trits of the scale with the bits `common`, or zeros only.
     fn are_trits_of_scale(blocks: &[[u8; TQ2_0_BYTES]], common: u16) -> bool {
-        // What is wrong is collected over many blocks and looked at once. These are loops because
-        // closures would not be compiled for the instruction set.
+        // Violations are collected over many blocks and checked once. These are loops because closures would
+        // not be compiled for the instruction set.
         for blocks in blocks.chunks(64) {
             let (mut threes, mut differences) = ([0; 8], 0);
             for block in blocks {
@@ -151,7 +151,7 @@ fn are_alike(blocks: &[[u8; TQ2_0_BYTES]], common: u16) -> bool {
     })
 }
 
-/// The lower bit of each two-bit code that is 3, which stands for no trit.
+/// The lower bit of each two-bit code that is 3, which isn't a trit.
 #[inline(always)]
 fn threes_in(codes: u64) -> u64 {
     codes & codes >> 1 & 0x5555_5555_5555_5555
@@ -172,7 +172,7 @@ multiversion! {
     }
 }
 
-/// `error`, found in rows from `first_row` on, with its place in the whole tensor.
+/// `error`, found in rows from `first_row` on, with its index in the whole tensor.
 fn in_tensor(error: QuantError, first_row: usize, blocks_per_row: usize) -> QuantError {
     match error {
         QuantError::BadScale { block, scale, .. } => QuantError::BadScale {
@@ -184,7 +184,7 @@ fn in_tensor(error: QuantError, first_row: usize, blocks_per_row: usize) -> Quan
     }
 }
 
-/// What the masters of an `[n, k]` tensor are multiplied by before they are rounded to trits.
+/// The multiplier of the master weights of an `[n, k]` tensor before they are rounded to trits.
 ///
 /// Errors: as [`ternary::abs_sums`].
 pub fn absmean_multiplier(
@@ -213,8 +213,8 @@ pub fn absmean_multiplier(
     Ok(ternary::absmean_multiplier(&sums, k))
 }
 
-/// How the float masters of an `[n, k]` tensor become trits, and what a trit of +1 is worth, in units
-/// of `unit`.
+/// How the float master weights of an `[n, k]` tensor become trits, and the scale of the trits, in units of
+/// `unit`.
 ///
 /// Errors: as [`absmean_multiplier`].
 pub fn master_trits(

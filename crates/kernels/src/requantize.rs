@@ -1,4 +1,4 @@
-//! Rows of blocks of one type made into another, on all threads.
+//! Converting rows of blocks from one type to another, on all threads.
 
 use sterna_format::DType;
 

@@ -6,13 +6,12 @@ use crate::shape::{ShapeError, expect_len};
 
 /// Rotates the first `rope_dim` elements of every head, in place.
 ///
-/// Pairs leave as halves: what stood at `2 i` and `2 i + 1` stands at `i` and `i + rope_dim / 2`
-/// afterwards. So the products of queries with keys are summed in one order, and a model gives the same
-/// bits in either layout.
+/// Pairs are reordered as halves: elements `2 i` and `2 i + 1` move to `i` and `i + rope_dim / 2`. So the
+/// products of queries with keys are summed in one order, and a model gives the same bits in either layout.
 ///
 /// Shapes: `x` is `[m, n_heads, head_dim]`; `cos` and `sin` are `[m, rope_dim / 2]`: the angles of
 /// each row's position.
-/// Errors: [`ShapeError`] if the lengths don't fit one another or `rope_dim` exceeds `head_dim`.
+/// Errors: [`ShapeError`] if the lengths don't match or `rope_dim` exceeds `head_dim`.
 pub fn rope(
     x: &mut [f32],
     head_dim: usize,

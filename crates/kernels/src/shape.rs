@@ -6,7 +6,7 @@
 pub struct ShapeError {
     /// The operation and the argument.
     pub what: &'static str,
-    /// Elements (or bytes, where `what` says so) that the other arguments call for.
+    /// Elements (or bytes, where `what` says so) that the other arguments require.
     pub expected: usize,
     /// Elements found.
     pub found: usize,
@@ -29,7 +29,7 @@ pub(crate) fn expect_len(
     }
 }
 
-/// Rows of `width` in `len` elements; an error if they don't come out even.
+/// Rows of `width` in `len` elements; an error if there is a remainder.
 pub(crate) fn rows(what: &'static str, len: usize, width: usize) -> Result<usize, ShapeError> {
     let n = len.checked_div(width).unwrap_or(0);
     expect_len(what, n * width, len)?;

@@ -6,5 +6,5 @@ pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, atomic};
 pub(crate) use std::thread;
 pub(crate) use std::time::Instant;
 
-/// Whether it is tried what threads can do, in which case none is worth waiting for.
+/// Whether this is a model-checking build, in which no thread is worth waiting for.
 pub(crate) const IS_MODEL: bool = false;

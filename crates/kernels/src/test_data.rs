@@ -1,4 +1,4 @@
-//! What tests of several kernels share.
+//! Shared by the tests of several kernels.
 
 use crate::{Exec, Isa};
 
@@ -33,8 +33,8 @@ pub(crate) fn floats(n: usize, seed: u64) -> Vec<f32> {
 
 /// Every instruction set of this machine, with one, two and three threads.
 ///
-/// With one thread on other architectures than x86-64: the tests mostly run emulated there, and how
-/// threads share work out doesn't depend on the instructions.
+/// With one thread on architectures other than x86-64: the tests mostly run emulated there, and how threads
+/// share work doesn't depend on the instructions.
 pub(crate) fn exec_matrix() -> Vec<Exec> {
     let most_threads = if cfg!(target_arch = "x86_64") { 3 } else { 1 };
     Isa::available()

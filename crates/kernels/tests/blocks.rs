@@ -644,7 +644,7 @@ mod trouble {
 
     #[test]
     fn blocks_of_scale_zero_are_zeros() {
-        // Codes of +1, −1 and 3 behind a scale of 0.
+        // Codes of +1, −1 and 3 after a scale of 0.
         let mut bytes = [0b11_10_00_10; 66];
         (bytes[64], bytes[65]) = (0, 0);
         let rows = repack(Layout::Blocks(DType::TQ2_0), 1, 256, &bytes).unwrap();

@@ -26,7 +26,7 @@ impl<B: Backend> Clone for Adapted<B> {
 }
 
 impl<B: Backend> Adapted<B> {
-    /// `model` as it is.
+    /// `model` without adapters.
     pub fn new(model: Arc<Model<B>>) -> Adapted<B> {
         Adapted {
             model,
@@ -34,10 +34,11 @@ impl<B: Backend> Adapted<B> {
         }
     }
 
-    /// Loads `adapter` for the model, which was made of `files`; it is applied `scale` times as strongly as
-    /// it was trained, its matrices held as `dtype` where they can be.
+    /// Loads `adapter` for the model, which was made from `files`; its updates are scaled by `scale`, its
+    /// matrices converted to `dtype` where possible.
     ///
-    /// One that was made for a model of another name is taken with a warning, as the same model has many.
+    /// One that was made for a model of another name is accepted with a warning, as the same model has many
+    /// names.
     /// Errors: its matrices don't fit the model.
     pub fn add(
         &mut self,
@@ -62,7 +63,7 @@ impl<B: Backend> Adapted<B> {
 
     /// An empty sequence, with the adapters applied.
     ///
-    /// Errors: there is no memory for it.
+    /// Errors: out of memory.
     pub fn session(&self, options: SessionOptions) -> Result<Session<B>> {
         let mut session = Session::new(Arc::clone(&self.model), options)?;
         session.set_adapters(self.adapters.clone())?;

@@ -1,4 +1,4 @@
-//! A model with its text side, and a conversation with it: the shortest way from words to words.
+//! A model with its text side, and a conversation with it: the shortest way to chat.
 
 use sterna_engine::{Backend, Sampler, SessionOptions};
 use sterna_format::hf::GenerationConfig;
@@ -14,7 +14,7 @@ use crate::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use crate::sequence::Sequence;
 use crate::warning::Warning;
 
-/// A model that was loaded, and what makes text of its tokens.
+/// A loaded model with its tokenizer and template.
 pub struct TextModel<B: Backend> {
     model: Adapted<B>,
     tokenizer: Tokenizer,
@@ -26,7 +26,7 @@ pub struct TextModel<B: Backend> {
 }
 
 impl<B: Backend> TextModel<B> {
-    /// `model`, which was made of `files`; recommendations in those that are ignored are added to
+    /// `model`, which was made from `files`; recommendations in those that are ignored are added to
     /// `warnings`.
     ///
     /// Errors: files without a tokenizer, or with one that can't be read.
@@ -65,13 +65,13 @@ impl<B: Backend> TextModel<B> {
 
     /// An empty sequence that holds `ctx_len` tokens.
     ///
-    /// Errors: there is no memory for it.
+    /// Errors: out of memory.
     pub fn sequence(&self, ctx_len: usize) -> Result<Sequence<B>> {
         let session = self.model.session(SessionOptions::new(ctx_len))?;
         Ok(Sequence::new(session))
     }
 
-    /// A request to continue `prompt`, which ends where this model's answers end, as text.
+    /// A request to continue `prompt` as text; it ends where this model's answers end.
     ///
     /// Errors: sampling settings out of their ranges.
     pub fn request(&self, prompt: Vec<u32>, sampling: &SamplingOptions) -> Result<Request> {
@@ -90,7 +90,7 @@ impl<B: Backend> TextModel<B> {
 
     /// Begins a conversation.
     ///
-    /// Errors: there is no memory for it.
+    /// Errors: out of memory.
     pub fn chat(&self, options: ChatOptions) -> Result<Chat<'_, B>> {
         let mut scheduler = Scheduler::new(SchedulerOptions {
             draw_on_device: true,
@@ -118,25 +118,25 @@ impl<B: Backend> TextModel<B> {
     }
 }
 
-/// Longest context that is taken unasked: a cache for all that some models allow would not fit.
+/// Longest default context: a cache for all that some models allow would not fit.
 const DEFAULT_CTX_LEN: usize = 4096;
 
 /// Settings of a [`Chat`].
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// Tokens that the context holds; what the model was made for, at most 4,096, if it isn't given.
+    /// Context size in tokens; what the model was made for, at most 4,096, if not given.
     pub ctx_len: Option<usize>,
-    /// Instructions that precede the conversation.
+    /// System instructions.
     pub system: Option<String>,
-    /// How to choose tokens.
+    /// How to sample tokens.
     pub sampling: SamplingOptions,
-    /// Tokens of an answer at most.
+    /// Maximum tokens of an answer.
     pub max_tokens: Option<usize>,
     /// The time, for templates that ask for it.
     pub now: Option<DateTime>,
 }
 
-/// A conversation with a model. A base model, which has no chat template, continues each text by itself.
+/// A conversation with a model. A base model, which has no chat template, continues each text separately.
 pub struct Chat<'a, B: Backend> {
     model: &'a TextModel<B>,
     scheduler: Scheduler<B>,
@@ -147,7 +147,7 @@ pub struct Chat<'a, B: Backend> {
 
 impl<'a, B: Backend> Chat<'a, B> {
     /// Begins to answer `text`. The oldest turns are forgotten if the context has no room for all of them and
-    /// an answer. An answer that isn't taken to its end counts as far as it was taken.
+    /// an answer. An answer that isn't read to its end is kept as far as it was read.
     ///
     /// Errors: `text` is longer than the context.
     pub fn say(&mut self, text: &str) -> Result<Answer<'_, 'a, B>> {
@@ -181,12 +181,12 @@ impl<'a, B: Backend> Chat<'a, B> {
         })
     }
 
-    /// What was said; `None` for a base model.
+    /// The messages so far; `None` for a base model.
     pub fn conversation(&self) -> Option<&Conversation> {
         self.conversation.as_ref()
     }
 
-    /// What the newest answer took.
+    /// Statistics of the newest answer.
     pub fn stats(&self) -> Option<Stats> {
         self.scheduler
             .generator(self.id)
@@ -194,11 +194,11 @@ impl<'a, B: Backend> Chat<'a, B> {
     }
 }
 
-/// An answer in the making: an iterator over pieces of text, none of them empty.
+/// An answer in progress: an iterator over pieces of text, none of them empty.
 pub struct Answer<'c, 'a, B: Backend> {
     chat: &'c mut Chat<'a, B>,
     first_word: FirstWord,
-    /// All of it so far, as the model said it.
+    /// All of it so far, exactly as generated.
     said: String,
     is_over: bool,
 }

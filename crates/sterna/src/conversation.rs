@@ -1,22 +1,22 @@
-//! What was said, and the prompts that it makes.
+//! Conversations, and their prompts.
 
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Tokenizer};
 
 use crate::error::Result;
 
-/// Who says something.
+/// The role of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Instructions that precede the conversation.
+    /// System instructions.
     System,
-    /// Who talks with the model.
+    /// The user.
     User,
-    /// The model.
+    /// The assistant.
     Assistant,
 }
 
 impl Role {
-    /// As chat templates call it.
+    /// Its name in chat templates.
     pub const fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -29,14 +29,14 @@ impl Role {
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Whose it is.
+    /// Its role.
     pub role: Role,
-    /// What it says.
+    /// Its text.
     pub content: String,
 }
 
 impl Message {
-    /// `content`, said by `role`.
+    /// `content` with `role`.
     pub fn new(role: Role, content: impl Into<String>) -> Message {
         Message {
             role,
@@ -45,12 +45,12 @@ impl Message {
     }
 }
 
-/// What a prompt must fit in.
+/// Limits of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
-    /// Tokens that the context holds.
+    /// Context size in tokens.
     pub ctx_len: usize,
-    /// Tokens of the answer at most.
+    /// Maximum tokens of the answer.
     pub max_tokens: usize,
 }
 
@@ -63,7 +63,7 @@ pub struct ChatPrompt {
     pub n_forgotten: usize,
 }
 
-/// What was said so far, to a model with a chat template.
+/// The messages so far, for a model with a chat template.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: ChatTemplate,
@@ -71,7 +71,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// A conversation that `template` makes prompts of, in which nothing was said.
+    /// An empty conversation, rendered by `template`.
     pub fn new(template: ChatTemplate) -> Conversation {
         Conversation {
             template,
@@ -79,39 +79,39 @@ impl Conversation {
         }
     }
 
-    /// What was said.
+    /// The messages so far.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// Sets the instructions that precede the conversation, or removes them.
+    /// Sets the system instructions, or removes them.
     pub fn set_system(&mut self, instructions: Option<String>) {
         self.messages.retain(|message| message.role != Role::System);
         let instructions = instructions.map(|text| Message::new(Role::System, text));
         self.messages.splice(0..0, instructions);
     }
 
-    /// Forgets everything said; the instructions stay.
+    /// Forgets all messages; the instructions stay.
     pub fn reset(&mut self) {
         self.messages.retain(|message| message.role == Role::System);
     }
 
-    /// Adds a message of any role, such as one of a conversation that was kept elsewhere.
+    /// Adds a message of any role, such as one of a stored conversation.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
     }
 
-    /// The user says `text`.
+    /// Adds a message of the user.
     pub fn say(&mut self, text: impl Into<String>) {
         self.push(Message::new(Role::User, text));
     }
 
-    /// The model answered `text`.
+    /// Adds an answer of the model.
     pub fn answered(&mut self, text: impl Into<String>) {
         self.push(Message::new(Role::Assistant, text));
     }
 
-    /// Forgets the newest message if it wasn't answered: it counts as not said.
+    /// Removes the newest message if it wasn't answered.
     pub fn unsay(&mut self) {
         self.messages.pop_if(|message| message.role == Role::User);
     }
@@ -151,7 +151,7 @@ impl Conversation {
     }
 }
 
-/// Drops the oldest turn, up to the next thing the user said; false if only the newest is left.
+/// Drops the oldest turn, up to the user's next message; false if only the newest is left.
 fn forget_oldest(messages: &mut Vec<Message>) -> bool {
     let is_user = |message: &Message| message.role == Role::User;
     let Some(first) = messages.iter().position(is_user) else {

@@ -6,8 +6,8 @@ use std::fmt;
 /// A result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure an [`Error`] is. [`ErrorCode::as_str`] is the same in every version: HTTP bodies,
-/// exit reports and JavaScript carry it.
+/// The kind of an [`Error`]. [`ErrorCode::as_str`] is the same in every version: it is used in HTTP bodies,
+/// exit reports and JavaScript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorCode {
@@ -15,28 +15,28 @@ pub enum ErrorCode {
     NotFound,
     /// The system could not read or write.
     Io,
-    /// A file says what it may not say, or is damaged.
+    /// A file is invalid or damaged.
     InvalidFile,
-    /// The files are right, but nothing here can run them.
+    /// The files are valid, but not supported.
     Unsupported,
-    /// The caller asked for what makes no sense: an option out of range, a prompt without tokens.
+    /// An invalid request: an option out of range, a prompt without tokens.
     InvalidRequest,
-    /// Bytes are not those that a hash names.
+    /// Bytes don't match their hash.
     HashMismatch,
-    /// A signature that is wrong or by somebody who isn't trusted.
+    /// A signature that is wrong or not trusted.
     Untrusted,
     /// More tokens than the context holds.
     ContextFull,
-    /// The device that computed is gone.
+    /// The device was lost.
     DeviceLost,
-    /// The backend failed, or gave numbers that are none.
+    /// The backend failed, or gave results that aren't finite.
     Compute,
-    /// There is not enough memory.
+    /// Out of memory.
     OutOfMemory,
 }
 
 impl ErrorCode {
-    /// The code as it is written in HTTP bodies and JavaScript.
+    /// The code as written in HTTP bodies and JavaScript.
     pub const fn as_str(self) -> &'static str {
         match self {
             ErrorCode::NotFound => "not_found",
@@ -60,9 +60,9 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Why something failed: a code for programs, and for people a message that names place, expected and found.
+/// Why something failed: a code for programs, and for people a message with place, expected and found.
 ///
-/// `{}` is the outermost message, `{:#}` all of them down to the cause, separated by colons.
+/// `{}` is the outermost message, `{:#}` the whole chain down to the cause, separated by colons.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -72,9 +72,9 @@ struct Inner {
 
 enum Kind {
     Message(String),
-    /// Another crate's error, whose message is this one's.
+    /// Another crate's error, with its message.
     Typed(Box<dyn StdError + Send + Sync>),
-    /// A failure seen from further out.
+    /// An error with context.
     Context {
         message: String,
         cause: Error,
@@ -82,17 +82,17 @@ enum Kind {
 }
 
 impl Error {
-    /// An error that nothing else caused.
+    /// An error without a cause.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Error {
         Error::of(code, Kind::Message(message.into()))
     }
 
-    /// What `error` says, under `code`; [`Error::find`] gives it back.
+    /// Wraps `error` with `code`; [`Error::find`] returns it.
     pub fn typed(code: ErrorCode, error: impl StdError + Send + Sync + 'static) -> Error {
         Error::of(code, Kind::Typed(Box::new(error)))
     }
 
-    /// The same failure seen from further out: `message` comes first, the code stays.
+    /// Adds context: `message` comes first, the code stays.
     #[must_use]
     pub fn context(self, message: impl Into<String>) -> Error {
         let kind = Kind::Context {
@@ -106,17 +106,17 @@ impl Error {
         Error(Box::new(Inner { code, kind }))
     }
 
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub fn code(&self) -> ErrorCode {
         self.0.code
     }
 
-    /// Whether it is an error of type `T`, and not one that such an error caused.
+    /// Whether it is an error of type `T` itself, not just caused by one.
     pub fn is_from<T: StdError + 'static>(&self) -> bool {
         matches!(&self.0.kind, Kind::Typed(error) if error.is::<T>())
     }
 
-    /// The error of type `T` among those that caused this one, the outermost first.
+    /// The outermost error of type `T` in the chain.
     pub fn find<T: StdError + 'static>(&self) -> Option<&T> {
         let mut at: Option<&(dyn StdError + 'static)> = match &self.0.kind {
             Kind::Message(_) => None,
@@ -175,12 +175,12 @@ impl StdError for Error {
     }
 }
 
-/// Says where a failure happened, in this library and the crates that share its errors.
+/// Adds context to errors, in this library and the crates that share its errors.
 #[doc(hidden)]
 pub trait Context<T> {
-    /// Puts `message` before what went wrong.
+    /// Prepends `message` to an error.
     fn context(self, message: impl Into<String>) -> Result<T>;
-    /// The same; `message` is made only if something went wrong.
+    /// The same; `message` is only computed for an error.
     fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T>;
 }
 
@@ -194,7 +194,7 @@ impl<T, E: Into<Error>> Context<T> for std::result::Result<T, E> {
     }
 }
 
-/// Something that a file lacks.
+/// An error for something missing from a file.
 impl<T> Context<T> for Option<T> {
     fn context(self, message: impl Into<String>) -> Result<T> {
         self.ok_or_else(|| Error::new(ErrorCode::InvalidFile, message))

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! For programs that run models: servers, browsers, tools. Not for arithmetic (`sterna-kernels`,
-//! `sterna-gpu`), nor for moving models about (`sterna-delivery`).
+//! `sterna-gpu`), nor for transferring models (`sterna-delivery`).
 //!
 //! | to | see |
 //! |---|---|
@@ -25,8 +25,8 @@
 //! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
 //! | run many answers in shared steps | [`scheduler::Scheduler`] |
 //!
-//! Nothing here prints, reads the environment or chooses folders: what should be known is a
-//! [`Warning`], and every [`Error`] has a stable [`ErrorCode`].
+//! Nothing here prints, reads the environment or chooses folders: notable events are a [`Warning`], and every
+//! [`Error`] has a stable [`ErrorCode`].
 #![forbid(unsafe_code)]
 
 mod adapted;
@@ -43,7 +43,7 @@ pub mod sequence;
 mod want;
 mod warning;
 
-/// What the fuzzers reach, and nobody else.
+/// Only for the fuzzers.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::model::bundled::{is_bundled, tokenizer};

@@ -1,12 +1,11 @@
-//! How to choose tokens where nobody says: as the makers of a model recommend.
+//! Sampling settings, with the model's recommendations as defaults.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use sterna_engine::SamplerConfig;
 use sterna_format::hf::GenerationConfig;
 
-/// Settings of a sampler. What isn't given is as the model's makers recommend, or else what suits most
-/// models.
+/// Settings of a sampler. The defaults are the model's recommendations, or else values that suit most models.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingOptions {
     /// [`SamplerConfig::temperature`].
@@ -27,13 +26,13 @@ pub struct SamplingOptions {
     pub presence_penalty: Option<f32>,
     /// [`SamplerConfig::logit_bias`].
     pub logit_bias: Vec<(u32, f32)>,
-    /// [`SamplerConfig::seed`]; without it, every sampler has another ([`random_seed`]).
+    /// [`SamplerConfig::seed`]; the default is random ([`random_seed`]).
     pub seed: Option<u64>,
 }
 
 impl SamplingOptions {
-    /// These settings, and where they are silent what `model` recommends, and where that is silent too
-    /// what suits most models.
+    /// These settings, completed with the recommendations of `model`, and those with values that suit most
+    /// models.
     pub fn config(&self, model: &GenerationConfig) -> SamplerConfig {
         let recommended = recommendation(model);
         SamplerConfig {
@@ -55,12 +54,12 @@ impl SamplingOptions {
     }
 }
 
-/// What the makers of a model say, or else what suits most models.
+/// The model's recommendations, or else values that suit most models.
 fn recommendation(model: &GenerationConfig) -> SamplerConfig {
     let repeat_penalty = model
         .repetition_penalty
         .map_or(1.0, |penalty| penalty as f32);
-    // Transformers, which the recommendation is for, penalises every token of the context.
+    // Transformers, which the recommendations are made for, penalises every token of the context.
     let repeat_last_n = match model.repetition_penalty {
         Some(_) => usize::MAX,
         None => SamplerConfig::default().repeat_last_n,
@@ -84,7 +83,7 @@ fn recommendation(model: &GenerationConfig) -> SamplerConfig {
             ..SamplerConfig::default()
         };
     }
-    // A stage that a recommendation leaves out is off, save for what Transformers adds by itself.
+    // A stage that a recommendation omits is off, except for what Transformers adds by default.
     SamplerConfig {
         temperature: model
             .temperature
@@ -98,10 +97,10 @@ fn recommendation(model: &GenerationConfig) -> SamplerConfig {
     }
 }
 
-/// A seed that nobody chose. Where the standard library has no random numbers, as in a browser, it is the
-/// same each time the program starts: give one there.
+/// A random seed. Where the standard library has no random numbers, as in a browser, it is the same each time
+/// the program starts: provide one there.
 pub fn random_seed() -> u64 {
-    // The standard library keys its hash maps at random. Short enough to be typed again.
+    // The standard library seeds its hash maps randomly. Short enough to be typed again.
     RandomState::new().build_hasher().finish() >> 32
 }
 

@@ -1,8 +1,8 @@
 //! Many answers in shared steps.
 //!
 //! A [`Scheduler`] owns [`Sequence`]s, each of which answers one request at a time. A step computes the next
-//! token of some and a piece of the prompt of others in one batch, for which weights are read once. What an
-//! answer says doesn't depend on what shares its steps.
+//! token of some and a chunk of the prompt of others in one batch, for which weights are read once. An answer
+//! doesn't depend on what shares its steps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,26 +14,26 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::generate::{Draw, Event, Generator, Given, Request};
 use crate::sequence::Sequence;
 
-/// Devices lost in one answer that are made up for: more is no accident.
+/// How many lost devices are tolerated in one answer: more are no accident.
 const MAX_LOSSES: usize = 3;
 
 /// How a [`Scheduler`] fills its steps.
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
-    /// Tokens of one prompt in a step at most.
+    /// Maximum tokens of one prompt per step.
     pub chunk: usize,
-    /// Tokens in a step at most, of all sequences.
+    /// Maximum tokens per step, of all sequences.
     pub max_rows: usize,
-    /// Devices may draw tokens at random too, where a sequence is alone in a step. They have random numbers
-    /// of their own, so an answer then depends on whether it is. The best token is left to them in any case.
+    /// Devices may also sample at random, where a sequence is alone in a step. They have random numbers of
+    /// their own, so an answer then depends on whether it is. Greedy sampling is left to them in any case.
     pub draw_on_device: bool,
-    /// The time since some moment, for statistics.
+    /// The time since some fixed moment, for statistics.
     pub clock: Option<fn() -> Duration>,
 }
 
 impl Default for SchedulerOptions {
-    /// For the CPU, where longer pieces of prompts are hardly faster, and shorter ones let an interruption
-    /// be heeded sooner.
+    /// For the CPU, where longer chunks of prompts are hardly faster, and shorter ones react sooner to an
+    /// interruption.
     fn default() -> SchedulerOptions {
         SchedulerOptions {
             chunk: 64,
@@ -45,7 +45,7 @@ impl Default for SchedulerOptions {
 }
 
 impl SchedulerOptions {
-    /// For a GPU, which needs many rows to be busy.
+    /// For a GPU, which needs many rows to be fully occupied.
     pub fn gpu() -> SchedulerOptions {
         SchedulerOptions {
             chunk: 512,
@@ -84,29 +84,29 @@ struct Slot<B: Backend> {
     id: SequenceId,
     sequence: Sequence<B>,
     generator: Option<Generator>,
-    /// What had been read of the output head before the answer.
+    /// How much of the output head had been read before the answer.
     head_before: HeadUse,
     /// Devices lost in this answer.
     n_losses: usize,
     /// Its device was lost.
     is_lost: bool,
-    /// The step that it took part in last.
+    /// The last step that it took part in.
     served: u64,
 }
 
-/// What a sequence has in a step.
+/// A sequence's part of a step.
 struct Part {
-    /// The place of its slot.
+    /// The index of its slot.
     slot: usize,
-    /// Tokens at most.
+    /// Maximum tokens.
     max_ids: usize,
     /// It computes the prompt.
     is_prompt: bool,
-    /// It computes again what was lost, of which the generator doesn't hear.
+    /// It recomputes what was lost, which the generator doesn't notice.
     is_again: bool,
 }
 
-/// The same, with what it takes to compute it.
+/// The same, with what is needed to compute it.
 struct Work<'a, B: Backend> {
     sequence: &'a mut Sequence<B>,
     ids: &'a [u32],
@@ -125,7 +125,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Takes over `sequence`. Only sequences of the same model share steps; those of others take turns.
+    /// Adds `sequence`. Only sequences of the same model share steps; those of different models take turns.
     pub fn add(&mut self, sequence: Sequence<B>) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
@@ -141,7 +141,7 @@ impl<B: Backend> Scheduler<B> {
         id
     }
 
-    /// Gives `id`'s sequence back, with the tokens that are part of it for certain.
+    /// Removes `id`'s sequence and returns it, with the tokens that are part of it for certain.
     pub fn remove(&mut self, id: SequenceId) -> Option<Sequence<B>> {
         let index = self.slots.iter().position(|slot| slot.id == id)?;
         let mut slot = self.slots.remove(index);
@@ -149,10 +149,10 @@ impl<B: Backend> Scheduler<B> {
         Some(slot.sequence)
     }
 
-    /// Begins to answer `request` by the sequence `id`, whose answer until now is dropped. Tokens that it
-    /// holds and the prompt begins with aren't computed again, and others are forgotten.
+    /// Begins to answer `request` on the sequence `id`, whose previous answer is dropped. A common prefix
+    /// with the prompt isn't computed again, and other tokens are dropped.
     ///
-    /// Errors: those of [`Generator::new`], a token that the model doesn't have, no such sequence.
+    /// Errors: those of [`Generator::new`], a token outside the vocabulary, no such sequence.
     pub fn start(&mut self, id: SequenceId, request: Request) -> Result<()> {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
             return Err(Error::new(
@@ -184,8 +184,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Takes the answer of the sequence `id`, over or not; the sequence stays, with the tokens that are part
-    /// of it for certain.
+    /// Removes the answer of the sequence `id`, complete or not; the sequence stays, with the tokens that are
+    /// part of it for certain.
     pub fn finish(&mut self, id: SequenceId) -> Option<Generator> {
         let slot = self.slots.iter_mut().find(|slot| slot.id == id)?;
         slot.finish()
@@ -201,7 +201,7 @@ impl<B: Backend> Scheduler<B> {
         Some(&self.slot(id)?.sequence)
     }
 
-    /// The sequence `id`. What is cut off it is computed again if an answer needs it.
+    /// The sequence `id`. Tokens truncated from it are recomputed if an answer needs them.
     pub fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence<B>> {
         let slot = self.slots.iter_mut().find(|slot| slot.id == id)?;
         Some(&mut slot.sequence)
@@ -211,24 +211,24 @@ impl<B: Backend> Scheduler<B> {
         self.slots.iter().find(|slot| slot.id == id)
     }
 
-    /// The sequences, in the order in which they came.
+    /// The sequences, in the order in which they were added.
     pub fn ids(&self) -> impl Iterator<Item = SequenceId> + '_ {
         self.slots.iter().map(|slot| slot.id)
     }
 
-    /// True if no answer is in the making.
+    /// True if no answer is in progress.
     pub fn is_idle(&self) -> bool {
         !self.slots.iter().any(Slot::is_running)
     }
 
-    /// Computes the next tokens of as many answers as fit in a step: first of those that have come to their
-    /// answers, then of prompts, and among equals of those that waited longest. Returns what happened, and
-    /// nothing at once if there is nothing to do.
+    /// Computes the next tokens of as many answers as fit in a step: first of those being decoded, then of
+    /// prompts, and among equals of those that waited longest. Returns the events, and nothing, immediately,
+    /// if there is nothing to do.
     ///
-    /// An answer that can't go on ends with [`Event::Failed`], and others don't notice. If a device is lost,
-    /// [`Event::DeviceLost`] says so to each answer that was computed there, and
-    /// [`Scheduler::restore`] lets them go on; an answer that loses too many ends.
-    /// Errors: the step failed as a whole; every sequence is as it was.
+    /// An answer that fails ends with [`Event::Failed`], without affecting others. If a device is lost, each
+    /// answer that was computed there gets [`Event::DeviceLost`], and [`Scheduler::restore`] lets them
+    /// continue; an answer that loses too many ends.
+    /// Errors: the step failed as a whole; all sequences are unchanged.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Event)>> {
         let Some(slot) = self.slots.iter().find(|slot| slot.is_running()) else {
             return Ok(Vec::new());
@@ -238,8 +238,8 @@ impl<B: Backend> Scheduler<B> {
         waited.map_err(EngineError::from)?
     }
 
-    /// [`Scheduler::step`] for those who may not wait: the device's answer is awaited. If the future is
-    /// dropped, every sequence is as it was.
+    /// [`Scheduler::step`] for callers that may not block: the device's results are awaited. If the future is
+    /// dropped, all sequences are unchanged.
     ///
     /// Errors: as for [`Scheduler::step`].
     pub async fn step_async(&mut self) -> Result<Vec<(SequenceId, Event)>> {
@@ -255,7 +255,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// What each sequence has in the next step, by their places.
+    /// The part of each sequence in the next step, by index.
     fn plan(&mut self) -> Vec<Part> {
         let Scheduler { slots, options, .. } = self;
         let mut order: Vec<usize> = (0..slots.len())
@@ -292,7 +292,8 @@ impl<B: Backend> Scheduler<B> {
         parts
     }
 
-    /// Computes `parts`, whose places ascend; what came of each. All that waits for a device is here.
+    /// Computes `parts`, in ascending order of slots; returns the result of each. All waiting for a device is
+    /// here.
     async fn compute(&mut self, parts: &[Part]) -> Result<Vec<Given>, EngineError> {
         let draw_on_device = self.options.draw_on_device;
         let mut parts = parts.iter().peekable();
@@ -325,7 +326,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(given)
     }
 
-    /// Gives the generators of `parts` what came of them.
+    /// Passes the results to the generators of `parts`.
     fn give(
         &mut self,
         parts: &[Part],
@@ -352,7 +353,7 @@ impl<B: Backend> Scheduler<B> {
         events
     }
 
-    /// What happens to the answers of a model whose device was lost while `parts` were computed.
+    /// Handles the answers of a model whose device was lost while `parts` were computed.
     fn lose(&mut self, parts: &[Part], error: &EngineError) -> Vec<(SequenceId, Event)> {
         let mut events = Vec::new();
         let Some(first) = parts.first() else {
@@ -377,11 +378,11 @@ impl<B: Backend> Scheduler<B> {
         events
     }
 
-    /// Replaces every session whose device was lost by one that `open` makes in its place, of the same model
-    /// loaded again, with the same adapters. Their tokens are computed again by the steps that follow, and
-    /// answers go on with the very tokens they were at.
+    /// Replaces every session whose device was lost by one that `open` returns for it, of the same model
+    /// loaded again, with the same adapters. Their tokens are recomputed by the steps that follow, and
+    /// answers continue exactly where they were.
     ///
-    /// Errors: those of `open`; sessions that weren't replaced then are tried as they are, and lost again.
+    /// Errors: those of `open`; sessions that weren't replaced are then tried as they are, and lost again.
     pub fn restore<E>(
         &mut self,
         mut open: impl FnMut(&Session<B>) -> Result<Session<B>, E>,
@@ -412,14 +413,14 @@ impl<B: Backend> Slot<B> {
             .is_some_and(|generator| generator.n_prompt_left() > 0)
     }
 
-    /// Whether the sequence lacks tokens that were computed before.
+    /// Whether the sequence lacks tokens that have to be recomputed.
     fn is_again(&self) -> bool {
         self.generator
             .as_ref()
             .is_some_and(|generator| self.sequence.len() < generator.n_held())
     }
 
-    /// What is to be computed next, of at most `max_ids` tokens.
+    /// What has to be computed next, of at most `max_ids` tokens.
     fn work(&mut self, max_ids: usize) -> Option<Work<'_, B>> {
         let is_again = self.is_again();
         let Slot {
@@ -455,7 +456,7 @@ impl<B: Backend> Slot<B> {
         }
     }
 
-    /// Adds to the statistics of the answer what a step took.
+    /// Adds a step to the statistics of the answer.
     fn account(&mut self, is_prompt: bool, took: Duration) {
         let head_use = self.sequence.session().head_use();
         if let Some(generator) = &mut self.generator {
@@ -469,7 +470,7 @@ impl<B: Backend> Slot<B> {
         }
     }
 
-    /// Takes the answer, and what it drafted out of the sequence.
+    /// Removes the answer, and its drafts from the sequence.
     fn finish(&mut self) -> Option<Generator> {
         let generator = self.generator.take()?;
         self.sequence.truncate(generator.n_held());
@@ -485,7 +486,7 @@ impl<B: Backend> Slot<B> {
 }
 
 impl<B: Backend> Work<'_, B> {
-    /// Computes it in a step of its own; a token may be drawn at random on the device if `draws`.
+    /// Computes it in a step of its own; the device may sample at random if `draws`.
     async fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
         let session = self.sequence.session_mut();
         match (&self.draw, self.ids) {

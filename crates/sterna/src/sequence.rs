@@ -5,7 +5,7 @@ use sterna_engine::{Backend, Decoded, Logits, Sampler, Session};
 
 use crate::error::Result;
 
-/// A session, and the ids of the tokens in its cache: what an answer is computed by.
+/// A session, and the ids of the tokens in its cache.
 pub struct Sequence<B: Backend> {
     session: Session<B>,
     /// One for each token of the session.
@@ -13,7 +13,7 @@ pub struct Sequence<B: Backend> {
 }
 
 impl<B: Backend> Sequence<B> {
-    /// An empty sequence; what `session` holds is forgotten.
+    /// An empty sequence; the contents of `session` are dropped.
     pub fn new(mut session: Session<B>) -> Sequence<B> {
         if !session.is_empty() {
             session.truncate(0);
@@ -39,7 +39,7 @@ impl<B: Backend> Sequence<B> {
         self.ids.is_empty()
     }
 
-    /// The most tokens there may be.
+    /// The maximum number of tokens.
     pub fn ctx_len(&self) -> usize {
         self.session.ctx_len()
     }
@@ -53,21 +53,21 @@ impl<B: Backend> Sequence<B> {
         &mut self.session
     }
 
-    /// Counts in `ids`, which the session has computed.
+    /// Appends `ids`, which the session has computed.
     pub(crate) fn computed(&mut self, ids: &[u32]) {
         self.ids.extend_from_slice(ids);
     }
 
-    /// Forgets all but the first `len` tokens.
+    /// Truncates to the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
-        // Cutting nothing off would take back what was computed in advance.
+        // Truncating nothing would still discard what was computed ahead.
         if len < self.ids.len() {
             self.ids.truncate(len);
             self.session.truncate(len);
         }
     }
 
-    /// Forgets every token.
+    /// Drops all tokens.
     pub fn reset(&mut self) {
         self.truncate(0);
     }
@@ -87,15 +87,14 @@ impl<B: Backend> Sequence<B> {
         Ok(self.session.set_adapters(adapters)?)
     }
 
-    /// Appends `ids`, and returns the logits that are wanted ([`Session::forward`]).
+    /// Appends `ids`, and returns the requested logits ([`Session::forward`]).
     pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>> {
         let logits = self.session.forward(ids, logits)?;
         self.computed(ids);
         Ok(logits)
     }
 
-    /// Appends `id`, and returns the token that follows it or logits to choose one by
-    /// ([`Session::decode`]).
+    /// Appends `id`, and returns the next token or logits to sample from ([`Session::decode`]).
     pub fn decode(&mut self, id: u32, sampler: &Sampler, wanted: usize) -> Result<Decoded> {
         let decoded = self.session.decode(id, sampler, wanted)?;
         self.computed(&[id]);

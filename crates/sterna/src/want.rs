@@ -1,7 +1,7 @@
-//! State machines that say which bytes of which files they want, and are given them.
+//! State machines that request bytes of files, and are given them.
 //!
-//! What opens or loads a model is written once, as a coroutine; whoever drives it has the files: a mapped
-//! folder, a download that is still arriving, the storage of a browser, a peer.
+//! Opening and loading a model is written once, as a coroutine; its driver has the files: a mapped folder, a
+//! download in progress, the storage of a browser, a peer.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::error::{Error, ErrorCode, Result, bail};
 
-/// What a [`Machine`] wants next.
+/// What a [`Machine`] requests next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Want {
     /// The length of a file: [`Machine::give_len`].
@@ -22,17 +22,17 @@ pub enum Want {
         /// Its name in its folder.
         name: String,
     },
-    /// Bytes of a file that is there: [`Machine::give_bytes`].
+    /// Bytes of an existing file: [`Machine::give_bytes`].
     Bytes {
         /// Its name in its folder.
         name: String,
-        /// The bytes wanted, never none.
+        /// The requested bytes, never none.
         range: Range<u64>,
     },
 }
 
-/// Work that needs files and has none: ask what it [wants](Machine::wanted), give it that, and
-/// [finish](Machine::finish) once it wants nothing more.
+/// Work that needs files without having access to them: ask what it [wants](Machine::wanted), give it that,
+/// and [finish](Machine::finish) once it wants nothing more.
 ///
 /// ```
 /// # fn drive(mut opening: sterna::Machine<'_, sterna::ModelFiles>, files: &std::collections::HashMap<String, bytes::Bytes>) -> sterna::Result<sterna::ModelFiles> {
@@ -59,7 +59,7 @@ enum State<'a, T> {
     Done(Result<T>),
 }
 
-/// The pigeonhole between a coroutine and its driver.
+/// The exchange between a coroutine and its driver.
 #[derive(Clone, Default)]
 struct Exchange(Rc<RefCell<Slot>>);
 
@@ -75,7 +75,7 @@ enum Given {
 }
 
 impl<'a, T> Machine<'a, T> {
-    /// The machine that `work` makes of its access to files.
+    /// The machine running `work`, which is given access to files.
     pub(crate) fn new<F: Future<Output = Result<T>> + 'a>(
         work: impl FnOnce(Files) -> F,
     ) -> Machine<'a, T> {
@@ -87,7 +87,7 @@ impl<'a, T> Machine<'a, T> {
         }
     }
 
-    /// What is wanted now; `None` once it is done, or has failed.
+    /// The current request; `None` once it is done, or has failed.
     pub fn wanted(&mut self) -> Option<Want> {
         let waiting = {
             let slot = self.exchange.0.borrow();
@@ -97,7 +97,7 @@ impl<'a, T> Machine<'a, T> {
             return waiting;
         }
         if let State::Working(work) = &mut self.state {
-            // Only the exchange wakes it, and that is looked at right here.
+            // Only the exchange wakes it, and that is checked right here.
             let mut context = TaskContext::from_waker(Waker::noop());
             if let Poll::Ready(result) = work.as_mut().poll(&mut context) {
                 self.state = State::Done(result);
@@ -107,9 +107,9 @@ impl<'a, T> Machine<'a, T> {
         self.exchange.0.borrow().want.clone()
     }
 
-    /// Says how long the file is that is wanted; `None` if there is no such file.
+    /// Gives the length of the requested file; `None` if there is no such file.
     ///
-    /// Errors: [`ErrorCode::InvalidRequest`] if no length is wanted.
+    /// Errors: [`ErrorCode::InvalidRequest`] if no length is requested.
     pub fn give_len(&mut self, len: Option<u64>) -> Result<()> {
         match self.wanted() {
             Some(Want::Len { .. }) => self.give(Given::Len(len)),
@@ -117,10 +117,10 @@ impl<'a, T> Machine<'a, T> {
         }
     }
 
-    /// Gives bytes from the start of the range that is wanted on: at least one; what is missing of the
-    /// range is wanted again, and more than the range are welcome.
+    /// Gives bytes from the start of the requested range: at least one; what is missing of the range is
+    /// requested again, and extra bytes are welcome.
     ///
-    /// Errors: [`ErrorCode::InvalidRequest`] if no bytes are wanted, or there are none in `bytes`.
+    /// Errors: [`ErrorCode::InvalidRequest`] if no bytes are requested, or `bytes` is empty.
     pub fn give_bytes(&mut self, bytes: Bytes) -> Result<()> {
         match self.wanted() {
             Some(Want::Bytes { name, range }) if bytes.is_empty() => Err(Error::new(
@@ -142,9 +142,9 @@ impl<'a, T> Machine<'a, T> {
         Ok(())
     }
 
-    /// What came of it.
+    /// The result.
     ///
-    /// Errors: what was wrong with the files; [`ErrorCode::InvalidRequest`] if something is still wanted.
+    /// Errors: what was wrong with the files; [`ErrorCode::InvalidRequest`] if a request is pending.
     pub fn finish(mut self) -> Result<T> {
         match (self.wanted(), self.state) {
             (None, State::Done(result)) => result,
@@ -168,7 +168,7 @@ fn unwanted(given: &str, wanted: Option<&Want>) -> Error {
     Error::new(ErrorCode::InvalidRequest, message)
 }
 
-/// Access to files from inside of a [`Machine`].
+/// Access to files from within a [`Machine`].
 #[derive(Clone)]
 pub(crate) struct Files(Exchange);
 
@@ -191,7 +191,7 @@ impl Files {
         }
     }
 
-    /// At least the bytes `range` of the file called `name`, of which the first are `have`.
+    /// At least the bytes `range` of the file called `name`, of which `have` are the first.
     async fn at_least(&self, name: &str, range: Range<u64>, have: Bytes) -> Bytes {
         let mut at = range.start + have.len() as u64;
         if at >= range.end {
@@ -225,7 +225,7 @@ impl Files {
         bytes.slice(..usize::try_from(len).map_or(bytes.len(), |len| len.min(bytes.len())))
     }
 
-    /// What `parse` makes of the beginning of a file of `len` bytes: it is given more as long as
+    /// The result of `parse` on the beginning of a file of `len` bytes: it is given more as long as
     /// `needs_more` says how many bytes an error asks for.
     pub(crate) async fn header<T, E>(
         &self,
@@ -241,7 +241,7 @@ impl Files {
             match parse(&bytes, len) {
                 Ok(parsed) => return Ok(parsed),
                 Err(error) => match needs_more(&error) {
-                    // Twice as many each time, so that little is parsed again.
+                    // Doubling each time, so that little is parsed again.
                     Some(least) if (bytes.len() as u64) < len => {
                         want = least.max(2 * bytes.len() as u64).min(len);
                     }
@@ -252,7 +252,7 @@ impl Files {
     }
 }
 
-/// How much of a file is asked for at first: all of most headers.
+/// How much of a file is requested at first: all of most headers.
 const FIRST_PIECE: u64 = 64 << 10;
 
 #[cfg(test)]

@@ -1,41 +1,41 @@
-//! What went right, but not as one would expect.
+//! Unexpected but harmless events.
 
 use std::fmt;
 
-/// Something that the user of a model should know. Nobody prints it here.
+/// Something that the user of a model should know. This library doesn't print it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// A recommendation of the model's makers that makes no sense is ignored.
+    /// An invalid recommendation of the model was ignored.
     IgnoredRecommendation {
         /// The model.
         model: String,
-        /// The file and what it says.
+        /// The file and its content.
         reason: String,
     },
-    /// What is odd about a model's files, though it can be run.
+    /// An oddity of a model's files, though it can be run.
     Oddity {
         /// The model.
         model: String,
-        /// What is odd.
+        /// The oddity.
         what: String,
     },
-    /// A context longer than the model was made for.
+    /// A context longer than the model's.
     LongContext {
         /// The model.
         model: String,
         /// Tokens of the context.
         ctx_len: usize,
-        /// Tokens that the model was made for.
+        /// The model's context size.
         max_ctx: usize,
     },
     /// An adapter that was made for a model of another name.
     OtherBase {
         /// The adapter.
         adapter: String,
-        /// The model it was made for.
+        /// The base model of the adapter.
         base: String,
-        /// What the model is called.
+        /// The name of the model.
         names: Vec<String>,
     },
     /// A file was verified by the variant of BLAKE3 that the existing JavaScript runtime computes.
@@ -43,20 +43,20 @@ pub enum Warning {
         /// The file.
         file: String,
     },
-    /// A GPU was to compute and can't; the CPU does.
+    /// A GPU was requested but can't be used; the CPU is.
     NotOnGpu {
         /// Why.
         reason: String,
     },
-    /// Where a model is computed, if that was left open or not all of it is where it was asked to be.
+    /// The device of a model, if that was left open or not all of it is on the requested one.
     Placement {
-        /// The device, and what lies elsewhere.
+        /// The device, and what is elsewhere.
         device: String,
     },
 }
 
 impl Warning {
-    /// Whether it is a warning, and not just worth knowing.
+    /// Whether it is a warning, and not just information.
     pub fn is_warning(&self) -> bool {
         match self {
             Warning::IgnoredRecommendation { .. }

@@ -271,7 +271,7 @@ fn speculation_changes_no_answer() {
     assert_eq!(reasons.len(), 5, "{reasons:?}");
 }
 
-/// Answers on a GPU that is lost before, in the midst of, and behind the prompt, and between tokens, as
+/// Answers on a GPU that is lost before, in the middle of, and after the prompt, and between tokens, as
 /// often as is made up for: all that a caller sees is the same.
 #[test]
 #[cfg(feature = "gpu")]
@@ -372,7 +372,7 @@ fn an_answer_goes_on_when_its_device_is_lost() {
     // The next answer is not held to it.
     answer(&mut scheduler, None, None, &[]).unwrap();
 
-    // Nobody loads the model again: it is tried as often, and no more.
+    // The model is not loaded again: it is tried as often, and no more.
     lose(&scheduler, id);
     let request = Request::new(
         prompt.clone(),

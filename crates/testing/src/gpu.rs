@@ -1,4 +1,4 @@
-//! Who decides whether a test that needs a GPU runs.
+//! Decides whether a test that needs a GPU runs.
 //!
 //! Where there is no adapter such a test is skipped, and says so. With `STERNA_REQUIRE_GPU` in the
 //! environment none is skipped: a missing adapter is a failure. Mesa's software driver is an adapter
@@ -22,7 +22,7 @@ pub fn device() -> Option<Device> {
     device_with(&DeviceOptions::default())
 }
 
-/// The device that `options` ask for; `None` if the test is to be skipped.
+/// The device for `options`; `None` if the test is to be skipped.
 ///
 /// Panics if there is an adapter that can't be opened.
 #[track_caller]
@@ -40,7 +40,7 @@ pub fn is_there() -> bool {
     !Device::adapters().is_empty() || skip::<()>("no GPU").is_some()
 }
 
-/// `None`, said aloud, or a failure.
+/// Reports a skipped test as `None`, or fails.
 #[track_caller]
 fn skip<T>(reason: &str) -> Option<T> {
     assert!(std::env::var_os(REQUIRE_GPU).is_none(), "{reason}");

@@ -1,5 +1,5 @@
-//! What the tests of several crates share: `gpu` decides whether a test that needs a GPU runs, `fuzz`
-//! has what the fuzzers found.
+//! Shared by the tests of several crates: `gpu` decides whether a test that needs a GPU runs, `fuzz` has the
+//! fuzzers' findings.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "fuzz")]

@@ -9,7 +9,7 @@ use crate::{ChatInput, ChatTemplate, TemplateError, Tokenizer};
 
 /// A rendered conversation.
 ///
-/// What people, tools and documents say may spell control tokens. Taken as such, they would let whoever wrote the text
+/// Text of people, tools and documents may spell control tokens. Taken as such, they would let whoever wrote the text
 /// end their turn and speak for another; [`Tokenizer::encode_prompt`] takes them as the text they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
@@ -63,7 +63,7 @@ struct Quotes<'a> {
     stand_ins: Vec<(char, String)>,
 }
 
-/// Code points that mean nothing by themselves.
+/// Code points without meaning.
 const PRIVATE: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 
 impl<'a> Quotes<'a> {

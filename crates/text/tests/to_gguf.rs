@@ -183,23 +183,23 @@ fn what_gguf_has_no_words_for_is_refused() {
     for (json, expected) in [
         (
             r#"{"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}"#,
-            "tokenizer model: GGUF can't say WordLevel",
+            "tokenizer model: GGUF can't express WordLevel",
         ),
         (
             r#"{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":true},
                 "model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#,
-            "tokenizer pre_tokenizer: GGUF can't say ByteLevel { add_prefix_space: true",
+            "tokenizer pre_tokenizer: GGUF can't express ByteLevel { add_prefix_space: true",
         ),
         (
             r#"{"pre_tokenizer":{"type":"Sequence","pretokenizers":[
                 {"type":"Split","pattern":{"Regex":"a+|b"},"behavior":"Isolated"},
                 {"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},
                 "model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#,
-            "tokenizer pre_tokenizer: GGUF can't say `a+|b`",
+            "tokenizer pre_tokenizer: GGUF can't express `a+|b`",
         ),
         (
             r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#,
-            "tokenizer pre_tokenizer: GGUF can't say text taken as it is",
+            "tokenizer pre_tokenizer: GGUF can't express text taken as it is",
         ),
     ] {
         let tokenizer = Tokenizer::from_hf_json(json.as_bytes(), None).unwrap();

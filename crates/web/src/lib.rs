@@ -1,8 +1,8 @@
-//! The library in WebAssembly: opens a model from files that JavaScript gives piece by piece, and generates
-//! on the CPU. `node.mjs` beside this crate drives it in a dozen lines.
+//! The library in WebAssembly: opens a model from files that JavaScript provides piece by piece, and
+//! generates on the CPU. `node.mjs` in this crate drives it in a dozen lines.
 //!
 //! Text and bytes pass through one buffer in this module's memory: [`buffer`] makes room for what JavaScript
-//! writes, [`output`] says where it reads. After a call that returns [`FAILED`], the output is a message.
+//! writes, [`output`] returns where it reads. After a call that returns [`FAILED`], the output is a message.
 
 // Names for the other side, which no linker of Rust's resolves; nothing here reads what it is given a
 // pointer to.
@@ -24,9 +24,9 @@ use sterna_engine::plan::PlanOptions;
 use sterna_kernels::Isa;
 use sterna_text::Encode;
 
-/// What a call returns that failed.
+/// The return value of a failed call.
 pub const FAILED: i32 = -2;
-/// [`wanted`]: nothing, the model is there.
+/// [`wanted`]: nothing, the model is loaded.
 pub const READY: i32 = 0;
 /// [`wanted`]: the length of a file, whose name is the output.
 pub const WANTS_LEN: i32 = 1;
@@ -35,7 +35,7 @@ pub const WANTS_BYTES: i32 = 2;
 /// [`step`]: the answer has ended.
 pub const ENDED: i32 = -1;
 
-/// Where the model is on its way.
+/// The state of opening the model.
 #[derive(Default)]
 enum Stage {
     #[default]
@@ -54,7 +54,7 @@ struct Ready {
 #[derive(Default)]
 struct State {
     stage: Stage,
-    /// What JavaScript wrote, and what it reads.
+    /// Input from JavaScript, and output to it.
     buffer: Vec<u8>,
     /// Of [`WANTS_BYTES`].
     range: std::ops::Range<u64>,

@@ -1,8 +1,8 @@
 //! How fast threads read memory, without computing.
 //!
-//! There is no one figure: memory in huge pages reads faster than in ordinary ones, in which a
-//! processor's own foresight ends with every page, and asking ahead by instructions helps on some
-//! machines and hinders on others. All of these are measured, and the best is what a machine can do.
+//! There is no single figure: memory in huge pages reads faster than in ordinary ones, in which hardware
+//! prefetching ends with every page, and prefetch instructions help on some machines and hurt on others. All
+//! of these are measured, and the best is what a machine can do.
 
 use std::hint::black_box;
 use std::sync::{Arc, Barrier, mpsc};
@@ -16,8 +16,8 @@ use serde::Serialize;
 use sterna_kernels::Isa;
 use sterna_kernels::peak::{self, ReadAhead};
 
-/// Bytes of each kind of memory that are read at least, and that a file must have: less could stay in
-/// a cache.
+/// Minimum bytes of each kind of memory that are read, and minimum size of a file: less could stay in a
+/// cache.
 const MIN_BYTES: u64 = 64 << 20;
 
 /// What memory is read.
@@ -26,17 +26,17 @@ const MIN_BYTES: u64 = 64 << 20;
 pub(crate) enum Pages {
     /// The process's own, in pages of the size that the system gives unasked.
     Ordinary,
-    /// The process's own, in the largest pages that the system gives when asked.
+    /// The process's own, in the largest pages that the system gives on request.
     Huge,
     /// The model's files, as they are mapped.
     File,
 }
 
-/// One way to read memory.
+/// A method of reading memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Reading {
     pub(crate) pages: Pages,
-    /// Whether each line is asked for ahead by an instruction too.
+    /// Whether each line is also prefetched by an instruction.
     pub(crate) prefetch: bool,
 }
 
@@ -90,9 +90,9 @@ impl Part {
 }
 
 impl MemoryReaders {
-    /// Starts `n_threads` threads that share about `n_bytes` of memory, but at least 128 MiB, half of it
-    /// in pages of either kind, and as much of `files` as of one kind, if they are large enough for that to
-    /// say anything.
+    /// Starts `n_threads` threads that share about `n_bytes` of memory, but at least 128 MiB, half of it in
+    /// pages of either kind, and as much of `files` as of one kind, if they are large enough for meaningful
+    /// results.
     pub(crate) fn start(
         n_threads: usize,
         isa: Isa,
@@ -149,8 +149,8 @@ impl MemoryReaders {
         Ok(readers)
     }
 
-    /// The ways to read that there are here. In this order nothing that is read is what was read just
-    /// before, which a large cache might hold.
+    /// The available methods of reading. In this order nothing is read that was read just before, which a
+    /// large cache might hold.
     pub(crate) fn readings(&self) -> Vec<Reading> {
         let reading = |prefetch| {
             let memory = self.memory.iter();
@@ -159,7 +159,7 @@ impl MemoryReaders {
         reading(false).chain(reading(true)).collect()
     }
 
-    /// Reads all memory of a kind once: bytes per second, of all threads together.
+    /// Reads all memory of a kind once: bytes per second of all threads together.
     pub(crate) fn pass(&self, reading: Reading) -> Result<f64> {
         let gone = "a thread that measures memory ended early";
         let memory = self.memory.iter().find(|memory| memory.0 == reading.pages);
@@ -178,7 +178,7 @@ impl MemoryReaders {
     }
 }
 
-/// Memory of the process's own; `None` where the system doesn't let one choose such pages.
+/// Memory of the process's own; `None` where the system doesn't allow choosing such pages.
 fn allocate(pages: Pages, n_bytes: usize) -> Result<Option<MmapMut>> {
     let map = MmapMut::map_anon(n_bytes).context("cannot get memory to measure with")?;
     #[cfg(target_os = "linux")]
@@ -187,13 +187,13 @@ fn allocate(pages: Pages, n_bytes: usize) -> Result<Option<MmapMut>> {
         if pages == Pages::Huge {
             return Ok(map.advise(Advice::HugePage).is_ok().then_some(map));
         }
-        // A system that doesn't know the word has no other pages.
+        // A system that doesn't support the advice has no other pages.
         let _ = map.advise(Advice::NoHugePage);
     }
     Ok((pages == Pages::Ordinary).then_some(map))
 }
 
-/// Gives each of `parts` an equal share of the first `limit` bytes of `files`; how many they all have.
+/// Gives each of `parts` an equal share of the first `limit` bytes of `files`; returns their total.
 fn share_out(files: &[Bytes], limit: u64, parts: &mut [Part]) -> u64 {
     let mut left = usize::try_from(limit).unwrap_or(usize::MAX);
     let mut n_bytes = 0;
@@ -214,8 +214,8 @@ pub(crate) fn readable_bytes(n: usize, free_memory_bytes: u64) -> u64 {
     (free_memory_bytes / 4 / n.max(1) as u64).min(1 << 30)
 }
 
-/// Bytes a second that `n_threads` threads read from memory together: of each way to read it the median
-/// of five passes, and of these the best.
+/// Bytes per second that `n_threads` threads read from memory together: the median of five passes of each
+/// method, and the best of these.
 pub(crate) fn read_bandwidth(n_threads: usize, isa: Isa, free_memory_bytes: u64) -> Result<f64> {
     let readers = MemoryReaders::start(n_threads, isa, readable_bytes(1, free_memory_bytes), &[])?;
     let readings = readers.readings();

@@ -1,4 +1,4 @@
-//! What a request for a file gets.
+//! Responses to requests for files.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use super::package::{Package, ServedFile};
 use super::range::{self, Wanted};
 
-/// For files whose name would change with their bytes, and for those it would not.
+/// For files whose name would change with their bytes, and for the others.
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 const REVALIDATE: &str = "no-cache";
 
@@ -40,8 +40,8 @@ fn answer(file: &ServedFile, method: &Method, headers: &HeaderMap) -> Response {
     {
         return described(StatusCode::NOT_MODIFIED, file, Body::empty());
     }
-    // Only GET has ranges, and a range of another version of the file is of no use. A date is never the
-    // file's, because the server doesn't say any.
+    // Only GET has ranges, and a range of another version of the file is of no use. A date never matches,
+    // because the server doesn't send any.
     let range = text(headers, header::RANGE)
         .filter(|_| method == Method::GET)
         .filter(|_| text(headers, header::IF_RANGE).is_none_or(|tag| tag.trim() == etag));
@@ -61,7 +61,7 @@ fn answer(file: &ServedFile, method: &Method, headers: &HeaderMap) -> Response {
     }
 }
 
-/// An answer with what is to be known of the file.
+/// A response with the file's headers.
 fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
     let is_about_content = status.is_success() || status == StatusCode::NOT_MODIFIED;
     let mut response = (status, body).into_response();
@@ -87,9 +87,9 @@ fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Comparison {
-    /// Bytes that are the same.
+    /// Byte-for-byte equality.
     Strong,
-    /// Content that is as good; caches may weaken a tag on its way.
+    /// Semantic equality; caches may weaken a tag in transit.
     Weak,
 }
 
@@ -104,7 +104,7 @@ fn names(list: &str, etag: &str, comparison: Comparison) -> bool {
     })
 }
 
-/// All values of a header that may be given several times.
+/// All values of a header that may occur several times.
 fn joined(headers: &HeaderMap, name: HeaderName) -> Option<String> {
     let values: Vec<_> = headers
         .get_all(name)
@@ -114,7 +114,7 @@ fn joined(headers: &HeaderMap, name: HeaderName) -> Option<String> {
     (!values.is_empty()).then(|| values.join(","))
 }
 
-/// The value of a header that is given once.
+/// The value of a header that occurs once.
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -1,4 +1,4 @@
-//! What the folder of the package shows.
+//! The index page of the package.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct IndexEntry<'a> {
     etag: &'a str,
 }
 
-/// The folder for people, if their browser asks, and else for programs.
+/// HTML for browsers, and JSON for programs.
 pub(super) async fn folder(state: State<Arc<Package>>, headers: HeaderMap) -> Response {
     let wants_html = (headers.get_all(header::ACCEPT).iter()).any(|value| {
         value
@@ -44,7 +44,7 @@ pub(super) async fn folder(state: State<Arc<Package>>, headers: HeaderMap) -> Re
     (headers, response).into_response()
 }
 
-/// The folder for programs.
+/// The index for programs.
 pub(super) async fn json(State(package): State<Arc<Package>>) -> Response {
     let files = package.files().map(|file| IndexEntry {
         name: file.name(),

@@ -1,4 +1,4 @@
-//! How connections are kept: few enough, none for nothing, and let go in peace.
+//! Connection handling: limits, timeouts and graceful shutdown.
 
 use std::io;
 use std::num::NonZero;
@@ -19,17 +19,17 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::output;
 
-/// Connections at once; more wait until one ends.
+/// Maximum connections; more wait until one ends.
 const MAX_CONNECTIONS: usize = 256;
-/// How long a client may take to send the head of a request, or to think of the next.
+/// Timeout for the head of a request, and between requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a client may take none of the bytes that are ready for it.
+/// Timeout for a client that reads none of the available bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest head of a request.
 const MAX_HEAD_BYTES: usize = 32 << 10;
-/// How long transfers may go on after the server was told to stop.
+/// How long transfers may continue after the server was told to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait when the system has no more connections to give.
+/// How long to wait when the system is out of connections.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 /// Threads: files come from memory, and the network is slower than one of them.
 const MAX_THREADS: usize = 4;
@@ -68,7 +68,7 @@ pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
     })
 }
 
-/// Takes connections, for ever.
+/// Accepts connections, forever.
 async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulShutdown) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -78,7 +78,7 @@ async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulS
             .expect("it is never closed");
         match listener.accept().await {
             Ok((stream, _)) => spawn(stream, place, router, connections),
-            // That of one client that went away, or no more files; the others go on.
+            // From one client that went away, or out of file descriptors; the others continue.
             Err(error) if is_of_client(&error) => {}
             Err(error) => {
                 output::note(format_args!("cannot take a connection: {error}"));
@@ -102,7 +102,7 @@ fn spawn(
     router: &Router,
     connections: &GracefulShutdown,
 ) {
-    // A small answer shouldn't wait for the next. Without it, all works as well, later.
+    // A small response shouldn't wait for the next. Without this, everything still works, later.
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
@@ -116,13 +116,13 @@ fn spawn(
         );
     let connection = connections.watch(connection);
     tokio::spawn(async move {
-        // What goes wrong with a connection is its client's to see.
+        // Errors of a connection concern only its client.
         let _ = connection.await;
         drop(place);
     });
 }
 
-/// Waits until somebody wants the server to stop.
+/// Waits for a signal to stop the server.
 async fn stop_asked() -> Result<()> {
     #[cfg(unix)]
     {

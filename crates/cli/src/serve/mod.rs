@@ -1,7 +1,7 @@
 //! `sterna serve`: the files of a package over HTTP.
 //!
-//! [`package`] says which files there are, [`routes`] which path leads where, [`files`] and [`range`] what a
-//! request for a file gets, [`index`] what the folder shows, and [`listener`] how connections are kept.
+//! [`package`] lists the files, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file,
+//! [`index`] renders the folder, and [`listener`] handles connections.
 
 mod files;
 mod index;
@@ -26,15 +26,15 @@ const EXAMPLE: &str = "Example:
 
 /// Serve the files of a package over HTTP, to browsers, programs and other machines
 ///
-/// Only files that the package names are served; they must not be changed meanwhile. Ctrl-C lets transfers
-/// end; twice, it doesn't.
+/// Only files that the package names are served; they must not be changed while serving. Ctrl-C waits for
+/// transfers to finish; twice, it stops at once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
     /// Folder with a manifest.json, or the name of a package in the store
     package: String,
 
-    /// Address to listen on; 0.0.0.0 and :: are all of this machine's
+    /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
 

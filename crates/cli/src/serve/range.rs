@@ -2,21 +2,21 @@
 
 use std::ops::Range;
 
-/// What part of a file a request is for.
+/// The part of a file that a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All of it, because nothing else is asked for, or nothing that this server gives.
+    /// All of it, because no range is requested, or none that this server supports.
     Whole,
     /// These bytes, of which there is at least one.
     Part(Range<u64>),
-    /// Bytes that it doesn't have.
+    /// Bytes beyond its end.
     Unsatisfiable,
 }
 
-/// What the `Range` header with this value asks for of a file with `size` bytes.
+/// Interprets the `Range` header with this value for a file with `size` bytes.
 ///
-/// A server may ignore the header. That is done with several ranges at once, with units other than bytes,
-/// and with what is no range.
+/// A server may ignore the header. That is done for several ranges at once, for units other than bytes, and
+/// for invalid ranges.
 pub(super) fn parse(value: &str, size: u64) -> Wanted {
     let Some((unit, range)) = value.split_once('=') else {
         return Wanted::Whole;
@@ -28,7 +28,7 @@ pub(super) fn parse(value: &str, size: u64) -> Wanted {
         return Wanted::Whole;
     }
     let range = match (first.is_empty(), number(first), number(last)) {
-        // The last so many bytes.
+        // A suffix range.
         (true, _, Some(n)) => size.saturating_sub(n)..size,
         (false, Some(first), None) if last.is_empty() => first..size,
         (false, Some(first), Some(last)) if first <= last => {
@@ -43,7 +43,7 @@ pub(super) fn parse(value: &str, size: u64) -> Wanted {
     }
 }
 
-/// A number of digits only. One too large for any file is as good as the largest.
+/// A number of digits only. One too large for any file is treated as the largest.
 fn number(digits: &str) -> Option<u64> {
     let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     all_digits.then(|| digits.parse().unwrap_or(u64::MAX))

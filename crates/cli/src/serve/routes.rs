@@ -1,4 +1,4 @@
-//! Which path leads where, and what every answer says.
+//! The routes, and the headers of every response.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub(super) fn router(package: Arc<Package>) -> Router {
         .layer(middleware::map_response(with_common_headers))
 }
 
-/// What pages of other sites may know of an answer besides its body.
+/// Headers that pages of other sites may read.
 const EXPOSED: &str = "Accept-Ranges, Content-Length, Content-Range, ETag";
 
-/// Said with every answer: pages of any site may read it, and it may be part of pages that are isolated
-/// from other origins, which browsers ask for before they allow threads with shared memory.
+/// Sent with every response: pages of any site may read it, and it may be part of pages that are isolated
+/// from other origins, which browsers require before they allow threads with shared memory.
 const COMMON_HEADERS: [(HeaderName, &str); 6] = [
     (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
     (header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED),
@@ -53,7 +53,7 @@ async fn with_common_headers(mut response: Response) -> Response {
     response
 }
 
-/// The answer to a browser that asks what pages of other sites may do.
+/// The response to a CORS preflight request.
 async fn preflight() -> Response {
     let headers = [
         (header::ALLOW, "GET, HEAD, OPTIONS"),
@@ -63,7 +63,7 @@ async fn preflight() -> Response {
             "Range, If-Range, If-Match, If-None-Match",
         ),
         (header::ACCESS_CONTROL_MAX_AGE, "86400"),
-        // Pages on the internet may ask machines of a private network, which this one may be.
+        // Pages on the internet may access machines of a private network, which this one may be.
         (
             HeaderName::from_static("access-control-allow-private-network"),
             "true",

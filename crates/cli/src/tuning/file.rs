@@ -1,7 +1,7 @@
 //! What `sterna tune` measured, in a file for each adapter and set of features.
 //!
-//! It is good for one driver and these very kernels. What doesn't fit is not used; what is no such file is
-//! not either, and no reason to stop.
+//! It is valid for one driver and exactly these kernels. Results that don't match are not used; invalid files
+//! are not used either, and no reason to stop.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -16,22 +16,22 @@ use sterna_gpu::{AdapterInfo, Features, WeightKind, shader};
 
 use crate::folders;
 
-/// The form of the file.
+/// The version of the file format.
 const FORM: u32 = 1;
 
-/// No file is longer, and none has more products.
+/// Limits on the size of a file and its number of products.
 const MAX_BYTES: u64 = 1 << 20;
 const MAX_PRODUCTS: usize = 4096;
 
-/// What a measurement is good for.
+/// What a measurement is valid for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Key {
     adapter: String,
     api: String,
-    /// Those that make a difference to kernels.
+    /// Those that affect kernels.
     features: Vec<String>,
     driver: String,
-    /// Tells kernels apart.
+    /// A hash of the kernels.
     kernels: String,
 }
 
@@ -52,27 +52,27 @@ impl Key {
         }
     }
 
-    /// The file, whether there is one or not.
+    /// The path of the file, whether it exists or not.
     fn path(&self) -> Result<PathBuf> {
-        // The content says what it is for; names only keep files apart.
+        // The content says what it is for; names only need to be distinct.
         let name = plain(&[self.stem(), self.features.join("-")].concat());
         Ok(folders::tuning()?.join(name + ".json"))
     }
 
-    /// What the names of all files for the adapter begin with, whatever the features.
+    /// The prefix of the names of all files for the adapter, whatever the features.
     fn stem(&self) -> String {
         format!("{}-{}-", self.adapter, self.api)
     }
 }
 
-/// A name of letters, digits and little else.
+/// A safe file name of letters, digits and little else.
 fn plain(name: &str) -> String {
     let mut name = name.to_ascii_lowercase();
     name.retain(|c| c.is_ascii_alphanumeric() || "-. ".contains(c));
     name.replace(' ', "-").chars().take(150).collect()
 }
 
-/// A file, as it lies on disk.
+/// A file, as stored.
 #[derive(Debug, Serialize, Deserialize)]
 struct Content {
     form: u32,
@@ -83,7 +83,7 @@ struct Content {
     products: Vec<Row>,
 }
 
-/// What was found of a product.
+/// The result for a product.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Row {
     weights: String,
@@ -94,7 +94,7 @@ struct Row {
     workgroup: Option<u32>,
     rounds_itself: Option<bool>,
     matrix_units: Option<bool>,
-    /// Microseconds, and those of the way by the rules.
+    /// Microseconds, and those of the default configuration.
     us: f64,
     rule_us: f64,
 }
@@ -121,7 +121,7 @@ impl Row {
         }
     }
 
-    fn way(&self) -> Result<(Product, LaunchConfig)> {
+    fn config(&self) -> Result<(Product, LaunchConfig)> {
         let rows = RowClass::ALL.into_iter();
         let product = Product {
             weights: WeightKind::named(&self.weights)
@@ -135,13 +135,13 @@ impl Row {
                     format!("expected one, few or many rows, found `{}`", self.rows)
                 })?,
         };
-        let way = LaunchConfig {
+        let config = LaunchConfig {
             lanes: self.lanes,
             workgroup: self.workgroup,
             rounds_itself: self.rounds_itself,
             matrix_units: self.matrix_units,
         };
-        Ok((product, way))
+        Ok((product, config))
     }
 
     fn is_of(&self, other: &Row) -> bool {
@@ -150,32 +150,32 @@ impl Row {
     }
 }
 
-/// What is kept of an adapter.
+/// The stored measurements of an adapter.
 #[derive(Debug)]
 pub(crate) enum Found {
     Nothing,
-    /// What was measured.
+    /// Valid measurements.
     Kept(Kept),
-    /// What was measured with something else, and with what.
+    /// Measurements for something else, and for what.
     Stale(String),
-    /// Why what there is can't be read.
+    /// Why the file can't be read.
     Damaged(String),
 }
 
-/// What was measured, and is good.
+/// Valid measurements.
 #[derive(Debug)]
 pub(crate) struct Kept {
     content: Content,
-    ways: Vec<(Product, LaunchConfig)>,
+    configs: Vec<(Product, LaunchConfig)>,
 }
 
 impl Kept {
-    /// Products and how they go best.
-    pub(crate) fn ways(&self) -> impl Iterator<Item = (Product, LaunchConfig)> {
-        self.ways.iter().copied()
+    /// Products and their best configurations.
+    pub(crate) fn configs(&self) -> impl Iterator<Item = (Product, LaunchConfig)> {
+        self.configs.iter().copied()
     }
 
-    /// How many products were measured, and how many of them don't go by the rules.
+    /// How many products were measured, and how many of them don't use the default configuration.
     pub(crate) fn n_products(&self) -> [usize; 2] {
         let rows = &self.content.products;
         [
@@ -190,9 +190,9 @@ impl Kept {
     }
 }
 
-/// What is kept for `key`.
+/// The stored measurements for `key`.
 pub(crate) fn kept(key: &Key) -> Found {
-    // Without a folder, nothing is kept.
+    // Without a folder, nothing is stored.
     let Ok(path) = key.path() else {
         return Found::Nothing;
     };
@@ -226,7 +226,7 @@ fn parse(bytes: &[u8], key: &Key) -> Result<Found> {
     let content: Content = serde_json::from_slice(bytes).context("expected what `tune` writes")?;
     let theirs = &content.key;
     if content.form != FORM {
-        return Ok(Found::Stale(format!("in form {}", content.form)));
+        return Ok(Found::Stale(format!("in format version {}", content.form)));
     }
     for (what, theirs, ours) in [
         ("adapter", &theirs.adapter, &key.adapter),
@@ -248,14 +248,14 @@ fn parse(bytes: &[u8], key: &Key) -> Result<Found> {
         anyhow::bail!("expected at most {MAX_PRODUCTS} products, found {n}");
     }
     let rows = content.products.iter().enumerate();
-    let ways = rows.map(|(i, row)| row.way().with_context(|| format!("product {i}")));
+    let configs = rows.map(|(i, row)| row.config().with_context(|| format!("product {i}")));
     Ok(Found::Kept(Kept {
-        ways: ways.collect::<Result<_>>()?,
+        configs: configs.collect::<Result<_>>()?,
         content,
     }))
 }
 
-/// Keeps what was found, beside what is kept of other products; returns where.
+/// Stores new results, merged with those of other products; returns where.
 pub(crate) fn save(key: &Key, found: &[Measured]) -> Result<PathBuf> {
     let path = key.path()?;
     let mut products: Vec<Row> = found.iter().map(Row::new).collect();
@@ -277,7 +277,7 @@ pub(crate) fn save(key: &Key, found: &[Measured]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Fails if nothing could be kept for `key`.
+/// Fails if nothing could be stored for `key`.
 pub(crate) fn check(key: &Key) -> Result<()> {
     let path = key.path()?;
     new_file(&path).with_context(|| path.display().to_string())?;
@@ -292,14 +292,15 @@ fn write(path: &Path, content: &Content) -> Result<()> {
     written.and_then(|()| file.finish()).context("cannot write")
 }
 
-/// A file beside `path`, that may take its place.
+/// A temporary file next to `path`, which may replace it.
 fn new_file(path: &Path) -> Result<PartialFile> {
     let folder = path.parent().context("expected a file in a folder")?;
     fs::create_dir_all(folder).context("cannot make the folder")?;
     PartialFile::create(path).context("cannot write")
 }
 
-/// Forgets what is kept for the adapter of `key`, whatever the features; returns the files that were removed.
+/// Removes what is stored for the adapter of `key`, whatever the features; returns the files that were
+/// removed.
 pub(crate) fn remove(key: &Key) -> Result<Vec<PathBuf>> {
     let folder = folders::tuning()?;
     let at_folder = || folder.display().to_string();
@@ -363,7 +364,7 @@ mod tests {
             rule_us: 2.0,
             best,
             best_us: 1.0,
-            n_ways: 2,
+            n_configs: 2,
             wrong: Vec::new(),
         }
     }
@@ -389,9 +390,9 @@ mod tests {
             let Found::Kept(kept) = parse(&bytes, &key()).unwrap() else {
                 panic!("not kept");
             };
-            let ways: Vec<_> = kept.ways().collect();
+            let configs: Vec<_> = kept.configs().collect();
             let expected: Vec<_> = products.iter().map(|f| (f.product, f.best)).collect();
-            assert_eq!(ways, expected);
+            assert_eq!(configs, expected);
             assert_eq!(kept.n_products(), [products.len(); 2]);
             assert!(kept.age_days() > 10_000);
         }

@@ -1,8 +1,7 @@
-//! What a GPU is opened with: its features, less what a package would do without, and how products go on
-//! it.
+//! Options for opening a GPU: its features, without those that a package disables, and launch configurations.
 //!
-//! What the device can do counts most, then flags, then what `sterna tune` measured, then a package's
-//! hints, then rules.
+//! Device capabilities take precedence, then flags, then measurements of `sterna tune`, then a package's
+//! hints, then the defaults.
 
 mod file;
 
@@ -15,26 +14,26 @@ pub(crate) use file::{Found, Key, check, kept, remove, save};
 
 use crate::output;
 
-/// What comes of a package's hints, and of what was measured, on an adapter.
+/// The result of a package's hints, and of measurements, for an adapter.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// What kernels may use.
+    /// The features kernels may use.
     pub(crate) features: Features,
-    /// How products go.
+    /// The launch configurations of products.
     pub(crate) tuning: Tuning,
-    /// What became of each hint.
+    /// The resolution of each hint.
     pub(crate) decisions: Vec<Decision>,
 }
 
 impl Settings {
-    /// For the adapter of `offer`. Sizes go by the rules unless `is_tunable`.
+    /// For the adapter of `offer`. Launch configurations are the defaults unless `is_tunable`.
     pub(crate) fn new(
         offer: &AdapterCaps,
         hints: &RuntimeOptimizations,
         is_tunable: bool,
     ) -> Settings {
         let resolve = |sizing| hints::resolve(hints, Some(&capabilities(offer, sizing)));
-        // Which features are masked depends on no measurement; what was measured depends on features.
+        // Masked features don't depend on measurements; measurements depend on features.
         let masked = resolve(Sizing::Rules).choices.without;
         let masked = masked.into_iter().filter_map(feature);
         let features = masked.fold(offer.features, Features::without);
@@ -57,20 +56,20 @@ impl Settings {
         }
     }
 
-    /// Has a device opened with them.
+    /// Applies them to the options of a device.
     pub(crate) fn apply(self, options: &mut DeviceOptions) {
         options.features = options.features.and(self.features);
         options.tuning = self.tuning;
     }
 }
 
-/// What was measured and is good for the adapter as it is now; a note tells of a file that is none.
+/// The valid measurements for the adapter as it is now; prints a note about an invalid file.
 fn measured(key: &Key) -> Tuning {
     match kept(key) {
-        Found::Kept(kept) => Tuning::default().with(kept.ways()),
+        Found::Kept(kept) => Tuning::default().with(kept.configs()),
         Found::Damaged(reason) => {
             output::note(format_args!(
-                "note: {reason}; not used, `sterna tune` measures anew"
+                "note: {reason}; not used, `sterna tune` measures again"
             ));
             Tuning::default()
         }
@@ -78,7 +77,7 @@ fn measured(key: &Key) -> Tuning {
     }
 }
 
-/// The word that hints have for `shader-f16` is the format's, for the others our own.
+/// The hints' word for `shader-f16` is the format's, for the others our own.
 fn feature(hinted: &str) -> Option<Features> {
     Features::named(match hinted {
         "shader-f16" => "f16",
@@ -148,7 +147,7 @@ mod tests {
         };
         for (is_tunable, workgroup) in [(true, Some(64)), (false, None)] {
             let settings = Settings::new(&offer, &hints, is_tunable);
-            assert_eq!(settings.tuning.way(&product).workgroup, workgroup);
+            assert_eq!(settings.tuning.config(&product).workgroup, workgroup);
             assert_eq!(settings.decisions.len(), 3);
             let mut options = DeviceOptions::default();
             settings.apply(&mut options);

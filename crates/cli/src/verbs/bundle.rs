@@ -15,11 +15,11 @@ use crate::conversion::notify;
 use crate::output::{self, Bytes};
 use crate::{machine, model};
 
-/// Make an engine bundle of a Hugging Face folder, or of an adapter for it
+/// Make an engine bundle from a Hugging Face folder, or from an adapter for it
 ///
 /// A bundle has the weights as an engine computes with them (qmodel.tensors), the parameters of the rotary
-/// embedding (rope.cache), and the configuration and tokenizer beside them. Ternary models become I2_S;
-/// others keep the type they have. The folder appears when it is whole.
+/// embedding (rope.cache), and the configuration and tokenizer. Ternary models become I2_S; others keep their
+/// types. The folder appears only when it is complete.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  sterna bundle bitnet-b1.58-2B-4T/ -o bitnet-bundle\n  \
@@ -30,7 +30,7 @@ pub(crate) struct Bundle {
     #[arg(value_name = "HF_DIR")]
     model: String,
 
-    /// Folder of an adapter for it, as PEFT saves it; the bundle is then the adapter's
+    /// PEFT folder of an adapter for it; the bundle is then the adapter's
     #[arg(value_name = "ADAPTER_DIR")]
     adapter: Option<PathBuf>,
 
@@ -51,11 +51,11 @@ pub(crate) struct Bundle {
     #[arg(long)]
     embeddings_i8: bool,
 
-    /// Keep the quantize manifest, which says what became of each tensor, in this file
+    /// Keep the quantize manifest, which describes how each tensor is converted, in this file
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
 
-    /// Form of the manifest: with a table of sections, as later writers have it, or version 1, without
+    /// Version of the manifest: with a table of sections, as later writers have it, or version 1, without
     #[arg(
         long,
         value_name = "FORM",
@@ -74,7 +74,7 @@ pub(crate) struct Bundle {
     json: bool,
 }
 
-/// Parses the name of a form of manifests.
+/// Parses the name of a version of manifests.
 fn manifest_form() -> impl TypedValueParser<Value = ManifestForm> {
     PossibleValuesParser::new(ManifestForm::NAMES).try_map(|name| name.parse::<ManifestForm>())
 }

@@ -23,19 +23,18 @@ use crate::output::{self, Bytes};
 use crate::size::n_bytes;
 use crate::{machine, model};
 
-/// Make an RDRR package or a GGUF file of a model
+/// Make an RDRR package or a GGUF file from a model
 ///
-/// The same model and options give the same bytes, on any number of threads. What is written has its
-/// name only once it is whole. An interrupted conversion to a package goes on where it was when it is
-/// started again; one to a GGUF file starts anew.
+/// The same model and options give the same bytes, on any number of threads. The output gets its name only
+/// once it is complete. An interrupted conversion to a package resumes when it is started again; one to a
+/// GGUF file starts over.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  sterna convert Llama-3.2-1B/ llama-rdrr --quantize q4_k_m --embeddings f16\n  \
                   sterna convert llama-rdrr llama.gguf --to gguf"
 )]
 pub(crate) struct Convert {
-    /// GGUF file (or the first of a split set), Hugging Face folder, package, or the folder of an adapter as
-    /// PEFT saves it
+    /// GGUF file (or the first of a split set), Hugging Face folder, package, or PEFT folder of an adapter
     #[arg(value_name = "MODEL")]
     model: String,
 
@@ -43,13 +42,13 @@ pub(crate) struct Convert {
     #[arg(value_name = "OUT")]
     out: PathBuf,
 
-    /// What to make
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     to: To,
 
-    /// Type of the matrices in the layers: keep, q4_k_m, q4_k, q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0,
-    /// i2_s, f16, bf16 or f32. Ternary ones are stored as I2_S unless a type that holds them exactly is
-    /// asked for
+    /// Type of the matrices in the layers: keep, q4_k_m, q4_k, q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0, i2_s,
+    /// f16, bf16 or f32. Ternary ones are stored as I2_S unless a type that represents them exactly is
+    /// requested
     #[arg(long, value_name = "TYPE", value_parser = str::parse::<Target>, default_value = "keep")]
     quantize: Target,
 
@@ -57,21 +56,21 @@ pub(crate) struct Convert {
     #[arg(long, value_name = "TYPE", value_parser = str::parse::<Target>)]
     embeddings: Option<Target>,
 
-    /// Type of the output head [default: that of the table]. Of a model without one of its own, whose
-    /// table serves as one, the type of the table unless --embeddings is given
+    /// Type of the output head [default: that of the table]. For a model without a separate one, which uses
+    /// its table, the type of the table unless --embeddings is given
     #[arg(long, value_name = "TYPE", value_parser = str::parse::<Target>)]
     head: Option<Target>,
 
-    /// Bytes of a package's shard at most, such as 64MiB
+    /// Maximum bytes of a package's shard, such as 64MiB
     #[arg(long, value_name = "SIZE", value_parser = shard_size, default_value = "64MiB")]
     shard_size: NonZero<u64>,
 
-    /// What a package's shards and groups are hashed with
+    /// Hash algorithm of a package's shards and groups
     #[arg(long, value_name = "ALGORITHM", default_value = "sha256")]
     hash: Algorithm,
 
-    /// What the package is called [default: the name of the model and its types], or the model in a GGUF
-    /// file [default: its name]
+    /// Name of the package [default: the name of the model and its types], or of the model in a GGUF file
+    /// [default: its name]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
 
@@ -88,17 +87,17 @@ pub(crate) struct Convert {
     json: bool,
 }
 
-/// Forms that a model can be given.
+/// Output formats.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum To {
     /// A folder with a manifest and shards
     #[default]
     Package,
-    /// One file, for llama.cpp and its kin too
+    /// One file, also for llama.cpp and the like
     Gguf,
 }
 
-/// Smallest shard that is taken: what tensors are aligned to.
+/// Smallest shard: the alignment of tensors.
 const MIN_SHARD: u64 = 4096;
 
 /// Parses the size of a shard.
@@ -175,7 +174,7 @@ impl Convert {
     }
 }
 
-/// Prints what came of a conversion.
+/// Prints the result of a conversion.
 fn say(summary: &PackageSummary, as_json: bool) -> Result<()> {
     if as_json {
         return output::json(summary);

@@ -1,4 +1,4 @@
-//! `sterna diagnose`: where a GPU and the CPU part.
+//! `sterna diagnose`: where a GPU and the CPU diverge.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ const EXAMPLE: &str = "Example:
   sterna diagnose model.gguf --prompt 'Once upon a time' --tokens 16 --verbose
   sterna diagnose builtin --cache f16 --json";
 
-/// Compare the GPU with the CPU, stage by stage, and name the first place where they part
+/// Compare the GPU with the CPU, stage by stage, and name the first place where they diverge
 ///
-/// A prompt is computed at once, and some tokens behind it one by one: three times on both. First, each
-/// operation on the GPU begins with the CPU's values, which tells a kernel that is wrong. Then each
-/// layer does, its operations run together as usual. Last, the GPU goes on with its own values, which
-/// tells how far errors add up, and whether the same tokens would be chosen. The exit status is 0 only if
-/// all are as close as expected.
+/// A prompt is computed at once, and some tokens after it one by one: three times on both. First, each
+/// operation on the GPU begins with the CPU's values, which shows a kernel that is wrong. Then each layer
+/// does, its operations fused as usual. Last, the GPU continues with its own values, which shows how errors
+/// accumulate, and whether the same tokens would be chosen. The exit status is 0 only if all are as close as
+/// expected.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Diagnose {
@@ -45,7 +45,7 @@ pub(crate) struct Diagnose {
     #[arg(long, value_name = "IDS")]
     ids: Option<String>,
 
-    /// Tokens to compute one by one behind the prompt: those that the CPU finds likeliest
+    /// Number of tokens to compute one by one after the prompt: the CPU's greedy choices
     #[arg(long, value_name = "N", default_value_t = 4)]
     tokens: usize,
 
@@ -57,24 +57,24 @@ pub(crate) struct Diagnose {
     flags: ReportFlags,
 }
 
-/// What is computed unless something else is asked for: enough rows to fill tiles and leave a rest.
+/// The default prompt: enough rows to fill tiles and leave a remainder.
 const PROMPT: &str = "The Arctic tern flies from the far north to the far south and back again every year, \
     farther than any other animal. It weighs no more than a hundred grams. On the way it crosses three \
     oceans, sleeps in the air, and finds the same cliff that it left. What 7 plus 8 is, it does not know; \
     where the summer is, it does.";
 
-/// Tokens of a prompt at most: they are computed at once, and the logits of all are held.
+/// Maximum tokens of a prompt: they are computed at once, and the logits of all are kept.
 const MAX_PROMPT: usize = 256;
 
 /// A comparison of one stage, of one forward pass.
 #[derive(Debug)]
 struct Found {
-    /// 0 for the prompt, then the tokens behind it.
+    /// 0 for the prompt, then the tokens after it.
     step: usize,
     measured: Measured,
 }
 
-/// What was found, in all three ways.
+/// The results in all three modes.
 #[derive(Debug)]
 struct Findings {
     operations: Vec<Found>,
@@ -122,7 +122,7 @@ impl Diagnose {
         let first = findings.first();
         let verdict = match &first {
             None => findings.agreement(),
-            Some((found, how)) => format!("first parts at {found}{how}"),
+            Some((found, how)) => format!("first diverges at {found}{how}"),
         };
         if self.flags.json {
             output::json(&Report {
@@ -175,11 +175,11 @@ impl Diagnose {
     }
 }
 
-/// The model on both.
+/// The model on both devices.
 type Model = sterna_engine::Model<Compare<Cpu, Gpu>>;
 type Session = sterna_engine::Session<Compare<Cpu, Gpu>>;
 
-/// Computes `prompt` and `n_tokens` behind it, in a new session.
+/// Computes `prompt` and `n_tokens` after it, in a new session.
 fn compare(
     model: &Arc<Model>,
     session: &mut Session,
@@ -214,7 +214,7 @@ fn largest(logits: &[f32]) -> u32 {
 }
 
 impl Found {
-    /// The forward pass, in words.
+    /// The name of the forward pass.
     fn step(&self) -> String {
         match self.step {
             0 => "prompt".to_owned(),
@@ -228,12 +228,12 @@ impl fmt::Display for Found {
         let Found { step, measured } = self;
         write!(f, "{}", measured.stage)?;
         if *step > 0 {
-            write!(f, " (token {step} behind the prompt)")?;
+            write!(f, " (token {step} after the prompt)")?;
         }
         if measured.n_lost > 0 {
             write!(
                 f,
-                ": {} of {} values are no finite numbers",
+                ": {} of {} values are not finite",
                 measured.n_lost,
                 measured.n_rows * measured.width
             )?;
@@ -256,25 +256,25 @@ impl fmt::Display for Found {
 }
 
 impl Findings {
-    /// The first that is outside of what is expected, and where it stood.
+    /// The first outside its bound, and its stage.
     fn first(&self) -> Option<(&Found, &'static str)> {
         let first = |found: &[Found]| found.iter().position(|f| !f.measured.is_within());
         [
             (&self.operations, ""),
-            (&self.layers, ", where operations run together"),
-            (&self.drift, ", where errors add up"),
+            (&self.layers, ", where operations are fused"),
+            (&self.drift, ", where errors accumulate"),
         ]
         .into_iter()
         .find_map(|(found, how)| Some((&found[first(found)?], how)))
     }
 
-    /// What the logits come to where errors add up.
+    /// The error of the logits where errors accumulate.
     fn logits(&self) -> impl Iterator<Item = &Measured> {
         let all = self.drift.iter().map(|found| &found.measured);
         all.filter(|measured| measured.stage.layer.is_none())
     }
 
-    /// In words, how well the two agree.
+    /// Describes how well the two agree.
     fn agreement(&self) -> String {
         let n_rows: usize = self.logits().map(|m| m.n_rows).sum();
         let n_same: usize = self.logits().map(|m| m.agreement.n_same).sum();
@@ -282,9 +282,9 @@ impl Findings {
             .logits()
             .map(|m| m.agreement.margin)
             .fold(0.0, f32::max);
-        let mut text = format!("agrees: {n_same} of {n_rows} tokens would be chosen alike");
+        let mut text = format!("agrees: {n_same} of {n_rows} greedy tokens are the same");
         if n_same < n_rows {
-            text += &format!(", the others being {margin:.2} apart at most");
+            text += &format!(", the others at most {margin:.2} apart");
         }
         text
     }
@@ -351,7 +351,7 @@ impl Line {
     }
 }
 
-/// The worst of each kind, measured by what is expected of it; in the order in which kinds came first.
+/// The worst of each kind, relative to its bound; in the order in which kinds first occur.
 fn worst(found: &[Found], by_layer: bool) -> Vec<Line> {
     let share = |m: &Measured| match m.n_lost {
         0 if m.bound.is_finite() => m.relative_error / m.bound,
@@ -400,23 +400,23 @@ struct Report<'a> {
 
 #[derive(Serialize)]
 struct Row {
-    /// 0 for the prompt, then the tokens behind it.
+    /// 0 for the prompt, then the tokens after it.
     step: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     layer: Option<usize>,
     stage: String,
     shape: [usize; 2],
     relative_error: f64,
-    /// `null` where nothing is expected.
+    /// `null` if there is no bound.
     bound: f64,
     within: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     largest: Option<At>,
-    /// Values that the CPU has no finite number for.
+    /// Values that are not finite on the CPU.
     n_not_finite: usize,
-    /// Values that only the GPU has none for.
+    /// Values that are not finite only on the GPU.
     n_lost: usize,
-    /// Rows whose largest value is at the same place; of logits.
+    /// Rows with the same argmax; of logits.
     #[serde(skip_serializing_if = "Option::is_none")]
     n_same_top: Option<usize>,
 }

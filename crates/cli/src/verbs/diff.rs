@@ -20,14 +20,14 @@ const EXAMPLE: &str = "Example:
 
 /// Show what differs between two packages
 ///
-/// Which component groups, tensors and shards, and how many bytes whoever has A fetches to have B:
-/// those of the shards that A doesn't hold under any name.
+/// Which component groups, tensors and shards differ, and how many bytes someone who has A fetches to get B:
+/// those of the shards that A doesn't contain under any name.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Diff {
     /// Package to start from: a folder, a URL, or a name in the store
     a: String,
-    /// Package to arrive at
+    /// Package to compare it with
     b: String,
     /// Print JSON
     #[arg(long)]
@@ -45,7 +45,7 @@ struct Report {
     total_bytes: u64,
 }
 
-/// Names of what only B has, only A has, and both have otherwise.
+/// Names of what only B has, only A has, and what differs.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Changes {
     added: Vec<String>,
@@ -144,7 +144,7 @@ fn held_shards(manifest: &Manifest) -> HashSet<Digest> {
     held
 }
 
-/// What tells two tensors of one name apart without reading them.
+/// What distinguishes two tensors of one name without reading them.
 #[derive(PartialEq)]
 struct TensorId {
     dtype: String,
@@ -153,12 +153,12 @@ struct TensorId {
     content: Content,
 }
 
-/// What is known of a tensor's bytes, the surest first.
+/// What is known of a tensor's bytes, the most reliable first.
 #[derive(PartialEq)]
 enum Content {
     /// The root of its hash tree, and the size of the blocks.
     Root(u64, Digest),
-    /// The same place in shards of the same hashes.
+    /// The same offset in shards of the same hashes.
     Place(Vec<(Digest, u64, u64)>),
 }
 

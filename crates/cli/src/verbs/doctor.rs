@@ -1,4 +1,4 @@
-//! `sterna doctor`: what this machine offers, and what will be used of it.
+//! `sterna doctor`: what this machine offers, and what of it will be used.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ const EXAMPLE: &str = "Example:
   sterna doctor
   sterna doctor --json";
 
-/// Say what this machine offers and what will be used
+/// Show what this machine offers and what will be used
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Doctor {
@@ -33,9 +33,9 @@ struct Report {
     version: &'static str,
     #[serde(flatten)]
     machine: Machine,
-    /// Instruction set extensions that matter to the arithmetic.
+    /// Instruction set extensions that are relevant to arithmetic.
     cpu_features: Vec<&'static str>,
-    /// Levels that there is code for and that the machine has.
+    /// Levels that are supported by this program and the machine.
     instruction_sets: Vec<&'static str>,
     read_bandwidth_bytes_per_s: f64,
     /// Adapters, best first; software ones too.
@@ -45,7 +45,7 @@ struct Report {
     used: Used,
 }
 
-/// A GPU, and what kernels would use of it.
+/// A GPU, and the features kernels would use.
 #[derive(Debug, Serialize)]
 struct Gpu {
     name: String,
@@ -56,34 +56,34 @@ struct Gpu {
     kind: String,
     features: Vec<&'static str>,
     limits: Limits,
-    /// Which variants of kernels would run, by what they are for.
+    /// Which kernel variants would run, by purpose.
     kernels: BTreeMap<&'static str, &'static str>,
     tuning: TuningReport,
 }
 
-/// What `sterna tune` measured of a GPU.
+/// Measurements of `sterna tune` for a GPU.
 #[derive(Debug, Default, Serialize)]
 struct TuningReport {
-    /// Products that go as was measured.
+    /// Products with measured configurations.
     n_products: usize,
-    /// Those of them that don't go by the rules.
+    /// Those of them that don't use the default.
     n_changed: usize,
     /// Days since then.
     age_days: Option<u64>,
-    /// Why what there is is not used.
+    /// Why existing measurements are not used.
     unused: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Limits {
     buffer_bytes: u64,
-    /// Bytes of a buffer that a kernel sees at once; larger matrices are cut.
+    /// Maximum bytes of a binding; larger matrices are split.
     binding_bytes: u64,
-    /// Shared memory of a workgroup.
+    /// Shared memory per workgroup.
     workgroup_bytes: u32,
-    /// Invocations of a workgroup.
+    /// Invocations per workgroup.
     workgroup_len: u32,
-    /// The smallest and the largest subgroup; 1 where there are none.
+    /// The smallest and the largest subgroup; 1 without subgroups.
     subgroup_len: [u32; 2],
 }
 
@@ -155,7 +155,7 @@ fn kept_pipelines() -> Option<Pipelines> {
             n_bytes: kept.n_bytes,
         }),
         Err(error) => {
-            // Everything else is still worth knowing.
+            // Everything else is still useful.
             output::note(format_args!("gpu kernels kept: {error:#}"));
             None
         }
@@ -282,7 +282,7 @@ impl Gpu {
             (
                 "  limits",
                 format!(
-                    "buffers of {}, {} seen at once; workgroups of {workgroup_len} with {}, {subgroups}",
+                    "buffers of {}, {} per binding; workgroups of {workgroup_len} with {}, {subgroups}",
                     output::Bytes(buffer_bytes),
                     output::Bytes(binding_bytes),
                     output::Bytes(workgroup_bytes.into()),
@@ -297,10 +297,10 @@ impl Gpu {
 impl TuningReport {
     fn text(&self) -> String {
         match (self.age_days, &self.unused) {
-            (_, Some(reason)) => format!("not used: {reason}; `sterna tune` measures anew"),
+            (_, Some(reason)) => format!("not used: {reason}; `sterna tune` measures again"),
             (None, None) => "none; `sterna tune` measures".to_owned(),
             (Some(days), None) => format!(
-                "{} products, {} of them not by the rules, measured {}",
+                "{} products, {} of them not the default, measured {}",
                 self.n_products,
                 self.n_changed,
                 match days {

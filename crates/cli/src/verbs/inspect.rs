@@ -1,4 +1,4 @@
-//! `sterna inspect`: what the files of a model hold.
+//! `sterna inspect`: the contents of a model's files.
 
 mod package;
 
@@ -26,7 +26,7 @@ const EXAMPLE: &str = "Example:
   sterna inspect model.gguf
   sterna inspect builtin --json";
 
-/// Show what the files of a model hold
+/// Show what a model's files contain
 ///
 /// Reads headers only. Works for files of any architecture, and for files without weights.
 #[derive(Debug, Args)]
@@ -48,14 +48,14 @@ struct Report {
     files: Vec<FileReport>,
     bytes: u64,
     n_tensors: usize,
-    /// Values that the tensors hold, packed ones unpacked.
+    /// Number of values in the tensors, packed ones unpacked.
     n_parameters: u64,
     types: BTreeMap<String, TypeReport>,
-    /// What the engine makes of it; `None` if it can't run the model.
+    /// The engine's configuration; `None` if it can't run the model.
     model: Option<ModelReport>,
     /// Why the engine can't run the model.
     not_runnable: Option<String>,
-    /// What a package says besides.
+    /// What else a package contains.
     #[serde(skip_serializing_if = "Option::is_none")]
     package: Option<PackageReport>,
     metadata: Map<String, Json>,
@@ -119,7 +119,7 @@ impl Inspect {
             Err(error) => (None, Some(format!("{error:#}"))),
         };
         let tensors: Vec<TensorReport> = match files.header() {
-            // As they are stored, not as the engine sees them.
+            // As stored, not as the engine uses them.
             Header::Package(header) => (header.package.tensors().iter())
                 .map(TensorReport::of_package)
                 .collect(),
@@ -172,7 +172,7 @@ fn format_name(header: &Header) -> String {
     }
 }
 
-/// What the files call the model's kind. A file that says nothing, or nonsense, has none.
+/// The model's kind, by its files. A file that says nothing, or nonsense, has none.
 fn architecture(files: &LocalModel) -> Option<String> {
     match files.header() {
         Header::Gguf { metadata, .. } => metadata.architecture().ok()?.map(str::to_owned),
@@ -212,7 +212,7 @@ fn types(tensors: &[TensorReport]) -> BTreeMap<String, TypeReport> {
     types
 }
 
-/// All that the files say besides tensors, long arrays cut short; and why some of it is left out.
+/// Everything else in the files besides tensors, long arrays abbreviated; and why some of it is left out.
 fn metadata(files: &LocalModel) -> (Map<String, Json>, Option<Error>) {
     match files.header() {
         Header::Gguf { metadata, .. } => {
@@ -478,7 +478,7 @@ fn indent(text: &str) -> String {
         .join("\n")
 }
 
-/// Longest text of a value that is shown.
+/// Longest value that is shown.
 const MAX_VALUE_CHARS: usize = 100;
 
 /// One row for each value in `object`, nested keys joined by dots.

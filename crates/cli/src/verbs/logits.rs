@@ -1,4 +1,4 @@
-//! `sterna logits`: what a model computes, for checking one implementation against another.
+//! `sterna logits`: a model's logits, for checking one implementation against another.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -39,7 +39,7 @@ pub(crate) struct Logits {
     #[arg(short, long, value_name = "OUT.safetensors")]
     output: PathBuf,
 
-    /// Only what follows the last token
+    /// Only those after the last token
     #[arg(long)]
     last: bool,
 
@@ -73,7 +73,7 @@ struct Report<'a> {
     shape: [usize; 2],
 }
 
-/// Tokens computed at once if no chunk size is asked for; bounds the memory that logits take.
+/// Default chunk size; bounds the memory that logits take.
 const DEFAULT_CHUNK: usize = 256;
 
 impl Logits {
@@ -150,11 +150,11 @@ struct TensorFile {
     out: BufWriter<Out>,
 }
 
-/// Where the bytes go.
+/// The destination of the bytes.
 enum Out {
-    /// A file that takes its name when it is whole.
+    /// A file that gets its name when it is complete.
     Whole(PartialFile),
-    /// Something other than a file, such as a device or a pipe, which nothing may take the place of.
+    /// Something other than a file, such as a device or a pipe, which must not be replaced.
     Straight(File),
 }
 
@@ -179,7 +179,7 @@ impl TensorFile {
         let mut writer = Writer::new(BTreeMap::new());
         writer.tensor("logits", DType::F32, &shape)?;
         let create = || -> io::Result<(PathBuf, Out)> {
-            // Behind a link, it is the file linked to that is replaced.
+            // If it is a link, the linked file is replaced.
             let path = match fs::canonicalize(path) {
                 Ok(path) => path,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),

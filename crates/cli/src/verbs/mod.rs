@@ -1,4 +1,4 @@
-//! The verbs of the command line, one file each, and what several of them do alike.
+//! The verbs of the command line, one file each, and what several of them share.
 
 pub(crate) mod bench;
 pub(crate) mod bundle;
@@ -28,7 +28,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// Longest text taken: hundreds of times what a context holds, and well below what fills a memory.
+/// Maximum length of a text: hundreds of times what a context holds, and well below what fills the memory.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// The text in `file`, which must be UTF-8.
@@ -65,7 +65,7 @@ fn read_bounded(source: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Checks that a model with `n_vocab` tokens knows all `ids`.
+/// Checks that all `ids` are in the vocabulary of a model with `n_vocab` tokens.
 fn check_ids(ids: &[u32], n_vocab: usize) -> Result<()> {
     match ids
         .iter()

@@ -21,7 +21,7 @@ const EXAMPLE: &str = "Example:
 
 /// Measure how well a model predicts a text
 ///
-/// The text is cut into windows that don't overlap. Each begins with the beginning-of-sequence token
+/// The text is divided into windows that don't overlap. Each begins with the beginning-of-sequence token
 /// where the model has one; the first token of a window is not scored.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
@@ -33,7 +33,7 @@ pub(crate) struct Perplexity {
     #[arg(long, value_name = "TEXT")]
     file: PathBuf,
 
-    /// Tokens of a window, a beginning-of-sequence token counted
+    /// Tokens per window, including a beginning-of-sequence token
     #[arg(long, value_name = "N", default_value = "256")]
     window: NonZero<usize>,
 
@@ -43,14 +43,14 @@ pub(crate) struct Perplexity {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Mean negative log-likelihood of a scored token, in nats.
+    /// Mean negative log-likelihood per scored token, in nats.
     nll: f64,
     perplexity: f64,
     /// Scored tokens.
     n_tokens: usize,
 }
 
-/// Rows of logits held at once: 32 MiB for a vocabulary of 128 thousand.
+/// Rows of logits kept at once: 32 MiB for a vocabulary of 128 thousand.
 const CHUNK: usize = 64;
 
 impl Perplexity {
@@ -127,14 +127,14 @@ fn windows(
 
 /// The sum over all tokens of `ids` but the first, in nats. `session` must be empty.
 ///
-/// Fails at the first token whose share of it is not finite.
+/// Fails at the first token whose contribution is not finite.
 fn negative_log_likelihood(
     session: &mut Session<Device>,
     ids: &[u32],
     n_vocab: usize,
 ) -> Result<f64> {
     let mut sum = 0.0;
-    // What follows the last token is not asked for.
+    // Logits after the last token are not needed.
     let inputs = &ids[..ids.len() - 1];
     let mut position = 0;
     for (chunk, targets) in inputs.chunks(CHUNK).zip(ids[1..].chunks(CHUNK)) {

@@ -20,20 +20,19 @@ use crate::{pull, trust};
 /// Fetch a model into the store
 ///
 /// SOURCE is the URL of a package (the folder with its manifest.json), the URL of a Hugging Face repository,
-/// a folder, or the name of a model in the store, which is fetched from where it came: what changed there,
-/// and what was damaged here. Every byte is verified before it is kept; an
-/// interrupted pull goes on where it was; what models in the store have in common with this one is not
-/// fetched again. HF_TOKEN and HF_ENDPOINT are understood.
+/// a folder, or the name of a model in the store, of which whatever changed at its origin or was damaged here
+/// is fetched again. Every byte is verified before it is kept; an interrupted pull resumes; data that other
+/// models in the store already have is not fetched again. HF_TOKEN and HF_ENDPOINT are respected.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   sterna pull https://example.org/tiny-rdrr tiny
   sterna pull https://huggingface.co/OWNER/REPO-GGUF --file Q4_K_M")]
 pub(crate) struct PullVerb {
-    /// Where the model is
+    /// Where to fetch the model from
     #[arg(value_name = "SOURCE")]
     source: String,
 
-    /// What to call it here [default: the last part of the address]
+    /// Name in the store [default: the last part of the address]
     #[arg(value_name = "NAME")]
     name: Option<String>,
 
@@ -41,15 +40,15 @@ pub(crate) struct PullVerb {
     #[arg(long, value_name = "SOURCE")]
     mirror: Vec<String>,
 
-    /// Which model of a repository: a file's name, or a part of a GGUF file's
+    /// Which model of a repository: a file name, or a part of a GGUF file name
     #[arg(long, value_name = "FILE")]
     file: Option<String>,
 
-    /// Bytes a second at most, such as 20MiB
+    /// Maximum bytes per second, such as 20MiB
     #[arg(long, value_name = "SIZE", value_parser = n_bytes)]
     rate: Option<NonZero<u64>>,
 
-    /// Requests at a time
+    /// Maximum parallel requests
     #[arg(long, value_name = "N", default_value = "4")]
     parallel: NonZero<u8>,
 
@@ -98,7 +97,7 @@ impl PullVerb {
     }
 }
 
-/// What a pull did, for programs.
+/// The result of a pull, for programs.
 #[derive(Serialize)]
 struct Report<'a> {
     name: &'a str,
@@ -125,7 +124,7 @@ impl Report<'_> {
     }
 }
 
-/// List the models in the store: size, origin, and whose signature they bear
+/// List the models in the store: size, origin, and who signed them
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna list --json")]
 pub(crate) struct List {
@@ -144,7 +143,7 @@ struct Row {
     source: String,
     /// The name of the key it is signed with, if that is trusted now.
     signer: Option<String>,
-    /// What the signature is worth: `none`, `trusted`, `unknown_key` or `wrong`.
+    /// The state of the signature: `none`, `trusted`, `unknown_key` or `wrong`.
     signature: &'static str,
     #[serde(skip)]
     state: SignatureState,
@@ -172,7 +171,7 @@ impl List {
         }
         for (name, n_bytes) in store.interrupted()? {
             output::note(format_args!(
-                "note: an interrupted pull of `{name}` left {}; the same pull goes on with it, \
+                "note: an interrupted pull of `{name}` left {}; the same pull resumes it, \
                  `sterna gc --interrupted` deletes it",
                 Bytes(n_bytes)
             ));
@@ -199,7 +198,7 @@ impl List {
     }
 }
 
-/// What a signature is worth, in one word for programs.
+/// The state of a signature, in one word for programs.
 fn word(state: &SignatureState) -> &'static str {
     match state {
         SignatureState::NoPackage | SignatureState::Unsigned => "none",
@@ -209,7 +208,7 @@ fn word(state: &SignatureState) -> &'static str {
     }
 }
 
-/// The same in a few words for people; none where there is nothing to be signed.
+/// The same for people; `None` where nothing can be signed.
 fn described(state: &SignatureState) -> Option<String> {
     Some(match state {
         SignatureState::NoPackage => return None,
@@ -222,7 +221,7 @@ fn described(state: &SignatureState) -> Option<String> {
     })
 }
 
-/// A path without that of the current folder, where it is in there; anything else as it is.
+/// A path relative to the current folder, if it is inside; any other unchanged.
 fn from_here(source: &str) -> &str {
     let here = env::current_dir();
     let below = here
@@ -256,7 +255,7 @@ impl Remove {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna gc --interrupted")]
 pub(crate) struct Gc {
-    /// Also what interrupted pulls left, which a later one could go on with
+    /// Also delete what interrupted pulls left, which a later one could resume
     #[arg(long)]
     interrupted: bool,
 }

@@ -1,4 +1,4 @@
-//! `sterna quantize`: the files of an engine bundle, as a manifest says.
+//! `sterna quantize`: the files of an engine bundle from a manifest.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ use crate::conversion::notify;
 use crate::machine;
 use crate::output::{self, Bytes};
 
-/// Make the files of an engine bundle, as a quantize manifest says
+/// Make the files of an engine bundle from a quantize manifest
 ///
-/// Called as `trillim-quantize`, the program does this without being told so.
+/// When called as `trillim-quantize`, the program runs this verb.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  sterna quantize --manifest manifest.bin --output bundle/qmodel.tensors --arch bitnet \
                   --hidden-dim 2560 --intermediate-dim 6912 --norm-eps 1e-5"
 )]
 pub(crate) struct Quantize {
-    /// The manifest: which ranges of which files are tensors, and what to do with each
+    /// The manifest: which ranges of which files are tensors, and how to convert each
     #[arg(long, value_name = "FILE")]
     manifest: PathBuf,
 
@@ -58,11 +58,11 @@ pub(crate) struct Quantize {
     #[arg(long, value_name = "X")]
     norm_eps: f64,
 
-    /// The embedding table is the output head too
+    /// The embedding table is also the output head
     #[arg(long)]
     tie_embeddings: bool,
 
-    /// Elements of a head
+    /// Elements per head
     #[arg(long, value_name = "N")]
     head_dim: Option<u32>,
 
@@ -92,7 +92,7 @@ struct RopeFlags {
     #[arg(long, value_name = "X", value_parser = positive)]
     rope_theta: Option<f64>,
 
-    /// Positions that the model was made for
+    /// Context length of the model
     #[arg(long, value_name = "N", value_parser = position_count())]
     max_pos: Option<u32>,
 
@@ -100,11 +100,11 @@ struct RopeFlags {
     #[arg(long, value_name = "N")]
     rope_dim: Option<usize>,
 
-    /// YaRN: how much the context is stretched
+    /// YaRN: scaling factor
     #[arg(long, value_name = "X", value_parser = positive, requires = "yarn_orig_max_pos")]
     yarn_factor: Option<f64>,
 
-    /// YaRN: positions before stretching
+    /// YaRN: original context length
     #[arg(long, value_name = "N", value_parser = position_count(), requires = "yarn_factor")]
     yarn_orig_max_pos: Option<u32>,
 
@@ -124,15 +124,15 @@ struct AdapterFlags {
     #[arg(long, value_name = "FILE")]
     lora_output: Option<PathBuf>,
 
-    /// Rank of the adapter, to check
+    /// Expected rank of the adapter
     #[arg(long, value_name = "N")]
     lora_rank: Option<u32>,
 
-    /// Heads of queries in the model, to check
+    /// Expected number of query heads in the model
     #[arg(long, value_name = "N")]
     num_heads: Option<u32>,
 
-    /// Heads of keys in the model, to check
+    /// Expected number of key heads in the model
     #[arg(long, value_name = "N")]
     num_kv_heads: Option<u32>,
 }
@@ -195,7 +195,7 @@ impl Quantize {
 }
 
 impl RopeFlags {
-    /// The file to write, and what it is to say.
+    /// The file to write, and its content.
     fn file(&self, head_dim: Option<u32>) -> Result<Option<(PathBuf, RopeFile)>> {
         let Some(path) = &self.rope_output else {
             return Ok(None);

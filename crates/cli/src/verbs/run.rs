@@ -34,7 +34,7 @@ pub(crate) struct Run {
     #[arg(default_value = BUILTIN)]
     model: String,
 
-    /// What to say to the model
+    /// The prompt
     #[arg(short, long)]
     prompt: Option<String>,
 
@@ -42,19 +42,19 @@ pub(crate) struct Run {
     #[arg(long)]
     raw: bool,
 
-    /// Instructions that precede the chat
+    /// System instructions
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
 
-    /// Tokens to generate at most [default: what the model recommends, else as many as fit]
+    /// Maximum tokens to generate [default: what the model recommends, else as many as fit]
     #[arg(long, value_name = "N")]
     max_tokens: Option<usize>,
 
-    /// Text that ends the answer and is no part of it; may be given several times
+    /// Text that ends the answer and is not part of it; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
 
-    /// Draft up to N tokens from the text so far and check them at once: changes no token, and is faster
+    /// Draft up to N tokens from the text so far and verify them at once: changes no token, and is faster
     /// where text repeats [N: 8]
     #[arg(
         long,
@@ -180,7 +180,7 @@ impl Run {
     }
 }
 
-/// Most tokens that are drafted: more than is ever worth while.
+/// Maximum number of drafted tokens: more never pays.
 const MAX_DRAFTS: usize = 64;
 
 fn draft_count(text: &str) -> Result<usize, String> {
@@ -190,7 +190,7 @@ fn draft_count(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected a number of tokens from 1 to {MAX_DRAFTS}"))
 }
 
-/// The whole of standard input, less the line end that `echo` adds.
+/// The whole of standard input, without the line end that `echo` adds.
 fn read_prompt() -> Result<String> {
     let mut prompt = super::read_stdin()?;
     if prompt.ends_with('\n') {

@@ -15,9 +15,9 @@ const EXAMPLE: &str = r#"Example:
   echo '[{"role": "user", "content": "Hello!"}]' > messages.json
   sterna template builtin --messages messages.json"#;
 
-/// Print the prompt that a chat template makes of a conversation
+/// Print the prompt that a chat template renders from a conversation
 ///
-/// The prompt ends where the answer begins. The messages are in the form of the OpenAI API.
+/// The prompt ends where the answer begins. The messages have the format of the OpenAI API.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Template {

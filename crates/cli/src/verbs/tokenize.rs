@@ -26,11 +26,11 @@ pub(crate) struct Tokenize {
     #[command(flatten)]
     text: TextSource,
 
-    /// Add no special tokens, and read none in the text
+    /// Add no special tokens, and recognise none in the text
     #[arg(long)]
     no_special: bool,
 
-    /// Print JSON: the ids, and the pieces as the vocabulary spells them
+    /// Print JSON: the ids, and the pieces as in the vocabulary
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `sterna trust`: whose signatures are believed.
+//! `sterna trust`: whose signatures are trusted.
 
 use std::fs;
 use std::path::Path;
@@ -17,13 +17,13 @@ const EXAMPLE: &str = "Example:
   sterna trust bob bob.pub
   sterna trust --remove alice";
 
-/// List, add or remove the keys whose signatures are believed
+/// List, add or remove trusted keys
 ///
-/// A package that is signed is used only if it is signed with one of them.
+/// A signed package is used only if it is signed with one of them.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Trust {
-    /// What to call the key; a key of that name is replaced
+    /// Name of the key; a key with that name is replaced
     #[arg(requires = "key", value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
 
@@ -31,7 +31,7 @@ pub(crate) struct Trust {
     #[arg(requires = "name", value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
 
-    /// Stop believing the key of that name
+    /// Remove the key with that name
     #[arg(long, value_name = "NAME", conflicts_with = "name")]
     remove: Option<String>,
 

@@ -1,4 +1,4 @@
-//! `sterna tune`: which way of computing products is fastest on this GPU.
+//! `sterna tune`: the fastest launch configurations on this GPU.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ const EXAMPLE: &str = "Example:
   sterna tune builtin --dry-run --json
   sterna tune --reset";
 
-/// Measure which kernels and workgroups are fastest on this GPU, and keep the result
+/// Measure which kernels and workgroup sizes are fastest on this GPU, and keep the result
 ///
-/// The products of the model's own matrices are computed in every way that the device has, in turns and as a
-/// step of the model has them, for one row of activations, for four, and for a prompt where there is a
-/// choice. A way counts only if it gives the results that the rules' way gives, and is kept only if it is
-/// faster by more than chance. Every later run on the same GPU, driver and kernels takes what was kept, for
-/// all models with matrices of these shapes.
+/// The products of the model's own matrices are computed with every configuration that the device supports,
+/// alternating and in the order of the model's step, for one row of activations, for four, and for a prompt
+/// where there is a choice. A configuration is considered only if it gives the same results as the default,
+/// and kept only if it is significantly faster. Every later run on the same GPU, driver and kernels uses the
+/// result, for all models with matrices of these shapes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Tune {
@@ -40,11 +40,11 @@ pub(crate) struct Tune {
     #[arg(default_value = BUILTIN)]
     model: String,
 
-    /// How often to time the best ways of each product
+    /// How often to time the best configurations of each product
     #[arg(long, value_name = "N", default_value = "15")]
     rounds: NonZero<usize>,
 
-    /// Seconds to spend on measuring, about; products there is no time for stay as they are
+    /// Approximate time limit in seconds; products there is no time for are unchanged
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     limit: NonZero<u64>,
 
@@ -52,7 +52,7 @@ pub(crate) struct Tune {
     #[arg(long)]
     dry_run: bool,
 
-    /// Forget what was measured on this GPU, and measure nothing
+    /// Remove what was measured on this GPU, and measure nothing
     #[arg(long, conflicts_with_all = ["dry_run", "rounds", "limit"])]
     reset: bool,
 
@@ -61,7 +61,7 @@ pub(crate) struct Tune {
 }
 
 /// Rows of activations of the steps whose products are measured: a token; a few; and a prompt, where
-/// matrix units may be faster than other kernels, or slower.
+/// cooperative matrices may be faster than other kernels, or slower.
 const TOKEN: usize = 1;
 const FEW: usize = 4;
 const PROMPT: usize = 512;
@@ -83,17 +83,17 @@ impl Tune {
         let device = gpu.device();
         let key = Key::new(device.info(), device.features());
         if !self.dry_run {
-            // Before the work, not behind it.
+            // Before the work, not after it.
             tuning::check(&key)?;
         }
         if device.has_matrix_units() && prompt > FEW {
             step(&mut session, prompt, n_vocab)?;
         }
-        // From the beginning: a cache that grows cuts a step in pieces.
+        // From the beginning: a growing cache splits a step in pieces.
         session.truncate(0);
         step(&mut session, FEW, n_vocab)?;
         session.truncate(0);
-        // Decoding goes on by itself, and has fewer products than a step that doesn't.
+        // Decoding on the device has fewer products than a separate step.
         session.decode(0, &Sampler::new(SamplerConfig::default(), n_vocab)?, TOKEN)?;
         let products = gpu.products();
         if products.is_empty() {
@@ -103,7 +103,7 @@ impl Tune {
         let (found, n_left) = self.measure(&tuner)?;
         for found in found.iter().filter(|found| !found.wrong.is_empty()) {
             output::note(format_args!(
-                "warning: {}: {} of its ways give other results than they should and are left aside; see \
+                "warning: {}: {} of its configurations give wrong results and are excluded; see \
                  `sterna diagnose`",
                 name(&found.product),
                 found.wrong.len()
@@ -125,7 +125,7 @@ impl Tune {
         output::line(text(&name, &found, n_left, file.as_ref()))
     }
 
-    /// What was found of each product, and of how many there was no time to find anything.
+    /// The results for each product, and for how many there was no time.
     fn measure(&self, tuner: &Tuner) -> Result<(Vec<Measured>, usize)> {
         let products = tuner.products();
         let end = Instant::now() + Duration::from_secs(self.limit.get());
@@ -135,7 +135,7 @@ impl Tune {
             let left = end.saturating_duration_since(Instant::now());
             let effort = Effort {
                 rounds: self.rounds.get(),
-                // What one doesn't use, those after it have.
+                // Time that one doesn't use is available to those after it.
                 limit: left / (products.len() - i) as u32,
             };
             found.extend(tuner.measure(product, effort)?);
@@ -146,14 +146,14 @@ impl Tune {
     }
 }
 
-/// Computes a step of `n_rows`, whose products are then known. Which tokens doesn't matter.
+/// Computes a step of `n_rows`, whose products are then known. The tokens are arbitrary.
 fn step(session: &mut Session<Device>, n_rows: usize, n_vocab: usize) -> Result<()> {
     let ids: Vec<u32> = (0..n_rows).map(|i| (i % n_vocab) as u32).collect();
     session.forward(&ids, Logits::Last)?;
     Ok(())
 }
 
-/// Forgets what was measured on the GPU.
+/// Removes the measurements of the GPU.
 fn reset(engine: &EngineFlags, json: bool) -> Result<()> {
     let offer = device::adapter(engine.device())?;
     let removed = tuning::remove(&Key::new(&offer.info, offer.features))?;
@@ -172,7 +172,7 @@ fn reset(engine: &EngineFlags, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A product, in words.
+/// Describes a product.
 fn name(product: &Product) -> String {
     let Product {
         weights,
@@ -183,18 +183,18 @@ fn name(product: &Product) -> String {
     format!("{} {n}x{k}, {} rows", weights.name(), rows.name())
 }
 
-/// A way, in words.
+/// Describes a configuration.
 fn way(way: &LaunchConfig) -> String {
     let mut words = Vec::new();
     if let (Some(lanes), Some(workgroup)) = (way.lanes, way.workgroup) {
         words.push(format!("{lanes} x {workgroup}"));
     }
     words.extend(way.rounds_itself.map(|own| match own {
-        true => "rounding itself".to_owned(),
-        false => "rounded before".to_owned(),
+        true => "fused quantization".to_owned(),
+        false => "separate quantization".to_owned(),
     }));
     words.extend(way.matrix_units.map(|units| match units {
-        true => "matrix units".to_owned(),
+        true => "cooperative matrices".to_owned(),
         false => "tiles".to_owned(),
     }));
     match words.is_empty() {
@@ -208,10 +208,10 @@ fn text(gpu: &str, found: &[Measured], n_left: usize, file: Option<&PathBuf>) ->
         "weights",
         "shape",
         "rows",
-        "by the rules",
-        "µs a step",
+        "default",
+        "µs per step",
         "best",
-        "µs a step",
+        "µs per step",
         "gain",
     ];
     let rows: Vec<[String; 8]> = found
@@ -244,7 +244,7 @@ fn text(gpu: &str, found: &[Measured], n_left: usize, file: Option<&PathBuf>) ->
     text += "\n\n";
     text += &output::columns(&header.map(str::to_owned), &rows);
     if n_left > 0 {
-        text += &format!("\nNo time for {n_left} more; --limit gives it.");
+        text += &format!("\nNo time for {n_left} more; see --limit.");
     }
     text += &match file {
         Some(path) => format!("\nKept in {}", path.display()),
@@ -306,7 +306,7 @@ impl Row {
             k: found.product.k,
             rows: found.product.rows.name(),
             n_matrices: found.n_matrices,
-            n_ways: found.n_ways,
+            n_ways: found.n_configs,
             n_wrong: found.wrong.len(),
             rule: way(&found.rule),
             rule_us: found.rule_us,

@@ -30,7 +30,7 @@ pub(crate) struct Verify {
     json: bool,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Findings {
     pub(crate) ok: bool,
@@ -39,11 +39,11 @@ pub(crate) struct Findings {
     pub(crate) n_bytes: u64,
     /// The name of the key it is signed with.
     pub(crate) signer: Option<String>,
-    /// What is wrong, with the place.
+    /// Problems, with their places.
     pub(crate) problems: Vec<String>,
-    /// What is odd, but not wrong.
+    /// Oddities that are not problems.
     pub(crate) remarks: Vec<String>,
-    /// Whether fetching it again helps.
+    /// Whether fetching the package again helps.
     #[serde(skip)]
     is_repairable: bool,
 }
@@ -98,7 +98,7 @@ impl Verify {
     }
 }
 
-/// Reads all files of a model in the store again. Those that have changed are put aside, so that the next
+/// Reads all files of a model in the store again. Those that have changed are set aside, so that the next
 /// pull fetches them.
 fn verify_stored(name: &str) -> Result<Findings> {
     let store = pull::store()?;
@@ -126,7 +126,7 @@ fn verify_stored(name: &str) -> Result<Findings> {
     })
 }
 
-/// Checks the package in `folder`. A manifest that can't be believed at all is an error.
+/// Checks the package in `folder`. A manifest that can't be trusted at all is an error.
 pub(crate) fn verify(folder: &Path) -> Result<Findings> {
     let read = |name: &str| -> Result<LocalFile> { Ok(LocalFile::open(folder.join(name))?) };
     let place = folder.display().to_string();
@@ -163,15 +163,15 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
 fn bytes_of<'a>(tensor: &Tensor, shards: &'a [Option<Bytes>]) -> Option<Vec<&'a [u8]>> {
     let pieces = tensor.pieces().iter().map(|span| {
         let shard = shards[span.shard].as_ref()?;
-        // A package's pieces lie in its shards, whose sizes were compared.
+        // A package's pieces are within its shards, whose sizes were compared.
         Some(&shard[span.offset as usize..][..span.size as usize])
     });
     pieces.collect()
 }
 
 impl Findings {
-    /// Checks all shards, their blocks, and the hash of the whole; gives their bytes, `None` for those that
-    /// aren't there in their size.
+    /// Checks all shards, their blocks, and the hash of the whole; returns their bytes, `None` for those that
+    /// are missing or have the wrong size.
     fn check_shards(
         &mut self,
         manifest: &Manifest,

@@ -26,11 +26,11 @@ pub(crate) struct Worker {
     /// Model to serve
     model: String,
 
-    /// Apply the adapter in the folder of the model, qmodel.lora; stands before --config
+    /// Apply the adapter in the folder of the model, qmodel.lora; must precede --config
     #[arg(long)]
     lora: bool,
 
-    /// Print what belongs behind --config for this model, and leave
+    /// Print the arguments after --config for this model, and exit
     #[arg(long, conflicts_with_all = ["lora", "config"])]
     print_config: bool,
 

@@ -1,5 +1,5 @@
-//! The configuration that whoever starts a worker gives it: among the arguments of the process in
-//! version 1 of the protocol, as a block of lines in the keyed form.
+//! The configuration passed to a worker: among the arguments of the process in version 1 of the protocol, as
+//! a block of lines in the keyed form.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use sterna_kernels::activation::Activation;
 use super::protocol::{Pairs, ProtocolError, number, quoted};
 use crate::args;
 
-/// The model as its driver describes it, and how to run it.
+/// The model as described by its driver, and how to run it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WorkerConfig {
     arch: ArchType,
@@ -51,7 +51,7 @@ fn arch_of_family(name: &str) -> ArchType {
     }
 }
 
-/// As Hugging Face calls it.
+/// Its name in Hugging Face configurations.
 const fn hf_activation(activation: ActivationType) -> &'static str {
     match activation {
         ActivationType::ReluSquared => "relu2",
@@ -68,10 +68,10 @@ fn numbered(activation: Activation) -> Option<ActivationType> {
     }
 }
 
-/// Types that weights may be held as, spelt in several ways.
+/// Types that weights may be converted to, with several spellings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Quant {
-    /// As they are stored.
+    /// Unchanged.
     #[default]
     Keep,
     /// As blocks or floats of this type.
@@ -106,12 +106,12 @@ impl Quant {
     }
 }
 
-/// Widths are rounded up to a multiple of this by those who describe models.
+/// Drivers round widths up to a multiple of this.
 const PADDING: usize = 128;
-/// Most EOS ids in version 1.
+/// Maximum EOS ids in version 1.
 const MAX_EOS_IDS: usize = 8;
 
-/// Largest value taken for a count or a width, as the engine takes it.
+/// Largest accepted count or width, as in the engine.
 const MAX_COUNT: usize = 1 << 28;
 
 /// The arguments of version 1 that come before the EOS ids, in order.
@@ -136,7 +136,7 @@ const ARGUMENTS: [&str; 18] = [
     "num_eos_tokens",
 ];
 
-/// Settings by name, and what messages call them.
+/// Settings by name, with their place in messages.
 struct Settings<'a> {
     /// What they are part of.
     place: &'static str,
@@ -196,7 +196,7 @@ impl Settings<'_> {
         }
     }
 
-    /// What both forms have, with `eos_ids`.
+    /// What both forms share, with `eos_ids`.
     fn read(&self, eos_ids: Vec<u32>) -> Result<WorkerConfig, ProtocolError> {
         Ok(WorkerConfig {
             arch: self.one_of("arch_type", &ArchType::ALL)?,
@@ -225,7 +225,7 @@ impl Settings<'_> {
 }
 
 impl WorkerConfig {
-    /// What the arguments behind `--config` say, in the order of version 1.
+    /// Parses the arguments after `--config`, in the order of version 1.
     pub(crate) fn from_args(args: &[String]) -> Result<WorkerConfig, ProtocolError> {
         let place = "--config";
         let (named, eos_ids) = args.split_at_checked(ARGUMENTS.len()).ok_or_else(|| {
@@ -250,7 +250,7 @@ impl WorkerConfig {
         settings.read(parse_eos_ids(place, ids)?)
     }
 
-    /// What the block says that begins the keyed form.
+    /// Parses the block that begins the keyed form.
     pub(crate) fn from_pairs(pairs: &Pairs) -> Result<WorkerConfig, ProtocolError> {
         let get = |key: &str| pairs.get(key);
         let settings = Settings {
@@ -264,8 +264,8 @@ impl WorkerConfig {
         settings.read(parse_eos_ids(&settings.place(key), ids)?)
     }
 
-    /// What version 1 has to say about the model of `plan`, whose texts end with one of `eos_ids`, of
-    /// which it takes the first eight.
+    /// The version 1 description of the model of `plan`, whose texts end with one of `eos_ids`, of which it
+    /// takes the first eight.
     ///
     /// Fails if version 1 has no number for its activation.
     pub(crate) fn of_model(
@@ -278,7 +278,7 @@ impl WorkerConfig {
             ProtocolError::new("activation", "one that version 1 has a number for", found)
         })?;
         let has = |name: &str| plan.requests().any(|tensor| tensor.name == name);
-        // The shortest digits that mean the same f32.
+        // The shortest decimal that rounds to the same f32.
         let norm_eps = config.norm_eps.to_string().parse();
         Ok(WorkerConfig {
             arch: arch_of_family(config.family.name),
@@ -305,7 +305,7 @@ impl WorkerConfig {
         })
     }
 
-    /// The arguments that say the same in version 1, separated by spaces.
+    /// The equivalent arguments of version 1, separated by spaces.
     pub(crate) fn to_args(&self) -> String {
         let flag = |flag: bool| u8::from(flag).to_string();
         let mut args = vec![
@@ -332,8 +332,8 @@ impl WorkerConfig {
         args.join(" ")
     }
 
-    /// The `config.json` of a Hugging Face checkpoint that says the same, for a model whose files have
-    /// none. Widths are as they were given, possibly rounded up.
+    /// An equivalent `config.json` of a Hugging Face checkpoint, for a model whose files have none. Widths
+    /// are as given, possibly rounded up.
     pub(crate) fn hf_config(&self) -> Value {
         let names = self.arch.class();
         json!({
@@ -356,10 +356,10 @@ impl WorkerConfig {
         })
     }
 
-    /// Checks that it describes a model like `model`, as its files describe it.
+    /// Checks that it describes a model like `model`, as described by its files.
     ///
-    /// Shapes and the activation are compared. Where other values differ, those of the files count:
-    /// drivers fill in defaults of their own for what a file leaves out.
+    /// Shapes and the activation are compared. For other values, those of the files take precedence: drivers
+    /// fill in defaults of their own for what a file leaves out.
     /// Errors: [`ProtocolError`] names the first setting that differs.
     pub(crate) fn check(&self, model: &ModelConfig) -> Result<(), ProtocolError> {
         for (key, given, found, multiple) in [
@@ -395,13 +395,13 @@ impl WorkerConfig {
         &self.eos_ids
     }
 
-    /// Positions that the model was made for.
+    /// Context length of the model.
     pub(crate) fn max_ctx(&self) -> usize {
         self.max_position_embeddings
     }
 
-    /// Threads to compute with on a machine that runs `n_available` at once, at most so many: two are left
-    /// to others unless a number was given.
+    /// Threads to compute with on a machine with `n_available`, at most: two are left to others unless a
+    /// number was given.
     pub(crate) fn n_threads(&self, n_available: usize) -> usize {
         match self.num_threads {
             0 => n_available.saturating_sub(2).max(1),
@@ -410,12 +410,12 @@ impl WorkerConfig {
         }
     }
 
-    /// The folder of an adapter to apply, and the type to hold it as.
+    /// The folder of an adapter to apply, and the type to convert it to.
     pub(crate) fn lora(&self) -> Option<(&PathBuf, Quant)> {
         self.lora_dir.as_ref().map(|dir| (dir, self.lora_quant))
     }
 
-    /// The type to hold the output head as.
+    /// The type to convert the output head to.
     pub(crate) fn unembed_quant(&self) -> Quant {
         self.unembed_quant
     }

@@ -1,8 +1,8 @@
-//! Who drives this process: its parent, at the other end of its standard input and output.
+//! The driver of this process: its parent, at the other end of its standard input and output.
 //!
-//! A process that is killed closes its ends of both pipes, which ends a worker that reads or writes.
-//! One that computes looks here. So does one that waits for input, for where some other child of the
-//! killed process holds its end of the pipe open.
+//! When the driver is killed, the system closes its ends of both pipes, which ends a worker that reads or
+//! writes. One that computes checks here. So does one that waits for input, in case another child of the
+//! killed process keeps its end of the pipe open.
 
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 pub(crate) use unix::Driver;
@@ -17,7 +17,7 @@ mod unix {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::{Pid, getppid};
 
-    /// Longest time in which nobody notices that the parent has ended.
+    /// Maximum time until the end of the parent is noticed.
     const PATIENCE: Timespec = Timespec {
         tv_sec: 1,
         tv_nsec: 0,
@@ -26,14 +26,14 @@ mod unix {
     /// The process that started this one.
     ///
     /// A signal at its end (`PR_SET_PDEATHSIG`) would come sooner, but comes when the *thread* ends that
-    /// started this process, and drivers start workers from threads of short life.
+    /// started this process, and drivers start workers from short-lived threads.
     #[derive(Debug, Clone, Copy)]
     pub(crate) struct Driver {
         parent: Option<Pid>,
     }
 
     impl Driver {
-        /// The present parent.
+        /// The current parent.
         pub(crate) fn current() -> Driver {
             Driver { parent: getppid() }
         }
@@ -43,13 +43,12 @@ mod unix {
             getppid() != self.parent
         }
 
-        /// Waits until standard input has something to read, be it its end; false if the driver has
-        /// ended.
+        /// Waits until standard input is readable or at its end; false if the driver has ended.
         pub(crate) fn wait_for_input(self) -> bool {
             let stdin = io::stdin();
             while !self.has_ended() {
                 let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-                // What `poll` can't tell, such as an error, reading will.
+                // Reading will report what `poll` can't, such as an error.
                 if !matches!(poll(&mut fds, Some(&PATIENCE)), Ok(0)) {
                     return true;
                 }
@@ -60,7 +59,7 @@ mod unix {
         /// True if the driver has ended, or has closed its end of standard output.
         pub(crate) fn is_gone(self) -> bool {
             let stdout = io::stdout();
-            // Whether there is room to write is not asked; what is wrong is told in any case.
+            // Whether there is room to write is not asked; errors are reported in any case.
             let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
             let now = Timespec {
                 tv_sec: 0,
@@ -81,17 +80,17 @@ mod other {
     pub(crate) struct Driver;
 
     impl Driver {
-        /// The present parent.
+        /// The current parent.
         pub(crate) fn current() -> Driver {
             Driver
         }
 
-        /// True: reading waits.
+        /// Always true: reading blocks.
         pub(crate) fn wait_for_input(self) -> bool {
             true
         }
 
-        /// False: writing will tell.
+        /// Always false: writing will fail.
         pub(crate) fn is_gone(self) -> bool {
             false
         }

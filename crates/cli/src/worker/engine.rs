@@ -1,4 +1,4 @@
-//! From requests to replies, in token ids alone.
+//! From requests to replies, in token ids only.
 
 use std::io::Write;
 
@@ -23,13 +23,13 @@ pub(crate) struct Engine {
     form: Form,
     /// Ids that end a reply.
     eos_ids: Vec<u32>,
-    /// The same for each request, if there is one; otherwise each has its own.
+    /// The sampling for all requests, if set; otherwise each has its own.
     seed: Option<u64>,
     driver: Driver,
 }
 
 impl Engine {
-    /// An engine that computes by `session`; replies are those of `form`.
+    /// An engine using `session`; replies are those of `form`.
     pub(crate) fn new(
         session: Session<Device>,
         form: Form,
@@ -48,7 +48,7 @@ impl Engine {
         }
     }
 
-    /// Replies to `request`; false if there is nobody left to reply to.
+    /// Replies to `request`; false if the driver is gone.
     ///
     /// Errors: a [`ProtocolError`] for what the model or its cache can't take, before anything is
     /// written; others if the reply can't be made or written.
@@ -88,7 +88,7 @@ impl Engine {
         let generator = self.scheduler.finish(self.sequence);
         let generator = generator.expect("an answer was started");
         let terminator = match generator.stats().stop {
-            // In version 1, readers count; in the keyed form, they wait for an EOS id.
+            // In version 1, readers count tokens; in the keyed form, they wait for an EOS id.
             Some(StopReason::MaxTokens) if self.form == Form::Positional => None,
             _ => generator.stop_id().or(self.eos_ids.first().copied()),
         };
@@ -142,7 +142,7 @@ fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {
     SamplerConfig {
         temperature: sampling.temperature,
         top_k: sampling.top_k,
-        // The sampler takes no 0; this keeps the best token as well.
+        // The sampler takes no 0; this also keeps only the best token.
         top_p: sampling.top_p.max(f32::MIN_POSITIVE),
         repeat_penalty: sampling.repetition_penalty,
         repeat_last_n: sampling.rep_penalty_lookback,

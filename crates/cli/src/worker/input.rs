@@ -1,7 +1,6 @@
-//! Standard input, read by a thread of its own.
+//! Standard input, read by a separate thread.
 //!
-//! Whoever drives this process may write a request while it loads a model or computes, and may end
-//! meanwhile.
+//! The driver may write a request while a model is being loaded or computed, and may end meanwhile.
 
 use std::io::{self, Read};
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -23,13 +22,13 @@ const CHUNK: usize = 64 << 10;
 impl Input {
     /// Begins to read messages of `form` from `driver`.
     pub(crate) fn begin(form: Form, driver: Driver) -> Result<Input> {
-        // One may wait. With more, the input would choose how much memory it takes.
+        // One may be queued. With more, the input would determine how much memory is used.
         let (sender, messages) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("input".to_owned())
             .spawn(move || {
                 if let Err(error) = forward(form, &driver, &sender) {
-                    // Nobody waits for it where the process is about to end.
+                    // It is not joined where the process is about to end.
                     let _ = sender.send(Err(error));
                 }
             })
@@ -43,7 +42,7 @@ impl Input {
     }
 }
 
-/// Sends messages until the input ends, the driver does, or nobody wants more.
+/// Sends messages until the input or the driver ends, or the receiver is gone.
 fn forward(form: Form, driver: &Driver, to: &SyncSender<Result<Message>>) -> Result<()> {
     let mut parser = Parser::new(form);
     let mut buffer = vec![0; CHUNK];
@@ -56,7 +55,7 @@ fn forward(form: Form, driver: &Driver, to: &SyncSender<Result<Message>>) -> Res
         };
         if n == 0 {
             if let Some(message) = parser.end()? {
-                // Nobody waits for it where the process is about to end.
+                // It is not joined where the process is about to end.
                 let _ = to.send(Ok(message));
             }
             return Ok(());

@@ -1,7 +1,7 @@
 //! The token-protocol worker: a program drives a model over this process's standard input and output.
 //!
-//! [`protocol`] turns bytes into requests, [`config`] is what the driver says about the model, [`input`]
-//! reads, [`driver`] knows whether anybody is there, [`engine`] replies. There is no tokenizer, and no
+//! [`protocol`] turns bytes into requests, [`config`] is the driver's description of the model, [`input`]
+//! reads, [`driver`] knows whether the driver is alive, [`engine`] replies. There is no tokenizer, and no
 //! text.
 
 mod config;
@@ -35,9 +35,9 @@ const SEED_VARIABLE: &str = "STERNA_SEED";
 
 /// Serves requests from standard input for the model called `name` until there are no more.
 ///
-/// `args` is what stands behind `--config`: without it, the keyed form is spoken. `lora` applies the
-/// adapter in the folder of the model.
-/// Errors: a [`ProtocolError`] if the driver said something wrong.
+/// `args` are the arguments after `--config`: without it, the keyed form is used. `lora` applies the adapter
+/// in the folder of the model.
+/// Errors: a [`ProtocolError`] for invalid input of the driver.
 pub(crate) fn serve(name: &str, lora: bool, args: Option<&[String]>) -> Result<()> {
     let form = match args {
         Some(_) => Form::Positional,
@@ -64,7 +64,7 @@ pub(crate) fn serve(name: &str, lora: bool, args: Option<&[String]>) -> Result<(
     Ok(())
 }
 
-/// The arguments of version 1, behind `--config`, that describe the model called `name`.
+/// The arguments of version 1, after `--config`, that describe the model called `name`.
 pub(crate) fn describe(name: &str) -> Result<String> {
     let files = model::open(name)?;
     let plan = model::plan(&files, &ModelFlags::default())?;
@@ -91,7 +91,7 @@ fn load(
         screen: HeadScreen::Off,
     };
     let plan = plan.with_head(head).context("unembed_quant")?;
-    // Whatever memory is free: drivers count on it, and the cache takes memory only as it grows.
+    // Regardless of free memory: drivers rely on it, and the cache takes memory only as it grows.
     let ctx_len = config.max_ctx().min(plan.config().max_ctx);
     let n_threads = NonZero::new(config.n_threads(machine::available_threads()));
     let flags = EngineFlags::with(n_threads, adapters(name, lora, config)?);
@@ -115,7 +115,7 @@ fn adapters(name: &str, lora: bool, config: &WorkerConfig) -> Result<Vec<LoraFla
     Ok(adapters)
 }
 
-/// What the environment says about the choice of tokens.
+/// The sampling settings of the environment.
 fn seed() -> Result<Option<u64>> {
     let Some(text) = env::var_os(SEED_VARIABLE) else {
         return Ok(None);

@@ -1,8 +1,7 @@
 //! The token protocol: from the bytes of standard input to requests, and back from tokens to lines.
 //!
-//! No input or output happens here, and no allocation is chosen by the input: bytes come in pieces of
-//! any size, lists grow as they are read, and everything has a limit. `docs/worker.md` describes both
-//! forms.
+//! This does no I/O, and no allocation is chosen by the input: bytes come in pieces of any size, lists grow
+//! as they are read, and everything has a limit. `docs/worker.md` describes both forms.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,29 +11,29 @@ use std::str::FromStr;
 /// The two forms of the protocol, chosen by how the process is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Version 1: lines in a fixed order. The configuration stands among the arguments of the process.
+    /// Version 1: lines in a fixed order. The configuration is among the arguments of the process.
     Positional,
     /// Blocks of lines `key=value`, each begun by their number. The first one is the configuration.
     Keyed,
 }
 
-/// Longest line taken: as long as [`MAX_IDS`] ids in one line need, most of the time.
+/// Maximum length of a line: usually enough for [`MAX_IDS`] ids in one line.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// Most ids taken in a request: many times what any context holds.
+/// Maximum ids in a request: many times what any context holds.
 const MAX_IDS: usize = 4 << 20;
-/// Most lines taken in a block.
+/// Maximum lines in a block.
 const MAX_PAIRS: usize = 1024;
-/// Most bytes taken in the lines of the block that comes first.
+/// Maximum bytes in the lines of the first block.
 const MAX_INIT_BYTES: usize = 64 << 10;
 
-/// What somebody who drives this process has said.
+/// A message of the driver.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Message {
     /// The block that begins the keyed form.
     Init(Pairs),
     /// Tokens to compute and to continue.
     Request(Request),
-    /// There is no more to do.
+    /// The end of the input.
     Quit,
 }
 
@@ -55,42 +54,42 @@ impl Pairs {
 pub(crate) struct Request {
     /// The line it begins in, from 1; for messages.
     pub(crate) line: u64,
-    /// What stays of the tokens in the cache.
+    /// What remains of the tokens in the cache.
     pub(crate) keep: Keep,
-    /// The tokens that follow those.
+    /// The tokens after those.
     pub(crate) ids: Vec<u32>,
-    /// Tokens to generate at most; 0 for as many as the context holds.
+    /// Maximum tokens to generate; 0 for as many as the context holds.
     pub(crate) max_tokens: usize,
-    /// How to choose them.
+    /// How to sample them.
     pub(crate) sampling: Sampling,
 }
 
-/// How much of the cache a request continues.
+/// How much of the cache a request keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     /// Everything, as version 1 does unless it resets.
     All,
-    /// So many tokens from the first on.
+    /// This many tokens, from the first on.
     First(usize),
 }
 
-/// How tokens are chosen. Every value is in the range given here.
+/// How tokens are sampled. Every value is in the given range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sampling {
-    /// Divides logits; 0 takes the best token. Finite, at least 0.
+    /// The temperature; 0 is greedy. Finite, at least 0.
     pub(crate) temperature: f32,
-    /// Keeps so many of the best tokens; 0 keeps all.
+    /// Keeps this many of the best tokens; 0 keeps all.
     pub(crate) top_k: usize,
-    /// Keeps the fewest best tokens that are so probable together, but one at least. From 0 to 1.
+    /// Keeps the fewest best tokens whose probabilities add up to this, but at least one. From 0 to 1.
     pub(crate) top_p: f32,
-    /// Divides the logits of tokens that occurred; 1 changes nothing. Finite, above 0.
+    /// Divides the logits of recent tokens; 1 disables it. Finite, above 0.
     pub(crate) repetition_penalty: f32,
-    /// How many of the last tokens count as having occurred.
+    /// How many of the last tokens are recent.
     pub(crate) rep_penalty_lookback: usize,
 }
 
 impl Default for Sampling {
-    /// What the keyed form means by leaving a key out.
+    /// The defaults of the keyed form.
     fn default() -> Sampling {
         Sampling {
             temperature: 0.6,
@@ -102,7 +101,7 @@ impl Default for Sampling {
     }
 }
 
-/// Something that isn't as the protocol has it.
+/// A violation of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: expected {expected}, found {found}")]
 pub(crate) struct ProtocolError {
@@ -112,7 +111,7 @@ pub(crate) struct ProtocolError {
 }
 
 impl ProtocolError {
-    /// At `place`, there should be what is `expected`, not what was `found`. All three are short.
+    /// At `place`, `expected` was required, but `found` was found. All three are short.
     pub(crate) fn new(
         place: impl fmt::Display,
         expected: impl fmt::Display,
@@ -126,7 +125,7 @@ impl ProtocolError {
     }
 }
 
-/// `text` in a message: the beginning of what is long, and escapes for what isn't printable.
+/// `text` for a message: truncated if long, with escapes for what isn't printable.
 pub(crate) fn quoted(text: &[u8]) -> String {
     const SHOWN: usize = 40;
     let shown = &text[..text.len().min(SHOWN)];
@@ -156,9 +155,9 @@ const TOKEN_ID: &str = "a token id";
 #[derive(Debug)]
 pub(crate) struct Parser {
     form: Form,
-    /// The line that has begun.
+    /// The current, incomplete line.
     line: Vec<u8>,
-    /// Lines that have ended.
+    /// Number of complete lines.
     n_lines: u64,
     block: Block,
 }
@@ -192,7 +191,7 @@ enum Block {
     },
 }
 
-/// What a line makes of a block.
+/// The effect of a line on a block.
 enum Step {
     More(Block),
     Done(Message),
@@ -252,7 +251,7 @@ impl Field {
 }
 
 impl Parser {
-    /// A parser of what comes first in `form`.
+    /// A parser of the first message in `form`.
     pub(crate) fn new(form: Form) -> Parser {
         Parser {
             form,
@@ -267,7 +266,7 @@ impl Parser {
 
     /// Takes `bytes` up to the end of the next message, which it returns, or all of them.
     ///
-    /// Errors: [`ProtocolError`] names the line. After one, nothing that follows makes sense.
+    /// Errors: [`ProtocolError`] names the line. After one, the rest is meaningless.
     pub(crate) fn push(&mut self, bytes: &mut &[u8]) -> Result<Option<Message>, ProtocolError> {
         while !bytes.is_empty() {
             let end = bytes.iter().position(|&byte| byte == b'\n');
@@ -293,8 +292,7 @@ impl Parser {
         Ok(None)
     }
 
-    /// Takes note that no bytes follow. They may end with a line without its end; the message that it
-    /// completes.
+    /// Ends the input. It may end with a line without its line end; returns the message that this completes.
     ///
     /// Errors: [`ProtocolError`] for that line, or if something is left unfinished.
     pub(crate) fn end(&mut self) -> Result<Option<Message>, ProtocolError> {
@@ -404,7 +402,7 @@ impl Parser {
         })
     }
 
-    /// A line of the configuration, which `left` more follow.
+    /// A line of the configuration, followed by `left` more.
     fn init_line(
         &self,
         text: &[u8],
@@ -437,7 +435,7 @@ impl Parser {
         })
     }
 
-    /// A line of a request of the keyed form, which `left` more follow.
+    /// A line of a request of the keyed form, followed by `left` more.
     fn keyed_line(
         &self,
         text: &[u8],
@@ -482,7 +480,7 @@ impl Parser {
         self.error("each key once", format!("{} again", quoted(key.as_bytes())))
     }
 
-    /// Sets `field` to what `text` says.
+    /// Sets `field` from `text`.
     fn set(&self, request: &mut Request, field: Field, text: &[u8]) -> Result<(), ProtocolError> {
         let name = field.name();
         let line = self.n_lines + 1;
@@ -543,7 +541,7 @@ fn ids(line: u64, text: &[u8]) -> Result<Vec<u32>, ProtocolError> {
     Ok(ids)
 }
 
-/// Writes a reply: ids, then the number of tokens in the cache, each in a line that is out at once.
+/// Writes a reply: ids, then the number of tokens in the cache, each in a line that is flushed.
 pub(crate) struct Reply<W> {
     out: W,
     line: Vec<u8>,

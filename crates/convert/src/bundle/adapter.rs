@@ -1,4 +1,4 @@
-//! The matrices of a PEFT adapter as a quantize manifest lists them.
+//! The matrices of a PEFT adapter as listed in a quantize manifest.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,13 +24,13 @@ fn adapter_config(folder: &Path) -> Result<AdapterConfig> {
     AdapterConfig::parse(&bytes).with_context(|| path.display().to_string())
 }
 
-/// What the maker of the adapter in `folder` called the model it was made for.
+/// The base model named by the adapter in `folder`.
 pub(super) fn base_model(folder: &Path) -> Result<Option<String>> {
     Ok(adapter_config(folder)?.base_model)
 }
 
-/// The matrices of the adapter in `folder`, for a model of `n_layers`; its file is added to `shards`.
-/// Whether they fit the model otherwise is for the quantizer to check.
+/// The matrices of the adapter in `folder`, for a model of `n_layers`; its file is added to `shards`. The
+/// quantizer checks whether they fit the model otherwise.
 pub(super) fn block(folder: &Path, n_layers: usize, shards: &mut Vec<String>) -> Result<LoraBlock> {
     let adapter = adapter_config(folder)?;
     let path = folder.join(ADAPTER_WEIGHTS);

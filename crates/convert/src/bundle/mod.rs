@@ -1,9 +1,8 @@
 //! From a Hugging Face folder to an engine bundle.
 //!
-//! [`source`] says which tensors a model has and what is to become of each, as a quantize manifest; the
-//! quantizer carries it out ([`crate::quantize`]); [`support`] puts beside it what a user of the bundle
-//! needs besides weights. Everything is written to a folder beside the target, which takes its name at
-//! the end.
+//! [`source`] lists a model's tensors and how each is converted, as a quantize manifest; the quantizer
+//! carries it out ([`crate::quantize`]); [`support`] adds what a user of the bundle needs besides weights.
+//! Everything is written to a temporary folder next to the target, which is renamed at the end.
 
 mod adapter;
 mod source;
@@ -28,24 +27,24 @@ use crate::quantize::{self, AdapterOutput, QuantizeSettings, QuantizeSummary};
 use crate::staging::{Staging, write_file};
 use source::Source;
 
-/// What bundle to make.
+/// Options for a bundle.
 #[derive(Debug, Clone, Default)]
 pub struct BundleOptions {
-    /// Folder of an adapter as PEFT saves it; the bundle is then the adapter's.
+    /// PEFT folder of an adapter; the bundle is then the adapter's.
     pub adapter: Option<PathBuf>,
-    /// Whether model and adapter go into one folder, as version 1 of the protocol wants them.
+    /// Whether model and adapter go into one folder, as version 1 of the protocol requires.
     pub together: bool,
     /// The architecture, where the configuration leaves a choice.
     pub arch: Option<ArchType>,
     /// Whether the embedding table becomes int8.
     pub embeddings_i8: bool,
-    /// Where the quantize manifest is kept, if it is.
+    /// Where to keep the quantize manifest, if anywhere.
     pub manifest: Option<PathBuf>,
-    /// Its form.
+    /// Its version.
     pub form: ManifestForm,
 }
 
-/// The two forms of quantize manifests.
+/// The versions of quantize manifests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ManifestForm {
     /// Version 1, without a table of sections.
@@ -77,7 +76,7 @@ impl FromStr for ManifestForm {
     }
 }
 
-/// What came of a bundle.
+/// A summary of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct BundleSummary {
     /// The folder.
@@ -86,7 +85,7 @@ pub struct BundleSummary {
     pub architecture: &'static str,
     /// Tensors of the model in the bundle.
     pub n_tensors: usize,
-    /// Projections that the adapter in the bundle changes.
+    /// Projections that the adapter in the bundle updates.
     pub n_adapted: usize,
     /// Bytes of the files that the quantizer wrote.
     pub bytes: u64,
@@ -94,16 +93,16 @@ pub struct BundleSummary {
 
 /// The quantize manifest, while a bundle is written.
 const MANIFEST_FILE: &str = ".quantize_manifest.bin";
-/// What every bundle that was written to its end has inside.
+/// A mark inside every bundle that was written completely.
 const COMPLETE_FILE: &str = ".trillim-quantize-complete";
-/// Processors that can run what is written; the files hold nothing that depends on one.
+/// Processors that can run the files, which are independent of the processor.
 const PLATFORMS: [&str; 2] = ["x86_64", "aarch64"];
 
 /// Writes the bundle of the model in `files`, or that of an adapter for it, to the folder `out`, which must
 /// not exist.
 ///
-/// Errors: a model that isn't a Hugging Face folder or that bundles have no place for, an adapter that isn't
-/// for it, or files that can't be written.
+/// Errors: a model that isn't a Hugging Face folder or isn't supported by bundles, an adapter for another
+/// model, or files that can't be written.
 pub fn to_bundle(
     files: &LocalModel,
     out: &Path,
@@ -176,12 +175,12 @@ fn write(
         if let Some(base) = adapter::base_model(folder)? {
             warn_of_other_base(folder, &base, &files.names()?, notify);
         }
-        // A model's folder stays one: it brings its own tokenizer, and is told by its configuration.
+        // A model's folder is complete: it has its own tokenizer, and is identified by its configuration.
         if !with_model {
             support::copy_adapter(folder, dir)?;
         }
     }
-    // The quantizer is given what another would be given: the manifest as it is read.
+    // The quantizer is given the manifest as it would be read from a file.
     let path = dir.join(MANIFEST_FILE);
     write_file(&path, &manifest.to_bytes(source.arch)?)?;
     let manifest = quantize::read_manifest(&path, source.arch)?;
@@ -196,15 +195,14 @@ fn write(
     )?;
     write_file(&dir.join(COMPLETE_FILE), b"")?;
     if with_model {
-        // What came of it must be the model that it was made of.
+        // The result must be the model that it was made from.
         let made = LocalModel::open(&dir.to_string_lossy(), Located::at(dir)?, None, None)?;
         made.plan(&PlanOptions::default())?;
     }
     Ok(written)
 }
 
-/// Tells if the adapter in `folder`, made for the model `base`, is for one that isn't called by any of
-/// `names`.
+/// Warns if the adapter in `folder`, made for the model `base`, is for one that isn't named in `names`.
 fn warn_of_other_base(folder: &Path, base: &str, names: &[String], notify: &Notify<'_>) {
     if !sterna::may_be_called(base, names) {
         let warning = sterna::Warning::OtherBase {
@@ -216,7 +214,7 @@ fn warn_of_other_base(folder: &Path, base: &str, names: &[String], notify: &Noti
     }
 }
 
-/// Makes an empty folder of `dir`, or of what an interrupted run left there.
+/// Creates an empty folder `dir`, or empties what an interrupted run left there.
 fn clear(dir: &Path) -> Result<()> {
     let what = || dir.display().to_string();
     if !dir.exists() {
@@ -238,7 +236,7 @@ fn clear(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file is one that is written here.
+/// Whether a file is written by this module.
 fn is_ours(entry: &fs::DirEntry) -> bool {
     let name = entry.file_name();
     let name = name.to_string_lossy();

@@ -1,4 +1,4 @@
-//! The tensors of a Hugging Face folder in the order of an engine's file, and what becomes of each.
+//! The tensors of a Hugging Face folder in the order of an engine's file, and how each is converted.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ use sterna_format::names::{self, EMBEDDINGS, HEAD, OUTPUT_NORM};
 use super::{ManifestForm, shard_path};
 use crate::event::{Event, Notify, Warning};
 
-/// Engines compute with widths that are multiples of it.
+/// Engines compute with multiples of this width.
 const WIDTH: u32 = 128;
 
 /// A Hugging Face folder as the source of a bundle.
@@ -26,14 +26,14 @@ pub(super) struct Source<'a> {
     files: &'a LocalModel,
     pub(super) arch: ArchType,
     hf: Config,
-    /// What the engine makes of it.
+    /// The engine's plan for it.
     config: ModelConfig,
-    /// File and offset of each tensor that the engine makes trits of.
+    /// File and offset of each tensor that the engine converts to trits.
     ternary: HashSet<(usize, u64)>,
 }
 
 impl<'a> Source<'a> {
-    /// Checks that bundles can hold the model in `files`, of architecture `arch` if that is given.
+    /// Checks that bundles support the model in `files`, of architecture `arch` if that is given.
     pub(super) fn of(
         files: &'a LocalModel,
         arch: Option<ArchType>,
@@ -48,13 +48,13 @@ impl<'a> Source<'a> {
         }
         let hf = files.config()?;
         let hf = hf.with_context(|| format!("{name}: expected config.json, found none"))?;
-        // What can't be run here is not worth writing.
+        // A model that can't be run here is not worth writing.
         let plan = files.plan(&PlanOptions::default())?;
         let arch = match arch {
             Some(arch) => arch,
             None => architecture(files, &hf, notify)?,
         };
-        // Fails for an architecture whose tensors have no order.
+        // Fails for an architecture whose tensors have no defined order.
         drop(layer_order(arch)?);
         Ok(Source {
             files,
@@ -72,13 +72,13 @@ impl<'a> Source<'a> {
         &self.config
     }
 
-    /// Whether the embedding table is the output head too.
+    /// Whether the embedding table is also the output head.
     fn is_tied(&self) -> bool {
         self.find(HEAD).is_none()
     }
 
     pub(super) fn facts(&self) -> ModelFacts {
-        // Widths are below 2^28: the engine takes no others.
+        // Widths are below 2^28: the engine accepts no others.
         let [hidden, intermediate] =
             [self.config.model_dim, self.config.ffn_dim].map(|dim| dim as u32);
         ModelFacts {
@@ -95,7 +95,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// What was done to the weights, in one word.
+    /// How the weights are quantized, in one word.
     pub(super) fn quantization(&self) -> &'static str {
         match self.arch {
             ArchType::Bonsai => "binary",
@@ -135,9 +135,9 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// What is to become of every tensor.
+    /// How to convert every tensor.
     ///
-    /// Fails if the folder has one that the engine's file has no place for.
+    /// Fails if the folder has a tensor that isn't part of the engine's file.
     pub(super) fn manifest(&self, form: ManifestForm, embeddings_i8: bool) -> Result<Manifest> {
         let mut manifest = self.empty_manifest(form);
         for file in self.files.sources() {
@@ -182,7 +182,7 @@ impl<'a> Source<'a> {
         Ok(manifest)
     }
 
-    /// The names of all tensors, as they follow one another.
+    /// The names of all tensors, in order.
     fn names(&self) -> Result<Vec<String>> {
         let mut names = vec![EMBEDDINGS.to_owned()];
         let mut push = |weight: &str| {
@@ -211,7 +211,7 @@ impl<'a> Source<'a> {
         tensors.get(name).or_else(older)
     }
 
-    /// What is to become of one tensor.
+    /// How to convert one tensor.
     fn tensor(
         &self,
         entry: &TensorEntry,
@@ -243,7 +243,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// What an engine makes of a dimension of the model: widths are rounded up.
+    /// The engine's value for a dimension of the model: widths are rounded up.
     fn padded(&self, dim: u32) -> u32 {
         let ModelFacts {
             hidden_dim,
@@ -274,7 +274,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The architecture that a configuration names; of Qwen3, what its description says besides.
+/// The architecture that a configuration names; for Qwen3, also considering its description.
 fn architecture(files: &LocalModel, hf: &Config, notify: &Notify<'_>) -> Result<ArchType> {
     let named = hf.architectures.first().map_or("", String::as_str);
     let arch = ArchType::from_class(named).filter(|arch| layer_order(*arch).is_ok());
@@ -300,7 +300,7 @@ fn architecture(files: &LocalModel, hf: &Config, notify: &Notify<'_>) -> Result<
     Ok(arch)
 }
 
-/// Which kind of Bonsai a model is by its description: nothing else tells them from Qwen3.
+/// Which kind of Bonsai a model is by its description: nothing else distinguishes them from Qwen3.
 fn described(readme: &str) -> Option<ArchType> {
     let readme = readme.to_ascii_lowercase();
     let has = |word: &str| readme.contains(word);
@@ -312,7 +312,7 @@ fn described(readme: &str) -> Option<ArchType> {
     }
 }
 
-/// How a configuration says that the context is stretched, if it does.
+/// How a configuration scales the context, if it does.
 fn scaling(config: &Value) -> Option<Map<String, Value>> {
     let text = config.get("text_config").unwrap_or(config);
     let find = |key: &str| text.get(key).or_else(|| config.get(key))?.as_object();
@@ -322,7 +322,7 @@ fn scaling(config: &Value) -> Option<Map<String, Value>> {
         None | Some("default") => None,
         Some(_) => {
             let mut set = set.clone();
-            // These have places of their own.
+            // These have separate fields.
             set.remove("rope_theta");
             set.remove("partial_rotary_factor");
             Some(set)
@@ -330,7 +330,7 @@ fn scaling(config: &Value) -> Option<Map<String, Value>> {
     }
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 fn range(entry: &TensorEntry) -> Result<ShardRange> {
     Ok(ShardRange {
         shard: u16::try_from(entry.file)

@@ -7,7 +7,7 @@ use sterna::{ADAPTER_CONFIG, Result};
 
 use crate::staging::write_file;
 
-/// What is taken along of a model, where it is there.
+/// What is copied from a model, if it exists.
 const TAKEN: [&str; 14] = [
     "added_tokens.json",
     "chat_template.jinja",

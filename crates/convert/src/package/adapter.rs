@@ -1,4 +1,4 @@
-//! From a low-rank adapter as PEFT saves it to a package.
+//! From a PEFT low-rank adapter to a package.
 
 use std::path::Path;
 
@@ -20,17 +20,17 @@ use super::{
     DEFAULT_SHARD_SIZE, PackageSummary, begin_package, check_shard_size, finish_package, manifest,
 };
 
-/// The kind of model that manifests of adapters name.
+/// The kind of model in manifests of adapters.
 const MODEL_TYPE: &str = "lora";
 
-/// How to make a package of an adapter.
+/// Options for a package of an adapter.
 #[derive(Debug, Clone)]
 pub struct AdapterPackageOptions {
-    /// Bytes of a shard at most, a multiple of 4096.
+    /// Maximum bytes of a shard, a multiple of 4096.
     pub shard_size: u64,
-    /// What shards and groups are hashed with.
+    /// Hash algorithm of shards and groups.
     pub algorithm: Algorithm,
-    /// What the package is called; what the adapter's folder is called otherwise.
+    /// Name of the package; by default that of the adapter's folder.
     pub model_id: Option<String>,
 }
 
@@ -47,8 +47,8 @@ impl Default for AdapterPackageOptions {
 
 /// Writes `adapter`, whose folder is called `name`, to the package `out`, which must not exist.
 ///
-/// The package has one rank and one strength for all modules: smaller ranks are filled up with zeros, and
-/// other strengths go into the second matrix.
+/// The package has one rank and one scaling for all modules: smaller ranks are padded with zeros, and other
+/// scalings are multiplied into the second matrix.
 /// Errors: an adapter without matrices, or a package that can't be written.
 pub fn adapter_to_package(
     adapter: &AdapterFiles,
@@ -60,7 +60,7 @@ pub fn adapter_to_package(
     let AdapterFiles { source, base, .. } = adapter;
     let staging = begin_package(out)?;
     let dir = &staging.path;
-    // Small: always begun anew.
+    // Small: always started over.
     let journal = Journal::fresh(dir)?;
     let mut writer = ShardWriter::new(dir, options.shard_size, options.algorithm, journal);
     let ranks = source.pairs.iter().map(|pair| rank(source, &pair.a));
@@ -144,7 +144,7 @@ pub fn adapter_to_package(
     })
 }
 
-/// The values of a matrix with its rows as they are stored.
+/// The values of a matrix with its rows in stored order.
 fn values(matrix: &LoraMatrix) -> Result<(usize, usize, Vec<f32>)> {
     let name = || format!("tensor `{}`", matrix.name);
     let [rows, columns] = matrix.shape[..] else {
@@ -203,7 +203,7 @@ fn rank_first(source: &AdapterSource, b: &LoraMatrix, rank: usize, by: f32) -> R
     Ok(values)
 }
 
-/// A matrix with `rank` columns, those it doesn't have zero.
+/// A matrix padded to `rank` columns with zeros.
 fn filled(values: &[f32], rows: usize, columns: usize, rank: usize) -> Vec<f32> {
     let mut out = vec![0.0; rows * rank];
     for (out, row) in out.chunks_exact_mut(rank).zip(values.chunks_exact(columns)) {

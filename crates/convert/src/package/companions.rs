@@ -1,4 +1,4 @@
-//! The files of a package beside its shards: what makes text of tokens.
+//! The files of a package that are not shards: tokenizer and template.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use sterna_format::rdrr::TokenizerEntry;
 
 use crate::event::{Notify, warn_of};
 
-/// Files of a Hugging Face folder that a package takes over as they are.
+/// Files of a Hugging Face folder that a package contains unchanged.
 const TAKEN: [&str; 8] = [
     "tokenizer.json",
     "tokenizer.model",
@@ -24,7 +24,7 @@ const TAKEN: [&str; 8] = [
 /// The name of a tokenizer that the JavaScript runtime reads.
 const BUNDLED: &str = "tokenizer.json";
 
-/// The text side of a model as a package has it.
+/// The text side of a model in a package.
 pub(super) struct Companions {
     /// Names and contents.
     pub(super) files: Vec<(String, Bytes)>,
@@ -109,8 +109,8 @@ impl Companions {
         Ok(())
     }
 
-    /// A GGUF file's tokenizer and template go along as they are, in a GGUF file without tensors; for
-    /// the JavaScript runtime the vocabulary is said once more in its words.
+    /// A GGUF file's tokenizer and template are copied unchanged, to a GGUF file without tensors; for the
+    /// JavaScript runtime the vocabulary is also written in its own format.
     fn take_gguf(&mut self, metadata: &Metadata) -> Result<()> {
         let mut text = Metadata::new();
         for (key, value) in metadata.iter() {

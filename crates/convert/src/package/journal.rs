@@ -1,4 +1,4 @@
-//! What an interrupted conversion leaves behind, so that the next one goes on from there.
+//! The journal of a conversion, from which the next one resumes after an interruption.
 
 use std::fs;
 use std::io::Write;
@@ -10,8 +10,8 @@ use sterna_delivery::PartialFile;
 
 use crate::staging::with_suffix;
 
-/// Where the journal of the conversion into `dir` is: beside the folder, so that this can become a package
-/// in one step, with nothing in it that doesn't belong there.
+/// The path of the journal of the conversion into `dir`: next to the folder, so that this can become a
+/// package in one step, without anything else in it.
 fn path_of(dir: &Path) -> PathBuf {
     with_suffix(dir, ".json")
 }
@@ -24,7 +24,7 @@ pub(super) struct Journal {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct State {
-    /// What is converted, and how: another conversion can't go on with these shards.
+    /// What is converted, and how: another conversion can't resume with these shards.
     key: String,
     /// Bytes of each.
     shards: Vec<u64>,
@@ -46,7 +46,7 @@ impl Journal {
         let path = path_of(dir);
         let name = || path.display().to_string();
         let found: Option<State> = match fs::read(&path) {
-            // What isn't a journal is that of another version, or was cut off: begun anew.
+            // An invalid journal is from another version, or was truncated: start over.
             Ok(bytes) => serde_json::from_slice(&bytes).ok(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error).with_context(name),
@@ -76,7 +76,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// The journal of a conversion into `dir` that doesn't go on with what another left.
+    /// The journal of a conversion into `dir` that doesn't resume an earlier one.
     pub(super) fn fresh(dir: &Path) -> Result<Journal> {
         clear(dir)?;
         let journal = Journal {
@@ -97,7 +97,7 @@ impl Journal {
         index < self.state.shards.len()
     }
 
-    /// Notes that the next shard, of `size` bytes, is on disk.
+    /// Records that the next shard, of `size` bytes, is on disk.
     pub(super) fn note(&mut self, index: usize, size: u64) -> Result<()> {
         assert_eq!(
             index,
@@ -114,7 +114,7 @@ impl Journal {
         };
         let json = serde_json::to_vec(&self.state).context("the journal")?;
         let write = || -> std::io::Result<()> {
-            // Always the same name, so that no run leaves more than the next one takes.
+            // Always the same name, so that leftovers of a run are overwritten by the next one.
             let mut file = PartialFile::create_as(path, &path.with_extension("new"))?;
             file.write_all(&json)?;
             file.finish()
@@ -129,7 +129,7 @@ impl Journal {
     }
 }
 
-/// Empties the folder of an interrupted conversion; refuses one that isn't ours.
+/// Empties the folder of an interrupted conversion; refuses one that wasn't written here.
 fn clear(dir: &Path) -> Result<()> {
     let what = || dir.display().to_string();
     let entries: Vec<_> = fs::read_dir(dir)

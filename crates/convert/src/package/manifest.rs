@@ -1,4 +1,4 @@
-//! What a package says of itself, made from what was converted.
+//! The manifest of a package, from what was converted.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,10 +22,10 @@ use sterna_kernels::activation::Activation;
 use super::shards::{ShardHashes, Written};
 use crate::staging::write_file;
 
-/// What a manifest is made from besides the bytes that were written.
+/// The inputs of a manifest besides the bytes that were written.
 pub(super) struct Facts<'a> {
     pub(super) model_id: String,
-    /// How the weights may be described: `transformer` and its kin.
+    /// Descriptions of weights: `transformer` and the like.
     pub(super) model_type: &'a str,
     pub(super) variant: Variant,
     pub(super) config: &'a ModelConfig,
@@ -35,7 +35,7 @@ pub(super) struct Facts<'a> {
     pub(super) eos: Vec<u32>,
     pub(super) tokenizer: Option<TokenizerEntry>,
     pub(super) has_chat_template: bool,
-    /// Where the model came from.
+    /// The model's origin.
     pub(super) source: String,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
     }
 }
 
-/// What a manifest says of what was written: where tensors are, their groups, and every hash.
+/// The part of a manifest about what was written: where tensors are, their groups, and every hash.
 pub(super) fn of_weights(
     model_type: &str,
     source: &str,
@@ -115,7 +115,7 @@ pub(super) fn of_weights(
     }
 }
 
-/// Writes what is beside the shards of a package to `dir`: the files of `beside`, the tensor map, and last
+/// Writes the files of a package that are not shards to `dir`: those of `beside`, the tensor map, and last
 /// the manifest, with the hashes of the others.
 pub(super) fn write(
     dir: &Path,
@@ -168,7 +168,7 @@ fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group
     groups.into_iter().map(group).collect()
 }
 
-/// The description that the JavaScript runtime demands of how the model is computed.
+/// The description of how the model is computed that the JavaScript runtime requires.
 fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
     let c = facts.config;
     let has = |module: &str, kind: &str| {
@@ -189,7 +189,7 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
         Activation::GeluTanh | Activation::GeluErf => "gelu",
     };
     let layer_pattern = match (window, full.as_slice()) {
-        // Every so many layers one without a window.
+        // Every n-th layer without a window.
         (Some(_), [first, second, ..]) => {
             json!({ "type": "every_n", "period": second - first, "offset": first })
         }

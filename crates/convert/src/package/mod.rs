@@ -1,10 +1,10 @@
 //! From a model in any form to an RDRR package.
 //!
-//! The engine's exporter gives tensor after tensor as a checkpoint has them ([`sterna_engine::export::Exporter`]);
-//! [`crate::types`] says what each is stored as and encodes it, [`shards`] lays it out, hashes and writes it,
-//! [`manifest`] describes the whole. Everything is written to a folder beside the target, which takes
-//! its name at the end; if the conversion is interrupted, the next one goes on with the shards that are
-//! there.
+//! The exporter returns tensors one by one as a checkpoint has them ([`sterna_engine::export::Exporter`]);
+//! [`crate::types`] decides what each is stored as and encodes it, [`shards`] lays it out, hashes and writes
+//! it, [`manifest`] describes the whole. Everything is written to a temporary folder next to the target,
+//! which is renamed at the end; if the conversion is interrupted, the next one resumes with the existing
+//! shards.
 
 mod adapter;
 mod companions;
@@ -36,25 +36,25 @@ use crate::event::{self, Event, Notify, Step, Warning};
 use crate::staging::{Staging, partial};
 use crate::types::{self, Encoding, Targets, storable};
 
-/// How to make a package.
+/// Options for a package.
 #[derive(Debug, Clone)]
 pub struct PackageOptions {
     /// How the source is read.
     pub plan: PlanOptions,
-    /// What tensors are stored as.
+    /// Types of the tensors.
     pub targets: Targets,
-    /// Bytes of a shard at most, a multiple of 4096.
+    /// Maximum bytes of a shard, a multiple of 4096.
     pub shard_size: u64,
-    /// What shards and groups are hashed with.
+    /// Hash algorithm of shards and groups.
     pub algorithm: Algorithm,
-    /// What the package is called; made from the names of source and types otherwise.
+    /// Name of the package; by default made from the names of source and types.
     pub model_id: Option<String>,
     /// Threads that verify the source, if it is a package.
     pub n_verify_threads: usize,
 }
 
 impl Default for PackageOptions {
-    /// All types as they are, in shards of 64 MiB, hashed with SHA-256.
+    /// Unchanged types, in shards of 64 MiB, hashed with SHA-256.
     fn default() -> PackageOptions {
         PackageOptions {
             plan: PlanOptions::default(),
@@ -69,12 +69,12 @@ impl Default for PackageOptions {
 
 const DEFAULT_SHARD_SIZE: u64 = 64 << 20;
 
-/// What came of a conversion to a package.
+/// A summary of a conversion to a package.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct PackageSummary {
     /// The folder.
     pub package: PathBuf,
-    /// What it is called.
+    /// Its name.
     pub model_id: String,
     /// Tensors in it.
     pub n_tensors: usize,
@@ -82,11 +82,11 @@ pub struct PackageSummary {
     pub n_shards: usize,
     /// Bytes of all shards.
     pub total_size: u64,
-    /// Shards that an interrupted conversion had left.
+    /// Shards reused from an interrupted conversion.
     pub n_resumed: usize,
 }
 
-/// Refuses a size that shards can't have.
+/// Refuses an invalid shard size.
 fn check_shard_size(size: u64) -> Result<()> {
     if size == 0 || !size.is_multiple_of(TENSOR_ALIGNMENT) {
         bail!(
@@ -99,10 +99,10 @@ fn check_shard_size(size: u64) -> Result<()> {
 
 /// Writes the model in `files` to the package `out`, which must not exist.
 ///
-/// The same model and options give the same bytes, on any number of threads. An interrupted conversion goes
-/// on where it was when it is started again.
-/// Errors: a model that can't be read or run here, a package that isn't what its hashes say, or a package
-/// that can't be written.
+/// The same model and options give the same bytes, on any number of threads. An interrupted conversion
+/// resumes when it is started again.
+/// Errors: a model that can't be read or run here, a package whose hashes don't match, or a package that
+/// can't be written.
 pub fn to_package(
     files: &LocalModel,
     out: &Path,
@@ -134,7 +134,7 @@ pub fn to_package(
     let mut remarks = Vec::new();
     export(files, &mut exporter, n_bytes, notify, |exported| {
         let parts = storable(exported, divides)?;
-        // Trits that had to become floats are exact as they are.
+        // Trits that had to become floats are exact.
         let targets = match parts.len() {
             2.. => &Targets::KEEP,
             _ => &options.targets,
@@ -209,7 +209,8 @@ pub fn to_package(
     })
 }
 
-/// Feeds `exporter` with all that it wants of `files`, which is `n_bytes`, and gives `take` each tensor.
+/// Feeds `exporter` with everything it needs from `files`, which is `n_bytes`, and passes each tensor to
+/// `take`.
 pub(crate) fn export(
     files: &LocalModel,
     exporter: &mut Exporter,
@@ -234,7 +235,7 @@ pub(crate) fn export(
     Ok(())
 }
 
-/// Tells the first of what was stored otherwise than asked for, and how many more there are.
+/// Reports the first tensor stored as another type than requested, and how many more there are.
 pub(crate) fn warn_of_types(reasons: Vec<String>, notify: &Notify<'_>) {
     let mut reasons = reasons.into_iter();
     if let Some(reason) = reasons.next() {
@@ -243,7 +244,7 @@ pub(crate) fn warn_of_types(reasons: Vec<String>, notify: &Notify<'_>) {
     }
 }
 
-/// Tells what could not be carried over exactly.
+/// Reports what could not be converted exactly.
 pub(crate) fn warn_of_inexact<'a>(
     files: &LocalModel,
     what: impl IntoIterator<Item = &'a String>,
@@ -264,7 +265,7 @@ fn begin_package(out: &Path) -> Result<Staging> {
         && out.exists()
         && let Some(partial) = partial(out).filter(|partial| !partial.exists())
     {
-        // Left if the conversion was interrupted at the very end; nobody needs it any more.
+        // Left if the conversion was interrupted at the very end; no longer needed.
         let _ = Journal::remove(&partial);
     }
     let staging = staging?;
@@ -282,7 +283,7 @@ fn finish_package(staging: Staging, out: &Path) -> Result<()> {
     Journal::remove(&dir)
 }
 
-/// What must be the same for a conversion to go on with another's shards.
+/// What must be the same for a conversion to resume with another's shards.
 fn key(files: &LocalModel, options: &PackageOptions) -> Result<String> {
     let mut key = format!(
         "sterna {}; {:?}; {:?}; shards of {}; {}",

@@ -1,4 +1,4 @@
-//! The bytes of a package: tensors in aligned shards, every hash computed as they go by.
+//! The bytes of a package: tensors in aligned shards, with all hashes computed on the fly.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,16 +17,16 @@ use sterna_format::rdrr::{Span, TENSOR_ALIGNMENT, shard_file_name};
 
 use super::journal::Journal;
 
-/// Pieces that may wait for a hashing thread; each is at most a few megabytes.
+/// Pieces queued for a hashing thread; each is at most a few megabytes.
 const QUEUED: usize = 4;
 /// Bytes read at a time from shards that an earlier run finished.
 const READ_BYTES: usize = 1 << 20;
 
 /// Writes tensors one after another into shards of at most a given size.
 ///
-/// A tensor begins at a multiple of 4096 bytes. If what is left of a shard can't hold it, it begins a
-/// new one; only tensors larger than a shard are cut. Hashing is done by two threads beside the one
-/// that writes.
+/// A tensor begins at a multiple of 4096 bytes. If the rest of a shard can't hold it, it begins a new one;
+/// only tensors larger than a shard are split. Hashing is done by two threads in addition to the one that
+/// writes.
 pub(super) struct ShardWriter {
     dir: PathBuf,
     shard_size: u64,
@@ -36,20 +36,20 @@ pub(super) struct ShardWriter {
     shard: usize,
     file: Option<File>,
     len: u64,
-    /// Bytes of the current tensor still to come.
+    /// Bytes of the current tensor that remain.
     left: u64,
     shards: HashThread<ShardPiece, (Vec<ShardHashes>, Digest)>,
     tensors: HashThread<TensorPiece, TensorHashes>,
 }
 
-/// What is known of a shard once it is complete.
+/// The hashes of a complete shard.
 pub(super) struct ShardHashes {
     pub(super) size: u64,
     pub(super) digest: Digest,
     pub(super) blocks: BlockDigests,
 }
 
-/// Hashes of what shards hold.
+/// Hashes of the contents of shards.
 #[derive(Default)]
 pub(super) struct TensorHashes {
     /// Over the bytes of each group's tensors.
@@ -58,9 +58,9 @@ pub(super) struct TensorHashes {
     pub(super) roots: Vec<Digest>,
 }
 
-/// All that was written.
+/// Everything that was written.
 pub(super) struct Written {
-    /// What shards and groups are hashed with.
+    /// Hash algorithm of shards and groups.
     pub(super) algorithm: Algorithm,
     pub(super) shards: Vec<ShardHashes>,
     /// BLAKE3 over all shards.
@@ -80,8 +80,8 @@ enum TensorPiece {
 }
 
 impl ShardWriter {
-    /// Begins to write into `dir`, or goes on where the run that left `journal` was interrupted: shards
-    /// that it finished are kept, and read for their hashes.
+    /// Begins to write into `dir`, or resumes where the run that left `journal` was interrupted: shards that
+    /// it finished are kept, and read for their hashes.
     pub(super) fn new(dir: &Path, shard_size: u64, algorithm: Algorithm, journal: Journal) -> Self {
         ShardWriter {
             dir: dir.to_owned(),
@@ -97,7 +97,7 @@ impl ShardWriter {
         }
     }
 
-    /// Begins a tensor of `size` bytes; gives the pieces that it will lie in.
+    /// Begins a tensor of `size` bytes; returns the pieces that it will consist of.
     pub(super) fn begin(&mut self, group: GroupId, size: u64) -> Result<Vec<Span>> {
         assert_eq!(
             self.left, 0,
@@ -129,15 +129,14 @@ impl ShardWriter {
         }
     }
 
-    /// True if an earlier run wrote all `spans`; then [`ShardWriter::skip`] takes the place of
-    /// [`ShardWriter::write`].
+    /// True if an earlier run wrote all `spans`; then [`ShardWriter::skip`] replaces [`ShardWriter::write`].
     pub(super) fn is_written(&self, spans: &[Span]) -> bool {
         spans
             .iter()
             .all(|span| self.journal.is_finished(span.shard))
     }
 
-    /// Reads the tensor that was begun from the shards of an earlier run.
+    /// Reads the current tensor from the shards of an earlier run.
     pub(super) fn skip(&mut self, spans: &[Span]) -> Result<()> {
         for span in spans {
             let path = self.dir.join(shard_file_name(span.shard));
@@ -156,7 +155,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Writes the next bytes of the tensor that was begun.
+    /// Writes the next bytes of the current tensor.
     pub(super) fn write(&mut self, mut bytes: Bytes) -> Result<()> {
         assert!(
             bytes.len() as u64 <= self.left,
@@ -225,14 +224,14 @@ impl ShardWriter {
     }
 }
 
-/// Hashes shards; gives the BLAKE3 of all of them together besides.
+/// Hashes shards; also returns the BLAKE3 of all of them together.
 fn hash_shards(
     algorithm: Algorithm,
     pieces: impl Iterator<Item = ShardPiece>,
 ) -> (Vec<ShardHashes>, Digest) {
     let mut all = Hasher::new(Algorithm::Blake3);
     let mut shards = Vec::new();
-    // Blocks of shards are hashed with BLAKE3 whatever shards are hashed with: it costs a fifth.
+    // Blocks of shards are hashed with BLAKE3 whatever the algorithm of shards: it costs a fifth.
     let (mut whole, mut in_blocks, mut size) =
         (Hasher::new(algorithm), blocks(Algorithm::Blake3), 0);
     for piece in pieces {
@@ -293,7 +292,7 @@ fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>)
     }
 }
 
-/// A thread that hashes what it is sent, and gives a result once nothing more comes.
+/// A thread that hashes what it is sent, and returns a result at the end.
 struct HashThread<T, R> {
     sender: SyncSender<T>,
     thread: JoinHandle<R>,

@@ -11,7 +11,7 @@ use super::QuantizeSettings;
 use super::output::OutputFile;
 use super::shards::Shards;
 
-/// Where the matrices of an adapter are to go, and what their shapes must agree with.
+/// The destination of an adapter's matrices, and what their shapes must agree with.
 #[derive(Debug, Clone)]
 pub struct AdapterOutput {
     /// The file to write.
@@ -25,7 +25,7 @@ pub struct AdapterOutput {
 }
 
 impl AdapterOutput {
-    /// Writes the matrices of `block`, as they are.
+    /// Writes the matrices of `block`, unchanged.
     pub(super) fn write(
         &self,
         block: &LoraBlock,
@@ -39,7 +39,7 @@ impl AdapterOutput {
             dtype: matrix.dtype.dtype(),
             rows: matrix.rows,
             cols: matrix.cols,
-            // Where it goes and how long it is are for the layout to say.
+            // Its offset and length are determined by the layout.
             offset: 0,
             size: 0,
         };

@@ -1,9 +1,8 @@
 //! From a quantize manifest to the files that a subprocess engine runs from.
 //!
-//! `docs/formats/engine-bundle.md` describes the manifest, the files, and the rules by which one becomes
-//! the other. [`shards`] opens what a manifest names, [`tensor`] says what becomes of each tensor and
-//! makes it, [`adapter`] checks and copies the matrices of an adapter, [`output`] writes files that
-//! appear only when they are whole.
+//! `docs/formats/engine-bundle.md` describes the manifest, the files, and the rules of conversion. [`shards`]
+//! opens the files of a manifest, [`tensor`] decides how each tensor is converted and does it, [`adapter`]
+//! checks and copies the matrices of an adapter, [`output`] publishes files only when they are complete.
 
 mod adapter;
 mod output;
@@ -26,25 +25,25 @@ use tensor::Encoding;
 
 use crate::event::{Event, Notify, Step};
 
-/// The largest manifest that is read: tens of thousands of tensors and an adapter of each.
+/// Maximum size of a manifest: tens of thousands of tensors and an adapter of each.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
-/// What is to be made, and where.
+/// What to make, and where.
 #[derive(Debug, Clone)]
 pub struct QuantizeSettings {
-    /// What `qmodel.tensors` says about the model.
+    /// The model's description in `qmodel.tensors`.
     pub model: ModelFacts,
-    /// Elements of a head, where they are known.
+    /// Elements per head, if known.
     pub head_dim: Option<u32>,
-    /// The file of tensors; none of a manifest that has only an adapter.
+    /// The file of tensors; `None` for a manifest that has only an adapter.
     pub output: Option<PathBuf>,
-    /// The file of the rotary embedding, and what it is to say.
+    /// The file of the rotary embedding, and its content.
     pub rope: Option<(PathBuf, RopeFile)>,
     /// The file of an adapter.
     pub adapter: Option<AdapterOutput>,
 }
 
-/// What came of it.
+/// A summary of a quantization.
 #[derive(Debug, Serialize)]
 pub struct QuantizeSummary {
     /// The file of tensors.
@@ -57,15 +56,15 @@ pub struct QuantizeSummary {
     pub rope: Option<PathBuf>,
     /// The file of an adapter.
     pub lora: Option<PathBuf>,
-    /// Projections that the adapter changes.
+    /// Projections that the adapter updates.
     pub n_lora_pairs: usize,
 }
 
-/// Makes what the manifest in the file at `path` lists into the files that `settings` names. All of them
-/// appear, or none.
+/// Carries out the manifest in the file at `path`, writing the files of `settings`. All of them appear, or
+/// none.
 ///
-/// Errors: a file that can't be read or isn't a manifest, tensors that can't become what it asks for, or
-/// outputs that can't be written, or would take the place of what is read.
+/// Errors: a file that can't be read or isn't a manifest, tensors that can't be converted as requested, or
+/// outputs that can't be written, or would overwrite inputs.
 pub fn quantize(
     path: &Path,
     settings: &QuantizeSettings,
@@ -77,7 +76,7 @@ pub fn quantize(
     carry_out(&manifest, settings, exec, notify).with_context(|| path.display().to_string())
 }
 
-/// The manifest in the file at `path`, which is about a model of `arch`.
+/// The manifest in the file at `path`, for a model of `arch`.
 pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
     let name = || path.display().to_string();
     let file = LocalFile::open(path)?;
@@ -92,7 +91,7 @@ pub(crate) fn read_manifest(path: &Path, arch: ArchType) -> Result<Manifest> {
     Manifest::parse(&file.slice(0, file.len())?, arch).with_context(name)
 }
 
-/// Makes what `manifest` lists into the files that `settings` names.
+/// Carries out `manifest`, writing the files of `settings`.
 pub(crate) fn carry_out(
     manifest: &Manifest,
     settings: &QuantizeSettings,
@@ -105,7 +104,7 @@ pub(crate) fn carry_out(
     let shapes: Vec<_> = (manifest.tensors.iter())
         .map(|tensor| (tensor.rows, tensor.cols))
         .collect();
-    // Where the order doesn't tell what tensors are for, they are nameless, and that is all.
+    // Where the order doesn't identify tensors, they are nameless, and that is all.
     let names = tensor_names(model.arch, model.tied_embeddings, None, &shapes).ok();
     let encodings = (manifest.tensors.iter().enumerate())
         .map(|(i, tensor)| {
@@ -116,7 +115,7 @@ pub(crate) fn carry_out(
     let forms: Vec<_> = encodings.iter().map(Encoding::form).collect();
     let layout = TensorFile::layout(*model, &forms)?;
 
-    // What is small comes first, so that what is wrong with it is said at once.
+    // Small outputs come first, so that their errors are reported at once.
     let mut files = Vec::new();
     if let Some((path, rope)) = &settings.rope {
         let mut file = OutputFile::create(path)?;
@@ -162,7 +161,7 @@ pub(crate) fn carry_out(
 }
 
 impl QuantizeSettings {
-    /// Checks that there is a place for everything, and another for each thing.
+    /// Checks that there is a file for everything, and that they are different.
     fn check(&self, manifest: &Manifest) -> Result<()> {
         match (&self.adapter, &manifest.lora) {
             (Some(_), None) => bail!(
@@ -197,10 +196,10 @@ impl QuantizeSettings {
         (manifest.shards.iter()).try_for_each(|shard| self.check_input(Path::new(shard)))
     }
 
-    /// Checks that no output takes the place of the file `input`.
+    /// Checks that no output overwrites the file `input`.
     fn check_input(&self, input: &Path) -> Result<()> {
         let name = || input.display().to_string();
-        // Where it is named, and where it is, if links lead from one to the other.
+        // By its path, and by its target, if links lead from one to the other.
         let places = [
             output::place(input)?,
             fs::canonicalize(input).with_context(name)?,

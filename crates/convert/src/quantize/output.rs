@@ -1,4 +1,4 @@
-//! Files that take their name only when they are whole.
+//! Files that get their names only when they are complete.
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use sterna::{Context, Error, Result, bail};
 use tempfile::{NamedTempFile, TempPath};
 
-/// A file that is written beside its name, under one that is new, begins with a dot and ends in `.tmp`;
-/// it is gone with this value unless [`commit`] gave it its name.
+/// A file that is written next to its name, under a new one that begins with a dot and ends in `.tmp`; it is
+/// removed when this value is dropped unless [`commit`] renamed it.
 pub(super) struct OutputFile {
     path: PathBuf,
     file: BufWriter<NamedTempFile>,
@@ -50,7 +50,7 @@ impl OutputFile {
         self.write(&[0; 64][..n])
     }
 
-    /// Brings everything onto the disk; the name to have, and the file under its present one.
+    /// Syncs everything to disk; returns the final name, and the file under its temporary one.
     fn finish(mut self) -> Result<(PathBuf, TempPath)> {
         let flushed = self.file.flush();
         let synced = flushed.and_then(|()| self.file.get_ref().as_file().sync_all());
@@ -64,18 +64,18 @@ impl OutputFile {
     }
 }
 
-/// Gives all of `files` their names once each is on the disk; if one can't have it, none has, and what
-/// they were to replace is there as before.
+/// Renames all of `files` once each is on disk; if one rename fails, none takes effect, and what they would
+/// have replaced is restored.
 pub(super) fn commit(files: Vec<OutputFile>) -> Result<()> {
     let files: Vec<_> = files
         .into_iter()
         .map(OutputFile::finish)
         .collect::<Result<_>>()?;
     let last = files.len().saturating_sub(1);
-    // The names given so far, each with the file that had it before.
+    // Completed renames, each with the file it replaced.
     let mut given: Vec<(PathBuf, Option<TempPath>)> = Vec::new();
     for (i, (path, staged)) in files.into_iter().enumerate() {
-        // Nothing can fail behind the last one.
+        // Nothing can fail after the last one.
         let before = if i < last { set_aside(&path) } else { Ok(None) };
         let renamed = before.and_then(|before| match staged.persist(&path) {
             Ok(()) => Ok(before),
@@ -90,7 +90,7 @@ pub(super) fn commit(files: Vec<OutputFile>) -> Result<()> {
                 let error = error.context(format!("{}: cannot give it its name", path.display()));
                 return Err(
                     (given.into_iter().rev()).fold(error, |error, (path, before)| {
-                        // Where nothing was, nothing stays. What led here is reported.
+                        // Where nothing was, nothing stays. The original error is reported.
                         if before.is_none() {
                             let _ = fs::remove_file(&path);
                         }
@@ -103,22 +103,21 @@ pub(super) fn commit(files: Vec<OutputFile>) -> Result<()> {
     Ok(())
 }
 
-/// Gives the file at `path`, if there is one, a second name, so that it outlasts another that takes the
-/// first.
+/// Gives the file at `path`, if there is one, a second name, so that it survives being replaced.
 fn set_aside(path: &Path) -> Result<Option<TempPath>> {
     check_replaceable(path)?;
     if fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }
     let kept = stage(path, |name| match fs::hard_link(path, name) {
-        // Not every file system knows second names. Then it is without the first for a moment.
+        // Not every file system supports hard links. Then it has no first name for a moment.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => fs::rename(path, name),
         linked => linked,
     });
     Ok(Some(kept?.into_temp_path()))
 }
 
-/// Gives `before` the name `path` again after `error`, to which it adds if that fails too.
+/// Renames `before` back to `path` after `error`, extending it if that fails too.
 fn put_back(path: PathBuf, before: Option<TempPath>, error: Error) -> Error {
     let Some(before) = before else {
         return error;
@@ -134,7 +133,7 @@ fn put_back(path: PathBuf, before: Option<TempPath>, error: Error) -> Error {
     }
 }
 
-/// Makes something under a new name beside `path`.
+/// Creates something under a new name next to `path`.
 fn stage<T>(path: &Path, make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<NamedTempFile<T>> {
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(path.file_name().unwrap_or_default());
@@ -153,13 +152,13 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// The place of `path` among all files, however its folder is written. The file needn't exist.
+/// The canonical path of `path`, however its folder is written. The file needn't exist.
 pub(super) fn place(path: &Path) -> Result<PathBuf> {
     let folder = fs::canonicalize(folder(path)).with_context(|| path.display().to_string())?;
     Ok(folder.join(path.file_name().unwrap_or_default()))
 }
 
-/// Checks that what is at `path`, if anything is, may be replaced: a file and no device or folder.
+/// Checks that `path` doesn't exist or may be replaced: a file and not a device or folder.
 pub(super) fn check_replaceable(path: &Path) -> Result<()> {
     let name = path.display();
     match fs::metadata(path) {

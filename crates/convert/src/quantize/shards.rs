@@ -1,4 +1,4 @@
-//! The files that a manifest names, and what they and their neighbours say about scales.
+//! The files of a manifest, and what they and their neighbours say about scales.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ use crate::event::{Event, Notify, Warning};
 /// The files of a manifest, mapped.
 pub(super) struct Shards {
     files: Vec<LocalFile>,
-    /// The headers of those that were asked for types of scales; `None` of what isn't safetensors.
+    /// The headers of those whose types of scales were needed; `None` for what isn't safetensors.
     headers: HashMap<u16, Option<SafeTensors>>,
-    /// What the configurations beside them say, by folder; `None` where there is nothing to go by.
+    /// The configurations next to them, by folder; `None` where there is none.
     rules: HashMap<PathBuf, Option<TernaryRules>>,
 }
 
@@ -39,18 +39,17 @@ impl Shards {
         })
     }
 
-    /// The bytes of `range`, which are in the file or else an error.
+    /// The bytes of `range`; an error if they are not in the file.
     pub(super) fn bytes(&self, range: &ShardRange) -> Result<Bytes> {
         let file = &self.files[usize::from(range.shard)];
         Ok(file.slice(range.offset, range.size)?)
     }
 
-    /// What trits of +1 are worth whose stored scale is at `scale`, in a model whose weights are in
-    /// shard `weights`.
+    /// The scale of trits whose stored scale is at `scale`, in a model whose weights are in shard `weights`.
     ///
     /// A scale of four bytes is F32, one of two is of the type that the file says, or BF16. Whether it
-    /// multiplies or divides is what the configuration beside the weights says; without one, a scale above
-    /// 1 divides, because no weight is worth that much.
+    /// multiplies or divides is determined by the configuration next to the weights; without one, a scale
+    /// above 1 divides, because no weight is that large.
     pub(super) fn scale(
         &mut self,
         scale: &ShardRange,
@@ -79,13 +78,13 @@ impl Shards {
         Ok(worth)
     }
 
-    /// What the configuration beside shard `index` says about ternary weights.
+    /// What the configuration next to shard `index` says about ternary weights.
     pub(super) fn rules(&mut self, index: u16, notify: &Notify<'_>) -> Option<TernaryRules> {
         let path = self.files[usize::from(index)].path();
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let read = |folder: &PathBuf| {
             rules_in(folder).unwrap_or_else(|error| {
-                // Models of families that aren't known here can be quantized all the same.
+                // Models of unsupported families can be quantized all the same.
                 notify(Event::Warning(Warning::UnknownConfig {
                     reason: format!("{error:#}"),
                 }));
@@ -99,7 +98,7 @@ impl Shards {
     fn float_of_two_bytes(&mut self, range: &ShardRange) -> DType {
         let file = &self.files[usize::from(range.shard)];
         let header = self.headers.entry(range.shard).or_insert_with(|| {
-            // Every byte is at hand, so that more can't be needed.
+            // All bytes are available, so more can't be needed.
             SafeTensors::parse(&file.prefix(u64::MAX), file.len()).ok()
         });
         let tensors = header.iter().flat_map(SafeTensors::tensors);

@@ -1,4 +1,4 @@
-//! What becomes of a tensor, and making it.
+//! Converting a tensor.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::row_chunks::row_chunks;
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 8 << 20;
 
-/// A tensor of a manifest, and how it is made into the stored one.
+/// A tensor of a manifest, and how it is converted.
 pub(super) struct Encoding<'a> {
-    /// What messages call it.
+    /// Its name in messages.
     label: String,
     source: &'a ManifestTensor,
     /// Rows of the model.
@@ -28,30 +28,29 @@ pub(super) struct Encoding<'a> {
     how: How,
 }
 
-/// How the bytes of a tensor become its stored form.
+/// How the bytes of a tensor are converted to the stored form.
 #[derive(Clone, Copy)]
 enum How {
     Copy,
     /// Into blocks of this type.
     Blocks(DType),
-    /// Floats into trits; `masters` are rounded even if they are trits. `unit` is a factor on what they
-    /// are worth.
+    /// Floats into trits; `masters` are quantized even if they are trits. `unit` is a factor on their scale.
     Floats {
         masters: bool,
         unit: f32,
     },
-    /// Trits, one a byte.
+    /// Trits, one per byte.
     Bytes {
         scale: f32,
     },
-    /// Trits, four a byte.
+    /// Trits, four per byte.
     Packed {
         scale: f32,
     },
 }
 
 impl<'a> Encoding<'a> {
-    /// What becomes of tensor `i`, which is called `name` in its checkpoint as far as its place tells.
+    /// How to convert tensor `i`, which is called `name` in its checkpoint as far as its position tells.
     pub(super) fn of(
         i: usize,
         name: Option<&str>,
@@ -77,7 +76,7 @@ impl<'a> Encoding<'a> {
         })
     }
 
-    /// What is stored.
+    /// The stored type.
     pub(super) fn form(&self) -> TensorForm {
         let ManifestTensor { action, dtype, .. } = *self.source;
         let stored = action.stored_type(dtype);
@@ -86,13 +85,13 @@ impl<'a> Encoding<'a> {
             dtype: stored.expect("a manifest pairs actions with types that they take"),
             rows: self.n,
             cols: self.source.cols,
-            // Of packed trits, the manifest counts the rows that are stored.
+            // For packed trits, the manifest counts stored rows.
             padded_rows: self.source.padded_rows.max(self.n),
             padded_cols: self.source.padded_cols,
         }
     }
 
-    /// Gives the stored bytes piece by piece, made on `exec`.
+    /// Returns the stored bytes piece by piece, computed on `exec`.
     pub(super) fn write(
         &self,
         exec: &Exec,
@@ -161,10 +160,10 @@ impl<'a> Encoding<'a> {
     }
 }
 
-/// How the bytes of `source` become its stored form.
+/// How the bytes of `source` are converted.
 fn how(source: &ManifestTensor, shards: &mut Shards, notify: &Notify<'_>) -> Result<How> {
     let shard = source.data.shard;
-    // Whatever becomes of them, they must be there.
+    // They must be there in any case.
     let bytes = shards.bytes(&source.data)?;
     let mut scale = || match &source.scale {
         Some(scale) => shards.scale(scale, shard, notify),
@@ -194,13 +193,13 @@ fn how(source: &ManifestTensor, shards: &mut Shards, notify: &Notify<'_>) -> Res
     })
 }
 
-/// Whether each byte is −1, 0 or 1 by itself.
+/// Whether each byte is −1, 0 or 1.
 fn are_trits(bytes: &Bytes) -> bool {
     bytes.iter().all(|&byte| byte.wrapping_add(1) <= 2)
 }
 
-/// Rows of the model that `stored` rows of packed trits hold, four each but for the last: as many as the
-/// tensor's place says, if that fits, and all otherwise.
+/// Rows of the model in `stored` rows of packed trits, four each except for the last: as many as the tensor's
+/// position implies, if that fits, and all otherwise.
 fn packed_rows(stored: u32, name: Option<&str>, settings: &QuantizeSettings) -> u32 {
     let all = stored.saturating_mul(4);
     let ModelFacts {
@@ -222,7 +221,7 @@ fn packed_rows(stored: u32, name: Option<&str>, settings: &QuantizeSettings) -> 
     }
 }
 
-/// Rows of trits that are stored one a byte, in the working layout.
+/// Rows of trits that are stored one per byte, in the working layout.
 fn byte_trits(exec: &Exec, n: usize, k: usize, bytes: &[u8]) -> Result<Vec<u8>, QuantError> {
     let values = bytes.iter().map(|&byte| f32::from(byte as i8));
     let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
@@ -255,7 +254,7 @@ fn blocks(
     for row in values.chunks_exact(k) {
         wide.extend_from_slice(row);
         let last = &row[k / to.block_len() * to.block_len()..];
-        // A block of Q1_0 holds the mean magnitude, which padding mustn't lower.
+        // A block of Q1_0 contains the mean magnitude, which padding mustn't lower.
         let padding = match to {
             DType::Q1_0 => last.iter().map(|v| v.abs()).sum::<f32>() / last.len() as f32,
             _ => 0.0,

@@ -1,10 +1,10 @@
-//! What is to be fetched, and within which limits.
+//! What to fetch, and limits for it.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use crate::hash::{BlockDigests, Expected};
 
-/// A named run of bytes to be fetched: a shard, a model file, a tokenizer.
+/// A named run of bytes to fetch: a shard, a model file, a tokenizer.
 #[derive(Debug, Clone)]
 pub struct Blob {
     name: String,
@@ -17,7 +17,7 @@ pub struct Blob {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A name that is no plain relative path of portable parts.
+    /// A name that is not a plain relative path of portable parts.
     #[error("file name {name:?}: {why}")]
     Name {
         /// The name, cut to 200 characters.
@@ -25,13 +25,13 @@ pub enum PlanError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// Two blobs of one name, or of names that differ only in case.
+    /// Two blobs with the same name, or with names that differ only in case.
     #[error("file name {name:?} is there twice, or differs from another only in case")]
     Duplicate {
         /// The second of them.
         name: String,
     },
-    /// Digests of blocks for another number of bytes.
+    /// Digests of blocks for another size.
     #[error("`{name}` has {size} bytes, but its block digests are for {blocks}")]
     BlockDigests {
         /// The blob.
@@ -41,7 +41,7 @@ pub enum PlanError {
         /// Bytes the digests cover.
         blocks: u64,
     },
-    /// More bytes than can be counted.
+    /// Sizes that overflow.
     #[error("the files together have more bytes than 64 bits can count")]
     TooLarge,
 }
@@ -49,8 +49,7 @@ pub enum PlanError {
 impl Blob {
     /// A blob of `size` bytes. `name` is its path below every source, with `/` between parts.
     ///
-    /// Errors: [`PlanError::Name`] for a name that could leave the folder it is put in, or that some
-    /// system can't store.
+    /// Errors: [`PlanError::Name`] for a name that could escape its folder, or that some system can't store.
     pub fn new(name: &str, size: u64, expected: Expected) -> Result<Self, PlanError> {
         check_name(name)?;
         Ok(Self {
@@ -61,8 +60,8 @@ impl Blob {
         })
     }
 
-    /// The same with digests of its blocks, so that a wrong block is found when it arrives and is all
-    /// that is fetched again. Errors: [`PlanError::BlockDigests`].
+    /// The same with digests of its blocks, so that a wrong block is found when it arrives and only that is
+    /// fetched again. Errors: [`PlanError::BlockDigests`].
     pub fn with_blocks(mut self, blocks: BlockDigests) -> Result<Self, PlanError> {
         if blocks.size() != self.size {
             return Err(PlanError::BlockDigests {
@@ -85,7 +84,7 @@ impl Blob {
         self.size
     }
 
-    /// What its bytes must be.
+    /// How its bytes are verified.
     pub fn expected(&self) -> Expected {
         self.expected
     }
@@ -136,7 +135,7 @@ fn is_device(part: &str) -> bool {
             && stem.ends_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Checks what no single blob shows.
+/// Checks that blobs are consistent with one another.
 pub(super) fn check_all(blobs: &[Blob]) -> Result<(), PlanError> {
     let mut names = HashSet::new();
     let mut total = 0u64;
@@ -151,32 +150,32 @@ pub(super) fn check_all(blobs: &[Blob]) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// How much at once, how fast, and how patiently.
+/// Parallelism, rate and patience.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// Requests at a time.
+    /// Parallel requests.
     pub parallel: usize,
-    /// Bytes asked for in one request; with block digests, whole blocks.
+    /// Bytes per request; with block digests, whole blocks.
     pub segment_bytes: u64,
     /// Bytes per second over all requests.
     pub bytes_per_second: Option<u64>,
-    /// Failures in a row that a source may have; one more, and it is given up.
+    /// Consecutive failures of a source that are tolerated; with one more, it is dropped.
     pub retries: u32,
     /// The wait after a source's first failure; each further one doubles it.
     pub backoff_base: Duration,
     /// The longest such wait.
     pub backoff_cap: Duration,
-    /// The longest wait that a server may ask for; one that asks for more is given up.
+    /// The longest wait that a server may ask for; a source that asks for more is dropped.
     pub retry_after_cap: Duration,
-    /// How long a request may bring next to nothing.
+    /// How long a request may stall.
     pub stall_timeout: Duration,
-    /// Seed of the waits' jitter, so that many clients don't come back at one moment.
+    /// Seed of the waits' jitter, so that many clients don't come back at the same moment.
     pub seed: u64,
 }
 
 impl Default for Limits {
-    /// Four requests of 32 MiB at a time, at any speed; five retries, from half a second doubling to
-    /// half a minute; five minutes for servers that ask; half a minute of silence.
+    /// Four requests of 32 MiB at a time, at any speed; five retries, with waits from half a second doubling
+    /// to half a minute; five minutes for servers that ask; half a minute for stalls.
     fn default() -> Self {
         Self {
             parallel: 4,

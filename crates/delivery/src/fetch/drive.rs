@@ -1,4 +1,4 @@
-//! A fetch on a machine with threads.
+//! Running a fetch on a machine with threads.
 
 use std::{
     collections::HashMap,
@@ -21,22 +21,22 @@ use crate::{
     source::{Source, body_fault},
 };
 
-/// A wish to stop, that can be spoken from any thread.
+/// A cancellation token, usable from any thread.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Not spoken yet.
+    /// Not cancelled yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Speaks it.
+    /// Cancels.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was spoken.
+    /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -46,33 +46,33 @@ impl Cancel {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// How far it has come, about ten times a second.
+    /// Progress, about ten times a second.
     Progress(Progress),
     /// A blob is verified and visible.
     Committed {
         /// The blob.
         blob: &'a Blob,
-        /// How it was verified; `None` if the sink had it already.
+        /// How it was verified; `None` if the sink already had it.
         verified: Option<Verified>,
     },
 }
 
-/// How a fetch went that ended well.
+/// The result of a successful fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The final figures.
+    /// The final progress.
     pub progress: Progress,
-    /// How each blob was verified, in the order given; `None` if the sink had it already.
+    /// How each blob was verified, in the order given; `None` if the sink already had it.
     pub verified: Vec<Option<Verified>>,
-    /// Sources that were given up, and why.
+    /// Sources that were dropped, and why.
     pub dropped: Vec<(String, String)>,
 }
 
-/// Why a fetch ended without every blob. What is verified stays, and what is stored helps the next one.
+/// Why a fetch ended without every blob. Verified blobs stay, and stored bytes help the next fetch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FetchError {
-    /// What was asked for makes no sense.
+    /// An invalid request.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The sources failed.
@@ -81,7 +81,7 @@ pub enum FetchError {
     /// The bytes could not be stored.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// The system gives no more threads.
+    /// The system is out of threads.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// It was cancelled.
@@ -92,7 +92,7 @@ pub enum FetchError {
 /// Bytes that are read, hashed and stored at once.
 const PIECE: usize = 256 << 10;
 
-/// How often progress is told and cancellation looked for.
+/// Interval of progress reports and cancellation checks.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Fetches `blobs` into `sink` from `sources`, each of which should have them all, with
@@ -153,7 +153,7 @@ pub fn fetch(
     })
 }
 
-/// What threads need.
+/// State shared by threads.
 struct Shared<'a> {
     blobs: Vec<Blob>,
     sources: &'a [&'a dyn Source],
@@ -162,7 +162,7 @@ struct Shared<'a> {
     began: Instant,
 }
 
-/// What threads report.
+/// Messages from threads.
 enum Message {
     Progress(u64, u64),
     Transferred(Transfer, Result<(), Stop>),
@@ -309,14 +309,14 @@ impl<'scope, 'env> Driver<'scope, 'env> {
         })
     }
 
-    /// A thread for each piece of work: it waits far longer than it takes to start, and there are
-    /// never more than a few.
+    /// One thread per piece of work: it waits far longer than it takes to start, and there are never more
+    /// than a few.
     fn spawn(&self, work: impl FnOnce() -> Message + Send + 'scope) -> Result<(), FetchError> {
         let sender = self.sender.clone();
         thread::Builder::new()
             .name("fetch".into())
             .spawn_scoped(self.scope, move || {
-                // Nobody listens any more once the fetch has ended.
+                // The receiver is gone once the fetch has ended.
                 let _ = sender.send(work());
             })
             .map(drop)
@@ -363,8 +363,7 @@ impl Shared<'_> {
                 thread::sleep(wait);
             }
         }
-        // What is left of an answer that was taken whole is its end: read, so that the connection
-        // can be used again.
+        // Read a completely received response to its end, so that the connection can be reused.
         if transfer.request().range.is_some() || transfer.received() == blob.size() {
             let _ = answer.body.read(&mut [0]);
         }
@@ -385,6 +384,6 @@ impl Shared<'_> {
 }
 
 fn lock(rate_limit: &Mutex<RateLimit>) -> std::sync::MutexGuard<'_, RateLimit> {
-    // Consistent at any moment, even if a thread that held it panicked.
+    // Consistent at any moment, even if a thread panicked while holding it.
     rate_limit.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,37 +1,37 @@
-//! What can go wrong with a request, and what it says about the source.
+//! Failures of requests, and what they mean for the source.
 
 use std::{ops::Range, time::Duration};
 
 use crate::hash::Mismatch;
 
-/// Why a request did not bring what was asked for.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// No answer: no connection, no such host, a broken one.
+    /// No response: no connection, no such host, a broken one.
     #[error("no answer: {message}")]
     Unreachable {
-        /// What the system or the library said.
+        /// The system's or the library's message.
         message: String,
     },
-    /// There is no safe connection: a certificate that nobody vouches for, or no TLS that both know.
+    /// No secure connection: an untrusted certificate, or no common TLS version.
     #[error("no safe connection: {message}")]
     Insecure {
-        /// What the library said.
+        /// The library's message.
         message: String,
     },
-    /// The answer ended early.
+    /// The response ended early.
     #[error("the answer ended after {received} of {expected} bytes")]
     Cut {
-        /// Bytes that came.
+        /// Bytes received.
         received: u64,
-        /// Bytes that were to come.
+        /// Bytes expected.
         expected: u64,
     },
-    /// Next to nothing came for too long.
+    /// The response stalled.
     #[error("no bytes came for too long")]
     Stalled,
-    /// The server can't answer now.
+    /// The server can't respond now.
     #[error("HTTP status {status}")]
     Busy {
         /// The status.
@@ -39,7 +39,7 @@ pub enum Fault {
         /// How long the server asks to wait.
         retry_after: Option<Duration>,
     },
-    /// The server won't give this file.
+    /// The server refuses this file.
     #[error("HTTP status {status}")]
     Refused {
         /// The status.
@@ -48,40 +48,40 @@ pub enum Fault {
     /// The source doesn't have this file.
     #[error("not there: {message}")]
     Missing {
-        /// What the system said.
+        /// The system's message.
         message: String,
     },
-    /// The source gives whole files only.
+    /// The source doesn't support ranges.
     #[error("it doesn't serve parts of files")]
     NoRanges,
-    /// Another number of bytes than the file has.
+    /// The wrong size for the file.
     #[error("expected a file of {expected} bytes, found {found}")]
     WrongLength {
         /// Bytes the file has.
         expected: u64,
-        /// Bytes the source speaks of.
+        /// Bytes the source reports.
         found: u64,
     },
     /// More bytes than a small file may have.
     #[error("expected at most {limit} bytes, found {found}")]
     TooLarge {
-        /// Bytes it may have.
+        /// The limit.
         limit: u64,
-        /// Bytes the source speaks of, or sent so far.
+        /// Bytes the source reports, or sent so far.
         found: u64,
     },
-    /// Another part of the file than was asked for.
+    /// A range other than the requested one.
     #[error("asked for bytes {}..{}, was given `{found}`", asked.start, asked.end)]
     WrongRange {
-        /// The part asked for.
+        /// The requested range.
         asked: Range<u64>,
-        /// The `Content-Range` of the answer.
+        /// The `Content-Range` of the response.
         found: String,
     },
     /// The file changed from one request to the next.
     #[error("the file changed: its ETag was {before}, now it is {now}")]
     Changed {
-        /// The ETag of an earlier answer.
+        /// The ETag of an earlier response.
         before: String,
         /// That of this one.
         now: String,
@@ -89,24 +89,24 @@ pub enum Fault {
     /// A web page instead of the file.
     #[error("expected data, found `{content_type}`")]
     NotData {
-        /// The answer's `Content-Type`.
+        /// The `Content-Type` of the response.
         content_type: String,
     },
     /// Compressed, though that was excluded.
     #[error("expected plain bytes, found the encoding `{encoding}`")]
     Encoded {
-        /// The answer's `Content-Encoding`.
+        /// The `Content-Encoding` of the response.
         encoding: String,
     },
     /// A redirect that is not followed.
     #[error("redirect to {to}: {why}")]
     Redirect {
-        /// Where it leads.
+        /// Its target.
         to: String,
         /// Why it isn't followed.
         why: &'static str,
     },
-    /// A block whose digest is another.
+    /// A block with the wrong digest.
     #[error("bytes {}..{}: {mismatch}", block.start, block.end)]
     WrongBlock {
         /// The block.
@@ -114,26 +114,26 @@ pub enum Fault {
         /// Both digests.
         mismatch: Mismatch,
     },
-    /// A file whose digest is another.
+    /// A file with the wrong digest.
     #[error("{0}")]
     WrongBytes(Mismatch),
-    /// The request was given up from this side.
+    /// The request was cancelled on this side.
     #[error("given up")]
     Cancelled,
 }
 
-/// What follows from a fault.
+/// The consequence of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Try again, after a while.
     Again,
-    /// The source is no use for this blob.
+    /// The source is useless for this blob.
     NotHere,
-    /// The source is not to be trusted.
+    /// The source is dropped entirely.
     Drop,
-    /// Ask for whole files from now on.
+    /// Request whole files from now on.
     AskWhole,
-    /// Nothing: it was this side's wish.
+    /// Nothing: it was cancelled on this side.
     Nothing,
 }
 

@@ -1,4 +1,4 @@
-//! A folder as the place where blobs go.
+//! A folder as the destination of blobs.
 
 use std::{
     collections::HashMap,
@@ -12,9 +12,10 @@ use std::{
 use super::{Blob, Present, Sink, SinkError, part::PartFile};
 use crate::hash::{Expected, Verified, Verifier};
 
-/// Puts every blob in a folder, under its name once it is verified and as [`PartFile`] before.
+/// Stores every blob in a folder, under its name once it is verified and as [`PartFile`] before.
 ///
-/// What has a blob's name already is kept if it is the blob, and else replaced when the blob has come.
+/// An existing file with a blob's name is kept if it is the blob, and else replaced when the blob has
+/// arrived.
 #[derive(Debug)]
 pub struct FolderSink {
     root: PathBuf,
@@ -30,9 +31,9 @@ impl FolderSink {
         }
     }
 
-    /// Where a blob will be.
+    /// The path of a blob.
     pub fn path(&self, blob: &Blob) -> PathBuf {
-        // The name was checked when the blob was made: it stays below the root.
+        // The name was checked when the blob was created: it stays below the root.
         self.root.join(blob.name())
     }
 
@@ -54,7 +55,7 @@ impl Sink for FolderSink {
             PartFile::clean(&path)?;
             return Ok(Present::Complete);
         }
-        // Opened when the first byte comes: there may be more blobs than a process can have files.
+        // Opened when the first byte arrives: there may be more blobs than a process can have open files.
         Ok(Present::Parts(PartFile::left(&path, blob)?))
     }
 
@@ -78,7 +79,7 @@ impl Sink for FolderSink {
     }
 }
 
-/// Whether the blob is at `path`, by its digest.
+/// Whether the file at `path` has the blob's digest.
 fn is_there(path: &Path, blob: &Blob) -> io::Result<bool> {
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -126,7 +127,7 @@ mod tests {
         drop(sink);
         let sink = FolderSink::new(dir.path().join("model"));
         let three: RangeSet = std::iter::once(3..6).collect();
-        // Twice, so the first time left nothing open.
+        // Twice, so the first time closed all files.
         assert_eq!(sink.present(&blob).unwrap(), Present::Parts(three.clone()));
         let other = FolderSink::new(dir.path().join("model"));
         assert_eq!(other.present(&blob).unwrap(), Present::Parts(three));

@@ -1,42 +1,42 @@
-//! What a source says before it sends bytes, and whether that can be believed.
+//! The head of a response, and its validation.
 
 use std::{ops::Range, time::Duration};
 
 use super::Fault;
 
-/// The part of an HTTP answer that comes before its body, as far as it matters here.
+/// The relevant parts of the head of an HTTP response.
 ///
-/// Sources that aren't HTTP servers fill in what one would say.
+/// Sources that aren't HTTP servers fill in the equivalent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Head {
     /// The status.
     pub status: u16,
     /// `Content-Length`, if it is a number.
     pub content_length: Option<u64>,
-    /// `Content-Range`, as it stands.
+    /// `Content-Range`, verbatim.
     pub content_range: Option<String>,
-    /// `Content-Type`, as it stands.
+    /// `Content-Type`, verbatim.
     pub content_type: Option<String>,
-    /// `Content-Encoding`, as it stands.
+    /// `Content-Encoding`, verbatim.
     pub content_encoding: Option<String>,
-    /// `ETag`, as it stands.
+    /// `ETag`, verbatim.
     pub etag: Option<String>,
-    /// `Retry-After`, as it stands.
+    /// `Retry-After`, verbatim.
     pub retry_after: Option<String>,
-    /// `Date`, as it stands.
+    /// `Date`, verbatim.
     pub date: Option<String>,
 }
 
-/// What a believable head promises.
+/// The content of a valid head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Promise {
-    /// The bytes that follow.
+    /// The range of the bytes that follow.
     pub(super) range: Range<u64>,
-    /// Whether the source said how many they are.
+    /// Whether the source reported their number.
     pub(super) counted: bool,
 }
 
-/// What is asked for: `range` of a file of `size` bytes, as a part if `partial`.
+/// The request: `range` of a file of `size` bytes, as a partial request if `partial`.
 pub(super) struct Asked<'a> {
     pub(super) name: &'a str,
     pub(super) size: u64,
@@ -46,8 +46,8 @@ pub(super) struct Asked<'a> {
 }
 
 impl Head {
-    /// The head of an HTTP answer with this status; `header` gives the value of a header by its name in
-    /// small letters, if the answer has it.
+    /// The head of an HTTP response with this status; `header` returns the value of a header by its
+    /// lower-case name, if the response has it.
     pub fn read(status: u16, header: impl Fn(&str) -> Option<String>) -> Self {
         Self {
             status,
@@ -61,7 +61,7 @@ impl Head {
         }
     }
 
-    /// Checks the head of an answer against what was asked.
+    /// Validates the head of a response to this request.
     pub(super) fn check(&self, asked: &Asked<'_>) -> Result<Promise, Fault> {
         self.check_kind(asked.name)?;
         if let (Some(before), Some(now)) = (asked.etag, self.strong_etag())
@@ -92,7 +92,7 @@ impl Head {
         })
     }
 
-    /// Checks that the answer is the plain bytes of a file called `name`.
+    /// Checks that the response is the plain bytes of a file called `name`.
     pub(super) fn check_kind(&self, name: &str) -> Result<(), Fault> {
         match self.status {
             200 | 206 => {}
@@ -149,13 +149,13 @@ impl Head {
         })
     }
 
-    /// The ETag, if it stands for exact bytes.
+    /// The ETag, if it is a strong one.
     pub(super) fn strong_etag(&self) -> Option<&str> {
         let etag = self.etag.as_deref()?.trim();
         (!etag.starts_with("W/") && !etag.is_empty()).then_some(etag)
     }
 
-    /// What `Retry-After` asks for. A date counts from the answer's own `Date`, so no clock is needed.
+    /// The wait in `Retry-After`. A date is relative to the response's own `Date`, so no clock is needed.
     pub(super) fn wait(&self) -> Option<Duration> {
         let wait = self.retry_after.as_deref()?.trim();
         if let Ok(seconds) = wait.parse() {
@@ -166,7 +166,7 @@ impl Head {
     }
 }
 
-/// What a stranger wrote, short enough for an error.
+/// Untrusted text, shortened for an error.
 fn shortened(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(100).collect()
 }

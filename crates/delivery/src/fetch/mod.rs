@@ -1,7 +1,7 @@
-//! Fetching blobs that are known by their digests.
+//! Fetching blobs with known digests.
 //!
-//! [`Fetch`] plans: it has no sockets, files or clock, and runs wherever bytes can be had, in a browser
-//! too. On machines with threads, [`fetch`] drives it.
+//! [`Fetch`] plans: it has no sockets, files or clock, and runs wherever bytes are available, including
+//! browsers. On machines with threads, [`fetch`] drives it.
 //!
 //! ```no_run
 //! # #[cfg(feature = "http")]

@@ -1,4 +1,4 @@
-//! A file that is not complete yet, and what is known to be in it.
+//! An incomplete file, and what is known to be in it.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -11,15 +11,15 @@ use std::{
 use super::{Blob, RangeSet, SinkError};
 use crate::{positioned, sync_folder};
 
-/// A file `NAME.part` that is filled in any order, with a log `NAME.part-map` beside it of what has
-/// been filled, so that the next process knows.
+/// A file `NAME.part` that is filled in any order, with a log `NAME.part-map` of what has been filled, for
+/// the next process.
 ///
-/// The log is text: a line that names the blob, then a line for each range stored (`+0-1048576`) or
-/// forgotten (`-0-4096`). It survives the end of the process at any moment: what isn't logged is
-/// fetched again, and a line cut short doesn't count. After a power failure the log may claim bytes
-/// that never reached the disk; hashing shows that.
+/// The log is text: a line that names the blob, then a line for each range stored (`+0-1048576`) or forgotten
+/// (`-0-4096`). It survives the end of the process at any moment: what isn't logged is fetched again, and a
+/// truncated line is ignored. After a power failure the log may claim bytes that never reached the disk;
+/// hashing detects that.
 ///
-/// While it is open the log is locked, so that no second process writes to the same file.
+/// The log is locked while it is open, so that no second process writes to the same file.
 #[derive(Debug)]
 pub struct PartFile {
     path: PathBuf,
@@ -36,10 +36,10 @@ struct Map {
     pending: RangeSet,
 }
 
-/// Bytes that may be stored without being logged, in each file.
+/// Bytes per file that may be stored without being logged.
 const LOG_EVERY: u64 = 64 << 10;
 
-/// Bytes of the log that are read; far more than a fetch writes.
+/// Maximum bytes of the log that are read; far more than a fetch writes.
 const MAX_LOG: u64 = 64 << 20;
 
 impl PartFile {
@@ -109,7 +109,7 @@ impl PartFile {
         })
     }
 
-    /// What an earlier process stored of `blob`; nothing is created.
+    /// The bytes of `blob` that an earlier process stored; nothing is created.
     ///
     /// Errors: as for [`open`](Self::open).
     pub fn left(target: &Path, blob: &Blob) -> Result<RangeSet, SinkError> {
@@ -120,7 +120,7 @@ impl PartFile {
         }
     }
 
-    /// Removes what a process left that was stopped between giving `target` its name and cleaning up.
+    /// Cleans up after a process that was stopped between renaming the file to `target` and cleaning up.
     pub fn clean(target: &Path) -> Result<(), SinkError> {
         let map_path = with_suffix(target, ".part-map");
         if with_suffix(target, ".part").exists() {
@@ -134,7 +134,7 @@ impl PartFile {
         }
     }
 
-    /// What is stored.
+    /// The stored ranges.
     pub fn present(&self) -> RangeSet {
         let map = self.lock();
         map.stored.union(&map.pending)
@@ -152,7 +152,7 @@ impl PartFile {
         Ok(())
     }
 
-    /// Fills `bytes` with what is stored at `offset`.
+    /// Reads the stored bytes at `offset`.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SinkError> {
         positioned::read_exact_at(&self.file, bytes, offset)
             .map_err(SinkError::of(&self.path, "read back"))
@@ -167,8 +167,8 @@ impl PartFile {
         (map.log.write_all(line.as_bytes())).map_err(SinkError::of(&self.map_path, "write"))
     }
 
-    /// Gives the file, whose bytes are all stored and verified, the name `target`. When it returns, name
-    /// and bytes last.
+    /// Renames the file, whose bytes are all stored and verified, to `target`. When it returns, that is
+    /// durable.
     pub fn commit(&self, target: &Path) -> Result<(), SinkError> {
         self.file
             .sync_all()
@@ -177,7 +177,7 @@ impl PartFile {
         if let Some(folder) = target.parent() {
             sync_folder(folder).map_err(SinkError::of(folder, "write"))?;
         }
-        // Without the file it says nothing.
+        // Without the file it is meaningless.
         fs::remove_file(&self.map_path).map_err(SinkError::of(&self.map_path, "remove"))
     }
 
@@ -192,7 +192,7 @@ impl PartFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Map> {
-        // A thread that panicked left it as it was before or after its change.
+        // A panic while the lock was held left it consistent.
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -201,16 +201,16 @@ impl Drop for PartFile {
     fn drop(&mut self) {
         let mut map = self.lock();
         if !map.pending.is_empty() && self.map_path.exists() {
-            // What isn't logged is fetched again, and there is nobody to tell.
+            // What isn't logged is fetched again, and errors can't be reported here.
             drop(self.log_pending(&mut map));
         }
     }
 }
 
-/// The ranges that the lines of a log leave.
+/// The ranges described by the lines of a log.
 fn replay(lines: &[u8]) -> RangeSet {
     let mut stored = RangeSet::new();
-    // What follows the last line break was cut short.
+    // A line without a line break was truncated.
     let complete = lines
         .iter()
         .rposition(|b| *b == b'\n')

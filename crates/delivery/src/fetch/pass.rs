@@ -1,16 +1,16 @@
-//! Bytes on their way through the hashes.
+//! Hashing bytes as they arrive.
 
 use std::{ops::Range, sync::Arc};
 
 use super::{Fault, RangeSet};
 use crate::hash::{BlockDigests, Hasher, Verifier, compare_digests};
 
-/// One run over consecutive bytes of a blob: through the digest of the whole, if everything before
-/// them went through it, and through the digests of their blocks, if there are any.
+/// One pass over consecutive bytes of a blob: through the digest of the whole, if everything before them went
+/// through it, and through the digests of their blocks, if there are any.
 #[derive(Debug)]
 pub(super) struct Pass {
     offset: u64,
-    /// Up to where bytes are known to be right, as far as blocks can tell; without block digests, all.
+    /// The end of the bytes known to be right, as far as blocks can tell; without block digests, of all.
     kept: u64,
     whole: Option<Verifier>,
     blocks: Option<Blocks>,
@@ -20,13 +20,13 @@ pub(super) struct Pass {
 struct Blocks {
     digests: Arc<BlockDigests>,
     hasher: Option<Hasher>,
-    /// The whole's state at `kept`, to go back to when a block is wrong.
+    /// The whole's state at `kept`, to return to when a block is wrong.
     checkpoint: Option<Verifier>,
 }
 
 impl Pass {
-    /// A pass from `offset` on, which is where a block begins if there are block digests. `whole` has
-    /// taken the `offset` bytes before.
+    /// A pass from `offset` on, which is the start of a block if there are block digests. `whole` has hashed
+    /// the `offset` bytes before.
     pub(super) fn new(
         offset: u64,
         whole: Option<Verifier>,
@@ -45,17 +45,17 @@ impl Pass {
         }
     }
 
-    /// Where the next byte lies.
+    /// The offset of the next byte.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Up to where its bytes count.
+    /// The end of the valid bytes.
     pub(super) fn kept(&self) -> u64 {
         self.kept
     }
 
-    /// Whether it ended inside a block, and could go on there.
+    /// Whether it ended inside a block, and could be continued there.
     pub(super) fn is_unfinished(&self) -> bool {
         self.offset > self.kept
     }
@@ -65,7 +65,7 @@ impl Pass {
         self.whole.is_some()
     }
 
-    /// Takes the next bytes. Errors: [`Fault::WrongBlock`]; what lies before the block was right.
+    /// Hashes the next bytes. Errors: [`Fault::WrongBlock`]; everything before the block was right.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
             let n = self.take_some(bytes)?;
@@ -74,7 +74,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Takes bytes up to the end of a block, and says how many.
+    /// Hashes bytes up to the end of a block, and returns how many.
     fn take_some(&mut self, bytes: &[u8]) -> Result<usize, Fault> {
         let block = (self.blocks.as_ref()).and_then(|b| b.digests.block_at(self.offset));
         let n = match &block {
@@ -107,7 +107,7 @@ impl Pass {
         Ok(n)
     }
 
-    /// Ends the pass: up to where its bytes count, and the whole's state there.
+    /// Ends the pass: the end of its valid bytes, and the whole's state there.
     pub(super) fn end(self) -> (u64, Option<Verifier>) {
         match self.blocks {
             Some(blocks) => (self.kept, blocks.checkpoint),
@@ -116,35 +116,35 @@ impl Pass {
     }
 }
 
-/// A run over bytes that are stored already: left from an earlier fetch, or come out of order.
+/// A pass over bytes that are already stored: left from an earlier fetch, or received out of order.
 ///
-/// Whoever drives a [`Fetch`](super::Fetch) reads the job's bytes back, passes them to
-/// [`HashJob::take`] in order, and gives the job to [`Fetch::hashed`](super::Fetch::hashed).
+/// The driver of a [`Fetch`](super::Fetch) reads the job's bytes back, passes them to [`HashJob::take`] in
+/// order, and returns the job to [`Fetch::hashed`](super::Fetch::hashed).
 #[derive(Debug)]
 pub struct HashJob {
     blob: usize,
     start: u64,
     end: u64,
     pass: Pass,
-    /// Where the pass began: at the job's start, or behind the last wrong block.
+    /// Where the pass began: at the job's start, or after the last wrong block.
     pass_start: u64,
-    /// What was found right by passes before it.
+    /// What earlier passes found right.
     right: RangeSet,
-    /// Where the first pass ended, and the whole's state there, if it isn't the first any more.
+    /// Where the first pass ended, and the whole's state there, if it isn't the current one.
     first: Option<(u64, Option<Verifier>)>,
     second_opinion: bool,
     /// Whether it reads the start of a block whose rest is missing.
     unfinished: bool,
 }
 
-/// What a job found.
+/// The result of a job.
 pub(super) struct Findings {
     pub(super) blob: usize,
     /// The bytes that were read.
     pub(super) checked: Range<u64>,
     /// Bytes whose blocks are right; all bytes read, where there are no block digests.
     pub(super) right: RangeSet,
-    /// Up to where the whole's state reaches.
+    /// The end of the bytes in the whole's state.
     pub(super) frontier: u64,
     pub(super) whole: Option<Verifier>,
     pub(super) second_opinion: bool,
@@ -183,7 +183,7 @@ impl HashJob {
         }
     }
 
-    /// Where the block starts and the pass over it, if that is what it has read.
+    /// The start of the block and the pass over it, if that is what it has read.
     pub(super) fn into_unfinished(self) -> Result<(usize, u64, Pass), Box<Self>> {
         match self.unfinished {
             true => Ok((self.blob, self.start, self.pass)),
@@ -191,7 +191,7 @@ impl HashJob {
         }
     }
 
-    /// All bytes again, through the verifier that is tried when the first one says no.
+    /// All bytes again, through the verifier that is tried when the first one fails.
     pub(super) fn second_opinion(blob: usize, size: u64, verifier: Verifier) -> Self {
         Self {
             second_opinion: true,
@@ -199,17 +199,17 @@ impl HashJob {
         }
     }
 
-    /// Which blob, counted as they were given.
+    /// Which blob, by index.
     pub fn blob(&self) -> usize {
         self.blob
     }
 
-    /// The bytes of the blob that are still to be read.
+    /// The bytes of the blob that remain to be read.
     pub fn remaining(&self) -> Range<u64> {
         self.pass.offset()..self.end
     }
 
-    /// Takes the next bytes; what exceeds [`remaining`](Self::remaining) is ignored.
+    /// Hashes the next bytes; anything beyond [`remaining`](Self::remaining) is ignored.
     pub fn take(&mut self, bytes: &[u8]) {
         let left = self.end - self.pass.offset();
         let n = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
@@ -220,7 +220,7 @@ impl HashJob {
             // No more than the bytes there were.
             bytes = &bytes[(self.pass.offset() - before) as usize..];
             if taken.is_err() {
-                // Nobody's fault: the block is fetched, and the pass goes on behind it.
+                // No source is to blame: the block is fetched, and the pass continues after it.
                 self.next_pass();
             }
         }

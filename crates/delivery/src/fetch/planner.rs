@@ -1,4 +1,4 @@
-//! What to do next, decided without doing anything.
+//! Decides what to do next, without doing anything.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,16 +17,16 @@ use crate::hash::{Expected, Mismatch, Verified};
 
 /// A fetch of several blobs from several sources: a state machine without sockets, files or clock.
 ///
-/// [`poll`](Self::poll) says what to do next; what came of it is told by [`progress`](Self::progress),
-/// [`transferred`](Self::transferred), [`hashed`](Self::hashed) and [`committed`](Self::committed).
-/// Times are durations since any fixed moment, the same one for all.
+/// [`poll`](Self::poll) returns what to do next; the outcome is reported to [`progress`](Self::progress),
+/// [`transferred`](Self::transferred), [`hashed`](Self::hashed) and [`committed`](Self::committed). Times are
+/// durations since any fixed moment, the same one for all.
 ///
-/// Blobs are fetched in the order given, several ranges at a time. A source that fails is asked again
-/// after a while; one that is caught with something false is not asked again. Of bytes that turn out
-/// wrong, a block is fetched again where block digests told, and else the blob.
+/// Blobs are fetched in the order given, several ranges at a time. A source that fails is retried after a
+/// while; one that sent something false is not. Of wrong bytes, only the block is fetched again if there are
+/// block digests, and else the blob.
 ///
-/// A [`Transfer`] is the only leave to write to its range: no other is planned for it, and nothing of it is
-/// read, discarded or committed, before the transfer is given back.
+/// A [`Transfer`] is the exclusive permission to write to its range: no other is planned for it, and nothing
+/// of it is read, discarded or committed, before the transfer is returned.
 #[derive(Debug)]
 pub struct Fetch {
     limits: Limits,
@@ -41,35 +41,35 @@ pub struct Fetch {
     failed: Option<Failure>,
 }
 
-/// What a driver of a [`Fetch`] is to do.
+/// An action for the driver of a [`Fetch`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Action {
-    /// Send this request, and give the transfer back to [`Fetch::transferred`].
+    /// Send this request, and return the transfer to [`Fetch::transferred`].
     Transfer(Transfer),
-    /// Read these bytes back, and give the job back to [`Fetch::hashed`].
+    /// Read these bytes back, and return the job to [`Fetch::hashed`].
     Hash(HashJob),
     /// End the transfer of this id soon, with [`Fault::Cancelled`].
     Cancel(u64),
     /// Forget stored bytes, before any later action is begun.
     Discard {
-        /// Which blob, counted as they were given.
+        /// Which blob, by index.
         blob: usize,
         /// Its bytes to forget.
         range: Range<u64>,
     },
     /// Make a blob visible: all its bytes are stored and verified. Then call [`Fetch::committed`].
     Commit {
-        /// Which blob, counted as they were given.
+        /// Which blob, by index.
         blob: usize,
         /// How it was verified.
         verified: Verified,
     },
-    /// Nothing until something is told, or until this time.
+    /// Nothing until something is reported, or until this time.
     Wait(Option<Duration>),
     /// Every blob is committed.
     Done,
-    /// A blob can't be had. Transfers under way are of no use any more.
+    /// A blob can't be fetched. Transfers in progress are useless now.
     Failed(Failure),
 }
 
@@ -85,8 +85,8 @@ pub enum Failure {
         /// Every source, and why it can't.
         reasons: Vec<(String, String)>,
     },
-    /// No bytes can be right: the digest of no bytes is not that of no bytes, or every block was read back
-    /// and is right, and the whole is not. Whoever wrote the digests made a mistake.
+    /// No bytes can be right: the digest of an empty blob is wrong, or every block was read back and is
+    /// right, and the whole is not. The author of the digests made a mistake.
     #[error("`{blob}`: what is said of it contradicts itself: {mismatch}")]
     Contradiction {
         /// The blob.
@@ -94,14 +94,14 @@ pub enum Failure {
         /// The digests of the whole.
         mismatch: Mismatch,
     },
-    /// What is read back is not what was stored, again and again.
+    /// What is read back repeatedly differs from what was stored.
     #[error(
         "`{blob}`: what was stored of it was read back wrong {n_times} times; is the disk in order?"
     )]
     Unsteady {
         /// The blob.
         blob: String,
-        /// Times that blocks had changed.
+        /// Number of changed blocks.
         n_times: u32,
     },
 }
@@ -116,18 +116,18 @@ fn list(reasons: &[(String, String)]) -> String {
         .collect()
 }
 
-/// How far a fetch has come.
+/// The progress of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Blobs there are.
+    /// Number of blobs.
     pub n_blobs: usize,
-    /// Blobs that are committed.
+    /// Number of committed blobs.
     pub n_done: usize,
     /// Bytes of all blobs.
     pub total_bytes: u64,
-    /// Bytes of them that are there, verified or not yet.
+    /// Bytes of them that are stored, verified or not.
     pub done_bytes: u64,
-    /// Bytes that sources sent since the start, those fetched twice counted twice.
+    /// Bytes received since the start, those fetched twice counted twice.
     pub received_bytes: u64,
 }
 
@@ -135,38 +135,38 @@ pub struct Progress {
 struct InFlight {
     blob: usize,
     source: usize,
-    /// Failures of its source that were counted before it began.
+    /// Failures of its source before it began.
     n_failures_before: u64,
     /// Whether it has the digest's state.
     has_whole: bool,
-    /// The block that it goes on with, of which a part was there.
+    /// The block that it continues, of which a part was stored.
     resumed: Option<u64>,
     received: u64,
-    /// When it last had brought enough, and how much it had brought then.
+    /// When it last made sufficient progress, and how much it had received then.
     mark: (Duration, u64),
     cancelled: Option<Fault>,
 }
 
-/// Jobs at a time; they wait for memory and processor, not for the network.
+/// Parallel jobs; they are bound by memory and processor, not by the network.
 const MAX_JOBS: usize = 2;
 
-/// Commits at a time: enough that waits for the disk overlap.
+/// Parallel commits: enough that waits for the disk overlap.
 const MAX_COMMITS: usize = 8;
 
-/// Verified blobs that may wait for their commit before no more are asked for; each may be an open file.
+/// Verified blobs that may wait for their commit before no more are requested; each may be an open file.
 const MAX_UNCOMMITTED: usize = 32;
 
-/// Times that a blob is read again whose blocks were right when they came and whose whole is not.
+/// How often a blob is read again whose blocks were right when they arrived and whose whole is not.
 const MAX_REREADS: u32 = 3;
 
-/// A failed request that brought this much shows that its source works.
+/// A failed request that received this much shows that its source works.
 const WORTH: u64 = 256 << 10;
 
-/// What a request must bring within the stall timeout.
+/// What a request must receive within the stall timeout.
 const TRICKLE: u64 = 4 << 10;
 
 impl Fetch {
-    /// A fetch of `blobs` from the sources called `sources`, each of which is thought to have them all.
+    /// A fetch of `blobs` from the sources called `sources`, each of which is assumed to have them all.
     /// Without any, it fails unless every blob is committed already.
     ///
     /// Errors: [`PlanError`].
@@ -194,8 +194,8 @@ impl Fetch {
         self.blobs.iter().map(|state| &state.blob)
     }
 
-    /// Takes note, before the first [`poll`](Self::poll), of bytes that an earlier fetch left. They are
-    /// read back and hashed before anything is believed of them.
+    /// Reports, before the first [`poll`](Self::poll), bytes that an earlier fetch left. They are read back
+    /// and hashed before they are trusted.
     pub fn stored(&mut self, blob: usize, ranges: &RangeSet) {
         let state = &mut self.blobs[blob];
         if !state.inherit(ranges) {
@@ -204,12 +204,12 @@ impl Fetch {
         }
     }
 
-    /// What to do next. To be asked again after each action, until it says to wait or has ended.
+    /// The next action. To be called again after each action, until it says to wait or has ended.
     pub fn poll(&mut self, now: Duration) -> Action {
         if let Some(failure) = &self.failed {
             return Action::Failed(failure.clone());
         }
-        // What settles one blob may unsettle another.
+        // Settling one blob may affect another.
         while (0..self.blobs.len()).any(|blob| self.settle(blob)) {}
         if let Some(action) = self.queue.pop_front() {
             return action;
@@ -232,7 +232,7 @@ impl Fetch {
             })
     }
 
-    /// Takes note that a transfer has brought `received` bytes in all.
+    /// Reports that a transfer has received `received` bytes in all.
     pub fn progress(&mut self, id: u64, received: u64, now: Duration) {
         let enough = self.trickle();
         if let Some(transfer) = self.transfers.get_mut(&id) {
@@ -243,7 +243,7 @@ impl Fetch {
         }
     }
 
-    /// Takes back a transfer that has ended.
+    /// Returns a transfer that has ended.
     pub fn transferred(&mut self, transfer: Transfer, outcome: Result<(), Fault>, now: Duration) {
         let Some(flight) = self.transfers.remove(&transfer.id()) else {
             return;
@@ -252,13 +252,13 @@ impl Fetch {
         self.received_bytes += transfer.received();
         self.sources[source].n_transfers -= 1;
         let outcome = match outcome {
-            // Given up for a reason known here, or for one of the driver's.
+            // Cancelled for a reason known here, or for one of the driver's.
             Err(Fault::Cancelled) => Err(flight.cancelled.unwrap_or(Fault::Unreachable {
                 message: Fault::Cancelled.to_string(),
             })),
             outcome => outcome.and_then(|()| self.same_etag(blob, source, &transfer)),
         };
-        // What came before from this source is as good as what comes next from another.
+        // Earlier bytes from this source are as good as later ones from another.
         let is_honest = match &outcome {
             Ok(()) => true,
             Err(fault) => fault.verdict() != Verdict::Drop,
@@ -267,7 +267,7 @@ impl Fetch {
         if let Err(Fault::WrongBlock { block, .. }) = &outcome
             && flight.resumed == Some(block.start)
         {
-            // Whose part is wrong is not known; the block is fetched anew, and then it is.
+            // Which part is wrong is unknown; the block is fetched as a whole, and then it is known.
             return;
         }
         let Err(fault) = outcome else {
@@ -293,7 +293,7 @@ impl Fetch {
             Verdict::Nothing => {}
             Verdict::Drop => {
                 let state = &mut self.blobs[blob];
-                // What it sent before it changed is not what it has now.
+                // Earlier bytes from before the change don't match the current file.
                 if matches!(fault, Fault::Changed { .. }) && state.blob.blocks().is_none() {
                     state.doomed |= state.contributors.contains(&source);
                 }
@@ -302,7 +302,7 @@ impl Fetch {
         }
     }
 
-    /// Takes back a job whose bytes were all read.
+    /// Returns a job whose bytes were all read.
     pub fn hashed(&mut self, job: HashJob) {
         self.n_jobs -= 1;
         let job = match job.into_unfinished() {
@@ -343,7 +343,7 @@ impl Fetch {
         }
     }
 
-    /// Takes note that a blob is committed, now or before the first [`poll`](Self::poll).
+    /// Reports that a blob is committed, now or before the first [`poll`](Self::poll).
     pub fn committed(&mut self, blob: usize) {
         self.blobs[blob].phase = Phase::Done;
     }
@@ -368,13 +368,13 @@ impl Fetch {
         }
     }
 
-    /// The sources that are not used any more, and why.
+    /// The sources that were dropped, and why.
     pub fn dropped_sources(&self) -> impl Iterator<Item = (&str, &str)> {
         (self.sources.iter()).filter_map(|s| Some((s.name.as_str(), s.dropped.as_deref()?)))
     }
 
-    /// Stores what a transfer brought in the blob's state; the number of bytes that count. Of a source that
-    /// was not caught lying, the start of a block counts too.
+    /// Records what a transfer received in the blob's state; returns the number of valid bytes. If the source
+    /// sent nothing false, the start of a block is valid too.
     fn store(
         &mut self,
         blob: usize,
@@ -415,7 +415,7 @@ impl Fetch {
         n
     }
 
-    /// Whether a source still has the file it had when it was first asked.
+    /// Whether a source still has the same file as at the first request.
     fn same_etag(&mut self, blob: usize, source: usize, transfer: &Transfer) -> Result<(), Fault> {
         let known = &mut self.blobs[blob].etags[source];
         match (transfer.etag(), &known) {
@@ -431,8 +431,8 @@ impl Fetch {
         }
     }
 
-    /// Does what needs no driver: judges a blob that is hashed, starts a doomed one over. Whether there
-    /// was anything to do.
+    /// Does what needs no driver: verifies a blob that is hashed, restarts one that can't succeed. Returns
+    /// whether there was anything to do.
     fn settle(&mut self, blob: usize) -> bool {
         let state = &mut self.blobs[blob];
         if state.doomed && state.is_idle() {
@@ -455,7 +455,7 @@ impl Fetch {
         true
     }
 
-    /// All bytes of a blob are there, and they are not the ones expected.
+    /// All bytes of a blob are there, and verification failed.
     fn wrong(&mut self, blob: usize, mismatch: Mismatch) {
         let state = &mut self.blobs[blob];
         state.phase = Phase::Fetching;
@@ -468,7 +468,7 @@ impl Fetch {
             return;
         }
         if state.blob.blocks().is_some() {
-            // Each was right when it came. Those that are not what they were are fetched again.
+            // Each was right when it arrived. Those that have changed are fetched again.
             if state.n_rereads == MAX_REREADS {
                 self.failed = Some(Failure::Unsteady {
                     blob: name(),
@@ -487,7 +487,7 @@ impl Fetch {
             [source] if !inherited => {
                 self.drop_source(blob, source, &Fault::WrongBytes(mismatch));
             }
-            // One of several, and nobody can tell which: from now on one at a time.
+            // One of several sources, and it is unknown which: from now on one at a time.
             [source, ..] => self.blobs[blob].alone = Some(source),
         }
         self.find_alone(blob);
@@ -499,7 +499,7 @@ impl Fetch {
         self.left(source);
     }
 
-    /// Carries out that a source is not used any more.
+    /// Drops a source.
     fn left(&mut self, source: usize) {
         for (&id, transfer) in &mut self.transfers {
             if transfer.source == source && transfer.cancelled.is_none() {
@@ -516,8 +516,8 @@ impl Fetch {
         self.sources[source].dropped.is_none() && self.blobs[blob].refusals[source].is_none()
     }
 
-    /// Replaces the one source of a blob that may have only one, if that can't be used any more. What
-    /// it brought is kept if a digest will tell whether it fits what the next one brings.
+    /// Replaces the one source of a blob that may have only one, if that was dropped. What it sent is kept if
+    /// a digest will tell whether it matches the next one's bytes.
     fn find_alone(&mut self, blob: usize) {
         let Some(source) = self.blobs[blob].alone else {
             return;
@@ -605,7 +605,7 @@ impl Fetch {
             Ranges::Supposed => state.segment(&gap, &self.limits),
             Ranges::No => gap,
         };
-        // Where the whole is asked for, parts of other blocks come again.
+        // Where the whole file is requested, parts of other blocks are received again.
         let part = state.unfinished.remove(&range.start);
         state.unfinished.retain(|start, _| !range.contains(start));
         let resumed = part.is_some().then_some(range.start);
@@ -652,8 +652,8 @@ impl Fetch {
         )))
     }
 
-    /// The source to ask for bytes of a blob now: rather one it comes from already, so that it is clear
-    /// whose fault wrong bytes are; then one that serves parts; then the least busy.
+    /// The source to request bytes of a blob from: preferably one it comes from already, so that wrong bytes
+    /// can be attributed; then one that supports ranges; then the least busy.
     fn choose(&self, blob: usize, now: Duration) -> Option<usize> {
         let state = &self.blobs[blob];
         (0..self.sources.len())
@@ -667,7 +667,7 @@ impl Fetch {
             })
     }
 
-    /// Whether a source has brought bytes of a blob, or does now.
+    /// Whether a source has sent bytes of a blob, or is doing so.
     fn brings(&self, blob: usize, source: usize) -> bool {
         let state = &self.blobs[blob];
         state.contributors.contains(&source)
@@ -675,7 +675,7 @@ impl Fetch {
                 && (self.transfers.values()).any(|t| t.blob == blob && t.source == source)
     }
 
-    /// When something changes by itself.
+    /// When the state changes without a report.
     fn wake(&self, now: Duration) -> Option<Duration> {
         let stalls = (self.transfers.values())
             .filter(|transfer| transfer.cancelled.is_none())
@@ -686,8 +686,8 @@ impl Fetch {
         stalls.chain(waits).min()
     }
 
-    /// Bytes within the stall timeout that show that a request is alive: a quarter of its share, where
-    /// a rate limit leaves little.
+    /// Bytes within the stall timeout that show that a request is alive: a quarter of its share if the rate
+    /// is limited to little.
     fn trickle(&self) -> u64 {
         self.limits.bytes_per_second.map_or(TRICKLE, |rate| {
             let parallel = self.limits.parallel.max(1) as f64;
@@ -697,7 +697,7 @@ impl Fetch {
     }
 }
 
-/// What is to be read back of a blob.
+/// What has to be read back of a blob.
 fn job_for(index: usize, state: &mut BlobState) -> Option<HashJob> {
     if state.busy || state.doomed {
         return None;

@@ -22,7 +22,7 @@ impl RangeSet {
         self.0.is_empty()
     }
 
-    /// Positions there are.
+    /// Number of positions.
     pub fn len(&self) -> u64 {
         self.0.iter().map(|range| range.end - range.start).sum()
     }
@@ -39,7 +39,7 @@ impl RangeSet {
         self.0.splice(first..last, iter::once(start..end));
     }
 
-    /// Takes every position of `range` away.
+    /// Removes every position of `range`.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -58,13 +58,13 @@ impl RangeSet {
         self.0.splice(first..last, rest);
     }
 
-    /// The end of the range that `position` lies in.
+    /// The end of the range that contains `position`.
     pub fn end_of_run(&self, position: u64) -> Option<u64> {
         let index = self.0.partition_point(|r| r.end <= position);
         (self.0.get(index)).and_then(|r| r.contains(&position).then_some(r.end))
     }
 
-    /// The first range of `0..end` that has no position of the set.
+    /// The first range of `0..end` that is not in the set.
     pub fn first_gap(&self, end: u64) -> Option<Range<u64>> {
         let start = self.end_of_run(0).unwrap_or(0);
         let next = self.0.partition_point(|r| r.start <= start);
@@ -72,7 +72,7 @@ impl RangeSet {
         (start < gap_end).then_some(start..gap_end)
     }
 
-    /// Positions of either.
+    /// Positions in either.
     pub fn union(&self, other: &Self) -> Self {
         let mut union = self.clone();
         other.iter().for_each(|range| union.insert(range));

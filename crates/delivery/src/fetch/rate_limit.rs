@@ -1,10 +1,10 @@
-//! A limit to the rate of bytes.
+//! Rate limiting.
 
 use std::time::Duration;
 
-/// Says how long to wait so that bytes come at no more than a given rate, over all requests.
+/// Computes waits so that bytes arrive at no more than a given rate, over all requests.
 ///
-/// Time comes in from outside, as a duration since any fixed moment.
+/// Time is an argument, as a duration since any fixed moment.
 #[derive(Debug, Clone)]
 pub struct RateLimit {
     bytes_per_second: u64,
@@ -12,7 +12,7 @@ pub struct RateLimit {
     paid_until: Duration,
 }
 
-/// Unused time that may be made up for.
+/// Unused time that may be caught up.
 const BURST: Duration = Duration::from_millis(250);
 
 impl RateLimit {
@@ -24,7 +24,7 @@ impl RateLimit {
         }
     }
 
-    /// Takes `n` bytes at the time `now`; the answer is how long to wait before taking more.
+    /// Takes `n` bytes at the time `now`; returns how long to wait before taking more.
     pub fn take(&mut self, n: usize, now: Duration) -> Duration {
         let nanos = n as u128 * 1_000_000_000 / u128::from(self.bytes_per_second);
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));

@@ -1,4 +1,4 @@
-//! Where fetched bytes go.
+//! Destinations of fetched bytes.
 
 use std::{
     io,
@@ -9,25 +9,25 @@ use std::{
 use super::{Blob, RangeSet};
 use crate::hash::Verified;
 
-/// Somewhere to put blobs: their bytes as they come, in any order, and out of sight until
+/// A destination for blobs: stores their bytes as they arrive, in any order, invisible until
 /// [`commit`](Self::commit).
 ///
 /// Several threads call it at once, also for one blob, but never for overlapping ranges of it.
 pub trait Sink: Sync {
-    /// What there is of a blob, asked once and before anything else.
+    /// What is stored of a blob, called once and before anything else.
     fn present(&self, blob: &Blob) -> Result<Present, SinkError>;
 
     /// Stores `bytes` at `offset`.
     fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), SinkError>;
 
-    /// Fills `bytes` with what is stored at `offset`.
+    /// Reads the stored bytes at `offset`.
     fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), SinkError>;
 
-    /// Forgets a range, so that [`present`](Self::present) doesn't speak of it the next time. Other bytes
-    /// of the blob stay, also those that are being written at this moment.
+    /// Forgets a range, so that [`present`](Self::present) doesn't report it the next time. Other bytes of
+    /// the blob stay, including those that are being written concurrently.
     fn discard(&self, blob: &Blob, range: Range<u64>) -> Result<(), SinkError>;
 
-    /// Makes a blob visible and lasting. All its bytes are stored, and were verified as said.
+    /// Makes a blob visible and durable. All its bytes are stored, and were verified as `verified` says.
     fn commit(&self, blob: &Blob, verified: Verified) -> Result<(), SinkError>;
 }
 
@@ -36,19 +36,19 @@ pub trait Sink: Sync {
 pub enum Present {
     /// All of it, committed and right.
     Complete,
-    /// Bytes that an earlier fetch stored. They are verified before they are believed.
+    /// Bytes that an earlier fetch stored. They are verified before they are trusted.
     Parts(RangeSet),
 }
 
-/// Why bytes could not be stored. Nothing stored before is lost: the next fetch goes on from it.
+/// Why bytes could not be stored. Nothing stored before is lost: the next fetch resumes from it.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: cannot {action}", path.display())]
 pub struct SinkError {
     /// The file.
     pub path: PathBuf,
-    /// What was tried: `write`, `rename`.
+    /// The operation: `write`, `rename`.
     pub action: &'static str,
-    /// What the system said.
+    /// The system's message.
     pub source: io::Error,
 }
 

@@ -1,4 +1,4 @@
-//! Small files that nothing is known of yet: manifests and listings.
+//! Small files without a known digest: manifests and listings.
 
 use std::{
     io::Read as _,
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::source::{Answer, Source, body_fault};
 
-/// Fetches the whole of a file of at most `max_bytes` bytes, from the first source that has it, and says
-/// which source that was. Nothing is known of its bytes: whoever asks for them must check them.
+/// Fetches a whole file of at most `max_bytes` bytes, from the first source that has it, and returns which
+/// source that was. Its bytes are unverified: the caller must check them.
 ///
 /// Errors: [`FetchError`], with the reasons of all sources.
 pub fn fetch_small(
@@ -29,8 +29,8 @@ pub fn fetch_small(
     })
 }
 
-/// As [`fetch_small`], from one source which may have no such file: `None` if it says so, or that nobody
-/// may have it, or gives a web page instead. Hosts of files differ in how they say that there is none.
+/// As [`fetch_small`], from one source which may have no such file: `None` if it says so, or that access is
+/// forbidden, or sends a web page instead. File hosts differ in how they report a missing file.
 ///
 /// Errors: [`FetchError`].
 pub fn fetch_small_if_any(
@@ -57,7 +57,7 @@ pub fn fetch_small_if_any(
     Ok(asked?.0)
 }
 
-/// Asks each of `sources` for the file called `name`, again and again while that may help.
+/// Asks each of `sources` for the file called `name`, repeatedly while that may help.
 pub(crate) fn fetch_from<S: Source + ?Sized, T>(
     sources: &[&S],
     name: &str,
@@ -102,7 +102,7 @@ fn wait_until(time: Duration, began: Instant, cancel: &Cancel) -> Result<(), Fet
     }
 }
 
-/// The whole of an answer, if it is as long as it says and not longer than `max_bytes`.
+/// The whole body of a response, if it has the promised length and is not longer than `max_bytes`.
 pub(crate) fn read(answer: Answer, name: &str, max_bytes: usize) -> Result<Vec<u8>, Fault> {
     answer.head.check_kind(name)?;
     let promised = answer.head.content_length;

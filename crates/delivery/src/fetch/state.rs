@@ -1,4 +1,4 @@
-//! What a planner knows of each blob and each source.
+//! A planner's state of each blob and each source.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,27 +9,27 @@ use std::{
 use super::{Blob, Fault, Limits, RangeSet, pass::Pass};
 use crate::hash::{Expected, Mismatch, Verified, Verifier};
 
-/// How far a blob has come.
+/// The progress of a blob.
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Bytes are missing, or not hashed yet.
     Fetching,
-    /// The digest says no, and a second verifier is to be asked (`None`: is being asked).
+    /// The digest is wrong, and a second verifier will be tried (`None`: is being tried).
     Doubted(Mismatch, Option<Box<Verifier>>),
-    /// The digest says yes.
+    /// The digest is right.
     Verified(Verified),
-    /// Its commit is under way.
+    /// Its commit is in progress.
     Committing,
     /// It is committed.
     Done,
 }
 
-/// A block that begins with bytes that are stored and whose rest is missing.
+/// A block whose beginning is stored and whose rest is missing.
 #[derive(Debug)]
 pub(super) struct Unfinished {
-    /// Where the bytes end that are stored.
+    /// The end of the stored bytes.
     pub(super) end: u64,
-    /// The pass over them, to go on with; `None` until they were read back.
+    /// The pass over them, to be continued; `None` until they were read back.
     pub(super) pass: Option<Pass>,
 }
 
@@ -41,9 +41,9 @@ pub(super) struct BlobState {
     pub(super) present: RangeSet,
     /// Whole blocks left from an earlier fetch, not yet compared with their digests.
     pub(super) unchecked: RangeSet,
-    /// Blocks of which a part is there, by where they start.
+    /// Partially stored blocks, by their start.
     pub(super) unfinished: BTreeMap<u64, Unfinished>,
-    /// Bytes that requests under way will bring.
+    /// Bytes that requests in progress will receive.
     pub(super) taken: RangeSet,
     pub(super) n_transfers: usize,
     /// Whether a job is reading it back.
@@ -56,14 +56,14 @@ pub(super) struct BlobState {
     pub(super) contributors: BTreeSet<usize>,
     /// Whether some were left from an earlier fetch.
     pub(super) inherited: bool,
-    /// The one source it may come from, once it was wrong and nobody could tell whose fault that was.
+    /// The one source it may come from, after it was wrong and no source could be blamed.
     pub(super) alone: Option<usize>,
     /// Its bytes can't be trusted: start over as soon as nothing writes to it.
     pub(super) doomed: bool,
     /// Whether one reading of all that is stored, which also went through the digest, found every block
     /// right.
     pub(super) blocks_are_right: bool,
-    /// Times that all was read again because the digest said no to blocks that were right.
+    /// How often everything was read again because the digest was wrong for right blocks.
     pub(super) n_rereads: u32,
     /// For each source, the ETag it gave.
     pub(super) etags: Vec<Option<String>>,
@@ -95,7 +95,7 @@ impl BlobState {
         }
     }
 
-    /// Takes note of bytes left from an earlier fetch, and says whether they are of any use.
+    /// Records bytes left from an earlier fetch, and returns whether they are of any use.
     pub(super) fn inherit(&mut self, ranges: &RangeSet) -> bool {
         let size = self.blob.size();
         let ranges = ranges.iter().map(|r| r.start.min(size)..r.end.min(size));
@@ -131,7 +131,7 @@ impl BlobState {
         true
     }
 
-    /// Forgets every byte, when nothing reads or writes it any more.
+    /// Forgets every byte, once nothing reads or writes it.
     pub(super) fn start_over(&mut self) {
         self.present = RangeSet::new();
         self.unchecked = RangeSet::new();
@@ -145,7 +145,7 @@ impl BlobState {
         self.phase = Phase::Fetching;
     }
 
-    /// Has every block read back and compared once more. They are all there, and nothing is under way.
+    /// Has every block read back and compared once more. They are all stored, and nothing is in progress.
     pub(super) fn read_again(&mut self) {
         self.present = RangeSet::new();
         self.unchecked.insert(0..self.blob.size());
@@ -154,13 +154,13 @@ impl BlobState {
         self.n_rereads += 1;
     }
 
-    /// The first bytes that nobody has and nobody brings.
+    /// The first bytes that are neither stored nor being fetched.
     pub(super) fn gap(&self) -> Option<Range<u64>> {
         if self.doomed || !matches!(self.phase, Phase::Fetching) {
             return None;
         }
         let mut claimed = self.present.union(&self.taken).union(&self.unchecked);
-        // What is being read back can be gone on with a little later.
+        // What is being read back can be continued a little later.
         for (&start, part) in &self.unfinished {
             if part.pass.is_none() {
                 claimed.insert(start..self.block_end(start));
@@ -169,7 +169,7 @@ impl BlobState {
         claimed.first_gap(self.blob.size())
     }
 
-    /// The first part of a block that is to be read back, once everything before it was.
+    /// The first part of a block that has to be read back, once everything before it was.
     pub(super) fn part_to_read(&self) -> Option<(u64, u64)> {
         let unchecked = self.unchecked.iter().next();
         (self.unfinished.iter())
@@ -178,7 +178,7 @@ impl BlobState {
             .filter(|(start, _)| unchecked.is_none_or(|range| *start < range.start))
     }
 
-    /// Where the block ends that starts at `start`.
+    /// The end of the block that begins at `start`.
     fn block_end(&self, start: u64) -> u64 {
         let block = self.blob.blocks().and_then(|blocks| blocks.block_at(start));
         block.map_or(start, |(_, range)| range.end)
@@ -196,7 +196,7 @@ impl BlobState {
         self.n_transfers == 0 && !self.busy
     }
 
-    /// Bytes that count as fetched.
+    /// Bytes reported as fetched.
     pub(super) fn done_bytes(&self) -> u64 {
         match self.phase {
             Phase::Fetching => {
@@ -208,8 +208,8 @@ impl BlobState {
         }
     }
 
-    /// The range to ask for at the start of `gap`: whole blocks if there are block digests, and none
-    /// but the first of which a part is there.
+    /// The range to request at the start of `gap`: whole blocks if there are block digests, and only the
+    /// first may be partially stored.
     pub(super) fn segment(&self, gap: &Range<u64>, limits: &Limits) -> Range<u64> {
         let step = self.blob.blocks().map_or(1, |blocks| blocks.block_size());
         let wanted = limits
@@ -223,7 +223,7 @@ impl BlobState {
     }
 }
 
-/// Whether a source answers with parts of files.
+/// Whether a source supports ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ranges {
     Supposed,
@@ -235,13 +235,13 @@ pub(super) struct SourceState {
     pub(super) name: String,
     pub(super) ranges: Ranges,
     pub(super) n_transfers: usize,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub(super) failures: u32,
-    /// Failures counted in all. A request that was under way when one was says nothing new.
+    /// Failures in total. A request that began before the latest one says nothing new.
     pub(super) n_failures: u64,
-    /// Not to be asked before.
+    /// Not to be asked before this time.
     pub(super) wait_until: Duration,
-    /// Why it is not used any more.
+    /// Why it was dropped.
     pub(super) dropped: Option<String>,
 }
 
@@ -258,8 +258,8 @@ impl SourceState {
         }
     }
 
-    /// Counts a failure that may pass, and sets when to ask again. `n_failures_before` is the count when
-    /// the request began, `jitter` is in `0.0..1.0`. `false` if it was one too many.
+    /// Counts a transient failure, and sets when to retry. `n_failures_before` is the count when the request
+    /// began, `jitter` is in `0.0..1.0`. `false` if it was one too many.
     pub(super) fn fail(
         &mut self,
         fault: &Fault,
@@ -299,7 +299,7 @@ impl SourceState {
     }
 }
 
-/// Numbers that differ from seed to seed: SplitMix64, by Steele, Lea and Flood.
+/// Pseudorandom numbers: SplitMix64, by Steele, Lea and Flood.
 #[derive(Debug)]
 pub(super) struct Jitter(pub(super) u64);
 

@@ -1,47 +1,46 @@
-//! One request on its way.
+//! A request in progress.
 
 use std::ops::Range;
 
 use super::{Fault, Head, head::Asked, pass::Pass};
 
-/// What to ask a source for.
+/// A request to a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Which blob, counted as they were given.
+    /// Which blob, by index.
     pub blob: usize,
     /// The blob's path below the source.
     pub name: String,
-    /// Which source, counted as they were given.
+    /// Which source, by index.
     pub source: usize,
     /// Bytes the whole blob has.
     pub size: u64,
-    /// The part to ask for with a `Range` header; without one, the whole blob is asked for.
+    /// The range for the `Range` header; without one, the whole blob is requested.
     pub range: Option<Range<u64>>,
 }
 
-/// A request that a [`Fetch`](super::Fetch) has planned, and what came of it so far.
+/// A request planned by a [`Fetch`](super::Fetch), and its progress.
 ///
-/// Whoever drives it sends [`request`](Self::request), passes the answer's head to
-/// [`begin`](Self::begin), and for every piece of the body stores what [`wanted`](Self::wanted) leaves
-/// of it at [`offset`](Self::offset) and passes that to [`stored`](Self::stored), until
-/// [`is_complete`](Self::is_complete) or the body ends; then gives the transfer back to
-/// [`Fetch::transferred`](super::Fetch::transferred).
+/// The driver sends [`request`](Self::request), passes the response's head to [`begin`](Self::begin), and for
+/// every piece of the body stores the part that [`wanted`](Self::wanted) returns at [`offset`](Self::offset)
+/// and passes that to [`stored`](Self::stored), until [`is_complete`](Self::is_complete) or the body ends;
+/// then it returns the transfer to [`Fetch::transferred`](super::Fetch::transferred).
 #[derive(Debug)]
 pub struct Transfer {
     id: u64,
     request: Request,
-    /// What is there once it is complete: what an earlier one brought of the first block, and `range`.
+    /// What is stored once it is complete: what an earlier one received of the first block, and `range`.
     claim: Range<u64>,
-    /// The bytes that are wanted of what the source sends.
+    /// The bytes that are needed of what the source sends.
     range: Range<u64>,
-    /// Bytes that come first and are there already.
+    /// Bytes that come first and are already stored.
     skip: u64,
     skipped: u64,
-    /// Whether the source said how many bytes it sends.
+    /// Whether the source reported how many bytes it sends.
     counted: bool,
     known_etag: Option<String>,
     etag: Option<String>,
-    /// Up to where bytes are stored: behind a wrong block, more than went through the pass.
+    /// The end of the stored bytes: after a wrong block, more than went through the pass.
     stored: u64,
     pass: Pass,
 }
@@ -69,7 +68,7 @@ impl Transfer {
         }
     }
 
-    /// What the planner knows it by.
+    /// Its id in the planner.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -79,7 +78,7 @@ impl Transfer {
         &self.request
     }
 
-    /// Takes the head of the answer. Errors: the [`Fault`] that it shows; the body isn't wanted then.
+    /// Takes the head of the response. Errors: the [`Fault`] that it shows; the body isn't needed then.
     pub fn begin(&mut self, head: &Head) -> Result<(), Fault> {
         let asked = Asked {
             name: &self.request.name,
@@ -90,21 +89,21 @@ impl Transfer {
         };
         let promise = head.check(&asked)?;
         self.etag = head.strong_etag().map(str::to_owned);
-        // What was asked for begins at or before what is wanted, and what is promised begins there too.
+        // The request begins at or before the needed bytes, and so does the promised range.
         self.skip = self.range.start - promise.range.start;
         self.counted = promise.counted;
         Ok(())
     }
 
-    /// Where in the blob the next wanted byte lies.
+    /// The offset in the blob of the next needed byte.
     pub fn offset(&self) -> u64 {
         self.pass.offset()
     }
 
-    /// The part of the next piece of the body that is to be stored at [`offset`](Self::offset).
+    /// The part of the next piece of the body that has to be stored at [`offset`](Self::offset).
     ///
-    /// Errors: [`Fault::WrongLength`] if a source that did not say how many bytes it sends sends more
-    /// than the blob has.
+    /// Errors: [`Fault::WrongLength`] if a source that did not report its number of bytes sends more than the
+    /// blob has.
     pub fn wanted<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Fault> {
         let skip = (self.skip - self.skipped).min(bytes.len() as u64);
         self.skipped += skip;
@@ -125,21 +124,21 @@ impl Transfer {
         }
     }
 
-    /// Takes note of bytes that [`wanted`](Self::wanted) gave and that are stored.
+    /// Records that the bytes returned by [`wanted`](Self::wanted) are stored.
     ///
-    /// Errors: [`Fault::WrongBlock`] if they complete a block that has another digest.
+    /// Errors: [`Fault::WrongBlock`] if they complete a block with a wrong digest.
     pub fn stored(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         self.stored = self.offset() + bytes.len() as u64;
         self.pass.take(bytes)
     }
 
-    /// Whether nothing more is wanted. A source that did not say how many bytes it sends must also be
-    /// seen to end: [`end`](Self::end) is the only way to know.
+    /// Whether nothing more is needed. If the source did not report its number of bytes, the end of the body
+    /// has to be seen: only [`end`](Self::end) can tell.
     pub fn is_complete(&self) -> bool {
         self.offset() == self.range.end && (self.counted || self.range.end != self.request.size)
     }
 
-    /// The verdict when the body ends. Errors: [`Fault::Cut`].
+    /// The result when the body ends. Errors: [`Fault::Cut`].
     pub fn end(&self) -> Result<(), Fault> {
         if self.offset() == self.range.end {
             return Ok(());
@@ -150,7 +149,7 @@ impl Transfer {
         })
     }
 
-    /// Bytes of the body taken so far, wanted or not.
+    /// Bytes of the body taken so far, needed or not.
     pub fn received(&self) -> u64 {
         self.skipped + (self.offset() - self.range.start)
     }
@@ -163,12 +162,12 @@ impl Transfer {
         self.claim.clone()
     }
 
-    /// The bytes that are stored and count.
+    /// The stored bytes that are valid.
     pub(super) fn kept(&self) -> Range<u64> {
         self.claim.start..self.pass.kept()
     }
 
-    /// The bytes that were stored and don't.
+    /// The stored bytes that aren't.
     pub(super) fn spoilt(&self) -> Range<u64> {
         self.pass.kept()..self.stored
     }

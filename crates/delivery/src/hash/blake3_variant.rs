@@ -1,9 +1,9 @@
 //! The hash that an existing RDRR implementation writes and calls BLAKE3.
 //!
-//! It is BLAKE3 but for two slips in its compression function: the last four state words are the
-//! initialisation constants XORed with counter, block length and flags instead of being those
-//! values, and a root's words are taken without XORing the upper half of the state into them.
-//! Packages in circulation carry such digests, so they are recognised; nothing here writes them.
+//! It is BLAKE3 except for two mistakes in its compression function: the last four state words are the
+//! initialisation constants XORed with counter, block length and flags instead of being those values, and a
+//! root's words are taken without XORing the upper half of the state into them. Packages in circulation have
+//! such digests, so they are recognised; nothing here writes them.
 
 use super::{DIGEST_BYTES, write_hex};
 
@@ -33,7 +33,7 @@ const ROOT: u32 = 1 << 3;
 /// A chaining value of the tree.
 type Words = [u32; 8];
 
-/// The variant's digest in the making; its digests are told from BLAKE3's by nothing but their value.
+/// The variant's hasher; its digests are distinguishable from BLAKE3's only by value.
 #[derive(Clone)]
 pub struct Blake3Variant(Tree);
 
@@ -43,12 +43,12 @@ impl Blake3Variant {
         Self(Tree::new(Rules::Variant))
     }
 
-    /// Takes the next bytes.
+    /// Hashes the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all bytes taken.
+    /// The digest of all bytes so far.
     pub fn finish(self) -> [u8; DIGEST_BYTES] {
         self.0.finish()
     }
@@ -68,8 +68,8 @@ impl fmt::Debug for Blake3Variant {
     }
 }
 
-/// Whose compression function. The standard's is here to prove, against the standard's own
-/// implementation, that the two slips are all that differs.
+/// Which compression function. The standard's is here to prove, against the standard's own implementation,
+/// that the two mistakes are the only differences.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rules {
     Variant,
@@ -143,11 +143,11 @@ fn mix_all(v: &mut [u32; 16], m: &[u32; 16]) {
     mix(3, 4, 9, 14, m[14], m[15]);
 }
 
-/// The hash tree, as far as it is known.
+/// The hash tree so far.
 #[derive(Clone)]
 struct Tree {
     rules: Rules,
-    /// The chunk being read: its chaining value, its last block, and how much of both there is.
+    /// The current chunk: its chaining value, its last block, and the length of both so far.
     cv: Words,
     block: [u8; BLOCK],
     block_len: usize,

@@ -1,10 +1,10 @@
-//! Digests of the consecutive blocks of some bytes, so that a wrong block is found and fetched alone.
+//! Digests of consecutive blocks, so that a wrong block is found and fetched on its own.
 
 use std::ops::Range;
 
 use super::{Algorithm, DIGEST_BYTES, Digest, Hasher, digest_of};
 
-/// Bytes in a block unless something else is asked for.
+/// Default block size in bytes.
 pub const DEFAULT_BLOCK_SIZE: u64 = 1 << 20;
 
 /// One digest for each consecutive block of some bytes; all blocks but the last have one size.
@@ -15,14 +15,14 @@ pub struct BlockDigests {
     digests: Vec<Digest>,
 }
 
-/// Why digests don't fit the bytes they are for.
+/// Why digests don't match the size of their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockDigestsError {
-    /// Blocks without bytes.
+    /// Empty blocks.
     #[error("block digests: expected a block size above 0, found 0")]
     NoBlockSize,
-    /// Not one digest for each block.
+    /// A number of digests other than the number of blocks.
     #[error(
         "block digests: expected {expected} for {size} bytes in blocks of {block_size}, found {found}"
     )]
@@ -31,15 +31,15 @@ pub enum BlockDigestsError {
         size: u64,
         /// Bytes in a block.
         block_size: u64,
-        /// Blocks that makes.
+        /// Number of blocks.
         expected: u64,
-        /// Digests given.
+        /// Number of digests.
         found: usize,
     },
 }
 
 impl BlockDigests {
-    /// Digests that are known already, for `size` bytes in blocks of `block_size`.
+    /// Known digests, for `size` bytes in blocks of `block_size`.
     ///
     /// Errors: [`BlockDigestsError`] unless there is one for each block.
     pub fn new(
@@ -84,7 +84,7 @@ impl BlockDigests {
         self.block_size
     }
 
-    /// Bytes in all blocks together.
+    /// Total bytes of all blocks.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -94,7 +94,7 @@ impl BlockDigests {
         &self.digests
     }
 
-    /// The block that `offset` lies in: its digest and its bytes' range. `None` past the end.
+    /// The block that contains `offset`: its digest and its bytes' range. `None` past the end.
     pub fn block_at(&self, offset: u64) -> Option<(Digest, Range<u64>)> {
         if offset >= self.size {
             return None;
@@ -125,15 +125,15 @@ impl BlockDigests {
     }
 }
 
-/// [`BlockDigests`] in the making, of bytes that come in pieces of any size.
+/// A hasher for [`BlockDigests`], of bytes that come in pieces of any size.
 #[derive(Debug)]
 pub struct BlockHasher {
     algorithm: Algorithm,
     block_size: u64,
-    /// Of the block that isn't full yet, and how many bytes it has taken.
+    /// Of the incomplete block, and how many bytes it has.
     hasher: Hasher,
     len: u64,
-    /// Of full blocks.
+    /// Of complete blocks.
     digests: Vec<Digest>,
     size: u64,
 }
@@ -154,11 +154,11 @@ impl BlockHasher {
         })
     }
 
-    /// Takes the next bytes.
+    /// Hashes the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         self.size += bytes.len() as u64;
         while !bytes.is_empty() {
-            // A block larger than memory can address has room for everything.
+            // A block larger than the address space has room for everything.
             let room = usize::try_from(self.block_size - self.len).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(room));
             self.hasher.update(now);
@@ -170,7 +170,7 @@ impl BlockHasher {
         }
     }
 
-    /// The digests of all blocks taken, the last one of which may be short.
+    /// The digests of all blocks so far, the last one of which may be short.
     pub fn finish(mut self) -> BlockDigests {
         if self.len > 0 {
             self.end_block();

@@ -1,4 +1,4 @@
-//! What some bytes must be before they are believed, and the pass over them that tells.
+//! How bytes are verified.
 
 use std::fmt;
 
@@ -8,47 +8,47 @@ use sterna_format::digest::parse_hex;
 
 use super::{Algorithm, Blake3Variant, DIGEST_BYTES, Digest, DigestError, Hasher, write_hex};
 
-/// What is known of some bytes besides their number.
+/// What is known of some bytes besides their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expected {
     /// Their digest.
     Digest(Digest),
-    /// The object id that git gives a file of these bytes (SHA-1): proof against accidents, and
-    /// against strangers as far as SHA-1 is.
+    /// The object id that git gives a file of these bytes (SHA-1): protects against accidents, and against
+    /// attackers as far as SHA-1 does.
     GitBlob([u8; 20]),
-    /// Nothing: their number is all that can be checked.
+    /// Nothing: only their size can be checked.
     SizeOnly,
 }
 
-/// How bytes were found to be the expected ones.
+/// How bytes were verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verified {
     /// By the digest.
     Digest(Algorithm),
-    /// By a digest that is called BLAKE3 and is the variant of [`Blake3Variant`].
+    /// By a digest that is labelled BLAKE3 and is the variant of [`Blake3Variant`].
     Blake3Variant,
     /// By git's object id.
     GitBlob,
-    /// By nothing but their number.
+    /// Only by their size.
     SizeOnly,
 }
 
-/// Bytes that are not the expected ones.
+/// A failed verification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected {kind} {expected}, found {found}")]
 pub struct Mismatch {
     /// What was compared.
     pub kind: &'static str,
-    /// What it should have been, in hexadecimal digits or bytes.
+    /// The expected value, in hexadecimal digits or bytes.
     pub expected: String,
-    /// What it is.
+    /// The value found.
     pub found: String,
 }
 
 impl Expected {
-    /// The digest given in hexadecimal digits.
+    /// The digest in hexadecimal digits.
     pub fn digest(algorithm: Algorithm, hex: &str) -> Result<Self, DigestError> {
         Digest::from_hex(algorithm, hex).map(Self::Digest)
     }
@@ -58,17 +58,17 @@ impl Expected {
         parse_hex(hex).map(Self::GitBlob)
     }
 
-    /// Whether `bytes` are the expected ones.
+    /// Verifies `bytes`.
     ///
-    /// Bytes that fail a BLAKE3 digest are tried as the variant of [`Blake3Variant`], and the answer
-    /// says so. Errors: [`Mismatch`], with what standard hashing gives.
+    /// Bytes that fail a BLAKE3 digest are tried with the variant of [`Blake3Variant`], and the result says
+    /// so. Errors: [`Mismatch`], with the result of standard hashing.
     pub fn verify(&self, bytes: &[u8]) -> Result<Verified, Mismatch> {
         let mut verifier = Verifier::new(*self, bytes.len() as u64);
         verifier.update(bytes);
         (verifier.finish()).or_else(|mismatch| self.second_opinion(mismatch, bytes))
     }
 
-    /// What [`verify`](Self::verify) says of `bytes` whose first verdict was `mismatch`.
+    /// The result of [`verify`](Self::verify) for `bytes` whose first result was `mismatch`.
     pub fn second_opinion(&self, mismatch: Mismatch, bytes: &[u8]) -> Result<Verified, Mismatch> {
         let Some(mut variant) = self.variant_verifier() else {
             return Err(mismatch);
@@ -77,7 +77,7 @@ impl Expected {
         variant.finish().map_err(|_| mismatch)
     }
 
-    /// The second opinion on bytes that failed: the variant of a BLAKE3 digest. `None` for all else.
+    /// The second verifier for bytes that failed: the variant of a BLAKE3 digest. `None` for all else.
     pub fn variant_verifier(&self) -> Option<Verifier> {
         match self {
             Self::Digest(digest) if digest.algorithm() == Algorithm::Blake3 => Some(Verifier {
@@ -88,7 +88,7 @@ impl Expected {
     }
 }
 
-/// One pass over bytes, in order, that ends in a verdict. A clone is a state to come back to.
+/// One pass over bytes, in order, that ends in a result. A clone is a state to return to.
 #[derive(Debug, Clone)]
 pub struct Verifier {
     state: State,
@@ -114,7 +114,7 @@ impl fmt::Debug for State {
 }
 
 impl Verifier {
-    /// The state before the first of `size` bytes. That there are as many is the caller's to see.
+    /// The state before the first of `size` bytes. The caller ensures the size.
     pub fn new(expected: Expected, size: u64) -> Self {
         let state = match expected {
             Expected::Digest(digest) => State::Digest(Hasher::new(digest.algorithm()), digest),
@@ -129,7 +129,7 @@ impl Verifier {
         Self { state }
     }
 
-    /// Takes the next bytes.
+    /// Hashes the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.state {
             State::Digest(hasher, _) => hasher.update(bytes),
@@ -139,7 +139,7 @@ impl Verifier {
         }
     }
 
-    /// The verdict on all bytes taken. Errors: [`Mismatch`] with both values.
+    /// The result for all bytes so far. Errors: [`Mismatch`] with both values.
     pub fn finish(self) -> Result<Verified, Mismatch> {
         match self.state {
             State::Digest(hasher, digest) => {
@@ -161,7 +161,7 @@ impl Verifier {
     }
 }
 
-/// Whether bytes of the digest `found` are the ones `expected` was made of.
+/// Whether `expected` was made from bytes with the digest `found`.
 pub(crate) fn compare_digests(expected: &Digest, found: &Digest) -> Result<(), Mismatch> {
     let kind = expected.algorithm().name();
     compare(kind, expected.as_bytes(), found.as_bytes())
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(mismatch.kind, "blake3");
         let standard = digest_of(Algorithm::Blake3, b"other").to_string();
         assert_eq!(mismatch.found, standard);
-        // The variant is no way to pass SHA-256.
+        // The variant is not accepted for SHA-256.
         let sha256 = Digest::new(Algorithm::Sha256, digest);
         assert!(Expected::Digest(sha256).verify(&bytes).is_err());
     }

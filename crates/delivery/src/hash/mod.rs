@@ -1,4 +1,4 @@
-//! What bytes must be, said in 32 bytes: digests, and the checks made of them.
+//! Digests, and verification by them.
 //!
 //! ```
 //! use sterna_delivery::hash::{Algorithm, Expected, digest_of};
@@ -39,7 +39,7 @@ fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }
 
-/// A digest in the making. A clone is a state to come back to.
+/// A hasher. A clone is a state to return to.
 #[derive(Clone)]
 pub struct Hasher(State);
 
@@ -59,7 +59,7 @@ impl Hasher {
         })
     }
 
-    /// Takes the next bytes. BLAKE3 is fastest in pieces of 16 KiB and more.
+    /// Hashes the next bytes. BLAKE3 is fastest in pieces of 16 KiB and more.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             State::Sha256(state) => state.update(bytes),
@@ -69,7 +69,7 @@ impl Hasher {
         }
     }
 
-    /// The digest of all bytes taken.
+    /// The digest of all bytes so far.
     pub fn finish(self) -> Digest {
         match self.0 {
             State::Sha256(state) => Digest::new(Algorithm::Sha256, state.finalize().into()),
@@ -91,7 +91,7 @@ impl fmt::Debug for Hasher {
 mod tests {
     use super::*;
 
-    /// The input of BLAKE3's official test vectors: bytes that count up to 250, again and again.
+    /// The input of BLAKE3's official test vectors: repeated bytes from 0 to 250.
     pub(super) fn counting(len: usize) -> Vec<u8> {
         (0..len).map(|i| (i % 251) as u8).collect()
     }

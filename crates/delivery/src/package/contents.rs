@@ -1,4 +1,4 @@
-//! What belongs to a package.
+//! The files of a package.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
     hash::{BlockDigests, BlockDigestsError, Digest, Expected},
 };
 
-/// A file whose digest is known.
+/// A file with a known digest.
 #[derive(Debug, Clone)]
 pub struct HashedFile {
     blob: Blob,
@@ -50,12 +50,12 @@ impl HashedFile {
         self.digest
     }
 
-    /// What is to be fetched to have it.
+    /// How it is fetched.
     pub fn blob(&self) -> &Blob {
         &self.blob
     }
 
-    /// Its bytes as the store names them.
+    /// Its identity in the store.
     #[cfg(not(target_family = "wasm"))]
     pub fn stored(&self) -> crate::store::Blob {
         crate::store::Blob {
@@ -65,7 +65,7 @@ impl HashedFile {
     }
 }
 
-/// A blob of which no digest is known comes back as it is.
+/// A blob without a known digest is returned unchanged.
 impl TryFrom<Blob> for HashedFile {
     type Error = Blob;
 
@@ -87,13 +87,13 @@ pub struct Contents {
     tensor_map_file: Option<String>,
 }
 
-/// The files beside the shards that a manifest gives digests of, by name.
+/// The files other than shards that a manifest has digests of, by name.
 pub fn hashed_files(manifest: &Manifest) -> BTreeMap<&str, &FileHash> {
     let files = manifest.hashed_files().iter();
     files.map(|file| (file.name.as_str(), file)).collect()
 }
 
-/// What the blocks of shard `index` must be, where the manifest says it.
+/// How the blocks of shard `index` are verified, if the manifest says so.
 ///
 /// Errors: [`BlockDigestsError`] unless there is one digest for each block.
 pub fn shard_blocks(
@@ -111,9 +111,9 @@ pub fn shard_blocks(
 }
 
 impl Contents {
-    /// Those that `manifest` names; `from` is where the package is.
+    /// Those of `manifest`; `from` is where the package is.
     ///
-    /// Errors: [`PackageError`] for files that can't be fetched or won't be read.
+    /// Errors: [`PackageError`] for files that can't be fetched or are too large to be read.
     pub fn of(from: &str, manifest: &Manifest) -> Result<Self, PackageError> {
         let from = || from.to_owned();
         let bad_file = |problem| PackageError::File {
@@ -176,7 +176,7 @@ impl Contents {
         &self.files[..self.n_shards]
     }
 
-    /// The files with digests that are no shards, by name.
+    /// The files with digests that are not shards, by name.
     pub fn beside(&self) -> &[HashedFile] {
         &self.files[self.n_shards..]
     }
@@ -186,18 +186,17 @@ impl Contents {
         &self.unverified
     }
 
-    /// The file that says where the tensors are, unless only the manifest does.
+    /// The file that contains the tensor map, unless it is part of the manifest.
     pub fn tensor_map_file(&self) -> Option<&str> {
         self.tensor_map_file.as_deref()
     }
 
-    /// The file called `name`, where its digest is known.
+    /// The file called `name`, if its digest is known.
     pub fn file(&self, name: &str) -> Option<&HashedFile> {
         self.files.iter().find(|file| file.name() == name)
     }
 
-    /// What the manifest and the bytes of the tensor map beside it say together; `from` is where the
-    /// package is.
+    /// Combines the manifest with the bytes of its tensor map file; `from` is where the package is.
     ///
     /// Errors: [`PackageError::TensorMap`], [`PackageError::Contradiction`].
     pub fn package(

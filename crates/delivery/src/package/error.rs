@@ -1,4 +1,4 @@
-//! What can be wrong with a package.
+//! Problems of packages.
 
 use sterna_format::rdrr::{MANIFEST_FILE, Problems};
 
@@ -18,10 +18,10 @@ pub enum PackageError {
     NotJson {
         /// Where the package is.
         from: String,
-        /// What the parser says.
+        /// The parser's message.
         problem: serde_json::Error,
     },
-    /// A manifest that isn't one.
+    /// An invalid manifest.
     #[error("{from}: {MANIFEST_FILE}: {problem}")]
     Manifest {
         /// Where the package is.
@@ -29,7 +29,7 @@ pub enum PackageError {
         /// What is wrong with it.
         problem: Problems,
     },
-    /// A tensor map that isn't one.
+    /// An invalid tensor map.
     #[error("{from}: {file}: {problem}")]
     TensorMap {
         /// Where the package is.
@@ -44,10 +44,10 @@ pub enum PackageError {
     Contradiction {
         /// Where the package is.
         from: String,
-        /// In what.
+        /// The contradiction.
         problem: Problems,
     },
-    /// A file beside the shards that no parser would take.
+    /// A file other than a shard that is too large for any parser.
     #[error(
         "{from}: integrityExtensions.files.{name}.size: expected at most {MAX_FILE_BYTES} bytes, found {size}"
     )]
@@ -56,10 +56,10 @@ pub enum PackageError {
         from: String,
         /// The file.
         name: String,
-        /// Bytes it is said to have.
+        /// Its size by the manifest.
         size: u64,
     },
-    /// A file that can't be asked for or stored under its name.
+    /// A file with a name that can't be requested or stored.
     #[error("{from}: {problem}")]
     File {
         /// Where the package is.
@@ -67,17 +67,17 @@ pub enum PackageError {
         /// What is wrong with the file.
         problem: PlanError,
     },
-    /// Digests of blocks that don't fit their shard.
+    /// Digests of blocks that don't match their shard.
     #[error("{from}: {file}: {problem}")]
     Blocks {
         /// Where the package is.
         from: String,
         /// The shard.
         file: String,
-        /// What doesn't fit.
+        /// The mismatch.
         problem: BlockDigestsError,
     },
-    /// A file whose bytes are not those that the manifest means.
+    /// A file with a wrong digest.
     #[error("{from}: {file}: {problem}")]
     Mismatch {
         /// Where the package is.
@@ -93,7 +93,7 @@ pub enum PackageError {
         /// Where the package is.
         from: String,
     },
-    /// A signature that is not to be believed.
+    /// A signature that is not trusted.
     #[error("{from}: refused: {problem}")]
     Signature {
         /// Where the package is.
@@ -101,7 +101,7 @@ pub enum PackageError {
         /// Why not.
         problem: SignatureError,
     },
-    /// A package without a signature, where an earlier revision bore one.
+    /// A package without a signature, where an earlier revision had one.
     #[error(
         "{from}: refused: not signed, but what the store has under this name was signed by {signer}; \
          remove that first if this is meant"

@@ -1,8 +1,7 @@
-//! Packages, read: which files belong to one, whose signature it bears, and which of several sources to
-//! believe.
+//! Reading packages: their files, their signatures, and which of several sources to trust.
 //!
 //! What needs no I/O compiles for every target: [`Contents`] lists the files of a manifest with their sizes
-//! and digests, and [`Offer`] decides over bytes, however they arrived. Whom to trust is the caller's to say.
+//! and digests, and [`Offer`] decides over bytes, however they arrived. The keys to trust are an argument.
 
 mod contents;
 mod error;
@@ -18,6 +17,6 @@ pub use self::{
     offer::{Offer, Rejected, check_json, check_signature, signature_text},
 };
 
-/// The largest file beside the weights that is fetched, read or served: no parser of ours takes a larger
-/// one, and the largest `tokenizer.json` in use have about 35 MB.
+/// The largest file other than weights that is fetched, read or served: no parser of ours takes a larger one,
+/// and the largest `tokenizer.json` in use have about 35 MB.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;

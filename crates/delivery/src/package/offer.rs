@@ -1,5 +1,5 @@
-//! Which of several sources to believe: the first whose manifest can be read, with a trusted signature where
-//! there is one, says what the package is; the others may not contradict it.
+//! Which of several sources to trust: the first whose manifest can be read, with a trusted signature if there
+//! is one, determines the package; the others may not contradict it.
 
 use serde::de::IgnoredAny;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
@@ -7,7 +7,7 @@ use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 use super::PackageError;
 use crate::sign::{TrustList, Verdict};
 
-/// A manifest that is believed. Made of bytes alone: whoever has them, however they came, can decide.
+/// A trusted manifest. Made from bytes alone, however they arrived.
 #[derive(Debug, Clone)]
 pub struct Offer {
     from: String,
@@ -24,15 +24,15 @@ pub enum Rejected {
     /// It has another manifest.
     #[error("its {MANIFEST_FILE} is not that of {first}")]
     OtherManifest {
-        /// The source that is believed.
+        /// The source that is trusted.
         first: String,
     },
-    /// It has what is not to be believed.
+    /// What it has is not trusted.
     #[error(transparent)]
     Package(#[from] PackageError),
 }
 
-/// Whether the manifest that `from` gave is JSON at all. One that isn't needs no signature to be refused.
+/// Whether the manifest from `from` is JSON at all. One that isn't needs no signature to be refused.
 ///
 /// Errors: [`PackageError::NotJson`].
 pub fn check_json(from: &str, manifest: &[u8]) -> Result<(), PackageError> {
@@ -45,9 +45,9 @@ pub fn check_json(from: &str, manifest: &[u8]) -> Result<(), PackageError> {
     }
 }
 
-/// The name of the trusted key that signed `manifest`, `None` if nobody did.
+/// The name of the trusted key that signed `manifest`, `None` if it isn't signed.
 ///
-/// Errors: [`PackageError::Signature`] for a signature that is not to be believed.
+/// Errors: [`PackageError::Signature`] for a signature that is not trusted.
 pub fn check_signature(
     from: &str,
     trust: &TrustList,
@@ -64,7 +64,7 @@ pub fn check_signature(
     }
 }
 
-/// The text of the signature file that `from` gave. Errors: [`PackageError::SignatureNotText`].
+/// The text of the signature file from `from`. Errors: [`PackageError::SignatureNotText`].
 pub fn signature_text(from: &str, bytes: Vec<u8>) -> Result<String, PackageError> {
     String::from_utf8(bytes).map_err(|_| PackageError::SignatureNotText {
         from: from.to_owned(),
@@ -72,9 +72,9 @@ pub fn signature_text(from: &str, bytes: Vec<u8>) -> Result<String, PackageError
 }
 
 impl Offer {
-    /// What `from` offers. The signature is checked before anything in the manifest is believed.
+    /// The offer of `from`. The signature is checked before anything in the manifest is trusted.
     ///
-    /// `must_be_signed` is whose signature an earlier revision bore; then an unsigned package is refused.
+    /// `must_be_signed` is the signer of an earlier revision; then an unsigned package is refused.
     /// Errors: [`PackageError`].
     pub fn read(
         from: &str,
@@ -104,10 +104,10 @@ impl Offer {
         })
     }
 
-    /// Compares what another source has with this, and takes its signature if this had none: what was taken
-    /// off the first may be there.
+    /// Compares another source with this, and takes its signature if this had none: it may have been removed
+    /// from the first.
     ///
-    /// Errors: [`Rejected`] if it is another package, or its signature is not to be believed.
+    /// Errors: [`Rejected`] if it is another package, or its signature is not trusted.
     pub fn compare(
         &mut self,
         from: &str,
@@ -131,7 +131,7 @@ impl Offer {
         &self.manifest
     }
 
-    /// The manifest as it stands.
+    /// The manifest's text, verbatim.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,4 +1,4 @@
-//! Packages that are in the store, or on their way there.
+//! Packages in the store, or being fetched into it.
 
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TENSOR_ALIGNMENT};
 
@@ -6,12 +6,12 @@ use super::{Contents, MAX_FILE_BYTES, PackageError, check_signature, signature_t
 use crate::sign::{SIGNATURE_FILE, SignatureError, TrustList};
 use crate::store::{Entry, Group, Piece, Pull, Store, StoreError};
 
-/// What the signature of a model in the store is worth, by a trust list as it is now.
+/// The signature state of a model in the store, by the current trust list.
 #[derive(Debug)]
 pub enum SignatureState {
-    /// It is no package, so there is nothing to be signed.
+    /// It is not a package, so there is nothing to sign.
     NoPackage,
-    /// A package that nobody signed.
+    /// An unsigned package.
     Unsigned,
     /// Signed with the key that is trusted under this name.
     Signed(String),
@@ -20,11 +20,11 @@ pub enum SignatureState {
     Refused(SignatureRefusal),
 }
 
-/// Why a model in the store is not used for its signature.
+/// Why a model in the store is refused for its signature.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignatureRefusal {
-    /// The signature is not to be believed.
+    /// The signature is not trusted.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The manifest or the signature can't be read.
@@ -40,7 +40,7 @@ pub enum SignatureRefusal {
 }
 
 impl SignatureRefusal {
-    /// True if the signature may be right, but nobody has said that its key is trusted.
+    /// True if the signature may be right, but its key is not on the trust list.
     pub fn is_unknown_key(&self) -> bool {
         matches!(
             self,
@@ -53,7 +53,7 @@ impl SignatureRefusal {
 }
 
 impl SignatureState {
-    /// That of the model `name` in `store`, whose files are those of `entry`.
+    /// That of the model `name` in `store`, with the files of `entry`.
     pub fn of(store: &Store, trust: &TrustList, name: &str, entry: &Entry) -> Self {
         if !entry.files.contains_key(MANIFEST_FILE) {
             return Self::NoPackage;
@@ -73,7 +73,7 @@ impl SignatureState {
         }
     }
 
-    /// Why the model is not used, if it isn't.
+    /// Why the model is not used, if so.
     pub fn refusal(&self) -> Option<&SignatureRefusal> {
         match self {
             Self::Refused(refusal) => Some(refusal),
@@ -110,7 +110,7 @@ fn signer(
 }
 
 impl Contents {
-    /// Where the groups will lie once the package is in the store.
+    /// Where the groups will be once the package is in the store.
     pub fn groups(&self, manifest: &Manifest, package: &Package) -> Vec<Group> {
         let group = |group: &sterna_format::rdrr::Group| Group {
             digest: group.hash,
@@ -127,9 +127,9 @@ impl Contents {
         manifest.groups.iter().map(group).collect()
     }
 
-    /// Copies the groups that other models in `store` have too, and the zeros between tensors of one group,
-    /// into the shards of `pull` that aren't there yet; gives the number of bytes. Whether they are right
-    /// is found when the shards are verified.
+    /// Copies the groups that other models in `store` also have, and the zeros between tensors of one group,
+    /// into the shards of `pull` that aren't there yet; returns the number of bytes. They are verified with
+    /// the shards.
     pub fn copy_groups(
         &self,
         store: &Store,
@@ -180,7 +180,7 @@ impl Contents {
 /// Pieces that are taken from the front.
 struct Pieces<'a> {
     pieces: &'a [Piece],
-    /// Bytes taken of the first.
+    /// Bytes consumed of the first.
     taken: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Why a model could not be pulled, and what is worth saying of one that was.
+//! Why a pull failed, and its warnings.
 
 use std::{fmt, io};
 
@@ -13,11 +13,11 @@ use crate::{
     store::StoreError,
 };
 
-/// Why a model could not be pulled. What is verified stays, and what has arrived helps the next pull.
+/// Why a model could not be pulled. Verified files stay, and received bytes help the next pull.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// Nowhere to fetch it from.
+    /// No source.
     #[error("expected a source, found none")]
     NoSource,
     /// A folder that can't be opened.
@@ -25,7 +25,7 @@ pub enum PullError {
     Folder {
         /// The folder.
         address: String,
-        /// What the system said.
+        /// The system's message.
         source: io::Error,
     },
     /// A file where a folder should be.
@@ -34,13 +34,13 @@ pub enum PullError {
         /// The address.
         address: String,
     },
-    /// An address without a part that could be a name.
+    /// An address without a part that could be used as a name.
     #[error("{address}: expected a name to keep it under, found none; give one")]
     NoName {
         /// The address.
         address: String,
     },
-    /// The name it would get is that of a model from elsewhere.
+    /// The name is that of a model from elsewhere.
     #[error("{address}: the store has another model called `{name}`, from {existing}; give a name")]
     NameInUse {
         /// The address.
@@ -50,15 +50,15 @@ pub enum PullError {
         /// Where the model of that name came from.
         existing: String,
     },
-    /// Mirrors of something that has none.
+    /// Mirrors of a repository.
     #[error("{address}: expected no mirrors of a repository, found {found}")]
     Mirrors {
         /// The repository.
         address: String,
-        /// Mirrors given.
+        /// Number of mirrors.
         found: usize,
     },
-    /// No source has a package that is to be believed.
+    /// No source has a trusted package.
     #[error("no source has a package:{}", listed(reasons))]
     NoPackage {
         /// Each source, and why not.
@@ -67,7 +67,7 @@ pub enum PullError {
     /// The package is refused.
     #[error(transparent)]
     Package(#[from] PackageError),
-    /// A small file is not what it should be.
+    /// A small file with a wrong digest.
     #[error("{file}: {problem}")]
     Mismatch {
         /// The file.
@@ -75,7 +75,7 @@ pub enum PullError {
         /// Both digests.
         problem: Mismatch,
     },
-    /// The manifest that a signature is for is no longer that of the model.
+    /// The manifest that a signature is for has been replaced.
     #[error("{name}: its {MANIFEST_FILE} has changed; try again")]
     ManifestChanged {
         /// The model.
@@ -89,7 +89,7 @@ pub enum PullError {
         /// Why not.
         source: Box<PullError>,
     },
-    /// Fetching was over before the file came, and its error has been given already.
+    /// Fetching ended before the file arrived, and its error has already been returned.
     #[error("fetching has ended")]
     Ended,
     /// The thread that fetched panicked.
@@ -98,13 +98,13 @@ pub enum PullError {
     /// Bytes could not be fetched.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// A repository has not what is asked for.
+    /// A repository doesn't have what is requested.
     #[error(transparent)]
     Repository(#[from] RepositoryError),
-    /// The store could not keep it.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// An address that is none.
+    /// An invalid address.
     #[error(transparent)]
     Url(#[from] UrlError),
 }
@@ -115,7 +115,7 @@ fn listed(reasons: &[(String, PullError)]) -> String {
     lines.collect()
 }
 
-/// An error and what caused it, in one line.
+/// An error and its causes, in one line.
 struct WithSources<'a>(&'a dyn std::error::Error);
 
 impl fmt::Display for WithSources<'_> {
@@ -131,7 +131,7 @@ impl fmt::Display for WithSources<'_> {
 }
 
 impl PullError {
-    /// True if nobody answered, so that what is in the store already may do.
+    /// True if no source responded, so that the model in the store may do.
     pub fn is_unanswered(&self) -> bool {
         matches!(self, Self::Fetch(_))
     }
@@ -150,11 +150,11 @@ impl PullError {
     }
 }
 
-/// What is worth saying of a pull that goes on.
+/// A warning of a pull that continues.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Warning {
-    /// A source doesn't answer; it is asked again for a while. Said once of each.
+    /// A source doesn't respond; it is retried for a while. Reported once for each.
     Silent {
         /// The source.
         source: String,
@@ -168,14 +168,14 @@ pub enum Warning {
         /// Why not.
         reason: Rejection,
     },
-    /// A source was given up while files were fetched.
+    /// A source was dropped while files were fetched.
     GivenUp {
         /// The source.
         source: String,
         /// Why.
         why: String,
     },
-    /// The manifest has no digests for files beside the shards.
+    /// The manifest has no digests for files other than shards.
     NoDigests {
         /// Where the package is.
         from: String,
@@ -205,10 +205,10 @@ impl fmt::Display for Warning {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// What it has contradicts the source that is believed, or isn't to be believed itself.
+    /// It contradicts the source that is trusted, or isn't trusted itself.
     #[error(transparent)]
     Rejected(#[from] Rejected),
-    /// What it has could not be read.
+    /// It could not be read.
     #[error("{}", WithSources(.0))]
     Failed(PullError),
 }

@@ -1,4 +1,4 @@
-//! A model that is being fetched while it is loaded: each file can be had once it has been verified.
+//! A model that is loaded while it is being fetched: each file is available once it has been verified.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,16 +18,16 @@ pub struct IncomingPackage {
 
 #[derive(Debug, Default)]
 struct State {
-    /// All files of the model and their sizes, once it is known what belongs to it.
+    /// All files of the model and their sizes, once known.
     files: Option<BTreeMap<String, u64>>,
-    /// Where the files are that have been verified.
+    /// The paths of verified files.
     verified: HashMap<String, PathBuf>,
-    /// True once nothing more will come.
+    /// True once nothing more will arrive.
     ended: bool,
     fetching: Option<JoinHandle<Result<Pulled, PullError>>>,
 }
 
-/// Tells those who wait that nothing more comes, however fetching ends.
+/// Wakes those who wait when fetching ends, however it ends.
 struct End<'a>(&'a IncomingPackage);
 
 impl Drop for End<'_> {
@@ -38,8 +38,8 @@ impl Drop for End<'_> {
 }
 
 impl IncomingPackage {
-    /// Begins to fetch the model at `address` into `store`, on a thread of its own, which calls `notify`.
-    /// [`PullOptions::mirrors`] may give more sources.
+    /// Begins to fetch the model at `address` into `store`, on a separate thread, which calls `notify`.
+    /// [`PullOptions::mirrors`] may add sources.
     pub fn begin(
         store: Store,
         address: String,
@@ -69,7 +69,7 @@ impl IncomingPackage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` says something or nothing more comes.
+    /// Waits until `ready` returns something or nothing more will arrive.
     fn wait<T>(&self, ready: impl Fn(&State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -86,19 +86,19 @@ impl IncomingPackage {
         }
     }
 
-    /// Says what belongs to the model.
+    /// Sets the files of the model.
     fn announce(&self, files: BTreeMap<String, u64>) {
         self.lock().files = Some(files);
         self.changed.notify_all();
     }
 
-    /// Says that a file has been verified and where it is.
+    /// Records that a file has been verified and where it is.
     fn add(&self, name: &str, path: PathBuf) {
         self.lock().verified.insert(name.to_owned(), path);
         self.changed.notify_all();
     }
 
-    /// The files of the model and their sizes; fails if it can't be had.
+    /// The files of the model and their sizes; fails if it can't be fetched.
     pub fn files(&self) -> Result<BTreeMap<String, u64>, PullError> {
         match self.wait(|state| state.files.clone()) {
             Some(files) => Ok(files),
@@ -106,7 +106,7 @@ impl IncomingPackage {
         }
     }
 
-    /// Where the file called `name` is, once it has been verified; fails if it can't be had.
+    /// The path of the file called `name`, once it has been verified; fails if it can't be fetched.
     pub fn path(&self, name: &str) -> Result<PathBuf, PullError> {
         match self.wait(|state| state.verified.get(name).cloned()) {
             Some(path) => Ok(path),
@@ -117,7 +117,7 @@ impl IncomingPackage {
         }
     }
 
-    /// Waits until the model is in the store. The error of fetching is given once; later calls succeed.
+    /// Waits until the model is in the store. The error of fetching is returned once; later calls succeed.
     pub fn finish(&self) -> Result<(), PullError> {
         let fetching = self.lock().fetching.take();
         match fetching {
@@ -125,12 +125,12 @@ impl IncomingPackage {
                 Ok(result) => result.map(|_| ()),
                 Err(_) => Err(PullError::Panicked),
             },
-            // Another call has waited, and has the error.
+            // Another call has waited, and returned the error.
             None => Ok(()),
         }
     }
 
-    /// Why nothing more came.
+    /// Why nothing more arrived.
     fn failure(&self) -> PullError {
         match self.finish() {
             Err(error) => error,
@@ -163,7 +163,7 @@ mod tests {
         let fetching = thread::spawn(|| Err(PullError::NoSource));
         incoming.lock().fetching = Some(fetching);
         incoming.lock().ended = true;
-        // What has come stays.
+        // What has arrived stays.
         assert!(incoming.path("other").is_ok());
         let error = incoming.path("never").unwrap_err();
         assert_eq!(error.to_string(), "never: not fetched");

@@ -1,7 +1,7 @@
-//! Models from elsewhere into the store: what there is to fetch, where from, and what is here already.
+//! Fetching models into the store: what to fetch, where from, and what is here already.
 //!
-//! [`pull`] waits until a model is in the store; an [`IncomingPackage`] hands out its files while they
-//! arrive. Neither prints: what happens is an [`Event`], and whom to trust is given.
+//! [`pull`] waits until a model is in the store; an [`IncomingPackage`] provides its files while they arrive.
+//! Neither prints: progress is an [`Event`], and the keys to trust are an argument.
 //!
 //! ```no_run
 //! use sterna_delivery::{pull::{Event, PullOptions, pull}, sign::TrustList, store::Store};
@@ -46,22 +46,22 @@ use self::{
     warn_once::WarnOnce,
 };
 
-/// How to pull a model.
+/// Options for pulling a model.
 #[derive(Debug, Clone, Default)]
 pub struct PullOptions {
-    /// More places where the same package is.
+    /// Other places with the same package.
     pub mirrors: Vec<String>,
-    /// What to call it in the store; without one, by the last part of its address.
+    /// The name in the store; by default, the last part of its address.
     pub name: Option<String>,
-    /// Which model of a Hugging Face repository: a file's name, or a part of a GGUF file's.
+    /// Which model of a Hugging Face repository: a file name, or a part of a GGUF file name.
     pub file: Option<String>,
-    /// How much at once, how fast, and how patiently.
+    /// Parallelism, rate and patience.
     pub limits: Limits,
-    /// The server of repositories that the address may name one of; without one, it is a package's.
+    /// The server of repositories that the address may refer to; without one, it is a package's address.
     pub hub: Option<Hub>,
 }
 
-/// What a pull did.
+/// The result of a pull.
 #[derive(Debug, Clone)]
 pub struct Pulled {
     /// The model's name in the store.
@@ -70,13 +70,13 @@ pub struct Pulled {
     pub source: String,
     /// Bytes of all files.
     pub size: u64,
-    /// Bytes that came from sources.
+    /// Bytes received from sources.
     pub received: u64,
-    /// Bytes taken from models that were here.
+    /// Bytes copied from models that were here.
     pub copied: u64,
-    /// Whose signature it bears.
+    /// The signer.
     pub signer: Option<String>,
-    /// Sources given up, and why.
+    /// Sources dropped, and why.
     pub dropped: Vec<(String, String)>,
 }
 
@@ -84,22 +84,22 @@ pub struct Pulled {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Something that the user should know, and that doesn't stop it.
+    /// Something that the user should know, and that doesn't stop the pull.
     Warning(Warning),
     /// All files of the model, and their sizes. For a package before any is verified.
     Listed(&'a BTreeMap<String, u64>),
-    /// A file is verified, and there to be read.
+    /// A file is verified, and readable.
     Verified {
         /// Its path within the model.
         file: &'a str,
         /// Where it is; its bytes never change.
         path: &'a Path,
     },
-    /// How far the files are, about ten times a second.
+    /// The progress of the files, about ten times a second.
     Progress(Progress),
 }
 
-/// What is called with each event, from any thread.
+/// A callback for each event, from any thread.
 pub type Notify<'a> = dyn Fn(Event<'_>) + Sync + 'a;
 
 /// Fetches the model at `address`, and at the mirrors that `options` name, into `store`.
@@ -114,7 +114,7 @@ pub fn pull(
     trust: &TrustList,
     notify: &Notify<'_>,
 ) -> Result<Pulled, PullError> {
-    // The same from wherever it is pulled again.
+    // The same wherever it is pulled again from.
     let first = match address.contains("://") {
         true => address.to_owned(),
         false => (fs::canonicalize(address).map_err(folder_error(address))?)
@@ -170,7 +170,7 @@ pub fn pull(
     transaction.package(chosen)
 }
 
-/// The package at `address` as it is described there: its manifest, and where its tensors are.
+/// The manifest and tensor map of the package at `address`.
 ///
 /// Errors: [`PullError`].
 pub fn read_remote_package(
@@ -207,7 +207,7 @@ pub fn read_remote_package(
 
 /// Adds `signature` to the model called `name` in the store, whose manifest is `manifest`.
 ///
-/// Errors: [`PullError::ManifestChanged`] if the manifest is another one by now.
+/// Errors: [`PullError::ManifestChanged`] if the manifest has been replaced.
 pub fn add_signature(
     store: &Store,
     name: &str,
@@ -215,7 +215,7 @@ pub fn add_signature(
     signature: &str,
     trust: &TrustList,
 ) -> Result<(), PullError> {
-    // Nobody else publishes it while this lives.
+    // Nothing else publishes it while this lives.
     let pull = store.pull(name)?;
     let mut entry = store.model(name)?.entry().clone();
     let expected = Blob::of(Algorithm::Sha256, manifest);
@@ -224,14 +224,14 @@ pub fn add_signature(
             name: name.to_owned(),
         });
     }
-    // A key that isn't trusted here is nobody's: whoever opens the model is told.
+    // Signatures of untrusted keys are kept too: the user is told when the model is opened.
     entry.signer = check_signature(name, trust, manifest, Some(signature)).unwrap_or(None);
     let file = pull.put(Algorithm::Sha256, signature.as_bytes())?;
     entry.files.insert(SIGNATURE_FILE.to_owned(), file);
     Ok(pull.publish(&entry)?)
 }
 
-/// A model on its way into the store.
+/// A model being fetched into the store.
 struct Transaction<'a> {
     store: &'a Store,
     pull: Pull,
@@ -314,14 +314,14 @@ impl Transaction<'_> {
         let copied = contents.copy_groups(self.store, &self.pull, manifest, &package)?;
         entry.groups = contents.groups(manifest, &package);
         self.announce(&entry, contents.files())?;
-        // Small files first: they are wanted before the shards.
+        // Small files first: they are needed before the shards.
         let files = [contents.beside(), contents.shards()].concat();
         let mut pulled = self.finish(entry, &files, &sources, copied)?;
         pulled.dropped.splice(0..0, dropped);
         Ok(pulled)
     }
 
-    /// Says which files belong to the model: those of `entry`, which are here, and `coming`.
+    /// Reports the files of the model: those of `entry`, which are here, and `coming`.
     fn announce(&self, entry: &Entry, coming: &[HashedFile]) -> Result<(), PullError> {
         let here = entry.files.iter();
         let here = here.map(|(name, file)| (name.clone(), file.size));
@@ -420,7 +420,7 @@ impl Transaction<'_> {
     }
 }
 
-/// A file of which nothing is known.
+/// A file without a known digest.
 fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>, FetchError> {
     let max = MAX_FILE_BYTES as usize;
     Ok(fetch_small(name, max, sources, limits, &Cancel::new())?.0)
@@ -454,7 +454,7 @@ fn source<'a>(address: &str, notify: &'a Notify<'a>) -> Result<Box<dyn Source + 
     Ok(Box::new(FolderSource::new(address)))
 }
 
-/// The name that a model gets if nobody gives it one: the last part of its address.
+/// The default name of a model: the last part of its address.
 fn name_of(address: &str) -> Result<String, PullError> {
     let path = address.split_once("://").map_or(address, |(_, rest)| rest);
     let path = path.split(['?', '#']).next().unwrap_or_default();
@@ -462,7 +462,7 @@ fn name_of(address: &str) -> Result<String, PullError> {
         .split(['/', '\\'])
         .filter(|part| !part.is_empty())
         .collect();
-    // A repository is called by its name, whatever revision or file of it is meant.
+    // A repository's name, whatever revision or file of it is selected.
     let last = match parts
         .iter()
         .position(|part| matches!(*part, "resolve" | "tree" | "blob"))
@@ -475,7 +475,7 @@ fn name_of(address: &str) -> Result<String, PullError> {
             address: address.to_owned(),
         });
     }
-    // What the store doesn't take in names, such as the colon before a port.
+    // What the store doesn't accept in names, such as the colon before a port.
     let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     Ok(last.replace(|c| !taken(c), "-"))
 }

@@ -1,5 +1,4 @@
-//! Which of several sources to believe: each is asked for the manifest, and what they answer is judged by
-//! [`Offer`].
+//! Which of several sources to trust: each is asked for the manifest, and [`Offer`] judges the responses.
 
 use std::thread;
 
@@ -11,34 +10,34 @@ use crate::package::{MAX_FILE_BYTES, Offer, Rejected, check_json, signature_text
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::Source;
 
-/// A package that is believed, and who has its files.
+/// A trusted package, and who has its files.
 pub(super) struct Chosen<'a> {
     pub(super) offer: Offer,
-    /// Who may be asked for files: everybody but those who have another manifest.
+    /// Sources that may be asked for files: all but those with another manifest.
     pub(super) sources: Vec<&'a dyn Source>,
-    /// Sources that are not asked again, and why.
+    /// Dropped sources, and why.
     pub(super) rejected: Vec<(String, Rejection)>,
 }
 
-/// What sources are judged by.
+/// The criteria for sources.
 pub(super) struct Judge<'a> {
     pub(super) trust: &'a TrustList,
-    /// Whose signature an earlier revision bore; then an unsigned one is not believed.
+    /// The signer of an earlier revision; then an unsigned one is not trusted.
     pub(super) must_be_signed: Option<&'a str>,
     pub(super) limits: &'a Limits,
 }
 
-/// What one source says when the others are asked too.
+/// The response of one of the other sources.
 struct Answers {
     manifest: Result<Vec<u8>, FetchError>,
     signature: Result<Option<String>, PullError>,
 }
 
 impl Judge<'_> {
-    /// Asks `sources` in turn what the package is, and all who come after the first that can say it whether
-    /// they have the same. Those that don't answer now may still have shards.
+    /// Asks `sources` in turn for the package, and all after the first that has it whether they have the
+    /// same. Those that don't respond now may still have shards.
     ///
-    /// Errors: nobody has a manifest to be believed.
+    /// Errors: no source has a trusted manifest.
     pub(super) fn choose<'a>(&self, sources: &[&'a dyn Source]) -> Result<Chosen<'a>, PullError> {
         let mut silent = Vec::new();
         let mut failures: Vec<(String, PullError, bool)> = Vec::new();
@@ -81,10 +80,10 @@ impl Judge<'_> {
         }
     }
 
-    /// What `source` offers, with `bytes` as its manifest.
+    /// The offer of `source`, with `bytes` as its manifest.
     fn believe(&self, source: &dyn Source, bytes: Vec<u8>) -> Result<Offer, PullError> {
         let from = source.name();
-        // Before its signature is asked for.
+        // Before its signature is requested.
         check_json(from, &bytes)?;
         let signature = signature(source, self.limits)?;
         let offer = Offer::read(from, bytes, signature, self.trust, self.must_be_signed)?;
@@ -93,7 +92,7 @@ impl Judge<'_> {
 
     /// Adds those of `others` that don't contradict.
     fn ask_others<'a>(&self, chosen: &mut Chosen<'a>, others: &[&'a dyn Source]) {
-        // Asked once and all at a time: they are not waited for longer than one of them takes.
+        // Asked once and in parallel: the wait is no longer than one of them takes.
         let once = Limits {
             retries: 0,
             ..self.limits.clone()
@@ -114,7 +113,7 @@ impl Judge<'_> {
             answers.map(|a| a.expect("asking doesn't panic")).collect()
         });
         for (source, answers) in others.iter().zip(answers) {
-            // No answer is no contradiction; it may have shards, and fetching finds out.
+            // No response is no contradiction; it may have shards, and fetching finds out.
             if let Ok(bytes) = answers.manifest {
                 let signature = answers.signature.unwrap_or_default();
                 let compared = (chosen.offer).compare(source.name(), &bytes, signature, self.trust);

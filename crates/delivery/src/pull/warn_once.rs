@@ -1,4 +1,4 @@
-//! A source whose first failure to answer is reported, so that nobody wonders why nothing happens.
+//! A source whose first failure to respond is reported, so that the user knows what it is waiting for.
 
 use std::ops::Range;
 use std::sync::Once;
@@ -7,7 +7,7 @@ use super::{Event, Notify, Warning};
 use crate::fetch::Fault;
 use crate::source::{Answer, Source};
 
-/// The source it is made of, with a warning when it first doesn't answer.
+/// The underlying source, with a warning when it first doesn't respond.
 pub(super) struct WarnOnce<'a, S> {
     source: S,
     once: Once,

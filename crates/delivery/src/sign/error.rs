@@ -1,4 +1,4 @@
-//! What can be wrong with keys and signatures.
+//! Errors of keys and signatures.
 
 use super::KeyId;
 
@@ -6,31 +6,31 @@ use super::KeyId;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignatureError {
-    /// Text that is no signature file.
+    /// Not a signature file.
     #[error("signature: {0}")]
     Malformed(String),
     /// A signature by a key that is not on the trust list.
     #[error("signed with the key {key}, which is not trusted: the trust list has {listed}")]
     UnknownKey {
-        /// Whose signature it claims to be.
+        /// The key named in the signature.
         key: KeyId,
-        /// The keys on the list, for people.
+        /// The keys on the list, for display.
         listed: String,
     },
-    /// A signature that the key it names did not make of these bytes, or whose trusted comment was altered.
+    /// A signature that doesn't match its key and these bytes, or whose trusted comment was altered.
     #[error(
         "the signature with the key {key} ({name:?}) does not fit: the signed file or the signature was altered"
     )]
     Bad {
-        /// Whose signature it claims to be.
+        /// The key named in the signature.
         key: KeyId,
-        /// Under what name the list has that key.
+        /// The name of that key on the list.
         name: String,
     },
-    /// Text that is no public key.
+    /// Not a public key.
     #[error("public key: {0}")]
     PublicKey(String),
-    /// Text that is no secret key, or a password that does not open it.
+    /// Not a secret key, or a wrong password.
     #[error("secret key: {0}")]
     SecretKey(String),
     /// A comment that a signature file can't hold.

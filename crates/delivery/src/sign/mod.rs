@@ -1,12 +1,12 @@
 //! Signatures of packages.
 //!
-//! A package's manifest holds the digest of everything else in it, so the manifest is what is signed: the
-//! signature lies beside it as [`SIGNATURE_FILE`], in the format of
+//! A package's manifest contains the digest of everything else in it, so the manifest is what is signed: the
+//! signature is stored next to it as [`SIGNATURE_FILE`], in the format of
 //! [minisign](https://jedisct1.github.io/minisign/) (Ed25519 over a BLAKE2b digest), and `minisign -Vm
 //! manifest.json -P KEY` verifies it as well as this module does.
 //!
-//! Whom to believe is said by a [`TrustList`]. A package may be unsigned; one that is signed must be signed
-//! by a key on the list.
+//! A [`TrustList`] contains the trusted keys. A package may be unsigned; one that is signed must be signed by
+//! a key on the list.
 //!
 //! ```
 //! # #[cfg(not(target_family = "wasm"))]
@@ -41,8 +41,8 @@ pub use self::{
 #[cfg(not(target_family = "wasm"))]
 pub use self::secret::SecretKey;
 
-/// The file beside `manifest.json` that holds its signature.
+/// The file next to `manifest.json` that contains its signature.
 pub const SIGNATURE_FILE: &str = "manifest.json.minisig";
 
-/// Longest signature file that is read, in bytes; theirs are about 300.
+/// Maximum bytes of a signature file; minisign's are about 300.
 pub const MAX_SIGNATURE_BYTES: usize = 8 << 10;

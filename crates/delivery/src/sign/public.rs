@@ -1,4 +1,4 @@
-//! Public keys, as minisign writes them.
+//! Public keys, in minisign's format.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use super::SignatureError;
 
-/// Where a key's id begins in a key and in a signature, behind two letters for the algorithm.
+/// The offset of the key id in a key and in a signature, after two letters for the algorithm.
 const ID_AT: usize = 2;
 /// Bytes in a public key with its algorithm and id.
 const KEY_BYTES: usize = 42;
 
-/// What tells keys apart: eight bytes drawn when a key is made. Anybody can make a key with any id, so it
-/// says which key to try, never whom to believe.
+/// Distinguishes keys: eight random bytes. Anyone can make a key with any id, so it selects a key to try, and
+/// says nothing about trust.
 ///
 /// Displayed as minisign does, as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,12 +72,12 @@ impl PublicKey {
         })
     }
 
-    /// What tells it from others.
+    /// Its id.
     pub fn id(&self) -> KeyId {
         self.id
     }
 
-    /// Two lines, as minisign keeps them in a `.pub` file.
+    /// Two lines, as in minisign's `.pub` files.
     pub fn to_file(&self) -> String {
         format!(
             "untrusted comment: minisign public key {}\n{self}\n",
@@ -87,7 +87,7 @@ impl PublicKey {
 
     /// Whether the key made `signature` of `bytes`.
     pub(super) fn made(&self, signature: &minisign_verify::Signature, bytes: &[u8]) -> bool {
-        // The older form signs the bytes instead of their digest; minisign takes both.
+        // The older form signs the bytes instead of their digest; minisign accepts both.
         let allow_legacy = true;
         self.key.verify(bytes, signature, allow_legacy).is_ok()
     }

@@ -1,4 +1,4 @@
-//! Secret keys, as minisign writes them.
+//! Secret keys, in minisign's format.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use minisign::{KeyPair, SecretKeyBox};
 
 use super::{PublicKey, SignatureError};
 
-/// Where a key's file says how a password becomes the key that opens it: `Sc` for scrypt, zeros where
-/// there is no password.
+/// The offset in a key's file of the password-based key derivation: `Sc` for scrypt, zeros if there is no
+/// password.
 const KDF_AT: usize = 2;
 
-/// A secret key, open for signing.
+/// A decrypted secret key.
 #[derive(Clone)]
 pub struct SecretKey {
     key: minisign::SecretKey,
@@ -19,13 +19,13 @@ pub struct SecretKey {
 }
 
 impl SecretKey {
-    /// Draws a new key.
+    /// Generates a new key.
     pub fn generate() -> Result<Self, SignatureError> {
         let pair = KeyPair::generate_unencrypted_keypair().map_err(wrong)?;
         Self::new(pair.sk)
     }
 
-    /// Draws a new key; gives it and the text of its file, which `password` opens.
+    /// Generates a new key; returns it and the text of its file, encrypted with `password`.
     pub fn generate_encrypted(password: &str) -> Result<(Self, String), SignatureError> {
         let pair = KeyPair::generate_encrypted_keypair(Some(password.to_owned())).map_err(wrong)?;
         let file = pair
@@ -36,7 +36,7 @@ impl SecretKey {
         Ok((Self::parse(&file, Some(password))?, file))
     }
 
-    /// The text of a file that holds the key unencrypted: whoever reads it can sign.
+    /// The text of a file with the unencrypted key: anyone who reads it can sign.
     pub fn to_unencrypted_file(&self) -> Result<String, SignatureError> {
         let file = self
             .key
@@ -45,7 +45,7 @@ impl SecretKey {
         Ok(file.into_string())
     }
 
-    /// True if the key in this file can be had only with a password.
+    /// True if the key in this file is encrypted.
     pub fn is_encrypted(file: &str) -> Result<bool, SignatureError> {
         let text = file.lines().nth(1).unwrap_or_default().trim();
         let bytes = BASE64_STANDARD.decode(text).unwrap_or_default();
@@ -56,9 +56,9 @@ impl SecretKey {
         }
     }
 
-    /// Reads the file of a key: one that minisign or this module made.
+    /// Reads the file of a key, written by minisign or this module.
     ///
-    /// Errors: [`SignatureError::SecretKey`] if it holds none, or `password` doesn't open it.
+    /// Errors: [`SignatureError::SecretKey`] if it contains none, or `password` is wrong.
     pub fn parse(file: &str, password: Option<&str>) -> Result<Self, SignatureError> {
         let sealed = SecretKeyBox::from_string(file).map_err(wrong)?;
         let key = match (Self::is_encrypted(file)?, password) {
@@ -77,15 +77,15 @@ impl SecretKey {
         Ok(Self { key, public })
     }
 
-    /// The public key that verifies what this one signs.
+    /// The public key that verifies its signatures.
     pub fn public(&self) -> PublicKey {
         self.public.clone()
     }
 
-    /// Signs `bytes` together with a comment, one line that readers may rely on; gives the text of the
+    /// Signs `bytes` together with a comment, one line that readers may rely on; returns the text of the
     /// signature file.
     pub fn sign(&self, bytes: &[u8], trusted_comment: &str) -> Result<String, SignatureError> {
-        // Readers drop spaces at the ends, which would make it another comment.
+        // Readers strip spaces at the ends, which would alter the comment.
         let is_line = trusted_comment.trim() == trusted_comment
             && !trusted_comment.contains(|c: char| c.is_control() && c != '\t');
         if !is_line {

@@ -1,17 +1,17 @@
-//! Whom to believe.
+//! Trusted keys.
 
 use minisign_verify::Signature;
 
 use super::{KeyId, MAX_SIGNATURE_BYTES, PublicKey, SignatureError};
 
-/// Public keys that are believed, each under a name that people chose.
+/// Trusted public keys, each with a name chosen by the user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustList(Vec<(String, PublicKey)>);
 
-/// What a package's signature says.
+/// The result of checking a package's signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is none: whoever delivered the package may have made it.
+    /// There is none: the package may come from anyone.
     Unsigned,
     /// It was made by a key on the list.
     Signed(Signer),
@@ -24,12 +24,12 @@ pub struct Signer {
     pub name: String,
     /// The key.
     pub key: KeyId,
-    /// What was signed together with the package: a line of text.
+    /// The trusted comment: a line of text that was signed with the package.
     pub trusted_comment: String,
 }
 
 impl TrustList {
-    /// Adds a key, in place of the one of that name if there is one, which is returned.
+    /// Adds a key; returns the key of that name that it replaces, if any.
     pub fn insert(&mut self, name: impl Into<String>, key: PublicKey) -> Option<PublicKey> {
         let name = name.into();
         let before = self.remove(&name);
@@ -37,7 +37,7 @@ impl TrustList {
         before
     }
 
-    /// Takes the key of that name off the list and returns it.
+    /// Removes the key of that name and returns it.
     pub fn remove(&mut self, name: &str) -> Option<PublicKey> {
         let at = self.0.iter().position(|(existing, _)| existing == name)?;
         Some(self.0.remove(at).1)

@@ -10,7 +10,7 @@ use std::{
 use super::{Answer, Source};
 use crate::fetch::{Fault, Head, check_name};
 
-/// A folder that has blobs as files. Its bytes are verified like anybody's.
+/// A folder with blobs as files. Its bytes are verified like any other source's.
 #[derive(Debug)]
 pub struct FolderSource {
     root: PathBuf,

@@ -15,22 +15,22 @@ use ureq::{
 use super::{Answer, Source, Url};
 use crate::fetch::{Fault, Head, check_name};
 
-/// How to speak to a web server.
+/// Options for a web server.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
     /// A bearer token, sent to the server's own scheme, host and port only: a redirect to any other
     /// goes without it.
     pub token: Option<String>,
-    /// The longest silence while an answer is awaited or read.
+    /// Read timeout.
     pub silence: Duration,
-    /// The longest wait for a connection.
+    /// Connection timeout.
     pub connect: Duration,
-    /// Whether to use the proxy that the environment names (`HTTPS_PROXY`, `NO_PROXY` and kin).
+    /// Whether to use the proxy of the environment (`HTTPS_PROXY`, `NO_PROXY` and the like).
     pub proxy_from_env: bool,
 }
 
 impl Default for HttpOptions {
-    /// No token, half a minute of silence, fifteen seconds to connect, the environment's proxy.
+    /// No token, a read timeout of half a minute, fifteen seconds to connect, the environment's proxy.
     fn default() -> Self {
         Self {
             token: None,
@@ -52,7 +52,7 @@ pub struct HttpSource {
     agent: Mutex<Agent>,
 }
 
-/// Redirects that are followed.
+/// Maximum redirects.
 const MAX_REDIRECTS: usize = 10;
 
 impl HttpSource {
@@ -60,7 +60,7 @@ impl HttpSource {
     pub fn new(base: Url, options: HttpOptions) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // Followed here, where what they may do is known.
+            // Followed here, where they can be checked.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .accept_encoding("identity")
@@ -72,7 +72,7 @@ impl HttpSource {
             .timeout_per_read(Some(options.silence))
             .timeout_per_write(Some(options.silence))
             .input_buffer_size(256 << 10)
-            // As many as there may be requests at a time, so that none connects anew.
+            // As many as there may be parallel requests, so that connections are reused.
             .max_idle_connections_per_host(16)
             .build();
         Self {
@@ -89,7 +89,7 @@ impl HttpSource {
         &self.base
     }
 
-    /// Asks for `url`, which may lie outside the folder.
+    /// Requests `url`, which may be outside the folder.
     pub(super) fn get(&self, url: Url, range: Option<Range<u64>>) -> Result<Answer, Fault> {
         let agent = self
             .agent
@@ -170,7 +170,7 @@ fn answer(response: Response<Body>) -> Answer {
     }
 }
 
-/// What an error before any answer means.
+/// Classifies an error before any response.
 fn fault(error: ureq::Error) -> Fault {
     match error {
         ureq::Error::Timeout(Timeout::PerRead | Timeout::RecvResponse) => Fault::Stalled,
@@ -180,7 +180,7 @@ fn fault(error: ureq::Error) -> Fault {
                 message: error.to_string(),
             }
         }
-        // What the TLS library makes of a certificate, and of anything else it can't accept.
+        // How the TLS library reports certificate and other protocol errors.
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => Fault::Insecure {
             message: error.to_string(),
         },

@@ -10,7 +10,7 @@ use crate::{
     hash::{Algorithm, DigestError, Expected},
 };
 
-/// A server of repositories, and how to speak to it.
+/// A server of repositories, and its options.
 #[derive(Debug, Clone)]
 pub struct Hub {
     endpoint: Url,
@@ -25,12 +25,12 @@ pub struct Repository {
     file: Option<String>,
 }
 
-/// What a repository holds at one commit.
+/// The contents of a repository at one commit.
 #[derive(Debug, Clone)]
 pub struct Listing {
-    /// The commit, as 40 hexadecimal digits: a name that will always mean the same files.
+    /// The commit, as 40 hexadecimal digits: it always refers to the same files.
     pub commit: String,
-    /// The files, in the order of the server.
+    /// The files, in the server's order.
     pub files: Vec<RepositoryFile>,
 }
 
@@ -39,17 +39,17 @@ pub struct Listing {
 pub struct RepositoryFile {
     /// Its path.
     pub name: String,
-    /// Its bytes, if the server says.
+    /// Its size, if the server reports it.
     pub size: Option<u64>,
-    /// What its bytes must be.
+    /// How its bytes are verified.
     pub expected: Expected,
 }
 
-/// Why files of a repository can't be had.
+/// Why files of a repository are not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RepositoryError {
-    /// The listing can't be had.
+    /// The listing could not be fetched.
     #[error("cannot list the repository `{id}`")]
     Fetch {
         /// The repository.
@@ -57,7 +57,7 @@ pub enum RepositoryError {
         /// Why not.
         source: FetchError,
     },
-    /// The listing is not what it should be.
+    /// An invalid listing.
     #[error("the listing of the repository `{id}` is not JSON as expected")]
     Json {
         /// The repository.
@@ -65,7 +65,7 @@ pub enum RepositoryError {
         /// Where, and what was expected.
         source: serde_json::Error,
     },
-    /// A digest in the listing is none.
+    /// An invalid digest in the listing.
     #[error("the listing of a repository gives `{file}` a bad digest")]
     Digest {
         /// The file.
@@ -73,32 +73,32 @@ pub enum RepositoryError {
         /// What is wrong with it.
         source: DigestError,
     },
-    /// Not a name of a commit.
+    /// An invalid commit id.
     #[error("the listing of the repository `{id}` names the commit {found:?}")]
     Commit {
         /// The repository.
         id: String,
-        /// What it names.
+        /// The id in the listing.
         found: String,
     },
-    /// An address can't be made.
+    /// An invalid address.
     #[error(transparent)]
     Url(#[from] UrlError),
     /// No file of that name.
     #[error("the repository has no file {wanted:?}; it has {}", choices.join(", "))]
     NoSuchFile {
-        /// The name asked for.
+        /// The requested name.
         wanted: String,
-        /// Names it might have meant.
+        /// Similar names.
         choices: Vec<String>,
     },
-    /// Several files, and nothing says which.
+    /// Several models, and no choice.
     #[error("the repository has several models; name one of {}", choices.join(", "))]
     Ambiguous {
         /// Their names.
         choices: Vec<String>,
     },
-    /// Nothing that can be run.
+    /// No model.
     #[error("the repository has neither GGUF nor safetensors files")]
     NoModel,
     /// A file without a size.
@@ -107,7 +107,7 @@ pub enum RepositoryError {
         /// The file.
         file: String,
     },
-    /// A file whose bytes nothing can verify, over a connection that anyone can change.
+    /// A file that can't be verified, over a connection that isn't secure.
     #[error(
         "`{file}`: the listing gives no digest, and without https nothing vouches for its bytes"
     )]
@@ -120,10 +120,10 @@ pub enum RepositoryError {
     Plan(#[from] PlanError),
 }
 
-/// Bytes that a listing may have.
+/// Maximum bytes of a listing.
 const MAX_LISTING: usize = 32 << 20;
 
-/// The names under which the public server is known.
+/// The host names of the public server.
 const PUBLIC_HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
 
 impl Hub {
@@ -132,10 +132,10 @@ impl Hub {
         Self { endpoint, options }
     }
 
-    /// The server that the environment names (`HF_ENDPOINT`), or else the public one, with the token of
-    /// the environment (`HF_TOKEN`).
+    /// The server of the environment (`HF_ENDPOINT`), or else the public one, with the token of the
+    /// environment (`HF_TOKEN`).
     ///
-    /// Errors: [`UrlError`] if the environment's address is none.
+    /// Errors: [`UrlError`] if the environment's address is invalid.
     pub fn from_env() -> Result<Self, UrlError> {
         let set = |name| env::var(name).ok().filter(|value| !value.trim().is_empty());
         let endpoint = set("HF_ENDPOINT");
@@ -148,11 +148,11 @@ impl Hub {
         Ok(Self::new(endpoint, options))
     }
 
-    /// The repository that `url` points to, or to a file or folder in: `None` for an address of
-    /// another server or layout.
+    /// The repository that `url` refers to, or a file or folder in it: `None` for an address of another
+    /// server or layout.
     ///
-    /// Understood are `/OWNER/REPO`, `…/tree/REVISION`, and `…/resolve/REVISION/FILE` (or `blob`); the
-    /// revision is `main` unless it is given.
+    /// Supported are `/OWNER/REPO`, `…/tree/REVISION`, and `…/resolve/REVISION/FILE` (or `blob`); the default
+    /// revision is `main`.
     pub fn repository(&self, url: &Url) -> Option<Repository> {
         let public = url.is_secure() && PUBLIC_HOSTS.contains(&url.authority());
         if !public && !url.same_origin(&self.endpoint) {
@@ -186,7 +186,7 @@ impl Hub {
         })
     }
 
-    /// Asks what a repository holds.
+    /// Fetches the listing of a repository.
     ///
     /// Errors: [`RepositoryError`].
     pub fn list(
@@ -234,11 +234,11 @@ impl Hub {
         Ok(HttpSource::new(base, self.options.clone()))
     }
 
-    /// What to fetch of a listing: `wanted` (a file's name, or a part of a GGUF file's name, such as
-    /// `Q4_K_M`), or else the file that `repository` names, or else the one model there is: a GGUF file
-    /// with all its parts, or the safetensors and everything that belongs to them.
+    /// What to fetch of a listing: `wanted` (a file name, or a part of a GGUF file name, such as `Q4_K_M`),
+    /// or else the file that `repository` names, or else the only model: a GGUF file with all its parts, or
+    /// the safetensors and everything that belongs to them.
     ///
-    /// Errors: [`RepositoryError`], also for files that nothing can verify unless they come over https.
+    /// Errors: [`RepositoryError`], also for files that can't be verified unless they come over https.
     pub fn select(
         &self,
         repository: &Repository,
@@ -274,12 +274,12 @@ impl Repository {
         &self.id
     }
 
-    /// The branch, tag or commit asked for.
+    /// The requested branch, tag or commit.
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
-    /// The file asked for.
+    /// The requested file.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }
@@ -308,7 +308,7 @@ struct Lfs {
 
 impl Sibling {
     fn file(self) -> Result<RepositoryFile, RepositoryError> {
-        // A large file's git object is a pointer to it, so its object id says nothing of its bytes.
+        // A large file's git object is a pointer to it, so its object id doesn't verify its bytes.
         let (expected, size) = match (self.lfs, self.blob_id) {
             (Some(lfs), _) => {
                 let expected = Expected::digest(Algorithm::Sha256, &lfs.sha256);
@@ -330,7 +330,7 @@ impl Sibling {
     }
 }
 
-/// The file called `wanted`, or the one GGUF file whose name has it; with the other parts of its set.
+/// The file called `wanted`, or the only GGUF file whose name contains it; with the other parts of its set.
 fn named<'a>(
     files: &'a [RepositoryFile],
     wanted: &str,
@@ -363,9 +363,9 @@ fn named<'a>(
     Ok(whole_set(files, found))
 }
 
-/// The one GGUF model of a repository, or its safetensors with what belongs to them.
+/// The only GGUF model of a repository, or its safetensors with what belongs to them.
 fn the_model(files: &[RepositoryFile]) -> Result<Vec<&RepositoryFile>, RepositoryError> {
-    // A projector belongs to a model and is none.
+    // A projector belongs to a model and is not one itself.
     let sets = gguf_sets(files, |name| !name.to_lowercase().contains("mmproj"));
     match sets[..] {
         [file] => return Ok(whole_set(files, file)),
@@ -407,7 +407,7 @@ fn gguf_sets(files: &[RepositoryFile], accept: impl Fn(&str) -> bool) -> Vec<&Re
         .collect()
 }
 
-/// A file, or all parts of it if it is one of several.
+/// A file, or all parts of its set.
 fn whole_set<'a>(files: &'a [RepositoryFile], file: &'a RepositoryFile) -> Vec<&'a RepositoryFile> {
     let Some((stem, _, count)) = split_of(&file.name) else {
         return vec![file];
@@ -432,13 +432,13 @@ fn names(files: Vec<&RepositoryFile>) -> Vec<String> {
         .collect()
 }
 
-/// Whether `text` can be a part of a repository's name.
+/// Whether `text` is valid in a repository's name.
 fn is_name_part(text: &str) -> bool {
     let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= 200 && text.chars().all(ok) && text != "." && text != ".."
 }
 
-/// The text that percent-encoding stands for, if it is text.
+/// The text after percent-decoding, if it is UTF-8.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

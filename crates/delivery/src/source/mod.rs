@@ -21,29 +21,29 @@ pub use self::{
 };
 use crate::fetch::{Fault, Head};
 
-/// Somewhere that has blobs under their names.
+/// A source of blobs by name.
 pub trait Source: Send + Sync {
-    /// What it is called in messages: its address.
+    /// Its name in messages: its address.
     fn name(&self) -> &str;
 
-    /// Asks for a blob, or for a part of one.
+    /// Requests a blob, or a range of one.
     ///
-    /// Errors: [`Fault`] if there is no answer, or none that may be followed.
+    /// Errors: [`Fault`] if there is no response, or none that is acceptable.
     fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault>;
 
-    /// Ends every request under way, as soon as it can; later ones work.
+    /// Cancels every request in progress, as soon as possible; later ones work.
     fn interrupt(&self) {}
 }
 
-/// What a source says, and the bytes that follow.
+/// The head of a response, and its body.
 pub struct Answer {
-    /// What it says about them.
+    /// The head.
     pub head: Head,
-    /// The bytes.
+    /// The body.
     pub body: Box<dyn Read + Send>,
 }
 
-/// What an error while reading an answer's body means.
+/// Classifies an error while reading a response's body.
 pub(crate) fn body_fault(error: &io::Error, received: u64, expected: u64) -> Fault {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Stalled,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ureq::http::Uri;
 
-/// An `http` or `https` address, with everything but a fragment.
+/// An `http` or `https` address, without a fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
     scheme: &'static str,
@@ -14,11 +14,11 @@ pub struct Url {
     path: String,
 }
 
-/// Why text is no address.
+/// Why text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("address {text:?}: {why}")]
 pub struct UrlError {
-    /// The text, cut to 200 characters.
+    /// The text, truncated to 200 characters.
     pub text: String,
     /// What is wrong with it.
     pub why: &'static str,
@@ -61,7 +61,7 @@ impl Url {
         self.scheme == "https"
     }
 
-    /// Host and port, as it stands.
+    /// Host and port, verbatim.
     pub fn authority(&self) -> &str {
         &self.authority
     }
@@ -76,7 +76,7 @@ impl Url {
         self.scheme == other.scheme && self.authority == other.authority
     }
 
-    /// The address of the file `name` below this one, whose query it keeps.
+    /// The address of the file `name` below this one, with the same query.
     pub fn below(&self, name: &str) -> Self {
         let (path, query) = match self.path.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),
@@ -89,7 +89,7 @@ impl Url {
         }
     }
 
-    /// The folder it lies in, without the query; a folder, whose path ends in `/`, is its own.
+    /// The folder that contains it, without the query; a folder, whose path ends in `/`, is its own.
     pub fn folder(&self) -> Self {
         let path = self.path();
         Self {
@@ -98,7 +98,7 @@ impl Url {
         }
     }
 
-    /// Where a `Location` of an answer from this address leads.
+    /// Resolves a `Location` of a response from this address.
     ///
     /// Errors: [`UrlError`].
     pub fn resolve(&self, location: &str) -> Result<Self, UrlError> {
@@ -129,7 +129,7 @@ impl fmt::Display for Url {
     }
 }
 
-/// A path with everything percent-encoded that has a meaning in addresses.
+/// A path with all reserved characters percent-encoded.
 pub(super) fn encoded(path: &str) -> String {
     let mut text = String::with_capacity(path.len());
     for byte in path.bytes() {

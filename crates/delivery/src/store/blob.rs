@@ -1,4 +1,4 @@
-//! What the store holds, and where it lies.
+//! Blobs, and the paths of a store.
 
 use std::{fmt, fs, path::PathBuf};
 
@@ -10,17 +10,17 @@ use super::{
     name,
 };
 
-/// A run of bytes, named by its digest.
+/// A run of bytes, identified by its digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Blob {
     /// The digest of the bytes.
     pub digest: Digest,
-    /// How many there are.
+    /// Its size.
     pub size: u64,
 }
 
 impl Blob {
-    /// The blob that `bytes` are.
+    /// The blob with the contents `bytes`.
     pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
         Self {
             digest: digest_of(algorithm, bytes),
@@ -28,7 +28,7 @@ impl Blob {
         }
     }
 
-    /// Checks that `len` bytes at `offset` lie within; returns where they end.
+    /// Checks that `len` bytes at `offset` are within it; returns their end.
     pub(super) fn end_of(&self, offset: u64, len: u64) -> Result<u64, StoreError> {
         (offset.checked_add(len).filter(|end| *end <= self.size)).ok_or(StoreError::OutOfBounds {
             blob: *self,
@@ -55,15 +55,15 @@ pub struct Piece {
     pub len: u64,
 }
 
-/// Where everything lies under the root of a store.
+/// The paths under the root of a store.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     pub(super) root: PathBuf,
 }
 
 impl Layout {
-    /// Held shared for moments, while something is looked up or given its name; held exclusively while
-    /// something is deleted.
+    /// Held shared briefly, while something is looked up or given its name; held exclusively while something
+    /// is deleted.
     pub(super) fn lock(&self) -> PathBuf {
         self.root.join("lock")
     }
@@ -82,7 +82,7 @@ impl Layout {
         self.root.join("models")
     }
 
-    /// The folder with the revisions of a model, and the mark that says which one counts.
+    /// The folder with the revisions of a model, and the file that says which one is current.
     pub(super) fn model(&self, name: &str) -> PathBuf {
         self.models().join(name::key(name))
     }
@@ -96,20 +96,20 @@ impl Layout {
         self.partial().join(name::key(name))
     }
 
-    /// Held by whoever fetches the model.
+    /// Held by the process that fetches the model.
     pub(super) fn fetching_lock(&self, name: &str) -> PathBuf {
         // No name of a model begins like this, so no two of these are the same.
         self.partial().join(format!(".{}", name::key(name)))
     }
 
-    /// Where damaged blobs are put aside.
+    /// The folder of damaged blobs.
     pub(super) fn damaged(&self) -> PathBuf {
         self.root.join("damaged")
     }
 
-    /// What is wrong with the file of `blob`; `None` if it holds its bytes. One that doesn't is put aside.
+    /// What is wrong with the file of `blob`; `None` if its contents are right. A damaged one is set aside.
     ///
-    /// To be called while something keeps the blob from being swept away.
+    /// To be called while something keeps the blob from being deleted.
     pub(super) fn problem_with(
         &self,
         blob: &Blob,
@@ -124,7 +124,7 @@ impl Layout {
     }
 
     /// True if there is a file for `blob`, of its size. One of another size is damaged, or `blob` is wrong;
-    /// either way fetching tells.
+    /// either way fetching finds out.
     ///
     /// To be called while the store's lock is held.
     pub(super) fn has(&self, blob: &Blob) -> Result<bool, StoreError> {
@@ -132,7 +132,7 @@ impl Layout {
         Ok(size == Some(blob.size))
     }
 
-    /// Takes the damaged file of a blob out of sight.
+    /// Moves the damaged file of a blob aside.
     fn put_aside(&self, blob: &Blob) -> Result<(), StoreError> {
         let path = &self.blob(&blob.digest);
         let folder = self.damaged();

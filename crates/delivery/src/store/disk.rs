@@ -1,4 +1,4 @@
-//! What the store asks of a file system: locks between processes, and writes that survive a crash.
+//! File system operations of the store: locks between processes, and writes that survive a crash.
 
 use std::{
     fs::{self, File, Metadata, TryLockError},
@@ -9,16 +9,16 @@ use std::{
 use super::StoreError;
 use crate::PartialFile;
 
-/// A lock that other processes and other handles of this one see, until it is dropped.
+/// A lock visible to other processes and other handles of this one, until it is dropped.
 ///
-/// The system drops it when the process ends, however it ends.
+/// The system releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Lock(
     // Closing the file unlocks it.
     #[allow(dead_code)] File,
 );
 
-/// Opens the file at `path` to be locked, creating it if need be. Nothing is ever written to it.
+/// Opens the file at `path` for locking, creating it if need be. Nothing is ever written to it.
 fn open_lock(path: &Path) -> Result<File, StoreError> {
     (File::options()
         .create(true)
@@ -29,26 +29,26 @@ fn open_lock(path: &Path) -> Result<File, StoreError> {
     .map_err(StoreError::io("open the lock file", path))
 }
 
-/// Waits until nobody holds `path` exclusively, then holds it with others.
+/// Waits for a shared lock on `path`.
 pub(super) fn lock_shared(path: &Path) -> Result<Lock, StoreError> {
     let file = open_lock(path)?;
     uninterrupted(|| file.lock_shared()).map_err(StoreError::io("lock", path))?;
     Ok(Lock(file))
 }
 
-/// Waits until nobody holds `path`, then holds it alone.
+/// Waits for an exclusive lock on `path`.
 pub(super) fn lock(path: &Path) -> Result<Lock, StoreError> {
     let file = open_lock(path)?;
     uninterrupted(|| file.lock()).map_err(StoreError::io("lock", path))?;
     Ok(Lock(file))
 }
 
-/// Holds `path` alone, unless somebody else holds it.
+/// Takes an exclusive lock on `path`, unless it is locked.
 pub(super) fn try_lock(path: &Path) -> Result<Option<Lock>, StoreError> {
     try_lock_file(open_lock(path)?, path)
 }
 
-/// Holds the open `file` alone, unless somebody else holds it.
+/// Takes an exclusive lock on the open `file`, unless it is locked.
 pub(super) fn try_lock_file(file: File, path: &Path) -> Result<Option<Lock>, StoreError> {
     match file.try_lock() {
         Ok(()) => Ok(Some(Lock(file))),
@@ -57,7 +57,7 @@ pub(super) fn try_lock_file(file: File, path: &Path) -> Result<Option<Lock>, Sto
     }
 }
 
-/// Holds the open `file` with others. Waits for whoever holds it alone.
+/// Waits for a shared lock on the open `file`.
 pub(super) fn share_file(file: File, path: &Path) -> Result<Lock, StoreError> {
     uninterrupted(|| file.lock_shared()).map_err(StoreError::io("lock", path))?;
     Ok(Lock(file))
@@ -72,7 +72,7 @@ fn uninterrupted(mut wait: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Creates the folder at `path`, and those above it, so that they survive a crash.
+/// Creates the folder at `path`, and its parents, durably.
 pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
@@ -89,8 +89,8 @@ pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(path).map_err(StoreError::io("create the folder", path))
 }
 
-/// Puts `bytes` at `path`, wholly or not at all, whatever happens; by way of the file `temporary`,
-/// which nobody else may use. When this returns, a crash of the system leaves them there.
+/// Writes `bytes` to `path` atomically, through the file `temporary`, which nothing else may use. When this
+/// returns, that survives a crash of the system.
 pub(super) fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let write = || -> io::Result<()> {
         let mut file = PartialFile::create_as(path, temporary)?;
@@ -100,19 +100,19 @@ pub(super) fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> Result<(),
     write().map_err(StoreError::io("write", path))
 }
 
-/// Moves the file `from` to `to`, in place of what is there, and waits until that would survive a
-/// crash. Both must be on one file system. `from`'s bytes are the caller's to make durable first.
+/// Renames the file `from` to `to`, replacing an existing one, durably. Both must be on one file system.
+/// Making the contents of `from` durable first is up to the caller.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
     fs::rename(from, to).map_err(StoreError::io("give its final name to", from))?;
     to.parent().map_or(Ok(()), sync_folder)
 }
 
-/// Makes the names in a folder survive a crash of the system.
+/// Makes the entries of a folder durable.
 pub(super) fn sync_folder(path: &Path) -> Result<(), StoreError> {
     crate::sync_folder(path).map_err(StoreError::io("make durable the folder", path))
 }
 
-/// Deletes a file; true if it is gone, false if the system keeps it because somebody uses it (Windows).
+/// Deletes a file; true if it is gone, false if the system keeps it because it is in use (Windows).
 pub(super) fn delete(path: &Path) -> Result<bool, StoreError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -122,7 +122,7 @@ pub(super) fn delete(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Deletes a folder of ours and all in it; none is no error.
+/// Deletes a folder and everything in it, if it exists.
 pub(super) fn delete_folder(path: &Path) -> Result<(), StoreError> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -140,14 +140,14 @@ pub(super) fn names_in(path: &Path) -> Result<Vec<String>, StoreError> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // Names that are no Unicode are none of ours.
+        // Names that are not Unicode are not ours.
         names.extend(entry.map_err(failed)?.file_name().into_string());
     }
     names.sort();
     Ok(names)
 }
 
-/// What the system says of the regular file at `path`; `None` if there is no such file.
+/// The metadata of the regular file at `path`; `None` if there is no such file.
 pub(super) fn examine(path: &Path) -> Result<Option<Metadata>, StoreError> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(Some(metadata).filter(Metadata::is_file)),
@@ -156,7 +156,7 @@ pub(super) fn examine(path: &Path) -> Result<Option<Metadata>, StoreError> {
     }
 }
 
-/// Bytes in the regular file at `path`; `None` if there is no such file.
+/// The size of the regular file at `path`; `None` if there is no such file.
 pub(super) fn file_size(path: &Path) -> Result<Option<u64>, StoreError> {
     Ok(examine(path)?.map(|metadata| metadata.len()))
 }

@@ -1,48 +1,47 @@
-//! Why the store could not do what it was asked.
+//! Why an operation of the store failed.
 
 use std::{io, path::PathBuf};
 
 use super::Blob;
 
-/// Why the store could not do what it was asked. Whatever it says, everything that was in the store
-/// before is there still.
+/// Why an operation of the store failed. Everything that was in the store before is still there.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The system refused: no room, no permission, a failing disk.
+    /// A system error: no space, no permission, a failing disk.
     #[error("{}: cannot {action}", path.display())]
     Io {
-        /// What was attempted, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         source: io::Error,
     },
-    /// A name that some file system would take for something else.
+    /// A name that isn't portable between file systems.
     #[error("{kind} name {name:?}: {problem}")]
     Name {
-        /// What was to be named: `model` or `file`.
+        /// What the name is for: `model` or `file`.
         kind: &'static str,
         /// The name.
         name: String,
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// Two names that differ in the case of letters only.
+    /// Two names that differ only in case.
     #[error("{kind} name {name:?}: there is {existing:?} already, which differs in case only")]
     NameTaken {
-        /// What was to be named: `model` or `file`.
+        /// What the name is for: `model` or `file`.
         kind: &'static str,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The name in the way.
+        /// The existing name.
         existing: String,
     },
     /// No model of this name is in the store.
     #[error("no model {name:?} in the store at {}", root.display())]
     NoSuchModel {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Where the store is.
         root: PathBuf,
@@ -53,7 +52,7 @@ pub enum StoreError {
         /// The model.
         name: String,
     },
-    /// An index file that holds something else than it should.
+    /// An invalid index file.
     #[error("{}: {problem}", path.display())]
     Index {
         /// The file.
@@ -61,8 +60,8 @@ pub enum StoreError {
         /// What is wrong, and where.
         problem: String,
     },
-    /// A file of a model that is not there, or was found damaged and put aside. Fetching the model
-    /// again repairs it.
+    /// A file of a model that is missing, or was found damaged and set aside. Fetching the model again
+    /// repairs it.
     #[error("model {name:?}, file {file:?}: {problem}; fetch the model again to repair it")]
     Damaged {
         /// The model.
@@ -72,25 +71,25 @@ pub enum StoreError {
         /// What was expected and found.
         problem: String,
     },
-    /// A write, a piece or a group that reaches outside its blob.
+    /// A write, a piece or a group that exceeds its blob.
     #[error("{blob}: wanted {len} bytes at offset {offset}, but it has {}", blob.size)]
     OutOfBounds {
         /// The blob.
         blob: Blob,
-        /// First byte wanted.
+        /// First byte requested.
         offset: u64,
-        /// Bytes wanted.
+        /// Bytes requested.
         len: u64,
     },
-    /// A blob that was to be made visible before all of it was there.
+    /// A commit of an incomplete blob.
     #[error("{blob}: expected {} bytes, found {found}", blob.size)]
     Incomplete {
         /// The blob.
         blob: Blob,
-        /// Bytes that are there.
+        /// Bytes that have arrived.
         found: u64,
     },
-    /// Bytes that are not those the digest was made of. Those that were arriving are discarded.
+    /// Bytes with a wrong digest. Those that were arriving are discarded.
     #[error("{blob}: {problem}")]
     Mismatch {
         /// The blob.
@@ -98,7 +97,7 @@ pub enum StoreError {
         /// Both digests.
         problem: crate::hash::Mismatch,
     },
-    /// An entry to be published that names a blob which the store does not have whole.
+    /// A published entry with a blob that the store does not have completely.
     #[error("file {file:?}: {blob} is not in the store")]
     MissingBlob {
         /// The file of the entry, or the piece of a group.
@@ -109,7 +108,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// For `map_err`: what was attempted with `path`.
+    /// For `map_err`: the operation attempted with `path`.
     pub(super) fn io(
         action: &'static str,
         path: impl Into<PathBuf>,

@@ -12,7 +12,7 @@ impl Extents {
         if range.is_empty() {
             return;
         }
-        // Those that `range` touches lie side by side.
+        // Those that `range` touches are adjacent.
         let first = self.0.partition_point(|r| r.end < range.start);
         let last = self.0.partition_point(|r| r.start <= range.end);
         let merged = match self.0.get(first..last) {
@@ -23,7 +23,7 @@ impl Extents {
         self.0.splice(first..last, [merged]);
     }
 
-    /// Forgets a range.
+    /// Removes a range.
     pub(super) fn remove(&mut self, range: &Range<u64>) {
         let kept = |r: &Range<u64>| {
             let before = r.start..r.end.min(range.start);
@@ -35,17 +35,17 @@ impl Extents {
         }
     }
 
-    /// Where the last of them ends.
+    /// The end of the last of them.
     pub(super) fn end(&self) -> u64 {
         self.0.last().map_or(0, |r| r.end)
     }
 
-    /// Bytes there without a gap, from the first on.
+    /// Contiguous bytes from the first on.
     pub(super) fn prefix(&self) -> u64 {
         self.0.first().filter(|r| r.start == 0).map_or(0, |r| r.end)
     }
 
-    /// Bytes there.
+    /// Total bytes.
     pub(super) fn len(&self) -> u64 {
         self.0.iter().map(|r| r.end - r.start).sum()
     }
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn any_order_gives_the_set_of_bytes() {
-        // A small generator of numbers, so that failures repeat.
+        // A small random generator, so that failures are reproducible.
         let mut state = 1u64;
         let mut next = |below: u64| {
             state = state

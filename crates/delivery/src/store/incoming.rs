@@ -1,4 +1,4 @@
-//! A blob that is arriving: its bytes so far, in whatever order, and what is known about them.
+//! A blob that is arriving: its bytes so far, in any order, and what is known about them.
 
 use std::{
     fs::File,
@@ -14,22 +14,22 @@ use crate::{
 
 use super::{Blob, StoreError, disk, extents::Extents, seal};
 
-/// Bytes that a kill may make us forget that we have, for each blob.
+/// Bytes per blob whose arrival may be forgotten if the process is killed.
 const JOURNAL_EVERY: u64 = 64 << 10;
 /// Bytes in a record of the journal: an offset and a length.
 const RECORD: usize = 16;
-/// Set in the length of a record that says that its bytes are there no more.
+/// Set in the length of a record for bytes that have been discarded.
 const FORGET: u64 = 1 << 63;
-/// Largest journal that is believed: that of 256 GiB.
+/// Maximum size of the journal: that of 256 GiB.
 const MAX_JOURNAL: u64 = 64 << 20;
 /// Bytes read at once when what has arrived is hashed.
 const READ: usize = 256 << 10;
 
 /// A blob that is arriving.
 ///
-/// Two files: the bytes, and a journal of which are there. The journal is written after the bytes and may
-/// be behind them; it is never ahead, unless the system itself crashed, and then the digest tells. Nothing in
-/// it is written over, so that a kill loses none of it.
+/// Two files: the bytes, and a journal of which are there. The journal is written after the bytes and may lag
+/// behind; it is never ahead, unless the system itself crashed, and then the digest tells. It is append-only,
+/// so that a kill loses none of it.
 #[derive(Debug)]
 pub(super) struct Incoming {
     blob: Blob,
@@ -38,24 +38,24 @@ pub(super) struct Incoming {
     journal_path: PathBuf,
     journal: File,
     journal_len: u64,
-    /// What is there, and the part of it that the journal doesn't say yet.
+    /// What is there, and the part of it that isn't in the journal yet.
     extents: Extents,
     unwritten: Extents,
 }
 
 impl Incoming {
-    /// Where the bytes of `blob` are gathered in `folder`.
+    /// Where the bytes of `blob` are collected in `folder`.
     fn path(folder: &Path, blob: &Blob) -> PathBuf {
         let digest = &blob.digest;
         folder.join(format!("{}-{digest}-{}", digest.algorithm(), blob.size))
     }
 
-    /// True if bytes of `blob` have been gathered in `folder`.
+    /// True if bytes of `blob` have been collected in `folder`.
     pub(super) fn exists(folder: &Path, blob: &Blob) -> Result<bool, StoreError> {
         Ok(disk::file_size(&Self::path(folder, blob))?.is_some())
     }
 
-    /// Goes on with what is in `folder` of `blob`, or begins.
+    /// Resumes with what is in `folder` of `blob`, or begins.
     pub(super) fn open(folder: &Path, blob: Blob) -> Result<Self, StoreError> {
         let path = Self::path(folder, &blob);
         let open = |path: &Path| {
@@ -84,7 +84,7 @@ impl Incoming {
             }
         };
         let mut extents = Extents::default();
-        // A record that was cut short says nothing, and is written over.
+        // A truncated record is ignored, and overwritten.
         let records = records.as_chunks::<RECORD>().0;
         for record in records {
             let (offset, n) = record.split_at(8);
@@ -93,7 +93,7 @@ impl Incoming {
             match (offset.checked_add(n & !FORGET), n & FORGET) {
                 (Some(end), FORGET) => extents.remove(&(offset..end)),
                 (Some(end), _) => extents.insert(offset..end),
-                // No record of ours.
+                // Not one of our records.
                 (None, _) => {}
             }
         }
@@ -109,7 +109,7 @@ impl Incoming {
         };
         let len = len.min(blob.size);
         if incoming.extents.end() > len {
-            // It speaks of bytes that a crash of the system took; other bytes may come to lie there.
+            // It mentions bytes lost in a crash of the system; other bytes may be written there.
             incoming.forget(&(len..incoming.extents.end()))?;
         }
         Ok(incoming)
@@ -119,19 +119,19 @@ impl Incoming {
         &self.extents
     }
 
-    /// The file that bytes are written to, each at its offset; then they are [noted](Self::note). Two
-    /// steps, so that several threads can write at once. A writer holds on to the file until its bytes
-    /// are noted: as long as somebody does, the file is not [cut](Self::discard).
+    /// The file that bytes are written to, each at its offset; then they are [noted](Self::note). Two steps,
+    /// so that several threads can write in parallel. A writer keeps the file until its bytes are noted:
+    /// until then, the file is not [truncated](Self::discard).
     pub(super) fn file(&self) -> (Arc<File>, &Path) {
         (Arc::clone(&self.file), &self.path)
     }
 
-    /// Whether somebody writes or reads at this moment, perhaps bytes that are not noted yet.
+    /// Whether there is a reader or writer at this moment, possibly of bytes that are not noted yet.
     pub(super) fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.file) > 1
     }
 
-    /// Notes that the bytes of `range` are there. The journal says so a little later.
+    /// Records that the bytes of `range` are there. The journal follows a little later.
     pub(super) fn note(&mut self, range: Range<u64>) -> Result<(), StoreError> {
         self.extents.insert(range.clone());
         self.unwritten.insert(range);
@@ -157,7 +157,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Notes that the bytes of `range` are not there.
+    /// Records that the bytes of `range` are not there.
     fn forget(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
         self.flush_journal()?;
         self.extents.remove(range);
@@ -167,10 +167,10 @@ impl Incoming {
         ))
     }
 
-    /// Forgets the bytes of `range`, and gives back the room at the end of the file unless it is in use:
-    /// bytes that another thread has written and not noted yet may lie there.
+    /// Forgets the bytes of `range`, and truncates the end of the file unless it is in use: bytes that
+    /// another thread has written and not noted yet may be there.
     pub(super) fn discard(&mut self, range: &Range<u64>) -> Result<(), StoreError> {
-        // Forgotten first, then gone.
+        // Forgotten first, then deleted.
         self.forget(range)?;
         if self.is_in_use() {
             return Ok(());
@@ -191,8 +191,7 @@ impl Incoming {
             .len())
     }
 
-    /// Reads all bytes and checks that they are the right ones. Wrong ones are discarded, all of them:
-    /// nothing says which they are.
+    /// Reads all bytes and verifies them. Wrong ones are all discarded, as it is unknown which are wrong.
     pub(super) fn verify(&mut self) -> Result<(), StoreError> {
         self.check_whole()?;
         let blob = self.blob;
@@ -215,12 +214,12 @@ impl Incoming {
         }
     }
 
-    /// Waits until the verified bytes would survive a crash of the system, and seals them.
+    /// Makes the verified bytes durable, and seals them.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         self.file
             .sync_all()
             .map_err(StoreError::io("make durable", &self.path))?;
-        // Last, because some file systems date what they were late to write.
+        // Last, because some file systems update the date of late writes.
         seal::seal(&self.file);
         Ok(())
     }
@@ -239,12 +238,12 @@ impl Incoming {
         disk::delete(&journal_path).map(|_| ())
     }
 
-    /// Lets go of both files: not every system moves or deletes open ones.
+    /// Closes both files: not every system moves or deletes open ones.
     fn close(self) -> (PathBuf, PathBuf) {
         (self.path, self.journal_path)
     }
 
-    /// Has the journal say all that is there, so that another process can go on.
+    /// Writes everything to the journal, so that another process can resume.
     pub(super) fn pause(&mut self) -> Result<(), StoreError> {
         self.flush_journal()
     }
@@ -260,14 +259,13 @@ fn record(offset: u64, len: u64) -> [u8; RECORD] {
 /// How much a published blob's file is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// What is sealed has not been written since it was verified.
+    /// A sealed file has not been written since it was verified.
     Seal,
-    /// Nothing but the digest counts.
+    /// Only the digest.
     Nothing,
 }
 
-/// What is wrong with the file of a published blob; `None` if it holds the right bytes. Right ones are
-/// sealed.
+/// What is wrong with the file of a published blob; `None` if its contents are right. Those are sealed.
 pub(super) fn problem_in(
     path: &Path,
     blob: &Blob,
@@ -287,7 +285,7 @@ pub(super) fn problem_in(
     let file = File::open(path).map_err(StoreError::io("open", path))?;
     let problem = check_file(&file, path, blob)?.err();
     if problem.is_none() && !is_sealed {
-        // Where it can't be, as in the store of somebody else, it is hashed each time.
+        // Where sealing fails, as in another user's store, it is hashed each time.
         if let Ok(file) = File::options().write(true).open(path) {
             seal::seal(&file);
         }
@@ -295,8 +293,8 @@ pub(super) fn problem_in(
     Ok(problem.map(|mismatch| mismatch.to_string()))
 }
 
-/// Whether `file`, of the right size, holds the bytes of `blob`: by its digest, or by the other reading of
-/// the digest where there is one, BLAKE3 as a known writer gets it wrong.
+/// Whether `file`, of the right size, contains the bytes of `blob`: by its digest, or by the alternative
+/// reading of the digest if there is one, BLAKE3 as a known writer gets it wrong.
 fn check_file(file: &File, path: &Path, blob: &Blob) -> Result<Result<(), Mismatch>, StoreError> {
     let expected = Expected::Digest(blob.digest);
     let verify = |mut verifier: Verifier| {

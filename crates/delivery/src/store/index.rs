@@ -1,4 +1,4 @@
-//! What is known of a model: its files, and where its groups lie. One JSON file for each revision.
+//! The index of a model: its files, and where its groups are. One JSON file for each revision.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,16 +12,16 @@ use crate::hash::{Algorithm, Digest};
 
 use super::{Blob, Piece, StoreError, name};
 
-/// Largest index file that is read. A model of a million groups stays below.
+/// Maximum size of an index file. A model of a million groups stays below.
 pub(super) const MAX_INDEX_BYTES: u64 = 256 << 20;
 
-/// The form of index files that this version writes, and the only one it reads.
+/// The version of index files that is written and read.
 const VERSION: u32 = 1;
 
 /// One revision of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it came from, as whoever fetched it would say.
+    /// Where it was fetched from.
     pub source: String,
     /// The id of the key it was signed with, if it was.
     pub signer: Option<String>,
@@ -29,7 +29,7 @@ pub struct Entry {
     pub published: SystemTime,
     /// Its files: paths with `/` between their parts, and the bytes of each.
     pub files: BTreeMap<String, Blob>,
-    /// Where groups of its bytes lie that other models may share.
+    /// Groups of its bytes that other models may share.
     pub groups: Vec<Group>,
 }
 
@@ -45,7 +45,7 @@ impl Entry {
         }
     }
 
-    /// Bytes in its files; what two files share counts once.
+    /// Total bytes of its files; shared ones count once.
     pub fn size(&self) -> u64 {
         let sizes = self.blobs().into_iter().map(|blob| blob.size);
         sizes.fold(0, u64::saturating_add)
@@ -58,12 +58,12 @@ impl Entry {
 
     /// The index file of this entry for the model called `model`.
     ///
-    /// Errors: [`StoreError`] for names that some system can't have, and groups that don't lie in the files.
+    /// Errors: [`StoreError`] for names that some system can't have, and groups outside the files.
     pub fn to_json(&self, model: &str) -> Result<Vec<u8>, StoreError> {
         write(model, self)
     }
 
-    /// Reads an index file; gives the model's name and its entry. `path` is where it is, for errors.
+    /// Reads an index file; returns the model's name and its entry. `path` is used in errors.
     ///
     /// Errors: [`StoreError`] for what [`to_json`](Self::to_json) would not have written.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<(String, Self), StoreError> {
@@ -71,12 +71,12 @@ impl Entry {
     }
 }
 
-/// Bytes with a digest of their own that lie in pieces of a model's files: the tensors of a layer.
+/// Bytes with a digest of their own that consist of pieces of a model's files: the tensors of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     /// The digest of the pieces, one after another.
     pub digest: Digest,
-    /// Where they lie.
+    /// Its pieces.
     pub pieces: Vec<Piece>,
 }
 
@@ -109,7 +109,7 @@ struct GroupRecord {
     pieces: Vec<(String, u64, u64)>,
 }
 
-/// The index file of `entry`, which is checked first: its names, and that its groups lie in its files.
+/// The index file of `entry`, which is validated first: its names, and that its groups are within its files.
 fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
     check_files(entry)?;
     let mut file_of = BTreeMap::new();
@@ -156,7 +156,7 @@ fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
     Ok(serde_json::to_vec_pretty(&record).expect("strings and numbers always become JSON"))
 }
 
-/// Reads what [`write`] made; gives the model's name and what is known of it.
+/// Reads what [`write`] made; returns the model's name and its entry.
 fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreError> {
     let wrong = |problem: String| StoreError::Index {
         path: path.to_owned(),
@@ -195,7 +195,7 @@ fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreError> {
     let entry = Entry {
         source: record.source,
         signer: record.signer,
-        // A clock that far in the future is one that nobody can show.
+        // A clock that far in the future can't be represented.
         published: (SystemTime::UNIX_EPOCH.checked_add(published))
             .unwrap_or(SystemTime::UNIX_EPOCH),
         files,

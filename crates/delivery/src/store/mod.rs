@@ -1,7 +1,7 @@
-//! The store: models on this machine, each run of bytes kept once.
+//! The store: models on this machine, with each run of bytes stored once.
 //!
-//! Bytes lie under their digest, so that two revisions of a model, or two models, share what they have in
-//! common. A model is a name for a list of files and their digests. The store knows nothing of what the
+//! Bytes are stored under their digest, so that two revisions of a model, or two models, share what they have
+//! in common. A model is a name for a list of files and their digests. The store is agnostic of what the
 //! bytes mean.
 //!
 //! ```text
@@ -9,14 +9,14 @@
 //! ROOT/models/NAME/REVISION.json  the files of a revision: written after its blobs
 //! ROOT/models/NAME/current        which revision counts: written last
 //! ROOT/partial/NAME/…             what is arriving for a model, and what its pull needs
-//! ROOT/partial/.NAME              held by whoever fetches the model
+//! ROOT/partial/.NAME              locked while the model is fetched
 //! ROOT/damaged/…                  files that were found to have changed
 //! ROOT/lock                       held for moments: shared to look up and to name, exclusively to delete
 //! ```
 //!
-//! Any process may be killed at any moment: what it had verified stays, what it had received is gone on
-//! with by the next pull of that model, and [`Store::gc`] deletes what nobody needs. Several processes may
-//! use one store, on a file system that knows file locks.
+//! Any process may be killed at any moment: what it had verified stays, what it had received is resumed by
+//! the next pull of that model, and [`Store::gc`] deletes what nothing needs. Several processes may use one
+//! store, on a file system that supports file locks.
 //!
 //! ```
 //! use sterna_delivery::{hash::Algorithm, store::{Blob, Entry, Store}};
@@ -71,7 +71,7 @@ pub use self::{
     pull::Pull,
 };
 
-/// A folder of models. Cheap to open and to clone; nothing of it is kept in memory.
+/// A folder of models. Cheap to open and to clone; nothing of it is cached in memory.
 #[derive(Debug, Clone)]
 pub struct Store {
     layout: Layout,
@@ -89,16 +89,16 @@ pub struct Model {
     _lock: Lock,
 }
 
-/// What [`Store::list`] says of a model.
+/// An entry of [`Store::list`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Its name.
     pub name: String,
-    /// Its files and where it came from.
+    /// Its files and origin.
     pub entry: Entry,
-    /// Bytes that no other model has: what removing it sets free.
+    /// Bytes that no other model has: what removing it frees.
     pub own_bytes: u64,
-    /// Bytes that other models have too.
+    /// Bytes that other models also have.
     pub shared_bytes: u64,
 }
 
@@ -107,16 +107,16 @@ pub struct Listed {
 pub struct Damage {
     /// The file.
     pub file: String,
-    /// What it should hold.
+    /// Its expected contents.
     pub blob: Blob,
     /// What was expected and found.
     pub problem: String,
 }
 
-/// What to do with pulls that nobody goes on with at the moment.
+/// What to do with pulls that are not in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interrupted {
-    /// Keep what has arrived, for a later pull to go on with.
+    /// Keep what has arrived, for a later pull to resume.
     Keep,
     /// Delete it.
     Drop,
@@ -133,7 +133,7 @@ pub struct Swept {
     pub n_in_use: usize,
 }
 
-/// Where groups of bytes lie in the store, as it was when this was made.
+/// A snapshot of where groups of bytes are in the store.
 #[derive(Debug, Clone, Default)]
 pub struct Groups(HashMap<Digest, Vec<Piece>>);
 
@@ -144,17 +144,17 @@ impl Store {
         for folder in [layout.blobs(), layout.models(), layout.partial()] {
             disk::create_folder(&folder)?;
         }
-        // Tells at once if the file system has no locks.
+        // Fails at once if the file system has no locks.
         disk::lock_shared(&layout.lock())?;
         Ok(Self { layout })
     }
 
-    /// The folder it lies in.
+    /// Its folder.
     pub fn root(&self) -> &Path {
         &self.layout.root
     }
 
-    /// Begins to fetch the model `name`, or goes on. Waits while another process fetches it.
+    /// Begins to fetch the model `name`, or resumes. Waits while another process fetches it.
     ///
     /// Errors: [`StoreError::Name`] for a name that some system can't have; [`StoreError::NameTaken`] if
     /// one that differs in case only is in use.
@@ -162,8 +162,8 @@ impl Store {
         loop {
             match self.try_pull(name) {
                 Err(StoreError::Busy { .. }) => {
-                    // Waited for without the store's lock, so what is got may be the lock of a file that
-                    // was deleted meanwhile. It is let go, and all begins anew.
+                    // Waited for without the store's lock, so it may be the lock of a file that was deleted
+                    // meanwhile. Then it is released, and everything is retried.
                     drop(disk::lock(&self.layout.fetching_lock(name))?);
                 }
                 result => return result,
@@ -187,7 +187,7 @@ impl Store {
                     existing,
                 });
             }
-            // What can't be read is replaced when this pull is published.
+            // An unreadable entry is replaced when this pull is published.
             Ok(_) | Err(StoreError::Index { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -196,10 +196,10 @@ impl Store {
 
     /// The model `name`, for reading.
     ///
-    /// Its files are there, have the right sizes, and were not written to since they were verified, as far
-    /// as their dates show; one that was is hashed again. [`verify`](Self::verify) hashes all.
+    /// Its files exist, have the right sizes, and were not written to since they were verified, as far as
+    /// their dates show; one that was is hashed again. [`verify`](Self::verify) hashes all.
     ///
-    /// Errors: [`StoreError::NoSuchModel`]; [`StoreError::Damaged`] if a file has changed, which is then put
+    /// Errors: [`StoreError::NoSuchModel`]; [`StoreError::Damaged`] if a file has changed, which is then set
     /// aside.
     pub fn model(&self, name: &str) -> Result<Model, StoreError> {
         let (entry, lock) = self.hold(name)?;
@@ -222,7 +222,7 @@ impl Store {
         })
     }
 
-    /// The bytes of `blob`, as its digest says they are: for files that are small, of at most `limit` bytes.
+    /// The verified bytes of `blob`: for small files, of at most `limit` bytes.
     ///
     /// Errors: [`StoreError::Io`] if it isn't there; [`StoreError::Mismatch`] if it has changed;
     /// [`StoreError::Index`] if it is larger.
@@ -240,8 +240,8 @@ impl Store {
         }
     }
 
-    /// Reads all bytes of the model `name` and compares them with their digests. Files that have changed
-    /// are put aside, so that fetching the model again fetches just them.
+    /// Reads all bytes of the model `name` and compares them with their digests. Files that have changed are
+    /// set aside, so that fetching the model again fetches only them.
     pub fn verify(&self, name: &str) -> Result<Vec<Damage>, StoreError> {
         let (entry, _lock) = self.hold(name)?;
         let mut damages = Vec::new();
@@ -257,7 +257,7 @@ impl Store {
         Ok(damages)
     }
 
-    /// What is known of the model `name`, and what keeps its files from being swept away.
+    /// The entry of the model `name`, and what keeps its files from being deleted.
     fn hold(&self, name: &str) -> Result<(Entry, Lock), StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
         let (revision, entry) = self.current(name)?;
@@ -294,8 +294,8 @@ impl Store {
         Ok(listed.collect())
     }
 
-    /// Pulls that were interrupted and left bytes that a later one could go on with: names, in small letters,
-    /// and bytes. Those that somebody is at now are not among them.
+    /// Interrupted pulls that left bytes that a later one could resume: lower-case names, and bytes. Those in
+    /// progress are not among them.
     pub fn interrupted(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
         let mut found = Vec::new();
@@ -318,7 +318,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Where groups of bytes lie that a model to be fetched may share, in models whose shards differ.
+    /// Groups of bytes that a model to be fetched may share, in models whose shards differ.
     pub fn groups(&self) -> Result<Groups, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
         let models = self.entries()?.into_iter();
@@ -330,11 +330,11 @@ impl Store {
 
     /// Removes the model `name`, and what only it needed. What has arrived of a new revision stays.
     ///
-    /// Whoever reads the model keeps its files, which the next [`gc`](Self::gc) deletes.
+    /// Readers of the model keep its files, which the next [`gc`](Self::gc) deletes.
     pub fn remove(&self, name: &str) -> Result<Swept, StoreError> {
         let _alone = disk::lock(&self.layout.lock())?;
         match self.current(name) {
-            // What can't be read can be removed.
+            // An unreadable model can be removed.
             Ok(_) | Err(StoreError::Index { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -351,8 +351,7 @@ impl Store {
         sweep::sweep(&self.layout, interrupted)
     }
 
-    /// The current revision of the model `name`, spelt exactly so: on every system, names differ if their
-    /// case does.
+    /// The current revision of the model `name`, case-sensitive on every system.
     fn current(&self, name: &str) -> Result<(Revision, Entry), StoreError> {
         match self.spelt_like(name)? {
             Some((revision, spelt, entry)) if spelt == name => Ok((revision, entry)),
@@ -363,8 +362,7 @@ impl Store {
         }
     }
 
-    /// The current revision of the model whose name is `name` but for the case of letters, its name and
-    /// what is known of it.
+    /// The current revision of the model whose name is `name` ignoring case, with its name and entry.
     fn spelt_like(&self, name: &str) -> Result<Option<(Revision, String, Entry)>, StoreError> {
         name::check_model(name)?;
         let Some(revision) = revision::current(&self.layout.model(name))? else {
@@ -398,21 +396,20 @@ impl Model {
         &self.name
     }
 
-    /// Its files and where it came from.
+    /// Its files and origin.
     pub fn entry(&self) -> &Entry {
         &self.entry
     }
 
-    /// For each of its files, the file that holds its bytes. Those never change; they are not to be
-    /// written to.
+    /// For each of its files, the path of its bytes. Those never change, and must not be written to.
     pub fn paths(&self) -> &BTreeMap<String, PathBuf> {
         &self.paths
     }
 }
 
 impl Groups {
-    /// The pieces that, one after another, are the bytes with this digest. Whether they are there still is
-    /// known when they are copied ([`Pull::copy_from`]).
+    /// The pieces that, one after another, are the bytes with this digest. Whether they still exist is known
+    /// when they are copied ([`Pull::copy_from`]).
     pub fn find(&self, digest: &Digest) -> Option<&[Piece]> {
         self.0.get(digest).map(Vec::as_slice)
     }

@@ -1,13 +1,13 @@
-//! Names that every file system takes for the same thing.
+//! Names that are portable between file systems.
 
 use super::StoreError;
 
-/// Characters in a model name, at most: leaves room for what is put around it in file names.
+/// Maximum characters of a model name: leaves room for prefixes and suffixes in file names.
 const MAX_MODEL_NAME: usize = 128;
-/// Characters in the path of a file within a model, at most.
+/// Maximum characters of the path of a file within a model.
 const MAX_FILE_NAME: usize = 512;
 
-/// Names of devices on Windows, whatever follows after a full stop.
+/// Names of devices on Windows, with any extension.
 const DEVICES: [&str; 4] = ["con", "prn", "aux", "nul"];
 
 /// Checks the name of a model: 1 to 128 letters, digits, `.`, `_` and `-` of ASCII.
@@ -20,8 +20,8 @@ pub(super) fn check_model(name: &str) -> Result<(), StoreError> {
     refuse("model", name, problem)
 }
 
-/// Checks the path of a file within a model: such names, with `/` between them. It never becomes a path
-/// in the store; but whoever writes the files of a model elsewhere may rely on it.
+/// Checks the path of a file within a model: such names, with `/` between them. It never becomes a path in
+/// the store; but code that writes the files of a model elsewhere may rely on it.
 pub(super) fn check_file(name: &str) -> Result<(), StoreError> {
     let problem = if name.len() > MAX_FILE_NAME {
         Some("expected at most 512 characters")
@@ -31,7 +31,7 @@ pub(super) fn check_file(name: &str) -> Result<(), StoreError> {
     refuse("file", name, problem)
 }
 
-/// What stands for a name where names that differ in case only must meet.
+/// The normalised form of a name, equal for names that differ only in case.
 pub(super) fn key(name: &str) -> String {
     name.to_ascii_lowercase()
 }

@@ -1,4 +1,4 @@
-//! Bringing a model into the store.
+//! Fetching a model into the store.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,9 +23,9 @@ use super::{
     revision,
 };
 
-/// The file in which a pull says which blobs it needs, so that none is swept away meanwhile.
+/// The file in which a pull lists the blobs it needs, so that none is deleted meanwhile.
 pub(super) const CLAIMS: &str = "claims";
-/// Largest file of claims that is read: 700,000 blobs.
+/// Maximum size of that file: 700,000 blobs.
 pub(super) const MAX_CLAIMS_BYTES: u64 = 64 << 20;
 /// Blobs whose files are open at a time, two each: a process may open a few hundred, and a model may have
 /// thousands.
@@ -33,10 +33,10 @@ const MAX_OPEN: usize = 24;
 /// Bytes copied at once from one blob to another.
 const COPY: u64 = 1 << 20;
 
-/// A model on its way into the store; one process, and one `Pull` in it, at a time for each model.
+/// A model being fetched into the store; one process, and one `Pull` in it, at a time for each model.
 ///
-/// Its methods may be called from several threads. Dropped before [`publish`](Self::publish), what has
-/// arrived stays for the next pull of the same name to go on with, as it does when the process is killed.
+/// Its methods may be called from several threads. If it is dropped before [`publish`](Self::publish), what
+/// has arrived stays for the next pull of the same name to resume, as when the process is killed.
 #[derive(Debug)]
 pub struct Pull {
     layout: Layout,
@@ -59,8 +59,8 @@ impl Pull {
     pub(super) fn begin(layout: Layout, name: &str, lock: Lock) -> Result<Self, StoreError> {
         let folder = layout.fetching(name);
         disk::create_folder(&folder)?;
-        // What an interrupted pull brought is still needed. Cut short by a crash, this says too little, and
-        // what is swept then is fetched again.
+        // What an interrupted pull fetched is still needed. Truncated by a crash, this lists too little, and
+        // what is deleted then is fetched again.
         let blobs: HashSet<_> = read_claims(&folder)?.into_iter().collect();
         let path = folder.join(CLAIMS);
         let mut file = File::create(&path).map_err(StoreError::io("create", &path))?;
@@ -81,10 +81,10 @@ impl Pull {
         &self.name
     }
 
-    /// Bytes of `blob` that are there without a gap, from the first on: all of them only if they are
-    /// verified and in the store.
+    /// Contiguous bytes of `blob` that are there, from the first on: all of them only if they are verified
+    /// and in the store.
     ///
-    /// From now on, nothing that is there of `blob` is swept away before this pull ends.
+    /// From now on, nothing of `blob` is deleted before this pull ends.
     pub fn present(&self, blob: &Blob) -> Result<u64, StoreError> {
         if self.claim(blob)? {
             return Ok(blob.size);
@@ -125,28 +125,28 @@ impl Pull {
         })
     }
 
-    /// Takes bytes of `blob` that begin at `offset`. They may come in any order, and again.
+    /// Stores bytes of `blob` at `offset`. They may arrive in any order, and repeatedly.
     ///
-    /// Errors: [`StoreError::OutOfBounds`] past the end of the blob; [`StoreError::Io`] where the system
-    /// has no room for them. What was there before is there still.
+    /// Errors: [`StoreError::OutOfBounds`] past the end of the blob; [`StoreError::Io`] where the system has
+    /// no space for them. Earlier bytes are not affected.
     pub fn write_at(&self, blob: &Blob, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let end = blob.end_of(offset, bytes.len() as u64)?;
         let (file, path) = self.file(blob)?;
         positioned::write_all_at(&file, bytes, offset).map_err(StoreError::io("write", path))?;
         let noted = self.arriving(blob, |incoming| incoming.note(offset..end));
-        // Not before: a file that nobody holds may be cut where nothing is noted.
+        // Not before: a file without users may be truncated where nothing is noted.
         drop(file);
         noted
     }
 
-    /// Fills `bytes` with what has arrived of `blob` at `offset`; what has not is an error or zeros.
+    /// Reads what has arrived of `blob` at `offset`; what has not is an error or zeros.
     pub fn read_at(&self, blob: &Blob, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
         blob.end_of(offset, bytes.len() as u64)?;
         let (file, path) = self.file(blob)?;
         positioned::read_exact_at(&file, bytes, offset).map_err(StoreError::io("read", path))
     }
 
-    /// The file that gathers the bytes of `blob`.
+    /// The file that collects the bytes of `blob`.
     fn file(&self, blob: &Blob) -> Result<(Arc<File>, PathBuf), StoreError> {
         self.arriving(blob, |incoming| {
             let (file, path) = incoming.file();
@@ -154,8 +154,8 @@ impl Pull {
         })
     }
 
-    /// Copies `piece` to `offset` of `blob`; false if the store doesn't have it any more. As with any
-    /// bytes, whether they are the right ones is known when `blob` is committed.
+    /// Copies `piece` to `offset` of `blob`; false if the store doesn't have it any more. As with any bytes,
+    /// they are verified when `blob` is committed.
     ///
     /// Errors: as for [`write_at`](Self::write_at).
     pub fn copy_from(&self, blob: &Blob, offset: u64, piece: &Piece) -> Result<bool, StoreError> {
@@ -183,7 +183,7 @@ impl Pull {
         self.arriving(blob, |incoming| incoming.discard(&range))
     }
 
-    /// Reads and verifies `blob`, makes it durable and puts it into the store; gives the path of its file,
+    /// Reads and verifies `blob`, makes it durable and puts it into the store; returns the path of its file,
     /// whose bytes never change.
     ///
     /// Errors: [`StoreError::Incomplete`] if bytes are missing; [`StoreError::Mismatch`] if they are
@@ -192,9 +192,9 @@ impl Pull {
         self.commit_if(blob, Incoming::verify)
     }
 
-    /// As [`commit`](Self::commit), for who has verified every byte on its way here, what an earlier pull
-    /// had brought included ([`read_at`](Self::read_at)), and says by what. They are read again only if
-    /// that was not the digest.
+    /// As [`commit`](Self::commit), for callers that have verified every byte on its way here, including what
+    /// an earlier pull had fetched ([`read_at`](Self::read_at)), and say how. They are read again only if
+    /// that was not by the digest.
     pub fn commit_verified(&self, blob: &Blob, verified: Verified) -> Result<PathBuf, StoreError> {
         match verified {
             Verified::Digest(algorithm) if algorithm == blob.digest.algorithm() => {
@@ -224,7 +224,7 @@ impl Pull {
         self.finish(&mut slot, blob)
     }
 
-    /// Puts bytes that were found right into the store.
+    /// Puts verified bytes into the store.
     fn finish(&self, slot: &mut Option<Incoming>, blob: &Blob) -> Result<PathBuf, StoreError> {
         let path = self.layout.blob(&blob.digest);
         self.open_in(slot, blob)?.sync()?;
@@ -247,13 +247,13 @@ impl Pull {
         Ok(blob)
     }
 
-    /// Makes `entry` what the store has under this name, in place of what it had. Readers of that keep it
-    /// until they are done. When this returns, a crash of the system leaves the new one.
+    /// Publishes `entry` under this name, replacing what the store had. Readers of that keep it until they
+    /// are done. When this returns, the new one survives a crash of the system.
     ///
-    /// Errors: [`StoreError::MissingBlob`] if a file is not in the store whole; [`StoreError::Name`] and
-    /// [`StoreError::NameTaken`] for file names that some system can't have. After these errors,
-    /// what the store had is what it has; after [`StoreError::Io`] it may be the new one, if the system
-    /// could not promise that it survives a crash.
+    /// Errors: [`StoreError::MissingBlob`] if a file is not in the store completely; [`StoreError::Name`] and
+    /// [`StoreError::NameTaken`] for file names that some system can't have. After these errors, the store is
+    /// unchanged; after [`StoreError::Io`] it may have the new entry, if the system could not ensure that it
+    /// survives a crash.
     pub fn publish(self, entry: &Entry) -> Result<(), StoreError> {
         let bytes = entry.to_json(&self.name)?;
         let _shared = disk::lock_shared(&self.layout.lock())?;
@@ -266,15 +266,15 @@ impl Pull {
             }
         }
         revision::publish(&self.layout, &self.name, &self.folder, &bytes)?;
-        // What is published needs no claims, and what was not used of the rest is not missed.
+        // What is published needs no claims, and unused parts of the rest are not needed.
         lock(&self.arriving).clear();
-        // The model is published, whatever becomes of this folder; the next pull or sweep deletes it.
+        // The model is published, whatever happens to this folder; the next pull or sweep deletes it.
         let _ = disk::delete_folder(&self.folder);
         Ok(())
     }
 
-    /// Has everything recorded, so that another process can go on from here; done when this is dropped,
-    /// but then nobody learns of errors.
+    /// Records everything, so that another process can resume from here; also done when this is dropped, but
+    /// then errors are lost.
     pub fn pause(self) -> Result<(), StoreError> {
         for slot in lock(&self.arriving).values() {
             if let Some(incoming) = lock(slot).as_mut() {
@@ -284,10 +284,10 @@ impl Pull {
         Ok(())
     }
 
-    /// Notes that `blob` is needed; true if it is in the store. One that was written to since it was
-    /// verified is hashed again, and put aside if it isn't right any more.
+    /// Records that `blob` is needed; true if it is in the store. One that was written to since it was
+    /// verified is hashed again, and set aside if it is damaged.
     fn claim(&self, blob: &Blob) -> Result<bool, StoreError> {
-        // In this order: a sweep sees the claim, or this sees that the blob is gone.
+        // In this order: either a sweep sees the claim, or this sees that the blob is gone.
         {
             let _shared = disk::lock_shared(&self.layout.lock())?;
             let mut claims = lock(&self.claims);
@@ -309,7 +309,7 @@ impl Pull {
         lock(&self.arriving).entry(*blob).or_default().clone()
     }
 
-    /// Does something with what has arrived of `blob`.
+    /// Runs a function on what has arrived of `blob`.
     fn arriving<T>(
         &self,
         blob: &Blob,
@@ -335,13 +335,13 @@ impl Pull {
         Ok(slot.insert(incoming))
     }
 
-    /// Closes the files of blobs that nothing is done with at the moment, if many are open. Whoever opened
-    /// one again that is in use would not know that it is.
+    /// Closes the files of unused blobs, if many are open. A file in use must not be opened a second time, as
+    /// that would hide its use.
     fn close_some(&self) -> Result<(), StoreError> {
         let slots: Vec<_> = lock(&self.arriving).values().cloned().collect();
         let mut n_open = 0;
         for slot in slots {
-            // Those that are locked are in use.
+            // Locked ones are in use.
             let Ok(mut slot) = slot.try_lock() else {
                 continue;
             };
@@ -361,14 +361,14 @@ impl Drop for Pull {
     fn drop(&mut self) {
         for slot in lock(&self.arriving).values() {
             if let Some(incoming) = lock(slot).as_mut() {
-                // What is not recorded is fetched again: no harm, and nobody left to tell.
+                // What is not recorded is fetched again, and errors can't be reported here.
                 let _ = incoming.pause();
             }
         }
     }
 }
 
-/// The blobs that the pull in `folder` said it needs. A line cut short by a crash says nothing.
+/// The blobs that the pull in `folder` said it needs. A line truncated by a crash is ignored.
 pub(super) fn read_claims(folder: &Path) -> Result<Vec<Blob>, StoreError> {
     let path = folder.join(CLAIMS);
     let file = match File::open(&path) {
@@ -384,7 +384,7 @@ pub(super) fn read_claims(folder: &Path) -> Result<Vec<Blob>, StoreError> {
     Ok(lines.filter_map(parse_claim).collect())
 }
 
-/// One claim. The empty line before it ends one that could not be written whole.
+/// One claim. The empty line before it ends one that could not be written completely.
 fn claim_line(blob: &Blob) -> String {
     format!("\n{blob} {}\n", blob.size)
 }
@@ -399,7 +399,7 @@ fn parse_claim(line: &str) -> Option<Blob> {
     })
 }
 
-/// What the mutex guards is whole between any two steps, so a thread that panicked left no harm.
+/// The state under the mutex is consistent between any two steps, so a panic did no harm.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! The revisions of a model: index files that never change, and the mark that says which one counts.
+//! The revisions of a model: index files that never change, and the file that says which one is current.
 //!
-//! `models/NAME/REVISION.json` is written before `models/NAME/current`, which holds REVISION. Whoever reads
-//! a revision holds a shared lock on its file, so that its blobs stay after another took its place.
+//! `models/NAME/REVISION.json` is written before `models/NAME/current`, which contains REVISION. Readers of a
+//! revision hold a shared lock on its file, so that its blobs stay after it is replaced.
 
 use std::{
     fs::File,
@@ -13,9 +13,9 @@ use crate::hash::{Algorithm, Digest, digest_of};
 
 use super::{Entry, StoreError, blob::Layout, disk, disk::Lock, index};
 
-/// The file that says which revision counts.
+/// The file that says which revision is current.
 const MARK: &str = "current";
-/// Longest mark that is read.
+/// Maximum size of that file.
 const MAX_MARK_BYTES: u64 = 256;
 
 /// The index file of a revision, open.
@@ -30,25 +30,25 @@ impl Revision {
         Ok(Self { path, file })
     }
 
-    /// The model's name and what is known of it.
+    /// The model's name and entry.
     pub(super) fn read(&self) -> Result<(String, Entry), StoreError> {
         let bytes = disk::read_bounded(&self.file, &self.path, index::MAX_INDEX_BYTES)?;
         Entry::parse(&bytes, &self.path)
     }
 
-    /// Keeps a sweep from deleting the revision and what it names.
+    /// Keeps a sweep from deleting the revision and its blobs.
     pub(super) fn hold(self) -> Result<Lock, StoreError> {
         disk::share_file(self.file, &self.path)
     }
 
-    /// True if nobody holds it. A lock taken to find out is released at once.
+    /// True if it isn't locked. A lock taken to find out is released at once.
     pub(super) fn is_free(&self) -> Result<bool, StoreError> {
         let file = File::open(&self.path).map_err(StoreError::io("open", &self.path))?;
         Ok(disk::try_lock_file(file, &self.path)?.is_some())
     }
 }
 
-/// The revision in `folder` that counts. To be called with the store's lock held.
+/// The current revision in `folder`. To be called with the store's lock held.
 pub(super) fn current(folder: &Path) -> Result<Option<Revision>, StoreError> {
     let path = folder.join(MARK);
     let file = match File::open(&path) {
@@ -73,7 +73,7 @@ pub(super) fn current(folder: &Path) -> Result<Option<Revision>, StoreError> {
     }
 }
 
-/// All revisions in `folder`, the current one too.
+/// All revisions in `folder`, including the current one.
 pub(super) fn all(folder: &Path) -> Result<Vec<Revision>, StoreError> {
     let names = disk::names_in(folder)?.into_iter();
     names
@@ -82,8 +82,8 @@ pub(super) fn all(folder: &Path) -> Result<Vec<Revision>, StoreError> {
         .collect()
 }
 
-/// Makes the index file `bytes` the current revision of `name`. `scratch` is a folder of the caller's own.
-/// To be called with the store's lock held.
+/// Makes the index file `bytes` the current revision of `name`. `scratch` is a folder of the caller's own. To
+/// be called with the store's lock held.
 pub(super) fn publish(
     layout: &Layout,
     name: &str,
@@ -102,7 +102,7 @@ pub(super) fn publish(
     disk::replace(&folder.join(MARK), &scratch.join("mark"), mark.as_bytes())
 }
 
-/// Makes no revision the current one.
+/// Removes the current revision.
 pub(super) fn unpublish(folder: &Path) -> Result<(), StoreError> {
     disk::delete(&folder.join(MARK))?;
     disk::sync_folder(folder)

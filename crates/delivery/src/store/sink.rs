@@ -1,4 +1,4 @@
-//! A pull as the place where fetched bytes go.
+//! A pull as the destination of fetched bytes.
 
 use std::{io, ops::Range};
 
@@ -9,12 +9,12 @@ use crate::{
 
 use super::{Blob, Pull, StoreError};
 
-/// Takes blobs whose digest is known; for others, which can't have a name here, every method fails.
+/// Takes blobs with a known digest; for others, which have no name here, every method fails.
 impl Sink for Pull {
     fn present(&self, blob: &fetch::Blob) -> Result<Present, SinkError> {
         let blob = self.named(blob)?;
         let failed = |error| self.failed(error);
-        // Asked even if it has no bytes: an empty blob is put into the store by this.
+        // Called even if it has no bytes: this puts an empty blob into the store.
         if Pull::present(self, &blob).map_err(failed)? == blob.size {
             return Ok(Present::Complete);
         }

@@ -1,4 +1,4 @@
-//! Deleting what nobody needs.
+//! Deleting what nothing needs.
 
 use std::{collections::HashSet, path::Path};
 
@@ -8,7 +8,7 @@ use super::{Interrupted, StoreError, Swept, blob::Layout, disk, pull, revision};
 
 /// Deletes what no model, reader or pull needs. To be called with the store's lock held exclusively.
 pub(super) fn sweep(layout: &Layout, interrupted: Interrupted) -> Result<Swept, StoreError> {
-    // Everything that is needed is known before anything is deleted: an index that can't be read stops it.
+    // Everything that is needed is determined before anything is deleted: an unreadable index stops it.
     let mut needed = HashSet::new();
     let mut retired = Vec::new();
     for model in disk::names_in(&layout.models())? {
@@ -34,7 +34,7 @@ pub(super) fn sweep(layout: &Layout, interrupted: Interrupted) -> Result<Swept, 
         if lock.is_none() || (interrupted == Interrupted::Keep && folder.is_dir()) {
             needed.extend(pull::read_claims(&folder)?.iter().map(|blob| blob.digest));
         } else {
-            // Closed before it is deleted; nobody can take it meanwhile without the store's lock.
+            // Closed before it is deleted; nothing can take it meanwhile without the store's lock.
             drop(lock);
             abandoned.push((folder, lock_path));
         }
@@ -44,7 +44,7 @@ pub(super) fn sweep(layout: &Layout, interrupted: Interrupted) -> Result<Swept, 
         swept.count(&path, false)?;
     }
     for model in disk::names_in(&layout.models())? {
-        // A folder that still holds something stays.
+        // A folder that isn't empty stays.
         let _ = std::fs::remove_dir(layout.models().join(model));
     }
     for (folder, lock_path) in abandoned {
@@ -62,7 +62,7 @@ pub(super) fn sweep(layout: &Layout, interrupted: Interrupted) -> Result<Swept, 
         for part in disk::names_in(&folder)? {
             let folder = folder.join(part);
             for name in disk::names_in(&folder)? {
-                // Files that nothing here made are left alone.
+                // Files from elsewhere are left alone.
                 let digest = Digest::from_hex(algorithm, &name).ok();
                 if digest.is_some_and(|digest| !needed.contains(&digest)) {
                     swept.count(&folder.join(name), true)?;

@@ -1,4 +1,4 @@
-//! What verification costs beside everything else that a fetch does.
+//! What verification costs compared with everything else that a fetch does.
 
 use std::{
     env, fs,

@@ -1002,7 +1002,7 @@ fn what_a_liar_leaves_is_forgotten_and_nothing_else_is() {
         let mut entry = Entry::new("test");
         for (name, bytes) in files.iter() {
             let blob = store::Blob::of(Algorithm::Sha256, bytes);
-            // What was verified on its way is what lies in the file.
+            // What was verified on its way is what is in the file.
             let path = pull.commit(&blob).unwrap();
             assert!(fs::read(path).unwrap() == *bytes, "round {round}: {name}");
             entry.files.insert(name.clone(), blob);

@@ -1,14 +1,14 @@
-//! How far apart two backends' results are, and how far they may be.
+//! The error between two backends' results, and its bounds.
 
 use sterna_format::DType;
 
 use crate::backend::{CacheType, WeightData};
 use crate::stage::Stage;
 
-/// What a stage gave on both backends.
+/// The results of a stage on both backends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// Where.
+    /// The stage.
     pub stage: Stage,
     /// Rows that were compared.
     pub n_rows: usize,
@@ -16,16 +16,16 @@ pub struct Measured {
     pub width: usize,
     /// Euclidean norm of the differences over that of the reference's values; 0 if both are.
     pub relative_error: f64,
-    /// The most that `relative_error` should be; infinite if nothing is expected of it.
+    /// The bound on `relative_error`; infinite if there is none.
     pub bound: f64,
     /// The largest difference; `None` if there is none.
     pub largest: Option<Difference>,
-    /// Values of the reference that are no finite numbers.
+    /// Values of the reference that are not finite.
     pub n_not_finite: usize,
-    /// Values of the tested backend that are none, where the reference's are: these are counted here
-    /// alone.
+    /// Values of the tested backend that are not finite where the reference's are: these are counted only
+    /// here.
     pub n_lost: usize,
-    /// Whether rows agree on their largest value.
+    /// Whether rows agree on their argmax.
     pub agreement: Agreement,
 }
 
@@ -34,21 +34,21 @@ pub struct Measured {
 pub struct Difference {
     /// Its row: a token of the batch.
     pub row: usize,
-    /// Its place in the row.
+    /// Its index in the row.
     pub column: usize,
-    /// What it should be.
+    /// The expected value.
     pub reference: f32,
-    /// What it is.
+    /// The value found.
     pub tested: f32,
 }
 
-/// Rows whose largest value is at the same place; of logits, tokens that would be chosen alike.
+/// Rows with the same argmax; of logits, tokens for which greedy sampling agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Agreement {
-    /// How many rows have it there.
+    /// How many rows have the same argmax.
     pub n_same: usize,
-    /// Of the others, how much larger the reference's largest value is there than what the tested
-    /// backend chose instead: the most there is.
+    /// Of the others, by how much the reference's largest value exceeds its value at the tested backend's
+    /// argmax: the maximum.
     pub margin: f32,
 }
 
@@ -109,7 +109,7 @@ impl Measured {
         measured
     }
 
-    /// Whether the two are as close as they should be.
+    /// Whether the two agree within the bounds.
     pub fn is_within(&self) -> bool {
         self.n_lost == 0 && self.relative_error <= self.bound
     }
@@ -126,25 +126,25 @@ fn place_of_largest(row: &[f32]) -> usize {
     best
 }
 
-/// What was computed, by how far apart two right results of it may be: what comes later may be further.
+/// Kinds of computation, by how far apart two correct results may be, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Work {
-    /// Elementwise, or a norm: the last places.
+    /// Element-wise, or a norm: the last places.
     #[default]
     Elements,
     /// Rows of a table.
     Lookup,
     /// Sums of floats in another order.
     Floats,
-    /// With f16 or bf16, beside which activations lose bits.
+    /// With f16 or bf16 weights, with which activations lose bits.
     Halves,
-    /// Attention to keys and values that are rounded to int8.
+    /// Attention to keys and values quantized to int8.
     RoundedCache,
-    /// Activations rounded to int8 together with blocks of weights, whose integers are summed.
+    /// Activations quantized to int8 in blocks as the weights are, with integer sums.
     Blocks,
-    /// Activations rounded to int8 by row, times trits.
+    /// Activations quantized to int8 by row, times trits.
     Ternary,
-    /// Blocks that a backend may hold as another type, and not round activations for.
+    /// Blocks that a backend may store as another type, without quantizing activations for them.
     Held,
 }
 
@@ -184,7 +184,7 @@ impl Work {
 
     /// The largest relative error of one operation on equal input.
     ///
-    /// Roots of the squared errors in docs/gpu.md, with room for other devices.
+    /// Roots of the squared errors in docs/gpu.md, with some margin for other devices.
     pub(super) fn alone(self) -> f64 {
         match self {
             Work::Elements => 1e-5,
@@ -193,16 +193,16 @@ impl Work {
             Work::Floats => 1e-5,
             Work::Halves => 5e-4,
             Work::RoundedCache => 5e-3,
-            // Matrix units take both sides as f16, which sums that nearly cancel make more of.
+            // Cooperative matrices take both sides as f16, which sums that nearly cancel amplify.
             Work::Blocks => 3e-3,
             Work::Ternary => 1e-5,
             Work::Held => 3e-2,
         }
     }
 
-    /// The same of a layer, or of the output norm and head: a norm and the rounding behind it are one
-    /// kernel there, and a code may differ by one where a value lies next to a half. The narrowest models,
-    /// which feel that most, stay below half of this.
+    /// The same for a layer, or for the output norm and head: a norm and the quantization after it are one
+    /// kernel there, and a code may differ by one where a value is close to a half. The narrowest models,
+    /// which are the most sensitive to that, stay below half of this.
     pub(super) fn in_layer(self) -> f64 {
         match self {
             Work::Elements | Work::Lookup | Work::Floats => 1e-4,
@@ -213,7 +213,7 @@ impl Work {
         }
     }
 
-    /// The same of a model's logits, where errors of all layers have added up.
+    /// The same for a model's logits, where errors of all layers accumulate.
     pub(super) fn in_model(self) -> f64 {
         match self {
             Work::Elements | Work::Lookup | Work::Floats | Work::Halves => 5e-3,

@@ -1,8 +1,8 @@
-//! Two backends side by side: what one computes, held against what the other does.
+//! Two backends side by side: the results of one compared with those of the other.
 //!
-//! Every operation is run on both, and what they give is compared. By default the backend under test
-//! is then handed the reference's values, so that each stage is judged by the same input and an error is
-//! found where it is made, not where it ends up.
+//! Every operation runs on both, and the results are compared. By default the backend under test is then
+//! given the reference's values, so that each stage has the same input and an error is located where it
+//! arises, not where it surfaces.
 
 mod measure;
 
@@ -23,11 +23,11 @@ use crate::stage::{Operation, Stage};
 use measure::Work;
 pub use measure::{Agreement, Difference, Measured};
 
-/// A backend that runs everything on `R`, whose results count, and on `T`, whose results are compared
-/// with those.
+/// A backend that runs everything on `R`, whose results are used, and on `T`, whose results are compared with
+/// those.
 ///
 /// A model is loaded onto it as onto any other, and run by sessions; logits are those of the reference.
-/// What was measured is taken by [`Compare::take`]. It is for one session at a time.
+/// [`Compare::take`] returns the measurements. It supports one session at a time.
 #[derive(Debug)]
 pub struct Compare<R, T> {
     reference: R,
@@ -35,17 +35,16 @@ pub struct Compare<R, T> {
     state: Mutex<State>,
 }
 
-/// What is compared, and what the backend under test goes on with.
+/// What is compared, and which values the backend under test continues with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Comparison {
-    /// Each operation, from the reference's values: which kernel is wrong. Norms and rotations of heads
-    /// are a part of attention.
+    /// Each operation, from the reference's values: finds the wrong kernel. Norms and rotations of heads are
+    /// a part of attention.
     #[default]
     Operations,
-    /// Each layer, from the reference's values: operations run together as they do when nobody
-    /// compares them.
+    /// Each layer, from the reference's values: operations are fused as they are without comparisons.
     Layers,
-    /// Each layer, from the values of the layer before: how far errors add up.
+    /// Each layer, from the previous layer's own values: shows how errors accumulate.
     Drift,
 }
 
@@ -53,12 +52,12 @@ pub enum Comparison {
 struct State {
     comparison: Comparison,
     attention: Work,
-    /// What was done since something was compared.
+    /// Operations since the last comparison.
     work: Work,
     measured: Vec<Measured>,
 }
 
-/// What both backends have.
+/// State shared by both backends.
 #[derive(Debug)]
 pub struct Both<R, T> {
     reference: R,
@@ -89,7 +88,7 @@ const EMBEDDING: Stage = Stage {
     operation: Operation::Embedding,
 };
 
-/// There are no screens here: they rule out rows that are to be compared.
+/// There are no screens here: they rule out rows that have to be compared.
 #[derive(Debug)]
 pub enum NoScreen {}
 
@@ -97,7 +96,7 @@ type Buffer<R, T> = ComparedBuffer<<R as Backend>::Buffer, <T as Backend>::Buffe
 type Linear<R, T> = ComparedLinear<<R as Backend>::Linear, <T as Backend>::Linear>;
 
 impl<R: Backend, T: Backend> Compare<R, T> {
-    /// Holds `tested` against `reference`.
+    /// Compares `tested` with `reference`.
     pub fn new(reference: R, tested: T) -> Compare<R, T> {
         Compare {
             reference,
@@ -106,32 +105,32 @@ impl<R: Backend, T: Backend> Compare<R, T> {
         }
     }
 
-    /// What counts.
+    /// The reference.
     pub fn reference(&self) -> &R {
         &self.reference
     }
 
-    /// What is compared with it.
+    /// The backend under test.
     pub fn tested(&self) -> &T {
         &self.tested
     }
 
-    /// Compares so from now on. Sessions begun before have the values of the comparison before.
+    /// Sets the mode of comparison. Sessions begun before keep the values of the previous mode.
     pub fn begin(&self, comparison: Comparison) {
         self.state().comparison = comparison;
     }
 
-    /// What was measured since this was last called, in the order in which it was computed.
+    /// The measurements since the last call, in the order of computation.
     pub fn take(&self) -> Vec<Measured> {
         std::mem::take(&mut self.state().measured)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked left some measurements, each whole.
+        // A panic while the lock was held left some measurements, each complete.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compares what an operation left in `out`, if operations are compared.
+    /// Compares the output `out` of an operation, if operations are compared.
     fn compare(
         &self,
         work: Work,
@@ -149,7 +148,7 @@ impl<R: Backend, T: Backend> Compare<R, T> {
         }
     }
 
-    /// Compares `x`, and hands the reference's values over unless errors are to add up.
+    /// Compares `x`, and copies the reference's values over unless errors should accumulate.
     fn measure(&self, bound: f64, stage: Stage, x: &mut Buffer<R, T>) -> Result<(), BackendError> {
         let width = x.width;
         let want = self.reference.read(&mut x.both.reference)?;
@@ -196,7 +195,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     type Screen = NoScreen;
     type Buffer = Buffer<R, T>;
     type Cache = Both<R::Cache, T::Cache>;
-    /// Every operation is waited for, so nothing is left to wait for.
+    /// Every operation is synchronous, so nothing is left to wait for.
     type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
     fn host(&self) -> &Exec {
@@ -499,7 +498,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             let state = self.state();
             (state.comparison, state.work.in_layer())
         };
-        // With the residual after the feed-forward network a layer ends.
+        // A layer ends with the residual after the feed-forward network.
         let ends_layer = stage.operation == Operation::FfnResidual;
         let layer = Stage {
             operation: Operation::Layer,
@@ -524,7 +523,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.tested.keep_rows(&mut x.both.tested, rows)
     }
 
-    /// The reference's values. Where layers are compared, these are too.
+    /// The reference's values. Where layers are compared, this compares them too.
     fn submit(&self, x: &mut Buffer<R, T>) -> Result<Self::Readback, BackendError> {
         let (comparison, work) = {
             let state = self.state();

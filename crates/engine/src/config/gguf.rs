@@ -9,16 +9,16 @@ use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
 
-/// Epsilon of norms that belong to a single projection; no key gives it.
+/// Epsilon of norms that belong to a single projection; no key specifies it.
 pub(crate) const INPUT_NORM_EPS: f32 = 1e-6;
 
 /// The scaling type of models with divisors for short and long contexts.
 pub(super) const LONG_ROPE: &str = "longrope";
 
-/// Rope scaling and windows are read here; divisors of rotary frequencies, which GGUF keeps in
-/// tensors, are filled in when those are loaded.
+/// Rope scaling and windows are read here; divisors of rotary frequencies, which GGUF stores in tensors, are
+/// filled in when those are loaded.
 impl ModelConfig {
-    /// The configuration in `metadata`, of a model with `n_vocab` embeddings.
+    /// The configuration in `metadata`, for a model with `n_vocab` embeddings.
     pub(crate) fn from_gguf(metadata: &Metadata, n_vocab: usize) -> Result<Self, PlanError> {
         let (architecture, family) = family(metadata)?;
         let keys = Keys {
@@ -182,8 +182,8 @@ impl<'a> Keys<'a> {
             });
         }
         let default = family.gguf_window;
-        // Heads that aren't rotated go through a rotation that stands still, which puts their elements in
-        // the order of the other layers'.
+        // Heads that aren't rotated get a rotation with frequency 0, which puts their elements in the order
+        // of the other layers'.
         let no_rope = family.no_rope_interval;
         let still = (no_rope.is_some() && family.gguf_rope == RopeLayout::Pairs).then(|| {
             ropes.push(RopeConfig {
@@ -213,12 +213,12 @@ impl<'a> Keys<'a> {
         Ok((layers, ropes))
     }
 
-    /// Which layers are windowed: listed, every n-th excepted, or as the family has it.
+    /// Which layers are windowed: listed, all but every n-th, or the family's default.
     fn windowed_layers(&self, family: &Family, n_layers: usize) -> Result<Vec<bool>, PlanError> {
         let key = self.key("attention.sliding_window_pattern");
         let mut full_every = match family.windows {
             WindowPattern::AllButEvery(n) => n,
-            // GGUF gives no window at all to models of these families that have none.
+            // GGUF has no window key for models of these families that have none.
             _ => usize::MAX,
         };
         if let Some(Value::Array(_)) = self.metadata.get(&key) {
@@ -275,7 +275,7 @@ impl<'a> Keys<'a> {
                     truncate: true,
                 }
             }
-            // The divisors come as tensors; they are put in when they are loaded.
+            // The divisors are tensors; they are filled in when those are loaded.
             (Some(LONG_ROPE), _) => RopeScaling::None,
             (Some(kind), None) => {
                 return Err(PlanError::config(
@@ -300,7 +300,7 @@ impl<'a> Keys<'a> {
         Ok(stored.unwrap_or(max_ctx))
     }
 
-    /// Context length and magnitude of LongRoPE, whose divisors are tensors.
+    /// Context length and attention factor of LongRoPE, whose divisors are tensors.
     fn long_rope(&self, max_ctx: usize) -> Result<(usize, f64), PlanError> {
         let original_ctx = self.original_ctx(max_ctx)?;
         let magnitude = match self.float("rope.scaling.attn_factor")? {
@@ -316,7 +316,7 @@ pub(crate) fn says_long_rope(metadata: &Metadata) -> Result<bool, PlanError> {
     Ok(Keys::of(metadata)?.string("rope.scaling.type")? == Some(LONG_ROPE))
 }
 
-/// Original context length and magnitude for a GGUF model with LongRoPE divisors.
+/// Original context length and attention factor for a GGUF model with LongRoPE divisors.
 pub(crate) fn long_rope(
     metadata: &Metadata,
     config: &ModelConfig,

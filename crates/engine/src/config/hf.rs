@@ -8,13 +8,13 @@ use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
 
-/// `query_pre_attn_scalar` where a Gemma configuration leaves it out.
+/// Default of `query_pre_attn_scalar` in Gemma configurations.
 const GEMMA_ATTN_SCALAR: f64 = 256.0;
-/// First windowed layer where a Qwen configuration leaves it out.
+/// Default of the first windowed layer in Qwen configurations.
 const QWEN_MAX_WINDOW_LAYERS: usize = 28;
 
 impl ModelConfig {
-    /// The configuration in `hf`, of a model with `n_vocab` embeddings.
+    /// The configuration in `hf`, for a model with `n_vocab` embeddings.
     pub(crate) fn from_hf(hf: &Config, n_vocab: usize) -> Result<Self, PlanError> {
         let family = family(hf)?;
         let required = |name: &'static str, value: Option<usize>| {
@@ -31,7 +31,7 @@ impl ModelConfig {
         if hf.use_bidirectional_attention == Some(true) {
             return Err(PlanError::config(
                 "use_bidirectional_attention",
-                "a model whose tokens see only those before them",
+                "a causal model",
                 "true",
             ));
         }
@@ -112,7 +112,7 @@ pub(crate) fn family(hf: &Config) -> Result<&'static Family, PlanError> {
         .model_type
         .as_deref()
         .ok_or_else(|| PlanError::config("model_type", "a string", "nothing"))?;
-    // The first BitNet models call themselves llama and say so only here.
+    // The first BitNet models are declared as llama and are recognised only by this.
     if model_type == "llama" && hf.weight_bits == Some(1) {
         return Ok(Family::first_bitnet());
     }
@@ -129,7 +129,7 @@ fn rotated_layers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<b
     };
     if let Some(list) = &hf.no_rope_layers {
         check_per_layer("no_rope_layers", list.len(), n_layers)?;
-        // The name says the reverse: 1 marks a layer that has rotary embedding.
+        // The name is misleading: 1 marks a layer that has rotary embedding.
         return Ok(list.iter().map(|&rotated| rotated != 0).collect());
     }
     let interval = hf.no_rope_layer_interval.unwrap_or(default_interval);
@@ -209,7 +209,7 @@ fn check_per_layer(what: &'static str, found: usize, n_layers: usize) -> Result<
     }
 }
 
-/// The rotary embeddings: of full layers, and of windowed ones where the family tells them apart.
+/// The rotary embeddings: of full layers, and of windowed ones where the family distinguishes them.
 fn ropes(
     hf: &Config,
     family: &Family,
@@ -229,7 +229,7 @@ fn ropes(
             Some(RopeSet::PerLayerType(types)) => types.get("sliding_attention").cloned(),
             _ => None,
         };
-        // A file that gives one set of parameters means it for full layers.
+        // A file with a single set of parameters means it for full layers.
         let local = listed.unwrap_or_default();
         let base = hf.rope_local_base_freq.unwrap_or(base);
         ropes.push(rope(hf, &local, base, head_dim, max_ctx)?);
@@ -252,7 +252,7 @@ fn rope(
     };
     let scaling = rope_scaling(hf, parameters, kind, max_ctx)?;
     let dim = match parameters.partial_rotary_factor {
-        // The unscaled embedding of the other families turns whole heads, whatever the file says.
+        // The unscaled embedding of the other families rotates whole heads, whatever the file says.
         Some(part) if scaling != RopeScaling::None || is_phi3 => {
             if !(part > 0.0 && part <= 1.0) {
                 return Err(PlanError::config(

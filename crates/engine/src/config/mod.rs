@@ -1,4 +1,4 @@
-//! What a model looks like, in one form for every file format.
+//! Model configuration, in one form for every file format.
 
 pub(crate) mod gguf;
 pub(crate) mod hf;
@@ -18,7 +18,7 @@ use crate::rope::{RopeConfig, RopeScaling};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelConfig {
-    /// The graph the model shares with others.
+    /// The family, which determines the graph.
     pub family: &'static Family,
     /// Transformer blocks.
     pub n_layers: usize,
@@ -32,25 +32,25 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Width of the feed-forward block.
     pub ffn_dim: usize,
-    /// Tokens the model knows; ids are below it. Rows of the embedding table.
+    /// Size of the vocabulary; ids are below it. Rows of the embedding table.
     pub n_vocab: usize,
-    /// Positions the model was made for.
+    /// Context length of the model.
     pub max_ctx: usize,
-    /// Added to mean squares in norms.
+    /// Epsilon of norms.
     pub norm_eps: f32,
     /// The same for norms that belong to a single projection.
     pub input_norm_eps: f32,
     /// Factor on embeddings.
     pub embed_scale: f32,
-    /// Non-linearity of the feed-forward gate.
+    /// Activation of the feed-forward gate.
     pub activation: Activation,
-    /// Factor on query-key products.
+    /// Scale of query-key products.
     pub attn_scale: f32,
-    /// Bound on attention scores.
+    /// Soft cap on attention scores.
     pub attn_softcap: Option<f32>,
-    /// Bound on logits.
+    /// Soft cap on logits.
     pub logit_softcap: Option<f32>,
-    /// Each layer's own settings, `[n_layers]`.
+    /// Settings of each layer, `[n_layers]`.
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
     pub ropes: Vec<RopeConfig>,
@@ -59,16 +59,15 @@ pub struct ModelConfig {
 /// What may differ from layer to layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// How many positions a query sees, its own counted; `None` for all.
+    /// How many positions a query attends to, including its own; `None` for all.
     pub window: Option<usize>,
     /// Index in [`ModelConfig::ropes`]; `None` for no rotary embedding.
     pub rope: Option<usize>,
 }
 
-/// Largest value taken for a count or a width: enough for any model, and small enough that products
-/// of two stay within 64 bits.
+/// Largest accepted count or width: enough for any model, and small enough that products of two fit 64 bits.
 const MAX_COUNT: u64 = 1 << 28;
-/// Most layers taken.
+/// Maximum number of layers.
 const MAX_LAYERS: usize = 4096;
 
 impl ModelConfig {
@@ -84,8 +83,8 @@ impl ModelConfig {
 
     /// Which row of queries or keys in a Hugging Face checkpoint is row `i` of the engine's.
     ///
-    /// GGUF files of some families keep rows so that elements which rotate together are neighbours; the
-    /// rotary layout says so.
+    /// GGUF files of some families store rows so that elements which rotate together are adjacent; the rotary
+    /// layout says so.
     pub(crate) fn checkpoint_row(&self, i: usize) -> usize {
         let rope = &self.ropes[0];
         let (head, within) = (i / self.head_dim, i % self.head_dim);
@@ -96,7 +95,7 @@ impl ModelConfig {
         }
     }
 
-    /// Checks what the readers of single values can't: that the values go together.
+    /// Checks what the readers of single values can't: that the values are consistent.
     pub(crate) fn validated(self) -> Result<ModelConfig, PlanError> {
         let positive = [
             ("layers", self.n_layers),
@@ -113,7 +112,7 @@ impl ModelConfig {
                 return Err(PlanError::config(what, format!("1 to {MAX_COUNT}"), value));
             }
         }
-        // With these in bounds, sums of two of them are too, on any machine.
+        // Within these bounds, sums of two of them don't overflow, on any machine.
         for (what, a, b) in [
             ("query heads times head width", self.n_heads, self.head_dim),
             ("key heads times head width", self.n_kv_heads, self.head_dim),
@@ -277,7 +276,7 @@ impl Family {
         }
     }
 
-    /// The attention scale where the file gives none.
+    /// The default attention scale.
     fn attn_scale(
         &self,
         n_layers: usize,
@@ -294,7 +293,7 @@ impl Family {
     }
 }
 
-/// The magnitude YaRN gives queries and keys for a context stretched by `factor`.
+/// YaRN's attention factor for a context stretched by `factor`.
 fn yarn_magnitude(factor: f64, strength: f64) -> f64 {
     if factor <= 1.0 {
         1.0
@@ -303,7 +302,7 @@ fn yarn_magnitude(factor: f64, strength: f64) -> f64 {
     }
 }
 
-/// The magnitude LongRoPE gives queries and keys for a context stretched by `factor`.
+/// LongRoPE's attention factor for a context stretched by `factor`.
 fn long_rope_magnitude(factor: f64, original_ctx: usize) -> f64 {
     if factor <= 1.0 {
         1.0

@@ -5,7 +5,7 @@ use sterna_format::hf::Config;
 
 use super::ModelConfig;
 
-/// What a `config.json` of a small model amounts to that says `more` besides its shape.
+/// The configuration from a `config.json` of a small model with the entries `more` besides its shape.
 pub(super) fn model(more: &Value) -> ModelConfig {
     let mut hf = json!({
         "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,

@@ -1,4 +1,4 @@
-//! A configuration as the metadata of a GGUF file would say it.
+//! Writing a configuration as GGUF metadata.
 
 use std::fmt::Display;
 
@@ -11,26 +11,26 @@ use crate::family::{Family, WindowPattern};
 use crate::plan::RopeFactors;
 use crate::rope::RopeScaling;
 
-/// What messages call the format.
+/// The format's name in messages.
 const FORMAT: &str = "GGUF";
 
-/// How far rotations may be from each other to count as the same: divisors and bases are f32 in GGUF.
+/// Tolerance for comparing rotations: divisors and bases are f32 in GGUF.
 const TOLERANCE: f32 = 1e-6;
 
-/// Rotations of YaRN's ramp that need no key.
+/// YaRN's default ramp, which needs no key.
 const BETAS: (f64, f64) = (32.0, 1.0);
 
-/// What a GGUF file says of a model besides its weights.
+/// What a GGUF file says about a model besides its weights.
 pub(crate) struct GgufConfig {
     pub(crate) metadata: Metadata,
     /// Tensors that belong to the configuration: names and values.
     pub(crate) tensors: Vec<(&'static str, Vec<f32>)>,
-    /// What llama.cpp doesn't make of the file as Sterna does.
+    /// Where llama.cpp interprets the file differently from Sterna.
     pub(crate) remarks: Vec<String>,
 }
 
 impl ModelConfig {
-    /// This configuration of a GGUF file's weights, whose rows are in the order that the family has there.
+    /// This configuration with a GGUF file's weights, whose rows are in the family's order there.
     pub(crate) fn in_gguf(&self) -> ModelConfig {
         let mut config = self.clone();
         for rope in &mut config.ropes {
@@ -39,11 +39,11 @@ impl ModelConfig {
         config
     }
 
-    /// What a GGUF file of this model says. `stored` are divisors of rotary frequencies that are tensors of
-    /// the model already; others that it needs come with the result.
+    /// What a GGUF file of this model says. `stored` are divisors of rotary frequencies that are already
+    /// tensors of the model; others that it needs are in the result.
     ///
-    /// It is read back and compared, so that it means the same model.
-    /// Errors: [`PlanError::Inexpressible`] if GGUF has no words for a value.
+    /// The result is read back and compared, to ensure that it describes the same model.
+    /// Errors: [`PlanError::Inexpressible`] if GGUF can't express a value.
     pub(crate) fn to_gguf(&self, stored: Option<RopeFactors>) -> Result<GgufConfig, PlanError> {
         // The first BitNet models differ from the others in this, and have an architecture of their own.
         let named = match self.family.bit_linear && self.activation == Activation::Silu {
@@ -109,7 +109,7 @@ impl ModelConfig {
             .attn_scale(n_layers, model_dim, self.n_heads, self.head_dim);
         if self.attn_scale != scale {
             out.float("attention.scale", self.attn_scale)?;
-            out.remark("attention.scale", "takes the usual scale of the family");
+            out.remark("attention.scale", "uses the family's default scale");
         }
         if self.activation != named.activation {
             let name = match self.activation {
@@ -120,7 +120,7 @@ impl ModelConfig {
                 Activation::GeluErf => "gelu",
             };
             out.put("hidden_act", Value::String(name.to_owned()))?;
-            out.remark("hidden_act", "takes the usual activation of the family");
+            out.remark("hidden_act", "uses the family's default activation");
         }
         Ok(())
     }
@@ -138,9 +138,9 @@ impl ModelConfig {
             _ => None,
         };
         if window.is_some_and(|window| window < self.max_ctx) && by_family.is_none() {
-            out.remark(WINDOW, "lets all positions be seen");
+            out.remark(WINDOW, "applies no window");
         }
-        // Windowed layers may have a rotary embedding of their own, even if their window is as good as none.
+        // Windowed layers may have a rotary embedding of their own, even if their window has no effect.
         let is_windowed = |layer: &LayerConfig| match self.family.local_rope_base {
             Some(_) => layer.rope == Some(1),
             None => layer.window.is_some(),
@@ -161,7 +161,7 @@ impl ModelConfig {
             Some(n) => out.count(key, n)?,
             None => out.put(key, Value::Array(Array::Bool(windowed)))?,
         }
-        out.remark(key, "may know but the usual pattern");
+        out.remark(key, "may only know the default pattern");
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl ModelConfig {
                 if (*beta_fast, *beta_slow) != BETAS {
                     out.float("rope.scaling.yarn_beta_fast", *beta_fast as f32)?;
                     out.float("rope.scaling.yarn_beta_slow", *beta_slow as f32)?;
-                    out.remark("rope.scaling.yarn_beta_fast", "may take 32 and 1");
+                    out.remark("rope.scaling.yarn_beta_fast", "may use 32 and 1");
                 }
                 let usual = yarn_magnitude(f64::from(*factor as f32), 1.0);
                 if attention_factor != &usual {
@@ -223,7 +223,7 @@ impl ModelConfig {
                     out.float("rope.scaling.attn_factor", extra as f32)?;
                 }
             }
-            // Divisors that are the same for every context, and nothing else.
+            // Divisors that are the same for every context, and no other scaling.
             RopeScaling::LongRope {
                 short,
                 long,
@@ -251,7 +251,7 @@ impl ModelConfig {
         original_ctx: usize,
         attention_factor: f64,
     ) -> Result<(), PlanError> {
-        // Other readers expect no type in a model of this family.
+        // Other readers expect no scaling type in a model of this family.
         if self.family.name != "phi3" {
             out.scaling(gguf::LONG_ROPE)?;
         }
@@ -259,7 +259,7 @@ impl ModelConfig {
         out.float("rope.scaling.attn_factor", attention_factor as f32)
     }
 
-    /// That `gguf` means this model.
+    /// Checks that `gguf` describes this model.
     fn check_gguf(&self, gguf: &GgufConfig, stored: Option<RopeFactors>) -> Result<(), PlanError> {
         let mut read = ModelConfig::from_gguf(&gguf.metadata, self.n_vocab)?;
         let factors = |name: &str| {
@@ -293,14 +293,14 @@ impl ModelConfig {
                     (ours, theirs) => ours.is_none() && theirs.is_none(),
                 }
             });
-            // Divisors that the model brings aren't known yet, to either.
+            // Divisors stored as tensors of the model aren't known yet, on either side.
             if !turns_alike && stored.is_none() {
                 return Err(inexpressible("rotary embedding", layer));
             }
         }
         let rest = |config: &ModelConfig| ModelConfig {
             family: read.family,
-            // Only those count that have such norms, which their weights tell.
+            // Only relevant for models that have such norms, which only their weights show.
             input_norm_eps: read.input_norm_eps,
             layers: Vec::new(),
             ropes: Vec::new(),
@@ -346,7 +346,7 @@ impl Keys {
         self.put("rope.scaling.type", Value::String(kind.to_owned()))
     }
 
-    /// Divisors for every context; none if they change nothing.
+    /// Divisors for every context; `None` if they have no effect.
     fn divisors(&mut self, divisors: Vec<f32>) {
         if divisors.iter().any(|&by| by != 1.0) {
             self.config.tensors.push((DIVISORS, divisors));
@@ -357,7 +357,7 @@ impl Keys {
         self.config.tensors.extend([(SHORT, short), (LONG, long)]);
     }
 
-    /// Says what llama.cpp does where it doesn't read `key`.
+    /// Notes what llama.cpp does, as it doesn't read `key`.
     fn remark(&mut self, key: &str, otherwise: &str) {
         let architecture = self.architecture;
         let remark = format!("{architecture}.{key}: llama.cpp {otherwise}");
@@ -418,8 +418,8 @@ mod tests {
             ] {
                 let is = |name: &str| family["model_type"] == name;
                 let scaling = &rope["rope_scaling"];
-                // Phi's configurations mean something else by this word, and in GGUF all layers of a
-                // Gemma rotate as many elements.
+                // Phi's configurations use this word differently, and in GGUF all layers of a Gemma rotate as
+                // many elements.
                 if (is("phi3") && scaling["rope_type"] == "yarn")
                     || (is("gemma3_text") && scaling["partial_rotary_factor"] == 0.5)
                 {
@@ -440,15 +440,15 @@ mod tests {
         assert_eq!(remarks(json!({"model_type": "llama"})), [""; 0]);
         assert_eq!(
             remarks(json!({"model_type": "mistral", "sliding_window": 64})),
-            ["llama.attention.sliding_window: llama.cpp lets all positions be seen"]
+            ["llama.attention.sliding_window: llama.cpp applies no window"]
         );
         assert_eq!(
             remarks(json!({"model_type": "bitnet", "hidden_act": "relu"})),
-            ["bitnet-b1.58.hidden_act: llama.cpp takes the usual activation of the family"]
+            ["bitnet-b1.58.hidden_act: llama.cpp uses the family's default activation"]
         );
         let silu = json!({"model_type": "bitnet", "hidden_act": "silu"});
         assert_eq!(remarks(silu), [""; 0]);
-        // As long as the context: no position is out of sight.
+        // As long as the context: no position is outside.
         let wide = json!({"model_type": "mistral", "sliding_window": 512});
         assert_eq!(remarks(wide), [""; 0]);
     }
@@ -477,15 +477,15 @@ mod tests {
         for (json, expected) in [
             (
                 json!({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2}}),
-                "rope scaling: GGUF can't say `dynamic`",
+                "rope scaling: GGUF can't express `dynamic`",
             ),
             (
                 json!({"model_type": "smollm3", "no_rope_layer_interval": 2}),
-                "rotary embedding: GGUF can't say that of layer 1 of a smollm3 model",
+                "rotary embedding: GGUF can't express that of layer 1 of a smollm3 model",
             ),
             (
                 json!({"model_type": "gemma2"}),
-                "attn_logit_softcapping: GGUF can't say that a gemma2 model has no bound",
+                "attn_logit_softcapping: GGUF can't express that a gemma2 model has no bound",
             ),
         ] {
             let Err(error) = model(&json).to_gguf(None) else {

@@ -1,4 +1,4 @@
-//! A configuration as Hugging Face's `config.json` would say it.
+//! Writing a configuration as Hugging Face's `config.json`.
 
 use serde_json::{Map, Value, json};
 use sterna_format::hf::Config;
@@ -9,15 +9,15 @@ use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
 
-/// What messages call the format.
+/// The format's name in messages.
 const FORMAT: &str = "`config.json`";
 
 impl ModelConfig {
-    /// The `config.json` of this model, whose embedding table is its output head too if it is `tied`.
+    /// The `config.json` of this model, whose embedding table is also its output head if it is `tied`.
     ///
-    /// It is read back and compared, so that it means the same model. Rotary layouts aside: the weights
-    /// that belong to it rotate halves.
-    /// Errors: [`PlanError::Inexpressible`] if `config.json` has no words for a value.
+    /// The result is read back and compared, to ensure that it describes the same model, except for rotary
+    /// layouts: the weights that belong to it rotate halves.
+    /// Errors: [`PlanError::Inexpressible`] if `config.json` can't express a value.
     pub fn to_hf(&self, tied: bool) -> Result<Map<String, Value>, PlanError> {
         let mut hf = Map::new();
         let mut set = |key: &str, value: Value| {
@@ -66,9 +66,8 @@ impl ModelConfig {
         Ok(hf)
     }
 
-    /// The number whose root divides attention scores (`query_pre_attn_scalar`), as JSON writes it: whole
-    /// where a whole number gives exactly this model's scale, which is how it is given, else a float
-    /// that does.
+    /// The number whose root divides attention scores (`query_pre_attn_scalar`), as JSON writes it: an
+    /// integer where one gives exactly this model's scale, as is usual, else a float that does.
     pub fn query_scalar(&self) -> Value {
         let scale = f64::from(self.attn_scale);
         let scalar = 1.0 / (scale * scale);
@@ -109,7 +108,7 @@ impl ModelConfig {
     }
 
     fn rope_scaling(&self, rope: &RopeConfig) -> Value {
-        // Divisors of one say only which part of a head is rotated.
+        // Divisors of one only say which part of a head is rotated.
         let ones = || vec![1.0; rope.pairs()];
         let list = |factors: &[f32], original_ctx, attention_factor: f64| {
             let factors: Vec<_> = factors.iter().map(|&f| f64::from(f)).collect();
@@ -175,7 +174,7 @@ impl ModelConfig {
         scaling
     }
 
-    /// That `hf` means this model.
+    /// Checks that `hf` describes this model.
     fn check(&self, hf: &Map<String, Value>) -> Result<(), PlanError> {
         let text = Value::Object(hf.clone()).to_string();
         let read = Config::parse(text.as_bytes())
@@ -215,8 +214,8 @@ impl ModelConfig {
         }
     }
 
-    /// What rotates layer `i` in a session of `ctx_len` positions: elements of a head, and the angles of
-    /// the second position. `None` if nothing turns.
+    /// The rotation of layer `i` in a session of `ctx_len` positions: elements of a head, and the angles of
+    /// the second position. `None` if nothing is rotated.
     pub(super) fn angles(&self, i: usize, ctx_len: usize) -> Option<(usize, Vec<f32>, Vec<f32>)> {
         let rope = &self.ropes[self.layers[i].rope?];
         let angles = Rope::new(rope, ctx_len).angles(1, 1);
@@ -225,7 +224,7 @@ impl ModelConfig {
     }
 }
 
-/// The shortest decimal that is nearest to `value`.
+/// The shortest decimal that rounds to `value`.
 fn shortest(value: f32) -> f64 {
     let decimal = value.to_string();
     decimal.parse().expect("a float is written as a number")
@@ -267,7 +266,7 @@ mod tests {
                     "long_factor": [1.1, 1.7, 2.5, 9.25], "partial_rotary_factor": 0.5,
                     "original_max_position_embeddings": 128}}),
             ] {
-                // Phi's configurations mean something else by this word.
+                // Phi's configurations use this word differently.
                 let phi = family["model_type"] == "phi3";
                 if phi && rope["rope_scaling"]["rope_type"] == "yarn" {
                     continue;

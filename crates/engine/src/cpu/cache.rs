@@ -1,4 +1,4 @@
-//! The key-value cache in memory: pages that sequences with a common beginning share.
+//! The key-value cache in memory: pages that sequences with a common prefix share.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl CpuCache {
         }
     }
 
-    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at the positions from the cache's length.
+    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length.
     pub(super) fn append(
         &mut self,
         exec: &Exec,
@@ -83,7 +83,7 @@ impl KvCache for CpuCache {
 
     fn fork(&self, len: usize) -> CpuCache {
         let len = len.min(self.len);
-        // A layer that is attended to elsewhere has none.
+        // A layer whose attention is computed elsewhere has none.
         let shared = |pages: &Vec<Arc<KvPage>>| {
             let n_pages = len.div_ceil(PAGE_LEN).min(pages.len());
             pages[..n_pages].to_vec()

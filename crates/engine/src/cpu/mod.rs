@@ -1,4 +1,4 @@
-//! The CPU as a backend: `sterna-kernels` behind the seam.
+//! The CPU backend, on top of `sterna-kernels`.
 
 mod cache;
 
@@ -22,16 +22,15 @@ use crate::backend::{
 use crate::rope::Angles;
 use crate::stage::Stage;
 
-/// What activations are when they meet weights that are blocks of integers (Q8_0, Q4_K and their
-/// kin).
+/// How activations are represented for weights that are blocks of integers (Q8_0, Q4_K and the like).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// Rounded to int8, block by block: sums within a block are integers. Several times as fast, at
-    /// the price of an error in the range of 8-bit weights.
+    /// Quantized to int8, block by block: sums within a block are integers. Several times as fast, at the
+    /// price of an error in the range of 8-bit weights.
     #[default]
     Int8,
-    /// Floats, with weights decoded to floats: what the reference implementations of the models
-    /// compute, for comparisons.
+    /// Floats, with weights dequantized to floats: what the reference implementations of the models compute,
+    /// for comparisons.
     F32,
 }
 
@@ -42,11 +41,11 @@ pub enum Activations {
 pub struct Cpu {
     exec: Exec,
     activations: Activations,
-    /// Rounded activations, kept from layer to layer.
+    /// Quantized activations, reused across layers.
     scratch: Mutex<gemm::Scratch>,
-    /// What spans of positions come to, kept likewise.
+    /// Partial results of attention, likewise.
     spans: Mutex<attention::Scratch>,
-    /// What adapters compute on the way, kept likewise.
+    /// Intermediate results of adapters, likewise.
     low_rank: Mutex<LowRankScratch>,
 }
 
@@ -55,7 +54,7 @@ pub struct Cpu {
 struct LowRankScratch {
     /// `x · aᵀ` of each update, `[n_rows, rank]`.
     inner: Vec<Vec<f32>>,
-    /// What one of them adds, `[n_rows, n]`.
+    /// The output of one of them, `[n_rows, n]`.
     change: Vec<f32>,
 }
 
@@ -81,7 +80,7 @@ impl Cpu {
 }
 
 impl Cpu {
-    /// Normalises each head of `x`, all of the weight's length.
+    /// Normalises each head of `x`; heads are as long as the weight.
     pub(crate) fn norm_heads(
         &self,
         x: &mut CpuBuffer,
@@ -109,7 +108,7 @@ impl CpuLinear {
                 int8_activations,
             } => {
                 let rounding = match self.activations {
-                    // The model was trained so, whatever its weights are stored as.
+                    // The model was trained this way, whatever its weights are stored as.
                     _ if *int8_activations => Rounding::Row,
                     Activations::Int8 => Rounding::Blocks,
                     Activations::F32 => Rounding::None,
@@ -124,7 +123,7 @@ impl CpuLinear {
         })
     }
 
-    /// Its blocks; an error if it has trits.
+    /// Its blocks; an error if it is ternary.
     fn blocks(&self) -> Result<BlockMatrix<'_>, BackendError> {
         match self.matrix()? {
             Matrix::Blocks(blocks) => Ok(blocks),
@@ -144,7 +143,7 @@ pub struct CpuBuffer {
 }
 
 impl CpuBuffer {
-    /// Makes room for `n_rows` of `width`; the contents are whatever was there.
+    /// Makes room for `n_rows` of `width`; the contents are unspecified.
     fn shape(&mut self, n_rows: usize, width: usize) -> &mut [f32] {
         self.width = width;
         self.values.resize(n_rows * width, 0.0);
@@ -176,7 +175,7 @@ impl Backend for Cpu {
     type Screen = Screen;
     type Buffer = CpuBuffer;
     type Cache = CpuCache;
-    /// The CPU computes as it is told: its values are there.
+    /// The CPU computes synchronously: its values are there.
     type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
     fn host(&self) -> &Exec {

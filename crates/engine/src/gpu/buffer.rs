@@ -6,14 +6,14 @@ use sterna_gpu::{Device, GpuError};
 
 use crate::backend::BackendError;
 
-/// Rows of activations on the device. Their memory is kept from step to step.
+/// Rows of activations on the device. Their memory is reused from step to step.
 #[derive(Debug, Default)]
 pub struct GpuBuffer {
     own: Option<Buffer>,
-    /// For rows that are taken out of others.
+    /// For rows gathered from others.
     spare: Option<Buffer>,
     ids: Option<Buffer>,
-    /// Where the rows are: in `own`, in `spare`, or beside others in the memory of those.
+    /// Where the rows are: in `own`, in `spare`, or next to others in the memory of those.
     view: Option<View>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Ids {
 }
 
 impl GpuBuffer {
-    /// Room for `n_rows` of `width`, whatever was there.
+    /// Room for `n_rows` of `width`, with unspecified contents.
     pub(super) fn shape(
         &mut self,
         device: &Device,
@@ -64,7 +64,7 @@ impl GpuBuffer {
         })
     }
 
-    /// Puts `values` where the rows are, if they are as many of the same width, else in memory of its own.
+    /// Writes `values` in place, if they are as many rows of the same width, else to memory of its own.
     pub(super) fn overwrite(
         &mut self,
         device: &Device,
@@ -77,7 +77,7 @@ impl GpuBuffer {
             _ => self.shape(device, n_rows, width)?,
         };
         self.set(view.clone());
-        // Rows next to one another are written at once.
+        // Contiguous rows are written at once.
         let n_together = if view.stride == width { n_rows } else { 1 };
         let runs = values.chunks((n_together * width).max(1));
         for (i, run) in runs.enumerate() {
@@ -88,8 +88,8 @@ impl GpuBuffer {
         Ok(())
     }
 
-    /// Queries, keys and values as columns of the same rows: where they are, or copied to this buffer's
-    /// spare memory.
+    /// Queries, keys and values as columns of the same rows: in place, or copied to this buffer's spare
+    /// memory.
     pub(super) fn side_by_side(
         &mut self,
         device: &Device,
@@ -116,7 +116,7 @@ impl GpuBuffer {
         Ok(whole)
     }
 
-    /// Drops all rows but `rows`, which ascend.
+    /// Keeps only the rows `rows`, in ascending order.
     pub(super) fn keep_rows(
         &mut self,
         device: &Device,
@@ -137,13 +137,13 @@ impl GpuBuffer {
                 y: view.rows(from, 1),
             });
         }
-        // The next rows that are kept may be some of these.
+        // The next rows to be kept may be among these.
         std::mem::swap(&mut self.own, &mut self.spare);
         self.set(kept);
         Ok(())
     }
 
-    /// The rows next to one another.
+    /// The rows, contiguous.
     pub(super) fn dense(
         &mut self,
         device: &Device,
@@ -163,7 +163,7 @@ impl GpuBuffer {
     }
 }
 
-/// Memory for `len` words: that of `kept` while it is enough.
+/// Memory for `len` words: that of `kept` while it is large enough.
 fn room(device: &Device, kept: &mut Option<Buffer>, len: usize) -> Result<Buffer, GpuError> {
     let bytes = (len as u64).saturating_mul(4);
     match kept {

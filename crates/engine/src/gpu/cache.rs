@@ -14,8 +14,8 @@ use crate::sampling::Sampling;
 
 /// Keys and values of one sequence.
 ///
-/// The memory of a layer doubles as the sequence grows. Forks share it; it is copied when one of its
-/// owners writes to it.
+/// The memory of a layer doubles as the sequence grows. Forks share it; it is copied when one of its owners
+/// writes to it.
 #[derive(Debug)]
 pub struct GpuCache {
     graph: SharedGraph,
@@ -23,7 +23,7 @@ pub struct GpuCache {
     len: usize,
     /// `None` before the first token.
     layers: Vec<Option<Layer>>,
-    /// Where the sequence is, as kernels read it.
+    /// The sequence's position, as kernels read it.
     position: Option<(Buffer, Option<usize>)>,
     tables: Vec<Table>,
     /// For sampling tokens.
@@ -37,25 +37,24 @@ struct Layer {
     owners: Arc<()>,
 }
 
-/// Rotations by position; those of the rows of a step are filled in for it.
+/// Rotations by position; those of a step's rows are filled in for it.
 #[derive(Debug)]
 struct Table {
     buffer: Buffer,
-    /// Positions there is room for.
+    /// Allocated positions.
     capacity: usize,
     pairs: usize,
-    /// What was filled in last: in which step, of which rotary embedding which rows, and for which
-    /// position.
+    /// What was filled in last: in which step, of which rotary embedding which rows, and for which position.
     step: u64,
     index: usize,
     rows: Range<usize>,
     first: usize,
 }
 
-/// Positions that the memory of a layer begins with.
+/// Initially allocated positions of a layer.
 const FIRST_CAPACITY: usize = 256;
 
-/// Memory of a layer for `need` positions at least.
+/// Memory of a layer for at least `need` positions.
 pub(super) fn memory(
     device: &Device,
     shape: &CacheShape,
@@ -66,12 +65,12 @@ pub(super) fn memory(
     CacheLayer::new(device, n_kv_heads, head_dim, shape.dtype, capacity)
 }
 
-/// The shortest context that commands are recorded for.
+/// The shortest context length that commands are recorded for.
 const MIN_LEN: usize = 256;
 
-/// The longest context that commands for one of `len` positions are recorded for.
+/// The longest context that commands for `len` positions are recorded for.
 pub(super) fn most_len(len: usize) -> usize {
-    // In powers of two, so that commands last for as long.
+    // In powers of two, so that commands can be replayed for as many steps.
     len.next_power_of_two().max(MIN_LEN)
 }
 
@@ -88,7 +87,7 @@ impl GpuCache {
         }
     }
 
-    /// The memory of `layer`, this sequence's own, with room for `more` tokens.
+    /// The memory of `layer`, not shared with other sequences, with room for `more` tokens.
     pub(super) fn layer(
         &mut self,
         device: &Device,
@@ -106,9 +105,9 @@ impl GpuCache {
         }
         let memory = memory(device, &self.shape, need)?;
         if let Some(old) = old {
-            // What is to be copied may not have been computed yet.
+            // What is copied may not have been computed yet.
             graph.flush()?;
-            // Commands that were kept would keep the old memory.
+            // Recorded commands would keep the old memory alive.
             graph.forget();
             old.memory.copy_to(device, &memory, self.len)?;
         }
@@ -120,11 +119,11 @@ impl GpuCache {
         Ok(memory)
     }
 
-    /// Where the number of the next position is.
+    /// The buffer with the next position.
     pub(super) fn position(&mut self, device: &Device) -> Result<Buffer, GpuError> {
         let (buffer, written) = match self.position.take() {
             Some(known) => known,
-            // With the token behind it, where steps are repeated.
+            // Followed by the token, where steps are repeated.
             None => (device.buffer("position", 8)?, None),
         };
         if written != Some(self.len) {
@@ -134,7 +133,7 @@ impl GpuCache {
         Ok(buffer)
     }
 
-    /// Makes room for the next step; for how many it lasts.
+    /// Makes room for the next step; returns how many steps it lasts for.
     pub(super) fn n_steps(
         &mut self,
         device: &Device,
@@ -147,8 +146,8 @@ impl GpuCache {
         Ok(end - self.len)
     }
 
-    /// Position and token of the step under way, for `last` in it, to be changed by what the step draws;
-    /// and what draws it, as `sampling` says. `None` if there are no kernels for that.
+    /// Position and token of the current step, for `last` in it, which the step's sampling updates; and the
+    /// sampling operation, as `sampling` specifies. `None` if there are no kernels for that.
     pub(super) fn continue_from(
         &mut self,
         device: &Device,
@@ -169,7 +168,7 @@ impl GpuCache {
         Ok(Some((state, sample)))
     }
 
-    /// The rotations `rows` of `rope`, put where kernels look for the next positions.
+    /// The rotations `rows` of `rope`, written where kernels look up the next positions.
     pub(super) fn rope_table(
         &mut self,
         device: &Device,
@@ -194,7 +193,7 @@ impl GpuCache {
         let i = match self.tables.iter().position(fits) {
             Some(i) => i,
             None => {
-                // Those that are too small have no more use once this step is over.
+                // Smaller ones are unused once this step is over.
                 self.tables.retain(|t| t.step == step || t.capacity >= end);
                 let capacity = end.next_power_of_two().max(FIRST_CAPACITY);
                 let bytes = capacity as u64 * pairs.max(1) as u64 * 8;
@@ -244,7 +243,7 @@ impl KvCache for GpuCache {
     }
 }
 
-/// Commands that were kept would keep the memory.
+/// Recorded commands would keep the memory alive.
 impl Drop for GpuCache {
     fn drop(&mut self) {
         self.graph.lock().forget();

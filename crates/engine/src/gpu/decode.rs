@@ -1,7 +1,7 @@
-//! Decoding without the host: the token that a step draws is the next step's.
+//! Decoding without the host: the token sampled by a step is the next step's input.
 //!
-//! Commands of a step are handed over several times before the first token is back. They read their
-//! token and position where the step before has left them.
+//! Commands of a step are submitted several times before the first token is read back. They read their token
+//! and position where the previous step has written them.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,19 +19,19 @@ use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 use crate::backend::{BackendError, Decoding, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
-/// Steps that are decoded in one go: rotations of so many positions are computed at once.
+/// Steps that are decoded ahead: rotations of as many positions are computed at once.
 pub(super) const MOST_STEPS: usize = 256;
 
-/// The most tokens that penalties look back on: the time they take grows with the square.
+/// The maximum penalty window: the time it takes grows quadratically.
 const MOST_PENALISED: usize = 4096;
 
-/// Steps under way at most.
+/// Maximum steps in flight.
 const MOST_UNDER_WAY: usize = 8;
 
-/// Work to have under way: what the host does with a token, and to hand over a step, takes less.
+/// Work to keep in flight: the host takes less time to process a token and submit a step.
 const IN_RESERVE: Duration = Duration::from_millis(5);
 
-/// How the device samples as `config` says, if it can.
+/// How the device samples for `config`, if it can.
 fn method(config: &SamplerConfig) -> Option<SampleMethod> {
     let SamplerConfig {
         temperature,
@@ -43,7 +43,7 @@ fn method(config: &SamplerConfig) -> Option<SampleMethod> {
     if temperature == 0.0 {
         return Some(SampleMethod::Best(1));
     }
-    // Devices take the smallest numbers for 0.
+    // Devices flush the smallest numbers to 0.
     if !temperature.is_normal() {
         return None;
     }
@@ -52,20 +52,20 @@ fn method(config: &SamplerConfig) -> Option<SampleMethod> {
         1..=MAX_TOP_K => Some(SampleMethod::Best(top_k)),
         0 if !share && min_p == 0.0 => Some(SampleMethod::Gumbel),
         0 => Some(SampleMethod::All { share }),
-        // Those that are not among the best are no more kept than with all.
+        // Tokens outside the top k are no more likely to be kept than with all.
         _ if !share && min_p > 0.0 => Some(SampleMethod::All { share }),
         _ => None,
     }
 }
 
-/// For how many steps from position `len` on tokens can be sampled as `sampling` says.
+/// How many steps from position `len` on can be sampled as `sampling` specifies.
 pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
     let config = sampling.config;
-    // Biases of one token are added in turn; kernels add them side by side.
+    // Biases of one token are added sequentially; kernels add them in parallel.
     let mut biased: Vec<u32> = config.logit_bias.iter().map(|(id, _)| *id).collect();
     biased.sort_unstable();
     let is_twice = biased.windows(2).any(|ids| ids[0] == ids[1]);
-    // Tokens are remembered by position.
+    // Tokens are stored by position.
     let has_places = sampling.recent.len() <= len + 1;
     if method(config).is_none() || is_twice || !has_places {
         return 0;
@@ -76,7 +76,7 @@ pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
     MOST_STEPS
 }
 
-/// Memory for sampling, kept with a sequence.
+/// Memory for sampling, reused with a sequence.
 #[derive(Debug, Default)]
 pub(super) struct SampleScratch {
     /// Tokens by position, for penalties.
@@ -87,8 +87,8 @@ pub(super) struct SampleScratch {
 }
 
 impl SampleScratch {
-    /// What samples as `sampling` says, of a sequence of `len` tokens in memory for `capacity`; `state` has
-    /// the position and the token of the step. There are steps by [`steps_from`].
+    /// The sampling operation for `sampling`, of a sequence of `len` tokens in memory for `capacity`; `state`
+    /// has the position and the token of the step. [`steps_from`] is at least one.
     pub(super) fn op(
         &mut self,
         device: &Device,
@@ -115,7 +115,7 @@ impl SampleScratch {
         let (temperature, seed) = match config.temperature {
             // Commands stay the same, whatever the seed.
             0.0 => (0.0, 0),
-            // The draw is in the Gumbel noise.
+            // The randomness is in the Gumbel noise.
             _ if method == SampleMethod::Gumbel => (0.0, sampling.seed),
             temperature => (temperature, sampling.seed),
         };
@@ -143,7 +143,7 @@ impl SampleScratch {
         }))
     }
 
-    /// The tokens that penalties look back on, by position.
+    /// The tokens in the penalty window, by position.
     fn tokens(
         &mut self,
         device: &Device,
@@ -163,7 +163,7 @@ impl SampleScratch {
         if n_remembered > 0 {
             let end = len + 1;
             let recent = sampling.recent;
-            // Of tokens that are forgotten, what is no token.
+            // Forgotten tokens are replaced by an invalid id.
             let forgotten = n_remembered.min(end) - recent.len().min(end);
             let ids = std::iter::repeat_n(u32::MAX, forgotten).chain(recent.iter().copied());
             let bytes: Vec<u8> = ids.flat_map(u32::to_ne_bytes).collect();
@@ -184,7 +184,7 @@ impl SampleScratch {
         let buffer = match self.biases.take() {
             Some((known, buffer)) if known == biases => buffer,
             _ => {
-                // Buffers are of whole 16 bytes: in pairs, the last with a token that there isn't.
+                // Buffers are multiples of 16 bytes: pairs, the last one with an invalid token.
                 let mut words: Vec<[u32; 2]> =
                     biases.iter().map(|b| [b.0, b.1.to_bits()]).collect();
                 words.resize(words.len().next_multiple_of(2), [u32::MAX, 0]);
@@ -196,7 +196,7 @@ impl SampleScratch {
     }
 }
 
-/// A step that is handed over again and again.
+/// A step that is submitted repeatedly.
 pub(super) struct Steps {
     graph: SharedGraph,
     commands: Arc<Commands>,
@@ -205,7 +205,7 @@ pub(super) struct Steps {
     under_way: VecDeque<Submission>,
     /// The position that the first of those computes.
     position: usize,
-    /// The position that none computes.
+    /// The position after the last.
     end: usize,
     pace: TokenRate,
 }
@@ -266,18 +266,18 @@ impl Decoding for Steps {
     }
 }
 
-/// How fast tokens come.
+/// The rate at which tokens arrive.
 #[derive(Debug, Default)]
 struct TokenRate {
     n_tokens: usize,
     #[cfg(not(target_arch = "wasm32"))]
     last: Option<Instant>,
-    /// From one token to the next, of late; unknown where there is no clock.
+    /// Recent time from one token to the next; unknown where there is no clock.
     interval: Option<Duration>,
 }
 
 impl TokenRate {
-    /// A token has come.
+    /// Records the arrival of a token.
     fn count(&mut self) {
         self.n_tokens += 1;
         #[cfg(not(target_arch = "wasm32"))]
@@ -291,8 +291,8 @@ impl TokenRate {
         }
     }
 
-    /// Steps to have under way: few where they take long, as whatever comes after the last token has to
-    /// wait for them, and few at the beginning, which may soon be the end.
+    /// Steps to keep in flight: few where they take long, as anything after the last token has to wait for
+    /// them, and few at the beginning, which may soon be the end.
     fn depth(&self) -> usize {
         let reserve = match self.interval {
             None => 2,

@@ -1,8 +1,8 @@
-//! GPUs as a backend: `sterna-gpu` behind the seam.
+//! The GPU backend, on top of `sterna-gpu`.
 //!
-//! Operations are collected and handed over together, when something is read or the next step begins.
-//! A step that consists of the same operations as one before is not recorded again: what differs from
-//! token to token (ids, positions, rotations) lies in buffers that are written before it is run.
+//! Operations are collected and submitted together, when something is read or the next step begins. A step
+//! that consists of the same operations as an earlier one is not recorded again: what differs from token to
+//! token (ids, positions, rotations) is in buffers that are written before it runs.
 
 mod buffer;
 mod cache;
@@ -41,17 +41,17 @@ use decode::Steps;
 pub(crate) use part::Reserve;
 pub use sterna_gpu::graph::Work as GpuWork;
 
-/// Runs models on a GPU. Clones are the same.
+/// Runs models on a GPU. Clones share the device and its work queue.
 ///
-/// Ternary layers have the sums that [`Cpu`](crate::Cpu) has for equal activations; what else is computed
-/// differs in the last places.
+/// Ternary layers have the same sums as [`Cpu`](crate::Cpu) for equal activations; everything else differs in
+/// the last places.
 #[derive(Clone)]
 pub struct Gpu {
     device: Device,
     host: Arc<Exec>,
     activations: Activations,
     graph: SharedGraph,
-    /// Through which weights are uploaded, while they are.
+    /// The staging buffers for uploading weights, while there are any to upload.
     upload: Arc<Mutex<Option<Upload>>>,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// `device`; `n_threads` threads of this machine, counting the caller, use `isa` to repack weights.
+    /// Uses `device`; `n_threads` threads of this machine, counting the caller, use `isa` to repack weights.
     pub fn new(device: Device, n_threads: usize, isa: Isa) -> Gpu {
         Gpu {
             graph: SharedGraph::new(&device),
@@ -88,22 +88,22 @@ impl Gpu {
         &self.device
     }
 
-    /// How much was done on the device so far.
+    /// Counters of work done on the device so far.
     pub fn work(&self) -> GpuWork {
         self.graph.lock().work()
     }
 
-    /// The products of the steps that were run last, four of them at most, each in its order: what a
-    /// [`Tuner`](sterna_gpu::tuning::Tuner) measures. None before the first step.
+    /// The matrix multiplications of the most recent steps, four at most, each in order: what a
+    /// [`Tuner`](sterna_gpu::tuning::Tuner) measures. Empty before the first step.
     pub fn products(&self) -> Vec<Sample> {
         self.graph.lock().products()
     }
 
-    /// Does `run`, and says how long each dispatch on the device took, in order; of whatever clones of this
-    /// do meanwhile for others, too. Nothing overlaps: the whole takes longer than it would otherwise.
+    /// Runs `run`, and returns how long each dispatch on the device took, in order; including those of clones
+    /// in the meantime. Dispatches don't overlap: the whole takes longer than usual.
     ///
-    /// Errors: those of `run`; [`GpuError::Unsupported`], of operations within too, where the device has no
-    /// timestamps; [`GpuError::Lost`] and the like of operations before that nobody waited for.
+    /// Errors: those of `run`; [`GpuError::Unsupported`], also from operations within, where the device has
+    /// no timestamps; [`GpuError::Lost`] and the like from earlier operations that were not waited for.
     pub fn timed<T, E: From<GpuError>>(
         &self,
         run: impl FnOnce() -> Result<T, E>,
@@ -130,7 +130,7 @@ impl GpuVector {
     }
 }
 
-/// Values on their way from the device. Natively somebody has to drive it ([`Backend::wait`]).
+/// A pending read-back. Natively the device has to be polled ([`Backend::wait`]).
 #[derive(Debug)]
 pub struct GpuReadback(Submission);
 
@@ -156,13 +156,12 @@ impl From<GpuError> for BackendError {
     }
 }
 
-/// There are no screens on GPUs: the output head is read whole.
+/// There are no screens on GPUs: the whole output head is read.
 #[derive(Debug)]
 pub enum GpuScreen {}
 
-/// Up to this many rows, the positions of a context are split across workgroups, so that the device is fully
-/// occupied.
-const MAX_SPAN_ROWS: usize = 8;
+/// Up to this many rows, split-KV is used, so that the device is fully occupied.
+const MAX_SPLIT_KV_ROWS: usize = 8;
 
 impl Backend for Gpu {
     type Linear = GpuLinear;
@@ -198,7 +197,7 @@ impl Backend for Gpu {
     fn load_screen(&self, _: &GpuLinear, _: DType) -> Result<GpuScreen, BackendError> {
         Err(BackendError::from(GpuError::Unsupported {
             what: "a screen of the output head".into(),
-            reason: "the head is read whole".into(),
+            reason: "GPUs read the whole head".into(),
         }))
     }
 
@@ -207,12 +206,12 @@ impl Backend for Gpu {
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
-        // Weights come before sessions: the staging buffers have done their work.
+        // Weights are loaded before sessions begin: the staging buffers are no longer needed.
         *self.upload.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(GpuCache::new(shape, &self.graph))
     }
 
-    /// Hands over what there is of the step before: its inputs are about to be replaced.
+    /// Submits what is pending of the previous step: its inputs are about to be replaced.
     fn begin_step(&self) -> Result<(), BackendError> {
         Ok(self.graph.lock().begin_step()?)
     }
@@ -273,7 +272,7 @@ impl Backend for Gpu {
         products: &mut [Product<'_, Gpu>],
     ) -> Result<(), BackendError> {
         let x = x.view()?.clone();
-        // With columns side by side, the memory of the first output holds all.
+        // With adjacent columns, the memory of the first output holds all.
         let mut joined: Option<(View, usize)> = None;
         if layout == OutputLayout::SideBySide {
             let width = products.iter().map(|product| product.w.0.n()).sum();
@@ -389,7 +388,7 @@ impl Backend for Gpu {
             let position = cache.position(device)?;
             let rope = match rope {
                 Some(rope) => {
-                    // For one sequence, those of positions to come may follow.
+                    // For one sequence, those of later positions may follow.
                     let all = rope.angles.cos.len() / (rope.angles.dim / 2).max(1);
                     let rows = rows.start..if is_one { all.max(rows.end) } else { rows.end };
                     Some(cache.rope_table(device, &graph, rope, rows)?)
@@ -414,7 +413,7 @@ impl Backend for Gpu {
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
-                most_len: (*n_rows <= MAX_SPAN_ROWS).then_some(len),
+                most_len: (*n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
                 out: out.rows(rows.start, *n_rows),
             });
         }
@@ -467,7 +466,7 @@ impl Backend for Gpu {
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut GpuBuffer) -> Result<(), BackendError> {
-        // Operations before this one read what is there now.
+        // Earlier operations still read the current contents.
         self.graph.lock().flush()?;
         x.overwrite(&self.device, values, width)
     }
@@ -481,7 +480,7 @@ impl Backend for Gpu {
         if n_steps == 0 {
             return Ok(0);
         }
-        // What is copied as memory grows would cut the step in two.
+        // Copies as memory grows would split the step in two.
         let room = cache.n_steps(&self.device, &mut self.graph.lock())?;
         Ok(n_steps.min(room))
     }

@@ -1,4 +1,4 @@
-//! What a GPU needs to compute a part of a model: the shape of activations, and memory kept free.
+//! What a GPU needs to compute a part of a model: the shape of activations, and reserved memory.
 
 use sterna_gpu::GpuError;
 use sterna_gpu::kernels::attention::CacheLayer;
@@ -14,8 +14,7 @@ impl GpuBuffer {
     }
 }
 
-/// Device memory that weights are not to take, as sessions will want it. It is free again once this is
-/// dropped.
+/// Device memory reserved for sessions, which weights must not take. Dropping it frees the memory.
 #[derive(Debug, Default)]
 pub(crate) struct Reserve {
     buffers: Vec<Buffer>,
@@ -23,9 +22,9 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Keeps `bytes` more.
+    /// Reserves `bytes` more.
     ///
-    /// Errors: [`GpuError::OutOfMemory`] if there aren't as many.
+    /// Errors: [`GpuError::OutOfMemory`] if that much isn't available.
     pub(crate) fn keep(&mut self, gpu: &Gpu, bytes: u64) -> Result<(), GpuError> {
         let most = gpu.device.limits().buffer_bytes;
         let mut left = bytes;
@@ -37,10 +36,10 @@ impl Reserve {
         Ok(())
     }
 
-    /// Keeps the memory of a layer's keys and values at `ctx_len` positions.
+    /// Reserves the memory of a layer's keys and values at `ctx_len` positions.
     ///
-    /// Errors: [`GpuError::OutOfMemory`] if there isn't as much, [`GpuError::Unsupported`] if the device
-    /// can't have such a layer at all.
+    /// Errors: [`GpuError::OutOfMemory`] if that much isn't available, [`GpuError::Unsupported`] if the
+    /// device doesn't support such a layer at all.
     pub(crate) fn keep_layer(
         &mut self,
         gpu: &Gpu,
@@ -52,7 +51,7 @@ impl Reserve {
         Ok(())
     }
 
-    /// Gives back what was kept for one layer.
+    /// Releases the reservation of one layer.
     pub(crate) fn release_layer(&mut self) {
         self.layers.pop();
     }

@@ -1,4 +1,4 @@
-//! What weights are held as on the device.
+//! How weights are stored on the device.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,23 +13,23 @@ use sterna_kernels::{Exec, repack, requantize};
 use crate::backend::{BackendError, LinearSource, TernaryPacking, WeightData};
 use crate::cpu::Activations;
 
-/// Bytes of a staging buffer, and how many there are: enough to copy while the next is filled.
+/// Bytes of a staging buffer, and their number: enough to copy one while the next is filled.
 const SLOT_BYTES: usize = 8 << 20;
 const N_SLOTS: usize = 3;
 
-/// A matrix in a form that there are kernels for.
+/// A matrix in a form that kernels support.
 struct Held<'a> {
     kind: WeightKind,
     bytes: Cow<'a, [u8]>,
-    /// What a trit of each row is worth; empty for other kinds.
+    /// The scale of each row of trits; empty for other kinds.
     scales: Vec<f32>,
 }
 
-/// The type that blocks of `dtype` are held as.
+/// The type that blocks of `dtype` are stored as on the device.
 ///
-/// Types with kernels stay as they are. TQ1_0 and TQ2_0 become PQ2_0 and MXFP4 becomes BF16, which have
-/// all their values. The others are decoded: to F32 those that are wider than F16, to F16 the rest, which
-/// rounds a weight by 2^-12 of its value at most.
+/// Types with kernels stay as they are. TQ1_0 and TQ2_0 become PQ2_0 and MXFP4 becomes BF16, which represent
+/// all their values. The others are dequantized: those wider than F16 to F32, the rest to F16, which rounds a
+/// weight by 2^-12 of its value at most.
 fn held_as(dtype: DType) -> DType {
     match dtype {
         dtype if WeightKind::Blocks(dtype).is_supported() => dtype,
@@ -129,8 +129,7 @@ fn held<'a>(
     }
 }
 
-/// The scales of rows whose blocks each have a common one; `None` if the blocks of a row differ, or
-/// aren't trits.
+/// The scales of rows whose blocks each share one; `None` if the blocks of a row differ, or aren't trits.
 fn scales_of_rows(dtype: DType, k: usize, bytes: &[u8]) -> Result<Option<Vec<f32>>, BackendError> {
     if !matches!(dtype, DType::TQ1_0 | DType::TQ2_0) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Activations on either side.
+//! Activations on the CPU and a GPU.
 
 use std::cell::{Ref, RefCell};
 
@@ -8,7 +8,7 @@ use crate::backend::{Backend, BackendError};
 use crate::cpu::CpuBuffer;
 use crate::gpu::GpuBuffer;
 
-/// Rows of activations, on the CPU, on a GPU, or on both since they were last wanted on the other side.
+/// Rows of activations, on the CPU, on a GPU, or on both after they were read on the other side.
 #[derive(Debug, Default)]
 pub struct HybridBuffer(RefCell<Copies>);
 
@@ -18,7 +18,7 @@ struct Copies {
     gpu: GpuBuffer,
     /// Where the values were computed.
     at: Side,
-    /// The other side has them too.
+    /// The other side has a copy.
     both: bool,
 }
 
@@ -34,17 +34,17 @@ impl HybridBuffer {
         copies.at == side || copies.both
     }
 
-    /// To be filled on the CPU.
+    /// For writing on the CPU.
     pub(super) fn fill_on_cpu(&mut self) -> &mut CpuBuffer {
         &mut self.settle(Side::Cpu).cpu
     }
 
-    /// To be filled on the GPU.
+    /// For writing on the GPU.
     pub(super) fn fill_on_gpu(&mut self) -> &mut GpuBuffer {
         &mut self.settle(Side::Gpu).gpu
     }
 
-    /// From now on the values are what `side` says.
+    /// From now on the values are those on `side`.
     fn settle(&mut self, side: Side) -> &mut Copies {
         let copies = self.0.get_mut();
         (copies.at, copies.both) = (side, false);
@@ -52,8 +52,8 @@ impl HybridBuffer {
     }
 }
 
-/// Each of these brings the values to a side if they aren't there, which waits for the GPU if they are
-/// to come from it.
+/// Each of these copies the values to a side if they aren't there, which waits for the GPU if they come from
+/// it.
 impl Hybrid {
     pub(super) fn bring(&self, x: &HybridBuffer, to: Side) -> Result<(), BackendError> {
         if x.is_on(to) {
@@ -80,7 +80,7 @@ impl Hybrid {
         Ok(())
     }
 
-    /// To be read on the CPU.
+    /// For reading on the CPU.
     pub(super) fn on_cpu<'a>(
         &self,
         x: &'a HybridBuffer,
@@ -89,7 +89,7 @@ impl Hybrid {
         Ok(Ref::map(x.0.borrow(), |copies| &copies.cpu))
     }
 
-    /// To be read on the GPU.
+    /// For reading on the GPU.
     pub(super) fn on_gpu<'a>(
         &self,
         x: &'a HybridBuffer,
@@ -98,7 +98,7 @@ impl Hybrid {
         Ok(Ref::map(x.0.borrow(), |copies| &copies.gpu))
     }
 
-    /// To be changed on the CPU.
+    /// For modifying on the CPU.
     pub(super) fn change_on_cpu<'a>(
         &self,
         x: &'a mut HybridBuffer,
@@ -107,7 +107,7 @@ impl Hybrid {
         Ok(x.fill_on_cpu())
     }
 
-    /// To be changed on the GPU.
+    /// For modifying on the GPU.
     pub(super) fn change_on_gpu<'a>(
         &self,
         x: &'a mut HybridBuffer,

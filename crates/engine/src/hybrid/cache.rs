@@ -1,11 +1,11 @@
-//! Keys and values on both sides.
+//! Keys and values on the CPU and a GPU.
 
 use crate::backend::KvCache;
 use crate::cpu::CpuCache;
 use crate::gpu::GpuCache;
 
-/// Keys and values of one sequence: those of a layer lie where it is attended to. Either side has memory
-/// only for layers that were appended to there.
+/// Keys and values of one sequence: those of a layer are stored where its attention is computed. Either side
+/// has memory only for layers that were appended to there.
 #[derive(Debug)]
 pub struct HybridCache {
     pub(super) cpu: CpuCache,

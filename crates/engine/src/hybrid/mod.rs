@@ -1,8 +1,8 @@
-//! The CPU, a GPU, or both, decided at run time.
+//! The CPU, a GPU, or both, chosen at run time.
 //!
-//! Weights lie on one side or the other, group by group (`offload`). An operation takes place where its
-//! weights are, or where its operand is if it has none; activations follow (`buffer`). A layer is attended
-//! to where it was loaded first, as its keys and values are there (`cache`).
+//! Weights are on one side or the other, group by group (`offload`). An operation runs where its weights are,
+//! or where its operand is if it has none; activations follow (`buffer`). Attention of a layer runs where the
+//! layer was loaded first, as its keys and values are there (`cache`).
 
 mod buffer;
 mod cache;
@@ -32,17 +32,17 @@ pub use cache::HybridCache;
 pub use offload::OffloadPlan;
 use offload::{Placement, Side};
 
-/// Where a model is computed, for programs that let their users choose: the CPU, or a GPU as far as its
-/// memory goes and the CPU from there. One is for one model.
+/// Computes a model on the CPU, or on a GPU as far as its memory allows and on the CPU beyond that, for
+/// programs that let their users choose. One is for one model.
 #[derive(Debug)]
 pub struct Hybrid {
     cpu: Arc<Cpu>,
     gpu: Option<Arc<Offload>>,
-    /// Where weights are loaded to.
+    /// Where weights are loaded.
     loads: Side,
 }
 
-/// A GPU and what it has of the model.
+/// A GPU and the groups of the model it has.
 #[derive(Debug)]
 struct Offload {
     gpu: Gpu,
@@ -57,12 +57,12 @@ impl Offload {
     }
 }
 
-/// What belongs to one of the sides of a [`Hybrid`].
+/// A value of one of the sides of a [`Hybrid`].
 #[derive(Debug)]
 pub enum Either<C, G> {
-    /// The CPU's.
+    /// The CPU's value.
     Cpu(C),
-    /// A GPU's.
+    /// A GPU's value.
     Gpu(G),
 }
 
@@ -92,7 +92,7 @@ impl Hybrid {
         }
     }
 
-    /// `gpu` for what `share` gives it, `cpu` for the rest.
+    /// `gpu` for what `share` assigns to it, `cpu` for the rest.
     pub fn split(gpu: Gpu, cpu: Cpu, share: OffloadPlan) -> Hybrid {
         let placement = Mutex::new(Placement::new(share));
         Hybrid {
@@ -107,7 +107,7 @@ impl Hybrid {
         self.gpu.as_ref().map(|part| &part.gpu)
     }
 
-    /// How many layers of the model were loaded onto the GPU.
+    /// How many layers of the model are offloaded to the GPU.
     pub fn n_gpu_layers(&self) -> usize {
         let part = self.gpu.as_ref();
         part.map_or(0, |part| part.placement().n_layers())
@@ -117,7 +117,7 @@ impl Hybrid {
         self.device().ok_or(BackendError::WrongDevice)
     }
 
-    /// The same place, loading weights to `side`.
+    /// The same backend, loading weights to `side`.
     fn loading_to(&self, side: Side) -> Hybrid {
         Hybrid {
             cpu: Arc::clone(&self.cpu),
@@ -134,7 +134,7 @@ impl Hybrid {
     }
 }
 
-/// Where to compute something of `x` and `y`: where both are, or where `y` was computed.
+/// Where to compute an operation on `x` and `y`: where both are, or where `y` was computed.
 fn side_of_both(x: &HybridBuffer, y: &HybridBuffer) -> Side {
     if y.is_on(x.side()) {
         x.side()
@@ -143,7 +143,7 @@ fn side_of_both(x: &HybridBuffer, y: &HybridBuffer) -> Side {
     }
 }
 
-/// Values on their way from either side.
+/// A pending read-back from either side.
 pub type HybridReadback = Either<<Cpu as Backend>::Readback, <Gpu as Backend>::Readback>;
 
 impl<C, G> Future for Either<C, G>
@@ -225,7 +225,7 @@ impl Backend for Hybrid {
         for matrix in matrices.iter_mut() {
             match &mut **matrix {
                 Either::Gpu(matrix) => on_gpu.push(matrix),
-                // On the CPU there is nothing to be gained.
+                // On the CPU there is nothing to gain.
                 Either::Cpu(_) => return Ok(()),
             }
         }
@@ -239,7 +239,7 @@ impl Backend for Hybrid {
     fn cache(&self, shape: &CacheShape) -> Result<HybridCache, BackendError> {
         let gpu = match &self.gpu {
             Some(part) => {
-                // Weights come before sessions.
+                // Weights are loaded before sessions begin.
                 part.placement().release();
                 Some(part.gpu.cache(shape)?)
             }
@@ -466,7 +466,7 @@ impl Backend for Hybrid {
                 self.cpu.attention(attention, own, out.fill_on_cpu())
             }
             Side::Gpu => {
-                // Weights that were replaced may have found no room where keys and values are.
+                // Replaced weights may not have fitted in memory next to the keys and values.
                 for (x, norm) in [(&mut *q, q_norm), (&mut *k, k_norm)] {
                     if let Some(Either::Cpu(norm)) = norm {
                         let x = self.change_on_cpu(x)?;
@@ -572,7 +572,7 @@ impl Backend for Hybrid {
         }
     }
 
-    /// A GPU goes on by itself only with a model that it has all of.
+    /// A GPU decodes on its own only if it has the whole model.
     fn max_lookahead(
         &self,
         cache: &mut HybridCache,
@@ -605,7 +605,7 @@ impl Backend for Hybrid {
             last,
             n_steps,
         };
-        // The logits are only looked at, and can be read afterwards.
+        // The logits are only inspected, and can still be read afterwards.
         gpu.decode(self.change_on_gpu(logits)?, sequence, sampling)
     }
 }

@@ -1,4 +1,4 @@
-//! Which groups of a model's weights lie on the GPU, and which on the CPU.
+//! Which groups of a model's weights are on the GPU, and which on the CPU.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::plan::ModelPlan;
 use crate::session::SessionOptions;
 use crate::weights::Group;
 
-/// One of the two places.
+/// One of the two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Side {
     #[default]
@@ -18,25 +18,25 @@ pub(super) enum Side {
     Gpu,
 }
 
-/// What a GPU is to take of a model: groups in the order of execution, as long as there is device memory
-/// for them, for one session's cache, and for its activations.
+/// What to offload to a GPU: groups in the order of execution, as long as there is device memory for them,
+/// for one session's cache, and for its activations.
 ///
-/// The memory there is, is what the device's budget says
-/// ([`DeviceOptions::memory_budget`](sterna_gpu::DeviceOptions::memory_budget)), or what its driver gives.
+/// Available memory is the device's budget
+/// ([`DeviceOptions::memory_budget`](sterna_gpu::DeviceOptions::memory_budget)), or what its driver provides.
 #[derive(Debug, Clone, Copy)]
 pub struct OffloadPlan {
     most_layers: usize,
     cache: CacheShape,
     ctx_len: usize,
-    /// Bytes of what a step computes.
+    /// Bytes of a step's activations.
     activations: u64,
 }
 
-/// Activations grow from those of a token to those of a chunk, and both are there for a moment.
+/// Activations grow from those of a token to those of a chunk, and both exist for a moment.
 const GROWTH: u64 = 2;
 
 impl OffloadPlan {
-    /// All that there is room for beside a session with these `options`.
+    /// As much as fits next to a session with these `options`.
     pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
         let c = plan.config();
         let cache = CacheShape {
@@ -47,16 +47,16 @@ impl OffloadPlan {
         };
         let (heads, kv) = (c.n_heads * c.head_dim, 2 * c.n_kv_heads * c.head_dim);
         let widest = c.model_dim.max(c.ffn_dim).max(heads);
-        // Residual, block input and what came from elsewhere; queries, keys and values, and a copy of
-        // them; what attention gives; both halves of the feed-forward block; a normed input; rounded rows
-        // with their scales.
+        // Residual, block input and data copied from the other side; queries, keys and values, and a copy of
+        // them; the output of attention; both halves of the feed-forward block; a normed input; quantized
+        // rows with their scales.
         let row = 4 * c.model_dim + 2 * (heads + kv) + heads + 2 * c.ffn_dim + 2 * widest;
         let rows = options.chunk.clamp(1, options.ctx_len.max(1)) as u64;
-        // Spans of a few rows over the whole context, and rotations of all positions.
+        // Split-KV states of a few rows over the whole context, and rotations of all positions.
         let context = (options.ctx_len as u64).next_power_of_two();
-        let spans = context.div_ceil(128) * 8 * (heads + 2 * c.n_heads) as u64;
+        let splits = context.div_ceil(128) * 8 * (heads + 2 * c.n_heads) as u64;
         let turns = context * c.head_dim as u64 * c.ropes.len().max(1) as u64;
-        let words = GROWTH * (rows * row as u64 + spans + turns) + rows * c.n_vocab as u64;
+        let words = GROWTH * (rows * row as u64 + splits + turns) + rows * c.n_vocab as u64;
         OffloadPlan {
             most_layers: usize::MAX,
             cache,
@@ -65,7 +65,7 @@ impl OffloadPlan {
         }
     }
 
-    /// The same with at most so many layers.
+    /// The same with at most this many layers.
     pub fn with_layers(self, most_layers: usize) -> OffloadPlan {
         OffloadPlan {
             most_layers,
@@ -74,14 +74,14 @@ impl OffloadPlan {
     }
 }
 
-/// What lies where. A group stays on the side on which it was loaded first.
+/// Where each group is. A group stays on the side on which it was loaded first.
 #[derive(Debug)]
 pub(super) struct Placement {
     share: OffloadPlan,
     sides: BTreeMap<Group, Side>,
-    /// The GPU takes no more groups.
+    /// The GPU is full.
     full: bool,
-    /// Kept for the first session.
+    /// Reserved for the first session.
     reserve: Reserve,
 }
 
@@ -112,7 +112,7 @@ impl Placement {
         layers.filter(on_gpu).count()
     }
 
-    /// Decides where the weights of `group` are to be loaded, and keeps what they will need besides.
+    /// Decides where the weights of `group` will be loaded, and reserves what they need besides.
     pub(super) fn decide(&mut self, gpu: &Gpu, group: Group) -> Side {
         if let Some(side) = self.side(group) {
             return side;
@@ -125,11 +125,11 @@ impl Placement {
         side
     }
 
-    /// Keeps what a session needs for `group`. The error is why the GPU can't have it.
+    /// Reserves what a session needs for `group`. The error is why the GPU can't have it.
     fn keep(&mut self, gpu: &Gpu, group: Group) -> Result<(), GpuError> {
         if self.sides.is_empty() {
             self.reserve.keep(gpu, self.share.activations)?;
-            // A layer that grows has its old and its new memory for a moment.
+            // A growing layer has its old and its new memory for a moment.
             let half = self.share.ctx_len / 2;
             self.reserve.keep_layer(gpu, &self.share.cache, half)?;
         }
@@ -144,7 +144,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Takes note that the GPU had no room for the weights of `group`, which was to have them for the
+    /// Records that the GPU was out of memory for the weights of `group`, which was loaded to it for the
     /// first time.
     pub(super) fn refused(&mut self, group: Group) {
         self.full = true;
@@ -154,7 +154,7 @@ impl Placement {
         }
     }
 
-    /// Leaves the memory that was kept to a session.
+    /// Releases the reserved memory to a session.
     pub(super) fn release(&mut self) {
         self.reserve = Reserve::default();
     }

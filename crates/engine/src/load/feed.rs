@@ -1,4 +1,4 @@
-//! Making weights as their bytes come in, and taking them to their places.
+//! Building weights as their bytes arrive, and putting them in their places.
 
 use bytes::Bytes;
 
@@ -13,34 +13,34 @@ use crate::screening::Screening;
 use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
 use crate::weights::{Convert, Group, Layer, Projection};
 
-/// Makes weights from their bytes, some or all of a plan.
+/// Builds weights from their bytes, some or all of a plan.
 pub(crate) struct WeightFeed<B: Backend> {
     plan: ModelPlan,
-    /// Which of the plan's weights are wanted, ascending.
+    /// The requested weights of the plan, ascending.
     order: Vec<usize>,
-    /// How many of these have been made.
+    /// How many of these have been built.
     n_made: usize,
-    /// Parts of the next weight that have come in.
+    /// Parts of the next weight that have arrived.
     parts: Vec<Bytes>,
     /// The group of each of the plan's weights; `None` for those that the engine itself keeps.
     group_of: Vec<Option<Group>>,
-    /// Weights of the group under way, to be loaded together.
+    /// Weights of the current group, to be loaded together.
     sources: Vec<Source>,
-    /// Of all weights of the plan, those that have been made and not taken to their place.
+    /// Of all weights of the plan, those that have been built and not put in their places.
     loaded: Vec<Option<Loaded<B>>>,
     /// The output head in another type, where the table it is made from is kept too.
     made_head: Option<B::Linear>,
     screen: Option<B::Screen>,
-    /// Whether all weights are looked through for values that aren't numbers.
+    /// Whether all weights are checked for NaN and infinity.
     thorough: bool,
     warnings: Vec<String>,
 }
 
-/// A weight as the backend is to take it, and its place in the plan.
+/// A weight in the form passed to the backend, and its index in the plan.
 enum Source {
     Linear(usize, LinearSource),
     Vector(usize, Vec<f32>),
-    /// The matrix that logits come from, and the same in another type if that is to be made of it.
+    /// The matrix that computes logits, and the same in another type if that is to be made of it.
     Head(usize, LinearSource, Option<LinearSource>),
 }
 
@@ -52,7 +52,7 @@ struct Placed<B: Backend> {
     screen: Option<Result<B::Screen, BackendError>>,
 }
 
-/// Tells `backend` of the matrices `ids` of `placed` that they read the same input.
+/// Tells `backend` that the matrices `ids` of `placed` read the same input.
 fn join<B: Backend>(
     backend: &B,
     placed: &mut [Placed<B>],
@@ -123,13 +123,13 @@ impl<B: Backend> WeightFeed<B> {
         WeightFeed::new(plan, order, true)
     }
 
-    /// The range to feed next; `None` once everything is there.
+    /// The range to feed next; `None` once everything has been fed.
     pub(crate) fn wanted(&self) -> Option<&TensorRequest> {
         let spec = &self.plan.specs[*self.order.get(self.n_made)?];
         Some(&spec.parts[self.parts.len()])
     }
 
-    /// Takes the bytes of the range [`WeightFeed::wanted`] names.
+    /// Feeds the bytes of the range named by [`WeightFeed::wanted`].
     pub(crate) fn feed(&mut self, backend: &B, bytes: Bytes) -> Result<(), LoadError> {
         expect_wanted(self.wanted(), &bytes)?;
         let id = self.order[self.n_made];
@@ -172,7 +172,7 @@ impl<B: Backend> WeightFeed<B> {
         }
     }
 
-    /// The matrix that logits come from, and what [`ModelPlan::with_head`] decided to make of it.
+    /// The matrix that computes logits, and what [`ModelPlan::with_head`] decided to make of it.
     fn head_source(
         &self,
         backend: &B,
@@ -204,7 +204,7 @@ impl<B: Backend> WeightFeed<B> {
             .to_owned()
     }
 
-    /// Loads the weights that have come in, which are all of `group`.
+    /// Loads the weights that have arrived, which are all of `group`.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
         let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
         let siblings = self.siblings(group);
@@ -245,7 +245,7 @@ impl<B: Backend> WeightFeed<B> {
         &self.warnings
     }
 
-    /// Fails if anything wanted has not been fed.
+    /// Fails if anything requested has not been fed.
     pub(crate) fn expect_complete(&self) -> Result<(), LoadError> {
         match self.wanted() {
             Some(want) => Err(LoadError::Incomplete {
@@ -255,7 +255,7 @@ impl<B: Backend> WeightFeed<B> {
         }
     }
 
-    /// The configuration, with what of it is in tensors.
+    /// The configuration, including what is in tensors.
     pub(crate) fn config(&mut self) -> Result<ModelConfig, LoadError> {
         let mut config = self.plan.config.clone();
         let Some(factors) = self.plan.rope_factors else {
@@ -266,7 +266,7 @@ impl<B: Backend> WeightFeed<B> {
         Ok(config.validated()?)
     }
 
-    /// All weights, once everything is there.
+    /// All weights, once everything has been fed.
     pub(crate) fn generation(&mut self) -> WeightSet<B> {
         let embedding = self.embedding();
         let layers = 0..self.plan.weights.layers.len();
@@ -274,7 +274,7 @@ impl<B: Backend> WeightFeed<B> {
         WeightSet::first(embedding, layers, self.head())
     }
 
-    /// One of the groups that were wanted, once everything is there.
+    /// One of the requested groups, once everything has been fed.
     pub(crate) fn group(&mut self, group: Group) -> NewGroup<B> {
         match group {
             Group::Embedding => NewGroup::Embedding(self.embedding()),
@@ -283,7 +283,7 @@ impl<B: Backend> WeightFeed<B> {
         }
     }
 
-    /// The matrices of `group` that always read the same input, by their places in the plan.
+    /// The matrices of `group` that always read the same input, by index in the plan.
     fn siblings(&self, group: Group) -> Vec<Vec<usize>> {
         let Group::Layer(i) = group else {
             return Vec::new();
@@ -292,7 +292,7 @@ impl<B: Backend> WeightFeed<B> {
         let families: [&[&Projection<_, _>]; 2] =
             [&[&layer.q, &layer.k, &layer.v], &[&layer.gate, &layer.up]];
         let plain = families.into_iter().filter(|projections| {
-            // Those with norms of their own read something else each.
+            // Matrices with norms of their own have different inputs.
             projections.iter().all(|p| p.input_norm.is_none())
         });
         plain
@@ -342,7 +342,7 @@ impl<B: Backend> WeightFeed<B> {
     }
 }
 
-/// The places of weights in a plan.
+/// The indices of weights in a plan.
 #[derive(Default)]
 struct Ids(Vec<usize>);
 
@@ -379,7 +379,7 @@ impl Convert<LinearId, VectorId> for Ids {
     }
 }
 
-/// Takes each loaded weight to its place. Every id stands for one weight, of the kind it says.
+/// Puts each loaded weight in its place. Every id stands for one weight, of the kind it names.
 struct Take<'a, B: Backend>(&'a mut [Option<Loaded<B>>]);
 
 impl<B: Backend> Take<'_, B> {
@@ -411,7 +411,7 @@ impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
 }
 
 impl Source {
-    /// Hands the weight to `backend`, and makes the screen of the output head that `head` asks for.
+    /// Passes the weight to `backend`, and makes the screen of the output head if `head` asks for one.
     fn load<B: Backend>(&self, backend: &B, head: plan::Head) -> Result<Placed<B>, BackendError> {
         let placed = |id, loaded| Placed {
             id,

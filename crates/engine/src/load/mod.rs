@@ -1,4 +1,4 @@
-//! From bytes to a model: the engine says which ranges it wants next, and is fed them.
+//! From bytes to a model: the engine says which range it needs next, and is fed that.
 
 mod feed;
 mod recipe;
@@ -16,7 +16,7 @@ use crate::plan::{ModelPlan, TensorRequest};
 pub(crate) use feed::WeightFeed;
 pub(crate) use recipe::{linear, vector};
 
-/// Makes a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
+/// Builds a [`Model`] from a [`ModelPlan`], piece by piece in the order of execution.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -39,12 +39,12 @@ pub struct Loader<B: Backend> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Bytes that weren't asked for.
+    /// Bytes that weren't requested.
     #[error("tensor `{name}`: expected {expected} bytes, found {found}")]
     WrongLength {
-        /// Name of the tensor wanted in its file, or `none` if loading was complete.
+        /// Name of the requested tensor in its file, or `none` if loading was complete.
         name: String,
-        /// Bytes wanted.
+        /// Bytes requested.
         expected: u64,
         /// Bytes fed.
         found: u64,
@@ -55,7 +55,7 @@ pub enum LoadError {
         /// Name in its file of the first tensor that is missing.
         name: String,
     },
-    /// Weights that can't be what they are said to be.
+    /// Weights that don't match their description.
     #[error("tensor `{name}`: {source}")]
     Weights {
         /// Name of the tensor in its file.
@@ -63,7 +63,7 @@ pub enum LoadError {
         /// What is wrong.
         source: QuantError,
     },
-    /// A scale that isn't a positive number.
+    /// A scale that isn't positive.
     #[error("tensor `{name}`: expected a positive scale, found {found}")]
     BadScale {
         /// Name of the tensor in its file.
@@ -71,23 +71,24 @@ pub enum LoadError {
         /// The scale.
         found: f32,
     },
-    /// A value that isn't a number, of a norm, bias or list of factors, or of a matrix that is swapped in.
+    /// A value that is NaN or infinite, of a norm, bias or list of factors, or of a matrix that is swapped
+    /// in.
     #[error("tensor `{name}`: expected numbers, found {found} at index {index}")]
     NotFinite {
         /// Name of the tensor in its file.
         name: String,
-        /// Place of the value.
+        /// Index of the value.
         index: usize,
         /// The value.
         found: f32,
     },
-    /// A separate scale beside weights that already have scales of their own.
+    /// A separate scale for weights that already have scales of their own.
     #[error("tensor `{name}`: its weights have no common scale that this one could multiply")]
     NoCommonScale {
         /// Name of the scale in its file.
         name: String,
     },
-    /// Values that make no sense together.
+    /// Values that are inconsistent.
     #[error(transparent)]
     Config(#[from] PlanError),
     /// The backend refused a weight.
@@ -95,7 +96,7 @@ pub enum LoadError {
     Backend(#[from] BackendError),
 }
 
-/// Checks that `bytes` are as many as `want` asks for, and that anything is wanted at all.
+/// Checks that `bytes` has the length of `want`, and that anything is requested at all.
 pub(crate) fn expect_wanted(want: Option<&TensorRequest>, bytes: &[u8]) -> Result<(), LoadError> {
     let found = bytes.len() as u64;
     match want {
@@ -117,12 +118,12 @@ impl<B: Backend> Loader<B> {
         }
     }
 
-    /// The range to feed next; `None` once everything is there.
+    /// The range to feed next; `None` once everything has been fed.
     pub fn wanted(&self) -> Option<&TensorRequest> {
         self.feed.wanted()
     }
 
-    /// Takes the bytes of the range [`Loader::wanted`] names.
+    /// Feeds the bytes of the range named by [`Loader::wanted`].
     ///
     /// They are kept, not copied, where their layout can be used as it is.
     /// Errors: [`LoadError`] names the tensor at fault.
@@ -130,12 +131,12 @@ impl<B: Backend> Loader<B> {
         self.feed.feed(&self.backend, bytes)
     }
 
-    /// What looks wrong about the weights so far, though it could be right.
+    /// Suspicious but possibly correct properties of the weights so far.
     pub fn warnings(&self) -> &[String] {
         self.feed.warnings()
     }
 
-    /// The model, once everything it wanted has been fed.
+    /// The model, once everything requested has been fed.
     ///
     /// Errors: [`LoadError::Incomplete`] if something is missing.
     pub fn finish(self) -> Result<Arc<Model<B>>, LoadError> {

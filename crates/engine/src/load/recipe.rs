@@ -1,4 +1,4 @@
-//! Carrying out recipes: the bytes of a weight made into what a backend takes.
+//! Carrying out recipes: turning the bytes of a weight into the backend's form.
 
 use bytes::Bytes;
 use sterna_format::DType;
@@ -10,7 +10,7 @@ use super::LoadError;
 use crate::backend::{TernaryPacking, WeightData};
 use crate::plan::{LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float};
 
-/// Fails at the first weight that isn't a number.
+/// Fails at the first weight that is NaN or infinite.
 pub(super) fn check_finite(
     host: &Exec,
     recipe: &LinearRecipe,
@@ -65,7 +65,7 @@ pub(crate) fn vector(
     Ok(values)
 }
 
-/// The weights of a linear layer in the form a backend takes, repacked on `host` if need be.
+/// The weights of a linear layer in the backend's form, repacked on `host` if need be.
 pub(crate) fn linear(
     host: &Exec,
     recipe: &LinearRecipe,
@@ -151,7 +151,7 @@ pub(crate) fn linear(
     }
 }
 
-/// Blocks of another type made of `weights`.
+/// Converts `weights` to blocks of another type.
 pub(super) fn encode(
     host: &Exec,
     recipe: &LinearRecipe,
@@ -169,8 +169,8 @@ pub(super) fn encode(
     })
 }
 
-/// Packed checkpoints disagree on whether scales multiply or divide. A weight is worth much less than
-/// one in any trained model, so a scale above it says that the configuration is wrong about that.
+/// Packed checkpoints disagree on whether scales multiply or divide. Weights are much smaller than 1 in any
+/// trained model, so a larger scale indicates that the configuration is wrong about that.
 pub(super) fn odd_scale(
     recipe: &LinearRecipe,
     requests: &[TensorRequest],

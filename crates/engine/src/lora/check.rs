@@ -1,4 +1,4 @@
-//! Whether an adapter's matrices fit a model, and putting them the way the engine multiplies with.
+//! Checking an adapter's matrices against a model, and converting them to the engine's layout.
 
 use std::collections::HashSet;
 
@@ -11,15 +11,15 @@ use super::{AdapterError, LoraMatrix, LoraPair, Module, Orientation};
 use crate::backend::{LinearSource, WeightData};
 use crate::config::ModelConfig;
 
-/// A change of one linear layer of the engine. There is at most one for each.
+/// An update of one linear layer of the engine. There is at most one for each.
 pub(super) struct Checked {
     pub(super) layer: usize,
-    /// One of the seven that aren't joined of others.
+    /// One of the seven that aren't fused.
     pub(super) module: Module,
     pub(super) factors: Factors,
 }
 
-/// The matrices of a change.
+/// The matrices of an update.
 pub(super) struct Factors {
     /// `[rank, in]`.
     pub(super) a: Factor,
@@ -28,12 +28,12 @@ pub(super) struct Factors {
     pub(super) scaling: f32,
 }
 
-/// The longest blocks for which the rank is rounded up. With longer ones, those that are added would take
-/// more memory than the matrices.
+/// The longest blocks for which the rank is rounded up. With longer ones, the padding would take more memory
+/// than the matrices.
 const MAX_PADDED_BLOCK: usize = 32;
 
 impl Factors {
-    /// Makes blocks of type `dtype` of both, where rows are whole blocks. The rank is made one first: rows
+    /// Converts both to blocks of type `dtype`, where rows are whole blocks. The rank is padded first: rows
     /// of zeros are added to A and columns of zeros to B, whose product stays the same.
     pub(super) fn encode(&mut self, host: &Exec, dtype: DType) -> Result<(), AdapterError> {
         let Factors { a, b, .. } = self;
@@ -47,7 +47,7 @@ impl Factors {
     }
 }
 
-/// A matrix as a backend takes it.
+/// A matrix as passed to a backend.
 #[derive(Clone)]
 pub(super) struct Factor {
     /// Its name in the file.
@@ -59,7 +59,7 @@ pub(super) struct Factor {
 }
 
 impl Factor {
-    /// Adds rows and columns of zeros, up to `n` rows of `k`; it has floats.
+    /// Pads it with rows and columns of zeros, up to `n` rows of `k`; it has floats.
     fn pad(&mut self, n: usize, k: usize) {
         if (n, k) == (self.n, self.k) {
             return;
@@ -73,7 +73,7 @@ impl Factor {
         (self.n, self.k, self.bytes) = (n, k, bytes.into());
     }
 
-    /// Makes blocks of type `dtype` of it, if its rows are whole ones.
+    /// Converts it to blocks of type `dtype`, if its rows are whole ones.
     fn encode(&mut self, host: &Exec, dtype: DType) -> Result<(), AdapterError> {
         if dtype == self.dtype || !self.k.is_multiple_of(dtype.block_len()) {
             return Ok(());
@@ -103,7 +103,7 @@ impl Factor {
     }
 }
 
-/// The changes that `pairs` make to a model of `config`.
+/// The updates that `pairs` make to a model of `config`.
 pub(super) fn check(
     config: &ModelConfig,
     orientation: Orientation,
@@ -202,7 +202,7 @@ impl Shape {
         }
     }
 
-    /// The rank, and which way round `a` and `b` lie: `declared` if their shapes allow both.
+    /// The rank and the orientation of `a` and `b`: `declared` if their shapes allow both.
     fn orient(
         &self,
         declared: Orientation,
@@ -221,7 +221,7 @@ impl Shape {
         }
     }
 
-    /// The rank, if the matrices lie as `orientation` says.
+    /// The rank, if the matrices have this orientation.
     fn rank(
         &self,
         orientation: Orientation,
@@ -269,7 +269,7 @@ fn check_matrix(matrix: &LoraMatrix) -> Result<(), AdapterError> {
             found: matrix.dtype,
         });
     }
-    // A product beyond the address space equals no length.
+    // An overflowing product equals no length.
     let expected = (matrix.shape.iter()).fold(matrix.dtype.block_bytes(), |product, &dim| {
         product.saturating_mul(dim)
     });
@@ -296,8 +296,8 @@ fn check_matrix(matrix: &LoraMatrix) -> Result<(), AdapterError> {
     Ok(())
 }
 
-/// `n` rows of `k` columns out of `stored`, which lies as `orientation` says: row `i` is row `row(i)` of
-/// the matrix as [`Orientation::RankFirst`] has it.
+/// `n` rows of `k` columns of `stored`, which has this orientation: row `i` is row `row(i)` of the matrix as
+/// [`Orientation::RankFirst`] has it.
 fn factor(
     n: usize,
     k: usize,
@@ -306,7 +306,7 @@ fn factor(
     row: impl Fn(usize) -> usize,
 ) -> Factor {
     let size = stored.dtype.block_bytes();
-    // Stored rows are as long as the rows wanted, or as many as there are of the matrix.
+    // Stored rows are as long as the requested rows, or as long as the matrix has rows.
     let stride = stored.shape[1];
     let mut bytes = Vec::with_capacity(n * k * size);
     for i in (0..n).map(row) {

@@ -1,4 +1,4 @@
-//! Low-rank adapters (LoRA): small changes to the linear layers of a model, applied beside its weights.
+//! Low-rank adapters (LoRA): updates to the linear layers of a model, applied in addition to its weights.
 //!
 //! A layer `y = W x` with an adapter gives `y = W x + scale · scaling · B (A x)`. Nothing is merged into
 //! `W`, so an adapter works over any type of weights, several may be active at once, and those of a
@@ -32,13 +32,13 @@ pub enum Module {
     K,
     /// `v_proj`: values.
     V,
-    /// `o_proj`: what attention adds to the residual.
+    /// `o_proj`: the output projection of attention.
     O,
-    /// `gate_proj`: the gate of the feed-forward block.
+    /// `gate_proj`: the gate projection of the feed-forward block.
     Gate,
-    /// `up_proj`: what the gate lets through.
+    /// `up_proj`: the up projection.
     Up,
-    /// `down_proj`: what the feed-forward block adds to the residual.
+    /// `down_proj`: the down projection.
     Down,
     /// `qkv_proj`: queries, keys and values in one matrix, in this order.
     Qkv,
@@ -96,28 +96,28 @@ impl Module {
     }
 }
 
-/// An adapter as its files describe it, whatever their format. Rows of query and key matrices are in
-/// the order of Hugging Face checkpoints.
+/// An adapter as described by its files, whatever their format. Rows of query and key matrices are in the
+/// order of Hugging Face checkpoints.
 #[derive(Debug, Clone)]
 pub struct AdapterSource {
-    /// What to call it in messages.
+    /// Its name in messages.
     pub name: String,
-    /// How its matrices are meant to lie, for those whose shapes would allow both ways.
+    /// The orientation of its matrices, for shapes that would allow both.
     pub orientation: Orientation,
-    /// The changes of single layers.
+    /// The updates of single layers.
     pub pairs: Vec<LoraPair>,
 }
 
-/// How to hold an adapter in memory.
+/// How to store an adapter in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AdapterOptions {
-    /// The type to encode matrices as; `None` keeps them as they are stored. The rank is rounded up to
-    /// whole blocks of up to 32 elements, by zeros. Matrices are kept too where rows aren't whole blocks
-    /// even so: B where blocks are longer than the rank, and any over a width that is no multiple.
+    /// The type to encode matrices as; `None` keeps them as they are stored. The rank is padded with zeros to
+    /// whole blocks of up to 32 elements. Matrices are kept where rows still aren't whole blocks: B where
+    /// blocks are longer than the rank, and any with a width that is no multiple.
     pub dtype: Option<DType>,
 }
 
-/// Which way round the matrices of an adapter lie.
+/// The orientation of an adapter's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {
     /// A is `[rank, in]` and B is `[out, rank]`, as PEFT writes them.
@@ -135,9 +135,9 @@ pub struct LoraPair {
     pub module: Module,
     /// Usually `alpha / rank`, or `alpha / √rank` if the adapter is rank-stabilised.
     pub scaling: f32,
-    /// What makes `rank` values of the layer's inputs.
+    /// The down-projection to `rank` values.
     pub a: LoraMatrix,
-    /// What makes the layer's outputs of them.
+    /// The up-projection to the layer's outputs.
     pub b: LoraMatrix,
 }
 
@@ -171,7 +171,7 @@ pub enum AdapterError {
         /// The block the tensor is for.
         found: usize,
     },
-    /// A matrix of another shape than the model's layer calls for.
+    /// A matrix whose shape doesn't match the model's layer.
     #[error(
         "tensor `{tensor}`: expected shape {expected} by the {module} of the base model, found {found:?}"
     )]
@@ -180,12 +180,12 @@ pub enum AdapterError {
         tensor: String,
         /// Name of the layer, such as `q_proj`.
         module: &'static str,
-        /// The shape it should have.
+        /// The expected shape.
         expected: String,
         /// The shape it has.
         found: Vec<usize>,
     },
-    /// Values of a type that adapters aren't made of.
+    /// Values of a type that isn't supported for adapters.
     #[error("tensor `{tensor}`: expected type F32, F16 or BF16, found {found}")]
     Type {
         /// Name in the file.
@@ -193,7 +193,7 @@ pub enum AdapterError {
         /// Its type.
         found: DType,
     },
-    /// More or fewer bytes than the shape calls for.
+    /// The wrong number of bytes for the shape.
     #[error("tensor `{tensor}`: expected {expected} bytes by its shape, found {found}")]
     Size {
         /// Name in the file.
@@ -203,17 +203,17 @@ pub enum AdapterError {
         /// Bytes given.
         found: usize,
     },
-    /// A value that isn't a number.
+    /// A value that is NaN or infinite.
     #[error("tensor `{tensor}`: expected numbers, found {found} at index {index}")]
     NotFinite {
         /// Name in the file.
         tensor: String,
-        /// Place of the value.
+        /// Index of the value.
         index: usize,
         /// The value.
         found: f32,
     },
-    /// A scaling that isn't a number.
+    /// A scaling that is NaN or infinite.
     #[error("tensor `{tensor}`: expected a finite scaling, found {found}")]
     Scaling {
         /// Name of the A matrix in the file.
@@ -221,7 +221,7 @@ pub enum AdapterError {
         /// The scaling.
         found: f32,
     },
-    /// Two changes of one layer in one adapter.
+    /// Two updates of one layer in one adapter.
     #[error(
         "tensor `{tensor}`: expected one change of the {module} of layer {layer}, found another"
     )]
@@ -233,14 +233,14 @@ pub enum AdapterError {
         /// The block.
         layer: usize,
     },
-    /// Values that can't be held in the type asked for.
+    /// Values that can't be encoded as the requested type.
     #[error("tensor `{tensor}` as {dtype}")]
     Encode {
         /// Name in the file.
         tensor: String,
-        /// The type asked for.
+        /// The requested type.
         dtype: DType,
-        /// What stood in the way.
+        /// Why not.
         source: QuantError,
     },
     /// The backend refused a matrix.
@@ -248,8 +248,8 @@ pub enum AdapterError {
     Backend(#[from] BackendError),
 }
 
-/// An adapter whose matrices are on the backend of a model, checked against it. Shared by the sessions
-/// it is active in; see [`Model::load_adapter`].
+/// An adapter whose matrices are on the backend of a model, checked against it. Shared by the sessions it is
+/// active in; see [`Model::load_adapter`].
 pub struct Adapter<B: Backend> {
     name: String,
     model: Weak<Model<B>>,
@@ -257,7 +257,7 @@ pub struct Adapter<B: Backend> {
     layers: Vec<BlockUpdates<B::Linear>>,
 }
 
-/// What an adapter does to each linear layer of a block, in the order of [`LinearLayer`].
+/// The updates of each linear layer of a block, in the order of [`LinearLayer`].
 type BlockUpdates<L> = [Option<Update<L>>; 7];
 
 /// `y ← y + scaling · B (A x)`.
@@ -269,11 +269,11 @@ struct Update<L> {
     scaling: f32,
 }
 
-/// An adapter that is applied, and how strongly.
+/// An active adapter and its scale.
 pub struct ActiveAdapter<B: Backend> {
     /// The adapter.
     pub adapter: Arc<Adapter<B>>,
-    /// Factor on all that it adds; 1 is as it was trained.
+    /// Scale of its updates; 1 is as trained.
     pub scale: f32,
 }
 
@@ -293,7 +293,7 @@ impl<B: Backend> PartialEq for ActiveAdapter<B> {
 }
 
 impl<B: Backend> Adapter<B> {
-    /// What to call it in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -305,9 +305,9 @@ impl<B: Backend> Adapter<B> {
 }
 
 impl<B: Backend> Model<B> {
-    /// Checks an adapter against this model and puts its matrices on the model's backend. The model's
-    /// own weights are neither read nor changed; the adapter is at work in the sessions that it is given
-    /// to ([`Session::set_adapters`](crate::Session::set_adapters)).
+    /// Checks an adapter against this model and loads its matrices onto the model's backend. The model's own
+    /// weights are neither read nor changed; the adapter is active in the sessions that it is set for
+    /// ([`Session::set_adapters`](crate::Session::set_adapters)).
     ///
     /// Errors: [`AdapterError`] names the tensor at fault, what was expected and what was found.
     pub fn load_adapter(
@@ -335,7 +335,7 @@ impl<B: Backend> Model<B> {
                     scaling,
                 })
             };
-            // Beside the matrices that they change.
+            // Next to the matrices that they update.
             let update = self.backend.load_group(Group::Layer(layer), load)?;
             layers[layer][module as usize] = Some(update);
         }
@@ -346,7 +346,7 @@ impl<B: Backend> Model<B> {
         }))
     }
 
-    /// Adds what the `adapters` of each range of rows give to the outputs of linear layers of block
+    /// Adds the updates of the `adapters` of each range of rows to the outputs of linear layers of block
     /// `layer`, which all read `x`.
     pub(crate) fn adapt(
         &self,

@@ -1,58 +1,58 @@
-//! What becomes of the output head while a model is loaded.
+//! How the output head is loaded.
 //!
-//! The head is the largest matrix of most models, and decoding reads all of it for every token, so it
-//! may be held in fewer bits than it is stored in, or be given a screen (see `crate::screening`).
+//! The head is the largest matrix of most models, and decoding reads all of it for every token, so it may be
+//! stored in fewer bits than in the file, or be given a screen (see `crate::screening`).
 
 use sterna_format::DType;
 
 use super::{LinearId, LinearRecipe, ModelPlan, Recipe, Stored};
 use crate::error::PlanError;
 
-/// Choices about the output head.
+/// Options for the output head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HeadOptions {
-    /// The type it is held as; as it is stored if `None`. The embedding table stays as it is, even
-    /// where both are one tensor.
+    /// The type it is converted to; unchanged if `None`. The embedding table stays as it is, even where both
+    /// are one tensor.
     pub dtype: Option<DType>,
-    /// Whether a copy in fewer bits rules out rows where only the largest logits are wanted.
+    /// Whether a copy in fewer bits rules out rows where only the largest logits are needed.
     pub screen: HeadScreen,
 }
 
-/// The copy of the output head that is read first where only the largest logits are wanted
-/// ([`Logits::Top`](crate::Logits::Top)): it rules out rows that can't be among them, so that the head
-/// itself is hardly read. No token depends on it.
+/// The copy of the output head that is read first where only the largest logits are needed
+/// ([`Logits::Top`](crate::Logits::Top)): it rules out rows that can't be among them, so that little of the
+/// head itself is read. No token depends on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HeadScreen {
     /// There is none.
     #[default]
     Off,
-    /// Q5_K, if the head can have one and has at least a tenth more bits; else none.
+    /// Q5_K, if the head supports one and has at least a tenth more bits; else none.
     Auto,
     /// One of this type.
     As(DType),
 }
 
-/// The type of [`HeadScreen::Auto`]: with random weights of 4,096 columns, the largest logit is still
-/// told from all but a few percent of the others.
+/// The type of [`HeadScreen::Auto`]: with random weights of 4,096 columns, it still separates the largest
+/// logit from all but a few percent of the others.
 const AUTO_SCREEN: DType = DType::Q5_K;
 
-/// Decided for a plan.
+/// Resolved for a plan.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Head {
-    /// The type to encode the head as, if it is another than that it is stored in.
+    /// The type to convert the head to, if it differs from the stored type.
     pub(crate) dtype: Option<DType>,
     /// The type of its screen.
     pub(crate) screen: Option<DType>,
-    /// The model does without a screen that can't be made.
+    /// The model goes without a screen that can't be made.
     pub(crate) screen_may_fail: bool,
 }
 
 impl ModelPlan {
-    /// The plan with other choices about the output head.
+    /// The plan with other options for the output head.
     ///
-    /// Errors: [`PlanError::Config`] if the head is ternary, its width isn't whole blocks of a type
-    /// asked for, or a screen is asked for that has no fewer bits than the head, or where more happens to
-    /// logits than a product with the head.
+    /// Errors: [`PlanError::Config`] if the head is ternary, its width isn't whole blocks of a requested
+    /// type, or a screen is requested that has no fewer bits than the head, or where logits are more than a
+    /// product with the head.
     pub fn with_head(mut self, options: HeadOptions) -> Result<ModelPlan, PlanError> {
         self.head = Head::default();
         if let Some(dtype) = options.dtype {
@@ -105,7 +105,7 @@ impl ModelPlan {
         Ok(())
     }
 
-    /// The type that the head is stored in; an error if it is none of blocks.
+    /// The type that the head is stored in; an error unless it is one of blocks.
     fn stored_blocks(&self, what: &str) -> Result<DType, PlanError> {
         match self.head_recipe().stored {
             Stored::Blocks(stored) => Ok(stored),
@@ -130,7 +130,7 @@ impl ModelPlan {
         ))
     }
 
-    /// The matrix that logits come from: the embedding table if there is no other.
+    /// The matrix that computes logits: the embedding table if there is no other.
     pub(crate) fn head_id(&self) -> LinearId {
         let output = self.weights.output.as_ref();
         output.map_or(self.weights.token_embd, |head| head.weight)
@@ -148,7 +148,7 @@ impl ModelPlan {
         recipe.n as u64 * recipe.k as u64
     }
 
-    /// Bytes of the head in the type it is held as.
+    /// Bytes of the head in the type it is loaded as.
     pub(crate) fn head_bytes(&self) -> u64 {
         match self.head.dtype {
             Some(dtype) => self.head_bytes_as(dtype),
@@ -168,8 +168,8 @@ impl ModelPlan {
             .map(|dtype| self.head_bytes_as(dtype) + bounds)
     }
 
-    /// Bytes of the weights that loading makes beside those it finds in the files: an output head in
-    /// another type, and its screen ([`ModelPlan::with_head`]).
+    /// Bytes of the weights that loading creates in addition to those in the files: an output head in another
+    /// type, and its screen ([`ModelPlan::with_head`]).
     pub fn made_bytes(&self) -> u64 {
         let head = self.head.dtype.map_or(0, |dtype| self.head_bytes_as(dtype));
         head + self.screen_bytes().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! From files to a list of what to load: every tensor checked before any of them is read.
+//! From files to a list of what to load: every tensor is checked before any of them is read.
 
 mod head;
 mod planner;
@@ -18,18 +18,17 @@ pub(crate) use head::Head;
 pub use head::{HeadOptions, HeadScreen};
 use planner::{BitLinears, Planner};
 
-/// Choices that files don't settle.
+/// Options that files don't determine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlanOptions {
     /// Which of the three layouts that share the I2_S type id a GGUF file uses.
     pub i2s_layout: I2sLayout,
 }
 
-/// What the configuration of a Hugging Face model says about its ternary weights, which their types
-/// don't.
+/// What the configuration of a Hugging Face model says about its ternary weights, and their types don't.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TernaryRules {
-    /// Floats are masters to be rounded, even if they happen to be trits.
+    /// Floats are master weights to be quantized, even if they happen to be trits.
     pub masters: bool,
     /// Packed trits are divided by their scale, not multiplied.
     pub scales_divide: bool,
@@ -60,7 +59,7 @@ pub struct ModelPlan {
     pub(crate) values: Values,
 }
 
-/// Whose conventions the values of stored weights follow.
+/// The conventions of stored values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Values {
     /// Rows of queries and keys are permuted for families that rotate pairs; Gemma's norms are whole.
@@ -77,7 +76,7 @@ pub(crate) struct LinearId(pub(crate) usize);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct VectorId(pub(crate) usize);
 
-/// Divisors of rotary frequencies that a GGUF file keeps in tensors.
+/// Divisors of rotary frequencies that a GGUF file stores in tensors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RopeFactors {
     One(VectorId),
@@ -90,7 +89,7 @@ pub(crate) enum RopeFactors {
 }
 
 impl RopeFactors {
-    /// The scaling that these divisors make, each list being what `list` gives for its place.
+    /// The scaling with these divisors, each list being what `list` returns for its index.
     pub(crate) fn scaling(self, mut list: impl FnMut(VectorId) -> Vec<f32>) -> RopeScaling {
         match self {
             RopeFactors::One(id) => RopeScaling::Factors(list(id)),
@@ -121,7 +120,7 @@ pub(crate) struct Spec {
 pub struct TensorRequest {
     /// GGUF name of the tensor.
     pub name: String,
-    /// What the file calls it, where that is something else.
+    /// Its name in the file, if different.
     pub renamed_from: Option<String>,
     /// Index of the file, as in the catalog.
     pub file: usize,
@@ -132,7 +131,7 @@ pub struct TensorRequest {
 }
 
 impl TensorRequest {
-    /// What the file calls the tensor, for messages.
+    /// The tensor's name in the file, for messages.
     pub fn name_in_file(&self) -> &str {
         self.renamed_from.as_deref().unwrap_or(&self.name)
     }
@@ -162,23 +161,23 @@ pub(crate) struct LinearRecipe {
     /// Rows and columns of the weight.
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// First of these rows in the stored tensor, and rows of that tensor, where the part is all of
-    /// it; 0 and `n` where the part is just the rows wanted.
+    /// First of these rows in the stored tensor, and rows of that tensor, where the part is all of it; 0 and
+    /// `n` where the part is just the requested rows.
     pub(crate) first_row: usize,
     pub(crate) n_stored: usize,
     pub(crate) stored: Stored,
     pub(crate) scale: Option<ScaleRecipe>,
 }
 
-/// How a matrix is stored, and what it is to become.
+/// How a matrix is stored, and what it becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
     /// Blocks, multiplied with float activations.
     Blocks(DType),
-    /// Blocks of a BitLinear layer: trits with one scale if that is what they hold, float masters
+    /// Blocks of a BitLinear layer: trits with one scale if that is what they contain, float master weights
     /// otherwise.
     BitLinear(DType),
-    /// Float masters of a BitLinear layer.
+    /// Float master weights of a BitLinear layer.
     Masters(DType),
     /// I2_S codes; the scale is a part of its own.
     I2s(I2sLayout),
@@ -202,7 +201,7 @@ impl ModelPlan {
         catalog: &TensorCatalog,
         options: &PlanOptions,
     ) -> Result<ModelPlan, PlanError> {
-        // The family first: of a model that is none of ours, tensors can't be said to be missing.
+        // The family first: for an unsupported model, tensors can't be reported as missing.
         let (_, family) = config::gguf::family(metadata)?;
         let config = ModelConfig::from_gguf(metadata, n_vocab(catalog, None)?)?;
         let bit_linears = if family.bit_linear {
@@ -226,7 +225,7 @@ impl ModelPlan {
 
     /// Plans a model from a Hugging Face folder's configuration and tensors.
     ///
-    /// `catalog` has the tensors under the names of the files.
+    /// `catalog` has the tensors under their names in the files.
     /// Errors: [`PlanError`] names the value or tensor at fault.
     pub fn from_hf(
         hf: &Config,
@@ -272,9 +271,9 @@ impl ModelPlan {
         weights - replaced + self.made_bytes()
     }
 
-    /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it
-    /// reads a row, unless the table is the output head too. Of a head with a screen, the screen counts:
-    /// the rows that it doesn't rule out come on top.
+    /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it reads a
+    /// row, unless the table is also the output head. Of a head with a screen, the screen is counted: the
+    /// rows that it doesn't rule out are extra.
     pub fn bytes_per_token(&self) -> u64 {
         let table = self.specs[self.weights.token_embd.0].memory_bytes();
         let all = self.memory_bytes();
@@ -302,7 +301,7 @@ impl ModelPlan {
 
     /// The stored weights that become trits with one scale, whatever form they are stored in.
     ///
-    /// Quantised blocks of a BitLinear layer are not among them, though some turn out to be.
+    /// Quantised blocks of a BitLinear layer are not among them, though some may turn out to be.
     pub fn ternary_weights(&self) -> impl Iterator<Item = &TensorRequest> {
         let is_ternary = |spec: &&Spec| match &spec.recipe {
             Recipe::Linear(recipe) => recipe.becomes_packed_trits(),
@@ -311,8 +310,7 @@ impl ModelPlan {
         (self.specs.iter().filter(is_ternary)).filter_map(|spec| spec.parts.first())
     }
 
-    /// Multiplications of activations with weights that a prompt of `n_tokens` takes, and the head
-    /// after its last token.
+    /// Multiply-accumulates with weights for a prompt of `n_tokens`, and the head after its last token.
     pub fn prefill_multiply_adds(&self, n_tokens: usize) -> u64 {
         let size = |id: LinearId| match self.specs[id.0].recipe {
             Recipe::Linear(LinearRecipe { n, k, .. }) => n as u64 * k as u64,
@@ -339,9 +337,9 @@ impl Spec {
 }
 
 impl LinearRecipe {
-    /// Whether the weight will be held as densely packed trits, not in as many bytes as the file has.
+    /// Whether the weight will be stored as densely packed trits, not in as many bytes as the file has.
     ///
-    /// Quantised blocks of a BitLinear layer are taken not to be, though some turn out to be.
+    /// Quantised blocks of a BitLinear layer are assumed not to be, though some may turn out to be.
     fn becomes_packed_trits(&self) -> bool {
         match self.stored {
             Stored::Blocks(_) => false,
@@ -389,8 +387,8 @@ mod tests {
 
     use super::*;
 
-    /// The error of a plan for a checkpoint of three layers, of which `config` reads the configuration and
-    /// `change` changes a tensor or leaves it out.
+    /// The error of a plan for a checkpoint of three layers, where `config` reads the configuration and
+    /// `change` changes a tensor or removes it.
     fn refusal(
         config: impl Fn(String) -> String,
         change: impl Fn(TensorEntry) -> Option<TensorEntry>,
@@ -460,7 +458,7 @@ mod tests {
         assert!(unused.contains("among them `model.layers.2."), "{unused}");
     }
 
-    /// Catalogs are anyone's to fill.
+    /// Catalogs are untrusted.
     #[test]
     fn places_that_cannot_be_are_refused() {
         let message = with(Q, |entry| {

@@ -1,4 +1,4 @@
-//! Finding each weight's tensors, and checking that they fit.
+//! Finding each weight's tensors, and checking them.
 
 use std::collections::HashSet;
 
@@ -25,20 +25,20 @@ pub(super) enum BitLinears {
     All,
     /// As a Hugging Face quantization configuration says.
     Configured {
-        /// Float weights are masters, to be ternarised.
+        /// Float weights are master weights, to be ternarised.
         online: bool,
-        /// Float weights belong to BitLinear layers all the same.
+        /// Float weights belong to BitLinear layers nevertheless.
         family: bool,
         /// Packed weights are divided by their scale, not multiplied.
         divides: bool,
-        /// Modules left as they are.
+        /// Modules that are not converted.
         except: Vec<Exception>,
     },
 }
 
-/// Most entries of `modules_to_not_convert` taken; naming each module of a large model takes hundreds.
+/// Maximum entries of `modules_to_not_convert`; naming each module of a large model takes hundreds.
 const MAX_EXCEPTIONS: usize = 2048;
-/// Memory that a compiled entry may take: each is matched with every module.
+/// Memory limit of a compiled entry: each is matched against every module.
 const MAX_PATTERN_BYTES: usize = 16 << 10;
 
 /// An entry of `modules_to_not_convert`.
@@ -50,7 +50,7 @@ pub(super) struct Exception {
 
 impl Exception {
     fn new(entry: &str) -> Exception {
-        // Entries may be regular expressions; one that is none can still be the end of a name.
+        // Entries may be regular expressions; an invalid one can still be the suffix of a name.
         Exception {
             start: RegexBuilder::new(&format!(r"^(?:{entry})(?:\.|$)"))
                 .size_limit(MAX_PATTERN_BYTES)
@@ -101,8 +101,8 @@ impl BitLinears {
         })
     }
 
-    /// What the weights of the layer with the GGUF name `name` become, if they are stored in
-    /// `dtype` and not in a form that is ternary by itself.
+    /// What the weights of the layer with the GGUF name `name` become, if they are stored in `dtype` and not
+    /// in a form that is inherently ternary.
     fn stored(&self, name: &str, dtype: DType) -> Stored {
         let in_block = name.starts_with("blk.");
         match self {
@@ -142,7 +142,7 @@ pub(super) struct Planner<'a> {
     catalog: &'a TensorCatalog,
     bit_linears: BitLinears,
     options: PlanOptions,
-    /// `model_type` of a Hugging Face model, whose files spell names and norms their own way.
+    /// `model_type` of a Hugging Face model, whose files have their own names and norm conventions.
     model_type: Option<&'a str>,
     /// Added to norm weights.
     norm_plus: f32,
@@ -171,8 +171,7 @@ impl Rows {
 impl<'a> Planner<'a> {
     /// For the tensors of `catalog`, of a Hugging Face model of type `model_type`, or else of GGUF files.
     ///
-    /// Errors: [`PlanError::TensorBytes`] if one of them can't have the place and size that it is said to
-    /// have.
+    /// Errors: [`PlanError::TensorBytes`] if the offset and size of one of them can't be right.
     pub(super) fn new(
         config: &'a ModelConfig,
         catalog: &'a TensorCatalog,
@@ -196,8 +195,8 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Every weight of the model. Where there is no output head of its own and it `may_be_tied`, it
-    /// is the embedding table.
+    /// Every weight of the model. Where there is no separate output head and it `may_be_tied`, it is the
+    /// embedding table.
     pub(super) fn weights(
         &mut self,
         may_be_tied: bool,
@@ -221,7 +220,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The specs, once every tensor has found its place.
+    /// The specs, once every tensor has been used.
     pub(super) fn finish(self) -> Result<Vec<Spec>, PlanError> {
         let mut unused = self
             .catalog
@@ -237,7 +236,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The divisors of rotary frequencies that a GGUF file keeps in tensors.
+    /// The divisors of rotary frequencies that a GGUF file stores in tensors.
     pub(super) fn rope_factors(
         &mut self,
         metadata: &Metadata,
@@ -311,7 +310,7 @@ impl<'a> Planner<'a> {
             self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
 
         let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
-        // Without a gate of its own, the up projection holds both, the gate first.
+        // Without a separate gate, the up projection contains both, the gate first.
         let (gate, up) = if self.find(&name("ffn_gate.weight")).is_some() {
             (
                 self.projection(&name("ffn_gate"), Rows::all(ffn_dim), model_dim)?,
@@ -437,7 +436,7 @@ impl<'a> Planner<'a> {
         let norm_name = format!("{name}_norm_in.weight");
         let input_norm = match self.find(&norm_name) {
             None => None,
-            // A plain weight in every family: the layer brings it, not the model.
+            // Without an offset in every family: this norm belongs to the layer, not to the model.
             Some(_) => Some(self.vector(&norm_name, k, 0.0)?),
         };
         let weight = self.matrix(name, rows, k)?;
@@ -515,8 +514,8 @@ impl<'a> Planner<'a> {
         recipe.first_row = 0;
         recipe.n_stored = rows.n;
         recipe.stored = self.bit_linears.stored(name, entry.dtype);
-        // Some files keep the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and
-        // Hugging Face's with codes that aren't packed.
+        // Some files store the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and Hugging
+        // Face's with codes that aren't packed.
         for (scale_name, divides) in [
             (format!("{name}.scale"), false),
             (format!("{name}.weight_scale"), self.bit_linears.divides()),
@@ -577,8 +576,8 @@ fn check_shape(entry: &TensorEntry, expected: &[usize]) -> Result<(), PlanError>
     }
 }
 
-/// Fails if a tensor has fewer bytes than its elements take, or ends beyond what can be counted: where
-/// catalogs come from isn't known here, and all arithmetic on offsets rests on it.
+/// Fails if a tensor has fewer bytes than its elements take, or its end overflows: catalogs may come from
+/// anywhere, and all arithmetic on offsets relies on this check.
 fn check_bytes(entry: &TensorEntry) -> Result<(), PlanError> {
     let dtype = entry.dtype;
     let n_elements = (entry.shape.iter()).try_fold(1_usize, |n, &dim| n.checked_mul(dim));

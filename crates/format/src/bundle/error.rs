@@ -9,7 +9,7 @@ use crate::hf::ConfigError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BundleError {
-    /// The bytes given end inside the header, but the file goes on.
+    /// The given bytes end inside the header, but the file continues.
     #[error("the header goes on after the bytes at hand: at least {at_least} are needed")]
     NeedMore {
         /// Bytes from the start of the file without which parsing can't get further.
@@ -32,12 +32,12 @@ pub enum BundleError {
         place: Location,
         /// The field.
         field: &'static str,
-        /// What should stand there.
+        /// What was expected there.
         expected: String,
         /// What does.
         found: String,
     },
-    /// The file goes on after its last part.
+    /// The file continues after its last part.
     #[error("{n} bytes after the last part of the file, at offset {at}")]
     Trailing {
         /// Where they begin.
@@ -73,7 +73,7 @@ pub enum BundleError {
         name: String,
         /// `matrix` or `vector`.
         expected: &'static str,
-        /// What stands there.
+        /// What was found there.
         found: String,
     },
     /// There are more or fewer layers than there should be.

@@ -1,4 +1,4 @@
-//! Where data lies in the files that are mapped.
+//! Where data is in mapped files.
 
 use super::error::ensure;
 use super::{BundleError, Location};

@@ -16,7 +16,7 @@ const FIXED_BYTES: u64 = 64;
 /// Bytes of a record.
 const RECORD_BYTES: u64 = 64;
 
-/// What `qmodel.lora` says, checked: every matrix lies in the file, aligned, and alone.
+/// What `qmodel.lora` says, checked: every matrix is within the file, aligned, and doesn't overlap others.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraFile {
     /// Layers of the model that the adapter is for.
@@ -41,7 +41,7 @@ pub struct LoraPair {
     pub b: StoredMatrix,
 }
 
-/// A matrix of floats and where it lies.
+/// A matrix of floats and its location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredMatrix {
     /// F32, F16 or BF16.
@@ -57,13 +57,13 @@ pub struct StoredMatrix {
 }
 
 impl LoraFile {
-    /// Parses what stands before the data of a file of `file_len` bytes that begins with `prefix`.
+    /// Parses the part before the data of a file of `file_len` bytes that begins with `prefix`.
     ///
     /// Memory stays within 8 MiB, whatever the file says.
     ///
     /// # Errors
     ///
-    /// [`BundleError::NeedMore`] if the records go on after the prefix; every other error means that
+    /// [`BundleError::NeedMore`] if the records continue after the prefix; every other error means that
     /// the file is bad, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<LoraFile, BundleError> {
         let mut cursor = Cursor::new(prefix, file_len);

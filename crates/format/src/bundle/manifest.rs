@@ -10,7 +10,7 @@ const TENSOR_BYTES: u64 = 55;
 const SECTION_BYTES: u64 = 9;
 
 /// A quantize manifest, checked: every range is that of its type and shape, every index in range.
-/// That the ranges lie in their files is for the reader of those to check.
+/// Whether the ranges are within their files is checked by the reader of those.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// Paths of the files that hold the tensors.
@@ -115,7 +115,7 @@ pub struct MatrixSource {
 impl Manifest {
     /// Parses the whole of a manifest that is about a model of `arch`.
     ///
-    /// Whether it has a table of sections is told by what leaves no byte over; no manifest can be read
+    /// It has a table of sections if parsing it that way leaves no byte over; no manifest can be parsed
     /// both ways. Memory stays within four times the bytes given.
     ///
     /// # Errors

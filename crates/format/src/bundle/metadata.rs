@@ -50,10 +50,10 @@ pub struct BundleMetadata {
 }
 
 /// What `config` says about the shape of a model, as the text whose SHA-256 tells whether an adapter
-/// fits: compact JSON with sorted keys, all in ASCII. What `text_config` has takes the place of what
-/// stands beside it, but for the architectures.
+/// fits: compact JSON with sorted keys, all in ASCII. Members of `text_config` replace those next to it,
+/// except for the architectures.
 ///
-/// `None` if `config` is no object.
+/// `None` if `config` is not an object.
 pub fn identity(config: &Value) -> Option<String> {
     let top = config.as_object()?;
     let text = top.get("text_config").and_then(Value::as_object);

@@ -62,8 +62,8 @@ fn layer_parts(arch: ArchType) -> Option<&'static [Part]> {
     }
 }
 
-/// The parts of a layer of `arch` by their paths, in the order in which its tensors stand; a bias stands
-/// directly after its weight.
+/// The parts of a layer of `arch` by their paths, in the order of its tensors; a bias comes directly
+/// after its weight.
 ///
 /// # Errors
 ///
@@ -91,8 +91,8 @@ pub struct Names {
 ///
 /// First come the embedding table, the output head unless the table is `tied` to it, and the last norm;
 /// then the parts of each layer. A head or a linear layer may have a bias, which comes after its weight
-/// (that of the head also before it): it is told by one vector more than the norms up to the next matrix
-/// make. Every sequence has one reading or none.
+/// (that of the head also before it): it is recognised by one vector more than the norms up to the next
+/// matrix. Every sequence has one interpretation or none.
 ///
 /// ```
 /// use sterna_format::bundle::{ArchType, tensor_names};

@@ -18,7 +18,7 @@ const RECORD_BYTES: u64 = 40;
 /// The embedding table is the output head too.
 const TIED: u32 = 1;
 
-/// What `qmodel.tensors` says, checked: every tensor lies in the file, aligned, and alone.
+/// What `qmodel.tensors` says, checked: every tensor is within the file, aligned, and doesn't overlap others.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorFile {
     /// What it says about the model.
@@ -46,7 +46,7 @@ pub struct ModelFacts {
     pub norm_eps: f64,
 }
 
-/// A tensor and where it lies.
+/// A tensor and its location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredTensor {
     /// What it is.
@@ -146,13 +146,13 @@ impl ModelFacts {
 }
 
 impl TensorFile {
-    /// Parses what stands before the data of a file of `file_len` bytes that begins with `prefix`.
+    /// Parses the part before the data of a file of `file_len` bytes that begins with `prefix`.
     ///
     /// Memory stays within 8 MiB, whatever the file says.
     ///
     /// # Errors
     ///
-    /// [`BundleError::NeedMore`] if the records go on after the prefix; every other error means that
+    /// [`BundleError::NeedMore`] if the records continue after the prefix; every other error means that
     /// the file is bad, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<TensorFile, BundleError> {
         let mut cursor = Cursor::new(prefix, file_len);

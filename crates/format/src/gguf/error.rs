@@ -6,7 +6,7 @@ use crate::DType;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The bytes given end inside the header, but the file goes on.
+    /// The given bytes end inside the header, but the file continues.
     ///
     /// `at_least` is more than was given and no more than the file holds. A reader over a network
     /// should fetch the larger of `at_least` and twice what it has, and parse again.
@@ -110,8 +110,8 @@ pub enum GgufError {
         /// The deepest nesting that is accepted.
         limit: usize,
     },
-    /// A key stands twice.
-    #[error("metadata key `{key}` stands twice")]
+    /// A key occurs twice.
+    #[error("metadata key `{key}` occurs twice")]
     DuplicateKey {
         /// The key.
         key: String,
@@ -132,12 +132,12 @@ pub enum GgufError {
         /// What it should hold.
         expected: &'static str,
     },
-    /// A key holds something else than asked for.
+    /// A key holds another type than requested.
     #[error("metadata key `{key}`: expected {expected}, found {found}")]
     WrongType {
         /// The key.
         key: String,
-        /// What was asked for.
+        /// What was requested.
         expected: &'static str,
         /// What it holds.
         found: String,
@@ -192,8 +192,8 @@ pub enum GgufError {
         /// Elements of one block.
         block: usize,
     },
-    /// A tensor name stands twice, in one file or in two parts.
-    #[error("tensor `{name}` stands twice")]
+    /// A tensor name occurs twice, in one file or in two parts.
+    #[error("tensor `{name}` occurs twice")]
     DuplicateTensor {
         /// The tensor.
         name: String,

@@ -1,4 +1,4 @@
-//! From the tensor list of a header to entries whose bytes are known to lie in the file.
+//! From the tensor list of a header to entries whose bytes are known to be within the file.
 
 use crate::catalog::n_elements;
 use crate::{DType, TensorEntry};

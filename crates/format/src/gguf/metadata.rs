@@ -10,7 +10,7 @@ use super::value::{Array, Strings, Value};
 
 /// Metadata entries in file order, found by key.
 ///
-/// The getters tell three cases apart: `Ok(Some(_))`, `Ok(None)` if the key is absent, and
+/// The getters distinguish three cases: `Ok(Some(_))`, `Ok(None)` if the key is absent, and
 /// [`GgufError::WrongType`] if it holds something else. The `require_*` forms turn absence into
 /// [`GgufError::MissingKey`].
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -41,7 +41,7 @@ const MAX_NAME_BYTES: u64 = 65_535;
 
 /// The header of one GGUF file, checked.
 ///
-/// Every tensor in it is aligned, lies in the file and shares no byte with another.
+/// Every tensor in it is aligned, within the file and doesn't overlap others.
 #[derive(Debug, Clone)]
 pub struct Gguf {
     version: u32,
@@ -58,7 +58,7 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// [`GgufError::NeedMore`] if the header goes on after the prefix; every other error means
+    /// [`GgufError::NeedMore`] if the header continues after the prefix; every other error means
     /// that the file is bad or not supported, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<Gguf, GgufError> {
         let mut cursor = Cursor::new(prefix, file_len);
@@ -223,6 +223,6 @@ mod tests {
         }
         writer.tensor("t", DType::F32, &[1]).unwrap();
         let error = writer.tensor("t", DType::F32, &[1]).unwrap_err();
-        assert_eq!(error.to_string(), "tensor `t` stands twice");
+        assert_eq!(error.to_string(), "tensor `t` occurs twice");
     }
 }

@@ -232,7 +232,7 @@ mod tests {
             ),
             (
                 vec![part(0, 2, "a", &[]), part(1, 2, "a", &[])],
-                "tensor `a` stands twice",
+                "tensor `a` occurs twice",
             ),
             (
                 vec![part(0, 2, "a", &[("x", 1)]), part(1, 2, "b", &[("x", 2)])],

@@ -62,7 +62,7 @@ const UNSUPPORTED: [(&str, &str); 15] = [
     ("megatron_config", "layers of one process"),
 ];
 
-/// Ways to begin a training that change the weights of the base model.
+/// Initialisation methods that change the weights of the base model.
 const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
 impl AdapterConfig {
@@ -111,7 +111,7 @@ impl AdapterConfig {
                 return init.refuse(EXPECTED, format!("`{init_name}`, which changes the base"));
             }
         }
-        // `fan_in_fan_out` says how the base stores its weights; the adapter's lie the same either way.
+        // `fan_in_fan_out` says how the base stores its weights; the adapter's have the same layout either way.
         let rank_stabilised = root.get("use_rslora").map(|n| n.bool()).transpose()?;
         let target_modules = match root.get("target_modules") {
             Some(node) if node.is_list() => node.list(|item| item.str())?,
@@ -281,7 +281,7 @@ impl AdapterTensor {
         let Some((path, matrix, rest)) = split else {
             return refuse(MATRIX, "something else");
         };
-        // The name of the adapter stands before `weight` in files that weren't saved by PEFT itself.
+        // The name of the adapter comes before `weight` in files that weren't saved by PEFT itself.
         match rest.strip_suffix(".weight") {
             Some("") => {}
             Some(adapter) if adapter.starts_with('.') && !adapter[1..].contains('.') => {}

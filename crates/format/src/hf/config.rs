@@ -29,7 +29,7 @@ pub struct Config {
     pub num_key_value_heads: Option<usize>,
     pub head_dim: Option<usize>,
     pub max_position_embeddings: Option<usize>,
-    /// Context length before stretching, where it stands outside of the RoPE parameters (phi3).
+    /// Original context length, where it is outside of the RoPE parameters (phi3).
     pub original_max_position_embeddings: Option<usize>,
     pub rms_norm_eps: Option<f64>,
     pub hidden_act: Option<String>,
@@ -184,11 +184,11 @@ impl Config {
     }
 
     /// The RoPE parameters of layers of type `layer_type` (`full_attention` for models that don't
-    /// distinguish), whichever way the file spells them.
+    /// distinguish), however the file spells them.
     ///
-    /// `rope_scaling` replaces `rope_parameters` where a file has both. Values that stand outside of them
+    /// `rope_scaling` replaces `rope_parameters` where a file has both. Values outside of them
     /// (`rope_theta`, `partial_rotary_factor`, `original_max_position_embeddings`) fill their gaps.
-    /// A file with `rope_local_base_freq` means it for sliding layers, which it doesn't stretch.
+    /// A file with `rope_local_base_freq` means it for sliding layers, which it doesn't scale.
     pub fn rope(&self, layer_type: &str) -> RopeParameters {
         let local = self
             .rope_local_base_freq

@@ -7,7 +7,7 @@ use super::node::{self, Node};
 /// Sampling defaults and stop ids, under their names there. What the file doesn't say is `None` or
 /// empty.
 ///
-/// These are hints: numbers are given as they stand, out of range, infinite or NaN, for the
+/// These are hints: numbers are returned verbatim, out of range, infinite or NaN, for the
 /// sampler to judge. Only a value that isn't a number is an error.
 #[derive(Debug, Clone, Default, PartialEq)]
 // Fields without a comment are the keys of the file.

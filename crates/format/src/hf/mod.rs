@@ -1,4 +1,4 @@
-//! The JSON files beside a Hugging Face checkpoint, as typed facts.
+//! The JSON files of a Hugging Face checkpoint, as typed values.
 //!
 //! [`Config`], [`GenerationConfig`] and [`TokenizerConfig`] hold what the files say in the spellings
 //! of Transformers 4 and 5; what it means for a model family is for the engine and the text crate
@@ -38,7 +38,7 @@ pub enum ConfigError {
     Value {
         /// Path to the value, such as `` `rope_scaling.factor` ``.
         path: String,
-        /// What should stand there.
+        /// What was expected there.
         expected: &'static str,
         /// What does.
         found: String,

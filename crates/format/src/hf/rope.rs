@@ -98,7 +98,7 @@ impl RopeSet {
                 format!("{n} members"),
             );
         }
-        // A value beside the layer types would be one for all of them, which no version writes:
+        // A value next to the layer types would be one for all of them, which no version writes:
         // reading it as parameters of a layer type is an error.
         let read = |(name, member): (&str, Node<'_>)| {
             Ok((name.to_owned(), RopeParameters::read(&member)?))

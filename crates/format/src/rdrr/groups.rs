@@ -1,4 +1,4 @@
-//! Component groups: the parts of a model that can be exchanged by themselves.
+//! Component groups: the parts of a model that can be exchanged separately.
 //!
 //! [`group_of`] decides by a tensor's Hugging Face name, in the order in which the JavaScript
 //! runtime decides, so that both give every tensor the same group.
@@ -166,7 +166,7 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// A text that is no group id of this module's rules.
+/// A text that isn't a group id by this module's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected a group id such as embed, layer.0, layer.0.expert.1 or head")]
 pub struct UnknownGroupId;

@@ -295,8 +295,8 @@ impl Reader<'_> {
     /// Whether `inference` has the scales and factors of another model.
     ///
     /// The JavaScript converter chooses settings by a table of model kinds, and where it mistakes a
-    /// model for another, the numbers of the latter stand in the manifest. Factors that stretch a
-    /// context which is longer than what they stretch it to are a sure sign.
+    /// model for another, the numbers of the latter are in the manifest. Factors that extend a
+    /// context which is already longer than their target are a sure sign.
     fn is_anothers(&self) -> bool {
         let original = self
             .get("rope", "longropeOriginalMaxPos")
@@ -305,7 +305,7 @@ impl Reader<'_> {
             && original.is_some_and(|original| original > self.shape.max_ctx)
     }
 
-    /// The Hugging Face family: the one that the manifest names, or the one whose ways the model has.
+    /// The Hugging Face family: the one that the manifest names, or the one whose conventions the model follows.
     fn model_type(&mut self) -> Option<&'static str> {
         let offset = self.bool("normalization", "rmsNormWeightOffset")?;
         let pre = self.bool("normalization", "preFeedforwardNorm")?;

@@ -1,5 +1,5 @@
-//! `runtimeOptimizations`: what a package asks of the program that runs it. What becomes of that is
-//! the program's to decide.
+//! `runtimeOptimizations`: what a package asks of the program that runs it. How they are resolved is
+//! up to the program.
 
 use serde_json::{Map, Value, json};
 

@@ -56,7 +56,7 @@ const MODULES: [(&str, &str); 23] = [
     ("out_proj", "out_proj"),
 ];
 
-/// The usual name of the module that adapters call `name`, in any case; `None` if it is none.
+/// The usual name of the module that adapters call `name`, in any case; `None` if it isn't one.
 ///
 /// ```
 /// use sterna_format::rdrr::lora::module_of;
@@ -85,7 +85,7 @@ pub fn parse_name(name: &str) -> Option<LoraName> {
     let name = name.to_ascii_lowercase();
     let mut parts: Vec<&str> = name.split('.').collect();
     for suffix in ["weight", "default"] {
-        // PEFT puts the adapter's name, which is `default` if nobody chose one, before `weight`.
+        // PEFT puts the adapter's name, `default` unless another was chosen, before `weight`.
         parts.pop_if(|last| *last == suffix);
     }
     let matrix = match parts.pop()? {

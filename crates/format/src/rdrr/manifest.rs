@@ -13,8 +13,8 @@ use crate::digest::{Algorithm, Digest};
 /// What a package says of itself.
 ///
 /// Fields have the meaning and, in camel case, the names of the format's description
-/// (`docs/formats/rdrr.md`); older and newer spellings are brought to these. Members that nothing
-/// here knows are kept in `extra`, at the level where they stand, and written again.
+/// (`docs/formats/rdrr.md`); older and newer spellings are converted to these. Unknown
+/// members are kept in `extra`, at their level, and written again.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Manifest {
     /// Version of the format.
@@ -153,7 +153,7 @@ pub struct ModelShape {
     pub extra: Map<String, Value>,
 }
 
-/// A component that can be exchanged by itself.
+/// A component that can be exchanged separately.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
     /// Id, such as `layer.0`; see [`super::groups`].
@@ -246,7 +246,7 @@ pub struct Integrity {
     pub block_merkle: Option<BlockMerkle>,
     /// Hashes of the blocks of each shard, for verifying a shard while it arrives.
     pub shard_blocks: Option<ShardBlocks>,
-    /// Files beside the shards, in the order of the file.
+    /// Files other than shards, in the order of the file.
     pub files: Vec<FileHash>,
     /// Members of unknown meaning.
     pub extra: Map<String, Value>,
@@ -285,7 +285,7 @@ pub struct ShardBlocks {
     pub hashes: Vec<Vec<Digest>>,
 }
 
-/// A file beside the shards, and what its bytes are.
+/// A file other than a shard, and how its bytes are verified.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileHash {
     /// Name in the package's folder; neither a shard's nor the manifest's.
@@ -313,7 +313,7 @@ impl Manifest {
         self.tensors_file.as_deref().or(usual)
     }
 
-    /// The files beside the shards that the manifest gives hashes of.
+    /// The files other than shards that the manifest has hashes of.
     pub fn hashed_files(&self) -> &[FileHash] {
         self.integrity.as_ref().map_or(&[], |i| &i.files)
     }

@@ -1,4 +1,4 @@
-//! What quantizations are called, and the tag that tells variants of a model apart.
+//! Names of quantizations, and the tag that distinguishes variants of a model.
 //!
 //! The words of three generations of writers are understood; written are those of the format's
 //! description: `q4_k_m`, `f16`, and GGML's names in lower case for what it doesn't name.
@@ -59,7 +59,7 @@ pub fn same(a: &str, b: &str) -> bool {
     }
 }
 
-/// Types of the three parts of a model that are told apart.
+/// Types of the three parts of a model that are distinguished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
     /// The matrices of the layers.

@@ -7,7 +7,7 @@ use super::problem::{Notes, Path, Problems};
 use super::tensors::{Tensor, TensorMap};
 use crate::json::quoted;
 
-/// A package whose parts fit together: every tensor's pieces lie in shards, no byte belongs to two,
+/// A consistent package: every tensor's pieces are within shards, no byte belongs to two,
 /// and every tensor is in one component group where there are groups.
 #[derive(Debug, Clone)]
 pub struct Package {
@@ -130,7 +130,7 @@ fn check_same(inline: &TensorMap, external: &TensorMap, notes: &mut Notes) {
     }
 }
 
-/// Checks that pieces lie in their shards and share no byte.
+/// Checks that pieces are within their shards and don't overlap.
 fn check_pieces(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) {
     let list = Path::Key(&Path::Root, "tensors");
     let n_shards = manifest.shards.len();

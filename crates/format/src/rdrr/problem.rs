@@ -9,7 +9,7 @@ use crate::json::quoted;
 pub struct Problem {
     /// Where, such as `shards[3].size`; empty for the file as a whole.
     pub path: String,
-    /// What should stand there.
+    /// What was expected there.
     pub expected: String,
     /// What does.
     pub found: String,
@@ -77,7 +77,7 @@ impl fmt::Display for Path<'_> {
             Path::Root => Ok(()),
             Path::Index(parent, i) => write!(f, "{parent}[{i}]"),
             Path::Key(parent, key) => {
-                // Names with dots of their own, such as those of tensors, stand in brackets.
+                // Names with dots of their own, such as those of tensors, are in brackets.
                 let is_plain =
                     !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
                 match (parent, is_plain) {
@@ -109,7 +109,7 @@ impl Notes {
         }
     }
 
-    /// Notes that at `path` stands `found` where `expected` should.
+    /// Records that `found` is at `path` where `expected` should be.
     pub(super) fn add(
         &mut self,
         path: Path<'_>,

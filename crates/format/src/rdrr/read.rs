@@ -21,7 +21,7 @@ const MAX_GROUPS: usize = 100_000;
 const MAX_EOS: usize = 256;
 /// The most modules that an adapter changes.
 const MAX_MODULES: usize = 256;
-/// The most files beside the shards that have hashes.
+/// Maximum number of files other than shards that have hashes.
 const MAX_FILES: usize = 1024;
 /// The rank of an adapter, at most.
 const MAX_RANK: u64 = 65_536;
@@ -551,7 +551,7 @@ fn integrity(
     }
 }
 
-/// Files beside the shards. The manifest can't give its own hash, nor that of its signature.
+/// Files other than shards. The manifest can't give its own hash, nor that of its signature.
 fn file_hashes(
     f: &mut Fields<'_>,
     algorithm: Algorithm,

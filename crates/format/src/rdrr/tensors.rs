@@ -66,7 +66,7 @@ pub enum TensorType {
     Other(String),
 }
 
-/// Which way a matrix lies.
+/// The layout of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Outputs by inputs, as in the checkpoint.
@@ -210,8 +210,8 @@ impl Tensor {
         }
     }
 
-    /// How blocks follow the rows, which the size tells; `None` if it fits neither way, or the type
-    /// isn't known.
+    /// How blocks are arranged in rows, which follows from the size; `None` if it matches neither way, or
+    /// the type is unknown.
     ///
     /// Where both ways take the same bytes and yet differ, a layout that is given means padded rows:
     /// writers that let blocks run over the ends of rows give none.
@@ -462,7 +462,7 @@ impl TensorMap {
     ///
     /// # Errors
     ///
-    /// Everything that is wrong with the file: what isn't JSON, names that stand twice, sizes that
+    /// Everything that is wrong with the file: what isn't JSON, names that occur twice, sizes that
     /// don't fit types and dimensions, pieces that don't add up.
     pub fn parse(bytes: &[u8]) -> Result<TensorMap, Problems> {
         let mut notes = Notes::new();

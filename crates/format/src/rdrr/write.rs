@@ -16,7 +16,7 @@ impl Manifest {
     }
 }
 
-/// An object that is being filled in the order in which its members are to stand.
+/// An object that is filled in the order of its members.
 struct Object(Map<String, Value>);
 
 impl Object {

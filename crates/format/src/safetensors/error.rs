@@ -6,7 +6,7 @@ use crate::DType;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SafeTensorsError {
-    /// The bytes given end inside the header, but the file goes on.
+    /// The given bytes end inside the header, but the file continues.
     #[error(
         "the safetensors header goes on after the bytes at hand: at least {at_least} are needed"
     )]
@@ -143,7 +143,7 @@ pub enum SafeTensorsError {
         file: String,
     },
     /// Two files have a tensor of the same name.
-    #[error("tensor `{name}` stands twice")]
+    #[error("tensor `{name}` occurs twice")]
     DuplicateTensor {
         /// The tensor.
         name: String,

@@ -143,7 +143,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
             } else if metadata.is_none() {
                 metadata = Some(self.metadata(&mut map)?);
             } else {
-                return Err(A::Error::custom("`__metadata__` stands twice"));
+                return Err(A::Error::custom("`__metadata__` occurs twice"));
             }
         }
         Ok(Header {

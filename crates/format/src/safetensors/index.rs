@@ -116,7 +116,7 @@ impl<'de> Deserialize<'de> for WeightMap {
                         }
                     };
                     if out.tensors.contains_key(&tensor) {
-                        let twice = format_args!("`{tensor}` stands twice");
+                        let twice = format_args!("`{tensor}` occurs twice");
                         return Err(A::Error::custom(twice));
                     }
                     out.tensors.insert(tensor, number);
@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for WeightMap {
 ///
 /// # Errors
 ///
-/// If a name stands twice, a listed file isn't given, or a tensor is in another file than `index`
+/// If a name occurs twice, a listed file isn't given, or a tensor is in another file than `index`
 /// says.
 pub fn merge(
     files: Vec<(&str, SafeTensors)>,
@@ -238,7 +238,7 @@ mod tests {
                     ("1.st", file(&["a"])),
                     ("2.st", file(&[])),
                 ],
-                "tensor `a` stands twice",
+                "tensor `a` occurs twice",
             ),
         ] {
             assert_eq!(merge(files, Some(&index)).unwrap_err().to_string(), message);

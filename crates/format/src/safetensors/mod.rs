@@ -23,7 +23,7 @@ const MAX_HEADER_BYTES: u64 = 18 << 20;
 
 /// The header of one safetensors file, checked.
 ///
-/// The tensors fill the data section: each lies in the file, and no byte belongs to two or to none.
+/// The tensors fill the data section: each is within the file, and no byte belongs to two or to none.
 /// A tensor may start at any byte, whatever its element type: alignment is the reader's matter.
 #[derive(Debug, Clone)]
 pub struct SafeTensors {
@@ -40,7 +40,7 @@ impl SafeTensors {
     ///
     /// # Errors
     ///
-    /// [`SafeTensorsError::NeedMore`] if the header goes on after the prefix; every other error
+    /// [`SafeTensorsError::NeedMore`] if the header continues after the prefix; every other error
     /// means that the file is bad or not supported, and says where and why.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<SafeTensors, SafeTensorsError> {
         let (json, data_offset) = header_json(prefix, file_len)?;
@@ -145,7 +145,7 @@ fn place_tensor(
     })
 }
 
-/// Checks that no name stands twice.
+/// Checks that no name occurs twice.
 fn check_names(tensors: &[TensorEntry]) -> Result<(), SafeTensorsError> {
     let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
     names.sort_unstable();
@@ -157,7 +157,7 @@ fn check_names(tensors: &[TensorEntry]) -> Result<(), SafeTensorsError> {
     }
 }
 
-/// Checks that the tensors lie end to end and fill the data section.
+/// Checks that the tensors are contiguous and fill the data section.
 fn check_cover(
     tensors: &[TensorEntry],
     data_offset: u64,
@@ -316,7 +316,7 @@ mod tests {
             (
                 r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#,
                 2,
-                "tensor `a` stands twice",
+                "tensor `a` occurs twice",
             ),
             (
                 r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#,

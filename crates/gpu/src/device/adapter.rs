@@ -1,10 +1,10 @@
-//! Choosing an adapter, and agreeing on features and limits.
+//! Choosing an adapter and negotiating features and limits.
 
 use wgpu::{Adapter, Backend, Backends, DeviceType};
 
 use crate::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, GpuError, Limits};
 
-/// Every adapter there is, the best for `options` first.
+/// All adapters, the best for `options` first.
 pub(super) async fn adapters(options: &DeviceOptions) -> Vec<Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = match cfg!(target_arch = "wasm32") {
@@ -61,7 +61,7 @@ pub(super) async fn choose(options: &DeviceOptions) -> Result<Adapter, GpuError>
     })
 }
 
-/// An adapter in this crate's words.
+/// Describes an adapter in this crate's types.
 pub(super) fn describe(info: &wgpu::AdapterInfo) -> AdapterInfo {
     AdapterInfo {
         name: info.name.clone(),
@@ -84,19 +84,19 @@ pub(super) fn describe(info: &wgpu::AdapterInfo) -> AdapterInfo {
     }
 }
 
-/// What was agreed on with an adapter.
+/// What was negotiated with an adapter.
 pub(super) struct Negotiated {
     pub(super) features: Features,
     pub(super) limits: Limits,
-    /// The same as the device is asked for it.
+    /// The same as a device descriptor.
     pub(super) wgpu_features: wgpu::Features,
     pub(super) wgpu_limits: wgpu::Limits,
 }
 
-/// Bytes of the largest parameters of a kernel.
+/// Size in bytes of the largest kernel parameters.
 const IMMEDIATE_BYTES: u32 = 128;
 
-/// Agrees on what `options` allow and the adapter has.
+/// Negotiates what `options` allow and the adapter supports.
 pub(super) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -> Negotiated {
     let (has, most, info) = (adapter.features(), adapter.limits(), adapter.get_info());
     let timestamps =
@@ -109,7 +109,7 @@ pub(super) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -> Negotiate
     };
     let f16 = options.features.f16 && has.contains(wgpu::Features::SHADER_F16);
     let features = options.features.and(Features {
-        // Kernels exchange values among eight invocations at least.
+        // Kernels exchange values among at least eight invocations.
         subgroups: has.contains(wgpu::Features::SUBGROUP) && info.subgroup_min_size >= 8,
         f16,
         dot4: true,
@@ -117,7 +117,7 @@ pub(super) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -> Negotiate
         immediates: has.contains(wgpu::Features::IMMEDIATES)
             && most.max_immediate_size >= IMMEDIATE_BYTES,
         pipeline_cache: has.contains(wgpu::Features::PIPELINE_CACHE),
-        // The kernels for it ask which subgroup they are.
+        // These kernels read their subgroup id.
         cooperative_matrix: f16
             && has.contains(wgpu::Features::SUBGROUP)
             && options.features.subgroups
@@ -154,7 +154,7 @@ pub(super) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -> Negotiate
         ..wgpu::Limits::default()
     };
     let binding_bytes = most.max_storage_buffer_binding_size.min(options.max_binding_bytes.unwrap_or(u64::MAX))
-        // Kernels count in 32-bit words.
+        // Kernels index in 32-bit words.
         / 256
         * 256;
     let limits = Limits {

@@ -1,17 +1,17 @@
-//! What native programs may do: wait for an adapter.
+//! Blocking calls for native programs, which may wait for an adapter.
 
 use super::{AdapterCaps, Device, adapter};
 use crate::{AdapterInfo, DeviceOptions, GpuError};
 
 impl Device {
-    /// The adapters there are, best first.
+    /// All adapters, best first.
     pub fn adapters() -> Vec<AdapterInfo> {
         let adapters = pollster::block_on(adapter::adapters(&DeviceOptions::default()));
         let infos = adapters.iter().map(|a| adapter::describe(&a.get_info()));
         infos.collect()
     }
 
-    /// What the adapters there are offer a device with `options`, best first. None is opened.
+    /// What each adapter offers a device with `options`, best first. None is opened.
     pub fn all_caps(options: &DeviceOptions) -> Vec<AdapterCaps> {
         let adapters = pollster::block_on(adapter::adapters(options));
         adapters
@@ -20,7 +20,7 @@ impl Device {
             .collect()
     }
 
-    /// What the adapter that `options` ask for offers. It is not opened.
+    /// What the adapter selected by `options` offers. It is not opened.
     ///
     /// Errors: [`GpuError::NoAdapter`].
     pub fn caps(options: &DeviceOptions) -> Result<AdapterCaps, GpuError> {
@@ -28,14 +28,14 @@ impl Device {
         Ok(AdapterCaps::of(&adapter, options))
     }
 
-    /// Opens the device that `options` ask for.
+    /// Opens the device selected by `options`.
     ///
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
     pub fn open(options: &DeviceOptions) -> Result<Device, GpuError> {
         Device::open_with(options, |_, _| {})
     }
 
-    /// [`Device::open_async`], waited for.
+    /// Blocking form of [`Device::open_async`].
     ///
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
     pub fn open_with(

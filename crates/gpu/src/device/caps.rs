@@ -4,14 +4,14 @@ use super::adapter;
 use crate::kernels::linear::has_matrix_units;
 use crate::{AdapterInfo, DeviceOptions, Features, Limits};
 
-/// An adapter, and what is agreed on with it if it is opened.
+/// An adapter, and what is negotiated with it if it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterCaps {
     /// The adapter.
     pub info: AdapterInfo,
-    /// What kernels would use on it.
+    /// The features kernels would use on it.
     pub features: Features,
-    /// What it can hold and do at once.
+    /// Its limits.
     pub limits: Limits,
 }
 
@@ -26,12 +26,12 @@ impl AdapterCaps {
         }
     }
 
-    /// Whether products with many rows are computed by matrix units.
+    /// Whether matrix multiplications with many rows use cooperative matrices.
     pub fn has_matrix_units(&self) -> bool {
         has_matrix_units(self.features, &self.limits)
     }
 
-    /// Which variants of kernels would run: what for, and which.
+    /// Which kernel variants would run: purpose and variant.
     pub fn variants(&self) -> [(&'static str, &'static str); 5] {
         let one_of = |has, with, without| if has { with } else { without };
         let has = self.features;

@@ -1,4 +1,4 @@
-//! Errors of a device: those that are asked for, those that come by themselves, and its loss.
+//! Errors of a device: those of a call, uncaptured ones, and device loss.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,15 +10,15 @@ use crate::GpuError;
 pub(crate) struct Health {
     is_lost: AtomicBool,
     lost: Mutex<Option<String>>,
-    /// The first error that no one was waiting for.
+    /// The first uncaptured error.
     stray: Mutex<Option<Fault>>,
 }
 
-/// What a device has against a call.
+/// An error that a device reports for a call.
 #[derive(Debug)]
 pub(crate) enum Fault {
     OutOfMemory,
-    /// With what it said.
+    /// With the driver's message.
     Refused(String),
 }
 
@@ -32,7 +32,7 @@ impl From<wgpu::Error> for Fault {
 }
 
 impl Health {
-    /// Watches `device`: from now on none of its errors is a panic.
+    /// Installs error handlers on `device`: from now on none of its errors is a panic.
     pub(super) fn watch(device: &wgpu::Device) -> Arc<Health> {
         let health = Arc::new(Health::default());
         let of_loss = health.clone();
@@ -60,7 +60,7 @@ impl Health {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// The error that came and no one was waiting for, which is told once; an error if the device is lost.
+    /// Takes the uncaptured error, which is reported once; an error if the device is lost.
     pub(super) fn check(&self) -> Result<Option<Fault>, GpuError> {
         if self.is_lost() {
             let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);

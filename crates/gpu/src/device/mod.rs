@@ -1,4 +1,4 @@
-//! Devices: an adapter, what was agreed on with it, and everything that is made from it.
+//! Devices: an adapter, what was negotiated with it, and everything that is made from it.
 
 mod adapter;
 #[cfg(not(target_arch = "wasm32"))]
@@ -42,13 +42,13 @@ struct Inner {
     limits: Limits,
     tuning: Tuning,
     timeout: Duration,
-    /// Nanoseconds of a unit of timestamps.
+    /// Nanoseconds per timestamp tick.
     timestamp_ns: f32,
     health: Arc<Health>,
     memory: Arc<Account>,
     pipelines: Pipelines,
     staging: Staging,
-    /// Bound where a kernel has no use for a buffer.
+    /// Bound where a kernel does not use a buffer.
     nothing: OnceLock<Buffer>,
     scopes: Scopes,
 }
@@ -58,13 +58,13 @@ struct Inner {
 pub struct MemoryUse {
     /// Bytes in use now.
     pub used: u64,
-    /// The most that were in use at once.
+    /// Peak usage.
     pub peak: u64,
-    /// The most that may be in use, if there is a bound.
+    /// The limit on usage, if there is one.
     pub budget: Option<u64>,
 }
 
-/// Counts bytes of buffers.
+/// Accounts for bytes of buffers.
 #[derive(Debug)]
 pub(crate) struct Account {
     used: AtomicU64,
@@ -73,7 +73,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Counts in `bytes` for `what`, if they fit.
+    /// Reserves `bytes` for `what`, if they fit.
     pub(crate) fn take(&self, what: &str, bytes: u64) -> Result<(), GpuError> {
         let mut used = self.used.load(Ordering::Relaxed);
         loop {
@@ -93,7 +93,7 @@ impl Account {
         }
     }
 
-    /// Counts `bytes` out again.
+    /// Releases `bytes`.
     pub(crate) fn give(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -110,19 +110,19 @@ impl Account {
 }
 
 impl Drop for Inner {
-    /// Keeps the pipelines for the next start.
+    /// Saves the pipelines for the next start.
     fn drop(&mut self) {
         if !self.health.is_lost() {
-            // Where they can't be written, they are compiled again: nothing else is lost, and there is
-            // no one left to tell.
+            // If they can't be written, they are compiled again: nothing else is lost, and errors in `drop`
+            // can't be reported.
             let _ = self.pipelines.save();
         }
     }
 }
 
 impl Device {
-    /// Opens the device that `options` ask for, after `adjust` has changed what may depend on the adapter:
-    /// features are to be masked, and a tuning belongs to one.
+    /// Opens the device selected by `options`, after `adjust` has changed what may depend on the adapter:
+    /// masked features and the tuning.
     ///
     /// Errors: [`GpuError::NoAdapter`], [`GpuError::NoDevice`].
     pub async fn open_async(
@@ -183,22 +183,22 @@ impl Device {
         &self.inner.info
     }
 
-    /// What kernels use on it.
+    /// The features kernels use on it.
     pub fn features(&self) -> Features {
         self.inner.features
     }
 
-    /// What it can hold and do at once.
+    /// Its limits.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
 
-    /// Whether products with many rows are computed by matrix units.
+    /// Whether matrix multiplications with many rows use cooperative matrices.
     pub fn has_matrix_units(&self) -> bool {
         has_matrix_units(self.inner.features, &self.inner.limits)
     }
 
-    /// How products share out their work.
+    /// The launch configurations of matrix multiplications.
     pub fn tuning(&self) -> &Tuning {
         &self.inner.tuning
     }
@@ -213,24 +213,24 @@ impl Device {
         }
     }
 
-    /// Whether the device is gone. Everything that was made from it is of no more use then; a new one
-    /// may be opened.
+    /// Whether the device is lost. Everything that was made from it is unusable then; a new one may be
+    /// opened.
     pub fn is_lost(&self) -> bool {
         self.inner.health.is_lost()
     }
 
-    /// Loses the device, as a driver's reset would: for tests of what comes after.
+    /// Loses the device, as a driver reset would: for tests of recovery.
     #[doc(hidden)]
     pub fn lose(&self) {
-        self.inner.health.lose("a test asked for it".into());
+        self.inner.health.lose("requested by a test".into());
         self.inner.wgpu.destroy();
     }
 
-    /// Writes the compiled pipelines to the folder the device was opened with, if there is one and
-    /// something new; returns whether it did.
+    /// Writes the compiled pipelines to the folder the device was opened with, if there is one and anything
+    /// is new; returns whether it did.
     ///
-    /// This is done when the device is dropped, too. Programs call it that don't end by themselves, once
-    /// their kernels have run, and those that want to know how it went.
+    /// This also happens when the device is dropped. Programs that never exit by themselves call it once
+    /// their kernels have run, as do those that need the result.
     ///
     /// Errors: those of the file system.
     pub fn save_pipelines(&self) -> std::io::Result<bool> {
@@ -258,7 +258,7 @@ impl Device {
         self.inner.timestamp_ns
     }
 
-    /// A buffer to bind where a kernel has no use for one.
+    /// A buffer to bind where a kernel does not use one.
     pub(crate) fn nothing(&self) -> Result<Buffer, GpuError> {
         if let Some(buffer) = self.inner.nothing.get() {
             return Ok(buffer.clone());
@@ -271,7 +271,7 @@ impl Device {
         &self.inner.staging
     }
 
-    /// The layout of parameters in a buffer; `None` if they come with the commands.
+    /// The layout of parameters in a buffer; `None` if they are immediates.
     pub(crate) fn params_layout(&self) -> Option<&wgpu::BindGroupLayout> {
         self.inner.pipelines.params_layout()
     }
@@ -285,7 +285,7 @@ impl Device {
         self.inner.pipelines.get(self, shader, constants)
     }
 
-    /// An error if the device is lost, or if one came that no one was waiting for.
+    /// An error if the device is lost or an uncaptured error occurred.
     pub(crate) fn check(&self, what: &str) -> Result<(), GpuError> {
         match self.inner.health.check()? {
             None => Ok(()),
@@ -293,8 +293,8 @@ impl Device {
         }
     }
 
-    /// Does `f`, which makes something small. What the device has against it is told now, or, in a browser,
-    /// by a later check.
+    /// Runs `f`, which makes something small. Errors of the device are returned now or, in a browser, by a
+    /// later check.
     pub(crate) fn noted<T>(&self, what: &str, f: impl FnOnce() -> T) -> Result<T, GpuError> {
         self.check(what)?;
         let made = f();
@@ -302,8 +302,8 @@ impl Device {
         Ok(made)
     }
 
-    /// Does `f`, and turns what the device has against it into an error: of this call or, in a browser, of
-    /// the next submission.
+    /// Runs `f`, and turns errors of the device into an error: of this call or, in a browser, of the next
+    /// submission.
     pub(crate) fn checked<T>(&self, what: &str, f: impl FnOnce() -> T) -> Result<T, GpuError> {
         self.check(what)?;
         let filters = [
@@ -318,14 +318,14 @@ impl Device {
             error = error.or(self.inner.scopes.pop(what, scope));
         }
         match error {
-            // A lost device refuses everything; that is the error to tell.
+            // A lost device refuses everything; report the loss.
             _ if self.is_lost() => self.check(what).map(|()| made),
             None => Ok(made),
             Some(error) => Err(self.error(what, &error.into())),
         }
     }
 
-    /// What the device has against `what`, in this crate's words.
+    /// The device's error about `what`, as this crate's error.
     pub(crate) fn error(&self, what: &str, error: &Fault) -> GpuError {
         match error {
             Fault::OutOfMemory => self.inner.memory.exhausted(what, 0, true),
@@ -336,19 +336,19 @@ impl Device {
         }
     }
 
-    /// Errors that browsers have not told yet.
+    /// Errors that the browser has not reported yet.
     pub(crate) fn take_scopes(&self) -> Vec<OpenScope> {
         self.inner.scopes.take()
     }
 
     /// Waits for a submission, or for all of them.
     ///
-    /// Errors: [`GpuError::Unsupported`] in a browser, where nobody can.
+    /// Errors: [`GpuError::Unsupported`] in a browser, which can't block.
     pub(crate) fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
         if cfg!(target_arch = "wasm32") {
             return Err(GpuError::Unsupported {
                 what: "waiting for the device".into(),
-                reason: "a browser lets nobody wait: await the result instead".into(),
+                reason: "browsers can't block: await the result instead".into(),
             });
         }
         let polled = self.inner.wgpu.poll(wgpu::PollType::Wait {
@@ -368,7 +368,7 @@ impl Device {
         }
     }
 
-    /// Lets callbacks run, without waiting.
+    /// Runs callbacks, without waiting.
     pub(crate) fn poll(&self) -> Result<(), GpuError> {
         let polled = self.inner.wgpu.poll(wgpu::PollType::Poll);
         self.check("polling")?;

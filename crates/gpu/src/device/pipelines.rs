@@ -1,4 +1,4 @@
-//! Pipelines: made once for each shader and set of constants, and kept on disk where that helps.
+//! Pipelines: made once for each shader and set of constants, and cached on disk where that helps.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -10,13 +10,13 @@ use super::{Device, trusted};
 use crate::shader::{Access, Shader, Target};
 use crate::{DeviceOptions, Features, GpuError};
 
-/// What compiles shaders here.
+/// The shader compiler in use.
 const TARGET: Target = match cfg!(target_arch = "wasm32") {
     true => Target::Browser,
     false => Target::Native,
 };
 
-/// A compiled shader with the layout of its buffers.
+/// A compiled shader with its bind group layout.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     pub(crate) wgpu: wgpu::ComputePipeline,
@@ -31,13 +31,13 @@ pub(super) struct Pipelines {
     features: Features,
     made: Mutex<HashMap<Key, Arc<Pipeline>>>,
     modules: Mutex<HashMap<&'static str, wgpu::ShaderModule>>,
-    /// Of parameters in a buffer, for devices without immediates.
+    /// The layout of parameters in a buffer, for devices without immediates.
     params_layout: Option<wgpu::BindGroupLayout>,
     cache: Option<DiskCache>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked left the map as it was.
+    // A panic while the lock was held left the map consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -171,7 +171,8 @@ impl Pipelines {
         }
     }
 
-    /// Writes what was compiled, if there is a file for it, and something new; whether it did.
+    /// Writes the compiled pipelines, if there is a file for them and anything is new; returns whether it
+    /// did.
     pub(super) fn save(&self) -> std::io::Result<bool> {
         match &self.cache {
             Some(cache) if self.len() > 0 => cache.save(),
@@ -180,20 +181,20 @@ impl Pipelines {
     }
 }
 
-/// Compiled pipelines in a file: a checksum of eight bytes, then what the driver wants back.
+/// Compiled pipelines in a file: a checksum of eight bytes, then the driver's data.
 #[derive(Debug)]
 struct DiskCache {
     wgpu: wgpu::PipelineCache,
     path: PathBuf,
-    /// Checksum of what the file has.
+    /// Checksum of the file's contents.
     saved: Mutex<Option<u64>>,
 }
 
 impl DiskCache {
-    /// `None` if the driver's pipelines can't be kept.
+    /// `None` if the driver can't cache pipelines.
     fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, folder: &Path) -> Option<DiskCache> {
         let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
-        // A file that can't be read, or isn't whole, is as good as none: it is written anew.
+        // A file that is unreadable or incomplete is ignored and rewritten.
         let file = std::fs::read(&path).unwrap_or_default();
         let data = file
             .split_first_chunk()
@@ -218,15 +219,15 @@ impl DiskCache {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        // Under another name first: a reader sees the old file or the new one. The name is nobody else's,
-        // as several processes and devices may save at once.
+        // Write under another name first: a reader sees the old file or the new one. The name is unique, as
+        // several processes and devices may save at once.
         static SAVES: AtomicU64 = AtomicU64::new(0);
         let n = SAVES.fetch_add(1, Ordering::Relaxed);
         let partial = (self.path).with_extension(format!("{}-{n}.partial", std::process::id()));
         let written = write_whole(&partial, &[&sum.to_le_bytes(), &data])
             .and_then(|()| std::fs::rename(&partial, &self.path));
         if written.is_err() {
-            // There may be none, or no way to remove it; the first error is the one to tell.
+            // There may be no file, or no way to remove it; report the first error.
             let _ = std::fs::remove_file(&partial);
         }
         written?;
@@ -235,7 +236,7 @@ impl DiskCache {
     }
 }
 
-/// A new file of `parts`, safe on disk.
+/// Writes `parts` to a new file and syncs it.
 fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     let mut file = std::fs::File::create(path)?;
     for part in parts {
@@ -244,7 +245,7 @@ fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// FNV-1a: tells accidents, not malice.
+/// FNV-1a: detects accidents, not malice.
 fn checksum(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,14 +1,14 @@
-//! Error scopes: what a device has against a call, told at once or, by a browser, later.
+//! Error scopes: what a device reports for a call, at once or, in a browser, later.
 
 use crate::GpuError;
 
 #[cfg(not(target_arch = "wasm32"))]
 mod kept {
-    /// Natively nothing is left open.
+    /// Natively no scope stays open.
     #[derive(Debug)]
     pub(crate) enum OpenScope {}
 
-    /// The scopes that have not told yet: none.
+    /// The scopes that have not reported yet: none.
     #[derive(Debug)]
     pub(in crate::device) struct Scopes;
 
@@ -24,7 +24,7 @@ mod kept {
             _: &str,
             scope: wgpu::ErrorScopeGuard,
         ) -> Option<wgpu::Error> {
-            // It is known by now.
+            // Natively, the result is ready by now.
             pollster::block_on(scope.pop())
         }
 
@@ -41,7 +41,7 @@ mod kept {
     use std::pin::Pin;
     use std::sync::{Mutex, PoisonError};
 
-    /// A scope whose error a browser tells later.
+    /// A scope whose error a browser reports later.
     pub(crate) struct OpenScope {
         pub(super) what: String,
         pub(super) error: Pin<Box<dyn Future<Output = Option<wgpu::Error>>>>,
@@ -53,7 +53,7 @@ mod kept {
         }
     }
 
-    /// The scopes that have not told yet.
+    /// The scopes that have not reported yet.
     #[derive(Debug)]
     pub(in crate::device) struct Scopes(Mutex<Vec<OpenScope>>);
 
@@ -90,7 +90,7 @@ pub(crate) use kept::OpenScope;
 pub(super) use kept::Scopes;
 
 impl OpenScope {
-    /// Ready once the scope has told what it caught.
+    /// Ready once the scope has reported what it caught.
     #[cfg(target_arch = "wasm32")]
     pub(crate) fn poll(
         &mut self,

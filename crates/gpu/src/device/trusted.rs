@@ -1,5 +1,5 @@
-//! The three promises that `wgpu` wants: experimental features, shaders without some run-time checks,
-//! and compiled pipelines from disk.
+//! The three `unsafe` promises that `wgpu` asks for: experimental features, shaders without some run-time
+//! checks, and compiled pipelines from disk.
 
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -7,16 +7,16 @@
 use wgpu::{ExperimentalFeatures, PipelineCache, PipelineCacheDescriptor, ShaderModule};
 use wgpu::{ShaderModuleDescriptor, ShaderRuntimeChecks};
 
-/// Consent to features that may have bugs that are no validation errors: cooperative matrices.
+/// Opts in to features whose bugs may not surface as validation errors: cooperative matrices.
 pub(super) fn experimental_features() -> ExperimentalFeatures {
-    // SAFETY: the only experimental feature that is asked for is that of cooperative matrices, used by
-    // one shader of this crate, whose loads and stores stay within its workgroup's memory.
+    // SAFETY: the only experimental feature requested is cooperative matrices, used by one shader of this
+    // crate, whose loads and stores stay within its workgroup's memory.
     unsafe { ExperimentalFeatures::enabled() }
 }
 
-/// Compiles one of this crate's shaders, without counting the turns of loops and without checking indices,
-/// which costs a twentieth of a decoded token. That goes for buffers too: Vulkan and DX12 may check those
-/// by themselves, Metal doesn't.
+/// Compiles one of this crate's shaders without loop counters and bounds checks, which cost a twentieth of a
+/// decoded token. That includes bounds checks on buffers: Vulkan and DX12 may check those by themselves,
+/// Metal doesn't.
 pub(super) fn shader_module(
     device: &wgpu::Device,
     descriptor: ShaderModuleDescriptor<'_>,
@@ -24,28 +24,28 @@ pub(super) fn shader_module(
     let mut checks = ShaderRuntimeChecks::checked();
     checks.force_loop_bounding = false;
     checks.bounds_checks = false;
-    // SAFETY: without the checks, a loop that doesn't end is undefined behaviour, and so is an index beyond
-    // the end. Every loop of this crate's shaders counts up to, or halves down from, a number that is fixed
-    // before it begins. Indices follow from the numbers of invocations and from shapes that the functions
-    // of `kernels` check against the sizes of buffers before they record a dispatch. Values in buffers that
-    // become indices are bounded by capacities that come with the parameters: positions are clamped to the
-    // table of angles (`heads.wgsl`, `attention_spans.wgsl`) and to the tokens (`penalize.wgsl`), compared
-    // with the cache's capacity before anything is stored or read (`heads.wgsl`, `attention*.wgsl`) and with
-    // that of the tokens (`sample.wgsl`); ids are compared with the rows of the table (`embed.wgsl`) and
-    // with the vocabulary (`penalize.wgsl`).
+    // SAFETY: without the checks, an endless loop is undefined behaviour, and so is an index out of bounds.
+    // Every loop of this crate's shaders counts up to, or halves down from, a number that is fixed before it
+    // begins. Indices follow from invocation ids and from shapes that the functions of `kernels` check
+    // against the sizes of buffers before they record a dispatch. Values in buffers that become indices are
+    // bounded by capacities that come with the parameters: positions are clamped to the table of angles
+    // (`heads.wgsl`, `attention_split_kv.wgsl`) and to the tokens (`penalize.wgsl`), compared with the
+    // cache's capacity before anything is stored or read (`heads.wgsl`, `attention*.wgsl`) and with that of
+    // the tokens (`sample.wgsl`); ids are compared with the rows of the table (`embed.wgsl`) and with the
+    // vocabulary (`penalize.wgsl`).
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
-/// A pipeline cache that begins with `data`, of an earlier run on the same adapter and driver.
+/// A pipeline cache initialised with `data`, from an earlier run on the same adapter and driver.
 pub(super) fn pipeline_cache(device: &wgpu::Device, data: Option<&[u8]>) -> PipelineCache {
     let descriptor = PipelineCacheDescriptor {
         label: None,
         data,
-        // What doesn't fit this driver is dropped.
+        // Data that doesn't fit this driver is dropped.
         fallback: true,
     };
-    // SAFETY: `data` was returned by `PipelineCache::get_data` and written by this crate: it comes from
-    // the folder that the caller calls its own, with a checksum that was found right. `wgpu` compares
-    // the adapter and the driver's version itself.
+    // SAFETY: `data` was returned by `PipelineCache::get_data` and written by this crate: it comes from the
+    // caller's own cache folder, and its checksum was verified. `wgpu` compares the adapter and the driver's
+    // version itself.
     unsafe { device.create_pipeline_cache(&descriptor) }
 }

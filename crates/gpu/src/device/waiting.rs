@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::{Device, GpuError};
 
-/// Callbacks of a submission that have yet to come, and who is to know when they have.
+/// Outstanding callbacks of a submission, and whom to wake when they have run.
 #[derive(Debug, Clone)]
 pub(crate) struct Arrivals(Arc<Mutex<State>>);
 
@@ -19,7 +19,7 @@ struct State {
 }
 
 impl Arrivals {
-    /// Of `n` callbacks.
+    /// With `n` callbacks.
     pub(crate) fn new(n: usize) -> Arrivals {
         Arrivals(Arc::new(Mutex::new(State {
             n_missing: n,
@@ -32,7 +32,7 @@ impl Arrivals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One of the callbacks has come.
+    /// One of the callbacks has run.
     pub(crate) fn arrive(&self, ok: bool) {
         let mut state = self.lock();
         state.n_missing = state.n_missing.saturating_sub(1);
@@ -47,12 +47,12 @@ impl Arrivals {
         }
     }
 
-    /// Whether all have come.
+    /// Whether all have run.
     pub(crate) fn are_complete(&self) -> bool {
         self.lock().n_missing == 0
     }
 
-    /// Ready once all have come: whether none has failed.
+    /// Ready once all have run: whether none has failed.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<bool> {
         let mut state = self.lock();
         if state.n_missing == 0 {
@@ -71,28 +71,28 @@ impl Arrivals {
 pub(crate) enum Awaited {
     /// A submission.
     Submission(wgpu::SubmissionIndex),
-    /// What has been submitted so far.
+    /// Everything submitted so far.
     All,
 }
 
 thread_local! {
-    /// Told by futures as they are polled, for [`Device::block_on`] on the same thread.
+    /// Set by futures as they are polled, for [`Device::block_on`] on the same thread.
     static AWAITED: RefCell<Option<Awaited>> = const { RefCell::new(None) };
 }
 
 impl Awaited {
-    /// Tells whoever polls on this thread what to wait for.
+    /// Records what the poller on this thread has to wait for.
     pub(crate) fn tell(self) {
         AWAITED.set(Some(self));
     }
 }
 
 impl Device {
-    /// Waits for a future that is ready once something submitted to this device is done: polls it, and
+    /// Blocks on a future that becomes ready once something submitted to this device is done: polls it, and
     /// drives the device while it isn't.
     ///
     /// Errors: [`GpuError::Lost`], [`GpuError::Timeout`]; [`GpuError::Unsupported`] in a browser, if the
-    /// future isn't ready, and anywhere, if it waits for something else.
+    /// future isn't ready, and anywhere if it waits for something else.
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, GpuError> {
         let mut future = pin!(future);
         let mut cx = Context::from_waker(Waker::noop());
@@ -107,7 +107,7 @@ impl Device {
                 None => {
                     return Err(GpuError::Unsupported {
                         what: "waiting for a future".into(),
-                        reason: "it isn't one of this device".into(),
+                        reason: "it doesn't belong to this device".into(),
                     });
                 }
             }

@@ -1,19 +1,19 @@
-//! Operations that are one kernel together.
+//! Operator fusion.
 //!
-//! A norm before integer products is computed as their input is rounded, a product that is added to the
-//! residual is added as it is stored, a gate is applied as its product is, products of matrices behind one
-//! another are one, and attention of one row makes its own heads ready. Nothing may be in between, and no one
-//! may want what is no longer stored.
+//! A norm before integer products is computed as their input is quantized, a product that is added to the
+//! residual is added as it is stored, a gate is applied as its product is stored, products with adjacent
+//! matrices become one, and attention of one row prepares its own heads. No other operation may come in
+//! between, and nothing may read what is no longer stored.
 
 use super::op::{Op, Output, View};
 use crate::kernels::linear::{Epilogue, Form};
 
 /// The same step in fewer operations.
 ///
-/// A step that ends by sampling is followed by itself, with that token. After its last
-/// repetition something else follows, and finds missing what only the next repetition was known not to read.
-/// That does no harm: every step writes what it reads, but for caches, which are never left out, and the host
-/// reads nothing but logits and sampled tokens. After other steps, anything may be read.
+/// A step that ends by sampling is followed by itself, with that token. After its last repetition something
+/// else follows, and lacks what only the next repetition was known not to read. That does no harm: every step
+/// writes what it reads, except for caches, which are always written, and the host reads nothing but logits
+/// and sampled tokens. After other steps, anything may be read.
 pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
     let next = match ops.last() {
         Some(Op::Sample(_)) => ops,
@@ -39,11 +39,11 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
             None => fused.push(op.clone()),
         }
     }
-    // Last: what else products are fused with may join matrices in its own way.
+    // Last: other fusions of products may join matrices in their own way.
     fused.into_iter().map(in_one).collect()
 }
 
-/// Products of matrices that lie behind one another are one, if so do their results.
+/// Products with adjacent matrices become one, if their results are adjacent too.
 fn in_one(mut op: Op) -> Op {
     if let Op::Linear { outputs, .. } = &mut op {
         let mut joined: Vec<Output> = Vec::with_capacity(outputs.len());
@@ -105,7 +105,7 @@ fn with_norm(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     })
 }
 
-/// A product and the sum that it goes into.
+/// A product and the sum that it is added to.
 fn with_sum(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::Linear {
         x: from,
@@ -131,7 +131,7 @@ fn with_sum(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     })
 }
 
-/// A gate and what it is multiplied with, from matrices behind one another, and the gating.
+/// A gate and what it is multiplied with, from adjacent matrices, and the gating.
 fn with_gate(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::Linear { x, norm, outputs } = before else {
         return None;
@@ -161,7 +161,7 @@ fn with_gate(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     })
 }
 
-/// One row of heads and the attention that reads them; nothing else reads queries that are rotated.
+/// One row of heads and the attention that reads them; nothing else may read the rotated queries.
 fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     let Op::Heads { heads, cache } = before else {
         return None;
@@ -195,7 +195,7 @@ struct Rest<'a> {
     next: &'a [Op],
 }
 
-/// Whether `view` is written before anything reads of its buffer, as what comes after `rest` may.
+/// Whether `view` is written before its buffer is next read, considering what may come after `rest`.
 fn is_dead(view: &View, rest: Rest<'_>) -> bool {
     for op in rest.step.iter().chain(rest.next) {
         let (read, written) = uses(op);

@@ -1,10 +1,10 @@
-//! Weight matrices on the device, alone or beside those that read the same input.
+//! Weight matrices on the device, alone or joined with others that read the same input.
 
 use super::op::Shared;
 use crate::kernels::linear::{Linear, WeightKind};
 use crate::{Device, GpuError};
 
-/// A weight matrix: some of the rows of one on the device.
+/// A weight matrix: some rows of a matrix on the device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matrix {
     whole: Shared<Linear>,
@@ -32,12 +32,12 @@ impl Matrix {
         self.whole.k()
     }
 
-    /// What the weights are held as.
+    /// The format the weights are stored in.
     pub fn kind(&self) -> WeightKind {
         self.whole.kind()
     }
 
-    /// This matrix and `next` in one, if they lie behind one another.
+    /// This matrix and `next` as one, if they are adjacent.
     pub(super) fn with(&self, next: &Matrix) -> Option<Matrix> {
         let fits = self.whole == next.whole && self.first + self.n == next.first;
         fits.then(|| Matrix {
@@ -46,7 +46,7 @@ impl Matrix {
         })
     }
 
-    /// As kernels take it.
+    /// As kernel arguments.
     pub(super) fn linear(&self) -> Linear {
         let rows = self.whole.rows(self.first..self.first + self.n);
         // Only matrices in one piece were joined, and all others are whole.
@@ -54,19 +54,19 @@ impl Matrix {
     }
 }
 
-/// Lays matrices behind one another that read the same input, if they can be: those that can't, or find no
-/// room, stay as they are.
+/// Stores matrices that read the same input next to one another, where possible: those that can't be joined,
+/// or for which memory is short, stay as they are.
 ///
-/// Errors: what the device has against it, but for a lack of memory.
+/// Errors: those of the device, except for running out of memory.
 pub fn join(device: &Device, parts: &mut [&mut Matrix]) -> Result<(), GpuError> {
-    // Runs of the same kind: types may change from one to the next.
+    // Runs of the same type: types may change from one to the next.
     for run in parts.chunk_by_mut(|a, b| a.kind() == b.kind()) {
         if run.len() < 2 || run.iter().any(|part| part.n != part.whole.n()) {
             continue;
         }
         let wholes: Vec<&Linear> = run.iter().map(|part| &*part.whole).collect();
         let joined = match Linear::join(device, &wholes) {
-            // For a moment they are there twice, for which there may be no room.
+            // Both copies exist for a moment, for which memory may be short.
             Ok(None) | Err(GpuError::OutOfMemory { .. }) => continue,
             Ok(Some(joined)) => Shared::new(joined),
             Err(error) => return Err(error),

@@ -1,8 +1,8 @@
 //! The operations of a step, fused, recorded once, and replayed.
 //!
-//! A [`Graph`] collects operations ([`Op`]) until their results are wanted. A step that consists of the
-//! same operations on the same buffers as one before is not recorded again: what differs from step to step
-//! (ids, positions, rotations) lies in buffers that are written before it is run.
+//! A [`Graph`] collects operations ([`Op`]) until their results are needed. A step that consists of the same
+//! operations on the same buffers as an earlier one is not recorded again: what differs from step to step
+//! (ids, positions, rotations) is in buffers that are written before it runs.
 
 mod fuse;
 mod matrix;
@@ -22,18 +22,18 @@ pub use matrix::{Matrix, join};
 pub use op::{HeadInputs, Norm, Op, Output, RopeTable, Shared, View};
 pub use sample::{SampleMethod, SampleOp};
 
-/// How much was done on the device.
+/// Counters of work done on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Work {
-    /// Dispatches of kernels.
+    /// Kernel dispatches.
     pub n_dispatches: u64,
-    /// Command lists handed to the device.
+    /// Command lists submitted to the device.
     pub n_submits: u64,
     /// How many of these were recorded anew, not replayed.
     pub n_recorded: u64,
 }
 
-/// A graph that several own, in turn.
+/// A graph shared by several owners, which take turns.
 #[derive(Debug, Clone)]
 pub struct SharedGraph(Arc<Mutex<Graph>>);
 
@@ -43,14 +43,14 @@ impl SharedGraph {
         SharedGraph(Arc::new(Mutex::new(Graph::new(device))))
     }
 
-    /// The graph, for as long as the guard lives.
+    /// The graph, locked while the guard lives.
     pub fn lock(&self) -> MutexGuard<'_, Graph> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Times dispatches of operations from here on, as long as what this returns lives.
+    /// Times dispatches of operations from here on, while the returned value lives.
     ///
-    /// Errors: those of operations before.
+    /// Errors: those of earlier operations.
     pub fn time(&self) -> Result<Timed<'_>, GpuError> {
         let mut graph = self.lock();
         graph.flush()?;
@@ -60,16 +60,16 @@ impl SharedGraph {
     }
 }
 
-/// As long as it lives, dispatches are timed, one after the other: whoever hands them over waits.
+/// While it lives, dispatches are timed one after the other: submitting waits for them.
 #[derive(Debug)]
 pub struct Timed<'a> {
     graph: &'a SharedGraph,
-    /// How many were timed before, for others.
+    /// How many dispatches had been timed already, for other timers.
     first: usize,
 }
 
 impl Timed<'_> {
-    /// How long all of them took until now, in order.
+    /// The durations of all dispatches so far, in order.
     ///
     /// Errors: those of the operations.
     pub fn timings(&self) -> Result<Vec<Timing>, GpuError> {
@@ -89,16 +89,16 @@ impl Drop for Timed<'_> {
     }
 }
 
-/// How long dispatches took, while someone wants to know.
+/// Durations of dispatches, while there are timers.
 #[derive(Debug, Default)]
 struct Timings {
-    /// How many want to.
+    /// Number of timers.
     n_wanted: usize,
-    /// Since the first of them began.
+    /// Since the first timer began.
     all: Vec<Timing>,
 }
 
-/// Collects operations until their results are wanted.
+/// Collects operations until their results are needed.
 #[derive(Debug)]
 pub struct Graph {
     device: Device,
@@ -106,16 +106,15 @@ pub struct Graph {
     /// Counts steps.
     step: u64,
     workspace: Workspace,
-    /// `x · aᵀ` of a change of low rank.
+    /// `x · aᵀ` of a low-rank update.
     inner: Option<Buffer>,
-    /// What was run lately, the latest first.
+    /// Recently run steps, the latest first.
     replays: Vec<(Vec<Op>, Arc<Commands>)>,
     work: Work,
     timings: Timings,
 }
 
-/// Steps that are kept to be run again: those of prompts and of decoding, each before and after a
-/// cache grows.
+/// Number of steps kept for replay: those of prompts and of decoding, each before and after a cache grows.
 const KEPT: usize = 4;
 
 impl Graph {
@@ -132,7 +131,7 @@ impl Graph {
         }
     }
 
-    /// Hands over what there is of the step before: its inputs are about to be replaced.
+    /// Submits what is pending of the previous step: its inputs are about to be replaced.
     ///
     /// Errors: as [`Device::submit`].
     pub fn begin_step(&mut self) -> Result<(), GpuError> {
@@ -140,7 +139,7 @@ impl Graph {
         self.flush()
     }
 
-    /// The number of the step under way.
+    /// The number of the current step.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -164,7 +163,7 @@ impl Graph {
         }
     }
 
-    /// Hands all operations over, and waits for none.
+    /// Submits all operations, without waiting.
     ///
     /// Errors: as [`Device::submit`], and those of kernels about shapes.
     pub fn flush(&mut self) -> Result<(), GpuError> {
@@ -176,7 +175,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Hands all operations over; what is to be read comes after them.
+    /// Submits all operations; reads are enqueued after them.
     ///
     /// Errors: as [`Graph::flush`].
     pub fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
@@ -184,7 +183,7 @@ impl Graph {
         self.run(&commands, reads)
     }
 
-    /// Hands `commands` over.
+    /// Submits `commands`.
     ///
     /// Errors: as [`Device::submit`].
     pub fn run(
@@ -202,7 +201,8 @@ impl Graph {
     }
 
     /// The operations of a whole step of one token, and `sample` after them, as commands that find the token
-    /// in `state`, after the position; `None`, and nothing is changed, if these are something else.
+    /// in `state`, after the position; `None`, with nothing changed, if the pending operations are something
+    /// else.
     ///
     /// Errors: as [`Graph::flush`].
     pub fn repeatable(
@@ -218,7 +218,7 @@ impl Graph {
         self.commands().map(Some)
     }
 
-    /// The commands of all operations so far, which are done with.
+    /// The commands of all operations so far, which are removed from the graph.
     fn commands(&mut self) -> Result<Arc<Commands>, GpuError> {
         let ops = std::mem::take(&mut self.ops);
         let known = self.replays.iter().position(|(known, _)| *known == ops);
@@ -241,8 +241,8 @@ impl Graph {
         Ok(commands)
     }
 
-    /// The products of the steps that were run last, four of them at most, each in its order: what a
-    /// [`Tuner`](crate::tuning::Tuner) measures. None before the first step.
+    /// The matrix multiplications of the most recent steps, four at most, each in order: what a
+    /// [`Tuner`](crate::tuning::Tuner) measures. Empty before the first step.
     pub fn products(&self) -> Vec<Sample> {
         let steps = self.replays.iter().flat_map(|(ops, _)| fuse(ops));
         let samples = steps.flat_map(|op| match op {
@@ -260,12 +260,12 @@ impl Graph {
         samples.collect()
     }
 
-    /// Forgets commands, and with them the memory that only they keep alive.
+    /// Drops recorded commands, and with them the memory that only they keep alive.
     pub fn forget(&mut self) {
         self.replays.clear();
     }
 
-    /// How much was done so far.
+    /// Counters of work done so far.
     pub fn work(&self) -> Work {
         self.work
     }

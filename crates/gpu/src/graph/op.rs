@@ -16,12 +16,12 @@ use crate::kernels::{Rows, norm};
 use crate::memory::Buffer;
 use crate::{Device, GpuError, Recorder};
 
-/// Something on the device, equal to nothing but itself.
+/// An identity on the device, equal only to itself.
 #[derive(Debug)]
 pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {
-    /// Something new.
+    /// A new identity.
     pub fn new(value: T) -> Shared<T> {
         Shared(Arc::new(value))
     }
@@ -50,20 +50,20 @@ impl<T> Deref for Shared<T> {
 /// Rows of f32 in a buffer that is kept alive.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
-    /// Where they are.
+    /// The buffer.
     pub buffer: Buffer,
-    /// How many.
+    /// Number of rows.
     pub n_rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
     /// Where the first begins, in elements.
     pub offset: usize,
-    /// From the beginning of one to that of the next, in elements.
+    /// From the beginning of one row to that of the next, in elements.
     pub stride: usize,
 }
 
 impl View {
-    /// Rows next to one another, from the beginning of `buffer`.
+    /// Contiguous rows, from the beginning of `buffer`.
     pub fn new(buffer: &Buffer, n_rows: usize, width: usize) -> View {
         View {
             buffer: buffer.clone(),
@@ -94,7 +94,7 @@ impl View {
         }
     }
 
-    /// As kernels take them.
+    /// As kernel arguments.
     pub(super) fn of(&self) -> Rows<'_> {
         Rows {
             buffer: &self.buffer,
@@ -106,7 +106,7 @@ impl View {
     }
 }
 
-/// A norm: its weights and what is added to mean squares.
+/// A norm: its weights and epsilon.
 pub type Norm = (Buffer, f32);
 
 /// Cosines and sines of a rotary embedding by position, `[positions, pairs, 2]`.
@@ -171,7 +171,7 @@ pub enum Op {
         most_len: Option<usize>,
         out: View,
     },
-    /// An [`Op::Heads`] of one row and the [`Op::Attention`] behind it.
+    /// An [`Op::Heads`] of one row and the [`Op::Attention`] after it.
     Decode {
         heads: HeadInputs,
         shape: AttentionShape,
@@ -179,11 +179,11 @@ pub enum Op {
         most_len: usize,
         out: View,
     },
-    /// Samples the next token, and moves the step's position on.
+    /// Samples the next token, and advances the step's position.
     Sample(SampleOp),
 }
 
-/// Queries, keys and values of one sequence as products made them, and what is to be done with them.
+/// Queries, keys and values of one sequence as the projections computed them, and how to prepare them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadInputs {
     /// Rows of queries, then keys, then values.
@@ -196,7 +196,7 @@ pub struct HeadInputs {
     pub k_norm: Option<Norm>,
     /// Rotates the heads of both.
     pub rope: Option<RopeTable>,
-    /// Where the position of the first row is: its first element.
+    /// The buffer with the position of the first row, its first element.
     pub position: Buffer,
 }
 
@@ -205,26 +205,26 @@ pub struct HeadInputs {
 pub struct Output {
     /// The weights.
     pub w: Matrix,
-    /// Where it goes.
+    /// Where the result goes.
     pub out: View,
-    /// What is done with it as it is stored.
+    /// What is done with the result as it is stored.
     pub epilogue: Epilogue,
 }
 
-/// Memory that operations use on their way, one after the other.
+/// Scratch memory shared by operations, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
-    /// Rounded activations, for so many rows of so many elements.
+    /// Quantized activations, with their rows and elements per row.
     rounded: Option<(QuantizedRows, usize, usize)>,
-    /// What spans of positions come to, for so many rows, heads, elements of a head and positions.
-    spans: Option<(SplitKvStates, [usize; 4])>,
+    /// Split-KV states, with their rows, heads, head dimension and positions.
+    split_kv: Option<(SplitKvStates, [usize; 4])>,
 }
 
 impl Workspace {
     /// Makes room for all of `ops`.
     pub(super) fn fit(&mut self, device: &Device, ops: &[Op]) -> Result<(), GpuError> {
         let (mut rows, mut width) = self.rounded.as_ref().map_or((1, 1), |(_, r, w)| (*r, *w));
-        let mut spans = self.spans.as_ref().map_or([0; 4], |(_, size)| *size);
+        let mut split_kv = self.split_kv.as_ref().map_or([0; 4], |(_, size)| *size);
         for op in ops {
             match op {
                 Op::Linear { x, .. } => (rows, width) = (rows.max(x.n_rows), width.max(x.width)),
@@ -242,7 +242,7 @@ impl Workspace {
                 } => {
                     let head_dim = rows.width / shape.n_heads.max(1);
                     let need = [rows.n_rows, shape.n_heads, head_dim, *len];
-                    for (size, need) in spans.iter_mut().zip(need) {
+                    for (size, need) in split_kv.iter_mut().zip(need) {
                         *size = need.max(*size);
                     }
                 }
@@ -252,10 +252,10 @@ impl Workspace {
         if !matches!(&self.rounded, Some((_, r, w)) if (*r, *w) == (rows, width)) {
             self.rounded = Some((QuantizedRows::new(device, rows, width)?, rows, width));
         }
-        if spans != [0; 4] && !matches!(&self.spans, Some((_, size)) if *size == spans) {
-            let [rows, heads, head_dim, len] = spans;
+        if split_kv != [0; 4] && !matches!(&self.split_kv, Some((_, size)) if *size == split_kv) {
+            let [rows, heads, head_dim, len] = split_kv;
             let states = SplitKvStates::new(device, rows, heads, head_dim, len)?;
-            self.spans = Some((states, spans));
+            self.split_kv = Some((states, split_kv));
         }
         Ok(())
     }
@@ -308,7 +308,7 @@ pub(super) fn record(
             most_len,
             out,
         } => {
-            let split = match (most_len, &workspace.spans) {
+            let split = match (most_len, &workspace.split_kv) {
                 (Some(most_len), Some((states, _))) => Split::Kv(SplitKv {
                     states,
                     most_len: *most_len,
@@ -328,12 +328,12 @@ pub(super) fn record(
             most_len,
             out,
         } => {
-            let (states, _) = workspace.spans.as_ref().expect("`fit` makes room");
-            let spans = SplitKv {
+            let (states, _) = workspace.split_kv.as_ref().expect("`fit` makes room");
+            let split_kv = SplitKv {
                 states,
                 most_len: *most_len,
             };
-            attention::decode(recorder, shape, &heads.of(), cache, spans, out.of())
+            attention::decode(recorder, shape, &heads.of(), cache, split_kv, out.of())
         }
         Op::Sample(sample) => sample.record(recorder),
     }
@@ -369,7 +369,8 @@ impl HeadInputs {
     }
 }
 
-/// One row is rounded by each product for itself; more are rounded once for all that want the same form.
+/// One row is quantized by each product for itself; several are quantized once for all products that use the
+/// same format.
 fn products(
     recorder: &mut Recorder,
     workspace: &Workspace,

@@ -9,18 +9,18 @@ use crate::kernels::output::{
 use crate::memory::Buffer;
 use crate::{GpuError, Recorder};
 
-/// From which tokens one is sampled.
+/// The set of tokens to sample from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampleMethod {
-    /// From so many best.
+    /// From this many top tokens.
     Best(usize),
-    /// From all, if those that are kept are found among the best; `share` if they are kept by their share in
+    /// From all, if the tokens kept are among the top ones; `share` if they are selected by their share of
     /// the probability of all tokens.
     All {
-        /// Whether the weights of all tokens are needed.
+        /// Whether the softmax weights of all tokens are needed.
         share: bool,
     },
-    /// From all, by Gumbel-max sampling: the largest of the logits after Gumbel noise was added.
+    /// From all, by Gumbel-max sampling: the argmax of the logits plus Gumbel noise.
     Gumbel,
 }
 
@@ -40,19 +40,19 @@ impl SampleMethod {
 pub struct SampleOp {
     /// One row.
     pub logits: View,
-    /// From which tokens.
+    /// The set of tokens to sample from.
     pub method: SampleMethod,
     /// Divides logits before Gumbel noise is added.
     pub temperature: f32,
-    /// How a token is drawn from the best.
+    /// How a token is drawn from the top ones.
     pub draw: Draw,
     /// Position and token of the step.
     pub state: Buffer,
     /// The tokens of the sequence by position.
     pub tokens: Buffer,
-    /// Room for the best.
+    /// Room for the top tokens.
     pub best: Shared<TopK>,
-    /// Room for the weights of all, if they are needed.
+    /// Room for the weights of all tokens, if they are needed.
     pub weights: Option<Shared<Weights>>,
     /// Factor, frequency, presence and window.
     pub penalties: Option<(f32, f32, f32, usize)>,

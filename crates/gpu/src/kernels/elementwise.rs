@@ -44,7 +44,7 @@ pub fn add_bias(recorder: &mut Recorder, x: Rows<'_>, bias: &Buffer) -> Result<(
     apply(recorder, Op::Add, x, Some(y))
 }
 
-/// `x ← factor · x`. Errors: [`GpuError::Shape`] if the rows lie outside their buffer.
+/// `x ← factor · x`. Errors: [`GpuError::Shape`] if the rows are outside their buffer.
 pub fn scale(recorder: &mut Recorder, x: Rows<'_>, factor: f32) -> Result<(), GpuError> {
     apply(recorder, Op::Scale(factor), x, None)
 }
@@ -76,7 +76,7 @@ fn apply(
     y: Option<Rows<'_>>,
 ) -> Result<(), GpuError> {
     x.check("element-wise: first operand")?;
-    // Where there is no second operand any other buffer will do, as long as it isn't the first.
+    // Without a second operand any other buffer will do.
     let nothing;
     let y = match y {
         Some(y) => {

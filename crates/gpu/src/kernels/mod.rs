@@ -1,7 +1,7 @@
 //! The operations: each checks its shapes and records dispatches.
 //!
-//! Activations are rows of f32 in a buffer ([`Rows`]); weights are [`linear::Linear`]. What kernels
-//! agree with, and how closely, stands in each file and in `docs/gpu.md`.
+//! Activations are rows of f32 in a buffer ([`Rows`]); weights are [`linear::Linear`]. What kernels agree
+//! with, and how closely, is documented in each file and in `docs/gpu.md`.
 
 pub mod attention;
 pub mod elementwise;
@@ -17,20 +17,20 @@ use crate::memory::Buffer;
 /// Rows of f32 in a buffer: `[n_rows, width]`, not necessarily next to one another.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    /// Where they are.
+    /// The buffer.
     pub buffer: &'a Buffer,
-    /// How many.
+    /// Number of rows.
     pub n_rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
     /// Where the first begins, in elements.
     pub offset: usize,
-    /// From the beginning of one to that of the next, in elements.
+    /// From the beginning of one row to that of the next, in elements.
     pub stride: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// Rows next to one another, from the beginning of `buffer`.
+    /// Contiguous rows, from the beginning of `buffer`.
     pub fn new(buffer: &'a Buffer, n_rows: usize, width: usize) -> Rows<'a> {
         Rows {
             buffer,
@@ -61,7 +61,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Errors if they don't lie within the buffer, overlap, or can't be counted in 32 bits.
+    /// Errors if the rows exceed the buffer, overlap, or need more than 32-bit indices.
     fn check(&self, what: &'static str) -> Result<(), GpuError> {
         if self.n_rows == 0 || self.width == 0 {
             return Ok(());
@@ -78,16 +78,16 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A grid of `n` workgroups, folded to stay within the device's limit of a dimension; kernels find
-/// their number by `group_of` and do nothing beyond `n`.
+/// A grid of `n` workgroups, folded to stay within the device's limit per dimension; kernels compute their
+/// index by `group_of` and do nothing beyond `n`.
 fn fold(n: usize) -> [u32; 2] {
-    // Every device has 65535.
+    // Every device supports 65535.
     const MOST: usize = 32_768;
     let x = n.min(MOST);
     [x as u32, n.div_ceil(x.max(1)) as u32]
 }
 
-/// Errors unless two have as many rows.
+/// Errors unless both have the same number of rows.
 fn same_rows(what: &'static str, x: &Rows<'_>, y: &Rows<'_>) -> Result<(), GpuError> {
     expect(what, x.n_rows, y.n_rows)
 }

@@ -21,9 +21,8 @@ params! {
 /// `out[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)`. `x` and `out` may be the same rows.
 ///
 /// Shapes: `weight` is `[width]`. Rows of heads are normalised head by head.
-/// Errors: [`GpuError::Shape`] if they don't fit one another; if `x` and `out` are different rows of
-/// one buffer.
-/// Exactness: that of `sterna_kernels::norm`, but for the order of the sum of squares.
+/// Errors: [`GpuError::Shape`] if shapes don't match, or if `x` and `out` are different rows of one buffer.
+/// Exactness: that of `sterna_kernels::norm`, except for the order of the sum of squares.
 pub fn rms_norm(
     recorder: &mut Recorder,
     x: Rows<'_>,
@@ -59,7 +58,7 @@ pub fn rms_norm(
     recorder.dispatch(&RMS_NORM, &constants, &bindings, &params, grid)
 }
 
-/// Invocations for a row: several elements for each, as few rows leave the device idle otherwise.
+/// Invocations per row: several elements for each, as few rows leave the device idle otherwise.
 pub(super) fn workgroup(width: usize, most: usize) -> usize {
     (width / 4).next_power_of_two().clamp(64, most.min(1024))
 }

@@ -7,7 +7,7 @@ use crate::memory::Buffer;
 use crate::shader::{PENALIZE, PERTURB, SAMPLE, TOP_K, WEIGH, params};
 use crate::{Device, GpuError, Recorder};
 
-/// The most of the largest logits that are found.
+/// Maximum `k` of [`top_k`].
 pub const MAX_TOP_K: usize = 256;
 
 /// Candidates that are sorted at a time.
@@ -25,14 +25,14 @@ params! {
 #[derive(Debug, Clone)]
 pub struct TopK {
     k: usize,
-    /// What each round leaves: pairs of value and id, best first.
+    /// The output of each round: pairs of value and id, best first.
     rounds: Vec<Buffer>,
 }
 
 impl TopK {
     /// Room for the `k` largest of `n_vocab` logits.
     ///
-    /// Errors: [`GpuError::Shape`] if `k` is none or more than [`MAX_TOP_K`];
+    /// Errors: [`GpuError::Shape`] if `k` is 0 or more than [`MAX_TOP_K`];
     /// [`GpuError::OutOfMemory`].
     pub fn new(device: &Device, n_vocab: usize, k: usize) -> Result<TopK, GpuError> {
         expect("top-k: k", k.clamp(1, MAX_TOP_K), k)?;
@@ -47,22 +47,22 @@ impl TopK {
         }
     }
 
-    /// How many there are.
+    /// The value of `k`.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// The result: `[k]` pairs of a logit (the bits of an f32) and its id, best first. Where there are
-    /// fewer logits, those behind have −∞ and the id `u32::MAX`.
+    /// The result: `[k]` pairs of a logit (the bits of an f32) and its id, best first. If there are fewer
+    /// logits, the rest have −∞ and the id `u32::MAX`.
     pub fn best(&self) -> &Buffer {
         self.rounds.last().expect("`new` makes one round at least")
     }
 }
 
-/// The largest of `logits`, one row, in order; of equal ones those with lower ids first. NaN comes last.
-/// The best is that of an argmax, with room for one.
+/// The largest of `logits`, one row, in order; of equal ones those with lower ids first. NaN comes last. With
+/// room for one, this is argmax.
 ///
-/// Errors: [`GpuError::Shape`] if there isn't one row, or the room was made for fewer.
+/// Errors: [`GpuError::Shape`] if there isn't one row, or `into` was made for fewer logits.
 /// Exactness: exact.
 pub fn top_k(recorder: &mut Recorder, logits: Rows<'_>, into: &TopK) -> Result<(), GpuError> {
     logits.check("top-k: logits")?;
@@ -87,16 +87,16 @@ pub fn top_k(recorder: &mut Recorder, logits: Rows<'_>, into: &TopK) -> Result<(
     expect("top-k: logits left", into.k, n)
 }
 
-/// Penalties of tokens that were seen lately, and biases of some.
+/// Penalties for recent tokens, and logit biases.
 #[derive(Debug, Clone, Copy)]
 pub struct Penalties<'a> {
-    /// Divides positive and multiplies negative logits; 1 changes nothing.
+    /// Repetition penalty: divides positive and multiplies negative logits; 1 disables it.
     pub repeat: f32,
-    /// Is subtracted once for every time a token occurs in the window.
+    /// Frequency penalty: subtracted once for every time a token occurs in the window.
     pub frequency: f32,
-    /// Is subtracted once if a token occurs in the window.
+    /// Presence penalty: subtracted once if a token occurs in the window.
     pub presence: f32,
-    /// How many of the last tokens count. The time it takes grows with the square of them.
+    /// The window: how many of the last tokens are penalised. The time it takes grows quadratically.
     pub window: usize,
     /// Pairs of an id and the bits of an f32 that is added to its logit, each id once.
     pub biases: Option<&'a Buffer>,
@@ -116,8 +116,8 @@ params! {
     }
 }
 
-/// Biases and penalises `logits`, one row. `tokens` has the ids of the sequence by position, up to
-/// `position`; ids that the vocabulary doesn't have count for nothing.
+/// Applies biases and penalties to `logits`, one row. `tokens` has the ids of the sequence by position, up to
+/// `position`; ids outside the vocabulary are ignored.
 ///
 /// Errors: [`GpuError::Shape`] if there isn't one row.
 /// Exactness: that of the CPU's sampler, where quotients are normal numbers.
@@ -134,7 +134,7 @@ pub fn penalize(
     let nothing = recorder.device().nothing()?;
     let n_tokens = (tokens.bytes() / 4).min(u64::from(u32::MAX)) as usize;
     let places = penalties.window.min(n_tokens);
-    // Biases first: what one invocation has biased another penalises.
+    // Biases first: logits biased by one invocation are penalised by another.
     for (biases, window) in [(penalties.biases, 0), (None, places)] {
         let groups = match biases {
             Some(_) => 1,
@@ -162,14 +162,14 @@ pub fn penalize(
     Ok(())
 }
 
-/// How a token is drawn from the best.
+/// How a token is drawn from the top tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Draw {
-    /// Divides the logits; 0 takes the best.
+    /// The temperature, which divides the logits; 0 is greedy.
     pub temperature: f32,
-    /// Keeps the fewest best tokens whose probabilities reach it together; 1 keeps all.
+    /// Top-p: keeps the fewest top tokens whose probabilities add up to it; 1 keeps all.
     pub top_p: f32,
-    /// Keeps tokens at least so many times as probable as the best.
+    /// Min-p: keeps tokens at least this many times as probable as the best.
     pub min_p: f32,
     /// Equal seeds draw equal tokens at equal positions from equal logits, on one device.
     pub seed: u64,
@@ -186,11 +186,11 @@ params! {
     }
 }
 
-/// `logits ← logits / temperature + noise`, one row, so that the largest is a draw from all tokens, each
-/// with its chance. Draws at equal positions with equal seeds are equal, on one device.
+/// `logits ← logits / temperature + noise`, one row, so that argmax samples from all tokens with their
+/// probabilities (Gumbel-max). Draws at equal positions with equal seeds are equal, on one device.
 ///
 /// Errors: [`GpuError::Shape`] if there isn't one row.
-/// Exactness: chances within a millionth of the largest.
+/// Exactness: probabilities within a millionth of the largest.
 pub fn perturb(
     recorder: &mut Recorder,
     logits: Rows<'_>,
@@ -214,7 +214,7 @@ pub fn perturb(
     recorder.dispatch(&PERTURB, &[], &bindings, &params, [groups, 1])
 }
 
-/// Memory for [`weigh`], and its result: what the weights of all tokens come to.
+/// Memory for [`weigh`], and its result: sums of the softmax weights of all tokens.
 #[derive(Debug, Clone)]
 pub struct Weights {
     /// `[n_sums, 2]`: the largest logit of a piece, and the sum of its weights relative to that.
@@ -223,7 +223,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Room for those of `n_vocab` tokens.
+    /// Room for `n_vocab` tokens.
     ///
     /// Errors: [`GpuError::OutOfMemory`].
     pub fn new(device: &Device, n_vocab: usize) -> Result<Weights, GpuError> {
@@ -243,9 +243,9 @@ params! {
     }
 }
 
-/// Adds up `exp(logit / temperature)` of `logits`, one row, in pieces.
+/// Sums `exp(logit / temperature)` of `logits`, one row, in pieces.
 ///
-/// Errors: [`GpuError::Shape`] if there isn't one row, or the room is for other logits.
+/// Errors: [`GpuError::Shape`] if there isn't one row, or `into` is for another number of logits.
 /// Exactness: within a few units in the last place for each doubling of the number of logits.
 pub fn weigh(
     recorder: &mut Recorder,
@@ -280,13 +280,13 @@ params! {
     }
 }
 
-/// Draws the next token from `best`, and moves the sequence on: `state` is the position of the last token
-/// and, in the element behind it, the token. Afterwards both are those of the next, for the next replay
-/// of the same commands. The token is written to `tokens` too, by its position, if there is room.
+/// Draws the next token from `best`, and advances the sequence: `state` is the position of the last token
+/// and, in the next element, the token. Afterwards both are those of the new token, for the next replay of
+/// the same commands. The token is also written to `tokens` at its position, if there is room.
 ///
-/// If the best logit is no finite number, nothing is drawn: all stays as it is.
+/// If the best logit is not finite, nothing is drawn and nothing changes.
 ///
-/// Errors: [`GpuError::Shape`] if `state` has no element behind the position.
+/// Errors: [`GpuError::Shape`] if `state` has no element after the position.
 pub fn sample(
     recorder: &mut Recorder,
     best: &TopK,
@@ -297,10 +297,10 @@ pub fn sample(
     sample_with(recorder, best, (false, None), draw, state, tokens)
 }
 
-/// [`sample`] from all tokens, of which `best` are the best. `weights` are those of all, which top-p is a
-/// share of; without them, none but `min_p` limits what is kept.
+/// [`sample`] from all tokens, of which `best` are the top ones. `weights` are those of all, which top-p is
+/// relative to; without them, only `min_p` limits what is kept.
 ///
-/// Where more may be kept than `best` has room for, nothing is drawn: all stays as it is.
+/// Where more tokens might be kept than `best` has room for, nothing is drawn and nothing changes.
 ///
 /// Errors: as [`sample`].
 pub fn sample_of_all(

@@ -1,4 +1,4 @@
-//! Activations rounded to int8, as integer weights take them.
+//! Activations quantized to int8, as integer weights need them.
 
 use super::norm::workgroup;
 use super::{Rows, fold};
@@ -10,21 +10,21 @@ use crate::{Device, GpuError, Recorder};
 /// How many activations share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scaling {
-    /// A whole row, as BitLinear layers were trained with.
+    /// A whole row, as BitLinear layers were trained.
     Row,
-    /// Blocks of 256, for weights whose blocks have integer scales within (Q4_K, Q6_K).
+    /// Blocks of 256, for weights whose blocks contain integer scales (Q4_K, Q6_K).
     Blocks256,
     /// Blocks of 32, for weights of smaller blocks.
     Blocks32,
 }
 
-/// What rows of rounded activations are padded to a multiple of.
+/// Rows of quantized activations are padded to a multiple of this.
 pub const PADDING: usize = 256;
 
-/// Values whose scale and sum are kept together.
+/// Values that share a stored scale and sum.
 const RUN: usize = 32;
 
-/// Memory for rounded activations, `[most_rows, most_width]` of any scaling.
+/// Memory for quantized activations, `[most_rows, most_width]` of any scaling.
 #[derive(Debug, Clone)]
 pub struct QuantizedRows {
     /// `[n_rows, padded width]` of int8.
@@ -36,7 +36,7 @@ pub struct QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Room for so many rows of so many elements.
+    /// Room for up to `most_rows` rows of `most_width` elements.
     ///
     /// Errors: [`GpuError::OutOfMemory`].
     pub fn new(device: &Device, most_rows: usize, most_width: usize) -> Result<Self, GpuError> {
@@ -53,7 +53,7 @@ impl QuantizedRows {
         })
     }
 
-    /// Errors unless so many rows of so many elements fit.
+    /// Errors unless this many rows of this many elements fit.
     pub(super) fn expect_room(&self, n_rows: usize, width: usize) -> Result<(), GpuError> {
         expect_most("rounded activations: rows", self.most_rows, n_rows)?;
         let padded = self.most_width.next_multiple_of(PADDING);
@@ -64,7 +64,7 @@ impl QuantizedRows {
         )
     }
 
-    /// What `n_rows` rows of `width` were rounded to, read back: for tests.
+    /// The quantized values of `n_rows` rows of `width`, read back: for tests.
     ///
     /// Errors: as [`Device::read`].
     pub fn read(
@@ -90,13 +90,13 @@ impl QuantizedRows {
     }
 }
 
-/// Rounded activations as numbers.
+/// Quantized activations as numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rounded {
     /// Rows of codes, padded with zeros to [`PADDING`].
     pub codes: Vec<i8>,
-    /// For each row its scale, 127 / max|x|, and its sum; or for each run of 32 what a unit of its block
-    /// is worth, and its sum.
+    /// For each row its scale, 127 / max|x|, and its sum; or for each run of 32 the step of its block, and
+    /// its sum.
     pub steps: Vec<(f32, i32)>,
 }
 
@@ -112,11 +112,11 @@ params! {
     }
 }
 
-/// Rounds `x` to int8, or `rms_norm(x) · weight` with `norm` as weight and eps.
+/// Quantizes `x` to int8, or `rms_norm(x) · weight` with `norm` as weight and eps.
 ///
 /// Errors: [`GpuError::Shape`] if there is no room, or the weight is too short.
-/// Exactness: without a norm, the bits of `sterna_kernels`' rounding, for finite values that the device
-/// doesn't flush to zero. With one, a code differs by 1 where the value lay next to a half.
+/// Exactness: without a norm, the bits of `sterna_kernels`' quantization, for finite values that the device
+/// doesn't flush to zero. With one, a code differs by 1 where the value was close to a half.
 pub fn quantize(
     recorder: &mut Recorder,
     x: Rows<'_>,
@@ -133,7 +133,7 @@ pub fn quantize(
     let device = recorder.device().clone();
     let most = device.limits().workgroup_len as usize;
     expect("quantize: invocations of a workgroup", most.max(64), most)?;
-    // Blocks have nothing to do with one another: where there is no norm, several workgroups share a row.
+    // Blocks are independent: where there is no norm, several workgroups share a row.
     let shares = norm.is_none() && scaling != Scaling::Row;
     let workgroup = workgroup(padded, if shares { most.min(256) } else { most });
     let parts = if shares {
@@ -181,10 +181,10 @@ params! {
     }
 }
 
-/// Rows that were rounded with [`Scaling::Row`] as floats again, for BitLinear layers whose weights are
-/// floats: `out[t, i] ← q[t, i] / scale[t]`.
+/// Dequantizes rows that were quantized with [`Scaling::Row`], for BitLinear layers whose weights are floats:
+/// `out[t, i] ← q[t, i] / scale[t]`.
 ///
-/// Errors: [`GpuError::Shape`] if `x` has less room than `out` has rows and columns.
+/// Errors: [`GpuError::Shape`] if `x` has room for fewer rows or columns than `out` has.
 /// Exactness: that of `sterna_kernels::gemm`, bit for bit.
 pub fn dequantize(
     recorder: &mut Recorder,

@@ -18,8 +18,8 @@ use crate::error::expect_most;
 use crate::record::ReadRange;
 use crate::{Device, GpuError};
 
-/// Memory on a device. Clones are the same memory, which is freed with the last of them, and with the
-/// last command that uses it.
+/// Memory on a device. Clones share the memory, which is freed with the last of them and with the last
+/// command that uses it.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     inner: Arc<Memory>,
@@ -42,7 +42,7 @@ impl Drop for Memory {
 const GRAIN: u64 = 16;
 
 impl Buffer {
-    /// Its size, at least what was asked for.
+    /// Its size, at least what was requested.
     pub fn bytes(&self) -> u64 {
         self.inner.bytes
     }
@@ -62,7 +62,7 @@ impl PartialEq for Buffer {
 impl Eq for Buffer {}
 
 impl Device {
-    /// `bytes` of zeros, a multiple of 16 at least.
+    /// `bytes` of zeros, rounded up to a multiple of 16.
     ///
     /// Errors: [`GpuError::OutOfMemory`] if the budget, the device's limit for a buffer, or its memory
     /// is exhausted.
@@ -116,8 +116,8 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Writes `bytes` at `offset`, a multiple of 4, before whatever is submitted next. The rest of the
-    /// last word, if `bytes` ends within one, becomes 0.
+    /// Writes `bytes` at `offset`, a multiple of 4, before anything submitted later. The rest of the last
+    /// word, if `bytes` ends within one, becomes 0.
     ///
     /// Errors: [`GpuError::Shape`] if they don't fit.
     pub fn write(&self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
@@ -137,7 +137,7 @@ impl Device {
 
     /// The elements `range` of a buffer of `T`, once everything submitted before is done.
     ///
-    /// Errors: [`GpuError::Shape`] if there are none such; [`GpuError::Lost`].
+    /// Errors: [`GpuError::Shape`] if the range is outside the buffer; [`GpuError::Lost`].
     pub fn read<T: Pod>(&self, buffer: &Buffer, range: Range<usize>) -> Result<Vec<T>, GpuError> {
         let read = ReadRange::of::<T>(buffer, range);
         let mut read = self.submit(&[], &[read])?.wait()?;

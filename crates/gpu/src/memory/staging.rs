@@ -1,4 +1,4 @@
-//! Buffers through which values come back, used again by size.
+//! Staging buffers for reading values back, reused by size.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,14 +11,14 @@ pub(crate) struct Staging {
     free: Mutex<BTreeMap<u64, Vec<wgpu::Buffer>>>,
 }
 
-/// How many of a size are kept.
+/// How many buffers of a size are kept.
 const KEPT: usize = 8;
 
-/// Larger ones are not kept: they are for looking at weights and caches, not for a step's results.
+/// Larger buffers are not kept: they are for inspecting weights and caches, not for a step's results.
 const MAX_KEPT_BYTES: u64 = 1 << 24;
 
 impl Staging {
-    /// One of at least `bytes`; `None` if there is nothing to read.
+    /// A buffer of at least `bytes`; `None` if there is nothing to read.
     pub(crate) fn take(
         &self,
         device: &Device,
@@ -47,7 +47,7 @@ impl Staging {
         Ok(Some(buffer))
     }
 
-    /// Takes one back that is no longer mapped.
+    /// Takes back a buffer that is no longer mapped.
     pub(crate) fn give(&self, buffer: wgpu::Buffer) {
         if buffer.size() > MAX_KEPT_BYTES {
             return;

@@ -1,4 +1,4 @@
-//! Weights on their way to the device, through a ring of mapped buffers of fixed size.
+//! Uploading weights to the device through a ring of mapped buffers of fixed size.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -9,26 +9,26 @@ use crate::{Device, GpuError};
 
 /// A ring of staging buffers: while one is filled, the device copies from the others.
 ///
-/// Memory is bounded by the ring, whatever is uploaded.
+/// Memory is bounded by the ring, however much is uploaded.
 #[derive(Debug)]
 pub struct Upload {
     device: Device,
     slot_bytes: usize,
-    /// In the order in which they come free.
+    /// In the order in which they become free.
     slots: VecDeque<Slot>,
 }
 
 #[derive(Debug)]
 struct Slot {
     buffer: wgpu::Buffer,
-    /// The copy that reads it, and where the news comes that it is mapped again; `None` if it is.
+    /// The copy that reads it, and where its remapping is reported; `None` if it is mapped.
     mapping: Option<(wgpu::SubmissionIndex, Receiver<bool>)>,
 }
 
 impl Upload {
     /// A ring of `n_slots` of `slot_bytes`, a multiple of 4, each.
     ///
-    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Shape`] if there is no slot or nothing in one.
+    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Shape`] if there are no slots or slots are empty.
     pub fn new(device: &Device, slot_bytes: usize, n_slots: usize) -> Result<Upload, GpuError> {
         expect("slots of an upload", n_slots.max(1), n_slots)?;
         let rounded = slot_bytes.max(4).next_multiple_of(4);
@@ -55,19 +55,19 @@ impl Upload {
         })
     }
 
-    /// Bytes of a slot: the most that is sent at once.
+    /// Bytes per slot: the most that is sent at once.
     pub(crate) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Writes `len` bytes to `buffer` from `offset` on, a multiple of 4; `fill` gives them, piece by
-    /// piece: it is called with where a piece begins and the memory for it. Pieces begin at multiples of
-    /// `grain` bytes and, all but the last, are multiples of it: a whole block, or a row.
+    /// Writes `len` bytes to `buffer` from `offset` on, a multiple of 4; `fill` provides them piece by piece:
+    /// it is called with the offset of a piece and the memory for it. Pieces begin at multiples of `grain`
+    /// bytes and, all but the last, are multiples of it: a whole block, or a row.
     ///
-    /// Returns when all is on its way; commands that are submitted later see it.
+    /// Returns when everything has been enqueued; commands that are submitted later see it.
     ///
-    /// Errors: [`GpuError::Shape`] if the bytes don't fit, or a slot holds no `grain`; what `fill`
-    /// returns; [`GpuError::Lost`].
+    /// Errors: [`GpuError::Shape`] if the bytes don't fit, or a slot is smaller than `grain`; errors of
+    /// `fill`; [`GpuError::Lost`].
     pub fn write_with<E: From<GpuError>>(
         &mut self,
         buffer: &Buffer,
@@ -91,7 +91,7 @@ impl Upload {
         let mut piece = Vec::new();
         for start in (0..len).step_by(piece_bytes) {
             let bytes = piece_bytes.min(len - start);
-            // Zeros behind the end, to whole words.
+            // Pads with zeros to whole words.
             piece.clear();
             piece.resize(bytes.next_multiple_of(4), 0);
             fill(start, &mut piece[..bytes])?;
@@ -100,7 +100,7 @@ impl Upload {
         Ok(())
     }
 
-    /// [`Upload::write_with`] of bytes that are there already.
+    /// [`Upload::write_with`] for bytes that are already in memory.
     ///
     /// Errors: likewise.
     pub fn write(&mut self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
@@ -112,7 +112,7 @@ impl Upload {
 
     /// Sends one piece, whole words that fit a slot.
     fn send(&mut self, to: &Buffer, offset: u64, piece: &[u8]) -> Result<(), GpuError> {
-        // A browser lets nobody wait for a slot; its queue has buffers of its own.
+        // A browser can't block on a slot; its queue has buffers of its own.
         if cfg!(target_arch = "wasm32") {
             return self.device.write(to, offset, piece);
         }
@@ -149,7 +149,7 @@ impl Upload {
         let (sender, receiver) = channel();
         slot.buffer
             .map_async(wgpu::MapMode::Write, .., move |result| {
-                // An upload that was dropped doesn't want to know.
+                // The receiver is gone if the upload was dropped.
                 let _ = sender.send(result.is_ok());
             });
         slot.mapping = Some((copied, receiver));

@@ -1,9 +1,9 @@
-//! The kernels' WGSL: which files make which shader, and how they become one text.
+//! The kernels' WGSL: which files make which shader, and how they are assembled.
 //!
-//! A shader is its own file in `src/shaders/` behind the files of `src/shaders/lib/` it names. What
-//! differs between devices lies in those: sums over invocations by subgroups or through shared memory,
-//! products of packed bytes in one instruction or several. Native and browser builds embed the same
-//! files; what their compilers want differently is put in front by [`Shader::assemble`].
+//! A shader is its own file in `src/shaders/`, preceded by the files of `src/shaders/lib/` it names. Those
+//! contain what differs between devices: reductions by subgroups or through shared memory, packed dot
+//! products in one instruction or several. Native and browser builds embed the same files; what their
+//! compilers require differently is prepended by [`Shader::assemble`].
 
 mod params;
 mod table;
@@ -15,16 +15,16 @@ pub(crate) use table::*;
 
 use crate::Features;
 
-/// What compiles the WGSL.
+/// The compiler of the WGSL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// naga, in `wgpu`: knows subgroups without being told, and immediates.
+    /// naga, in `wgpu`: enables subgroups by itself, and has immediates.
     Native,
-    /// A browser: wants extensions named, and has no immediates.
+    /// A browser: requires `enable` directives, and has no immediates.
     Browser,
 }
 
-/// What a kernel does with a buffer.
+/// How a kernel uses a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reads it.
@@ -33,18 +33,18 @@ pub enum Access {
     Write,
 }
 
-/// A text that several shaders share.
+/// Source text that several shaders share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lib {
     /// A file as it is.
     File(&'static str),
-    /// Sums and maxima over invocations: by subgroups where there are any.
+    /// Sums and maxima over invocations: by subgroups where available.
     Reduce,
-    /// Products of packed bytes: in one instruction where there is one.
+    /// Packed dot products: in one instruction where available.
     Dot4,
 }
 
-/// Extensions of WGSL that a shader can't do without.
+/// WGSL extensions that a shader requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// 16-bit floats.
@@ -53,27 +53,27 @@ pub enum Need {
     CooperativeMatrix,
 }
 
-/// A shader: one entry point, `main`, with its buffers in group 0 and `params` beside them.
+/// A shader: one entry point, `main`, with its buffers in group 0 and `params` separately.
 #[derive(Debug)]
 pub struct Shader {
     /// Name, that of its file.
     pub name: &'static str,
     /// Its own file.
     pub source: &'static str,
-    /// What is put before it.
+    /// What is prepended to it.
     pub libs: &'static [Lib],
     /// Its buffers, by binding.
     pub bindings: &'static [Access],
     /// The fields of its `Params`, in order.
     pub params: &'static [Param],
-    /// What it can't do without.
+    /// Its required extensions.
     pub needs: &'static [Need],
 }
 
 /// The line by which every shader declares its parameters.
 const PARAMS: &str = "@group(1) @binding(0) var<uniform> params: Params;";
 
-/// The same where parameters come with the command.
+/// The same where parameters are immediates.
 const IMMEDIATE_PARAMS: &str = "var<immediate> params: Params;";
 
 impl Shader {
@@ -123,7 +123,7 @@ impl Shader {
     }
 }
 
-/// A number that is another one for other kernels: what was measured with some says nothing of others.
+/// A hash that differs for other kernels: measurements with some don't apply to others.
 pub fn fingerprint() -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325;
     // FNV-1a.

@@ -2,7 +2,7 @@
 
 use super::Access::{Read, Write};
 use super::{Lib, Need, Params, Shader};
-use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SpansParams};
+use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
 use crate::kernels::elementwise::ElementwiseParams;
 use crate::kernels::linear::{EmbedParams, LinearParams};
 use crate::kernels::norm::RmsNormParams;
@@ -22,7 +22,7 @@ pub(super) const DOT4_PLAIN: &str = concat!(
     include_str!("../shaders/lib/dot16.wgsl"),
 );
 
-/// Blocks whose units are runs that follow one another.
+/// Blocks whose units are consecutive runs.
 macro_rules! in_order {
     ($($file:literal),*) => {
         Lib::File(concat!(
@@ -190,12 +190,12 @@ shaders! {
     ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_SPANS_F32 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
-        [Read, Read, Read, Read, Read, Write, Write, Write], SpansParams, [];
-    ATTENTION_SPANS_F16 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
-        [Read, Read, Read, Read, Read, Write, Write, Write], SpansParams, [];
-    ATTENTION_SPANS_Q8_0 = "attention_spans", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
-        [Read, Read, Read, Read, Read, Write, Write, Write], SpansParams, [];
+    ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
+    ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
+    ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], CombineParams, [];
     TOP_K = "top_k", [], [Read, Write], TopKParams, [];
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], PenalizeParams, [];

@@ -1,14 +1,13 @@
-// out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h'] over the positions j that t sees, for
-// many rows
+// out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h'] over the positions j that t attends to,
+// for many rows
 //
-// Agrees with `sterna_kernels::attention`, but for what it rounds to make products exact, the order of
+// Agrees with `sterna_kernels::attention`, except for what that rounds to make products exact, the order of
 // sums, and exponentials.
 // Shapes: q and out rows of [n_heads, head_dim]; keys and values as `cache_*.wgsl` says, [n_kv_heads,
 // capacity] rows; position[0] is that of the first query.
-// Workgroups of 128 to 32 pairs of a query and one of the heads that share keys. 32 positions at a time,
-// of which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with
-// two of the positions, then their sums of two of the elements. Positions that no pair sees are passed
-// over.
+// Workgroups of 128 per 32 pairs of a query and one of the heads that share keys. 32 positions at a time, of
+// which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with two of
+// the positions, then their sums of two of the elements. Positions that no pair attends to are skipped.
 
 // Runs of 32 elements of a head, at most 8.
 override CHUNKS: u32 = 4u;
@@ -35,7 +34,7 @@ struct Params {
     row_len: u32,
     row_scales: u32,
     scales: u32,
-    // How many positions a query sees; 0xffffffff for all.
+    // How many positions a query attends to; 0xffffffff for all.
     window: u32,
     scale: f32,
     softcap: f32,
@@ -51,7 +50,7 @@ var<workgroup> tile: array<vec4<f32>, TILE>;
 // For each position those of eight groups of four pairs: scores, then weights.
 var<workgroup> weights: array<vec4<f32>, 256>;
 
-// Puts a chunk of the 32 queries from `first_pair` on into a slot, scaled, zeros behind the heads' end.
+// Puts a chunk of the 32 queries from `first_pair` on into a slot, scaled, padded with zeros.
 fn stage_queries(thread: u32, kv: u32, first_pair: u32, chunk: u32, slot: u32) {
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
@@ -86,14 +85,14 @@ fn main(
     let share = params.n_heads / params.n_kv_heads;
     let kv = group.x % params.n_kv_heads;
     let n_pairs = params.n_rows * share;
-    // The last queries see the most: they begin first.
+    // The last queries attend to the most positions: they begin first.
     let unit = (n_pairs + 31u) / 32u - 1u - group.x / params.n_kv_heads;
     let first_pair = unit * 32u;
     let origin = position[params.position];
     let earliest = origin + first_pair / share;
     let latest = origin + (min(first_pair + 32u, n_pairs) - 1u) / share;
     let begin = earliest + 1u - min(params.window, earliest + 1u);
-    // Beyond the capacity there is nothing.
+    // There is nothing beyond the capacity.
     let end = min(latest + 1u, params.capacity);
     let row0 = kv * params.capacity;
     let last_run = (d + 7u) / 8u - 1u;
@@ -116,7 +115,7 @@ fn main(
         }
     }
     for (var j0 = begin; j0 < end; j0 += 32u) {
-        // What is staged next is asked for before anything is computed with what is there.
+        // What is staged next is loaded before anything is computed with what is there.
         let row = row0 + min(j0 + thread / 4u, end - 1u);
         var next = key_words(row, min(thread % 4u, last_run));
         var score: array<vec4<f32>, 2>;

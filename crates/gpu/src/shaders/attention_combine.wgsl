@@ -1,9 +1,9 @@
-// out[t, h] ← what the spans of attention_spans.wgsl come to together
+// out[t, h] ← the combined partial results of the splits of attention_split_kv.wgsl
 //
-// Agrees with `sterna_kernels::attention` as attention_spans.wgsl does.
-// Shapes: states [rows, n_heads, n_spans + n_new, head_dim + 2]; out rows of [n_heads, head_dim]. There are at
-// most 64 spans, and a state of a new position; there is room for 72, nine turns of eight.
-// A workgroup of 256 to 32 elements of a head of a row: 32 invocations to every eighth state.
+// Agrees with `sterna_kernels::attention` as attention_split_kv.wgsl does.
+// Shapes: states [rows, n_heads, n_splits + n_new, head_dim + 2]; out rows of [n_heads, head_dim]. There are
+// at most 64 splits, and a state of a new position; there is room for 72, nine iterations of eight.
+// A workgroup of 256 per 32 elements of a head of a row: 32 invocations to every eighth state.
 
 @group(0) @binding(0) var<storage, read> states: array<f32>;
 @group(0) @binding(1) var<storage, read> position: array<u32>;
@@ -17,17 +17,17 @@ struct Params {
     out_stride: u32,
     position: u32,
     window: u32,
-    n_spans: u32,
-    // 1 if the row's own position has a state of its own, behind those of spans.
+    n_splits: u32,
+    // 1 if the row's own position has a state of its own, after those of splits.
     n_new: u32,
-    span_len: u32,
+    split_len: u32,
     capacity: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
 // The largest score and the weight of each state.
-var<workgroup> spans: array<vec2<f32>, 72>;
-// What the states of 32 invocations come to, and their weight, for each element.
+var<workgroup> splits: array<vec2<f32>, 72>;
+// The partial results of 32 invocations, and their weight, for each element.
 var<workgroup> partial: array<vec2<f32>, 256>;
 
 @compute @workgroup_size(256)
@@ -43,37 +43,37 @@ fn main(
     let last = position[params.position] + t;
     let first = last + 1u - min(params.window, last + 1u);
     let len = min(last + 1u - params.n_new, params.capacity);
-    // Spans with positions in sight: others were not written.
-    let begin = first / params.span_len;
-    let len_spans = min((len + params.span_len - 1u) / params.span_len, params.n_spans);
-    let end = select(0u, len_spans, first < len);
-    let n_states = params.n_spans + params.n_new;
+    // Splits with visible positions: others were not written.
+    let begin = first / params.split_len;
+    let len_splits = min((len + params.split_len - 1u) / params.split_len, params.n_splits);
+    let end = select(0u, len_splits, first < len);
+    let n_states = params.n_splits + params.n_new;
     let state = (t * params.n_heads + head) * n_states;
-    // All that is read is asked for together.
+    // All loads are issued together.
     var sums: array<f32, 9>;
     for (var i = 0u; i < 9u; i++) {
         let s = i * 8u + thread / 32u;
-        let is_there = (s >= begin && s < end) || (s >= params.n_spans && s < n_states);
+        let is_there = (s >= begin && s < end) || (s >= params.n_splits && s < n_states);
         if is_there && e < d {
             sums[i] = states[(state + s) * (d + 2u) + e];
         }
     }
     if thread < 72u {
         var own = vec2<f32>(-3.0e38, 0.0);
-        if (thread >= begin && thread < end) || (thread >= params.n_spans && thread < n_states) {
+        if (thread >= begin && thread < end) || (thread >= params.n_splits && thread < n_states) {
             let at = (state + thread) * (d + 2u) + d;
             own = vec2<f32>(states[at + 1u], states[at]);
         }
-        spans[thread] = own;
+        splits[thread] = own;
     }
     workgroupBarrier();
     var top = -3.0e38;
     for (var i = 0u; i < n_states; i++) {
-        top = max(top, spans[i].x);
+        top = max(top, splits[i].x);
     }
     var both = vec2<f32>();
     for (var i = 0u; i < 9u; i++) {
-        let own = spans[i * 8u + thread / 32u];
+        let own = splits[i * 8u + thread / 32u];
         both += vec2<f32>(sums[i], own.y) * exp(own.x - top);
     }
     partial[thread] = both;

@@ -3,8 +3,8 @@
 // Agrees with `sterna_kernels::gemm` as block_gemv.wgsl does.
 // Shapes: weights as `codes_*.wgsl` says; q [m, q_len] of 16 int8; steps [m, q_len / 2] of the step and
 // the sum of each run of 32; out f32.
-// Workgroups of 256: 64 rows of weights by 64 of activations, four by four to an invocation, two runs
-// of 32 columns at a time.
+// Workgroups of 256: 64 rows of weights by 64 of activations, four by four per invocation, two runs of 32
+// columns at a time.
 
 @group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
@@ -29,7 +29,7 @@ fn main(
 ) {
     let row0 = group.x * 64u;
     let token0 = group.y * 64u;
-    // As `gemm_tile.wgsl` says.
+    // See `gemm_tile.wgsl`.
     let x = thread % 16u;
     let y = thread / 16u;
     // One vector for each token, of the four rows.

@@ -1,9 +1,9 @@
 // out[t, i] ← Σ_b (weights of block b) · (activations of block b), for few rows t
 //
-// Agrees with `sterna_kernels::gemm` for weights that are blocks of integers: integers within half a
-// run, floats from there on, whose order differs.
-// Shapes: weights as `codes_*.wgsl` says; activations as `input_*.wgsl` says; out f32. LANES
-// invocations to two rows; workgroups of WG.
+// Agrees with `sterna_kernels::gemm` for weights that are blocks of integers: integers within half a run,
+// floats from there on, in a different order.
+// Shapes: weights as `codes_*.wgsl` says; activations as `input_*.wgsl` says; out f32. LANES invocations per
+// two rows; workgroups of WG.
 
 // Rows of activations, at most 4.
 override TOKENS: u32 = 1u;
@@ -12,16 +12,16 @@ override TOKENS: u32 = 1u;
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Vectors of activations that neighbours read together: the same half of the same run of units in a row.
+// Vectors of activations that adjacent lanes read together: the same half of the same run of units in a row.
 const PARTS: u32 = 2u * UNIT;
 
-// The part that vector i is in, and its place there.
+// The part that contains vector i, and its index there.
 fn part_of(i: u32) -> vec2<u32> {
     return vec2<u32>(i % 2u * UNIT + place_in_unit(i / 2u), unit_of(i / 2u));
 }
 
-// One run of one row times one of activations, whose sum is `sum`. Codes are too large by what comes to
-// `excess` in the halves, or in all of the run.
+// One run of one row times one of activations, whose sum is `sum`. Codes are too large by an offset whose
+// share is `excess` in the halves, or in all of the run.
 fn product(
     w: array<vec4<u32>, 2>,
     s: vec3<f32>,
@@ -91,8 +91,8 @@ fn main(at: Invocation, group: Group) {
     let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
     let a = stored_row(row);
     let b = stored_row(row + 1u);
-    // Everything is asked for long before it is used: where there are few workgroups, what takes the time is
-    // waiting for memory.
+    // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
+    // memory.
     var next: array<Units, DEPTH>;
     for (var d = 0u; d < DEPTH; d++) {
         next[d] = fetch(a, b, thread % LANES + d * LANES);

@@ -1,9 +1,9 @@
-// out[t, i] ← q[t, i] / scale[t]: rounded rows as floats again
+// out[t, i] ← q[t, i] / scale[t]: dequantizes rows
 //
 // Agrees with `sterna_kernels::gemm` for BitLinear layers whose weights are floats, bit for bit.
-// Shapes: q [n_rows, padded / 4] words of four int8, steps [n_rows] of scale and sum, as quantize.wgsl
-// writes them for SCALING 0; out rows of `width` f32. A word to an invocation; workgroups of 64, as many
-// as a row takes, by rows.
+// Shapes: q [n_rows, padded / 4] words of four int8, steps [n_rows] of scale and sum, as quantize.wgsl writes
+// them for SCALING 0; out rows of `width` f32. One word per invocation; workgroups of 64, as many as a row
+// takes, by rows.
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
 @group(0) @binding(1) var<storage, read> steps: array<vec2<u32>>;

@@ -2,7 +2,7 @@
 //
 // Agrees with `sterna_kernels::vector` and, for OP 4, `sterna_kernels::activation::gate`.
 // Shapes: x [n_rows, width]; y [n_rows, width], or [width] where its stride is 0.
-// An invocation to an element; workgroups of 256.
+// One element per invocation; workgroups of 256.
 
 // 0: x + y. 1: x · factor. 2: factor · tanh(x / factor). 3: y. 4: activation(x) · y.
 override OP: u32 = 0u;

@@ -1,9 +1,9 @@
 // out[t] ← factor · table[ids[t]], for the ids whose rows this piece of the table has
 //
-// Agrees with `sterna_kernels::quant::decode_row`, but for products and differences that a device may
+// Agrees with `sterna_kernels::quant::decode_row`, except for products and differences that a device may
 // fuse.
 // Shapes: the table as `floats_*.wgsl` or `codes_*.wgsl` says; ids [m] u32; out rows of k f32.
-// Eight elements to an invocation; workgroups of 64, as many as a row takes, by rows.
+// Eight elements per invocation; workgroups of 64, as many as a row takes, by rows.
 
 @group(0) @binding(2) var<storage, read> ids: array<u32>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;

@@ -2,8 +2,8 @@
 //
 // Agrees with `sterna_kernels::gemm` as float_gemv.wgsl does.
 // Shapes: as float_gemv.wgsl, with m rows of x and out.
-// Workgroups of 256: 64 rows of weights by 64 of activations, four by four to an invocation, 16 columns
-// at a time.
+// Workgroups of 256: 64 rows of weights by 64 of activations, four by four per invocation, 16 columns at a
+// time.
 
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
@@ -20,7 +20,7 @@ fn main(
 ) {
     let row0 = group.x * 64u;
     let token0 = group.y * 64u;
-    // As `gemm_tile.wgsl` says.
+    // See `gemm_tile.wgsl`.
     let x = thread % 16u;
     let y = thread / 16u;
     var sums = array<vec4<f32>, 4>();

@@ -1,8 +1,8 @@
 // out[t, i] ← Σ_j w[i, j] · x[t, j], for few rows t
 //
-// Agrees with `sterna_kernels::gemm` for floats, but for the order of the sum, and for the bits that
-// the CPU drops of activations beside F16 and BF16 weights.
-// Shapes: weights as `floats_*.wgsl` says; x rows of k f32; out f32. LANES invocations to two rows;
+// Agrees with `sterna_kernels::gemm` for floats, except for the order of the sum, and for the bits that the
+// CPU drops of activations with F16 and BF16 weights.
+// Shapes: weights as `floats_*.wgsl` says; x rows of k f32; out f32. LANES invocations per two rows;
 // workgroups of WG.
 
 // Rows of activations, at most 4.

@@ -1,9 +1,9 @@
-// out[t, i] ← Σ_j w[i, j] · x[t, j], for many rows t, by matrix units
+// out[t, i] ← Σ_j w[i, j] · x[t, j], for many rows t, by cooperative matrices
 //
-// `coop_*.wgsl` brings both sides into shared memory as f16, and says what it agrees with.
+// `coop_*.wgsl` loads both sides into shared memory as f16, and says what it agrees with.
 // Shapes: codes and scales as there; q [m, q_len] of 16 int8; steps as there; out f32.
-// Workgroups of 128, four subgroups of 32: 128 rows of weights by 64 of activations, 64 by 32 to a
-// subgroup, 64 columns at a time.
+// Workgroups of 128, four subgroups of 32: 128 rows of weights by 64 of activations, 64 by 32 per subgroup,
+// 64 columns at a time.
 
 @group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
@@ -11,14 +11,14 @@
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Of 128 rows and of 64 tokens, 64 columns as f16: sixteen vectors, in lines that lie eighteen apart, so that
-// lines are in different banks. Columns are in whatever order is cheapest, in both the same.
+// Of 128 rows and of 64 tokens, 64 columns as f16: sixteen vectors, in lines eighteen apart, so that lines
+// are in different banks. Columns are in whatever order is cheapest, the same in both.
 var<workgroup> tile_w: array<vec4<f16>, 2304>;
 var<workgroup> tile_x: array<vec4<f16>, 1152>;
 // Of each subgroup, four matrices of 16 tokens by 16 rows, tokens 20 apart.
 var<workgroup> tile_out: array<f32, 5120>;
 
-// The f16 whose bits the halves of a word have. naga has no bitcast for it; compilers see that it is one.
+// The f16 with the bits of a word's halves. naga has no bitcast for it; compilers optimise this to one.
 fn pair_of(word: u32) -> vec2<f16> {
     return vec2<f16>(unpack2x16float(word));
 }
@@ -32,8 +32,8 @@ fn halves_of(word: u32) -> vec4<f16> {
     return vec4<f16>(even, odd) - vec4<f16>(1152.0h);
 }
 
-// Puts the results of the four matrices of this subgroup's tile, of which the first are of row `row` and
-// token `token`, where they belong.
+// Stores the results of the four matrices of this subgroup's tile, of which the first are of row `row` and
+// token `token`.
 fn put_tile(lane: u32, subgroup: u32, row: u32, token: u32) {
     for (var i = lane; i < 512u; i += 32u) {
         // Pairs of rows, then rows of 16, tokens of 16.
@@ -81,7 +81,7 @@ fn main(
     for (var turn = 0u; turn < n_turns; turn++) {
         stage(thread, next);
         workgroupBarrier();
-        // While these are multiplied, the next are on their way.
+        // While these are multiplied, the next are being loaded.
         next = fetch(thread, row0, token0, min(turn + 1u, n_turns - 1u));
         for (var k = 0u; k < 16u; k += 4u) {
             let b0 = coopLoad<coop_mat16x16<f16, B>>(&tile_x[t * 18u + k], 18u);

@@ -1,17 +1,17 @@
-// Queries, keys and values of a batch made ready: heads normalised where there are weights for it,
-// rotated by their positions, queries left in place, keys and values put into the cache.
+// Prepares queries, keys and values of a batch: heads normalised where there are weights for it, rotated by
+// their positions, queries updated in place, keys and values put into the cache.
 //
 // Agrees with `sterna_kernels::rope` (both layouts; pairs leave as halves) and `sterna_kernels::norm`, and
 // in what the cache then holds with `sterna_kernels::attention`.
 // Shapes: qkv rows with the queries [n_heads, head_dim], keys and values [n_kv_heads, head_dim] at
 // offsets of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl`
 // says, [n_kv_heads, capacity] rows; position[0] is that of the first row.
-// A workgroup of 64 to a head, n_heads + 2 · n_kv_heads to a row.
+// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row.
 
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
-// 1 if pairs are neighbours, 0 if they lie half the rotated elements apart.
+// 1 if pairs are adjacent, 0 if they are half the rotated elements apart.
 override PAIRS: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>;
@@ -39,7 +39,7 @@ struct Params {
     row_len: u32,
     row_scales: u32,
     scales: u32,
-    // Positions there are angles for.
+    // Positions in the table of angles.
     n_angles: u32,
     eps: f32,
 }
@@ -65,7 +65,7 @@ fn turn(thread: u32, row: u32) {
     workgroupBarrier();
 }
 
-// Element e of the head, zero behind its end; there is one slot.
+// Element e of the head, zero beyond its end; there is one slot.
 fn element(slot: u32, e: u32) -> f32 {
     return select(0.0, turned[min(e, 255u)], e < params.head_dim);
 }

@@ -1,10 +1,10 @@
-// Logits of tokens that were seen lately, penalised; and biases added
+// Penalises logits of recent tokens, and adds biases
 //
 // Agrees with the CPU's sampler: bias, then the repeat penalty (divides positive, multiplies negative
 // logits), then frequency and presence penalties. Penalties leave finite logits finite, and others alone.
-// Shapes: logits [n_vocab] f32; tokens [n_tokens] by position, of which those up to position[0] count, the last
-// `window` of them; biases [n_biases] of id and bits of an f32, ids in any order but once each.
-// Biases: one workgroup of 256, and no window. Penalties: an invocation to a place in the window.
+// Shapes: logits [n_vocab] f32; tokens [n_tokens] by position, of which those up to position[0] count, the
+// last `window` of them; biases [n_biases] of id and bits of an f32, in any order, each id at most once.
+// Biases: one workgroup of 256, and no window. Penalties: one invocation per position of the window.
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> tokens: array<u32>;
@@ -15,7 +15,7 @@ struct Params {
     n_vocab: u32,
     offset: u32,
     position: u32,
-    // Places in `tokens`.
+    // Capacity of `tokens`.
     n_tokens: u32,
     window: u32,
     n_biases: u32,
@@ -38,7 +38,7 @@ fn main(
             logits[params.offset + bias.x] += bitcast<f32>(bias.y);
         }
     }
-    // A position behind the last place is taken for that.
+    // Positions are clamped to the capacity.
     let end = min(position[params.position], params.n_tokens - 1u) + 1u;
     let begin = end - min(params.window, end);
     let own = begin + group.x * 256u + thread;
@@ -46,7 +46,7 @@ fn main(
         return;
     }
     let id = tokens[own];
-    // Each token once, by the last place where it is.
+    // Each token once, by its last occurrence.
     for (var i = own + 1u; i < end; i++) {
         if tokens[i] == id {
             return;
@@ -65,7 +65,7 @@ fn main(
     if logit > 0.0 {
         repeated = divide(logit, params.repeat);
     }
-    // Limits keep a device from fusing what is rounded one after the other.
+    // Clamps keep a device from fusing operations that are rounded one after the other.
     let often = clamp(f32(count) * params.frequency, -MOST, MOST);
     logits[at] = clamp(clamp(repeated, -MOST, MOST) - (often + params.presence), -MOST, MOST);
 }

@@ -1,9 +1,9 @@
-// logits ← logits / temperature + noise, so that the largest is a draw by weights exp(logit / temperature)
+// logits ← logits / temperature + noise, so that argmax samples by weights exp(logit / temperature)
 //
-// The noise is Gumbel's: -ln(-ln(u)) for u evenly distributed over 0 to 1, another u for each seed,
-// position and id. Of the largest of such sums, each has the chance of its share in the sum of weights.
+// Gumbel-max sampling: the noise is -ln(-ln(u)) for u uniform over 0 to 1, another u for each seed, position
+// and id. Each of these sums is the largest with the probability of its softmax weight.
 // Shapes: logits [n] f32 from an offset on, in place; position, an element of its buffer.
-// An invocation to a logit; workgroups of 256.
+// One logit per invocation; workgroups of 256.
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> position: array<u32>;

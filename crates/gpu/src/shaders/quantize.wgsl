@@ -1,12 +1,12 @@
-// Rows of f32, normalised if NORM is 1, rounded to int8.
+// Quantizes rows of f32 to int8, normalised first if NORM is 1.
 //
 // Agrees with `sterna_kernels::quant::q8` (SCALING 0: a scale for a row, 127 / max(|x|, 1e-5)) and with
 // the blocks of `sterna_kernels::gemm` (SCALING 1: blocks of 256; 2: blocks of 32): the same bits for
 // the same floats. With NORM the sum of squares is added in another order.
-// Shapes: x [n_rows, width]; q [n_rows, padded / 4] words of four int8, zeros behind the width; steps
-// [n_rows] for SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step that a unit of the
-// block is worth and the sum of these 32 values. `padded` is a multiple of 256.
-// `parts` workgroups of WG, a multiple of 64, to a row: one, unless blocks are rounded as they are.
+// Shapes: x [n_rows, width]; q [n_rows, padded / 4] words of four int8, padded with zeros; steps [n_rows] for
+// SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step of the block and the sum of these 32
+// values. `padded` is a multiple of 256.
+// `parts` workgroups of WG, a multiple of 64, per row: one, unless blocks are quantized without a norm.
 
 // 0, 1 or 2.
 override SCALING: u32 = 0u;
@@ -64,7 +64,7 @@ fn pack(codes: vec4<i32>) -> u32 {
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let row = group_of(group) / params.parts;
-    // Workgroups behind the last row do its work again, and write nothing.
+    // Workgroups beyond the last row repeat it, and write nothing.
     let live = row < params.n_rows;
     let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
     let thread = thread_of(at);
@@ -98,7 +98,7 @@ fn main(at: Invocation, group: Group) {
         }
         return;
     }
-    // Every invocation has a word in every turn, so that all take part in exchanges.
+    // Every invocation has a word in every iteration, so that all take part in exchanges.
     let part = group_of(group) % params.parts;
     for (var turn = 0u; turn * params.parts * WG < words; turn++) {
         let i = (turn * params.parts + part) * WG + thread;

@@ -1,7 +1,7 @@
 // out[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)
 //
-// Agrees with `sterna_kernels::norm::rms_norm`, but for the order of the sum.
-// Shapes: rows of `width` f32. One workgroup of WG to a row. `io_*.wgsl` has `x` and `out`.
+// Agrees with `sterna_kernels::norm::rms_norm`, except for the order of the sum.
+// Shapes: rows of `width` f32. One workgroup of WG per row. `io_*.wgsl` has `x` and `out`.
 
 @group(0) @binding(0) var<storage, read> weight: array<f32>;
 

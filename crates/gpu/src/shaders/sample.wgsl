@@ -1,13 +1,13 @@
-// The next token, drawn from the best candidates; and the sequence moved on by it
+// Draws the next token from the top candidates, and advances the sequence by it
 //
-// Agrees with the CPU's sampler in which tokens may be drawn and with what chances, but for weights at
-// the very edge of top-p and min-p; the numbers drawn are its own.
-// Where it can't tell, the sequence stays where it is: if the best is no finite number, or if what is
-// kept may reach beyond the candidates.
+// Agrees with the CPU's sampler in which tokens may be drawn and with what probabilities, except for weights
+// at the very edge of top-p and min-p; its random numbers are its own.
+// Where it can't decide, the sequence stays where it is: if the best logit is not finite, or if more tokens
+// than the candidates might be kept.
 // Shapes: best [k] of value and id, best first, k at most 256; sums [n_sums] of weights of all tokens,
 // as `weigh.wgsl` has them; state: position and token of the last step, which become those of the next;
 // tokens by position, `capacity` of them.
-// One workgroup of 256, an invocation to a candidate.
+// One workgroup of 256, one invocation per candidate.
 
 @group(0) @binding(0) var<storage, read> best: array<vec2<u32>>;
 @group(0) @binding(1) var<storage, read> weighed: array<vec2<f32>>;
@@ -18,10 +18,10 @@ struct Params {
     k: u32,
     state: u32,
     capacity: u32,
-    // 1 if there are tokens behind the candidates that may be kept.
+    // 1 if tokens beyond the candidates may be kept.
     of_all: u32,
     n_sums: u32,
-    // 0 takes the best.
+    // 0 is greedy.
     temperature: f32,
     top_p: f32,
     min_p: f32,
@@ -30,7 +30,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Weights, then sums of weights up to each.
+// Weights, then their prefix sums.
 var<workgroup> sums: array<f32, 256>;
 var<workgroup> others: array<f32, 256>;
 var<workgroup> chosen: atomic<u32>;
@@ -46,7 +46,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     if thread < params.k && best[thread].y != 0xffffffffu {
         weight = exp((bitcast<f32>(best[thread].x) - top) / params.temperature);
     }
-    // What is less than 2^-36 of the best is not drawn.
+    // Tokens less probable than 2^-36 of the best are never drawn.
     weight = select(0.0, weight, weight >= 1.4551915e-11);
     sums[thread] = weight;
     var all = 0.0;
@@ -72,7 +72,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         others[thread] += before.y;
         workgroupBarrier();
     }
-    // The fewest that reach top-p together: those before whom there is less than that.
+    // The fewest that reach top-p together: those whose predecessors add up to less.
     let whole = select(sums[255], others[255], params.n_sums > 0u);
     let target_sum = params.top_p * whole;
     let before = sums[thread] - weight;
@@ -80,7 +80,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         atomicMax(&kept, thread);
     }
     workgroupBarrier();
-    // Weights fall, so all up to the last that is kept are.
+    // Weights decrease, so the kept tokens are a prefix.
     let total = sums[atomicLoad(&kept)];
     let point = f32(random(vec2<u32>(params.seed_low, params.seed_high), position, 0xffffffffu) >> 8u) * 5.9604645e-8 * total;
     if weight > 0.0 && sums[thread] > point {

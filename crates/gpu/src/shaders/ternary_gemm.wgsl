@@ -3,7 +3,7 @@
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit.
 // Shapes: codes [n, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
 // scales [n] f32; q [m, q_len] of 16 int8; steps [m] of scale and sum; out f32.
-// Workgroups of 256: 64 rows of weights by 64 of activations, four by four to an invocation.
+// Workgroups of 256: 64 rows of weights by 64 of activations, four by four per invocation.
 
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
@@ -13,8 +13,8 @@
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-// A block of 128 columns: of weights 8 words in rows that lie 9 apart, so that rows are in different
-// banks; of activations 8 vectors.
+// A block of 128 columns: of weights 8 words in rows 9 apart, so that rows are in different banks; of
+// activations 8 vectors.
 var<workgroup> tile_w: array<u32, 576>;
 var<workgroup> tile_q: array<vec4<u32>, 512>;
 

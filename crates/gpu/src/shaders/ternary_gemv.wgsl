@@ -3,15 +3,15 @@
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit.
 // Shapes: codes [n, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
 // scales [n] f32; activations as `input_*.wgsl` says; out f32.
-// LANES invocations to two rows; workgroups of WG.
+// LANES invocations per two rows; workgroups of WG.
 
 // Rows of activations, at most 4.
 override TOKENS: u32 = 1u;
 
-// Vectors of activations that neighbours read together: the same quarter of blocks of 128.
+// Vectors of activations that adjacent lanes read together: the same quarter of blocks of 128.
 const PARTS: u32 = 4u;
 
-// The part that vector i is in, and its place there.
+// The part that contains vector i, and its index there.
 fn part_of(i: u32) -> vec2<u32> {
     return vec2<u32>(i % 8u / 2u, i / 8u * 2u + i % 2u);
 }
@@ -22,8 +22,8 @@ fn part_of(i: u32) -> vec2<u32> {
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Sums with the products of a vector of codes and the four of activations that it meets: once, four times and
-// sixteen times what they are, so that codes are masked where they lie. Only the highest would be signed.
+// Sums with the products of a vector of codes and the four of activations that match it: scaled by one, four
+// and sixteen, so that codes are masked in place. Only the highest would be signed.
 fn multiply(w: vec4<u32>, q: array<vec4<u32>, 4>, sums: vec3<i32>) -> vec3<i32> {
     return vec3<i32>(
         dot16(w & vec4<u32>(0x03030303u), q[3], sums.x),
@@ -42,8 +42,8 @@ struct Sums {
     b: vec3<i32>,
 }
 
-// The same of two rows and their vectors v: sixteen bytes, positions 0 to 15 or 16 to 31 of four quarters of a
-// block.
+// The same for two rows and their vectors v: sixteen bytes, positions 0 to 15 or 16 to 31 of four quarters of
+// a block.
 fn multiply_two(w0: vec4<u32>, w1: vec4<u32>, token: u32, v: u32, before: Sums) -> Sums {
     let q = array<vec4<u32>, 4>(
         q_quarter(token, v, 0u),
@@ -100,8 +100,8 @@ fn main(at: Invocation, group: Group) {
     let stored = vec2<u32>(stored_row(row), stored_row(row + 1u));
     let a = stored.x * row_len;
     let b = stored.y * row_len;
-    // Everything is asked for long before it is used: where there are few workgroups, what takes the time is
-    // waiting for memory.
+    // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
+    // memory.
     var next = fetch_four(a, b, thread % LANES, row_len);
     let unit = vec2<f32>(scales[stored.x], scales[stored.y]);
     let i = params.first + row;

@@ -2,8 +2,8 @@
 //
 // Agrees with the order of the CPU's sampler: NaN is the worst, -0 equals 0.
 // Shapes: FIRST 1: logits [n] f32, whose ids are their numbers. FIRST 0: candidates [n] of value and id.
-// best [ceil(n / 1024), k] of value and id; behind the last there are candidates of -∞ with no id.
-// Workgroups of 256, one to 1024 candidates.
+// best [ceil(n / 1024), k] of value and id; padded with candidates of -∞ with no id.
+// Workgroups of 256, one per 1024 candidates.
 
 override FIRST: u32 = 1u;
 
@@ -22,7 +22,7 @@ var<workgroup> candidates: array<vec2<u32>, 1024>;
 
 const NONE: vec2<u32> = vec2<u32>(0u, 0xffffffffu);
 
-// A number that is ordered as floats are. NaN is 0, below -∞.
+// Maps a float to an integer of the same order. NaN is 0, below -∞.
 fn order_of(bits: u32) -> u32 {
     if (bits & 0x7fffffffu) > 0x7f800000u {
         return 0u;

@@ -1,7 +1,7 @@
-// Of every 1024 logits the largest, and the sum of their weights exp((logit - largest) / temperature)
+// Of every 1024 logits the largest, and the sum of the weights exp((logit - largest) / temperature)
 //
-// Shapes: logits [n] f32 from an offset on; sums [ceil(n / 1024), 2]. NaN and -∞ weigh nothing.
-// Workgroups of 256, one to 1024 logits.
+// Shapes: logits [n] f32 from an offset on; sums [ceil(n / 1024), 2]. NaN and -∞ have no weight.
+// Workgroups of 256, one per 1024 logits.
 
 @group(0) @binding(0) var<storage, read> logits: array<f32>;
 @group(0) @binding(1) var<storage, read_write> sums: array<vec2<f32>>;

@@ -1,67 +1,67 @@
-//! What becomes of the hints that a package gives: `runtimeOptimizations` of RDRR.
+//! How the hints of a package are resolved: `runtimeOptimizations` of RDRR.
 //!
-//! What a machine can do counts most, then what was measured on it, then hints, then rules.
+//! Device capabilities take precedence, then measurements, then hints, then heuristics.
 
 use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_format::rdrr::hints::Hint;
 
-/// What a GPU offers to a model's hints.
+/// What a GPU reports for resolving hints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
     /// Its name.
     pub name: String,
-    /// Its features, under the names that hints have for them: see [`FEATURES`].
+    /// Its features, under the names used in hints: see [`FEATURES`].
     pub features: Vec<&'static str>,
-    /// Whether products with many rows are computed by matrix units, which take f16.
+    /// Whether products with many rows use cooperative matrices, which take f16.
     pub matrix_units: bool,
-    /// The most invocations of a workgroup.
+    /// Maximum invocations of a workgroup.
     pub max_invocations: u32,
-    /// By what workgroups are sized.
+    /// What determines workgroup sizes.
     pub sizing: Sizing,
 }
 
-/// By what workgroups are sized.
+/// What determines workgroup sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sizing {
-    /// By hints, if there are any, and else by rules.
+    /// Hints, if there are any, and else heuristics.
     Hints,
-    /// By measurements on the machine, where there are some, and else by hints.
+    /// Measurements on the machine, where available, and else hints.
     Measured,
-    /// By rules, because the user wants it so.
+    /// Heuristics, because the user asked for it.
     Rules,
 }
 
-/// What hints ask of a GPU, those left out that something counts more than.
+/// The resolved requests of hints to a GPU, without those that were overruled.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choices {
-    /// Features to do without: some of [`FEATURES`].
+    /// Features to disable: some of [`FEATURES`].
     pub without: Vec<&'static str>,
-    /// Invocations of a workgroup of products with few rows whose size wasn't measured.
+    /// Workgroup size for products with few rows that were not measured.
     pub gemv_workgroup: Option<u32>,
 }
 
 /// Hints, resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resolved {
-    /// What became of each hint, in the order of the format's description.
+    /// The resolution of each hint, in the order of the format's description.
     pub decisions: Vec<Decision>,
-    /// What is to be done.
+    /// The resulting requests.
     pub choices: Choices,
 }
 
-/// What became of a hint.
+/// The resolution of a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It is followed.
     Taken,
-    /// Something that counts more stands against it.
+    /// Something of higher precedence contradicts it.
     Overruled,
-    /// It says nothing here.
+    /// It does not apply here.
     Ignored,
 }
 
 impl Outcome {
-    /// The word for it.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Outcome::Taken => "taken",
@@ -71,7 +71,7 @@ impl Outcome {
     }
 }
 
-/// A hint and what became of it.
+/// A hint and its resolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The hint, such as `preferredKernels.matmul`.
@@ -108,11 +108,11 @@ const MATRIX_UNITS: &str = "cooperative-matrix";
 
 const TIERS: [&str; 3] = ["tiled", "streaming", "basic"];
 
-/// What becomes of each hint on `gpu`; `None` where the CPU runs the model.
+/// Resolves each hint on `gpu`; `None` where the CPU runs the model.
 ///
-/// A machine's abilities count more than any hint, measured sizes more than given ones, and a tier
-/// of attention more than a kernel for it, because it is forced and a kernel only preferred. Words
-/// that the format doesn't know are ignored, and so is what there is no choice of.
+/// Device capabilities take precedence over any hint, measured sizes over given ones, and an attention tier
+/// over an attention kernel, because it is forced and a kernel only preferred. Unknown words are ignored, and
+/// so are hints where there is no choice.
 pub fn resolve(hints: &RuntimeOptimizations, gpu: Option<&Capabilities>) -> Resolved {
     let mut choices = Choices::default();
     let sizes = Sizes::new(hints, gpu);
@@ -121,7 +121,7 @@ pub fn resolve(hints: &RuntimeOptimizations, gpu: Option<&Capabilities>) -> Reso
         let (outcome, reason) = match hint {
             Hint::Kernel { operation, variant } => {
                 let decision = kernel(operation, variant, hints, gpu);
-                // What the preference for floats comes to: matrix units are all that would round them
+                // The only effect of preferring floats: nothing but cooperative matrices would round them
                 // further.
                 if decision.0 == Outcome::Taken
                     && (operation, variant) == ("matmul", "f32")
@@ -138,7 +138,7 @@ pub fn resolve(hints: &RuntimeOptimizations, gpu: Option<&Capabilities>) -> Reso
                     (_, None) => ignored(list("no feature that is known", &FEATURES)),
                     (None, _) => ignored("a feature of GPUs; the CPU runs the model"),
                     (Some(gpu), Some(known)) if !gpu.has(known) => {
-                        ignored(format!("{} hasn't got it", gpu.name))
+                        ignored(format!("{} doesn't have it", gpu.name))
                     }
                     (Some(_), Some(known)) => {
                         if !choices.without.contains(&known) {
@@ -176,14 +176,14 @@ pub fn resolve(hints: &RuntimeOptimizations, gpu: Option<&Capabilities>) -> Reso
     Resolved { decisions, choices }
 }
 
-/// The tier of attention that is asked for, if it is one.
+/// The requested attention tier, if it is one.
 fn tier(hints: &RuntimeOptimizations) -> Option<&str> {
     let tier = hints.attention_tier.as_deref();
     tier.filter(|tier| TIERS.contains(tier))
 }
 
 const ONE_ATTENTION: &str =
-    "prompts are attended to in tiles and single tokens in spans; there is no other choice";
+    "prompts use tiled attention and single tokens split-KV; there is no other choice";
 
 impl Capabilities {
     fn has(&self, feature: &str) -> bool {
@@ -240,13 +240,13 @@ fn kernel(
     match (operation, variant) {
         ("matmul", "f32") => taken("products that round activations to f16 are not used"),
         ("matmul", "f16") if !gpu.matrix_units => ignored(format!(
-            "products in f16 are those of matrix units, which {} hasn't got",
+            "products in f16 need cooperative matrices, which {} doesn't have",
             gpu.name
         )),
         ("matmul", "f16") if disabled(MATRIX_UNITS) => {
             overruled(format!("disableFeatures has {MATRIX_UNITS}"))
         }
-        ("matmul", "f16") => taken("matrix units multiply many rows"),
+        ("matmul", "f16") => taken("cooperative matrices multiply many rows"),
         ("matmul", _) => taken("weights are multiplied as they are stored, in any case"),
         ("attention", "tiled_f16") => taken("prompts are attended to in tiles in any case"),
         ("attention", _) => ignored(ONE_ATTENTION),
@@ -256,7 +256,7 @@ fn kernel(
     }
 }
 
-/// Sizes of workgroups, and the one that is used.
+/// Workgroup sizes, and the one that is used.
 struct Sizes<'a> {
     gpu: Option<&'a Capabilities>,
     target: Option<&'a str>,
@@ -274,7 +274,7 @@ impl<'a> Sizes<'a> {
         if sizes.sizing() == Sizing::Rules {
             return sizes;
         }
-        // A size for these very kernels counts more than one for products in general.
+        // A size for these very kernels takes precedence over one for products in general.
         for of_kernels in [is_gemv, is_product] {
             for (name, size) in &hints.workgroup_overrides {
                 if sizes.chosen.is_none()
@@ -292,7 +292,7 @@ impl<'a> Sizes<'a> {
         self.gpu.map_or(Sizing::Hints, |gpu| gpu.sizing)
     }
 
-    /// Why a size is of no use, whatever others there are.
+    /// Why a size can't be used, regardless of others.
     fn refusal(&self, kernel: &str, size: [u32; 3]) -> Option<(Outcome, String)> {
         let operation = kernel.split('_').next().unwrap_or_default();
         let is_operation = KERNELS.iter().any(|(name, _)| *name == operation);
@@ -323,15 +323,15 @@ impl<'a> Sizes<'a> {
             return refusal;
         }
         match (self.chosen, self.sizing()) {
-            (_, Sizing::Rules) => overruled("sizes were asked to go by the rules"),
+            (_, Sizing::Rules) => overruled("the user asked for default sizes"),
             (Some((chosen, _)), _) if chosen != kernel => {
-                overruled(format!("{chosen} counts more"))
+                overruled(format!("{chosen} takes precedence"))
             }
             (_, Sizing::Measured) => overruled(
-                "sizes that were measured on this machine count more; other products with few rows have it",
+                "sizes measured on this machine take precedence; other products with few rows use it",
             ),
             (_, Sizing::Hints) => {
-                taken("the size of workgroups in products with few rows, or the next there is")
+                taken("the workgroup size of products with few rows, or the nearest supported")
             }
         }
     }
@@ -375,7 +375,7 @@ mod tests {
 
     use super::*;
 
-    /// The hints of a package, an adapter, that says nothing else.
+    /// The hints of a package whose manifest says nothing else, and an adapter.
     fn read(json: &str) -> RuntimeOptimizations {
         let hash = "00".repeat(32);
         let manifest = format!(
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(chosen(EVERY, Some(&plain)), (vec!["subgroups"], Some(128)));
         assert_eq!(chosen(EVERY, None), (Vec::new(), None));
         for (json, without, workgroup) in [
-            // Kernels for few rows count more, in whatever order.
+            // Kernels for few rows take precedence, in whatever order.
             (
                 r#"{"workgroupOverrides": {"matmul_f16": [64, 1, 1], "gemv_f16": [8, 4, 1], "q4_fused": [256, 1, 1]}}"#,
                 vec![],
@@ -499,7 +499,7 @@ mod tests {
                 vec![],
                 None,
             ),
-            // More than the device runs together, or than can be counted.
+            // More than the device supports per workgroup, or than fits the type.
             (
                 r#"{"workgroupOverrides": {"gemv_f16": [2048, 1, 1], "matmul": [4294967295, 4294967295, 4294967295]}}"#,
                 vec![],
@@ -519,7 +519,7 @@ mod tests {
         ] {
             assert_eq!(chosen(json, Some(&plain)), (without, workgroup), "{json}");
         }
-        // What was not measured takes the size still.
+        // Products that were not measured still use the size.
         let sizes = r#"{"workgroupOverrides": {"gemv": [64, 2, 1]}}"#;
         assert_eq!(
             chosen(sizes, Some(&gpu(Sizing::Measured, 1024))),

@@ -1,9 +1,9 @@
-//! Which way is fastest, found on the device itself.
+//! Finding the fastest launch configuration on the device itself.
 //!
-//! Products are run as a model's step has them, one behind the other and each with its own matrix, so that
-//! caches hold of a matrix what they hold of it in earnest. Only the products in question go other ways, and
-//! the whole step is timed: what counts is when it is done, and looking at the clock within it would change
-//! that. A way whose results are not those of the rules is not measured.
+//! Products are run as in a model's step, one after the other and each with its own matrix, so that the cache
+//! state matches a real decode step. Only the products in question use other configurations, and the whole
+//! step is timed: its end is what matters, and timestamps within it would change that. A configuration whose
+//! results differ from those of the heuristics is not measured.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -22,47 +22,47 @@ pub struct Sample {
     pub weights: Linear,
     /// Rows of activations.
     pub n_rows: usize,
-    /// Whether a norm is computed as the activations are rounded.
+    /// Whether a norm is computed as the activations are quantized.
     pub is_normed: bool,
-    /// What becomes of the result.
+    /// What is done with the result.
     pub epilogue: Epilogue,
 }
 
 impl Sample {
-    /// What tuning calls it.
+    /// Its tuning key.
     pub fn product(&self) -> Product {
         self.weights.product(self.n_rows)
     }
 }
 
-/// How much to do for a result.
+/// The effort to spend on a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
-    /// Times that the best ways are run, in turns.
+    /// Rounds in which the best configurations are timed, in turns.
     pub rounds: usize,
-    /// When to make do with what is known.
+    /// When to stop with what is known.
     pub limit: Duration,
 }
 
-/// What was found of a product.
+/// The measurements of a product.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     /// The product.
     pub product: Product,
-    /// Different matrices that were multiplied in turn.
+    /// Number of different matrices that were multiplied in turn.
     pub n_matrices: usize,
-    /// The way by the rules, every choice made.
+    /// The default configuration, with every choice resolved.
     pub rule: LaunchConfig,
-    /// Microseconds that all products of the step take together, this one by the rules: the median of all
-    /// rounds.
+    /// Microseconds that all products of the step take together with the default configuration: the median of
+    /// all rounds.
     pub rule_us: f64,
-    /// The fastest way, every choice made; that of the rules unless another is better by more than chance.
+    /// The fastest configuration, resolved; the default unless another is significantly faster.
     pub best: LaunchConfig,
-    /// The same where this product goes the fastest way.
+    /// The same where this product uses the fastest configuration.
     pub best_us: f64,
-    /// Ways that gave the right result and were timed, that of the rules among them.
-    pub n_ways: usize,
-    /// Ways that gave other results, and so don't count: there should be none.
+    /// Configurations that gave the right result and were timed, including the default.
+    pub n_configs: usize,
+    /// Configurations that gave other results and were excluded: there should be none.
     pub wrong: Vec<LaunchConfig>,
 }
 
@@ -75,37 +75,37 @@ pub struct Tuner {
     x: Buffer,
     norm: Buffer,
     out: Buffer,
-    /// Activations rounded before, for each form and width.
+    /// Quantized activations, for each form and width.
     rounded: HashMap<(Scaling, usize), QuantizedRows>,
-    /// Room to round one row.
+    /// Room to quantize one row.
     scratch: QuantizedRows,
 }
 
-/// Of each product, so many matrices are run in turn, and more until they have this many bytes together.
+/// For each product, this many matrices are run in turn, and more until they have this many bytes together.
 const MATRICES: usize = 4;
 const BYTES: u64 = 256 << 20;
 
-/// Rounds in which all ways take part, and how many of the fastest take part in the others.
+/// Rounds in which all configurations take part, and how many of the fastest take part in the others.
 const HEATS: usize = 3;
 const FINALISTS: usize = 3;
 
-/// A way that at first makes the step so many times as long is not timed again.
+/// A configuration that at first makes the step this many times as long is not timed again.
 const HOPELESS: f64 = 1.2;
 
-/// The least share of the step that another way has to save.
+/// The least share of the step that another configuration has to save.
 const MIN_GAIN: f64 = 0.002;
 
-/// Elements of a result that are compared at most, of its first rows.
+/// Maximum elements of a result that are compared, of its first rows.
 const CHECKED: usize = 1 << 20;
 
-/// What devices that save power when they do nothing take to come to their full speed, amply.
+/// Ample time for power-saving devices to reach their full clock.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// Submissions in a row, where the clock of the host is all there is.
+/// Submissions in a row, where only the host's clock is available.
 const AT_ONCE: usize = 6;
 
 impl Tuner {
-    /// For the products of `samples`, in the order in which a step has them.
+    /// Prepares the products of `samples`, in the order in which a step has them.
     ///
     /// Errors: [`GpuError::OutOfMemory`] if there is no room for their activations.
     pub fn new(device: &Device, samples: Vec<Sample>) -> Result<Tuner, GpuError> {
@@ -151,16 +151,16 @@ impl Tuner {
         Ok(tuner)
     }
 
-    /// The products there are, in the order in which the step has them.
+    /// The distinct products, in the order in which the step has them.
     pub fn products(&self) -> &[Product] {
         &self.products
     }
 
-    /// Measures the ways of `product`, one of [`Tuner::products`].
+    /// Measures the configurations of `product`, one of [`Tuner::products`].
     ///
     /// `None` if there was no time to compare any two.
     ///
-    /// Errors: [`GpuError::Unsupported`] if no matrix is multiplied like this; what running products returns.
+    /// Errors: [`GpuError::Unsupported`] if no matrix has this product; errors of running products.
     pub fn measure(&self, product: &Product, effort: Effort) -> Result<Option<Measured>, GpuError> {
         let deadline = Instant::now() + effort.limit;
         let mut samples = self.samples.iter().filter(|s| s.product() == *product);
@@ -172,7 +172,7 @@ impl Tuner {
         };
         let Checked {
             mut runs,
-            n_ways,
+            n_configs,
             wrong,
             is_all,
         } = self.check(first, Instant::now() + effort.limit / 2)?;
@@ -180,12 +180,12 @@ impl Tuner {
         if self.race(&mut runs, HEATS, Some(deadline))? && !is_only {
             runs[1..].sort_by(|a, b| a.times.median().total_cmp(&b.times.median()));
             runs.truncate(1 + FINALISTS);
-            // Who was lucky in the heats is not to win by that.
+            // So that the winner is not one that was merely lucky in the heats.
             runs.iter_mut().for_each(|run| run.times.0.clear());
             self.race(&mut runs, effort.rounds.max(HEATS), Some(deadline))?;
         }
         let is_known = |run: &&Run| run.times.0.len() >= HEATS;
-        let (rule, others) = runs.split_first().expect("the way of the rules is one");
+        let (rule, others) = runs.split_first().expect("the default is among them");
         let known: Vec<&Run> = others.iter().filter(is_known).collect();
         let nothing_else = is_all && is_only;
         if !is_known(&rule) || known.is_empty() && !nothing_else {
@@ -198,19 +198,19 @@ impl Tuner {
         Ok(Some(Measured {
             product: *product,
             n_matrices: 1 + samples.count(),
-            rule: rule.way,
+            rule: rule.config,
             rule_us: rule.times.median(),
-            best: best.way,
+            best: best.config,
             best_us: best.times.median(),
-            n_ways,
+            n_configs,
             wrong,
         }))
     }
 
-    /// What was `found`, with the ways that make steps faster together as well: where they don't, the rules
-    /// are left to decide.
+    /// What was `found`, restricted to configurations that make steps faster together as well: where they
+    /// don't, the heuristics decide.
     ///
-    /// Errors: what running products returns.
+    /// Errors: those of running products.
     pub fn confirm(
         &self,
         mut found: Vec<Measured>,
@@ -218,8 +218,8 @@ impl Tuner {
     ) -> Result<Vec<Measured>, GpuError> {
         for rows in [RowClass::One, RowClass::Few, RowClass::Many] {
             let is_meant = |m: &Measured| m.product.rows == rows && m.best != m.rule;
-            let ways = found.iter().filter(|m| is_meant(m));
-            let tuning = Tuning::default().with(ways.map(|m| (m.product, m.best)));
+            let configs = found.iter().filter(|m| is_meant(m));
+            let tuning = Tuning::default().with(configs.map(|m| (m.product, m.best)));
             if tuning.n_products() == 0 {
                 continue;
             }
@@ -237,7 +237,7 @@ impl Tuner {
         Ok(found)
     }
 
-    /// Runs all in turns, so many times; false if that took too long, and was ended.
+    /// Runs all in turns, this many times; false if that took too long and was ended.
     fn race(
         &self,
         runs: &mut [Run],
@@ -251,7 +251,7 @@ impl Tuner {
         for round in 0..rounds {
             let n = runs.len();
             for i in 0..n {
-                // To and fro, that a drift of the clock favours none.
+                // In alternating order, so that clock drift favours none.
                 let run = &mut runs[if round % 2 == 0 { i } else { n - 1 - i }];
                 run.times.0.push(self.time(&run.chain)?);
                 if deadline.is_some_and(|deadline| Instant::now() > deadline) {
@@ -262,83 +262,83 @@ impl Tuner {
         Ok(true)
     }
 
-    /// Whether the ways that the device has for the product of `sample` give the same result, as far as there
-    /// is time.
+    /// Whether the device's configurations of the product of `sample` give the same result, as far as time
+    /// permits.
     fn check(&self, sample: &Sample, deadline: Instant) -> Result<Checked, GpuError> {
-        let settle = |way| settled(&self.device, way, &sample.weights, sample.n_rows);
+        let settle = |config| settled(&self.device, config, &sample.weights, sample.n_rows);
         let rule = settle(LaunchConfig::default());
         let norms: &[bool] = match sample.is_normed && sample.n_rows == 1 {
             true => &[false, true],
             false => &[false],
         };
-        let results = |way| -> Result<Vec<Vec<f32>>, GpuError> {
-            let of_norm = |&normed: &bool| self.result(sample, way, normed);
+        let results = |config| -> Result<Vec<Vec<f32>>, GpuError> {
+            let of_norm = |&normed: &bool| self.result(sample, config, normed);
             norms.iter().map(of_norm).collect()
         };
         let want = results(rule)?;
         let mut checked = Checked {
             runs: vec![self.first_run(sample, rule)?],
-            n_ways: 1,
+            n_configs: 1,
             wrong: Vec::new(),
             is_all: true,
         };
         let mut known = vec![rule];
-        for way in wishes().into_iter().map(settle) {
-            if known.contains(&way) {
+        for config in wishes().into_iter().map(settle) {
+            if known.contains(&config) {
                 continue;
             }
             if Instant::now() > deadline {
                 checked.is_all = false;
                 break;
             }
-            known.push(way);
-            let got = results(way)?;
+            known.push(config);
+            let got = results(config)?;
             let mut pairs = got.iter().zip(&want).zip(norms);
             if !pairs.all(|((got, want), normed)| negotiate(got, want, bound(sample, *normed))) {
-                checked.wrong.push(way);
+                checked.wrong.push(config);
                 continue;
             }
-            checked.n_ways += 1;
-            let run = self.first_run(sample, way)?;
+            checked.n_configs += 1;
+            let run = self.first_run(sample, config)?;
             if run.times.median() < HOPELESS * checked.runs[0].times.median() {
                 checked.runs.push(run);
             }
         }
-        // Those were for a first impression.
+        // Those runs were only for a first impression.
         checked.runs.iter_mut().for_each(|run| run.times.0.clear());
         Ok(checked)
     }
 
-    /// `way`, timed once, after one time that warms up.
-    fn first_run(&self, sample: &Sample, way: LaunchConfig) -> Result<Run, GpuError> {
+    /// `config`, timed once after a warm-up run.
+    fn first_run(&self, sample: &Sample, config: LaunchConfig) -> Result<Run, GpuError> {
         let product = sample.product();
-        let tuning = Tuning::default().with([(product, way)]);
-        let mut run = self.warm_run(product.rows, way, &tuning)?;
+        let tuning = Tuning::default().with([(product, config)]);
+        let mut run = self.warm_run(product.rows, config, &tuning)?;
         run.times.0.push(self.time(&run.chain)?);
         Ok(run)
     }
 
-    /// A step with products that go the ways of `tuning`, run once to warm up.
+    /// A step whose products use `tuning`, run once to warm up.
     fn warm_run(
         &self,
         rows: RowClass,
-        way: LaunchConfig,
+        config: LaunchConfig,
         tuning: &Tuning,
     ) -> Result<Run, GpuError> {
         let chain = self.chain(rows, tuning)?;
         self.time(&chain)?;
         Ok(Run {
-            way,
+            config,
             chain,
             times: Times::default(),
         })
     }
 
-    /// The first rows of what a product comes to.
+    /// The first rows of a product's result.
     fn result(
         &self,
         sample: &Sample,
-        way: LaunchConfig,
+        config: LaunchConfig,
         normed: bool,
     ) -> Result<Vec<f32>, GpuError> {
         let sample = Sample {
@@ -347,26 +347,26 @@ impl Tuner {
         };
         let width = sample.epilogue.width(sample.weights.n());
         let len = (sample.n_rows * width).min(CHECKED);
-        // Some products are added to what is there.
+        // Some products accumulate.
         self.device.write(&self.out, 0, &vec![0; len * 4])?;
         let mut recorder = Recorder::new(&self.device);
-        self.record(&mut recorder, &sample, way)?;
+        self.record(&mut recorder, &sample, config)?;
         let commands = recorder.finish()?;
         self.device.submit(&[&commands], &[])?.wait()?;
         self.device.read(&self.out, 0..len)
     }
 
-    /// Records the product of `sample`, rounding included where a single row is rounded.
+    /// Records the product of `sample`, including quantization where a single row is quantized.
     fn record(
         &self,
         recorder: &mut Recorder,
         sample: &Sample,
-        way: LaunchConfig,
+        config: LaunchConfig,
     ) -> Result<(), GpuError> {
         let Sample {
             weights: w, n_rows, ..
         } = sample;
-        recorder.set_tuning(Tuning::all(way));
+        recorder.set_tuning(Tuning::all(config));
         let x = Rows::new(&self.x, *n_rows, w.k());
         let input = match w.kind().form() {
             Form::Float => Input::Float(x),
@@ -381,22 +381,22 @@ impl Tuner {
         multiply(recorder, w, input, sample.epilogue, out)
     }
 
-    /// A step with as many rows, in which products go the ways of `tuning`.
+    /// A step with this many rows whose products use `tuning`.
     fn chain(&self, rows: RowClass, tuning: &Tuning) -> Result<Commands, GpuError> {
         let mut recorder = Recorder::new(&self.device);
         for sample in &self.samples {
             if RowClass::of(sample.n_rows) == rows {
-                let way = tuning.way(&sample.product());
-                self.record(&mut recorder, sample, way)?;
+                let config = tuning.config(&sample.product());
+                self.record(&mut recorder, sample, config)?;
             }
         }
         recorder.finish()
     }
 
-    /// Microseconds that a step takes.
+    /// Microseconds per step.
     fn time(&self, chain: &Commands) -> Result<f64, GpuError> {
         if self.device.features().timestamps {
-            // Behind another, so that the device doesn't come from doing nothing.
+            // Preceded by another, so that the device isn't idle before.
             let _before = self.device.submit(&[chain], &[])?;
             return self.device.time_together(&[chain]);
         }
@@ -410,28 +410,28 @@ impl Tuner {
     }
 }
 
-/// Ways that may be timed, none of them timed yet.
+/// Configurations that may be timed, none of them timed yet.
 #[derive(Debug)]
 struct Checked {
-    /// The way of the rules, and those that give the same result and don't take much longer.
+    /// The default configuration, and those that give the same result and don't take much longer.
     runs: Vec<Run>,
     /// Those that give the same result.
-    n_ways: usize,
+    n_configs: usize,
     /// Those that give another.
     wrong: Vec<LaunchConfig>,
-    /// Whether there was time for all ways.
+    /// Whether there was time for all configurations.
     is_all: bool,
 }
 
-/// A way, and how long it took each time.
+/// A configuration, and how long it took each time.
 #[derive(Debug)]
 struct Run {
-    way: LaunchConfig,
+    config: LaunchConfig,
     chain: Commands,
     times: Times,
 }
 
-/// Microseconds that something took, time after time.
+/// Repeated timings, in microseconds.
 #[derive(Debug, Default)]
 struct Times(Vec<f64>);
 
@@ -440,13 +440,13 @@ impl Times {
         median(self.0.clone())
     }
 
-    /// The median of how far times are from their median.
+    /// The median absolute deviation.
     fn spread(&self) -> f64 {
         let middle = self.median();
         median(self.0.iter().map(|us| (us - middle).abs()).collect())
     }
 
-    /// Whether it is faster than `rule` by more than chance, and by enough to be worth it.
+    /// Whether it is significantly faster than `rule`, and by enough to be worth it.
     fn beats(&self, rule: &Times) -> bool {
         let gain = rule.median() - self.median();
         gain > (rule.median() * MIN_GAIN).max(self.spread() + rule.spread())
@@ -458,7 +458,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What might be tried of a product, the likeliest first.
+/// Candidate configurations of a product, the most promising first.
 fn wishes() -> Vec<LaunchConfig> {
     let mut wishes = Vec::new();
     for units in [true, false] {
@@ -482,8 +482,7 @@ fn wishes() -> Vec<LaunchConfig> {
     wishes
 }
 
-/// The first matrices of each product, so many that caches don't hold them: each once, and none without
-/// elements.
+/// The first matrices of each product, enough to exceed the caches: each once, and none without elements.
 fn enough(samples: Vec<Sample>) -> Vec<Sample> {
     let mut enough: Vec<Sample> = Vec::new();
     for sample in samples {
@@ -500,12 +499,12 @@ fn enough(samples: Vec<Sample>) -> Vec<Sample> {
     enough
 }
 
-/// How far two ways may be apart, as squared error relative to the mean square: see `docs/gpu.md`. 0 asks for
-/// the same bits.
+/// How far the results of two configurations may be apart, as squared error relative to the mean square: see
+/// `docs/gpu.md`. 0 requires the same bits.
 fn bound(sample: &Sample, normed: bool) -> f64 {
     let product = sample.product();
     match product.weights {
-        // A norm is a sum of floats, and may move a code; wide rows have many, of which few are moved.
+        // A norm is a sum of floats, and may change a code; wide rows have many, of which few change.
         _ if normed => 1e-5,
         WeightKind::Ternary if !matches!(sample.epilogue, Epilogue::Gate(_)) => 0.0,
         WeightKind::Blocks(_) if product.rows == RowClass::Many => 2e-6,
@@ -513,7 +512,7 @@ fn bound(sample: &Sample, normed: bool) -> f64 {
     }
 }
 
-/// Whether `got` is `want`, as closely as `bound` says.
+/// Whether `got` equals `want` within `bound`.
 fn negotiate(got: &[f32], want: &[f32], bound: f64) -> bool {
     let pairs = || got.iter().zip(want);
     if bound == 0.0 {
@@ -535,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_wins_by_more_than_chance() {
+    fn a_configuration_wins_by_more_than_chance() {
         let rule = run(&[10.0, 10.1, 9.9, 10.0, 10.1]);
         assert!(run(&[9.0, 9.1, 9.0]).beats(&rule));
         // Too little to be worth it.

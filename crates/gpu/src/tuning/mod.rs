@@ -1,10 +1,10 @@
-//! How products go that don't go by the rules: because somebody asked for it, or because it was measured
-//! on this very device that another way is faster.
+//! Overrides of the default launch configuration, requested by the user or measured to be faster on this very
+//! device.
 //!
-//! The rules, in `kernels::linear`, know the device's limits and the product's shape, and were found on a
-//! few devices. A [`Tuning`] has a [`LaunchConfig`] for each [`Product`] that was measured, and one for all others.
-//! A way is a wish: what a device can't do is brought to what it can, so that a tuning from elsewhere may be
-//! slow and is never wrong. `Tuner` makes one, from a model's own matrices.
+//! The heuristics, in `kernels::linear`, know the device's limits and the product's shape, and were found on
+//! a few devices. A [`Tuning`] has a [`LaunchConfig`] for each [`Product`] that was measured, and one for all
+//! others. A configuration is a request: it is brought within the device's limits, so that a tuning from
+//! elsewhere may be slow and is never wrong. `Tuner` makes one, from a model's own matrices.
 
 pub mod hints;
 mod measure;
@@ -50,10 +50,10 @@ impl RowClass {
     }
 }
 
-/// A product, as far as it matters to how it goes: weights `[n, k]`, and rows of activations.
+/// A product, as far as its configuration depends on it: weights `[n, k]`, and rows of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// What the weights are.
+    /// The kind of the weights.
     pub weights: WeightKind,
     /// Rows of weights.
     pub n: usize,
@@ -63,7 +63,7 @@ pub struct Product {
     pub rows: RowClass,
 }
 
-/// How a product goes. What is `None` goes by the rules.
+/// How a product is launched. What is `None` is left to heuristics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct LaunchConfig {
     /// Invocations that share two rows of weights, up to eight rows of activations: a power of two from 8
@@ -71,13 +71,13 @@ pub struct LaunchConfig {
     pub lanes: Option<u32>,
     /// Invocations of a workgroup there: a power of two from 64 to 1024.
     pub workgroup: Option<u32>,
-    /// Whether every workgroup rounds a single row for itself, or a dispatch before does for all.
+    /// Whether every workgroup quantizes a single row for itself, or a separate dispatch does for all.
     pub rounds_itself: Option<bool>,
-    /// Whether many rows are multiplied by matrix units.
+    /// Whether many rows are multiplied by cooperative matrices.
     pub matrix_units: Option<bool>,
 }
 
-/// How products go on a device. Clones share their table.
+/// The launch configurations of products on a device. Clones share their table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tuning {
     products: Arc<HashMap<Product, LaunchConfig>>,
@@ -85,15 +85,15 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// All products go `way`.
-    pub fn all(way: LaunchConfig) -> Tuning {
+    /// All products use `config`.
+    pub fn all(config: LaunchConfig) -> Tuning {
         Tuning {
             products: Arc::default(),
-            others: way,
+            others: config,
         }
     }
 
-    /// The same, but for `products`, each of which goes its own way whatever all others do.
+    /// The same, except for `products`, each of which has a configuration of its own.
     #[must_use]
     pub fn with(self, products: impl IntoIterator<Item = (Product, LaunchConfig)>) -> Tuning {
         let mut table = Arc::unwrap_or_clone(self.products);
@@ -104,21 +104,21 @@ impl Tuning {
         }
     }
 
-    /// The same, with another way for all products that have none of their own.
+    /// The same, with another configuration for all products that have none of their own.
     #[must_use]
-    pub fn with_others(self, way: LaunchConfig) -> Tuning {
+    pub fn with_others(self, config: LaunchConfig) -> Tuning {
         Tuning {
-            others: way,
+            others: config,
             ..self
         }
     }
 
-    /// The way of `product`.
-    pub fn way(&self, product: &Product) -> LaunchConfig {
+    /// The configuration of `product`.
+    pub fn config(&self, product: &Product) -> LaunchConfig {
         self.products.get(product).copied().unwrap_or(self.others)
     }
 
-    /// How many products have a way of their own.
+    /// How many products have a configuration of their own.
     pub fn n_products(&self) -> usize {
         self.products.len()
     }
@@ -150,13 +150,13 @@ mod tests {
             ..LaunchConfig::default()
         };
         let tuning = Tuning::all(asked).with([(product, measured)]);
-        // The whole way, not what it leaves open.
-        assert_eq!(tuning.way(&product), measured);
-        assert_eq!(tuning.way(&other), asked);
-        assert_eq!(Tuning::default().way(&product), LaunchConfig::default());
+        // The whole configuration, not just what it sets.
+        assert_eq!(tuning.config(&product), measured);
+        assert_eq!(tuning.config(&other), asked);
+        assert_eq!(Tuning::default().config(&product), LaunchConfig::default());
         let again = tuning.clone().with([(product, asked)]);
-        assert_eq!((again.way(&product), again.n_products()), (asked, 1));
-        assert_eq!(tuning.way(&product), measured);
+        assert_eq!((again.config(&product), again.n_products()), (asked, 1));
+        assert_eq!(tuning.config(&product), measured);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the tests of kernels share: devices with features on and off, and numbers.
+//! Shared by the tests of kernels: devices with features on and off, and numbers.
 
 // Each test is its own crate, and uses what it needs.
 #![allow(dead_code)]
@@ -10,7 +10,7 @@ use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, DeviceOptions, Features, GpuError, Recorder};
 use sterna_kernels::{Exec, Isa};
 
-/// A device as good as the adapter allows, one with nothing, and those without one feature that
+/// A device with all that the adapter supports, one with no features, and those without one feature that
 /// kernels have variants for. None if the machine has no adapter.
 pub(crate) fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
@@ -65,7 +65,7 @@ pub(crate) fn scalar() -> Exec {
     Exec::new(1, Isa::SCALAR)
 }
 
-/// Numbers that are the same everywhere.
+/// Numbers that are the same on every platform.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -104,7 +104,7 @@ pub(crate) fn nmse(got: &[f32], want: &[f32]) -> f64 {
     if power == 0.0 { error } else { error / power }
 }
 
-/// A buffer of rows that lie `stride` apart behind `offset` other values, with the rows in it.
+/// A buffer of rows `stride` apart after `offset` other values, with the rows in it.
 pub(crate) fn spread(
     device: &Device,
     values: &[f32],

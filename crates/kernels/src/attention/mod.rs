@@ -1,28 +1,28 @@
 //! Causal attention over a paged key-value cache.
 //!
-//! # What is computed
+//! # Definition
 //!
-//! Positions are cut into spans of 256, counted from 0. Within a span, each query head's scores are
-//! sums over elements in order; the weights `e^(score − maximum)` are summed in 16 lanes (by
-//! position) and then across them; the weighted sum of values runs over positions in order. Spans
-//! are merged in order, each side scaled to the larger maximum, and the sum is divided by the total
-//! weight at the end. Nothing else enters a result: not the threads, not the instruction set, not
-//! the queries computed beside it, not how the cache was filled.
+//! Positions are divided into spans of 256, counted from 0. Within a span, each query head's scores are sums
+//! over elements in order; the weights `e^(score − maximum)` are summed in 16 lanes (by position) and then
+//! across them; the weighted sum of values runs over positions in order. Spans are merged in order, each side
+//! scaled to the larger maximum, and the sum is divided by the total weight at the end. Nothing else affects
+//! a result: not the threads, not the instruction set, not the other queries of the batch, not how the cache
+//! was filled.
 //!
-//! Operands are rounded where that makes products exact, so that fused multiply-adds give the same
-//! bits as two operations:
+//! Operands are rounded where that makes products exact, so that fused multiply-adds give the same bits as
+//! two operations:
 //! - f32: nothing is rounded, and nothing is fused;
 //! - f16: scaled queries and weights are rounded to 13 significant bits;
 //! - Q8_0: scaled queries are rounded to i16, one unit for a head; blocks of 32 products are summed in
 //!   i32, then weighted by the scales of the keys. Weights are multiplied by the scales of the values
 //!   and rounded to 16 significant bits.
 //!
-//! # How
+//! # Implementation
 //!
-//! A tile is a number of queries with the query heads that share a key-value head. Few queries
-//! (decoding) are cut by key-value head and span, so that any number of heads keeps all threads busy,
-//! and each thread reads its part of the cache once; many (prefill) by key-value head and tile, each
-//! tile passing over all spans it sees.
+//! A tile is a number of queries with the query heads that share a key-value head. Few queries (decoding) are
+//! divided by key-value head and span (split-KV), so that any number of heads keeps all threads busy, and
+//! each thread reads its part of the cache once; many (prefill) by key-value head and tile, each tile
+//! iterating over all spans it attends to.
 
 mod page;
 mod simd;
@@ -44,10 +44,10 @@ use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 use span::{RowState, SPAN, Tile, Workspace, state_len};
 
-/// Buffers that are kept from call to call.
+/// Buffers reused from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// What each row came to in each span, `[n_kv_heads, n_spans, n_rows, state_len]`.
+    /// The partial results of each row in each span, `[n_kv_heads, n_spans, n_rows, state_len]`.
     states: Vec<f32>,
 }
 
@@ -55,10 +55,10 @@ pub struct Scratch {
 /// of the work, few enough that scores and sums stay in the second-level cache.
 const TILE_ROWS: usize = 64;
 
-/// Floats of states that are kept at once when spans are computed apart.
+/// Floats of states that are stored at once when spans are computed separately.
 const MAX_STATES: usize = 1 << 22;
 
-/// Multiplications that a thread takes at a time.
+/// Multiply-accumulates per task.
 const WORK_PER_TASK: usize = 1 << 16;
 
 thread_local! {
@@ -66,11 +66,11 @@ thread_local! {
     static WORKSPACE: RefCell<(Workspace, Vec<f32>)> = RefCell::default();
 }
 
-/// `out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that
-/// query `t` sees: up to its own, `pos + t`, and no further back than the window.
+/// `out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
+/// attends to: up to its own, `pos + t`, and no further back than the window.
 ///
-/// Shapes: `q` and `out` are `[m, n_heads, head_dim]`; `pages` hold positions from 0, [`PAGE_LEN`] to
-/// a page, at least up to `pos + m`, all of the type of the first.
+/// Shapes: `q` and `out` are `[m, n_heads, head_dim]`; `pages` hold positions from 0, [`PAGE_LEN`] per page,
+/// at least up to `pos + m`, all of the type of the first.
 /// Errors: [`ShapeError`] if a slice or the number of pages doesn't fit.
 /// Exactness: results depend on neither threads, instruction set nor the other queries; the
 /// [module](self) says what is rounded.
@@ -150,7 +150,7 @@ impl<'a> Tiles<'a> {
         }
     }
 
-    /// Where in the output the row of a tile goes that begins at `query`.
+    /// Where in the output a row of the tile that begins at `query` goes.
     fn place(&self, query: usize, kv_head: usize, row: usize) -> std::ops::Range<usize> {
         let AttentionShape {
             n_heads,
@@ -203,7 +203,7 @@ fn by_span<P: Borrow<KvPage> + Sync>(
         .for_ranges(spans.len() * n_kv_heads, grain, |items| {
             WORKSPACE.with_borrow_mut(|(work, _)| {
                 for item in items {
-                    // Heads of a span lie side by side in its pages.
+                    // Heads of a span are adjacent in its pages.
                     let (span, kv_head) = (item / n_kv_heads, item % n_kv_heads);
                     let at = (kv_head * spans.len() + span) * n_rows * len;
                     // SAFETY: each head and span has states of its own.
@@ -266,7 +266,7 @@ fn by_tile<P: Borrow<KvPage> + Sync>(
     exec.pool.for_ranges(n_tiles * n_kv_heads, grain, |items| {
         WORKSPACE.with_borrow_mut(|(work, states)| {
             for item in items {
-                // The last tiles see most: begun first, none is left alone at the end.
+                // The last tiles attend to the most positions: started first, none is left alone at the end.
                 let first = (n_tiles - 1 - item / n_kv_heads) * tile_len;
                 let kv_head = item % n_kv_heads;
                 let tile = tiles.tile(first..m.min(first + tile_len), kv_head);
@@ -287,7 +287,7 @@ fn by_tile<P: Borrow<KvPage> + Sync>(
     });
 }
 
-/// Makes `states` those of rows that have seen nothing.
+/// Initialises `states` for rows without any position.
 fn clear(states: &mut [f32], head_dim: usize) {
     for state in states.chunks_exact_mut(state_len(head_dim)) {
         RowState::of(state, head_dim).clear();

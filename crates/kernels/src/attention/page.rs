@@ -1,4 +1,4 @@
-//! How keys and values lie in memory.
+//! The memory layout of keys and values.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -12,7 +12,7 @@ use crate::shape::{self, ShapeError, expect_len};
 /// kernels run over long stretches.
 pub const PAGE_LEN: usize = 64;
 
-/// Keys that lie side by side, one to a lane.
+/// Keys that are interleaved, one per lane.
 pub(super) const LANES: usize = 16;
 
 /// Elements that share a scale in [`CacheType::Q8_0`]; the last block of a head may be shorter.
@@ -20,9 +20,9 @@ pub(super) const BLOCK: usize = CacheType::BLOCK_LEN;
 
 /// Keys and values of [`PAGE_LEN`] consecutive positions of one layer.
 ///
-/// Keys are computed with one position to a lane, values with one element to a lane:
+/// Keys are computed with one position per lane, values with one element per lane:
 /// - keys are `[n_kv_heads, PAGE_LEN / 16, head_dim, 16]`, so that one element of 16 positions is
-///   one load. Q8_0 codes lie in pairs of elements, `[n_kv_heads, PAGE_LEN / 16, head_dim / 2, 16, 2]`,
+///   one load. Q8_0 codes are in pairs of elements, `[n_kv_heads, PAGE_LEN / 16, head_dim / 2, 16, 2]`,
 ///   and their scales are `[n_kv_heads, PAGE_LEN / 16, head_dim / 32, 16]`;
 /// - values are `[n_kv_heads, PAGE_LEN, head_dim]`, the scales of Q8_0 `[n_kv_heads, head_dim / 32,
 ///   PAGE_LEN]`.
@@ -40,7 +40,7 @@ pub struct KvPage {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Types of which every pattern of bytes is a value.
+/// Types for which every bit pattern is a valid value.
 trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for f16 {}
@@ -86,7 +86,7 @@ impl KvPage {
         }
     }
 
-    /// Number format of the keys and values.
+    /// Data type of the keys and values.
     pub(super) fn dtype(&self) -> CacheType {
         self.dtype
     }
@@ -237,15 +237,15 @@ fn split_mut(lines: &mut [Line], n_kv_heads: usize, head_dim: usize) -> (&mut [i
 }
 
 multiversion! {
-    /// Rounds a block of at most [`BLOCK`] values to `codes` times the returned scale, which is
-    /// `max|x| / 127` in f16.
+    /// Quantizes a block of at most [`BLOCK`] values to `codes` times the returned scale, which is `max|x| /
+    /// 127` in f16.
     ///
-    /// A block with a value that isn't finite has a scale that isn't either, and codes of 0: what
-    /// reads any of it becomes NaN. Finite values beyond f16's reach are brought down to it.
+    /// A block with a value that isn't finite has a scale that isn't either, and codes of 0: whatever reads
+    /// it becomes NaN. Finite values beyond f16's range are clamped.
     fn quantize(x: &[f32], codes: &mut [i8; BLOCK]) -> f16 {
         let mut block = [0.0f32; BLOCK];
         block[..x.len()].copy_from_slice(x);
-        // Magnitudes are ordered as their bits are, NaN last.
+        // Magnitudes compare like their bits, NaN last.
         let max = block.iter().fold(0, |max, x| max.max(x.to_bits() << 1)) >> 1;
         let max = f32::from_bits(max);
         if !max.is_finite() {

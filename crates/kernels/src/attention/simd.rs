@@ -1,4 +1,4 @@
-//! The vector operations that attention is written with, and their portable meaning.
+//! The vector operations that attention is written in, and their portable definition.
 
 use half::f16;
 
@@ -8,11 +8,11 @@ use super::page::LANES;
 ///
 /// A new instruction set implements these and gains all of attention.
 pub(super) trait Simd: Copy {
-    /// Floats, one to a lane.
+    /// Floats, one per lane.
     type Floats: Copy;
-    /// Sums of products of integers, one to a lane.
+    /// Sums of products of integers, one per lane.
     type Ints: Copy;
-    /// Pairs of bytes, one to a lane, ready to be multiplied.
+    /// Pairs of bytes, one per lane, ready to be multiplied.
     type Pairs: Copy;
 
     /// `x` in all lanes.
@@ -33,17 +33,17 @@ pub(super) trait Simd: Copy {
     fn add_exact_product(self, sum: Self::Floats, a: Self::Floats, b: Self::Floats)
     -> Self::Floats;
 
-    /// Sums of nothing.
+    /// Sums of zero.
     fn no_ints(self) -> Self::Ints;
     /// Reads pairs of signed bytes.
     fn load_pairs(self, from: &[i8; 2 * LANES]) -> Self::Pairs;
     /// `sum + codes₀ · low(pair) + codes₁ · high(pair)`, where `pair` is two i16.
     fn add_pairs(self, sum: Self::Ints, codes: Self::Pairs, pair: i32) -> Self::Ints;
-    /// The nearest floats.
+    /// Converts to floats, rounding to nearest.
     fn to_floats(self, x: Self::Ints) -> Self::Floats;
 }
 
-/// Plain Rust: what all other instruction sets must agree with.
+/// Plain Rust: the reference for all other instruction sets.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 

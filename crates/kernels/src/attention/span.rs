@@ -34,7 +34,7 @@ type Bytes<'a> = (&'a [[i8; 2 * LANES]], &'a [[f16; LANES]]);
 /// Tiles of more rows convert keys and values to f32 once for all of them.
 const CONVERT_ABOVE: usize = 8;
 
-/// Queries that follow one another, and the key-value head they look at.
+/// Consecutive queries, and the key-value head they attend to.
 pub(super) struct Tile<'a> {
     pub(super) shape: &'a AttentionShape,
     /// `[n_queries, n_heads, head_dim]`.
@@ -63,33 +63,33 @@ impl Tile<'_> {
         &self.q[(t * n_heads + self.kv_head * self.group() + g) * head_dim..][..head_dim]
     }
 
-    /// Positions that `row` sees.
+    /// Positions that `row` attends to.
     fn visible(&self, row: usize) -> Range<usize> {
         visible(self.shape, self.pos + row / self.group())
     }
 
-    /// Positions of the span that `row` sees, counted from the span's first.
+    /// Positions of the span that `row` attends to, counted from the span's first.
     pub(super) fn visible_in(&self, span: usize, row: usize) -> Range<usize> {
         let Range { start, end } = self.visible(row);
         let place = |position: usize| position.saturating_sub(span * SPAN).min(SPAN);
         place(start)..place(end)
     }
 
-    /// Spans of which any row sees something.
+    /// Spans that any row attends to.
     pub(super) fn spans(&self) -> Range<usize> {
         let last = self.visible(self.n_rows() - 1).end;
         self.visible(0).start / SPAN..last.div_ceil(SPAN)
     }
 }
 
-/// Positions that the query at `pos` sees.
+/// Positions that the query at `pos` attends to.
 fn visible(shape: &AttentionShape, pos: usize) -> Range<usize> {
     let end = pos + 1;
     shape.window.map_or(0, |window| end.saturating_sub(window))..end
 }
 
-/// What a row has come to: its weighted sum `[head_dim]`, the maximum of its scores, and the sum of
-/// its weights, which is 0 for a row that has seen nothing.
+/// The partial result of a row: its weighted sum `[head_dim]`, the maximum of its scores, and the sum of its
+/// weights, which is 0 for a row without any position.
 pub(super) struct RowState<'a> {
     sum: &'a mut [f32],
     max: &'a mut f32,
@@ -112,12 +112,12 @@ impl<'a> RowState<'a> {
         RowState { sum, max, total }
     }
 
-    /// A row that has seen nothing.
+    /// A row without any position.
     pub(super) fn clear(self) {
         *self.total = 0.0;
     }
 
-    /// Takes in what the row came to in a later span.
+    /// Merges the row's partial result for a later span.
     #[inline(always)]
     fn merge(self, sum: &[f32], max: f32, total: f32) {
         if *self.total == 0.0 {
@@ -134,7 +134,7 @@ impl<'a> RowState<'a> {
         *self.total = *self.total * before + total * now;
     }
 
-    /// Takes in another row's state, of a later span.
+    /// Merges another row's state, for a later span.
     #[inline(always)]
     pub(super) fn merge_state(self, later: &RowState<'_>) {
         if *later.total != 0.0 {
@@ -152,13 +152,13 @@ impl<'a> RowState<'a> {
     }
 }
 
-/// Buffers that a thread keeps.
+/// Buffers that a thread reuses.
 #[derive(Default)]
 pub(super) struct Workspace {
     /// Scaled queries, `[n_rows, head_dim]`; for integer keys pairs of i16, `[n_rows, head_dim / 2]`.
     queries: Vec<f32>,
     pairs: Vec<i32>,
-    /// What an integer of a query is worth, `[n_rows]`.
+    /// The scale of an integer query, `[n_rows]`.
     units: Vec<f32>,
     /// Scores, then weights, `[n_rows, SPAN]`.
     scores: Vec<f32>,
@@ -170,20 +170,20 @@ pub(super) struct Workspace {
     sums: Vec<f32>,
     /// Maximum and total of each row.
     totals: Vec<(f32, f32)>,
-    /// What each row sees of the span.
+    /// Which positions of the span each row attends to.
     seen: Vec<Range<usize>>,
 }
 
-/// Magnitudes that queries are kept within, so that products with f16 neither overflow nor lose bits
-/// below the smallest f32.
+/// Queries are clamped to these magnitudes, so that products with f16 neither overflow nor lose bits below
+/// the smallest f32.
 const QUERY_LIMIT: f32 = 1.0e30;
 
-/// Weights below this are nothing beside the largest, which is 1; without them no product is so
-/// small that it loses bits.
+/// Weights below this are negligible next to the largest, which is 1; without them no product is so small
+/// that it loses bits.
 const MIN_WEIGHT: f32 = 1.0e-18;
 
 impl Workspace {
-    /// Makes the queries of `tile` ready for keys of `dtype`.
+    /// Prepares the queries of `tile` for keys of `dtype`.
     pub(super) fn prepare(&mut self, tile: &Tile<'_>, dtype: CacheType) {
         let scale = tile.shape.scale;
         self.queries.clear();
@@ -221,8 +221,8 @@ fn round_query(x: f32) -> f32 {
     if x.abs() < 1.0 / QUERY_LIMIT { 0.0 } else { x }
 }
 
-/// Attends to the span `span`, whose pages are `pages`, and merges the outcome into each row's
-/// state, `[n_rows, state_len(head_dim)]`. The workspace holds the tile's queries.
+/// Attends to the span `span`, whose pages are `pages`, and merges the result into each row's state,
+/// `[n_rows, state_len(head_dim)]`. The workspace holds the tile's queries.
 pub(super) fn attend(
     isa: Isa,
     tile: &Tile<'_>,
@@ -273,7 +273,7 @@ fn attend_avx512(
     attend_with::<Avx512, 2>(simd, tile, span, pages, work, states);
 }
 
-/// `P` is how many groups of lanes are computed side by side.
+/// `P` is the number of groups of lanes computed together.
 #[inline(always)]
 fn attend_with<S: Simd, const P: usize>(
     simd: S,
@@ -299,7 +299,7 @@ fn attend_with<S: Simd, const P: usize>(
         totals,
         seen,
     } = work;
-    // Later rows see no less at the end, and no more at the beginning.
+    // Later rows attend to no less at the end, and no more at the beginning.
     let all = seen[0].start..seen[n_rows - 1].end;
     let lanes = all.start / LANES..all.end.div_ceil(LANES);
     scores.resize(n_rows * SPAN, 0.0);
@@ -312,7 +312,7 @@ fn attend_with<S: Simd, const P: usize>(
 
     let mut at = lanes.start;
     while at < lanes.end {
-        // What is left over is computed one by one.
+        // The remainder is computed one by one.
         let scores = &mut scores[at * LANES..];
         if at + P <= lanes.end {
             let keys = Keys::<P> { pages, head, d, at };
@@ -395,7 +395,7 @@ fn attend_with<S: Simd, const P: usize>(
     }
 }
 
-/// What `f` takes from each page of a span; of those missing at its end, nothing.
+/// `f` of each page of a span; empty for those missing at its end.
 #[inline(always)]
 fn gather<'a, T>(pages: &[&'a KvPage], f: impl Fn(&'a KvPage) -> &'a [T]) -> [&'a [T]; PAGES] {
     let mut parts: [&[T]; PAGES] = [&[]; PAGES];
@@ -459,7 +459,7 @@ fn add_product<S: Simd, const EXACT: bool>(
     }
 }
 
-/// Runs a kernel for blocks of four rows and fewer at the end: `$r` names their number, a constant.
+/// Runs a kernel for blocks of four rows and the remainder: `$r` names their number, a constant.
 macro_rules! for_blocks_of_rows {
     ($n:expr, $r:ident, |$first:ident| $body:expr) => {
         let n: usize = $n;
@@ -542,7 +542,7 @@ impl<'a, const P: usize> Keys<'a, P> {
     }
 }
 
-/// Writes halves as floats, group behind group.
+/// Writes halves as floats, one group after another.
 #[inline(always)]
 fn convert_keys<S: Simd, const P: usize>(
     simd: S,
@@ -557,7 +557,7 @@ fn convert_keys<S: Simd, const P: usize>(
     }
 }
 
-/// Groups of `d` columns, one behind the other.
+/// Groups of `d` columns, one after another.
 #[inline(always)]
 fn columns<const P: usize>(converted: &[f32], d: usize) -> [&[[f32; LANES]]; P] {
     let mut out: [&[[f32; LANES]]; P] = [&[]; P];
@@ -680,8 +680,8 @@ fn integer_block<S: Simd, const R: usize, const P: usize>(
     sums
 }
 
-/// Turns a row's scores into weights `e^(score − max)`, 0 where the row doesn't see; returns the
-/// maximum and the sum of the weights, taken lane by lane, then across the lanes.
+/// Turns a row's scores into weights `e^(score − max)`, 0 at positions that the row doesn't attend to;
+/// returns the maximum and the sum of the weights, taken lane by lane, then across the lanes.
 ///
 /// With `ROUND`, weights have so few bits that products with f16 are exact.
 #[inline(always)]
@@ -762,15 +762,15 @@ fn scale_weights<S: Simd>(
 /// The weighted sums of a tile over a span.
 struct Weigh<'a> {
     d: usize,
-    /// What each row sees.
+    /// Which positions each row attends to.
     seen: &'a [Range<usize>],
-    /// What any row sees.
+    /// Which positions any row attends to.
     all: Range<usize>,
 }
 
 impl Weigh<'_> {
-    /// `sums[row, e] ← Σ_j weights[row, j] · values[j, e]` for `e` in `columns`, over the positions
-    /// that the row sees, in order.
+    /// `sums[row, e] ← Σ_j weights[row, j] · values[j, e]` for `e` in `columns`, over the positions that the
+    /// row attends to, in order.
     ///
     /// Shapes: `weights` is `[n_rows, SPAN]`; each page of `values` is `[PAGE_LEN, stride]`; `sums`
     /// is `[n_rows, head_dim]`. If `converted` is given, values are converted there first.
@@ -813,7 +813,7 @@ impl Weigh<'_> {
         }
     }
 
-    /// Converts `P · LANES` columns of what any row sees.
+    /// Converts `P · LANES` columns of the positions that any row attends to.
     #[inline(always)]
     fn convert<S: Simd, E: Element, const P: usize>(
         &self,
@@ -849,8 +849,8 @@ impl Weigh<'_> {
             for (r, w) in w.iter_mut().enumerate() {
                 *w = &weights[(first + r) * SPAN..][..SPAN];
             }
-            // What not all see is summed row by row, so that a row sums the same numbers whatever it
-            // is beside.
+            // Positions that not all rows attend to are summed row by row, so that a row's sums don't depend
+            // on the other rows.
             let seen = &self.seen[first..first + R];
             let start = seen[R - 1].start;
             let end = seen[0].end.max(start);

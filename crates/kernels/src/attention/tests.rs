@@ -65,7 +65,7 @@ impl Case {
         out
     }
 
-    /// What is stored for a head's `x`.
+    /// The stored form of a head's `x`.
     fn stored(&self, x: &[f32]) -> Vec<f64> {
         match self.dtype {
             CacheType::F32 => x.iter().map(|&x| f64::from(x)).collect(),
@@ -74,7 +74,7 @@ impl Case {
         }
     }
 
-    /// The formula, in f64, on what is stored.
+    /// The formula, in f64, on stored values.
     fn formula(&self, pos: usize, m: usize) -> Vec<f64> {
         let AttentionShape {
             n_heads,
@@ -260,7 +260,7 @@ fn later_positions_have_no_influence() {
         spoilt.pages[1].store(&exec, 26, &nan, &nan).unwrap();
         let after = spoilt.run(&exec, 60, 40);
         let row = SHAPE.n_heads * SHAPE.head_dim;
-        // Position 90 is spoilt; the 30 queries before it don't see that.
+        // Position 90 is invalid; the 30 queries before it don't attend to it.
         assert_eq!(before[..30 * row], after[..30 * row]);
         assert!(after[30 * row..].iter().all(|x| x.is_nan()), "{dtype:?}");
     }

@@ -1,4 +1,4 @@
-//! Activations rounded to int8, in the three scalings that weights are multiplied with.
+//! Activations quantized to int8, in the three scalings that weights need.
 
 use crate::Exec;
 use crate::isa::multiversion;
@@ -6,24 +6,24 @@ use crate::pool::SharedSlice;
 use crate::quant::q8;
 use crate::shape::{self, ShapeError};
 
-/// Elements that rows of rounded activations are padded to a multiple of: the longest block there is.
+/// Rows of quantized activations are padded to a multiple of this: the longest block.
 pub(super) const PADDING: usize = 256;
 
 /// How many activations share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scaling {
-    /// A whole row, as BitLinear layers were trained with; rounded as PyTorch does.
+    /// A whole row, as BitLinear layers were trained; rounded as in PyTorch.
     Row,
-    /// Blocks of 256, for weights whose blocks have integer scales within (Q4_K and its kin).
+    /// Blocks of 256, for weights whose blocks contain integer scales (Q4_K and the like).
     Blocks256,
     /// Blocks of 32, for weights of smaller blocks.
     Blocks32,
 }
 
-/// Elements whose sums are kept: the finest grain at which any weights have an offset.
+/// Granularity of stored sums: the finest at which any weights have an offset.
 pub(super) const SUM_LEN: usize = 16;
 
-/// Activation rows rounded to int8.
+/// Activation rows quantized to int8.
 ///
 /// `x[t, j] ≈ q[t, j] · step[t, j / block]`; rows are padded with zeros to whole blocks of
 /// [`PADDING`].
@@ -33,8 +33,7 @@ pub(super) struct QuantizedRows {
     k: usize,
     /// `[m, stride]`.
     q: Vec<i8>,
-    /// What one unit is worth: `[m, scales of a row]`. For [`Scaling::Row`] its inverse, as PyTorch
-    /// divides by it.
+    /// The steps: `[m, scales of a row]`. For [`Scaling::Row`] the inverse, as PyTorch divides by it.
     scales: Vec<f32>,
     /// Sums of [`SUM_LEN`] values each, `[m, stride / SUM_LEN]`; they fit 12 bits.
     sums: Vec<i16>,
@@ -46,8 +45,8 @@ pub(super) struct QuantizedRows {
 /// Rows in a tile.
 pub(super) const TILE: usize = 4;
 
-/// The rounded rows once more, four side by side, as kernels for several rows read them. There are
-/// none for a single row.
+/// The quantized rows once more, interleaved by four, as kernels for several rows read them. Empty for a
+/// single row.
 ///
 /// Rows are padded with zeros to whole tiles.
 #[derive(Debug, Default, Clone)]
@@ -64,17 +63,17 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Rows, those of padding counted.
+    /// Rows, including padding.
     pub(super) fn m(&self) -> usize {
         self.n_tiles * TILE
     }
 
-    /// Columns, those of padding counted.
+    /// Columns, including padding.
     pub(super) fn k(&self) -> usize {
         self.stride
     }
 
-    /// Each four columns of the four rows of a tile, then those of the tiles behind it. Panics if there
+    /// Groups of four columns of the four rows of a tile, followed by those of later tiles. Panics if there
     /// is no such tile.
     pub(super) fn q(&self, tile: usize) -> &[[[i8; 4]; TILE]] {
         &self.q[tile * self.stride / 4..]
@@ -93,7 +92,7 @@ impl Tiles {
     }
 }
 
-/// One rounded row.
+/// One quantized row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QuantizedRow<'a> {
     /// Whole blocks of [`PADDING`].
@@ -107,7 +106,7 @@ pub(super) struct QuantizedRow<'a> {
 }
 
 impl QuantizedRows {
-    /// Rounds `x`, `[m, k]`.
+    /// Quantizes `x`, `[m, k]`.
     ///
     /// Errors: [`ShapeError`] if `x` isn't whole rows.
     pub(super) fn quantize(
@@ -189,7 +188,7 @@ impl QuantizedRows {
         self.m
     }
 
-    /// The rows side by side, if they are more than one.
+    /// The interleaved rows, if there is more than one.
     pub(super) fn tiles(&self) -> &Tiles {
         &self.tiles
     }
@@ -208,8 +207,8 @@ impl QuantizedRows {
         }
     }
 
-    /// The values that [`Scaling::Row`] rounded to, as floats, `[m, k]`: what a float kernel needs to
-    /// compute the same layer.
+    /// The values quantized with [`Scaling::Row`], as floats, `[m, k]`: what a float kernel needs to compute
+    /// the same layer.
     pub(super) fn dequantize_rows(&self) -> Vec<f32> {
         let mut out = Vec::with_capacity(self.m * self.k);
         for t in 0..self.m {
@@ -220,7 +219,7 @@ impl QuantizedRows {
     }
 }
 
-/// Lays each `N` values of up to four rows side by side, zeros for rows that are missing.
+/// Interleaves groups of `N` values of up to four rows, zeros for rows that are missing.
 fn side_by_side<T: Copy + Default, const N: usize>(rows: &[T], tile: &mut [[[T; N]; TILE]]) {
     let len = tile.len() * N;
     for r in 0..TILE {
@@ -252,11 +251,11 @@ multiversion! {
     }
 }
 
-/// Smallest divisor of a block: small activations keep their digits, and scales of weights, which are at
-/// least 2^-24, don't underflow when they meet those of activations.
+/// Smallest divisor of a block: small activations keep their precision, and scales of weights, which are at
+/// least 2^-24, don't underflow when multiplied with those of activations.
 const MIN_BLOCK_ABSMAX: f32 = 1e-20;
 
-/// Rounds each block of `N`; a unit is worth `max(max|x|, 1e-20) / 127`, or 0 if a value is infinite.
+/// Quantizes each block of `N`; the step is `max(max|x|, 1e-20) / 127`, or 0 if a value is infinite.
 #[inline(always)]
 fn blocks<const N: usize>(x: &[f32], q: &mut [i8], scales: &mut [f32]) {
     for ((x, q), scale) in x.chunks(N).zip(q.chunks_mut(N)).zip(scales) {

@@ -18,16 +18,15 @@ pub struct BlockMatrix<'a> {
     bytes: &'a [u8],
 }
 
-/// What happens to activations before they are multiplied with a [`BlockMatrix`].
+/// How activations are rounded before they are multiplied with a [`BlockMatrix`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rounding {
-    /// Nothing: weights are decoded, and products are taken in f32.
+    /// Not at all: weights are dequantized, and products are taken in f32.
     None,
-    /// They are rounded to int8 with one scale a row: a BitLinear layer whose weights don't share one
-    /// scale.
+    /// Quantized to int8 with one scale per row: a BitLinear layer whose weights don't share one scale.
     Row,
-    /// They are rounded to int8 block by block, where the weights are blocks of integers; sums within
-    /// a block are then exact. Floats are multiplied as with [`Rounding::None`].
+    /// Quantized to int8 block by block, where the weights are blocks of integers; sums within a block are
+    /// then exact. Floats are multiplied as with [`Rounding::None`].
     #[default]
     Blocks,
 }
@@ -53,7 +52,7 @@ impl<'a> BlockMatrix<'a> {
             });
         }
         let row_bytes = k / dtype.block_len() * dtype.block_bytes();
-        // A product beyond the address space equals no length.
+        // An overflowing product equals no length.
         let expected = row_bytes.saturating_mul(n);
         if bytes.len() != expected {
             return Err(QuantError::Size {

@@ -52,10 +52,10 @@ pub(super) fn precision(dtype: DType) -> Precision {
     }
 }
 
-/// Memory that a thread keeps from task to task.
+/// Memory that a thread reuses from task to task.
 #[derive(Default)]
 struct Workspace {
-    /// Decoded weights: [`ROWS`] rows side by side, after those the next ones.
+    /// Decoded weights: [`ROWS`] interleaved rows, followed by the next ones.
     panel: Vec<[Group; ROWS]>,
     /// Partial sums of the tiles.
     acc: Vec<Group>,
@@ -169,7 +169,7 @@ fn multiply_panels(
                     .chunks_exact_mut(depth.len())
                     .zip((first..).step_by(ROWS))
                 {
-                    // A matrix that ends within these rows has its last one several times.
+                    // A matrix that ends within these rows repeats its last one.
                     let rows: [usize; ROWS] = std::array::from_fn(|r| (i + r).min(rows.end - 1));
                     match stored {
                         // SAFETY: `kernel` was picked by an `Isa`, which this machine has been seen
@@ -207,7 +207,7 @@ fn multiply_panels(
     }
 }
 
-/// Writes decoded values into row `r` of a panel, with zeros behind them.
+/// Writes decoded values into row `r` of a panel, padded with zeros.
 fn copy_row(row: &[f32], panel: &mut [[Group; ROWS]], r: usize) {
     for (values, groups) in row.chunks(LANES).zip(panel) {
         let (values_to, padding) = groups[r].0.split_at_mut(values.len());
@@ -216,8 +216,8 @@ fn copy_row(row: &[f32], panel: &mut [[Group; ROWS]], r: usize) {
     }
 }
 
-/// Cuts rows of activations into tiles of about one size, none larger than `most`, each with the
-/// number of rows before it.
+/// Divides rows of activations into tiles of about equal size, none larger than `most`, each with the number
+/// of rows before it.
 fn tiles(tokens: Range<usize>, most: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
     let (start, len) = (tokens.start, tokens.len());
     let n = len.div_ceil(most);
@@ -299,7 +299,7 @@ mod tests {
         out
     }
 
-    /// Bits, with one pattern for all that is no number.
+    /// Bits, with one pattern for all NaN.
     fn bits(values: &[f32]) -> Vec<u32> {
         let bits = |v: &f32| if v.is_nan() { u32::MAX } else { v.to_bits() };
         values.iter().map(bits).collect()
@@ -363,7 +363,7 @@ mod tests {
                     .flat_map(|_| (random.next() as u16).to_le_bytes())
                     .collect();
                 if round % 2 == 0 {
-                    // Neighbouring exponents, so that sums are not just their largest product.
+                    // Adjacent exponents, so that sums are not dominated by their largest product.
                     let exponent = random.below(253) as u16;
                     for w in bytes.as_chunks_mut::<2>().0 {
                         let bits = u16::from_le_bytes(*w);

@@ -1,7 +1,7 @@
 //! Weights that are blocks of integers, int8 activations.
 //!
-//! Within a block sums are exact integers. What floats they become, and in which order those are
-//! added, is fixed by [`reference`](self::reference), so that every kernel gives the same bits.
+//! Within a block sums are exact integers. How they become floats, and in which order those are added, is
+//! fixed by [`reference`](self::reference), so that every kernel gives the same bits.
 
 mod reference;
 #[cfg(any(
@@ -74,7 +74,7 @@ pub(super) fn multiply(
 type Gemv =
     unsafe fn(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, out: &mut [f32]);
 
-/// The kernel for one activation row, where there is a better one than the reference.
+/// The kernel for one activation row, where there is a faster one than the reference.
 fn gemv(isa: Isa) -> Option<Gemv> {
     match isa.level() {
         Level::Baseline => None,

@@ -1,16 +1,16 @@
 //! Matrix products: weights `[n, k]` with activations `[m, k]`, giving `[m, n]`.
 //!
-//! [`linear`] is the one door. What happens behind it depends on the weights:
+//! [`linear`] is the only entry point. The kernel depends on the weights:
 //!
 //! | weights | activations | sums |
 //! |---|---|---|
-//! | ternary | int8, one scale a row | exact integers over the row (`ternary`) |
-//! | blocks of integers | int8, one scale a block | exact integers within a block, then floats block by block (`integer`) |
+//! | ternary | int8, one scale per row | exact integers over the row (`ternary`) |
+//! | blocks of integers | int8, one scale per block | exact integers within a block, then floats block by block (`integer`) |
 //! | F16 and BF16 | f32, rounded so that products are exact | floats in one fixed order (`float`) |
 //! | F32, other types, and all with [`Rounding::None`] | f32 | floats in one fixed order (`float`) |
 //!
-//! Whatever the path, thread count and instruction set, and whatever the other activation rows, a
-//! result has the same bits.
+//! Whatever the path, thread count and instruction set, and whatever the other activation rows, a result has
+//! the same bits.
 
 mod activations;
 mod block;
@@ -74,7 +74,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// The form of activations that the kernel of this matrix takes.
+    /// The form of activations that the kernel of this matrix needs.
     fn form(&self) -> Form {
         match self {
             Matrix::Ternary(_) => Form::Int8(Scaling::Row),
@@ -88,16 +88,16 @@ impl Matrix<'_> {
     }
 }
 
-/// What activations are turned into before they meet weights.
+/// The form that activations are converted to before products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Float(Precision),
-    /// Rounded to int8 with one scale a row, and back.
+    /// Quantized to int8 with one scale per row, and dequantized.
     RoundedF32,
     Int8(Scaling),
 }
 
-/// Memory for the forms of activations that [`linear`] makes, to be kept from call to call.
+/// Memory for the forms of activations that [`linear`] makes, reused from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
     row: QuantizedRows,
@@ -127,7 +127,7 @@ impl Scratch {
         }
     }
 
-    /// Makes each form that one of `matrices` takes, once.
+    /// Makes each form that any of `matrices` needs, once.
     fn prepare<'a>(
         &mut self,
         exec: &Exec,
@@ -155,7 +155,7 @@ impl Scratch {
     }
 }
 
-/// Columns of a result that several threads write, each its own.
+/// Columns of a result written by several threads, disjointly.
 struct Columns<'a> {
     out: SharedSlice<'a, f32>,
     n: usize,
@@ -177,15 +177,15 @@ impl Columns<'_> {
     }
 }
 
-/// Rows of weights that every task but the last of a matrix has a multiple of: what the widest kernel
-/// computes at a time.
+/// Rows of weights per task are a multiple of this, except in the last task of a matrix: what the widest
+/// kernel computes at a time.
 const ROWS: usize = 16;
 
-/// Bytes of weights that make a task worth handing out when there is one activation row: reading them
-/// takes some microseconds.
+/// Bytes of weights that justify a task when there is one activation row: reading them takes some
+/// microseconds.
 const BYTES_PER_TASK: usize = 48 << 10;
 
-/// Multiplications that make a task worth handing out.
+/// Multiply-accumulates that justify a task.
 const WORK_PER_TASK: usize = 1 << 18;
 
 /// `out[t, i] = Σ_j w[i, j] · x[t, j]` for each of several matrices that read the same `x`.

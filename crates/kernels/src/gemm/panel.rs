@@ -1,12 +1,12 @@
-//! Products with several activation rows: sixteen rows of weights at a time, side by side.
+//! Products with several activation rows: sixteen interleaved rows of weights at a time.
 //!
-//! Weights are unpacked, a stretch of columns at a time, into a [`Panel`]: unsigned codes of a byte
-//! each, four columns of one row together, the same four columns of sixteen rows one after another.
-//! A kernel then multiplies the panel with every activation row, four bytes of which meet all sixteen
-//! rows at once: the lanes of its registers are rows of weights, so that no sum is ever taken across
-//! lanes. Several activation rows are computed together, since they share the loads of weights.
+//! Weights are unpacked, a range of columns at a time, into a [`Panel`]: unsigned codes of a byte each, four
+//! columns of one row together, the same four columns of sixteen rows one after another. A kernel then
+//! multiplies the panel with every activation row, four bytes of which are multiplied with all sixteen rows
+//! at once: the lanes of its registers are rows of weights, so that no sum is ever taken across lanes.
+//! Several activation rows are computed together, since they share the loads of weights.
 //!
-//! The activations lie ready in the order in which kernels read them: [`Tiles`].
+//! The activations are stored in the order in which kernels read them: [`Tiles`].
 
 mod kernels;
 mod lanes;
@@ -39,10 +39,10 @@ const COLUMNS: usize = 1024;
 /// Values that belong to the rows of a panel.
 type Lanes<T> = [T; ROWS];
 
-/// A stretch of columns of sixteen rows of weights.
+/// A range of columns of sixteen rows of weights.
 #[repr(C, align(64))]
 struct Panel {
-    /// `[columns / 4][row][4]`: what the integers of a block are, plus the bias of the type.
+    /// `[columns / 4][row][4]`: the integers of a block, plus the bias of the type.
     codes: [Lanes<[u8; 4]>; COLUMNS / 4],
     /// The integer scale of each 16 columns of a block of 256.
     scales: [Lanes<i32>; 16],
@@ -65,11 +65,10 @@ impl Panel {
     };
 }
 
-/// What a thread keeps from task to task.
+/// Memory that a thread reuses from task to task.
 struct Scratch {
     panel: Panel,
-    /// For each activation row the integer sums of ternary weights, or the float sums of others as
-    /// they are so far.
+    /// For each activation row the integer sums of ternary weights, or the float sums of others so far.
     integers: Vec<Lanes<i32>>,
     floats: Vec<Lanes<f32>>,
 }
@@ -89,8 +88,8 @@ thread_local! {
 /// rows of `x`, which has these columns.
 type Kernel<T> = unsafe fn(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<T>]);
 
-/// Panels whose results are written together: a line of the cache for each panel and activation row,
-/// which lie a row of the output apart, so that several side by side spare the look-up of addresses.
+/// Panels whose results are written together: a cache line for each panel and activation row, which are a row
+/// of the output apart, so that several adjacent ones save address translations.
 const PANELS: usize = 4;
 
 /// As [`super::ternary::multiply`].
@@ -188,7 +187,7 @@ pub(super) fn multiply_blocks(
     });
 }
 
-/// The rows of a panel from `first` on; past `rows` the last again, whose sums nobody reads.
+/// The rows of a panel from `first` on; past `rows` the last is repeated, and its sums are ignored.
 fn panel_rows<'a>(
     first: usize,
     rows: &Range<usize>,
@@ -201,8 +200,8 @@ fn panel_rows<'a>(
     panel
 }
 
-/// Asks for the bytes of each row that are unpacked next: sixteen places at once are more than a
-/// processor foresees by itself. Those beyond the rows begin the rows that come next.
+/// Prefetches the bytes of each row that are unpacked next: sixteen streams at once are more than a hardware
+/// prefetcher follows. Those beyond the rows begin the rows that come next.
 fn prefetch(rows: &Lanes<&[u8]>, bytes: Range<usize>) {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     for row in rows {

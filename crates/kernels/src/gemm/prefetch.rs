@@ -1,19 +1,19 @@
-//! Asking for weights before they are needed.
+//! Prefetching weights.
 //!
-//! A kernel that takes several rows at a time reads as many streams, each for less than a page.
-//! Processors foresee such streams late or not at all, so the wait for memory shows: asked for one tile
-//! ahead, the same kernels read up to twice as fast.
+//! A kernel that takes several rows at a time reads as many streams, each for less than a page. Hardware
+//! prefetchers detect such streams late or not at all, so memory latency shows: prefetched one tile ahead,
+//! the same kernels read up to twice as fast.
 
-/// Where a line is to be brought.
+/// The target of a prefetch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// The nearest cache: if the tile is small against it.
+    /// The nearest cache: for tiles that are small compared to it.
     First,
     /// The next cache.
     Second,
 }
 
-/// Asks for the lines of `n` bytes from `at` on, which need not lie in any allocation.
+/// Prefetches the lines of `n` bytes from `at` on, which need not be in any allocation.
 #[inline(always)]
 pub(super) fn lines(level: Level, at: *const u8, n: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -4,22 +4,21 @@
 //! with the copy can be from the product with the matrix. Rows that can't be among the `k` largest by
 //! that bound are not computed.
 //!
-//! # How
+//! # Algorithm
 //!
 //! 1. The product with the copy gives an estimate `S` for every row.
 //! 2. The rows with the `k` largest estimates are computed. The smallest of these results is the *bar*:
 //!    `k` rows reach it, so the `k`-th largest result does.
-//! 3. Rows whose estimate and bound together reach the bar are computed. All others lie below it.
+//! 3. Rows whose estimate and bound together reach the bar are computed. All others are below it.
 //!
 //! Rows are computed by the kernel that computes the whole matrix, so they have the same bits.
 //!
 //! # Proof of the bound
 //!
-//! For one row and one `x`, let `w` be the weights as the kernel of the matrix multiplies them (real
-//! numbers: for blocks of integers what their integers and scales say, else what they are decoded to),
-//! `v` the same of the copy, and `p` and `q` what the two kernels make of `x` (real numbers too: codes
-//! times scale). `L` is what the kernel of the matrix computes, `S` what that of the copy does, and `‖·‖`
-//! the Euclidean norm. Then
+//! For one row and one `x`, let `w` be the weights as the kernel of the matrix multiplies them (real numbers:
+//! for blocks of integers their integers and scales, else their decoded values), `v` the same of the copy,
+//! and `p` and `q` the two kernels' forms of `x` (real numbers too: codes times scale). `L` is the result of
+//! the kernel of the matrix, `S` that of the kernel of the copy, and `‖·‖` the Euclidean norm. Then
 //!
 //! `L − S = (L − w·p) + (w − v)·p + v·(p − q) + (v·q − S)`.
 //!
@@ -78,7 +77,7 @@ use crate::repack::try_rows;
 use crate::requantize::requantize;
 use crate::shape::{ShapeError, expect_len};
 
-/// By how much norms are enlarged, for the roundings on the way to them.
+/// By how much norms are enlarged, to cover the roundings in computing them.
 const MARGIN: f64 = 1.0 + 1.0 / (1u32 << 20) as f64;
 
 /// Rows with a larger norm are always computed: 2⁶⁰.
@@ -87,19 +86,19 @@ const MOST_WEIGHTS: f64 = (1u64 << 60) as f64;
 /// With activations of a larger norm all rows are computed: 2⁴⁰.
 const MOST_ACTIVATIONS: f64 = (1u64 << 40) as f64;
 
-/// Computing single rows costs up to so many times their share of computing all.
+/// Computing single rows costs up to this many times their share of computing all.
 pub const SCATTERED: usize = 2;
 
-/// A copy of a matrix in fewer bits, that says which rows can have the largest products.
+/// A copy of a matrix in fewer bits, which shows which rows can have the largest products.
 ///
-/// The proof is at the head of its source file.
+/// The proof is at the top of its source file.
 #[derive(Debug)]
 pub struct Screen {
     dtype: DType,
     n: usize,
     k: usize,
     bytes: Vec<u8>,
-    /// Activations that the matrix itself takes.
+    /// Form of activations for the matrix itself.
     form: Form,
     /// `e`, `[n]`.
     errors: Vec<f32>,
@@ -117,7 +116,7 @@ pub struct ScreenedRows {
 }
 
 impl Screen {
-    /// Encodes `w` as `dtype`, and measures what that changes.
+    /// Encodes `w` as `dtype`, and measures the error.
     ///
     /// Errors: those of [`requantize`].
     pub fn new(exec: &Exec, w: &BlockMatrix<'_>, dtype: DType) -> Result<Screen, QuantError> {
@@ -158,9 +157,9 @@ impl Screen {
     /// The results of `out[i] = Σ_j w[i, j] · x[j]` that are among the `top` largest, and those that
     /// equal the least of them; −∞ for others, unless they were computed too.
     ///
-    /// `w` is the matrix that the screen was made of. What is computed has the bits that [`linear`]
-    /// gives. All results are computed if `top` is 0, if too few can be ruled out, or if activations are
-    /// huge or no numbers.
+    /// `w` is the matrix that the screen was made of. Computed results have the same bits as those of
+    /// [`linear`]. All results are computed if `top` is 0, if too few can be ruled out, or if activations are
+    /// huge or NaN.
     /// Shapes: `x` is `[k]`, `out` is `[n]`.
     /// Errors: [`ShapeError`] if a slice or the matrix has another shape.
     pub fn top(
@@ -193,8 +192,8 @@ impl Screen {
         Ok(ScreenedRows { screened, computed })
     }
 
-    /// Puts results in the place of estimates, and −∞ where there is none; how many were computed. `None`
-    /// if all should be.
+    /// Replaces estimates by results, or −∞ where there is none; returns how many were computed. `None` if
+    /// all should be.
     fn compute_top(
         &self,
         exec: &Exec,
@@ -255,14 +254,14 @@ impl Screen {
     }
 }
 
-/// What the bound takes from activations.
+/// The norms of activations that the bound needs.
 #[derive(Debug, Clone, Copy)]
 struct Activations {
     /// `max(‖p‖, ‖q‖)`.
     norm: f64,
     /// `‖p − q‖`.
     difference: f64,
-    /// What underflow can change.
+    /// The effect of underflow.
     underflow: f64,
 }
 
@@ -292,7 +291,7 @@ impl Scratch {
     }
 }
 
-/// Computes some rows of a product, whose activations have been prepared. They ascend.
+/// Computes some rows of a product, in ascending order, with prepared activations.
 fn compute_rows(
     exec: &Exec,
     w: &BlockMatrix<'_>,
@@ -315,14 +314,14 @@ fn compute_rows(
     });
 }
 
-/// Values that are looked at together, most of the time to find that none of them matters.
+/// Values that are compared together, mostly to find that none of them qualifies.
 const CHUNK: usize = 64;
 
 multiversion! {
-    /// The places of the `k` largest of `values`, ascending; of fewer if the others are −∞ or no numbers.
+    /// The indices of the `k` largest of `values`, ascending; of fewer if the others are −∞ or NaN.
     fn largest(values: &[f32], k: usize) -> Vec<u32> {
-        // They gather until there are several times `k`, and are then cut down to the `k` largest, whose
-        // least is the bar for those to come.
+        // Candidates accumulate until there are several times `k`, and are then reduced to the `k` largest,
+        // whose least is the threshold for later ones.
         let full = k.saturating_mul(4).max(256);
         let by_value = |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal);
         let mut found: Vec<(f32, u32)> = Vec::with_capacity(full.min(values.len()));
@@ -352,7 +351,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// The rows, ascending, whose estimate and bound together reach `bar`, or are no number.
+    /// The rows, ascending, whose estimate and bound together reach `bar`, or are NaN.
     fn reaching(screen: &Screen, x: Activations, estimates: &[f32], bar: f32) -> Vec<u32> {
         let bar = f64::from(bar);
         let mut rows = Vec::new();
@@ -363,7 +362,7 @@ multiversion! {
             let mut reaches = [false; CHUNK];
             if difference == 0.0 {
                 for ((reaches, &s), &e) in reaches.iter_mut().zip(estimates).zip(errors) {
-                    // Sums that are no number are not below.
+                    // Sums that are NaN are not below.
                     let is_below = f64::from(s) + (f64::from(e) * norm + underflow) < bar;
                     *reaches = !is_below;
                 }
@@ -386,7 +385,7 @@ multiversion! {
     }
 }
 
-/// Sums kept side by side.
+/// Number of partial sums.
 const LANES: usize = SUB_LEN;
 
 /// The weights of a row as its kernel multiplies them.
@@ -514,7 +513,7 @@ multiversion! {
     }
 }
 
-/// The next number in f32 that is no smaller.
+/// The next f32 that is no smaller.
 fn at_least(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) < value {
@@ -531,7 +530,7 @@ mod tests {
     use crate::quant::encode_row;
     use crate::test_data::{Random, exec_matrix, floats};
 
-    /// `[n, k]` in any type, and what it is multiplied with.
+    /// `[n, k]` in any type, and its activations.
     #[derive(Clone)]
     struct Weights {
         dtype: DType,
@@ -566,8 +565,8 @@ mod tests {
             out
         }
 
-        /// Compares the `top` largest with those of the whole product, on every machine; how many rows
-        /// were computed.
+        /// Compares the `top` largest with those of the whole product, on every instruction set; returns how
+        /// many rows were computed.
         fn check(&self, screen: DType, x: &[f32], top: usize) -> usize {
             let what = format!("{} [{}, {}], top {top}", self.dtype, self.n, self.k);
             let mut n_computed = None;
@@ -601,7 +600,7 @@ mod tests {
             n_computed.unwrap()
         }
 
-        /// `|L − S|` of each row, and what it may be, on one machine.
+        /// `|L − S|` of each row, and its bound, on one instruction set.
         fn errors_and_bounds(&self, dtype: DType, x: &[f32]) -> Vec<(f64, f64)> {
             let exec = &Exec::new(1, Isa::detect());
             let screen = Screen::new(exec, &self.matrix(), dtype).unwrap();
@@ -625,7 +624,7 @@ mod tests {
         }
     }
 
-    /// Values of about a bell's shape, of variance 1.
+    /// Values with a roughly normal distribution, of variance 1.
     fn bell(n: usize, seed: u64) -> Vec<f32> {
         let parts: Vec<Vec<f32>> = (0..6).map(|i| floats(n, seed * 6 + i)).collect();
         (0..n)
@@ -633,7 +632,7 @@ mod tests {
             .collect()
     }
 
-    /// Types of the matrix with types of the screen: all pairs of what activations are turned into.
+    /// Types of the matrix with types of the screen: all pairs of forms of activations.
     const PAIRS: [(DType, DType); 12] = [
         (DType::Q6_K, DType::Q5_K),
         (DType::Q6_K, DType::Q4_K),
@@ -661,7 +660,7 @@ mod tests {
                 for (seed, top) in [(2, 1), (3, 5), (4, 99)] {
                     weights.check(screen, &bell(k, seed), top);
                 }
-                // Like one of the rows: the one that stands out is found without the others.
+                // Like one of the rows: the one that stands out is found without computing the others.
                 let mut x = vec![0.0; k];
                 decode_row(dtype, weights.matrix().rows(77, 1), &mut x).unwrap();
                 let n_computed = weights.check(screen, &x, 1);
@@ -704,7 +703,7 @@ mod tests {
                         assert!(error <= bound, "{dtype} {screen}: {error:e} > {bound:e}");
                     }
                 }
-                // Activations along what a row of the copy lacks: the bound is nearly reached.
+                // Activations along the error of a row of the copy: the bound is nearly reached.
                 let exec = &Exec::new(1, Isa::detect());
                 let made = Screen::new(exec, &weights.matrix(), screen).unwrap();
                 for i in 0..8 {
@@ -719,7 +718,7 @@ mod tests {
                     assert!(error <= bound, "{dtype} {screen}: {error:e} > {bound:e}");
                     largest = largest.max(error / bound);
                 }
-                // Where both are multiplied alike. Else what rounds activations has a large part.
+                // Where both use the same form of activations. Else their rounding contributes a large part.
                 let matrix = Matrix::Blocks(weights.matrix());
                 if matrix.form() == Matrix::Blocks(made.matrix()).form() {
                     assert!(largest > 0.9, "{dtype} {screen}: {largest}");
@@ -734,7 +733,7 @@ mod tests {
         let exec = &Exec::new(1, Isa::detect());
         let mut random = Random::new(3);
         for round in 0..20 {
-            // Rows that differ less than the copy can tell, and activations along what it lacks.
+            // Rows that differ by less than the copy resolves, and activations along its error.
             let base = bell(k, round + 100);
             let mut values = Vec::with_capacity(n * k);
             for _ in 0..n {
@@ -836,7 +835,7 @@ mod tests {
                 }
             }
         }
-        // Huge weights, which no bound is made for: their rows are computed, and only these.
+        // Huge weights, which the bound doesn't cover: their rows are computed, and only these.
         let mut values = values;
         values[3 * k..4 * k].fill(1e30);
         values[60 * k..61 * k].fill(-1e36);

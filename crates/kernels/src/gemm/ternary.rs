@@ -8,7 +8,7 @@ use crate::isa::{Isa, Level};
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES, row_bytes};
 use crate::shape::{ShapeError, expect_len};
 
-/// Most columns of a matrix: sums of codes, at most `2 · 128 · k` in magnitude, stay within i32.
+/// Maximum columns of a matrix: sums of codes, at most `2 · 128 · k` in magnitude, stay within i32.
 const MAX_K: usize = (1 << 23) - BLOCK;
 
 /// A ternary weight matrix `[n, k]` with one scale.
@@ -30,7 +30,7 @@ pub enum TernaryPacking {
     /// Nothing but codes, the first in the highest bits: [`crate::quant::ternary`]'s layout, which is
     /// that of I2_S files where `k` fills blocks.
     I2s,
-    /// The first code in the lowest bits, and the scale behind every 256: blocks of TQ2_0.
+    /// The first code in the lowest bits, and the scale after every 256: blocks of TQ2_0.
     Tq20,
 }
 
@@ -48,7 +48,7 @@ impl TernaryPacking {
     }
 }
 
-/// Elements of two blocks: what a wide register holds the codes of.
+/// Elements of two blocks: as many codes as fit in a wide register.
 pub(super) const PAIR: usize = 2 * BLOCK;
 
 /// A [`TernaryPacking`] known when a kernel is compiled.
@@ -64,7 +64,7 @@ pub(super) trait Packed {
         block / 2 * Self::PAIR_STRIDE + block % 2 * BLOCK_BYTES
     }
 
-    /// The blocks of a row: pairs, and one alone if that is all there is at the end.
+    /// The blocks of a row: pairs, and a single one at the end if the number is odd.
     fn blocks(row: &[u8]) -> impl Iterator<Item = &[u8; BLOCK_BYTES]> {
         row.chunks(Self::PAIR_STRIDE)
             .flat_map(|pair| pair.as_chunks().0)
@@ -88,10 +88,10 @@ impl Packed for Tq20 {
 }
 
 impl<'a> TernaryMatrix<'a> {
-    /// A view of `codes`, in the layout of [`crate::quant::ternary`], as `n` rows of `k` elements,
-    /// each worth `scale · (code - 1)`.
+    /// A view of `codes`, in the layout of [`crate::quant::ternary`], as `n` rows of `k` elements, each equal
+    /// to `scale · (code - 1)`.
     ///
-    /// No code may be 3; [`crate::repack::check_codes`] tells. If one is, sums are wrong.
+    /// No code may be 3, see [`crate::repack::check_codes`]. If one is, sums are wrong.
     ///
     /// Errors: [`ShapeError`] (in bytes) if `codes` isn't `n` rows of whole blocks; if `k` exceeds
     /// 2^23 - 128.
@@ -101,7 +101,7 @@ impl<'a> TernaryMatrix<'a> {
 
     /// A view of codes in any packing.
     ///
-    /// Of blocks of TQ2_0 the caller has seen that all have this `scale`: their own are not read.
+    /// For blocks of TQ2_0 the caller has checked that all have this `scale`: their own are not read.
     ///
     /// Errors: as [`TernaryMatrix::new`]; [`ShapeError`] too if blocks of TQ2_0 don't fill rows.
     pub fn packed(
@@ -189,11 +189,11 @@ pub(super) fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]
     groups
 }
 
-/// Activation rows that are multiplied straight from the packed weights: below that, unpacking them
-/// into panels costs more than it saves.
+/// Activation rows that are multiplied directly with the packed weights: below that, unpacking them into
+/// panels costs more than it saves.
 const SMALL_BATCH: usize = 8;
 
-/// Rows of weights, and at most of activations, that a kernel takes at a time.
+/// Maximum rows of weights and of activations that a kernel takes at a time.
 pub(super) const TILE: usize = 4;
 
 /// `out[t, i] = (w.scale / scale[t]) · Σ_j w[i, j] · q[t, j]` for the rows `i` of the weights.

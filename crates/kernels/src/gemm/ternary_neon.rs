@@ -71,7 +71,7 @@ macro_rules! by_rows_of_activations {
     };
 }
 
-/// [`super::ternary::Dots`] with what every 64-bit Arm has.
+/// [`super::ternary::Dots`] with the baseline of 64-bit Arm.
 ///
 /// # Safety
 /// None is needed: every machine of this target has NEON.
@@ -179,8 +179,8 @@ unsafe fn widening<P: Packed, const T: usize>(
     }
 }
 
-/// One row of activations. Codes are left where they are in their bytes, which spares shifting them;
-/// the sums are shifted in the end.
+/// One row of activations. Codes are masked in place in their bytes, which saves shifting them; the sums are
+/// shifted at the end.
 ///
 /// Sums of codes times 16 fit: at most 16 · 2 · 128 for each of `k / 4` elements, shared out to four
 /// lanes, is below 2^31 for every `k` that a matrix may have.
@@ -201,7 +201,7 @@ unsafe fn dot_one<P: Packed>(
         let mut parts = [[vdupq_n_s32(0); 3]; TILE];
         for block in 0..n_blocks {
             let at = P::offset(block);
-            // What the tile after this one has at this place.
+            // The same position in the next tile.
             let next = rows[0].as_ptr().wrapping_add(TILE * (rows[0].len() + at));
             prefetch::lines(prefetch::Level::First, next, TILE * P::PAIR_STRIDE / 2);
             for half in 0..2 {

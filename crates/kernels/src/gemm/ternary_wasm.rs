@@ -53,7 +53,7 @@ pub(super) unsafe fn dots_relaxed<P: Packed>(
 
 /// How 16 codes are multiplied with 16 activations.
 trait Dot {
-    /// The form that factors are brought into before each meets several others.
+    /// Converts factors once before each is used with several others.
     type Operand: Copy;
 
     /// The codes in bits `2 · FIELD` and up of each byte.
@@ -61,11 +61,11 @@ trait Dot {
 
     fn acts(q: v128) -> Self::Operand;
 
-    /// Adds products to four sums; which products go to which sum is left open.
+    /// Adds products to four sums; which products go to which sum is unspecified.
     fn add(sums: v128, codes: Self::Operand, acts: Self::Operand) -> v128;
 }
 
-/// In 16 bits, even bytes apart from odd ones.
+/// In 16 bits, even bytes separate from odd ones.
 struct Widened;
 
 impl Dot for Widened {

@@ -1,8 +1,8 @@
 //! The ternary dot products with AVX2, AVX-VNNI and AVX-512 VNNI.
 //!
-//! A tile is some rows of weights by some of activations. Each 32 bytes of a row are cut into their
-//! four groups of codes once for all rows of activations, and each 32 activations are loaded once for
-//! all rows of weights.
+//! A tile is some rows of weights by some of activations. Each 32 bytes of a row are unpacked into their four
+//! groups of codes once for all rows of activations, and each 32 activations are loaded once for all rows of
+//! weights.
 
 // Register tiles are arrays of arrays, read and written by the same indices.
 #![allow(clippy::needless_range_loop)]
@@ -104,7 +104,7 @@ fn steps<P: Packed>(g: usize) -> usize {
 /// and 16 · -2,048 is the least that 16 bits hold.
 const NARROW: usize = 16;
 
-/// Asks for what the tile after this one has at the place of `block` of this one.
+/// Prefetches the position of `block` in the next tile.
 #[inline(always)]
 fn prefetch<P: Packed, const R: usize>(rows: [*const u8; R], n_blocks: usize, block: usize) {
     let tile = TILE * P::offset(n_blocks);

@@ -1,24 +1,22 @@
-//! The fastest that memory can be read in order: what decoding, which reads every weight for every
-//! token, is measured against.
+//! The peak rate of reading memory sequentially: what decoding, which reads every weight for every token, is
+//! measured against.
 
 use crate::Isa;
 use crate::isa::multiversion;
 
-/// Who asks for memory before it is needed. Which is faster differs between machines, and between
-/// pages of different sizes.
+/// The kind of prefetching. Which is faster differs between machines, and between page sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadAhead {
-    /// The processor by itself, which sees that lines follow one another.
+    /// Hardware prefetching, which detects sequential lines.
     Hardware,
-    /// An instruction for each line as well. Where there is none it is the same.
+    /// A prefetch instruction for each line as well. Where there is none it is the same.
     Software,
 }
 
-/// How far ahead instructions ask, in bytes: across the end of a page of 4 KiB, at which the
-/// processor by itself begins anew.
+/// Prefetch distance in bytes: across the end of a page of 4 KiB, where hardware prefetchers start over.
 const AHEAD: usize = 2048;
 
-/// Bytes summed side by side: enough to hide that an addition waits for the one before.
+/// Bytes summed in parallel: enough to hide the latency of dependent additions.
 const BLOCK: usize = 128;
 
 /// Reads `bytes` once, in order; returns the sum of its little-endian words of eight bytes, and of the
@@ -46,7 +44,7 @@ multiversion! {
     }
 }
 
-/// Asks for the lines of a block, which need not lie in any allocation.
+/// Prefetches the lines of a block, which need not be in any allocation.
 #[inline(always)]
 fn ask(block: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,12 +1,12 @@
-//! Sixteen blocks of values, one to a lane, and how much each value counts.
+//! Sixteen blocks of values, one per lane, and the weights of their errors.
 
 use super::k_fit::SUPER;
 use super::lanes::{LANES, Lanes, Simd, Vector};
 
-/// How much the error of an element counts. These are the measures of the reference quantizers.
+/// How the error of an element is weighted. These are the measures of the reference quantizers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Weights {
-    /// All alike.
+    /// All the same.
     Flat,
     /// The magnitude, and the root mean square of the block.
     Magnitude,
@@ -14,7 +14,7 @@ pub(super) enum Weights {
     Power,
 }
 
-/// The elements of the blocks, and what they weigh.
+/// The elements of the blocks, and their weights.
 pub(super) struct Batch<S: Simd, const N: usize> {
     /// Element `j` of all blocks.
     pub(super) x: [S::V; N],
@@ -22,8 +22,8 @@ pub(super) struct Batch<S: Simd, const N: usize> {
 }
 
 impl<S: Simd, const N: usize> Batch<S, N> {
-    /// Blocks of `N` values; lanes without a block hold zeros. Each `G` values, a multiple of `N`,
-    /// share what their weights are measured against.
+    /// Blocks of `N` values; lanes without a block hold zeros. Weights are relative to a measure of each `G`
+    /// values, a multiple of `N`.
     #[inline(always)]
     pub(super) fn new<const G: usize>(simd: S, groups: &[[f32; G]], weights: Weights) -> Self {
         let mut lanes = [[0.0; LANES]; N];

@@ -1,4 +1,4 @@
-//! Cutting bytes into the bit fields of several elements.
+//! Splitting bytes into the bit fields of several elements.
 //!
 //! The shifts are constants: a loop over bytes with a constant shift vectorises on every target,
 //! one with a shift that is only known at run time does not.

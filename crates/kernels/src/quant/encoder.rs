@@ -1,4 +1,4 @@
-//! Matrices made into blocks and back, on all threads.
+//! Encoding matrices as blocks and decoding them, on all threads.
 
 use std::ops::Range;
 
@@ -15,28 +15,27 @@ use crate::pool::SharedSlice;
 use crate::repack::try_ranges;
 use crate::shape::expect_len;
 
-/// Elements that are encoded at a time: whole blocks of every type, and few enough that the decoded
-/// values of a matrix never leave the nearest caches.
+/// Elements that are encoded at a time: whole blocks of every type, and few enough that the decoded values of
+/// a matrix stay in the nearest caches.
 const PART: usize = 4096;
 
-/// Parts that a thread takes at a time.
+/// Parts per task.
 const PARTS_PER_TASK: usize = 4;
 
-/// How much is spent on finding scales, in the types where there is a choice.
+/// The effort spent on finding scales, in the types where there is a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effort {
-    /// One pass, for encoding while somebody waits.
+    /// One pass, for encoding while a model is being loaded.
     Quick,
-    /// A search for the scales of the smallest error, for encoding once and reading often. Q4_K and
-    /// Q5_K weigh errors by magnitude and Q6_K by its square, as the reference quantizers do; the
-    /// other types weigh all alike.
+    /// A search for the scales of the smallest error, for encoding once and reading often. Q4_K and Q5_K
+    /// weight errors by magnitude and Q6_K by its square, as the reference quantizers do; the other types
+    /// weight all equally.
     Search,
 }
 
 /// Encodes the rows of a matrix, any number at a time.
 ///
-/// What comes out depends neither on how the rows are cut into calls, nor on threads or instruction
-/// sets.
+/// The result doesn't depend on how the rows are divided into calls, on threads or on instruction sets.
 ///
 /// ```
 /// use sterna_format::DType;
@@ -84,11 +83,11 @@ impl Encoder {
         })
     }
 
-    /// For rows of `k` values that are exactly `−scale`, 0 or `scale`, made into codes of I2_S; see
+    /// For rows of `k` values that are exactly `−scale`, 0 or `scale`, encoded as I2_S; see
     /// [`TernaryScales`](super::TernaryScales).
     ///
-    /// The blocks run over the flattened tensor, so that `k` may be any number; what is encoded in
-    /// one call must be whole blocks. Behind the codes of the last row belongs
+    /// The blocks cover the flattened tensor, so that `k` may be any number; what is encoded in one call must
+    /// be whole blocks. The codes of the last row must be followed by
     /// [`i2_s_trailer`](super::ternary::i2_s_trailer).
     pub fn i2_s(k: usize, scale: f32) -> Encoder {
         Encoder {
@@ -165,8 +164,7 @@ impl Encoder {
         })
     }
 
-    /// Shares `elements` out in parts of up to [`PART`]; an error of `encode` names a place in its
-    /// part.
+    /// Divides `elements` into parts of up to [`PART`]; an error of `encode` names an index in its part.
     fn encode_parts(
         &self,
         exec: &Exec,
@@ -201,8 +199,7 @@ impl Encoder {
         }
     }
 
-    /// An error found `start` elements behind the beginning of row `first_row`, with its place in
-    /// the matrix.
+    /// An error found `start` elements after the beginning of row `first_row`, with its index in the matrix.
     fn place(&self, error: QuantError, first_row: usize, start: usize) -> QuantError {
         let place = |index: usize| {
             let at = start + index;
@@ -253,7 +250,7 @@ fn in_row(row: usize, source: QuantError) -> QuantError {
 
 /// As [`decode_row`], on all threads.
 ///
-/// Shapes: `bytes` is blocks of `dtype`, `out` their elements; rows don't matter to any of the types.
+/// Shapes: `bytes` is blocks of `dtype`, `out` their elements; rows are irrelevant to all types.
 /// Errors: as [`decode_row`].
 pub fn decode_rows(
     exec: &Exec,

@@ -1,4 +1,4 @@
-//! What can be wrong with a request to encode, decode or repack.
+//! Errors of encoding, decoding and repacking.
 
 use sterna_format::DType;
 
@@ -11,9 +11,9 @@ pub enum QuantError {
     /// The operation does not exist for this type.
     #[error("cannot {op} {dtype}: not a type that this operation supports")]
     Unsupported {
-        /// `"decode"`, `"encode"`, or what else was asked for.
+        /// `"decode"`, `"encode"`, or another operation.
         op: &'static str,
-        /// The type it was asked for.
+        /// The type.
         dtype: DType,
     },
     /// The number of elements is not a whole number of blocks.
@@ -31,7 +31,7 @@ pub enum QuantError {
     Size {
         /// The slice.
         what: &'static str,
-        /// Elements (or bytes, where `what` says so) by the shapes given.
+        /// Elements (or bytes, where `what` says so) expected from the shapes.
         expected: usize,
         /// Elements found.
         found: usize,
@@ -45,15 +45,15 @@ pub enum QuantError {
         n: usize,
         /// Columns.
         k: usize,
-        /// What the layout asks of the shape.
+        /// What the layout requires of the shape.
         rule: &'static str,
     },
-    /// The rows asked for are not all in the tensor.
+    /// The requested rows are not all in the tensor.
     #[error("rows {start}..{end} of a tensor with {n} rows")]
     Rows {
-        /// First row asked for.
+        /// First row requested.
         start: usize,
-        /// One past the last row asked for.
+        /// One past the last row requested.
         end: usize,
         /// Rows of the tensor.
         n: usize,
@@ -86,7 +86,7 @@ pub enum QuantError {
         /// The largest magnitude accepted.
         max: f32,
     },
-    /// A two-bit code is 3, which stands for no trit.
+    /// A two-bit code is 3, which isn't a trit.
     #[error("row {row}, column {col}: code 3 is not a ternary value; wrong layout or damaged data")]
     InvalidCode {
         /// Row in the tensor.
@@ -94,7 +94,7 @@ pub enum QuantError {
         /// Column in the tensor.
         col: usize,
     },
-    /// A value of a tensor that was said to hold −s, 0 and +s is something else.
+    /// A value of a tensor that should only contain −s, 0 and +s is something else.
     #[error("row {row}, column {col}: {value} is none of 0 and ±{scale}")]
     NotTernary {
         /// Row in the tensor.

@@ -34,7 +34,7 @@ pub(super) fn f16_at(bytes: &[u8; 2]) -> f32 {
     f16_to_f32(u16::from_le_bytes(*bytes))
 }
 
-/// The bits of the nearest half, ties to even; of numbers, infinite ones among them.
+/// The bits of the nearest half, ties to even; for numbers, including infinite ones.
 ///
 /// Branch-free as [`f16_to_f32`] is, for rows of weights go through here too.
 #[inline(always)]
@@ -75,8 +75,7 @@ pub(super) fn round_to_f16(value: f32) -> f32 {
     f16_to_f32(f32_to_f16(value))
 }
 
-/// [`round_to_f16`], but away from zero where that would be 0: for factors of integers, which can
-/// make up for it.
+/// [`round_to_f16`], but away from zero where that would be 0: for scales of integers, which can compensate.
 #[inline(always)]
 pub(super) fn round_to_f16_factor(value: f32) -> f32 {
     /// The smallest half above zero, 2⁻²⁴.
@@ -89,8 +88,8 @@ pub(super) fn round_to_f16_factor(value: f32) -> f32 {
     }
 }
 
-/// The half nearest to a positive number, and those next to it; the number itself is a finite half
-/// when rounded.
+/// The half nearest to a positive number, and those next to it; the number itself is a finite half when
+/// rounded.
 #[inline(always)]
 pub(super) fn f16_neighbours(value: f32) -> [f32; 3] {
     const LARGEST: u16 = 0x7bff;
@@ -130,8 +129,8 @@ pub(super) fn encode_f16(values: &[f32; 1], block: &mut [u8; 2]) {
 
 #[inline(always)]
 pub(super) fn encode_bf16(values: &[f32; 1], block: &mut [u8; 2]) {
-    // Rounded to even, as for f16. A carry out of the significand belongs in the exponent, and no
-    // number up to the largest bf16 comes to infinity by it.
+    // Rounded to even, as for f16. A carry out of the significand belongs in the exponent, and no number up
+    // to the largest bf16 becomes infinite by it.
     let bits = values[0].to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     *block = ((rounded >> 16) as u16).to_le_bytes();

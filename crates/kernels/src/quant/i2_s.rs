@@ -1,7 +1,7 @@
 //! I2_S: two-bit trits in 128-element interleaved blocks. See `docs/formats/i2_s.md`.
 //!
-//! The scale stands behind the whole tensor and is no part of a block. The other layouts that
-//! share the type id are read by [`super::ternary`].
+//! The scale is stored after the whole tensor and is not part of a block. The other layouts that share the
+//! type id are read by [`super::ternary`].
 
 use super::bits::crumbs;
 
@@ -11,7 +11,7 @@ const QUARTER: usize = 32;
 /// −1, 0 or +1; block: byte `p` holds elements `p`, `32 + p`, `64 + p` and `96 + p` at bits 7:6,
 /// 5:4, 3:2 and 1:0.
 ///
-/// Code 3 never occurs in a sound file and decodes as 0, as in the writer's own decoder.
+/// Code 3 never occurs in a valid file and decodes as 0, as in the writer's own decoder.
 #[inline(always)]
 pub(super) fn decode(block: &[u8; 32], out: &mut [f32; 128]) {
     let [last, third, second, first] = crumbs(block);
@@ -23,7 +23,7 @@ pub(super) fn decode(block: &[u8; 32], out: &mut [f32; 128]) {
     }
 }
 
-/// Codes for −`scale`, 0 and `scale`; `false` if there are other values, whatever was written.
+/// Codes for −`scale`, 0 and `scale`; `false` if there are other values, with unspecified output.
 #[inline(always)]
 pub(super) fn encode(values: &[f32; 128], scale: f32, block: &mut [u8; 32]) -> bool {
     let mut others = false;

@@ -1,7 +1,7 @@
 //! The search for scales and minimums: Q2_K, Q4_K and Q5_K.
 //!
-//! First each sub-block is fitted by itself with real numbers, then the integer scales and minimums
-//! against the rounded factors of the super-block, then the factors against everything else.
+//! First each sub-block is fitted separately with real numbers, then the integer scales and minimums against
+//! the rounded factors of the super-block, then the factors against everything else.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::float::{f16_neighbours, round_to_f16, round_to_f16_factor};
 use super::k_fit::{Affine, MIN_EXTENT, SUPER};
 use super::lanes::{LANES, Lanes, NOTABLE, Simd, Vector, inverse, nearest};
 
-/// What a type allows, and what is made small.
+/// The limits of a type, and the error measure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// Codes are `0..=max_code`.
@@ -20,9 +20,9 @@ pub(super) struct Limits {
     pub(super) weights: Weights,
 }
 
-/// How the values of a sub-block are first spread over the codes: steps across it more than there
-/// are, and where the smallest value is put, in steps. Outliers make it matter where the levels lie
-/// among the many small values, and whether the ends are cut off.
+/// How the values of a sub-block are first spread over the codes: extra steps, and where the smallest value
+/// is put, in steps. Outliers affect where the levels are best placed among the many small values, and
+/// whether the ends are clipped.
 const SPREADS: [(f32, f32); 24] = [
     (-1.0, 0.0),
     (0.0, 0.0),
@@ -50,10 +50,10 @@ const SPREADS: [(f32, f32); 24] = [
     (2.0, -1.0),
 ];
 
-/// How often the best spread's codes and scale are fitted to each other.
+/// Iterations of fitting the best spread's codes and scale to each other.
 const REFINEMENTS: usize = 3;
 
-/// How often scales and factors are fitted against each other.
+/// Iterations of fitting scales and factors against each other.
 const ROUNDS: usize = 2;
 
 /// Fits super-blocks with sub-blocks of `N` values and calls `each` with every one in order.
@@ -233,8 +233,8 @@ impl<S: Simd, const N: usize> Search<S, N> {
         (best.scale, best.offset - low)
     }
 
-    /// Solves by least squares for the codes nearest to `y · per_step + shift` and keeps what is
-    /// better. The offset may not be less than the lowest value, nor a scale negative.
+    /// Solves by least squares for the codes nearest to `y · per_step + shift` and keeps improvements. The
+    /// offset may not be less than the lowest value, nor a scale negative.
     #[inline(always)]
     fn improve(
         &self,
@@ -259,8 +259,8 @@ impl<S: Simd, const N: usize> Search<S, N> {
         let det = sum_w * qq - q * q;
         let free = (sum_w * qy - q * sum_y) / det;
         let free_offset = (free * q - sum_y) / sum_w;
-        // At the limit the offset is given, and the scale is solved for alone. There is no
-        // determinant where all codes are the same.
+        // At the limit the offset is fixed, and only the scale is solved for. There is no determinant where
+        // all codes are the same.
         let bound = (qy + low * q) / qq;
         let is_bound = det.if_greater(zero, low - free_offset, simd.splat(1.0));
         let scale = is_bound.if_greater(zero, bound, free);
@@ -268,7 +268,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
         let two = simd.splat(2.0);
         let gain = (two * scale * qy - scale * scale * qq)
             - (two * offset * sum_y - two * scale * offset * q + offset * offset * sum_w);
-        // Nothing is greater than NaN, and NaN, where there was nothing to divide by, than nothing.
+        // Comparisons with NaN are false: a division by zero improves nothing.
         let gain = scale.if_greater(zero, gain, zero);
         let enough = best.gain * simd.splat(NOTABLE);
         best.scale = gain.if_greater(enough, scale, best.scale);
@@ -276,7 +276,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
         best.gain = gain.if_greater(enough, gain, best.gain);
     }
 
-    /// The integer scales and minimums next to the real ones that give the smallest errors.
+    /// The integer scales and minimums near the real ones that give the smallest errors.
     #[inline(always)]
     fn round_to_factors(&self, (scale, min): (S::V, S::V), (d, dmin): (S::V, S::V)) -> Found<S::V> {
         let simd = self.simd;
@@ -338,7 +338,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
         codes
     }
 
-    /// The f16 factors that fit each super-block best, all integers given.
+    /// The f16 factors that fit each super-block best, given all integers.
     #[inline(always)]
     fn refit(&self, found: &Found<S::V>) -> (S::V, S::V) {
         let (simd, batch) = (self.simd, &self.batch);
@@ -388,8 +388,8 @@ fn factors([aa, ab, bb, ax, bx]: [f64; 5], old: (f32, f32)) -> (f32, f32) {
     if !(0.0..=MAX_FACTOR).contains(&d) {
         return old;
     }
-    // With the rounded d, the rounded dmin that goes with it makes good part of what is lost; how
-    // much is a matter of chance.
+    // With the rounded d, the matching rounded dmin recovers much of what is lost; how much is a matter of
+    // chance.
     let mut best = (f64::INFINITY, old);
     for d in f16_neighbours(d) {
         let dmin = if bb > 0.0 {

@@ -1,4 +1,4 @@
-//! What a fit of a K-quant super-block is: the numbers that a block packs.
+//! Fits of a K-quant super-block: the numbers that a block packs.
 //!
 //! A super-block of 256 values is cut into sub-blocks with small integer scales (and minimums),
 //! which f16 factors of the super-block multiply.
@@ -6,14 +6,14 @@
 /// Values of a super-block.
 pub(super) const SUPER: usize = 256;
 
-/// Blocks with less extent than this are stored as constant: f16 scales could not hold it.
+/// Blocks with a smaller range than this are stored as constant: f16 scales could not represent it.
 pub(super) const MIN_EXTENT: f32 = 1e-12;
 
 /// A super-block of `x = d·scales[s]·code − dmin·mins[s]`, `s` being the sub-block of `code`.
 pub(super) struct Affine {
     pub(super) d: f32,
     pub(super) dmin: f32,
-    /// One a sub-block; those beyond the last are zero.
+    /// One per sub-block; those beyond the last are zero.
     pub(super) scales: [u8; 16],
     pub(super) mins: [u8; 16],
     pub(super) codes: [u8; SUPER],

@@ -1,13 +1,13 @@
 //! K-quant fits in one pass, for encoding while a model is loaded.
 //!
-//! The searches of [`k_affine`](super::k_affine) and [`k_symmetric`](super::k_symmetric) try dozens
-//! of scales for each sub-block; here each begins with the scale that spans its values and is then
-//! solved for twice by least squares, every element weighing the same.
+//! The searches of [`k_affine`](super::k_affine) and [`k_symmetric`](super::k_symmetric) try dozens of scales
+//! for each sub-block; here each begins with the scale that covers its values and is then solved for twice by
+//! least squares, with equal weights.
 
 use super::float::round_to_f16;
 use super::k_fit::{Affine, MIN_EXTENT, SUPER, Symmetric};
 
-/// How often codes and scale are fitted to each other.
+/// Iterations of fitting codes and scale to each other.
 const ROUNDS: usize = 2;
 
 /// A fit with codes `0..=max_code` and scales and minimums `0..=max_scale`.
@@ -110,7 +110,7 @@ fn sub_symmetric(x: &[f32; 16], half: f32) -> f32 {
     scale
 }
 
-/// The integer next to `real / factor` within the limits.
+/// The integer nearest to `real / factor` within the limits.
 #[inline(always)]
 fn nearest(real: f32, factor: f32, low: f32, high: f32) -> f32 {
     if factor == 0.0 {
@@ -202,7 +202,7 @@ fn round(v: f32) -> f32 {
     (v + ROUNDER) - ROUNDER
 }
 
-/// As [`f32::clamp`] without its care for NaN, which costs instructions.
+/// As [`f32::clamp`] without its handling of NaN, which costs instructions.
 #[inline(always)]
 fn clamp(v: f32, low: f32, high: f32) -> f32 {
     let v = if v > low { v } else { low };

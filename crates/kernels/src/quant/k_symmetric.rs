@@ -8,7 +8,7 @@ use super::float::{round_to_f16, round_to_f16_factor};
 use super::k_fit::{MIN_EXTENT, SUPER, Symmetric};
 use super::lanes::{LANES, Lanes, NOTABLE, Simd, Vector, inverse, nearest};
 
-/// What a type allows, and what is made small.
+/// The limits of a type, and the error measure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// Codes are `−half..half`.
@@ -26,14 +26,14 @@ const STRETCHES: [f32; 12] = [
     0.0, -0.8, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.33, 1.66, 2.0, 2.5,
 ];
 
-/// Integer scales that are tried around the one nearest to the real scale. With many levels, which
-/// of them fits best is a matter of chance.
+/// Integer scales that are tried around the one nearest to the real scale. With many levels, which of them
+/// fits best is a matter of chance.
 const NEIGHBOURS: [f32; 7] = [0.0, -1.0, 1.0, -2.0, 2.0, -3.0, 3.0];
 
-/// How often the best stretch's codes and scale are fitted to each other.
+/// Iterations of fitting the best stretch's codes and scale to each other.
 const REFINEMENTS: usize = 2;
 
-/// How often scales and the factor are fitted against each other.
+/// Iterations of fitting scales and the factor against each other.
 const ROUNDS: usize = 2;
 
 /// Fits super-blocks and calls `each` with every one in order.
@@ -116,7 +116,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
         }
     }
 
-    /// The real scale that fits each block best; of either sign, as the codes are lopsided.
+    /// The real scale that fits each block best; of either sign, as the codes are asymmetric.
     #[inline(always)]
     fn fit_alone(&self) -> S::V {
         let simd = self.simd;
@@ -143,12 +143,12 @@ impl<S: Simd, const N: usize> Search<S, N> {
         best.0
     }
 
-    /// Solves for the codes nearest to `x · per_step`, and keeps what is better: the scale, and by how
-    /// much the weighted squared error is less than that of zeros.
+    /// Solves for the codes nearest to `x · per_step`, and keeps improvements: the scale, and by how much the
+    /// weighted squared error is less than that of zeros.
     #[inline(always)]
     fn improve(&self, best: &mut (S::V, S::V), per_step: S::V) {
         let (qq, qx) = self.sums_of_codes(per_step);
-        // Nothing is greater than NaN, and NaN, where all codes are zero, than nothing.
+        // Comparisons with NaN are false: where all codes are zero, nothing improves.
         let scale = qx / qq;
         let gain = qx * scale;
         let enough = best.1 * self.simd.splat(NOTABLE);
@@ -216,7 +216,7 @@ impl<S: Simd> Search<S, SUB> {
         best
     }
 
-    /// The integer scales next to the real ones that give the smallest errors, and the errors.
+    /// The integer scales near the real ones that give the smallest errors, and the errors.
     #[inline(always)]
     fn round_to_factor(&self, scale: S::V, d: f32, half_scale: f32) -> (S::V, S::V) {
         let simd = self.simd;
@@ -233,7 +233,7 @@ impl<S: Simd> Search<S, SUB> {
         (best, lowest)
     }
 
-    /// The f16 factor that fits the super-block best, all integers given.
+    /// The f16 factor that fits the super-block best, given all integers.
     #[inline(always)]
     fn refit(&self, (d, scales): (f32, S::V)) -> f32 {
         /// The largest finite f16.

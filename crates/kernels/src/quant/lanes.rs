@@ -1,11 +1,10 @@
-//! Sixteen numbers side by side, and the operations that searches are written with.
+//! Sixteen numbers in a vector, and the operations that searches are written in.
 //!
-//! A search tries many scales for every block, and for each of them sums up over the block. With a
-//! block to a lane no sum crosses lanes: whatever the width of the registers, each block is summed in
-//! the order of its elements, and every instruction set finds the same scales. Products are never
-//! fused with sums.
+//! A search tries many scales for every block, and for each of them sums over the block. With one block per
+//! lane no sum crosses lanes: whatever the width of the registers, each block is summed in the order of its
+//! elements, and every instruction set finds the same scales. Products are never fused with sums.
 
-// Lanes are numbered: iterators over several arrays hide from the compiler what they have in common.
+// Lanes are indexed: iterators over several arrays hide from the compiler what they have in common.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::{Add, Div, Mul, Sub};
@@ -16,8 +15,8 @@ pub(super) const LANES: usize = 16;
 /// A number for each block.
 pub(super) type Lanes = [f32; LANES];
 
-/// By what factor another fit must explain more of the power to be preferred. Less is the rounding of
-/// the sums, and no reason to leave a fit that uses the range as it is.
+/// The factor by which another fit must explain more of the power to be preferred. Smaller improvements are
+/// rounding errors of the sums, and no reason to leave a fit that uses the whole range.
 pub(super) const NOTABLE: f32 = 1.0 + 8.0 * f32::EPSILON;
 
 /// Makes vectors of one instruction set. A value is the proof that its instructions exist.
@@ -45,7 +44,7 @@ pub(super) trait Vector:
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self;
 }
 
-/// Plain Rust: what all other instruction sets must agree with.
+/// Plain Rust: the reference for all other instruction sets.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -167,7 +166,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     use crate::quant::lanes_x86::{Avx2, Avx512};
 
-    /// What each operation makes of `a`, `b`.
+    /// The results of each operation on `a`, `b`.
     fn results<S: Simd>(simd: S, a: &Lanes, b: &Lanes) -> Vec<u32> {
         let (a, b) = (simd.load(a), simd.load(b));
         [
@@ -182,7 +181,7 @@ mod tests {
             nearest(simd, a, simd.splat(-3.0), simd.splat(15.0)),
         ]
         .into_iter()
-        // NaN has bits of its own everywhere.
+        // NaN has different bits on each machine.
         .flat_map(|v| {
             v.store()
                 .map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() })

@@ -102,7 +102,7 @@ operator!(Sub, sub, _mm256_sub_ps, _mm512_sub_ps);
 operator!(Mul, mul, _mm256_mul_ps, _mm512_mul_ps);
 operator!(Div, div, _mm256_div_ps, _mm512_div_ps);
 
-// Minimum and maximum of the instructions are the second operand where one is NaN.
+// Minimum and maximum instructions return the second operand where one is NaN.
 
 impl Vector for Avx2Vector {
     #[inline(always)]

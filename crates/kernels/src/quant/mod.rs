@@ -64,9 +64,9 @@ pub use scales::TernaryScales;
 
 /// Decodes whole blocks of `dtype` into f32 values.
 ///
-/// Shapes: `out` is `[k]`, `bytes` is `[k / block_len * block_bytes]`. For `I2_S` the bytes are the
-/// codes of one row and the values are −1, 0 and +1: the scale belongs to the whole tensor and is
-/// the caller's to apply.
+/// Shapes: `out` is `[k]`, `bytes` is `[k / block_len * block_bytes]`. For `I2_S` the bytes are the codes of
+/// one row and the values are −1, 0 and +1: the scale belongs to the whole tensor and is applied by the
+/// caller.
 ///
 /// Errors: [`QuantError::Unsupported`] for integer and Boolean types, [`QuantError::PartialBlock`]
 /// and [`QuantError::Size`] if the lengths don't fit. Every byte pattern of the right length
@@ -127,7 +127,7 @@ pub fn encode_row(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Qu
     }
 }
 
-/// Whether there is a choice of scales in which [`encode_row`] searches.
+/// Whether [`encode_row`] searches for the scales of this type.
 const fn is_searched(dtype: DType) -> bool {
     use DType::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
     matches!(dtype, Q2_K | Q3_K | Q4_K | Q5_K | Q6_K)
@@ -165,8 +165,8 @@ fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Q
     Ok(())
 }
 
-/// As [`encode_row`], but Q4_K, Q5_K and Q6_K are fitted in one pass instead of by a search: for
-/// encoding while somebody waits.
+/// As [`encode_row`], but Q4_K, Q5_K and Q6_K are fitted in one pass instead of by a search: for encoding
+/// while a model is being loaded.
 ///
 /// Errors: as [`encode_row`].
 ///
@@ -224,7 +224,7 @@ fn check_sizes(dtype: DType, elements: usize, found: usize) -> Result<(), QuantE
             block_len: dtype.block_len(),
         });
     }
-    // A product beyond the address space equals no length.
+    // An overflowing product equals no length.
     let expected = (elements / dtype.block_len()).saturating_mul(dtype.block_bytes());
     Ok(expect_len("row of blocks: bytes", expected, found)?)
 }

@@ -1,4 +1,4 @@
-//! Q1_0: one sign bit an element, groups of 128. See `docs/formats/ternary.md`.
+//! Q1_0: one sign bit per element, groups of 128. See `docs/formats/ternary.md`.
 
 use super::float::{f16_at, f16_bytes};
 use super::integers::SmallBlock;

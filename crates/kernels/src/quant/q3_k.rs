@@ -12,8 +12,8 @@ use super::lanes::Simd;
 /// `x = d · scale · (code − 4)`; block:
 /// `high: [u8; 32], low: [u8; 64], scales: [u8; 12], d: f16`.
 ///
-/// The low two bits lie as in Q2_K. The third bit of the `i`-th run of 32 elements is bit `i` of
-/// the 32 bytes of `high`.
+/// The low two bits are stored as in Q2_K. The third bit of the `i`-th run of 32 elements is bit `i` of the
+/// 32 bytes of `high`.
 #[inline(always)]
 pub(super) fn integers(block: &[u8; 110]) -> SuperBlock {
     let high = bit_planes(block.first_chunk::<32>().expect("32 of 110 bytes"));
@@ -61,7 +61,7 @@ fn pack(fit: &Symmetric, block: &mut [u8; 110]) {
     block[108..].copy_from_slice(&f16_bytes(fit.d));
 }
 
-/// Where the codes of a sub-block lie.
+/// The location of the codes of a sub-block.
 struct Position {
     low: usize,
     low_shift: usize,
@@ -82,8 +82,8 @@ impl Position {
     }
 }
 
-/// Scales are stored plus 32, six bits each: the low four of scales `j` and `8 + j` in byte `j`,
-/// the high two of scales `j`, `4 + j`, `8 + j` and `12 + j` in byte `8 + j`, lowest first.
+/// Scales are stored with 32 added, six bits each: the low four of scales `j` and `8 + j` in byte `j`, the
+/// high two of scales `j`, `4 + j`, `8 + j` and `12 + j` in byte `8 + j`, lowest first.
 #[inline(always)]
 fn unpack_scales(packed: &[u8; 12]) -> [i8; 16] {
     let mut scales = [0; 16];

@@ -93,7 +93,7 @@ pub(super) fn signed_absmax(values: &[f32]) -> f32 {
 /// The largest magnitude of finite values.
 #[inline(always)]
 pub(super) fn absmax(values: &[f32]) -> f32 {
-    // As integers, magnitudes are ordered as they are as numbers, and their maximum vectorises.
+    // As integers, magnitudes compare as they do as floats, and their maximum vectorises.
     let mut top = 0;
     for x in values {
         let magnitude = x.to_bits() & 0x7fff_ffff;
@@ -109,7 +109,7 @@ pub(super) fn min_max(values: &[f32]) -> (f32, f32) {
         .fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)))
 }
 
-/// `1 / d`, or 0 for a block without extent.
+/// `1 / d`, or 0 for a constant block.
 #[inline(always)]
 pub(super) fn invert(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }

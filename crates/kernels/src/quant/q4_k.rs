@@ -34,7 +34,7 @@ pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8;
     k_affine::fit::<S, 32>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
-/// A block without a search.
+/// Encodes a block without a search.
 #[inline(always)]
 pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 144]) {
     pack(&k_quick::affine::<32>(values, 15, 63), block);

@@ -1,4 +1,4 @@
-//! Q5_0 and Q5_1: as Q4_0 and Q4_1 with a fifth bit per code, kept in a 32-bit mask.
+//! Q5_0 and Q5_1: as Q4_0 and Q4_1 with a fifth bit per code, stored in a 32-bit mask.
 //!
 //! Bit `i` of the little-endian mask is bit 4 of the code of element `i`; the low four bits are
 //! packed as in Q4_0. See `docs/formats/blocks.md`.
@@ -55,7 +55,7 @@ pub(super) fn encode_q5_1(values: &[f32; 32], block: &mut [u8; 24]) {
     ));
 }
 
-/// The 32 five-bit codes behind `[high mask; 4][low nibbles; 16]`.
+/// The 32 five-bit codes stored as `[high mask; 4][low nibbles; 16]`.
 #[inline(always)]
 fn unpack(packed: &[u8; 20]) -> [u8; 32] {
     let high = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);

@@ -12,8 +12,8 @@ use super::q4_k::{pack_header, with_header};
 /// `x = d·scale·code − dmin·min`; block:
 /// `d, dmin: f16, scales: [u8; 12], high: [u8; 32], low: [u8; 128]`.
 ///
-/// The low four bits lie as in Q4_K. The fifth bit of the codes of sub-block `s` is bit `s` of the
-/// 32 bytes of `high`.
+/// The low four bits are stored as in Q4_K. The fifth bit of the codes of sub-block `s` is bit `s` of the 32
+/// bytes of `high`.
 #[inline(always)]
 pub(super) fn integers(block: &[u8; 176]) -> SuperBlock {
     let high = bit_planes(
@@ -49,7 +49,7 @@ pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8;
     k_affine::fit::<S, 32>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
-/// A block without a search.
+/// Encodes a block without a search.
 #[inline(always)]
 pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 176]) {
     pack(&k_quick::affine::<32>(values, 31, 63), block);

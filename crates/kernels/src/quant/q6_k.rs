@@ -52,7 +52,7 @@ pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8;
     k_symmetric::fit(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
 }
 
-/// A block without a search.
+/// Encodes a block without a search.
 #[inline(always)]
 pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 210]) {
     pack(&k_quick::symmetric(values, 32, 128), block);
@@ -74,7 +74,7 @@ fn pack(fit: &Symmetric, block: &mut [u8; 210]) {
     block[208..].copy_from_slice(&f16_bytes(fit.d));
 }
 
-/// Where the codes of a sub-block lie.
+/// The location of the codes of a sub-block.
 struct Position {
     low: usize,
     low_shift: usize,

@@ -1,4 +1,4 @@
-//! Int8 activations, as BitLinear layers were trained with: one scale a row.
+//! Int8 activations, as BitLinear layers were trained: one scale per row.
 
 /// Smallest divisor; keeps rows of zeros finite.
 const MIN_ABSMAX: f32 = 1e-5;
@@ -6,14 +6,14 @@ const MIN_ABSMAX: f32 = 1e-5;
 /// Adding this rounds to an integer, halves to even, and leaves the integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// Maxima kept side by side, because the compiler doesn't split a maximum of floats by itself.
+/// Number of maxima, because the compiler doesn't split a maximum of floats by itself.
 const LANES: usize = 32;
 
 /// Quantises one row, `q = clamp(round_half_even(x · scale), −128, 127)`, and returns `scale` and
 /// `Σ q`.
 ///
-/// The scale is `127 / max(absmax, 1e-5)`, computed as 127 times the reciprocal; dividing by it goes
-/// back. The sum turns a dot product with codes 0, 1, 2 into one with −1, 0, +1.
+/// The scale is `127 / max(absmax, 1e-5)`, computed as 127 times the reciprocal; dividing by it dequantizes.
+/// The sum turns a dot product with codes 0, 1, 2 into one with −1, 0, +1.
 ///
 /// Shapes: `x` and `q` are `[k]`; the shorter one decides if they differ, and the rest of `q` is
 /// left alone. All arithmetic is in f32 and gives the bits that PyTorch gives for
@@ -66,7 +66,7 @@ pub(crate) fn quantize_above(min_absmax: f32, x: &[f32], q: &mut [i8]) -> (f32, 
 #[inline(always)]
 fn round(v: f32) -> i32 {
     let v = if v.is_nan() { 0.0 } else { v };
-    // The sum lies between 2²³ and 2²⁴, where f32 has steps of one: its low bits are the integer.
+    // The sum is between 2²³ and 2²⁴, where f32 has steps of one: its low bits are the integer.
     (v + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32
 }
 

@@ -17,9 +17,8 @@ pub(super) fn integers(block: &[u8; 34]) -> SmallBlock<32> {
 /// The largest magnitude gets code ±127; halves round away from zero.
 #[inline(always)]
 pub(super) fn encode(values: &[f32; 32], block: &mut [u8; 34]) {
-    /// Adding this to an integer leaves the integer in the low bits, without the care of a
-    /// conversion for what is out of range. Nothing is, but where the scale is 0 as a half and codes
-    /// don't matter.
+    /// Adding this to an integer leaves the integer in the low bits, without the range checks of a
+    /// conversion. Nothing is out of range, except where the scale is 0 as a half and codes don't matter.
     const TO_INTEGER: f32 = 12_582_912.0;
 
     let d = absmax(values) / 127.0;

@@ -1,4 +1,4 @@
-//! Whether floating-point weights are trits, and of how many scales.
+//! Detecting whether floating-point weights are trits, and with how many scales.
 
 use std::sync::Mutex;
 
@@ -14,14 +14,14 @@ use crate::shape;
 /// Elements that share a scale in TQ1_0 and TQ2_0.
 const BLOCK: usize = 256;
 
-/// Rows that a thread looks at at a time.
+/// Rows per task.
 const ROWS_PER_TASK: usize = 16;
 
-/// What is known of the magnitudes of a matrix after some of its rows.
+/// The magnitudes of a matrix, as far as known from some of its rows.
 ///
-/// Every stored form of ternary weights decodes to the same numbers, so what these say, and what
-/// [`Encoder`](super::Encoder) then writes, is the same for all of them. Rows may be looked at in
-/// any order: the results for parts combine by [`TernaryScales::and`].
+/// Every stored form of ternary weights decodes to the same numbers, so these results, and what
+/// [`Encoder`](super::Encoder) then writes, are the same for all of them. Rows may be processed in any order:
+/// the results for parts combine by [`TernaryScales::and`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TernaryScales {
     /// The magnitude of all values that aren't zero, 0 if there are none.
@@ -31,13 +31,13 @@ pub struct TernaryScales {
 }
 
 impl TernaryScales {
-    /// Of no rows.
+    /// For no rows.
     pub const NONE: TernaryScales = TernaryScales {
         one: Some(0.0),
         in_blocks: true,
     };
 
-    /// Of whole rows of `k` elements. Ends early where there is nothing ternary.
+    /// For whole rows of `k` elements. Ends early where there is nothing ternary.
     ///
     /// Errors: [`QuantError::Size`] if `rows` isn't whole rows.
     pub fn of_rows(exec: &Exec, k: usize, rows: &[f32]) -> Result<TernaryScales, QuantError> {
@@ -52,7 +52,7 @@ impl TernaryScales {
         Ok(all.into_inner().expect("no holder of this lock panics"))
     }
 
-    /// Of these and other rows.
+    /// For these and other rows.
     pub fn and(self, other: TernaryScales) -> TernaryScales {
         TernaryScales {
             one: match (self.one, other.one) {
@@ -86,7 +86,7 @@ multiversion! {
             one: Some(0.0),
             in_blocks: k.is_multiple_of(BLOCK),
         };
-        // Where rows aren't whole blocks, blocks say nothing but end the search early all the same.
+        // Where rows aren't whole blocks, blocks are meaningless but still end the search early.
         for values in rows.chunks(BLOCK) {
             let scale = magnitude(values);
             let one = scale.filter(|scale| found.in_blocks && *scale == round_to_f16(*scale));
@@ -102,7 +102,7 @@ multiversion! {
 /// The one magnitude of all values that aren't zero, if there is one; 0 if all are.
 #[inline(always)]
 fn magnitude(values: &[f32]) -> Option<f32> {
-    // As integers, magnitudes are ordered as they are as numbers, and NaN is the largest.
+    // As integers, magnitudes compare as they do as floats, and NaN is the largest.
     let mut top = 0;
     for v in values {
         let bits = v.to_bits() & 0x7fff_ffff;

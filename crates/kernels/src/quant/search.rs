@@ -1,4 +1,4 @@
-//! Searching with the vectors of an instruction set.
+//! Searching with the vector type of an instruction set.
 //!
 //! Each search is compiled once for each of them, and called from here only.
 
@@ -47,7 +47,7 @@ pub(super) fn search(
     search_with(Portable, dtype, values, out)
 }
 
-/// Not by closures anywhere on the way down: they would not be compiled for the instruction set.
+/// No closures anywhere down the call chain: they would not be compiled for the instruction set.
 #[inline(always)]
 fn search_with<S: Simd>(
     simd: S,

@@ -1,11 +1,11 @@
-//! Ternary weights: the one layout kernels work on, and how every stored form gets into it.
+//! Ternary weights: the one layout kernels use, and conversion from every stored form.
 //!
-//! The working layout is that of I2_S files, row by row: a row of `k` trits is padded to a multiple
-//! of [`BLOCK`], and each 128 trits take [`BLOCK_BYTES`]. Byte `p` of a block holds elements `p`,
-//! `32 + p`, `64 + p` and `96 + p` at bits 7:6, 5:4, 3:2 and 1:0. Codes 0, 1, 2 stand for −1, 0, +1;
-//! padding is 0, code 1; code 3 does not occur. One f32 scale for the tensor is kept beside it.
+//! The working layout is that of I2_S files, row by row: a row of `k` trits is padded to a multiple of
+//! [`BLOCK`], and each 128 trits take [`BLOCK_BYTES`]. Byte `p` of a block holds elements `p`, `32 + p`, `64
+//! + p` and `96 + p` at bits 7:6, 5:4, 3:2 and 1:0. Codes 0, 1, 2 stand for −1, 0, +1; padding is 0, code 1;
+//! code 3 does not occur. The f32 scale of the tensor is stored separately.
 //!
-//! [`Source`] repacks ranges of rows, without threads or state, so that a caller can share them out:
+//! [`Source`] repacks ranges of rows, without threads or state, so that a caller can parallelise it:
 //!
 //! ```
 //! use sterna_kernels::quant::ternary::{Layout, Source, row_bytes, unpack_row};
@@ -52,7 +52,7 @@ pub const fn row_bytes(k: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Layout {
-    /// I2_S codes, without the scale behind them.
+    /// I2_S codes, without the scale after them.
     I2S(I2sLayout),
     /// Packed uint8 of Hugging Face checkpoints, `[⌈n/4⌉, k]`: bits `2i+1:2i` of byte `(p, c)` are
     /// row `i·⌈n/4⌉ + p`, column `c`.
@@ -68,17 +68,17 @@ pub enum Layout {
         /// Their common magnitude; 0 for a tensor of zeros.
         scale: f32,
     },
-    /// Full-precision weights to be rounded: `clamp(round_half_even(w · multiplier), −1, 1)`; see
-    /// [`abs_sums`] and [`absmean_multiplier`].
+    /// Master weights to be quantized: `clamp(round_half_even(w · multiplier), −1, 1)`; see [`abs_sums`] and
+    /// [`absmean_multiplier`].
     Masters {
         /// Type of the weights.
         dtype: DType,
-        /// What they are multiplied by. The scale of the trits is `1 / multiplier`.
+        /// Their multiplier. The scale of the trits is `1 / multiplier`.
         multiplier: f32,
     },
 }
 
-/// A stored ternary tensor of checked size, ready to be repacked.
+/// A stored ternary tensor of validated size, ready to be repacked.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     layout: Layout,
@@ -184,7 +184,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Whether the stored bytes are the working layout already.
+    /// Whether the stored bytes already have the working layout.
     pub fn is_working_layout(&self) -> bool {
         match self.layout {
             Layout::I2S(I2sLayout::PaddedRows) => true,
@@ -467,8 +467,8 @@ pub fn absmean_multiplier(sums: &[f64], k: usize) -> f32 {
     1.0 / mean.max(1e-5)
 }
 
-/// Rounds full-precision weights to trits and their scale, `1 / multiplier`, as [`Layout::Masters`]
-/// does; see [`absmean_multiplier`].
+/// Quantizes master weights to trits and their scale, `1 / multiplier`, as [`Layout::Masters`] does; see
+/// [`absmean_multiplier`].
 pub fn round_to_trits(isa: Isa, values: &mut [f32], multiplier: f32) {
     round_all(isa, values, multiplier);
 }
@@ -485,15 +485,14 @@ multiversion! {
     }
 }
 
-/// What stands behind the codes of an I2_S tensor: the scale, and zeros where other writers leave
-/// whatever there was.
+/// The bytes after the codes of an I2_S tensor: the scale, and zeros where other writers leave garbage.
 pub fn i2_s_trailer(scale: f32) -> [u8; 32] {
     let mut trailer = [0; 32];
     trailer[..4].copy_from_slice(&scale.to_le_bytes());
     trailer
 }
 
-/// Checks that no code of the rows in `codes` is 3, for codes that are used where they lie.
+/// Checks that no code of the rows in `codes` is 3, for codes that are used in place.
 ///
 /// Shapes: `codes` is whole rows of [`row_bytes`]`(k)`, the first of them row `first_row` of the
 /// tensor.
@@ -575,7 +574,7 @@ fn unpack_flat<const W: usize>(packed: &[u8], start: usize, codes: &mut [u8]) {
     }
 }
 
-/// The `4·W` codes of a block whose quarters stand at bits 7:6, 5:4, 3:2 and 1:0.
+/// The `4·W` codes of a block whose quarters are at bits 7:6, 5:4, 3:2 and 1:0.
 #[inline(always)]
 fn unpack_block<const W: usize>(packed: &[u8; W], codes: &mut [u8; BLOCK]) {
     let quarters = crumbs(packed);

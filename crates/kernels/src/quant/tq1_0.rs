@@ -7,7 +7,7 @@
 use super::float::{f16_at, f16_bytes};
 use super::q4::{absmax, invert};
 
-/// Groups of bytes in a block: `(first byte, bytes, trits a byte, first element)`.
+/// Groups of bytes in a block: `(first byte, bytes, trits per byte, first element)`.
 ///
 /// Within a group of `w` bytes at element `e`, trit `t` of byte `p` is element `e + t·w + p`.
 const GROUPS: [(usize, usize, usize, usize); 3] =

@@ -1,24 +1,24 @@
 //! The first word of an answer, as it is shown.
 
-/// Leaves out the blank before the first word that chat templates provoke: line breaks, and a space
-/// by itself. Indentation stays.
+/// Removes the white space before the first word that chat templates provoke: line breaks, and a single
+/// space. Indentation stays.
 ///
-/// Only for showing an answer: the blank is part of what the model said.
+/// Only for display: the white space is part of the model's answer.
 #[derive(Debug)]
 pub struct FirstWord {
-    /// White space so far; `None` once the first word came.
+    /// White space so far; `None` after the first word.
     held: Option<String>,
 }
 
 impl FirstWord {
-    /// Leaves out the blank if `trims`, and nothing otherwise.
+    /// Removes white space if `trims`, else passes everything through.
     pub fn new(trims: bool) -> FirstWord {
         FirstWord {
             held: trims.then(String::new),
         }
     }
 
-    /// What to show of the next `piece`.
+    /// The part of the next `piece` to display.
     pub fn push(&mut self, piece: &str) -> String {
         let Some(mut text) = self.held.take() else {
             return piece.to_owned();

@@ -1,4 +1,4 @@
-//! How probable tokens were.
+//! Log-probabilities of tokens.
 
 /// The log-probability of a token that was chosen, and those of the most probable ones: the log-softmax of
 /// the model's logits, before bias, penalties and temperature.
@@ -22,7 +22,7 @@ impl Logprobs {
         };
         let values = || logits.iter().map(|&logit| value(logit));
         let max = values().fold(f32::NEG_INFINITY, f32::max);
-        // How far below the best; several that are infinite are as good as each other.
+        // Relative to the best; several that are infinite are equal.
         let below = |logit: f32| match value(logit) {
             logit if logit == max => 0.0,
             logit => f64::from(logit) - f64::from(max),

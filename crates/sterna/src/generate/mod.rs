@@ -1,7 +1,7 @@
 //! From a prompt to an answer, as a state machine.
 //!
-//! A [`Generator`] says which tokens are to be computed and which logits it wants of them, is given those,
-//! and yields the answer token by token. It owns no session and waits for nothing: a
+//! A [`Generator`] says which tokens have to be computed and which logits it needs, is given those, and
+//! yields the answer token by token. It owns no session and never blocks: a
 //! [`Scheduler`](crate::scheduler::Scheduler) runs many of them in shared batches, and a program with a
 //! sampler of its own may drive one by hand.
 //!
@@ -50,23 +50,23 @@ pub use first_word::FirstWord;
 pub use logprobs::Logprobs;
 pub use stats::{Stats, StopReason};
 
-/// What to generate.
+/// A request to generate.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The whole context, from its first token on.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most.
+    /// Maximum tokens to generate.
     pub max_tokens: usize,
-    /// Tokens that end the answer and are no part of it.
+    /// Tokens that end the answer and are not part of it.
     pub stop_ids: Vec<u32>,
-    /// How to choose tokens. What it remembers is forgotten, but its random sequence goes on.
+    /// How to sample tokens. Its penalty window is cleared, but its random sequence continues.
     pub sampler: Sampler,
-    /// Tokens to draft from the text so far at most, and to compute together; `None` drafts none. No answer
+    /// Maximum tokens to draft from the text so far, and to compute together; `None` drafts none. No answer
     /// depends on it.
     pub speculate: Option<usize>,
-    /// With each token its log-probability, and those of so many most probable ones.
+    /// Whether to return log-probabilities: of each token, and of this many most probable ones.
     pub logprobs: Option<usize>,
-    /// How to make text of the tokens; without it, tokens have none.
+    /// How to decode the tokens to text; without it, there is no text.
     pub text: Option<TextOptions>,
 }
 
@@ -85,49 +85,49 @@ impl Request {
     }
 }
 
-/// How to make text of an answer.
+/// How to decode an answer to text.
 #[derive(Debug, Clone)]
 pub struct TextOptions {
-    /// Turns tokens into text.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Text that ends the answer and is no part of it.
+    /// Text that ends the answer and is not part of it.
     pub stop_strings: Vec<String>,
 }
 
-/// What a [`Generator`] wants computed next.
+/// What a [`Generator`] needs computed next.
 #[derive(Debug)]
 pub struct Wanted<'a> {
-    /// First the sequence is cut to so many tokens: what it holds beyond them was drafted in vain.
+    /// First the sequence is truncated to this many tokens: those beyond are rejected drafts.
     pub keep: usize,
-    /// Tokens to append then.
+    /// Tokens to append after that.
     pub ids: &'a [u32],
-    /// Which logits to give; more of them do no harm.
+    /// Which logits to return; additional ones are ignored.
     pub logits: Logits,
-    /// A token may be given instead of logits, if it is chosen like this.
+    /// A token may be given instead of logits, if it is sampled like this.
     pub draw: Option<Draw<'a>>,
 }
 
-/// How a device may choose the next token, for [`Session::decode`](sterna_engine::Session::decode).
+/// How a device may sample the next token, for [`Session::decode`](sterna_engine::Session::decode).
 #[derive(Debug)]
 pub struct Draw<'a> {
     /// Chooses tokens.
     pub sampler: &'a Sampler,
-    /// Tokens still to come, at most.
+    /// Maximum tokens still to come.
     pub n_left: usize,
 }
 
-/// What came of the tokens that a [`Generator`] wanted computed.
+/// The result for the tokens that a [`Generator`] needed computed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Given {
-    /// They are computed, and no logits were wanted.
+    /// They are computed, and no logits were needed.
     Nothing,
-    /// The wanted logits, `[rows, n_vocab]`.
+    /// The requested logits, `[rows, n_vocab]`.
     Logits(Vec<f32>),
-    /// The token that comes next, chosen elsewhere.
+    /// The next token, sampled elsewhere.
     Token(u32),
 }
 
-/// What happens to an answer.
+/// An event of an answer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -137,15 +137,15 @@ pub enum Event {
     Ended {
         /// Why.
         reason: StopReason,
-        /// Text that had been held back.
+        /// Remaining text that had been held back.
         text: String,
     },
-    /// The answer can't go on.
+    /// The answer failed.
     Failed(Error),
-    /// The device that computes it is gone, and with it the model and what was computed
+    /// The device that computes it was lost, and with it the model and its results
     /// ([`Scheduler::restore`](crate::scheduler::Scheduler::restore)).
     DeviceLost {
-        /// What the device's driver says.
+        /// The driver's message.
         message: String,
     },
 }
@@ -155,16 +155,16 @@ pub enum Event {
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// The text that became certain by it, often none.
+    /// The text that it completes, often none.
     pub text: String,
-    /// How probable it was, where that was asked for.
+    /// Its log-probability, if requested.
     pub logprobs: Option<Logprobs>,
 }
 
-/// An answer in the making.
+/// An answer in progress.
 #[derive(Debug)]
 pub struct Generator {
-    /// The prompt, and behind it the answer.
+    /// The prompt, followed by the answer.
     tokens: Vec<u32>,
     n_prompt: usize,
     /// How many of them the sequence holds for certain.
@@ -185,19 +185,19 @@ pub struct Generator {
 
 #[derive(Debug)]
 enum State {
-    /// More of the prompt is to be computed; so many of its tokens were asked for last.
+    /// More of the prompt has to be computed; this many of its tokens were requested last.
     Prompt { n_asked: usize },
     /// The newest token is to be computed, with drafts of those after it.
     Decode { batch: Vec<u32> },
     /// What follows the newest token was computed.
     Computed(Computed),
-    /// A token was chosen; something that was computed may follow it.
+    /// A token was chosen; computed drafts may follow it.
     Chosen(Option<Computed>),
-    /// The answer has ended, and nobody was told.
+    /// The answer has ended, and the event hasn't been taken.
     Ended,
-    /// So has this one.
+    /// The same, with an error.
     Failed(Error),
-    /// Everything was told.
+    /// All events were taken.
     Over,
 }
 
@@ -206,18 +206,18 @@ enum State {
 enum Computed {
     /// This one.
     Token(u32),
-    /// Logits, of the newest token and of those drafted behind it.
+    /// Logits, of the newest token and of the drafts after it.
     Logits {
         /// `[1 + drafts.len(), n_vocab]`.
         rows: Vec<f32>,
         drafts: Vec<u32>,
-        /// Drafts that turned out to be right.
+        /// Drafts that were accepted.
         n_right: usize,
     },
 }
 
 impl Computed {
-    /// The logits that follow the newest token, `[n_vocab]`, unless it was chosen elsewhere.
+    /// The logits that follow the newest token, `[n_vocab]`, unless it was sampled elsewhere.
     fn logits(&self) -> Option<&[f32]> {
         match self {
             Computed::Token(_) => None,
@@ -232,7 +232,7 @@ impl Computed {
         }
     }
 
-    /// What follows `id`, if that was drafted to come next.
+    /// What follows `id`, if that is the next draft.
     fn behind(self, id: u32) -> Option<Computed> {
         match self {
             Computed::Logits {
@@ -250,8 +250,9 @@ impl Computed {
 }
 
 impl Generator {
-    /// Begins to answer `request` in a context of `ctx_len` tokens, by a sequence that holds the tokens
-    /// `held`. Those that the prompt begins with aren't computed again, but for the prompt's last.
+    /// Begins to answer `request` in a context of `ctx_len` tokens, on a sequence that already holds the
+    /// tokens `held`. A common prefix with the prompt isn't computed again, except for the prompt's last
+    /// token.
     ///
     /// Errors: [`ErrorCode::InvalidRequest`] if the prompt is empty, [`ErrorCode::ContextFull`] if it leaves
     /// no room for an answer.
@@ -308,8 +309,8 @@ impl Generator {
         })
     }
 
-    /// What is to be computed next, of at most `max_ids` tokens, but one at least; `None` if there are
-    /// events to take first, or none to come. Asked again, the same is wanted.
+    /// What has to be computed next, of at most `max_ids` tokens, but at least one; `None` if there are
+    /// events to take first, or the answer is over. Repeated calls return the same.
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
         let max_ids = max_ids.max(1);
         let one = match self.n_logprobs {
@@ -321,7 +322,7 @@ impl Generator {
                 let left = &self.tokens[self.n_held..self.n_prompt];
                 let ids = &left[..left.len().min(max_ids)];
                 *n_asked = ids.len();
-                // Nothing is chosen before the prompt has ended.
+                // Nothing is sampled before the end of the prompt.
                 let logits = if ids.len() < left.len() {
                     Logits::None
                 } else {
@@ -353,7 +354,7 @@ impl Generator {
         })
     }
 
-    /// Takes what came of the tokens that were wanted last.
+    /// Takes the result for the tokens that were requested last.
     pub fn give(&mut self, given: Given) {
         match mem::replace(&mut self.state, State::Over) {
             State::Prompt { n_asked } => {
@@ -398,8 +399,8 @@ impl Generator {
         }
     }
 
-    /// The next thing that happened; `None` if more must be computed before anything does, or if the answer
-    /// is over. Tokens that were drafted are chosen only here: who stops asking leaves them unsaid.
+    /// The next event; `None` if more must be computed first, or if the answer is over. Drafted tokens are
+    /// only accepted here: those not asked for are never part of the answer.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             match mem::replace(&mut self.state, State::Over) {
@@ -420,7 +421,7 @@ impl Generator {
         }
     }
 
-    /// What is to be done behind a token that was chosen.
+    /// What to do after a token was chosen.
     fn go_on(&mut self, computed: Option<Computed>) -> State {
         if self.stats.n_generated == self.max_tokens {
             return self.stopped(StopReason::MaxTokens);
@@ -441,7 +442,7 @@ impl Generator {
             self.stats.n_accepted += 1;
             return State::Computed(computed);
         }
-        // Neither what the context doesn't hold nor what comes after the end is worth a draft.
+        // Drafts beyond the context or the end of the answer are useless.
         let room = self.ctx_len - self.n_held - 1;
         let wanted = self.max_tokens - self.stats.n_generated - 1;
         let drafts = drafter.draft(room.min(wanted));
@@ -452,10 +453,10 @@ impl Generator {
         }
     }
 
-    /// Chooses the token that follows; `None` if the answer ends before it.
+    /// Samples the next token; `None` if the answer ends before it.
     fn choose(&mut self, computed: Computed) -> Option<Token> {
         let logits = computed.logits();
-        // The sampler would take that for token 0.
+        // The sampler would return token 0.
         if logits.is_some_and(|logits| !logits.iter().any(|logit| logit.is_finite())) {
             let message = format!(
                 "after token {}: expected logits, found none that is finite: the weights are damaged, or not \
@@ -520,12 +521,12 @@ impl Generator {
         Some(Event::Ended { reason, text })
     }
 
-    /// Ends the answer with `error`, of which the next event tells.
+    /// Ends the answer with `error`, reported by the next event.
     pub(crate) fn fail(&mut self, error: Error) {
         self.state = State::Failed(self.in_place(error));
     }
 
-    /// Says where in the answer `error` happened.
+    /// Adds to `error` where in the answer it happened.
     pub(crate) fn in_place(&self, error: Error) -> Error {
         if self.tokens.len() == self.n_prompt {
             error.context("computing the prompt")
@@ -539,23 +540,23 @@ impl Generator {
         &self.tokens[self.n_prompt..]
     }
 
-    /// The prompt, and behind it the answer so far.
+    /// The prompt, followed by the answer so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// How many of them the sequence holds for certain; whatever else it holds is to be taken out, once
-    /// the generator is done with.
+    /// How many of them the sequence holds for certain; anything else in it has to be removed once the
+    /// generator is done.
     pub fn n_held(&self) -> usize {
         self.n_held
     }
 
-    /// Tokens of the prompt that are still to be computed.
+    /// Tokens of the prompt that remain to be computed.
     pub fn n_prompt_left(&self) -> usize {
         self.n_prompt.saturating_sub(self.n_held)
     }
 
-    /// True once there is no more to compute; there may be events that weren't taken.
+    /// True once there is nothing more to compute; there may be events to take.
     pub fn is_over(&self) -> bool {
         matches!(self.state, State::Ended | State::Failed(_) | State::Over)
     }
@@ -565,7 +566,7 @@ impl Generator {
         self.stop_id
     }
 
-    /// What the answer took, so far.
+    /// Statistics so far.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -574,13 +575,13 @@ impl Generator {
         &mut self.stats
     }
 
-    /// The sampler, whose random sequence the next answer may go on with.
+    /// The sampler, whose random sequence the next answer may continue.
     pub fn into_sampler(self) -> Sampler {
         self.sampler
     }
 }
 
-/// How many tokens `a` and `b` begin with together.
+/// The length of the common prefix of `a` and `b`.
 fn n_equal(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

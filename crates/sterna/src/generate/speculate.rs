@@ -1,55 +1,53 @@
-//! Speculation by prompt lookup: what followed the last tokens when they occurred before is drafted,
-//! and checked by computing all drafts in one batch.
+//! Speculative decoding by prompt lookup: what followed earlier occurrences of the last tokens is drafted,
+//! and verified by computing all drafts in one batch.
 //!
-//! A batch costs less than its tokens one by one, as weights are read once for all of them. The engine
-//! gives each token of a batch the logits it would have alone, so a draft is right exactly if it is what
-//! the sampler chooses from the logits before it: the answer is the same with and without drafts, and
-//! only the time differs.
+//! A batch costs less than its tokens one by one, as weights are read once for all of them. The engine gives
+//! each token of a batch the same logits as alone, so a draft is accepted exactly if the sampler chooses it
+//! from the logits before it: the answer is the same with and without drafts, and only the time differs.
 
 use std::collections::HashMap;
 
-/// Lengths of the runs of last tokens that are looked for, the most telling first.
+/// Lengths of the suffixes that are looked up, the most informative first.
 const RUNS: [usize; 2] = [3, 2];
 
-/// Beyond this length, a longer match tells no more.
+/// Beyond this length, a longer match is no more informative.
 const MAX_MATCH: usize = 16;
 
-/// What a batch with drafts costs more than decoding a token, whatever their number, in units of what
-/// decoding a token costs.
+/// The fixed extra cost of a batch with drafts over decoding one token, in units of the latter.
 const BATCH_COST: f32 = 0.35;
 
-/// What each draft adds to that. Both were measured (`sterna bench -b`) and depend on the model, the
-/// machine and the number of threads: a batch of two took 1.3 to 1.6 times as long as one token, of four
-/// 1.4 to 1.7, of eight 2.0 to 2.4.
+/// The cost of each draft. Both were measured (`sterna bench -b`) and depend on the model, the machine and
+/// the number of threads: a batch of two took 1.3 to 1.6 times as long as one token, of four 1.4 to 1.7, of
+/// eight 2.0 to 2.4.
 const DRAFT_COST: f32 = 0.1;
 
-/// What may be lost to drafts for every token that is decoded.
+/// How much drafts may waste per decoded token.
 const ALLOWANCE: f32 = 0.015;
 
-/// What may be lost at first: a draft of one token.
+/// How much may be wasted initially: a draft of one token.
 const ADVANCE: f32 = BATCH_COST + DRAFT_COST;
 
 /// Drafts of what comes next, from the text so far, as long as they are worth their cost.
 ///
-/// How likely a draft is to be right is measured for each length of match, by comparing what would have
-/// been drafted with what came: that takes no computing of drafts, so the prompt teaches it too, and so do
-/// stretches where drafting doesn't pay. As many tokens are drafted as promise the greatest gain.
+/// The acceptance rate is estimated for each length of match, by comparing what would have been drafted with
+/// the actual tokens: that requires no computation, so the prompt contributes to it too, and so do stretches
+/// where drafting doesn't pay. The number of drafts maximises the expected gain.
 ///
-/// Drafts are paid for out of savings: each that was right saves one token, and each token decoded adds
-/// [`ALLOWANCE`]. That bounds what is lost, however the text turns out.
+/// Drafts are limited to a budget earned by savings: each accepted draft saves one token, and each token
+/// decoded adds [`ALLOWANCE`]. That bounds the loss for any text.
 #[derive(Debug)]
 pub(super) struct Drafter {
     text: Vec<u32>,
-    /// Where the token is that followed the latest occurrence of a run, the run at the end of the text
-    /// excepted. Runs shorter than the longest are filled up with a number that is no token.
+    /// The index of the token after the latest occurrence of each run, except for the run at the end of the
+    /// text. Runs shorter than the longest are padded with an invalid token.
     followers: HashMap<Run, usize>,
     /// An earlier occurrence of the end of the text.
     found: Option<Match>,
     rates: Rates,
-    /// Drafts at most.
+    /// Maximum number of drafts.
     max: usize,
     savings: f32,
-    /// What was given out last.
+    /// The latest drafts.
     drafts: Vec<u32>,
 }
 
@@ -58,14 +56,14 @@ type Run = [u32; RUNS[0]];
 /// An earlier occurrence of the tokens at the end of a text.
 #[derive(Debug, Clone, Copy)]
 struct Match {
-    /// Where the token is that followed them.
+    /// The index of the token that followed them.
     next: usize,
     /// How many tokens are equal, at most [`MAX_MATCH`].
     len: usize,
 }
 
 impl Drafter {
-    /// A drafter that knows no text yet and drafts up to `max` tokens at a time.
+    /// A drafter without text that drafts up to `max` tokens at a time.
     pub(super) fn new(max: usize) -> Drafter {
         Drafter {
             text: Vec::new(),
@@ -92,7 +90,7 @@ impl Drafter {
         self.found = self.find();
     }
 
-    /// The last `n` tokens, if there are so many.
+    /// The last `n` tokens, if there are as many.
     fn last_run(&self, n: usize) -> Option<Run> {
         let start = self.text.len().checked_sub(n)?;
         let mut run = [u32::MAX; RUNS[0]];
@@ -113,7 +111,7 @@ impl Drafter {
         Some(Match { next, len })
     }
 
-    /// What may come next: at most `limit` tokens, and none if nothing is known or worth trying.
+    /// Drafts the next tokens: at most `limit`, and none if there is no match or it doesn't pay.
     pub(super) fn draft(&mut self, limit: usize) -> &[u32] {
         let cost = |n: usize| BATCH_COST + DRAFT_COST * n as f32;
         self.savings = (self.savings + ALLOWANCE).min(cost(self.max));
@@ -136,24 +134,24 @@ impl Drafter {
         if len > 0 {
             self.savings -= cost(len);
         }
-        // What overlaps the end of the text goes on repeating itself.
+        // A match that overlaps the end of the text continues periodically.
         let behind = &self.text[found.next..];
         self.drafts.extend(behind.iter().cycle().take(len));
         &self.drafts
     }
 
-    /// Takes note that the next of the last drafts was right.
+    /// Records that the next of the latest drafts was accepted.
     pub(super) fn confirm(&mut self) {
         self.savings += 1.0;
     }
 }
 
-/// How often what followed a match was what came, for lengths of match of 2, 4, 8 and [`MAX_MATCH`] on.
+/// Acceptance rates, for lengths of match of 2, 4, 8 and [`MAX_MATCH`] on.
 #[derive(Debug)]
 struct Rates([f32; 4]);
 
 impl Rates {
-    /// What is usual in texts that repeat something.
+    /// Typical for texts that repeat something.
     fn new() -> Rates {
         Rates([0.4, 0.7, 0.85, 0.9])
     }
@@ -166,7 +164,7 @@ impl Rates {
         self.0[Rates::index(match_len)]
     }
 
-    /// Takes note of one more case; what is long ago counts less and less.
+    /// Records one more case; older cases have exponentially less weight.
     fn learn(&mut self, match_len: usize, right: bool) {
         let rate = &mut self.0[Rates::index(match_len)];
         *rate += (f32::from(u8::from(right)) - *rate) / 16.0;
@@ -194,12 +192,12 @@ mod tests {
             // A run of two, and its latest occurrence.
             (&[1, 2, 3, 4, 1, 2], &[3, 4, 1]),
             (&[1, 2, 3, 4, 1, 2, 5, 6, 1, 2], &[5, 6, 1]),
-            // A run of three says more than a later one of two.
+            // A run of three takes precedence over a later one of two.
             (&[1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], &[4, 9, 2]),
-            // A run that overlaps its own beginning goes on.
+            // A run that overlaps its own beginning continues.
             (&[7, 7, 7], &[7, 7, 7]),
             (&[5, 6, 5, 6], &[5, 6, 5]),
-            // One token says too little.
+            // One token is not informative enough.
             (&[1, 2, 3, 1], &[]),
         ] {
             let mut drafter = drafter(3, text);
@@ -209,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Has `text` drafted from token `start` on; the lengths of the drafts, and how many were right.
+    /// Drafts `text` from token `start` on; returns the lengths of the drafts, and how many were accepted.
     fn follow(drafter: &mut Drafter, text: &[u32], start: usize) -> (Vec<usize>, usize) {
         let (mut lens, mut n_right) = (Vec::new(), 0);
         let mut at = start;
@@ -250,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_is_never_right_is_not_drafted_for_long() {
-        // Each pair comes again and again, with another token behind it each time.
+        // Each pair recurs, followed by another token each time.
         let text: Vec<u32> = (0..3000).flat_map(|i| [1, 2, 10 + i]).collect();
         let mut drafter = drafter(8, &[]);
         let (lens, n_right) = follow(&mut drafter, &text, 0);

@@ -1,4 +1,4 @@
-//! What an answer took, and why it ended.
+//! Statistics of an answer, and why it ended.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// The model said so, by one of the stop ids.
+    /// The model ended it, by one of the stop ids.
     StopToken,
     /// A stop string appeared.
     StopString,
-    /// As many tokens as were asked for.
+    /// The token limit was reached.
     MaxTokens,
-    /// The context holds no more tokens.
+    /// The context is full.
     ContextFull,
 }
 
 impl StopReason {
-    /// True if there might have been more to say.
+    /// True if the answer may be incomplete.
     pub const fn is_cut_off(self) -> bool {
         matches!(self, StopReason::MaxTokens | StopReason::ContextFull)
     }
@@ -32,7 +32,7 @@ impl StopReason {
         }
     }
 
-    /// For programs; the same in every version.
+    /// A stable name for programs.
     pub const fn as_str(self) -> &'static str {
         match self {
             StopReason::StopToken => "stop_token",
@@ -43,31 +43,31 @@ impl StopReason {
     }
 }
 
-/// What an answer took, so far.
+/// Statistics of an answer, so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
     /// Tokens of the prompt.
     pub n_prompt: usize,
-    /// Those among them that the sequence held already.
+    /// Those that the sequence already held.
     pub n_reused: usize,
     /// Tokens of the prompt computed.
     pub n_prefilled: usize,
-    /// Tokens generated, a stop token not counted.
+    /// Tokens generated, without a stop token.
     pub n_generated: usize,
     /// Tokens of the answer computed.
     pub n_decoded: usize,
     /// Tokens drafted.
     pub n_drafted: usize,
-    /// Those among them that were right, and so computed before they were chosen.
+    /// Those that were accepted.
     pub n_accepted: usize,
-    /// The share of the output head that was read where only the largest logits were wanted, if the head
-    /// has a screen, whose bytes count.
+    /// The share of the output head that was read where only the largest logits were needed, if the head has
+    /// a screen, including the screen.
     pub head_share: Option<f64>,
-    /// Time spent on the prompt, as far as there is a clock.
+    /// Time spent on the prompt, if there is a clock.
     pub prefill: Duration,
     /// Time spent on the answer.
     pub decode: Duration,
-    /// Why it ended; `None` if nobody let it.
+    /// Why it ended; `None` if it was interrupted.
     pub stop: Option<StopReason>,
 }
 

@@ -1,6 +1,6 @@
-//! Stop strings: text that ends an answer and is no part of it.
+//! Stop strings: text that ends an answer and is not part of it.
 
-/// Passes text through until a stop string appears, holding back what may yet become one.
+/// Passes text through until a stop string appears, holding back possible prefixes of one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StopStrings {
     /// None is empty.
@@ -9,17 +9,17 @@ pub(super) struct StopStrings {
     held: String,
 }
 
-/// What [`StopStrings::push`] makes of a piece of text.
+/// The result of [`StopStrings::push`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Passed {
-    /// Text that is certain to come before any stop string.
+    /// Text that certainly precedes any stop string.
     pub(super) text: String,
     /// True if a stop string follows that text.
     pub(super) stopped: bool,
 }
 
 impl StopStrings {
-    /// Stops at the first of `strings` to appear. Empty ones stop nothing.
+    /// Stops at the first of `strings` to appear. Empty ones are ignored.
     pub(super) fn new(strings: Vec<String>) -> StopStrings {
         let strings = strings.into_iter().filter(|s| !s.is_empty()).collect();
         StopStrings {
@@ -48,7 +48,7 @@ impl StopStrings {
         }
     }
 
-    /// What is held back, once no more text comes.
+    /// The text held back, at the end of the answer.
     pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -21,7 +21,7 @@ fn sampler(config: SamplerConfig) -> Sampler {
     Sampler::new(config, N_VOCAB as usize).unwrap()
 }
 
-/// Computes what `generator` wants, of a sequence that holds the tokens `held`.
+/// Computes what `generator` needs, on a sequence that holds the tokens `held`.
 fn compute(held: &mut Vec<u32>, generator: &mut Generator, max_ids: usize) -> bool {
     let tokens = generator.tokens().to_vec();
     let Some(wanted) = generator.wanted(max_ids) else {
@@ -68,7 +68,7 @@ fn by_definition(request: &Request, ctx_len: usize) -> (Vec<u32>, StopReason) {
 }
 
 proptest! {
-    /// However the prompt is cut, whatever the sequence holds before, and whatever is drafted.
+    /// However the prompt is chunked, whatever the sequence holds before, and whatever is drafted.
     #[test]
     fn answers_are_what_the_definition_says(
         prompt in prop::collection::vec(0..N_VOCAB, 1..30),
@@ -125,7 +125,7 @@ proptest! {
         prop_assert_eq!(stats.n_generated, ids.len());
         prop_assert_eq!(stats.n_reused + stats.n_prefilled, n_prompt);
         prop_assert_eq!(generator.n_held(), n_prompt + stats.n_decoded);
-        // The last token is computed only if what follows it was wanted.
+        // The last token is computed only if what follows it was needed.
         let n_computed = match reason {
             StopReason::StopToken => ids.len(),
             _ => ids.len().saturating_sub(1),
@@ -135,7 +135,7 @@ proptest! {
     }
 }
 
-/// A generator after `prompt`, with the best token each time.
+/// A greedy generator after `prompt`.
 fn greedy(prompt: &[u32]) -> Generator {
     let request = Request::new(prompt.to_vec(), sampler(SamplerConfig::default()));
     Generator::new(request, &[], 100).unwrap()
@@ -154,7 +154,7 @@ fn wants_say_what_they_need() {
     let wanted = generator.wanted(9).unwrap();
     assert_eq!((wanted.keep, wanted.ids), (3, &[4, 5][..]));
     assert_eq!(wanted.logits, Logits::Top(1));
-    // The prompt's logits are looked at here, so that damaged weights are noticed.
+    // The prompt's logits are inspected here, so that damaged weights are noticed.
     assert!(wanted.draw.is_none());
     generator.give(Given::Logits(vec![0.0, 1.0]));
     // There are events first.
@@ -167,14 +167,14 @@ fn wants_say_what_they_need() {
     let wanted = generator.wanted(9).unwrap();
     assert_eq!((wanted.keep, wanted.ids), (5, &[1][..]));
     assert_eq!(wanted.draw.unwrap().n_left, usize::MAX - 1);
-    // A token chosen elsewhere: by a device, or by a sampler of the caller's own.
+    // A token sampled elsewhere: by a device, or by a sampler of the caller's own.
     generator.give(Given::Token(6));
     assert!(matches!(
         generator.next_event(),
         Some(Event::Token(Token { id: 6, .. }))
     ));
     assert_eq!(generator.answer(), [1, 6]);
-    // Log-probabilities take every logit, so nothing is drawn elsewhere.
+    // Log-probabilities need all logits, so nothing is sampled elsewhere.
     let request = Request {
         logprobs: Some(0),
         ..Request::new(vec![1], sampler(SamplerConfig::default()))
@@ -188,7 +188,7 @@ fn wants_say_what_they_need() {
 
 #[test]
 fn drafts_that_nobody_asked_for_stay_unsaid() {
-    // A text that says the same again and again, drafted eight tokens at a time.
+    // A repetitive text, drafted eight tokens at a time.
     let prompt: Vec<u32> = [1, 2, 3].repeat(9);
     let request = Request {
         speculate: Some(8),
@@ -200,7 +200,7 @@ fn drafts_that_nobody_asked_for_stay_unsaid() {
             .map(|id| f32::from(id as u32 == last % 3 + 1))
             .collect::<Vec<f32>>()
     };
-    // It takes a few that were right until there are many.
+    // It takes a few accepted drafts until many are drafted.
     let rows = loop {
         let wanted = generator.wanted(99).unwrap();
         let rows: Vec<f32> = match wanted.logits {

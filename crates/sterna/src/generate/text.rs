@@ -5,7 +5,7 @@ use sterna_text::{Decode, StreamDecoder, Tokenizer};
 use super::TextOptions;
 use super::stop::{Passed, StopStrings};
 
-/// Makes text of an answer, token by token, up to the first stop string.
+/// Decodes an answer to text, token by token, up to the first stop string.
 #[derive(Debug)]
 pub(super) struct TextStream {
     /// Taken when the answer ends.
@@ -22,14 +22,14 @@ impl TextStream {
         }
     }
 
-    /// The text that became certain by `id`.
+    /// The text completed by `id`.
     pub(super) fn push(&mut self, id: u32) -> Passed {
         let decoder = self.decoder.as_mut();
         let text = decoder.map(|decoder| decoder.push(id)).unwrap_or_default();
         self.stops.push(&text)
     }
 
-    /// The text that was held back, of an answer that has ended.
+    /// The text that was held back, at the end of the answer.
     pub(super) fn finish(&mut self) -> Passed {
         let decoder = self.decoder.take();
         let rest = decoder.map(StreamDecoder::finish).unwrap_or_default();
@@ -46,11 +46,11 @@ fn decoder_after(tokenizer: &Tokenizer, last: Option<u32>) -> StreamDecoder {
     let options = Decode { skip_special: true };
     let mut decoder = tokenizer.stream(options);
     let Some(last) = last else { return decoder };
-    // A decoder that sees the token before keeps the space between two words, which it would take
-    // off at the start of a text.
+    // A decoder that has seen the previous token keeps the space between two words, which it would strip at
+    // the start of a text.
     if decoder.push(last) == tokenizer.decode(&[last], options) {
         return decoder;
     }
-    // It holds the token back, to give it out as if it were part of the answer.
+    // It holds the token back, to output it as if it were part of the answer.
     tokenizer.stream(options)
 }

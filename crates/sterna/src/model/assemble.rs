@@ -1,8 +1,7 @@
-//! Tensors of packages and engine bundles that the engine can't read where they lie: cut across shards, stored
+//! Tensors of packages and engine bundles that the engine can't read in place: split across shards, stored
 //! transposed, or with rows that end inside a block.
 //!
-//! Each stands behind the model's files as one more file, whose bytes are made when they are asked
-//! for.
+//! Each appears as an additional file after the model's files, whose bytes are computed on request.
 
 use std::ops::Range;
 
@@ -13,26 +12,26 @@ use sterna_kernels::quant::{decode_row, encode_row};
 
 use crate::error::{Context, Result, bail};
 
-/// What rows that end inside a block become: exactly the stored values.
+/// The type of rows that end inside a block once decoded: exactly the stored values.
 const DECODED: DType = DType::F32;
 
-/// A tensor that is made from its pieces.
+/// A tensor that is assembled from its pieces.
 #[derive(Debug)]
 pub(super) struct Assembled {
     name: String,
     pieces: Vec<Span>,
-    /// Bytes of the pieces together.
+    /// Total bytes of the pieces.
     size: u64,
-    /// What becomes of the joined pieces; `None` if they are the tensor.
+    /// How the joined pieces are converted; `None` if they are the tensor.
     matrix: Option<Matrix>,
 }
 
-/// A matrix that is made from another form of it.
+/// A matrix that is converted from another form.
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     rows: usize,
     columns: usize,
-    /// Bytes of a row as it is made.
+    /// Bytes per row after conversion.
     row_bytes: usize,
     form: Form,
 }
@@ -50,8 +49,8 @@ enum Form {
     },
 }
 
-/// Where the engine finds `tensor`, of type `dtype`, and what makes its bytes if that is the file
-/// with index `file`.
+/// Where the engine finds `tensor`, of type `dtype`, and how to assemble its bytes if that is the file with
+/// index `file`.
 pub(super) fn place(
     tensor: &Tensor,
     dtype: DType,
@@ -121,8 +120,8 @@ pub(super) fn place(
     Ok((entry, Some(assembled)))
 }
 
-/// Where the engine finds the tensor of `entry`, in one piece and with every row padded to whole blocks,
-/// and what makes its bytes if that is the file with index `file`.
+/// Where the engine finds the tensor of `entry`, in one piece and with every row padded to whole blocks, and
+/// how to assemble its bytes if that is the file with index `file`.
 pub(super) fn place_padded(entry: TensorEntry, file: usize) -> (TensorEntry, Option<Assembled>) {
     let columns = entry.shape.last().copied().unwrap_or(1);
     // Padded rows of I2_S are what the engine reads.
@@ -168,7 +167,7 @@ impl Matrix {
 }
 
 impl Assembled {
-    /// The parts of shards, by index and range, that `len` bytes from `offset` on are made of, in order.
+    /// The parts of shards, by index and range, that `len` bytes from `offset` on consist of, in order.
     pub(super) fn parts(&self, offset: u64, len: u64) -> Result<Vec<(usize, Range<u64>)>> {
         let end = self.end(offset, len)?;
         let (from, to) = match self.made_rows() {
@@ -188,7 +187,7 @@ impl Assembled {
         Ok(parts)
     }
 
-    /// `len` bytes from `offset` on, made of the `parts` that [`parts`](Self::parts) names.
+    /// `len` bytes from `offset` on, assembled from the `parts` returned by [`parts`](Self::parts).
     pub(super) fn make(&self, parts: &[Bytes], offset: u64, len: u64) -> Result<Bytes> {
         let end = self.end(offset, len)?;
         let stored = match parts {
@@ -208,7 +207,7 @@ impl Assembled {
         Ok(Bytes::from(made).slice(skipped..skipped + len as usize))
     }
 
-    /// The form that is made of the stored one, if they differ.
+    /// The form that the stored one is converted to, if they differ.
     fn made_rows(&self) -> Option<Matrix> {
         self.matrix.filter(|matrix| matrix.row_bytes > 0)
     }
@@ -224,7 +223,7 @@ impl Assembled {
     }
 }
 
-/// `parts` behind one another.
+/// `parts` concatenated.
 fn joined(parts: &[Bytes]) -> Result<Bytes> {
     let mut joined = Vec::new();
     joined.try_reserve_exact(parts.iter().map(Bytes::len).sum())?;
@@ -233,7 +232,7 @@ fn joined(parts: &[Bytes]) -> Result<Bytes> {
 }
 
 impl Matrix {
-    /// The bytes of `rows`, made from all that is stored.
+    /// The bytes of `rows`, converted from all that is stored.
     fn made(&self, stored: &[u8], rows: Range<usize>) -> Result<Vec<u8>> {
         let mut out = zeros(rows.len() * self.row_bytes)?;
         match self.form {
@@ -275,7 +274,7 @@ impl Matrix {
         Ok(out)
     }
 
-    /// Puts `values` of `size` bytes, one a row, into `column` of the rows in `out`.
+    /// Writes `values` of `size` bytes, one per row, to `column` of the rows in `out`.
     fn scatter(&self, values: &[u8], size: usize, column: usize, out: &mut [u8]) {
         let rows = out.chunks_exact_mut(self.row_bytes);
         for (row, value) in rows.zip(values.chunks_exact(size)) {
@@ -284,7 +283,7 @@ impl Matrix {
     }
 }
 
-/// So many zeros, or an error where there is no memory for them.
+/// This many zeros, or an error if out of memory.
 fn zeros(n: usize) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     out.try_reserve_exact(n)?;
@@ -337,7 +336,7 @@ mod tests {
     use super::*;
     use sterna_format::rdrr::TensorMap;
 
-    /// `len` bytes from `offset` on of what `made` makes of `shards`.
+    /// `len` bytes from `offset` on that `made` assembles from `shards`.
     fn slice(made: &Assembled, shards: &[&[u8]], offset: u64, len: u64) -> Result<Bytes> {
         let parts = made.parts(offset, len)?.into_iter().map(|(shard, range)| {
             Bytes::copy_from_slice(&shards[shard][range.start as usize..range.end as usize])

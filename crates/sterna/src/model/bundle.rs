@@ -1,4 +1,4 @@
-//! Engine bundles as models: `qmodel.tensors`, `rope.cache`, and what stands beside them.
+//! Engine bundles as models: `qmodel.tensors`, `rope.cache`, and the other files of their folder.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -16,7 +16,7 @@ use super::{Header, ModelFiles, OpenOptions, WeightFile, assemble};
 use crate::error::{Context, Result, bail};
 use crate::want::Files;
 
-/// An engine bundle, as its files describe it.
+/// An engine bundle, as described by its files.
 #[derive(Debug)]
 pub struct BundleHeader {
     /// What the weight file says about the model.
@@ -24,10 +24,10 @@ pub struct BundleHeader {
     rope: RopeFile,
 }
 
-/// The newest version of the metadata that is taken.
+/// The newest supported version of the metadata.
 const NEWEST_VERSION: u64 = METADATA_VERSION + 1;
 
-/// The longest `rope.cache` there is, and a byte.
+/// One byte more than the longest `rope.cache`.
 const MAX_ROPE_BYTES: u64 = (1 << 20) + 4096;
 
 /// Opens the bundle in a folder.
@@ -56,7 +56,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
             "{name}: expected {ROPE_FILE} in the folder, found none"
         );
     };
-    // A page more than any that are written, for the parser to say what is wrong.
+    // A page more than any writer writes, so that the parser can report what is wrong.
     let bytes = match rope_len.min(MAX_ROPE_BYTES) {
         0 => Bytes::new(),
         len => files.bytes(ROPE_FILE, 0..len).await,
@@ -99,7 +99,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     })
 }
 
-/// How many bytes a header of a bundle's files asks for.
+/// How many more bytes the header of a bundle's file needs.
 pub(super) fn needs_more(error: &BundleError) -> Option<u64> {
     match error {
         BundleError::NeedMore { at_least } => Some(*at_least),
@@ -107,7 +107,7 @@ pub(super) fn needs_more(error: &BundleError) -> Option<u64> {
     }
 }
 
-/// What a bundle says about itself, if it does.
+/// A bundle's own description, if it has one.
 pub(super) async fn read_metadata(
     options: &OpenOptions,
     files: &Files,
@@ -128,20 +128,20 @@ pub(super) async fn read_metadata(
     Ok(Some(metadata))
 }
 
-/// SHA-256 of what a configuration says about the shape of its model, in hexadecimal: what tells whether an
-/// adapter in a bundle fits.
+/// SHA-256 of the part of a configuration that describes the shape of its model, in hexadecimal: determines
+/// whether an adapter in a bundle fits.
 ///
-/// Errors: it is no object.
+/// Errors: it is not an object.
 pub fn identity_hash(config: &Value) -> Result<String> {
     let identity = identity(config).context("config.json: expected an object")?;
     Ok(digest_of(Algorithm::Sha256, identity.as_bytes()).to_string())
 }
 
 impl BundleHeader {
-    /// What `told`, a Hugging Face configuration, and the bundle's own files amount to. Widths in it may
-    /// be rounded up as engines compute with them.
+    /// The configuration from `told`, a Hugging Face configuration, and the bundle's own files. Widths in it
+    /// may be rounded up as engines compute with them.
     ///
-    /// Fails if the files say otherwise.
+    /// Fails if the files contradict it.
     pub(super) fn complete(&self, told: &Value) -> Result<Value> {
         let told = told.as_object();
         let mut config = told
@@ -161,7 +161,7 @@ impl BundleHeader {
         Ok(config.into())
     }
 
-    /// Whether `config`, made of the bundle's own `config.json`, says what its other files say.
+    /// Whether `config`, from the bundle's own `config.json`, agrees with its other files.
     pub(super) fn check_config(&self, config: &ModelConfig) -> Result<()> {
         let facts = &self.model;
         for (what, file, stored, found) in [
@@ -203,7 +203,7 @@ impl BundleHeader {
         Ok(())
     }
 
-    /// Whether `config` is about the model in the files.
+    /// Whether `config` describes the model in the files.
     fn check(&self, config: &Map<String, Value>) -> Result<()> {
         let ModelFacts {
             hidden_dim,

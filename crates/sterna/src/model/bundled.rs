@@ -1,5 +1,5 @@
-//! The `tokenizer.json` that the JavaScript converter makes of a GGUF file's tokenizer: the same
-//! facts under other names.
+//! The `tokenizer.json` that the JavaScript converter writes for a GGUF file's tokenizer: the same data under
+//! other names.
 
 use std::collections::HashMap;
 
@@ -9,8 +9,8 @@ use sterna_text::Tokenizer;
 
 use crate::error::{Result, bail};
 
-/// Special tokens: their names here and in GGUF's `tokenizer.ggml.{name}_token_id`, whose spelling of the
-/// separator is what files have.
+/// Special tokens: their names here and in GGUF's `tokenizer.ggml.{name}_token_id`, with the spelling of the
+/// separator that files have.
 const SPECIAL: [(&str, &str); 7] = [
     ("bos", "bos"),
     ("eos", "eos"),
@@ -21,7 +21,7 @@ const SPECIAL: [(&str, &str); 7] = [
     ("mask", "mask"),
 ];
 
-/// What a text gets where a file doesn't say.
+/// Special tokens added to a text by default.
 const ADD_BOS: bool = true;
 const ADD_EOS: bool = false;
 const ADD_SPACE_PREFIX: bool = true;
@@ -31,7 +31,7 @@ fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
 
-/// Whether `json` is such a file, and not one of Hugging Face's.
+/// Whether `json` is such a file, as opposed to one of Hugging Face's.
 pub fn is_bundled(json: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Probe {
@@ -46,7 +46,7 @@ pub fn is_bundled(json: &[u8]) -> bool {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Bundled {
-    /// Written for others: what is in the file tells the kind.
+    /// Written for other readers: the kind follows from the file's content.
     #[serde(rename = "type", skip_deserializing)]
     kind: String,
     #[serde(skip_deserializing)]
@@ -77,9 +77,9 @@ enum Merge {
 }
 
 impl Bundled {
-    /// What says the same as the tokenizer of a GGUF file; `None` if that has no vocabulary.
+    /// The equivalent of the tokenizer of a GGUF file; `None` if that has no vocabulary.
     ///
-    /// Errors: keys of another type.
+    /// Errors: keys of the wrong type.
     pub fn from_gguf(metadata: &Metadata) -> Result<Option<Bundled>> {
         let array = |name: &str| match metadata.get(&key(name)) {
             Some(Value::Array(array)) => Some(array),
@@ -128,7 +128,7 @@ impl Bundled {
         Ok(Some(bundled))
     }
 
-    /// `bpe` or `unigram`: by merges if there are any; by scores, as SentencePiece does, if not.
+    /// `bpe` or `unigram`: by merges if there are any; otherwise by scores, as in SentencePiece.
     pub fn kind(&self) -> &'static str {
         match (&self.merges, &self.scores) {
             (None, Some(_)) => "unigram",
@@ -144,7 +144,7 @@ impl Bundled {
         }
     }
 
-    /// The metadata of a GGUF file that says the same, of a model of this architecture.
+    /// The equivalent metadata of a GGUF file, of a model of this architecture.
     fn into_gguf(self, architecture: &str) -> Result<Metadata> {
         let model = match self.kind() {
             "unigram" => "llama",
@@ -200,9 +200,9 @@ impl Bundled {
     }
 }
 
-/// Reads such a file. `architecture` is the model's kind, by which texts are cut into words.
+/// Reads such a file. `architecture` is the model's kind, which determines pre-tokenization.
 ///
-/// Errors: it is no such file.
+/// Errors: it is not such a file.
 pub fn tokenizer(json: &[u8], architecture: &str) -> Result<Tokenizer> {
     let bundled: Bundled = serde_json::from_slice(json)?;
     Ok(Tokenizer::from_gguf(&bundled.into_gguf(architecture)?)?)
@@ -222,7 +222,7 @@ fn in_order(ids: HashMap<String, u32>) -> Result<Vec<String>> {
             None => bail!(InvalidFile, "vocab: expected an id below {n}, found {id}"),
         }
     }
-    // As many tokens as places, and no place taken twice.
+    // As many tokens as ids, and no id twice.
     Ok(tokens.into_iter().flatten().collect())
 }
 

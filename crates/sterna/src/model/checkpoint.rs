@@ -1,4 +1,4 @@
-//! Checkpoints of Hugging Face as models: safetensors with a configuration beside them.
+//! Checkpoints of Hugging Face as models: safetensors with a configuration.
 
 use sterna_format::safetensors::{self, Index, SafeTensors, SafeTensorsError};
 
@@ -14,7 +14,7 @@ pub const CHECKPOINT_FILE: &str = "model.safetensors";
 
 /// Opens the checkpoint in a folder.
 pub(super) async fn open_folder(options: OpenOptions, files: &Files) -> Result<ModelFiles> {
-    // Where there are both, the whole file wins, as it does in Transformers.
+    // Where there are both, the single file wins, as in Transformers.
     if files.len(CHECKPOINT_FILE).await.is_some() {
         return open_files(vec![CHECKPOINT_FILE.to_owned()], None, options, files).await;
     }
@@ -28,7 +28,7 @@ pub(super) async fn open_folder(options: OpenOptions, files: &Files) -> Result<M
     }
 }
 
-/// Opens the safetensors file called `name`; of a shard that an index beside it lists, the whole set.
+/// Opens the safetensors file called `name`; for a shard that an index next to it lists, the whole set.
 pub(super) async fn open_file(
     name: &str,
     options: OpenOptions,

@@ -1,4 +1,4 @@
-//! The files beside a model's weights: configuration, tokenizer, chat template.
+//! The files next to a model's weights: configuration, tokenizer, chat template.
 
 use std::collections::BTreeMap;
 
@@ -34,12 +34,12 @@ struct Companion {
 #[derive(Debug)]
 enum Content {
     Bytes(Bytes),
-    /// It has so many bytes, and wasn't read.
+    /// Its size in bytes; it wasn't read.
     TooLarge(u64),
 }
 
 impl Companions {
-    /// Those of `names` that there are.
+    /// Those of `names` that exist.
     pub(super) async fn read(
         names: impl IntoIterator<Item = &str>,
         options: &OpenOptions,

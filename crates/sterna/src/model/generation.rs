@@ -1,12 +1,12 @@
-//! What a model's makers recommend for sampling, less what makes no sense.
+//! The recommended sampling settings of a model, without invalid ones.
 //!
-//! A recommendation that can't be followed is no reason to refuse a model: files in use have a
-//! `top_p` of 0. What is no recommendation, such as the tokens that end a text, must be right.
+//! An invalid recommendation is no reason to refuse a model: files in use have a `top_p` of 0. What is not a
+//! recommendation, such as the tokens that end a text, must be valid.
 
 use sterna_format::hf::{ConfigError, GenerationConfig};
 
-/// What `json`, a `generation_config.json`, says, and for each recommendation that is ignored its
-/// key and why.
+/// Parses `json`, a `generation_config.json`, and returns for each recommendation that is ignored its key and
+/// the reason.
 ///
 /// Fails if it isn't JSON or has values of the wrong type.
 pub(super) fn parse(json: &[u8]) -> Result<(GenerationConfig, Vec<String>), ConfigError> {

@@ -8,7 +8,7 @@ use crate::want::Files;
 
 /// Opens the file called `name`, and the rest of the split set that it begins.
 pub(super) async fn open(name: &str, options: OpenOptions, files: &Files) -> Result<ModelFiles> {
-    // Says what it says of a later part by the name that the user gave.
+    // Errors about a later part use the name that the user gave.
     gguf::split_names(&options.label(name))?;
     let names = gguf::split_names(name)?.unwrap_or_else(|| vec![name.to_owned()]);
     let (mut parts, mut opened) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! From a model's files to the engine: the bytes it asks for, verified, in the order it asks.
+//! From a model's files to the engine: the bytes it requests, verified, in the order of its requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use crate::warning::Warning;
 pub struct LoadOptions<'a> {
     /// Who verifies files whose hashes are known.
     pub verification: Verification,
-    /// Is told how many bytes of weights were loaded each time there are more.
+    /// Called with the number of bytes of weights loaded each time there are more.
     pub progress: Option<Box<dyn FnMut(u64) + 'a>>,
 }
 
 /// Who verifies files whose hashes are known, before a model is made of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verification {
-    /// Loading: such a file is wanted whole, and kept in memory.
+    /// Loading: such a file is requested as a whole, and kept in memory.
     #[default]
     ByLoading,
-    /// Whoever gives the bytes: what [`ModelFiles::checks`] says is checked before a range is given.
+    /// The provider of the bytes: it checks [`ModelFiles::checks`] before it gives a range.
     BySource,
 }
 
-/// A model that was loaded.
+/// A loaded model.
 pub struct Loaded<B: Backend> {
     /// The model.
     pub model: Arc<Model<B>>,
-    /// What is odd about it.
+    /// Oddities of its files.
     pub warnings: Vec<Warning>,
 }
 
 impl ModelFiles {
-    /// Loads the weights that `plan`, made of these files, asks for onto `backend`.
+    /// Loads the weights of `plan`, made from these files, onto `backend`.
     pub fn load<'a, B: Backend + 'a>(
         &'a self,
         plan: ModelPlan,
@@ -68,7 +68,7 @@ impl ModelFiles {
                 progress(len);
             }
         }
-        // Those that hold no weights of the plan are to be right too.
+        // Files that hold no weights of the plan must be intact too.
         shards.verify_rest().await?;
         let mut warnings = shards.warnings;
         let oddity = |what: String| Warning::Oddity {
@@ -78,7 +78,7 @@ impl ModelFiles {
         if let Header::Package(header) = &self.header {
             warnings.extend(header.hf_config()?.warnings.into_iter().map(oddity));
         }
-        // One of a kind is enough: what is odd about a checkpoint is odd about all its layers.
+        // One of a kind is enough: oddities of a checkpoint usually affect all its layers.
         let first = loader.warnings().first().map(ToString::to_string);
         warnings.extend(first.map(oddity));
         let model = loader.finish().with_context(|| self.name())?;
@@ -86,7 +86,7 @@ impl ModelFiles {
     }
 }
 
-/// Weight files as they are given, verified where nobody has done so.
+/// Weight files as they arrive, verified where the provider hasn't done so.
 pub(super) struct Shards<'a> {
     of: &'a ModelFiles,
     files: Files,
@@ -110,7 +110,7 @@ impl<'a> Shards<'a> {
         }
     }
 
-    /// The bytes of `want`, made of verified ones.
+    /// The bytes of `want`, from verified files.
     pub(super) async fn tensor(&mut self, want: &TensorRequest) -> Result<Bytes> {
         let mut parts = Vec::new();
         for (file, range) in self.of.parts(want)? {
@@ -153,7 +153,7 @@ impl<'a> Shards<'a> {
         Ok(bytes)
     }
 
-    /// Verifies the files that nothing was wanted of.
+    /// Verifies the files that nothing was requested from.
     pub(super) async fn verify_rest(&mut self) -> Result<()> {
         for file in 0..self.checks.len() {
             if self.checks[file].is_some() {

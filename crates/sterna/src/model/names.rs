@@ -1,7 +1,7 @@
-//! Whether two names may mean one model.
+//! Whether two names may refer to one model.
 
-/// Whether one of a model's `names` may mean the model that an adapter calls `base`: the same words, or
-/// some more behind them, such as a variant or a type, after the owner or folder before a slash.
+/// Whether one of a model's `names` may refer to the model that an adapter calls `base`: the same words,
+/// possibly followed by more, such as a variant or a type, after the owner or folder before a slash.
 pub fn may_be_called(base: &str, names: &[String]) -> bool {
     let words = |name: &str| -> Vec<String> {
         let name = name.trim_end_matches(['/', '\\']).to_ascii_lowercase();

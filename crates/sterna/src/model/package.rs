@@ -1,4 +1,4 @@
-//! Packages as models: their shards found, every tensor given a place that the engine can read.
+//! Packages as models: finding their shards, and mapping every tensor to where the engine can read it.
 
 use std::collections::BTreeMap;
 
@@ -20,26 +20,27 @@ use super::{Header, ModelFiles, OpenOptions, WeightFile, label};
 use crate::error::{Context, Result, bail};
 use crate::want::{Files, Machine};
 
-/// Decides whether a signed package is let in.
+/// Decides whether a signed package is accepted.
 pub trait Signatures {
-    /// Whether `signature`, in minisign's form, is a trusted one of `manifest`, of the package called `name`.
+    /// Checks whether `signature`, in minisign's form, is a trusted one of `manifest`, of the package called
+    /// `name`.
     ///
     /// Errors: [`ErrorCode::Untrusted`](crate::ErrorCode::Untrusted) if it isn't.
     fn check(&self, name: &str, manifest: &[u8], signature: &str) -> Result<()>;
 }
 
-/// A package, as its manifest describes it.
+/// A package, as described by its manifest.
 #[derive(Debug)]
 pub struct PackageHeader {
     /// The manifest and the tensor map.
     pub package: Package,
-    /// Stands before the names of files in messages.
+    /// The prefix of the names of files in messages.
     prefix: String,
-    /// Files beside the shards that the manifest gives digests of.
+    /// Files that are not shards, with digests in the manifest.
     hashed: BTreeMap<String, Digest>,
     /// Tokenizer and template of the GGUF file that the package was made from.
     pub(super) gguf_text: Option<Metadata>,
-    /// Why the package can't be run, though it can be looked at.
+    /// Why the package can't be run, though it can be inspected.
     not_runnable: Option<String>,
 }
 
@@ -54,7 +55,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     let mut shards = Vec::new();
     for shard in &manifest.shards {
         let label = options.label(&shard.file_name);
-        // What a shard holds is verified, by `PackageHeader::checks`, before a model is made of it.
+        // A shard's contents are verified, by `PackageHeader::checks`, before a model is made from it.
         match files.len(&shard.file_name).await {
             Some(len) if len == shard.size => shards.push(WeightFile {
                 name: shard.file_name.clone(),
@@ -89,7 +90,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
         let added = tensors.insert(entry);
         added.expect("names in a tensor map are unique");
     }
-    // Under these names lie values as GGUF has them, queries and keys in another order.
+    // Under these names are values as in GGUF, with queries and keys in another order.
     let gguf = |name: &str| name.starts_with("blk.") || name.starts_with("token_embd");
     if let Some(tensor) = package.tensors().iter().find(|t| gguf(&t.name)) {
         not_runnable.get_or_insert(format!(
@@ -123,12 +124,12 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     })
 }
 
-/// Reading a package without opening a model of it.
+/// Reading a package without opening a model from it.
 #[derive(Debug)]
 pub struct PackageFiles;
 
 impl PackageFiles {
-    /// The manifest and the tensor map of the package in a folder. Whoever signed it is not looked at.
+    /// The manifest and the tensor map of the package in a folder. Its signature is not checked.
     pub fn open(options: OpenOptions) -> Machine<'static, Package> {
         Machine::new(move |files| async move {
             let bytes = read_manifest(&options, &files).await?;
@@ -161,7 +162,7 @@ async fn read_companions(manifest: &Manifest, options: &OpenOptions, files: &Fil
     Companions::read(names, options, files).await
 }
 
-/// Refuses a package whose `manifest` somebody signed whom the user doesn't trust.
+/// Refuses a package whose `manifest` has a signature that the user doesn't trust.
 async fn check_signed(manifest: &[u8], options: &OpenOptions, files: &Files) -> Result<()> {
     let Some(signature) = read_one(SIGNATURE_FILE, options, files).await? else {
         return Ok(());
@@ -179,7 +180,7 @@ async fn check_signed(manifest: &[u8], options: &OpenOptions, files: &Files) -> 
     }
 }
 
-/// The package whose manifest is `bytes`.
+/// The package with `bytes` as its manifest.
 async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Package> {
     let manifest = Manifest::parse(bytes).with_context(|| options.label(MANIFEST_FILE))?;
     let map = match manifest.tensor_map_file() {
@@ -199,15 +200,15 @@ async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Pac
 }
 
 impl PackageHeader {
-    /// What each shard must be, in order.
+    /// The checks of each shard, in order.
     pub(super) fn checks(&self) -> Vec<Option<Expected>> {
         let manifest = self.package.manifest();
         let expected = |shard: &rdrr::Shard| Expected::Digest(shard.hash);
         manifest.shards.iter().map(|s| Some(expected(s))).collect()
     }
 
-    /// The bytes of the file called `name` beside the shards, as the manifest says they must be. Where it
-    /// gives hashes of such files, others are taken not to be there: anybody may have put them.
+    /// The verified bytes of the file called `name`. If the manifest has hashes of such files, others are
+    /// ignored: they may come from anyone.
     pub(super) fn beside(&self, companions: &Companions, name: &str) -> Result<Option<Bytes>> {
         let expected = self.hashed.get(name);
         if expected.is_none() && !self.hashed.is_empty() {
@@ -229,7 +230,7 @@ impl PackageHeader {
         Ok(Some(bytes))
     }
 
-    /// How I2_S codes are packed, where the manifest says it.
+    /// How I2_S codes are packed, if the manifest says so.
     pub(super) fn i2s_layout(&self) -> Result<Option<I2sLayout>> {
         let info = self.package.manifest().quantization_info.as_ref();
         match info.and_then(|info| info.i2s_layout.as_deref()) {
@@ -240,12 +241,12 @@ impl PackageHeader {
 
     /// The Hugging Face configuration of the model.
     ///
-    /// Errors: the manifest doesn't say enough of it.
+    /// Errors: the manifest doesn't say enough about it.
     pub fn hf_config(&self) -> Result<HfConfig> {
         Ok(rdrr::hf_config(self.package.manifest())?)
     }
 
-    /// The same, read; fails for packages that can't be run at all.
+    /// The same, parsed; fails for packages that can't be run at all.
     pub(super) fn config(&self) -> Result<Config> {
         if let Some(reason) = &self.not_runnable {
             bail!(Unsupported, "{reason}");

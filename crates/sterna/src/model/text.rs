@@ -1,4 +1,4 @@
-//! The text side of a model: its tokenizer and chat template, from whichever files have them.
+//! The text side of a model: its tokenizer and chat template, from whichever files contain them.
 
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::TokenizerConfig;
@@ -16,7 +16,7 @@ const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
 pub const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
 
 impl ModelFiles {
-    /// The tokenizer; `None` if the model comes without one.
+    /// The tokenizer; `None` if the model has none.
     ///
     /// Errors: a tokenizer that can't be read.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
@@ -44,7 +44,7 @@ impl ModelFiles {
         }
     }
 
-    /// The metadata of a GGUF file, or those that a package took over from one.
+    /// The metadata of a GGUF file, or those that a package adopted from one.
     pub fn gguf_text(&self) -> Option<&Metadata> {
         match &self.header {
             Header::Gguf { metadata, .. } => Some(metadata),
@@ -54,7 +54,7 @@ impl ModelFiles {
     }
 
     /// The tokenizer of a package: a Hugging Face file, a file made of GGUF's keys, or SentencePiece's,
-    /// told apart by what they hold, as manifests call the first two by one name.
+    /// distinguished by their contents, as manifests call the first two by one name.
     fn package_tokenizer(&self, header: &PackageHeader) -> Result<Option<Tokenizer>> {
         let entry = header.package.manifest().tokenizer.as_ref();
         let config = self.tokenizer_config()?;
@@ -78,8 +78,8 @@ impl ModelFiles {
         self.parsed(model, read)
     }
 
-    /// The tokenizer in a Hugging Face file of a package. Where nothing beside it names the token that
-    /// texts begin with, its id in the configuration does, or else what it is usually called.
+    /// The tokenizer in a Hugging Face file of a package. Where no other file names the BOS token, its id in
+    /// the configuration does, or else its usual name.
     fn hf_tokenizer(
         &self,
         header: &PackageHeader,
@@ -101,9 +101,9 @@ impl ModelFiles {
         Ok(Tokenizer::from_hf_json(json, Some(&config))?)
     }
 
-    /// The tokenizer; fails if the model comes without one.
+    /// The tokenizer; fails if the model has none.
     ///
-    /// Errors: as for [`ModelFiles::tokenizer`], and that there is none.
+    /// Errors: as for [`ModelFiles::tokenizer`], and if there is none.
     pub fn require_tokenizer(&self) -> Result<Tokenizer> {
         self.tokenizer()?.with_context(|| {
             let expected = match self.header {
@@ -116,13 +116,13 @@ impl ModelFiles {
         })
     }
 
-    /// The token that a text by itself begins with, if the model has one: the one that its tokenizer
-    /// puts there, or else the one that its files name as BOS.
+    /// The token that a text begins with, if the model has one: the one that its tokenizer adds, or else the
+    /// one that its files name as BOS.
     ///
-    /// No such token is one that the files say isn't added (`add_bos_token`), nor one that ends texts
-    /// too: GGUF files need some id, and give that of `<|endoftext|>` for models that have no BOS.
+    /// Tokens that according to the files aren't added (`add_bos_token`) are excluded, and those that also
+    /// end texts: GGUF files need some id, and give that of `<|endoftext|>` for models that have no BOS.
     ///
-    /// Errors: keys of another type.
+    /// Errors: keys of the wrong type.
     pub fn text_start(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
         if tokenizer.adds_bos() {
             return Ok(tokenizer.bos());
@@ -133,7 +133,7 @@ impl ModelFiles {
                 .with_context(|| self.name())?,
             None => self.tokenizer_config()?.add_bos_token,
         };
-        // Without a name in the files, a tokenizer goes by what tokens are usually called.
+        // Without a name in the files, a tokenizer uses the usual names of tokens.
         let is_named = tokenizer.special_tokens().bos.is_some();
         let may_begin = is_named && added != Some(false);
         Ok(tokenizer
@@ -141,7 +141,7 @@ impl ModelFiles {
             .filter(|bos| may_begin && !tokenizer.end_ids().contains(bos)))
     }
 
-    /// The chat template: the model's own, or one that fits its vocabulary. `None` for base models.
+    /// The chat template: the model's own, or a default that fits its vocabulary. `None` for base models.
     ///
     /// Errors: a template that can't be read.
     pub fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
@@ -156,7 +156,7 @@ impl ModelFiles {
         }
     }
 
-    /// The template's text, where the model ships one.
+    /// The template's text, if the model includes one.
     ///
     /// Errors: files that can't be read.
     pub fn template_source(&self) -> Result<Option<String>> {
@@ -170,7 +170,7 @@ impl ModelFiles {
         if let Some(source) = self.parsed("chat_template.jinja", text)? {
             return Ok(Some(source));
         }
-        // A file of its own has the template under the same key as the tokenizer's configuration.
+        // A separate file has the template under the same key as the tokenizer's configuration.
         let own = self
             .parsed("chat_template.json", TokenizerConfig::parse)?
             .unwrap_or_default();
@@ -178,7 +178,7 @@ impl ModelFiles {
         Ok(template.and_then(|template| template.default_template().map(str::to_owned)))
     }
 
-    /// The model's kind, by which default templates are chosen.
+    /// The model's kind, which selects default templates.
     fn architecture(&self) -> Result<Option<String>> {
         if let Some(metadata) = self.gguf_text() {
             let name = metadata.architecture().with_context(|| self.name())?;
@@ -189,7 +189,7 @@ impl ModelFiles {
             Header::SafeTensors { .. } | Header::Bundle(_) => {
                 Ok(self.config()?.and_then(|config| config.model_type))
             }
-            // A package that can't be run still has words and templates.
+            // A package that can't be run still has a vocabulary and templates.
             Header::Package(header) => {
                 let named = || header.package.manifest().model_type.clone();
                 let config = header.config().ok();
@@ -200,7 +200,7 @@ impl ModelFiles {
         }
     }
 
-    /// `tokenizer_config.json`; of a package without one, what its manifest says; or the empty one.
+    /// `tokenizer_config.json`; for a package without one, what its manifest says; or an empty one.
     fn tokenizer_config(&self) -> Result<TokenizerConfig> {
         if let Some(config) = self.parsed("tokenizer_config.json", TokenizerConfig::parse)? {
             return Ok(config);
@@ -217,11 +217,11 @@ impl ModelFiles {
     }
 }
 
-/// What SentencePiece's files begin with: the tag of their first field.
+/// The first byte of SentencePiece's files: the tag of their first field.
 const FIELD_1: u8 = 0x0a;
 
-/// Reads a file that two kinds of tokenizer call `tokenizer.model`: SentencePiece's protocol buffer,
-/// which begins with its field 1, and tiktoken's lines of base64, as Llama 3 has it.
+/// Reads a file that two kinds of tokenizer call `tokenizer.model`: SentencePiece's protocol buffer, which
+/// begins with its field 1, and tiktoken's lines of base64, as in Llama 3.
 fn from_tokenizer_model(
     file: &[u8],
     config: &TokenizerConfig,

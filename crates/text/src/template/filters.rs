@@ -5,7 +5,8 @@ use minijinja::{Error, ErrorKind, Value};
 
 /// The most bytes that a variable may hold, counting a few for each item of a list or map.
 const MAX_BYTES: usize = 8 << 20;
-/// How deep lists and maps may lie in a variable; deeper ones would overflow the stack when printed or dropped.
+/// How deep lists and maps may nest in a variable; deeper ones would overflow the stack when printed or
+/// dropped.
 const MAX_DEPTH: usize = 64;
 
 /// What a template may keep in a variable.

@@ -6,7 +6,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 /// Values nested deeper than this are refused.
 const MAX_DEPTH: usize = 64;
-/// Longer JSON is refused, because one value may stand in many places.
+/// Longer JSON is refused, because one value may occur in many places.
 const MAX_BYTES: usize = 16 << 20;
 
 /// A JSON value as the engine's own, keys in their order.

@@ -70,7 +70,7 @@ fn indices(
         ));
     }
     let len = len as i128;
-    // The ends lie one before the first and one behind the last place, as seen in the direction of the step.
+    // The ends are one before the first and one after the last position, in the direction of the step.
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let place = |bound: Option<i64>, default: i128| match bound.map(i128::from) {
         None => default,

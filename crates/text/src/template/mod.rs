@@ -189,7 +189,7 @@ impl ChatTemplate {
     }
 }
 
-/// Transformers passes `None` for what there is none of, so that such variables are defined.
+/// Transformers passes `None` for missing values, so that such variables are defined.
 fn optional(values: &Option<Vec<serde_json::Value>>) -> Value {
     values.as_deref().map_or(Value::from(()), list)
 }

@@ -67,7 +67,7 @@ pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
 
 /// Replaces `[a:b:c]` by a call of [`SLICE`]. No other bracket holds a colon at its own level.
 fn without_slices(code: &str) -> Result<String, TemplateError> {
-    /// An open bracket: where it stands in the output, and the colons at its level.
+    /// An open bracket: its position in the output, and the colons at its level.
     struct Open {
         bracket: char,
         start: usize,
@@ -167,14 +167,14 @@ fn rewrite(tag: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{before}{rewritten}{after}"))
 }
 
-/// Where the first `=` stands that is neither in a string nor part of another operator.
+/// The position of the first `=` that is neither in a string nor part of another operator.
 fn assignment_operator(assignment: &str) -> Option<usize> {
     // A target holds no string, bracket or comparison, so that the first `=` is the one; a filter of a block does.
     let at = assignment.find(['=', '|', '\'', '"', '('])?;
     (assignment.as_bytes()[at] == b'=').then_some(at)
 }
 
-/// Where `end` stands outside of strings and brackets.
+/// The position of `end` outside of strings and brackets.
 fn closing(text: &str, end: &str) -> Option<usize> {
     let mut quote = None;
     let mut depth = 0_usize;

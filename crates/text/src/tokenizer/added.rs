@@ -224,7 +224,7 @@ impl AddedTokens {
     }
 }
 
-/// Whether `range` has a place in common with one of `ranges`, which are in order and apart.
+/// Whether `range` overlaps one of `ranges`, which are sorted and disjoint.
 pub(crate) fn overlaps(ranges: &[Range<usize>], range: Range<usize>) -> bool {
     let after = ranges.partition_point(|other| other.end <= range.start);
     ranges

@@ -20,7 +20,7 @@ pub(crate) struct Bpe {
     pub(crate) unknown: Unknown,
     /// Goes in front of every character but the first of a word.
     pub(crate) continuing_subword_prefix: String,
-    /// Goes behind the last character of a word.
+    /// Suffix of the last character of a word.
     pub(crate) end_of_word_suffix: String,
     /// Ids that text must never become, sorted: control tokens.
     pub(crate) forbidden: Vec<u32>,
@@ -37,17 +37,17 @@ pub(crate) enum Merges {
     ByScore {
         /// By id.
         scores: Vec<f32>,
-        /// Pieces that only lead to longer ones; one that is left at the end is taken apart again.
+        /// Pieces that only lead to longer ones; one that remains at the end is split again.
         unused: Vec<bool>,
     },
 }
 
-/// What becomes of a character that is not in the vocabulary.
+/// How a character that is not in the vocabulary is encoded.
 #[derive(Debug, Default)]
 pub(crate) struct Unknown {
     /// Spell its bytes with these tokens.
     pub(crate) bytes: Option<Box<[u32; 256]>>,
-    /// Else this token stands for it; with neither, it is left out.
+    /// Else this token replaces it; with neither, it is dropped.
     pub(crate) id: Option<u32>,
     /// One token for several in a row.
     pub(crate) fuse: bool,
@@ -205,7 +205,7 @@ impl Bpe {
                 table.get(&(a, b)).is_some_and(|(_, merged)| *merged == id)
             }
             (Merges::Table(_), ..) => false,
-            // A candidate begins where `left` begins, so its length tells the stretch.
+            // A candidate begins where `left` begins, so its length determines the range.
             _ => vocab
                 .piece(id)
                 .is_some_and(|piece| piece.len() == left.len + right.len),

@@ -30,7 +30,7 @@ pub(crate) enum PieceStep {
         pattern: Pattern,
         with: String,
     },
-    /// Up to so many of a character go at either end.
+    /// Maximum number of this character that is stripped at either end.
     Strip {
         content: char,
         start: usize,
@@ -73,7 +73,7 @@ pub(crate) enum TextStep {
     },
 }
 
-/// Where a piece stands.
+/// The position of a piece.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) first: bool,
@@ -110,7 +110,7 @@ impl Decoder {
             bytes.to_mut().insert(0, b' ');
         }
         for step in &self.pieces {
-            // A piece that is no longer text is past the steps that are about text.
+            // A piece that is no longer text is past the steps that process text.
             let Ok(text) = std::str::from_utf8(&bytes) else {
                 break;
             };
@@ -149,7 +149,7 @@ impl Decoder {
 }
 
 impl PieceStep {
-    /// What the step makes of `text`; `None` if nothing changes.
+    /// The result of the step for `text`; `None` if nothing changes.
     fn apply(&self, text: &str, place: Place<'_>) -> Option<Vec<u8>> {
         match self {
             Self::ByteLevel => {
@@ -201,7 +201,7 @@ impl PieceStep {
     }
 }
 
-/// The byte that a piece such as `<0x0A>` stands for.
+/// The byte of a piece such as `<0x0A>`.
 pub(crate) fn byte_token(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2 && !digits.starts_with('+')).then(|| u8::from_str_radix(digits, 16).ok())?

@@ -1,4 +1,4 @@
-//! What can be wrong with a tokenizer, or with what it is asked to do.
+//! Errors of tokenizers.
 
 /// Why a tokenizer could not be read, or a text not encoded.
 #[derive(Debug, thiserror::Error)]
@@ -27,11 +27,11 @@ pub enum TokenizerError {
     },
 
     /// GGUF has no words for a part of the tokenizer.
-    #[error("tokenizer {place}: GGUF can't say {found}")]
+    #[error("tokenizer {place}: GGUF can't express {found}")]
     Inexpressible {
         /// Which part, in the spelling of `tokenizer.json`.
         place: &'static str,
-        /// What it is, cut to a readable length.
+        /// The value, truncated to a readable length.
         found: String,
     },
 

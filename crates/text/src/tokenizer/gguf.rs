@@ -241,7 +241,7 @@ fn sentence_pieces(keys: &Keys<'_>, choice: Choice) -> Result<Parts, TokenizerEr
         .unwrap_or_default()
         .to_lowercase();
     if keys.0.architecture()? == Some("phi3") || name.contains("phi-3") || name.contains("phi3") {
-        // Phi-3's control tokens take the space behind them along, which GGUF has no key for.
+        // Phi-3's control tokens consume the space after them, which GGUF has no key for.
         parts.added = parts
             .added
             .stripping_right(|token| !["<unk>", "<s>", "<|endoftext|>"].contains(&token))?;

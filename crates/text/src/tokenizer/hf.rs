@@ -649,7 +649,7 @@ fn decoder(json: DecoderJson) -> Result<Decoder, TokenizerError> {
                 content: with,
             } => {
                 let pattern = pattern(json)?;
-                // A single character lies in a single piece, so that replacing it need not wait for the whole text.
+                // A single character is in a single piece, so that replacing it need not wait for the whole text.
                 let single =
                     matches!(&pattern, Pattern::Literal(text) if text.chars().count() == 1);
                 if fused && !(single && out.text.is_empty()) {

@@ -55,7 +55,7 @@ pub struct Encode {
 }
 
 impl Encode {
-    /// For text that stands alone: special tokens around it, none recognised in it.
+    /// For a complete text: special tokens around it, none recognised in it.
     pub const TEXT: Self = Self {
         add_special: true,
         parse_special: false,
@@ -90,13 +90,13 @@ pub struct Tokenizer {
 /// Everything a tokenizer consists of, whichever file it came from.
 #[derive(Debug)]
 struct Parts {
-    /// What the model knows; added tokens may stand outside.
+    /// The vocabulary; added tokens may be outside.
     vocab: Vocab,
     added: AddedTokens,
     normalizer: Option<Normalizer>,
     pre_tokenizer: Option<PreTokenizer>,
     model: Model,
-    /// Ids that go before and behind a text.
+    /// Ids added before and after a text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
     decoder: Decoder,

@@ -16,7 +16,7 @@ pub(crate) const GPT2: &str =
 pub(crate) enum Pattern {
     Literal(String),
     Regex(Box<Regex>),
-    /// An expression that goes on with `|\s+(?!\S)|\s+`, as nearly all that split text do.
+    /// An expression that ends with `|\s+(?!\S)|\s+`, as nearly all splitting expressions do.
     ///
     /// The look-ahead is done by hand: without it an automaton can run the expression in linear time, while
     /// backtracking through a run of a hundred thousand spaces overflows the engine's stack.
@@ -26,7 +26,7 @@ pub(crate) enum Pattern {
 /// Runs of white space, less the last one if a word follows.
 const SPACES: &str = r"|\s+(?!\S)|\s+";
 
-/// Whether what an expression matches at a place may depend on what stands around.
+/// Whether a match at a position may depend on its context.
 fn looks_around(expression: &str) -> bool {
     let anchors = expression.replace("[^", "[");
     [
@@ -196,7 +196,7 @@ fn spaces_before(
         let run = text[at..].len() - text[at..].trim_start().len();
         let stop = match text[at..at + run].char_indices().next_back() {
             None => {
-                // Nothing matches at a character that is no space.
+                // Nothing matches at a character that isn't a space.
                 at += text[at..].chars().next().map_or(1, char::len_utf8);
                 continue;
             }

@@ -14,7 +14,7 @@ use super::pattern::Pattern;
 #[derive(Debug)]
 pub(crate) enum PreTokenizer {
     Sequence(Vec<PreTokenizer>),
-    /// Cuts at the matches of a pattern; `invert` swaps matches and what lies between them.
+    /// Splits at the matches of a pattern; `invert` swaps matches and what is between them.
     Split {
         pattern: Pattern,
         behavior: Behavior,
@@ -41,7 +41,7 @@ pub(crate) enum PreTokenizer {
     Scripts,
 }
 
-/// What becomes of the text that a split matched.
+/// What happens to the text that a split matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Behavior {
     Removed,

@@ -22,7 +22,7 @@ pub(super) const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M
 /// Mistral's Tekken: as GPT-4o, without contractions and with single digits.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Bloom and its kin: runs without spaces and sentence marks.
+/// Bloom and the like: runs without spaces and sentence marks.
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 /// The last of DeepSeek 3's three cuts.
@@ -77,7 +77,7 @@ const QWEN2_SPLIT: Split = plain(&[QWEN2]);
 /// What llama.cpp does when a file names no rule.
 const DEFAULT: Split = plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]);
 
-/// The rule that `name` stands for.
+/// The rule called `name`.
 fn named(name: &str) -> Option<Split> {
     Some(match name {
         "default" => DEFAULT,

@@ -34,7 +34,7 @@ pub enum TiktokenEncoding {
 }
 
 impl TiktokenEncoding {
-    /// The encoding whose file has so many tokens.
+    /// The encoding with this number of tokens.
     pub fn of_size(n_tokens: usize) -> Option<Self> {
         match n_tokens {
             50_256 => Some(Self::R50k),

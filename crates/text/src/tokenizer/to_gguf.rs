@@ -352,7 +352,7 @@ fn steps_of(normalizer: &Normalizer) -> Vec<&Normalizer> {
     }
 }
 
-/// Whether words leave as spelt bytes.
+/// Whether words are output as spelled bytes.
 fn spells_bytes(pre_tokenizer: &PreTokenizer) -> bool {
     match pre_tokenizer {
         PreTokenizer::Sequence(steps) => steps.last().is_some_and(spells_bytes),

@@ -58,7 +58,8 @@ impl Unigram {
         word: &str,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        /// The best way to spell the text up to a place: its score, its last token, and where that token starts.
+        /// The best segmentation of the text up to a position: its score, its last token, and where that
+        /// token starts.
         #[derive(Clone, Copy)]
         struct Best {
             score: f64,

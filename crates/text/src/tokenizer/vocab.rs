@@ -11,12 +11,12 @@ const FREE_IDS: usize = 1 << 20;
 
 /// Pieces of text by id, and ids by piece.
 ///
-/// All pieces lie in one string, so that a vocabulary of 256,000 pieces costs three allocations instead of half a
+/// All pieces are in one string, so that a vocabulary of 256,000 pieces costs three allocations instead of half a
 /// million, which is most of the time it takes to load one.
 #[derive(Debug)]
 pub(crate) struct Vocab {
     text: String,
-    /// By id: where the piece lies in `text`; ids nobody uses have `start == u32::MAX`.
+    /// By id: where the piece is in `text`; unused ids have `start == u32::MAX`.
     spans: Vec<Span>,
     index: HashTable<u32>,
     /// Whether some spelling was given to two ids.
@@ -115,7 +115,7 @@ impl Vocab {
             .copied()
     }
 
-    /// The id whose spelling is `piece`, which is found at once if it is `near` or the id behind that.
+    /// The id whose spelling is `piece`, which is found at once if it is `near` or the next id.
     pub(crate) fn id_near(&self, piece: &[u8], near: u32) -> Option<u32> {
         let is_it = |id: &u32| {
             self.piece(*id)

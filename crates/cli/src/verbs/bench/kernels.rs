@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::device::KernelTime;
 
-/// What a GPU does in a test, kernel by kernel.
+/// The kernels of a test on a GPU.
 #[derive(Debug, Serialize)]
 pub(super) struct Kernels {
     /// Kernels started for a token, or for the prompt.
@@ -27,8 +27,7 @@ struct Kernel {
 }
 
 impl Kernels {
-    /// Sums `times` up, the longest first, and shares them out among `n`: tokens that were decoded, or one
-    /// prompt.
+    /// Sums `times`, the longest first, and divides by `n`: tokens that were decoded, or one prompt.
     pub(super) fn new(n: usize, times: &[KernelTime]) -> Kernels {
         let n = n as f64;
         let mut kernels: Vec<Kernel> = Vec::new();

@@ -1,4 +1,4 @@
-//! What is timed, and the timing of it.
+//! The tests, and their timing.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use sterna::native::{self, Device};
 /// One thing to time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
-    /// A prompt of so many tokens.
+    /// A prompt of this many tokens.
     Prefill(usize),
     /// `n` steps of `batch` sequences together, each with `depth` tokens in its cache before them.
     Decode {
@@ -30,7 +30,7 @@ pub(super) enum Test {
 }
 
 impl Test {
-    /// Tokens that are computed while time is taken.
+    /// Tokens that are computed while timed.
     pub(super) fn n_tokens(self) -> usize {
         match self {
             Test::Prefill(n) => n,
@@ -62,7 +62,7 @@ impl Test {
         }
     }
 
-    /// As tables call it: `pp128`, `tg64`, `tg64x4`, `tg64@4096`.
+    /// Its name in tables: `pp128`, `tg64`, `tg64x4`, `tg64@4096`.
     pub(super) fn name(self) -> String {
         let Test::Decode { n, depth, batch } = self else {
             return format!("pp{}", self.n_tokens());
@@ -78,17 +78,17 @@ impl Test {
     }
 }
 
-/// What a test makes the machine do at least, whatever the engine: what limits it.
+/// The minimum work of a test on any engine: what bounds it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Work {
     /// Bytes to read from memory, of a decode test.
     pub(super) bytes: Option<u64>,
-    /// Multiplications of activations with weights, where several rows share a reading of them.
+    /// Multiply-accumulates with weights, where several rows share a read of them.
     pub(super) multiply_adds: Option<u64>,
 }
 
 impl Work {
-    /// What limits `test` of the model that is planned, its caches as in `session`.
+    /// What bounds `test` of the planned model, with caches as in `session`.
     pub(super) fn of(test: Test, plan: &ModelPlan, session: &SessionOptions) -> Work {
         match test {
             Test::Prefill(n) => Work {
@@ -96,7 +96,7 @@ impl Work {
                 multiply_adds: Some(plan.prefill_multiply_adds(n)),
             },
             Test::Decode { n, depth, batch } => {
-                // Weights once a step, and of each sequence what the steps before have left.
+                // Weights once per step, and for each sequence its cache so far.
                 let cache: u64 = (depth..depth + n)
                     .map(|pos| cache_bytes(plan, session, pos))
                     .sum();
@@ -110,7 +110,7 @@ impl Work {
     }
 }
 
-/// Bytes of the cache that the last of `n` positions sees.
+/// Bytes of the cache that the last of `n` positions attends to.
 fn cache_bytes(plan: &ModelPlan, session: &SessionOptions, n: usize) -> u64 {
     let ModelConfig {
         n_layers, layers, ..
@@ -122,17 +122,17 @@ fn cache_bytes(plan: &ModelPlan, session: &SessionOptions, n: usize) -> u64 {
         .sum()
 }
 
-/// The sequences that a test appends to, with what is in their caches. None shares memory with another.
+/// The sequences that a test appends to, with filled caches. None shares memory with another.
 struct Sequences {
     together: Vec<Session<Device>>,
-    /// Takes every step by itself, where others take it together.
+    /// Takes every step separately, where others take it together.
     alone: Option<Session<Device>>,
 }
 
-/// How long one repetition of a test took.
+/// The duration of one repetition of a test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
-    /// All of it, without what is in `alone`.
+    /// The total, without `alone`.
     pub(super) test: Elapsed,
     /// The steps of one sequence alone, of which one came before each step of several together.
     pub(super) alone: Option<Elapsed>,
@@ -146,7 +146,7 @@ pub(super) struct Candidate {
     pub(super) threads: usize,
     pub(super) load_ms: f64,
     model: Adapted<Device>,
-    /// Threads to measure arithmetic with: as many as the model's.
+    /// Threads to measure arithmetic with: as many as the model uses.
     exec: Exec,
     /// For each test.
     sequences: Vec<Sequences>,
@@ -154,7 +154,7 @@ pub(super) struct Candidate {
     pub(super) times: Vec<Vec<Times>>,
     /// Of each test, if kernels were to be timed.
     pub(super) kernels: Vec<Kernels>,
-    /// For each way to read memory, bytes per second in each repetition.
+    /// For each method of reading memory, bytes per second in each repetition.
     pub(super) bandwidths: Vec<(Reading, Vec<f64>)>,
     /// Multiply-adds per second, of each repetition.
     pub(super) peaks: Vec<f64>,
@@ -180,7 +180,7 @@ impl Candidate {
         }
     }
 
-    /// The GPU that the model is computed on, if it is one, and how much of it.
+    /// The GPU that the model is computed on, if any, and how much of it.
     pub(super) fn gpu_share(&self) -> Option<String> {
         native::gpu_share(self.model.model())
     }
@@ -203,8 +203,8 @@ impl Candidate {
         Ok(())
     }
 
-    /// Does `test`, that of number `i` or a part of it; several sequences in turns with one alone, if they
-    /// are to be compared.
+    /// Runs `test`, which has index `i`, or a part of it; several sequences alternating with one alone, if
+    /// they are compared.
     fn time(&mut self, i: usize, test: Test, compares: bool) -> Result<Times> {
         let ids = self.ids(test.n_tokens());
         let Sequences { together, alone } = &mut self.sequences[i];
@@ -220,7 +220,7 @@ impl Candidate {
         Ok(times)
     }
 
-    /// How long kernels take on a GPU, in some of each of `tests`.
+    /// How long kernels take on a GPU, for some steps of each of `tests`.
     pub(super) fn time_kernels(&mut self, tests: &[Test]) -> Result<()> {
         for (i, test) in tests.iter().enumerate() {
             let (part, n) = match *test {
@@ -252,8 +252,8 @@ fn time_prompt(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     })
 }
 
-/// Appends as many tokens as there are `ids` to a sequence, one by one, for greedy choices: those that
-/// the session chooses by itself, or `ids` where it doesn't.
+/// Appends as many tokens as there are `ids` to a sequence, one by one, with greedy choices: those that the
+/// session samples on its own, or `ids` where it doesn't.
 fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     let greedy = Sampler::new(SamplerConfig::default(), session.model().config().n_vocab)?;
     let watch = Stopwatch::start();
@@ -271,9 +271,9 @@ fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     })
 }
 
-/// Appends `ids` to the sequences `together`, one to each at a time, in turns with steps of `alone`, if
-/// there is one: whatever else the machine does meets both alike, and neither finds weights that the other
-/// has left in a cache any more than it would by itself.
+/// Appends `ids` to the sequences `together`, one to each at a time, alternating with steps of `alone`, if
+/// there is one: other load on the machine affects both equally, and neither benefits from weights that the
+/// other has left in a cache more than it would alone.
 fn time_batch(
     together: &mut [Session<Device>],
     mut alone: Option<&mut Session<Device>>,
@@ -296,7 +296,7 @@ fn time_batch(
     Ok(times)
 }
 
-/// A step of each of `sessions`, by one token of `ids`.
+/// A step of each of `sessions`, with one token of `ids`.
 pub(super) fn steps<'a>(
     sessions: &'a mut [Session<Device>],
     ids: &'a [u32],
@@ -323,8 +323,8 @@ pub(super) struct Plan<'a> {
     pub(super) files: &'a [Bytes],
 }
 
-/// Times all tests with all `candidates`, again and again, in turns: whatever else the machine does
-/// meets all alike. Returns the most memory held before the bandwidth was measured, if the system tells.
+/// Times all tests with all `candidates`, repeatedly and alternating: other load on the machine affects all
+/// equally. Returns the peak memory before the bandwidth was measured, if the system reports it.
 pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<Option<u64>> {
     let depth = plan.tests.iter().map(|test| test.depth()).max();
     let progress =
@@ -354,7 +354,7 @@ pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<O
     let mut readers = Vec::with_capacity(candidates.len());
     for candidate in &mut *candidates {
         if native::is_all_on_gpu(candidate.model.model()) {
-            // What the processor could do says nothing of it; layers that it has are bound by it.
+            // What the processor could do is irrelevant for it; layers on the processor are bound by it.
             readers.push(None);
             continue;
         }

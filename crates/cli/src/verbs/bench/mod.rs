@@ -1,4 +1,4 @@
-//! `sterna bench`: how fast a model runs here, and how near that is to what the machine allows.
+//! `sterna bench`: how fast a model runs here, and how close that is to what the machine allows.
 
 mod kernels;
 mod measure;
@@ -32,8 +32,8 @@ const EXAMPLE: &str = "Example:
 
 /// Measure prefill and decode rates
 ///
-/// Results are checked before anything is timed. All tests with all thread counts take turns, and so
-/// do measurements of how fast memory can be read and bytes can be multiplied, after a warm-up.
+/// Results are checked before anything is timed. After a warm-up, all tests with all thread counts alternate,
+/// as do measurements of memory bandwidth and of the peak rate of multiplying bytes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Bench {
@@ -51,7 +51,7 @@ pub(crate) struct Bench {
     )]
     prefill: Vec<NonZero<usize>>,
 
-    /// Tokens to decode, one by one
+    /// Number of tokens to decode, one by one
     #[arg(
         short = 'n',
         long,
@@ -61,7 +61,7 @@ pub(crate) struct Bench {
     )]
     decode: Vec<NonZero<usize>>,
 
-    /// Tokens in the context before those that are decoded
+    /// Context length before decoding, in tokens
     #[arg(
         short = 'd',
         long,
@@ -71,7 +71,7 @@ pub(crate) struct Bench {
     )]
     depth: Vec<usize>,
 
-    /// Sequences to decode together, a token of each in a step
+    /// Number of sequences to decode in one batch
     #[arg(
         short = 'b',
         long,
@@ -96,7 +96,7 @@ pub(crate) struct Bench {
     #[arg(short = 'r', long, value_name = "N", default_value = "5")]
     repetitions: NonZero<usize>,
 
-    /// Say how long each kernel takes on a GPU, measured apart
+    /// Report how long each kernel takes on a GPU, measured separately
     #[arg(long)]
     kernels: bool,
 
@@ -186,7 +186,7 @@ impl Bench {
         tests
     }
 
-    /// Loads the model for `threads` threads, and checks it; how many milliseconds loading took.
+    /// Loads the model for `threads` threads, and checks it; returns the loading time in milliseconds.
     fn load(&self, files: &LocalModel, threads: usize) -> Result<(Adapted<Device>, f64)> {
         let plan = model::plan(files, &self.flags.files)?;
         let start = Instant::now();
@@ -195,7 +195,7 @@ impl Bench {
         let model = model::adapt(model, files, engine.lora())?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         if self.kernels {
-            // Sooner than all that is measured before.
+            // Fails early, before any measurement.
             device::expect_timing(model.model().backend())?;
         }
         self.check(&model)?;
@@ -205,7 +205,7 @@ impl Bench {
         Ok((model, load_ms))
     }
 
-    /// Computes a few tokens at once and one by one, which must give the same.
+    /// Computes a few tokens at once and one by one, which must give the same results.
     fn check(&self, model: &Adapted<Device>) -> Result<()> {
         let n_vocab = model.model().config().n_vocab;
         let ids = token_ids(CHECKED, n_vocab);
@@ -228,8 +228,8 @@ impl Bench {
         self.check_choices(session, ids[0])
     }
 
-    /// Decodes from `first` on, where the session chooses tokens by itself: they must be the best of what
-    /// single steps give.
+    /// Decodes from `first` on, where the session samples on its own: the tokens must be the greedy choices
+    /// from single steps.
     fn check_choices(&self, mut session: Session<Device>, first: u32) -> Result<()> {
         let mut greedy = Sampler::new(SamplerConfig::default(), session.model().config().n_vocab)?;
         let mut ids = vec![first];
@@ -260,7 +260,7 @@ impl Bench {
         let options = self.flags.engine.session(CHECKED);
         let n_vocab = model.model().config().n_vocab;
         let ids = token_ids(n * CHECKED, n_vocab);
-        // Sequences of different lengths, so that one that is taken for another shows.
+        // Sequences of different lengths, so that mixing them up is noticed.
         let mut together = Vec::with_capacity(n);
         for (i, ids) in ids.chunks(CHECKED).enumerate() {
             let mut session = model.session(options)?;
@@ -302,7 +302,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     bits(a) == bits(b)
 }
 
-/// More sequences than a batch is ever made of; each takes memory of its own.
+/// More sequences than any useful batch; each takes memory of its own.
 const MAX_BATCH: usize = 1024;
 
 fn batch_size(text: &str) -> Result<NonZero<usize>, String> {
@@ -315,8 +315,8 @@ fn batch_size(text: &str) -> Result<NonZero<usize>, String> {
 /// Tokens computed two ways before timing.
 const CHECKED: usize = 16;
 
-/// Bound on the difference of the two, as mean squared error over mean square: what float sums in
-/// another order may cost. It is 0 on backends that promise the same bits.
+/// Bound on the difference of the two, as mean squared error over mean square: what float sums in another
+/// order may cost. It is 0 on backends that promise the same bits.
 const MAX_ERROR: f64 = 1e-6;
 
 /// The same for models on a GPU, where a sum in another order may flip the rounding of an activation.

@@ -1,4 +1,4 @@
-//! What was measured, summed up.
+//! The summary of the measurements.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::output::{self, Bytes};
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) version: &'static str,
-    /// What was built, if whoever built it said so.
+    /// The commit that was built, if the build set it.
     pub(super) commit: Option<&'static str>,
     pub(super) model: ModelReport,
     #[serde(flatten)]
@@ -21,8 +21,8 @@ pub(super) struct Report {
     pub(super) gpu: Option<String>,
     pub(super) instruction_set: &'static str,
     pub(super) runs: Vec<Run>,
-    /// The most memory the process held, with the model loaded once for each thread count, before the
-    /// bandwidth was measured.
+    /// The peak memory of the process, with the model loaded once for each thread count, before the bandwidth
+    /// was measured.
     pub(super) peak_memory_bytes: Option<u64>,
 }
 
@@ -31,30 +31,30 @@ pub(super) struct ModelReport {
     pub(super) name: String,
     pub(super) family: String,
     pub(super) file_bytes: u64,
-    /// Tells files apart, if nobody wants to deceive: FNV-1a of each file's length and first MiB.
+    /// Identifies files, without security: FNV-1a of each file's length and first MiB.
     pub(super) head_fnv1a64: String,
-    /// Weights that decoding one token reads, as computed with.
+    /// Weights that decoding one token reads, in their loaded types.
     pub(super) bytes_per_token: u64,
 }
 
-/// What was measured with one number of threads.
+/// Measurements with one number of threads.
 #[derive(Debug, Serialize)]
 pub(super) struct Run {
     threads: usize,
-    /// From opened files to a model that can run.
+    /// From opened files to a loaded model.
     load_ms: f64,
-    /// What as many threads read from memory together: the best of `reads`. Not measured where a GPU
-    /// computes all layers.
+    /// The bandwidth of as many threads reading memory together: the best of `reads`. Not measured where a
+    /// GPU computes all layers.
     read_bandwidth_bytes_per_s: Option<f64>,
-    /// The ways to read memory.
+    /// The methods of reading memory.
     reads: Vec<Read>,
-    /// What as many threads multiply and add in registers, the median of the repetitions. Not measured
-    /// where a GPU computes all layers.
+    /// The multiply-adds per second of as many threads in registers, the median of the repetitions. Not
+    /// measured where a GPU computes all layers.
     peak_multiply_adds_per_s: Option<f64>,
     results: Vec<Rate>,
 }
 
-/// How fast memory was read in one way.
+/// The rate of reading memory by one method.
 #[derive(Debug, Serialize)]
 struct Read {
     #[serde(flatten)]
@@ -86,9 +86,9 @@ struct Rate {
     max: f64,
     /// Half of the difference between the quartiles.
     spread: f64,
-    /// Median of tokens per second of computing, of one thread.
+    /// Median of tokens per second of CPU time, of one thread.
     cpu_median: Option<f64>,
-    /// Milliseconds that a step takes, of a decode test.
+    /// Milliseconds per step, of a decode test.
     step_ms: Option<f64>,
     /// Steps of several sequences together, compared with those of one.
     batch: Option<BatchCost>,
@@ -96,7 +96,7 @@ struct Rate {
     bytes_per_s: Option<f64>,
     /// The same as a share of the measured bandwidth.
     bandwidth_share: Option<f64>,
-    /// Multiplications with weights per second, of a prefill test or several sequences.
+    /// Multiply-accumulates with weights per second, of a prefill test or several sequences.
     multiply_adds_per_s: Option<f64>,
     /// The same as a share of the measured peak.
     peak_share: Option<f64>,
@@ -105,11 +105,11 @@ struct Rate {
     kernels: Option<Kernels>,
 }
 
-/// What a step of several sequences costs, compared with steps of one that it took turns with.
+/// The cost of a step of several sequences, compared with steps of one that it alternated with.
 #[derive(Debug, Serialize)]
 struct BatchCost {
     n_sequences: usize,
-    /// Milliseconds that a step of one sequence took, the median of the repetitions.
+    /// Milliseconds per step of one sequence, the median of the repetitions.
     alone_step_ms: f64,
     /// Time of a step of all, over that of one sequence: the median of the repetitions.
     relative: f64,
@@ -165,7 +165,7 @@ impl Rate {
 }
 
 impl Run {
-    /// Rates, and what they are of the machine's; `works` has the work of each of `tests`.
+    /// Rates, and their shares of the machine's peak rates; `works` has the work of each of `tests`.
     pub(super) fn new(candidate: &mut Candidate, tests: &[Test], works: &[Work]) -> Run {
         let reads: Vec<Read> = (candidate.bandwidths.iter())
             .map(|(reading, rates)| Read::new(*reading, rates))
@@ -181,7 +181,7 @@ impl Run {
             rate.bandwidth_share = (rate.bytes_per_s.zip(bandwidth)).map(|(rate, of)| rate / of);
             rate.multiply_adds_per_s = work.multiply_adds.map(|n| n as f64 * per_second);
             rate.peak_share = (rate.multiply_adds_per_s.zip(peak)).map(|(rate, of)| rate / of);
-            // Of several threads, the first one's time says little.
+            // With several threads, the first one's time says little.
             rate.cpu_median = rate.cpu_median.filter(|_| candidate.threads == 1);
             rate.kernels = kernels.next();
             rate
@@ -299,7 +299,7 @@ impl Report {
     }
 }
 
-/// The best rate among those of `reads` that are `wanted`, if any is.
+/// The best rate of those `reads` that are `wanted`, if any.
 fn best(reads: &[Read], wanted: impl Fn(Reading) -> bool) -> Option<f64> {
     let reads = reads.iter().filter(|read| wanted(read.reading));
     reads.map(|read| read.bytes_per_s).max_by(f64::total_cmp)
@@ -316,14 +316,14 @@ fn median(values: &[f64]) -> f64 {
     quantile(&sorted(values.iter().copied()), 0.5)
 }
 
-/// The value that a share `q` of the sorted `values` lies below, between two of them if need be.
+/// The `q` quantile of the sorted `values`, interpolated.
 fn quantile(values: &[f64], q: f64) -> f64 {
     let at = q * (values.len() - 1) as f64;
     let (low, high) = (values[at.floor() as usize], values[at.ceil() as usize]);
     low + (high - low) * at.fract()
 }
 
-/// Half of the distance of the quartiles of the sorted `values`.
+/// Half of the interquartile range of the sorted `values`.
 fn spread(values: &[f64]) -> f64 {
     (quantile(values, 0.75) - quantile(values, 0.25)) / 2.0
 }

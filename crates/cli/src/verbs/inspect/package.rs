@@ -1,4 +1,4 @@
-//! What `inspect` says of a package besides its tensors.
+//! What `inspect` shows of a package besides its tensors.
 
 use serde::Serialize;
 use sterna_format::rdrr::{self, Package};
@@ -6,7 +6,7 @@ use sterna_format::rdrr::{self, Package};
 use crate::device::HintReport;
 use crate::output::{self, Bytes};
 
-/// What a package says of itself, and what was made of it.
+/// What a package says about itself, and how it is interpreted.
 #[derive(Debug, Serialize)]
 pub(super) struct PackageReport {
     id: String,
@@ -42,7 +42,7 @@ struct ShardReport {
 }
 
 impl PackageReport {
-    /// `hints` are what becomes of the package's hints.
+    /// `hints` are the resolved hints of the package.
     pub(super) fn new(package: &Package, hints: Vec<HintReport>) -> PackageReport {
         let manifest = package.manifest();
         let info = manifest.quantization_info.as_ref();
@@ -71,7 +71,7 @@ impl PackageReport {
             groups: groups.collect(),
             shards: shards.collect(),
             hints,
-            // Why there is no configuration is said where the model can't be run.
+            // Why there is no configuration is shown as the reason why the model can't be run.
             warnings: rdrr::hf_config(manifest).map_or_else(|_| Vec::new(), |hf| hf.warnings),
         }
     }

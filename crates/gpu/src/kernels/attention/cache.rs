@@ -6,15 +6,15 @@ use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::{Device, GpuError};
 
-/// The longest heads there are kernels for.
+/// The largest head dimension that kernels support.
 pub const MAX_HEAD_DIM: usize = 256;
 
 /// Elements that share a scale in [`CacheType::Q8_0`].
 const BLOCK: usize = CacheType::BLOCK_LEN;
 
-/// Keys and values of one layer, for so many positions.
+/// Keys and values of one layer, up to a fixed number of positions.
 ///
-/// Memory: `[n_kv_heads, capacity]` rows of whole 16 bytes, for keys and for values.
+/// Memory: `[n_kv_heads, capacity]` rows padded to 16 bytes, for keys and for values.
 #[derive(Debug, Clone)]
 pub struct CacheLayer {
     pub(super) n_kv_heads: usize,
@@ -26,10 +26,10 @@ pub struct CacheLayer {
 }
 
 impl CacheLayer {
-    /// Room for `capacity` positions, or a few more.
+    /// Allocates `capacity` positions, or a few more.
     ///
-    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] if heads are longer than
-    /// [`MAX_HEAD_DIM`], or keys are more than a kernel may see.
+    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] if heads are larger than
+    /// [`MAX_HEAD_DIM`], or the keys exceed the device's binding size.
     pub fn new(
         device: &Device,
         n_kv_heads: usize,
@@ -44,7 +44,8 @@ impl CacheLayer {
                 reason: format!("kernels take 1 to {MAX_HEAD_DIM}"),
             });
         }
-        // The scales of a key-value head begin at a whole vector, so that no two heads write to one.
+        // The scales of a key-value head begin at a vector boundary, so that no two heads write to one
+        // vector.
         let capacity = match dtype {
             CacheType::Q8_0 => capacity.checked_next_multiple_of(4).unwrap_or(capacity),
             _ => capacity,
@@ -69,18 +70,18 @@ impl CacheLayer {
         })
     }
 
-    /// Positions there is room for.
+    /// Allocated positions.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes of device memory it takes.
+    /// Bytes of device memory.
     pub fn bytes(&self) -> u64 {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Copies the first `len` positions to another cache of the same shape, of whatever capacity: to
-    /// grow, or to go on in two ways.
+    /// Copies the first `len` positions to another cache of the same shape and any capacity: to grow, or to
+    /// fork.
     ///
     /// Errors: [`GpuError::Shape`] if they don't fit, or the shapes differ.
     pub fn copy_to(&self, device: &Device, to: &CacheLayer, len: usize) -> Result<(), GpuError> {
@@ -127,7 +128,7 @@ impl CacheLayer {
     }
 }
 
-/// Vectors of 16 bytes of a cached head, and scales.
+/// Vectors of 16 bytes per cached head, and scales.
 pub(super) fn row_shape(dtype: CacheType, head_dim: usize) -> (usize, usize) {
     // Keys are read eight elements at a time.
     match dtype {

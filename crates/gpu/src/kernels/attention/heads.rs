@@ -1,4 +1,4 @@
-//! Heads made ready: queries, keys and values normalised, rotated and cached.
+//! Preparing heads: normalising queries and keys, rotating them, and caching keys and values.
 
 use sterna_format::model::RopeLayout;
 
@@ -9,32 +9,32 @@ use crate::memory::Buffer;
 use crate::shader::{self, params};
 use crate::{GpuError, Recorder};
 
-/// Rotations: cosine and sine of each pair of elements, `[positions, pairs, 2]`.
+/// Rotary embedding: cosine and sine of each pair of elements, `[positions, pairs, 2]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Angles<'a> {
     /// The table.
     pub table: &'a Buffer,
-    /// Pairs of elements that are rotated, half of the rotated elements. 0 rotates nothing.
+    /// Pairs of elements that are rotated, half of the rotated elements. 0 disables rotation.
     pub pairs: usize,
     /// Which elements are a pair.
     pub layout: RopeLayout,
 }
 
 impl Angles<'_> {
-    /// How many positions the table has room for. Kernels take those beyond for the last.
+    /// How many positions the table holds. Kernels clamp positions to the last.
     pub(super) fn n_positions(&self) -> u32 {
         let row = self.pairs.max(1) as u64 * 8;
         (self.table.bytes() / row).clamp(1, u64::from(u32::MAX)) as u32
     }
 }
 
-/// Where the first row of a batch is in its sequence: a `u32` on the device, so that commands can be
-/// replayed as the sequence grows.
+/// Where the first row of a batch is in its sequence: a `u32` on the device, so that commands can be replayed
+/// as the sequence grows.
 #[derive(Debug, Clone, Copy)]
 pub struct Position<'a> {
-    /// Where it is.
+    /// The buffer.
     pub buffer: &'a Buffer,
-    /// The element.
+    /// The element's index.
     pub index: usize,
 }
 
@@ -45,32 +45,32 @@ impl Position<'_> {
     }
 }
 
-/// Norms of the heads of queries and keys, `[head_dim]` each.
+/// Norms of query and key heads, `[head_dim]` each.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadNorms<'a> {
     /// Of queries.
     pub q: Option<&'a Buffer>,
     /// Of keys.
     pub k: Option<&'a Buffer>,
-    /// What is added to mean squares.
+    /// Epsilon, added to mean squares.
     pub eps: f32,
 }
 
-/// Rows of queries, then keys, then values, as products made them, and what is to be done with them.
+/// Rows of queries, then keys, then values, as the projections computed them, and how to prepare them.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
     /// The rows, of one sequence.
     pub qkv: Rows<'a>,
     /// What normalises queries and keys.
     pub norms: HeadNorms<'a>,
-    /// What rotates them; indexed by positions.
+    /// Rotation angles, indexed by position.
     pub angles: Angles<'a>,
-    /// Where the first row is.
+    /// The position of the first row.
     pub position: Position<'a>,
 }
 
 impl Heads<'_> {
-    /// Errors unless they are `n_heads` queries with keys and values for `cache`.
+    /// Errors unless the rows hold `n_heads` queries with keys and values for `cache`.
     pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<(), GpuError> {
         let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
         self.qkv.check("heads: queries, keys and values")?;
@@ -121,14 +121,14 @@ params! {
     }
 }
 
-/// Makes the queries, keys and values of a batch ready: `n_heads` queries and the keys are normalised
-/// where there are norms, and rotated; queries stay where they are, keys and values go to the cache, from
-/// the position on. What would go behind its capacity is dropped.
+/// Prepares queries, keys and values of a batch: `n_heads` queries and the keys are normalised where there
+/// are norms, and rotated; queries are updated in place, keys and values go to the cache, starting at the
+/// position. What exceeds its capacity is dropped.
 ///
 /// Errors: [`GpuError::Shape`] if shapes don't fit one another.
-/// Exactness: rotations within two units in the last place of their products, as devices may fuse them;
-/// norms as [`rms_norm`](crate::kernels::norm::rms_norm). The cache holds what `sterna_kernels` would hold
-/// for these, an f16 or a code off by one where the value lay next to a half.
+/// Exactness: rotations within two units in the last place of their products, as devices may fuse them; norms
+/// as [`rms_norm`](crate::kernels::norm::rms_norm). The cache holds what `sterna_kernels` would hold for
+/// these inputs, an f16 or a code off by one where the value was close to a half.
 pub fn prepare_heads(
     recorder: &mut Recorder,
     heads: &Heads<'_>,

@@ -1,14 +1,14 @@
-//! Attention over a cache of keys and values, and how they get there.
+//! Attention over a cache of keys and values, and how the cache is filled.
 
 mod cache;
 mod heads;
-mod spans;
+mod split_kv;
 
 pub use cache::{CacheLayer, MAX_HEAD_DIM};
 pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
-pub(crate) use spans::{CombineParams, SpansParams};
-pub use spans::{SplitKv, SplitKvStates, decode};
+pub(crate) use split_kv::{CombineParams, SplitKvParams};
+pub use split_kv::{SplitKv, SplitKvStates, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
 
 use super::Rows;
@@ -17,14 +17,14 @@ use crate::shader::{self, Shader, params};
 use crate::{GpuError, Recorder};
 use cache::row_shape;
 
-/// The window as kernels take it.
+/// The window as a kernel parameter.
 fn window(shape: &AttentionShape) -> u32 {
     let window = shape.window.and_then(|w| u32::try_from(w).ok());
     window.unwrap_or(u32::MAX)
 }
 
-/// Query heads for each of the cache's. Errors unless `shape` is that of the cache, they are a whole
-/// number, and `out` are rows of such heads.
+/// Query heads per key-value head. Errors unless `shape` matches the cache, this is a whole number, and `out`
+/// are rows of such heads.
 fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<usize, GpuError> {
     out.check("attention: output")?;
     expect(
@@ -48,7 +48,7 @@ fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<u
     Ok(share)
 }
 
-/// Pairs of a query and a head, positions, and elements of a head, that `attention.wgsl` takes at a time.
+/// Query-head pairs, positions, and elements of a head that `attention.wgsl` takes at a time.
 const TILE: usize = 32;
 
 params! {
@@ -72,20 +72,21 @@ params! {
     }
 }
 
-/// How the work of [`attention`] is cut.
+/// How the work of [`attention`] is divided.
 #[derive(Debug, Clone, Copy)]
 pub enum Split<'a> {
-    /// Each query passes over all positions: for many queries.
+    /// Each query iterates over all positions: for many queries.
     Queries,
-    /// Positions are shared out in spans, and put together in a second dispatch: for few queries.
+    /// Split-KV (flash-decoding): positions are divided among workgroups, and a second dispatch combines
+    /// their partial results: for few queries.
     Kv(SplitKv<'a>),
 }
 
 /// `out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
-/// sees: up to its own, and no further back than the window. Keys and values are in the cache already.
+/// attends to: up to its own, and no further back than the window. Keys and values are already cached.
 ///
 /// Shapes: `q` and `out` are rows of `[n_heads, head_dim]` in different buffers.
-/// Errors: [`GpuError::Shape`] if shapes don't fit one another, or the states have too little room.
+/// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
 /// Exactness: against `sterna_kernels::attention`, see `docs/gpu.md`.
 pub fn attention(
     recorder: &mut Recorder,
@@ -102,8 +103,8 @@ pub fn attention(
     let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
     expect("attention: width of queries", out.width, q.width)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
-    if let Split::Kv(spans) = split {
-        return spans::attention(recorder, shape, q, position, cache, spans, out);
+    if let Split::Kv(split_kv) = split {
+        return split_kv::attention(recorder, shape, q, position, cache, split_kv, out);
     }
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let params = AttentionParams {
@@ -134,7 +135,7 @@ pub fn attention(
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, units)?;
     let chunks = d.div_ceil(TILE);
-    // Rows of a tile are nine vectors apart. A tile of keys and weights are in shared memory beside.
+    // Rows of a tile are nine vectors apart. Shared memory also holds a tile of keys and weights.
     let all = chunks * TILE * 9 * 16 + 9216;
     let kept = if all <= limits.workgroup_bytes as usize {
         chunks

@@ -1,4 +1,4 @@
-//! Which kernel multiplies what, and how its work is shared out.
+//! Kernel selection and launch configuration of matrix multiplications.
 
 use sterna_format::DType;
 
@@ -12,21 +12,21 @@ use crate::shader::{self, Shader, params};
 use crate::tuning::{LaunchConfig, RowClass};
 use crate::{Device, Features, GpuError, Limits, Recorder};
 
-/// Rows of activations that the kernels for few of them take at a time.
+/// Rows of activations that the GEMV kernels take at a time.
 const GEMV_TOKENS: usize = 4;
 
-/// Rows of weights and of activations of a workgroup of the kernels for many: those by integers and floats,
-/// and those by matrix units.
+/// Tile sizes of the GEMM kernels in rows of weights and of activations per workgroup: integer and float
+/// kernels, and cooperative-matrix kernels.
 const GEMM_TILE: [usize; 2] = [64, 64];
 const COOP_TILE: [usize; 2] = [128, 64];
 
-/// Elements whose scale and sum activations have.
+/// Elements of activations that share a scale and a sum.
 const RUN: usize = 32;
 
-/// Most columns of trits whose sums are exact by matrix units, as `coop_ternary.wgsl` says.
+/// Maximum columns of trits whose sums are exact with cooperative matrices, see `coop_ternary.wgsl`.
 const MAX_COOP_K: usize = 22_000;
 
-/// Shared memory of the kernels by matrix units.
+/// Shared memory of the cooperative-matrix kernels.
 const COOP_BYTES: u32 = (2304 + 1152) * 8 + 5120 * 4;
 
 params! {
@@ -51,27 +51,27 @@ params! {
 /// Activations as kernels take them.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
-    /// Rounded before.
+    /// Quantized beforehand.
     Stored(&'a QuantizedRows),
-    /// One row, to be rounded by every workgroup for itself.
+    /// One row, quantized by every workgroup for itself.
     Own {
         x: Rows<'a>,
         norm: Option<(&'a Buffer, f32)>,
         scaling: Scaling,
     },
-    /// As they are.
+    /// Not quantized.
     Floats(Rows<'a>),
 }
 
-/// The kernels for a kind of weights.
+/// The kernels for one kind of weights.
 struct Kernels {
     /// For few rows of activations.
     gemv: &'static Shader,
-    /// For one that it rounds itself; the same as `gemv` for floats.
+    /// For one row that the kernel quantizes itself; the same as `gemv` for floats.
     rounding: &'static Shader,
-    /// For many.
+    /// For many rows.
     gemm: &'static Shader,
-    /// Rows of weights and of activations of a workgroup of that.
+    /// Tile sizes of that, in rows of weights and of activations.
     tile: [usize; 2],
 }
 
@@ -91,7 +91,7 @@ pub(super) fn row_blocks(kind: WeightKind, k: usize) -> usize {
     }
 }
 
-/// Runs of a type that a kernel for few rows takes together, `UNIT` of `codes_*.wgsl`.
+/// Runs of a type that a GEMV kernel processes together, `UNIT` of `codes_*.wgsl`.
 fn unit_runs(dtype: DType) -> usize {
     match dtype {
         DType::Q4_K | DType::Q6_K | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 2,
@@ -100,7 +100,7 @@ fn unit_runs(dtype: DType) -> usize {
     }
 }
 
-/// Constants that tell types apart which share their kernels.
+/// Constants that distinguish types that share kernels.
 pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
     match kind {
         WeightKind::Blocks(DType::Q2_0) => Some(("BLOCK_UNITS", 1.0)),
@@ -112,7 +112,7 @@ pub(super) fn constants_of(kind: WeightKind) -> Option<(&'static str, f64)> {
 impl Kernels {
     fn of(
         recorder: &Recorder,
-        way: LaunchConfig,
+        config: LaunchConfig,
         w: &Linear,
         source: &Source<'_>,
     ) -> Result<Kernels, GpuError> {
@@ -183,7 +183,7 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let units = by_matrix_units(recorder.device(), way, w);
+        let units = by_matrix_units(recorder.device(), config, w);
         let (gemm, tile) = if matches!(source, Source::Stored(_)) && units {
             (by_units, COOP_TILE)
         } else {
@@ -198,36 +198,36 @@ impl Kernels {
     }
 }
 
-/// Whether kernels for matrix units run: in subgroups of 32, with shared memory for their tiles.
+/// Whether cooperative-matrix kernels run: in subgroups of 32, with shared memory for their tiles.
 pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
     let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
     features.cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
 }
 
-/// Whether matrix units multiply `w` by many rounded rows.
-fn by_matrix_units(device: &Device, way: LaunchConfig, w: &Linear) -> bool {
+/// Whether cooperative matrices multiply `w` by many quantized rows.
+fn by_matrix_units(device: &Device, config: LaunchConfig, w: &Linear) -> bool {
     let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
-    exact && way.matrix_units.unwrap_or(true) && device.has_matrix_units()
+    exact && config.matrix_units.unwrap_or(true) && device.has_matrix_units()
 }
 
-/// The way of a product of `w` and `n_rows` rows of activations where `way` is wished for: all that is left
-/// to rules decided, and all brought to what the device can do.
+/// The launch configuration for a product of `w` and `n_rows` rows of activations when `config` is requested:
+/// open choices are made by heuristics, and all are brought within the device's limits.
 pub(crate) fn settled(
     device: &Device,
-    way: LaunchConfig,
+    config: LaunchConfig,
     w: &Linear,
     n_rows: usize,
 ) -> LaunchConfig {
     let rounds = matches!(w.kind.form(), Form::Int8(_));
     match RowClass::of(n_rows) {
         RowClass::Many => LaunchConfig {
-            matrix_units: rounds.then(|| by_matrix_units(device, way, w)),
+            matrix_units: rounds.then(|| by_matrix_units(device, config, w)),
             ..LaunchConfig::default()
         },
         rows => {
             let one = rounds && rows == RowClass::One;
-            let own = one && pays_to_round(way, w) && can_round(device.limits(), w.k);
-            let shape = GemvShape::of(device.limits(), way, w, own);
+            let own = one && pays_to_round(config, w) && can_round(device.limits(), w.k);
+            let shape = GemvShape::of(device.limits(), config, w, own);
             LaunchConfig {
                 lanes: Some(shape.lanes),
                 workgroup: Some(shape.workgroup),
@@ -238,7 +238,7 @@ pub(crate) fn settled(
     }
 }
 
-/// How the invocations of a GEMV are shared out.
+/// How a GEMV is divided among invocations.
 #[derive(Debug, Clone, Copy)]
 struct GemvShape {
     workgroup: u32,
@@ -247,22 +247,23 @@ struct GemvShape {
 }
 
 impl GemvShape {
-    /// Workgroups that keep a large device busy, and fewer where each has to round the input first: for blocks,
-    /// and for trits, of which a row is soon read.
+    /// Workgroups that keep a large device busy, and fewer where each has to quantize the input first: for
+    /// blocks, and for trits, whose rows are read quickly.
     const ENOUGH: usize = 256;
     const ENOUGH_ROUNDING: usize = 100;
     const ENOUGH_TERNARY: usize = 80;
 
-    /// For the rows of `w`, of so many steps of a vector of weights each: eight lanes read 128 bytes of a row
-    /// together, a cache line. More share a row of floats, which is long, and where otherwise there would be
-    /// few workgroups, down to one step for each lane, because what few workgroups do is wait for memory.
+    /// For the rows of `w`, each of so many steps of one vector of weights: eight lanes read 128 bytes of a
+    /// row together, a cache line. More lanes share a row of floats, which is long, and a row where there
+    /// would be few workgroups otherwise, down to one step per lane, because a few workgroups mostly wait for
+    /// memory.
     ///
-    /// `own` is whether every workgroup rounds the input for itself.
-    fn of(limits: &Limits, way: LaunchConfig, w: &Linear, own: bool) -> GemvShape {
+    /// `own` is whether every workgroup quantizes the input for itself.
+    fn of(limits: &Limits, config: LaunchConfig, w: &Linear, own: bool) -> GemvShape {
         let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
         let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
-        // Large workgroups round blocks less often, for tall matrices, and sooner, for wide ones.
+        // Large workgroups quantize blocks less often, for tall matrices, and faster, for wide ones.
         let (usual, enough) = match (own, w.kind) {
             (false, _) => (128, Self::ENOUGH),
             (true, WeightKind::Ternary) => (256, Self::ENOUGH_TERNARY),
@@ -270,9 +271,13 @@ impl GemvShape {
             (true, _) => (256, Self::ENOUGH_ROUNDING),
         };
         let are_long = w.kind.form() == Form::Float;
-        let workgroup = power_of_two(way.workgroup.unwrap_or(usual), least, max_workgroup(limits));
+        let workgroup = power_of_two(
+            config.workgroup.unwrap_or(usual),
+            least,
+            max_workgroup(limits),
+        );
         let shape = |lanes| GemvShape { workgroup, lanes };
-        let lanes = way.lanes.unwrap_or_else(|| {
+        let lanes = config.lanes.unwrap_or_else(|| {
             let mut lanes = 8;
             let share_more = |lanes| are_long || w.n / shape(lanes).rows() < enough;
             while share_more(lanes) && steps as u32 >= 2 * lanes && lanes < most {
@@ -283,23 +288,23 @@ impl GemvShape {
         shape(power_of_two(lanes, 8, most))
     }
 
-    /// Rows of a workgroup.
+    /// Rows per workgroup.
     fn rows(self) -> usize {
         2 * (self.workgroup / self.lanes) as usize
     }
 }
 
-/// `n` or the next power of two above it, within two others.
+/// `n` or the next power of two above it, clamped to the two others.
 fn power_of_two(n: u32, least: u32, most: u32) -> u32 {
     n.min(most).next_power_of_two().clamp(least, most)
 }
 
-/// The largest workgroup of a GEMV: a power of two.
+/// The largest GEMV workgroup: a power of two.
 fn max_workgroup(limits: &Limits) -> u32 {
     1 << limits.workgroup_len.clamp(64, 1024).ilog2()
 }
 
-/// Steps of a row: sixteen bytes of trits, the runs of codes that share words, or eight floats.
+/// Steps per row: sixteen bytes of trits, the runs of codes that share words, or eight floats.
 fn steps(w: &Linear) -> usize {
     match (w.kind, w.kind.form()) {
         (WeightKind::Ternary, _) => w.k / 64,
@@ -308,56 +313,57 @@ fn steps(w: &Linear) -> usize {
     }
 }
 
-/// Vectors of four floats that an invocation of a kernel that rounds has in its registers.
+/// Vectors of four floats that an invocation of a quantizing kernel holds in registers.
 const MAX_ROUNDING_TURNS: usize = 8;
 
-/// Vectors of four floats of a row that is rounded.
+/// Vectors of four floats of a row that is quantized.
 fn vectors(width: usize) -> usize {
     width.next_multiple_of(PADDING) / 4
 }
 
-/// Invocations of a workgroup that rounds a row of `width`: a power of two.
+/// Invocations of a workgroup that quantizes a row of `width`: a power of two.
 fn workgroup_to_round(width: usize) -> u32 {
     let invocations = vectors(width).div_ceil(MAX_ROUNDING_TURNS);
     u32::try_from(invocations.next_power_of_two()).unwrap_or(u32::MAX)
 }
 
-/// From these rows of weights and columns on, rounding takes large workgroups. These and the next were
+/// From these rows of weights and columns on, quantizing takes large workgroups. These and the next were
 /// found on an H200, like the numbers of workgroups above.
 const MANY_ROWS: usize = 8192;
 const WIDE: usize = 4096;
 
-/// From so many rows on, a dispatch that rounds costs less than rounding in every workgroup.
+/// From this many rows on, a quantizing dispatch costs less than quantizing in every workgroup.
 const VERY_MANY_ROWS: usize = 65_536;
 
-/// Whether a workgroup has room for a row of `width` that it rounds.
+/// Whether a workgroup has shared memory for a row of `width` that it quantizes.
 fn can_round(limits: &Limits, width: usize) -> bool {
     let padded = width.next_multiple_of(PADDING);
     let most = max_workgroup(limits);
-    // Codes; steps, sums and maxima of runs; and what reductions take.
+    // Codes; steps, sums and maxima of runs; and what reductions need.
     let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize;
     let in_vectors = width.is_multiple_of(4) && width > 0;
     in_vectors && bytes <= limits.workgroup_bytes as usize && workgroup_to_round(width) <= most
 }
 
-/// Whether rounding in every workgroup is faster than in a dispatch of its own, which it isn't for blocks of
+/// Whether quantizing in every workgroup is faster than in a separate dispatch, which it isn't for blocks of
 /// many columns.
-fn pays_to_round(way: LaunchConfig, w: &Linear) -> bool {
-    way.rounds_itself
+fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
+    config
+        .rounds_itself
         .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
 }
 
-/// Whether every workgroup of the product is to round the row `x` for itself: it can be, in vectors, with room
-/// for it; and that pays.
+/// Whether every workgroup of the product should quantize the row `x` for itself: if vectors and shared
+/// memory permit, and if it pays.
 pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
-    let way = recorder.tuning().way(&w.product(x.n_rows));
+    let config = recorder.tuning().config(&w.product(x.n_rows));
     x.n_rows == 1
         && x.offset.is_multiple_of(4)
-        && pays_to_round(way, w)
+        && pays_to_round(config, w)
         && can_round(recorder.device().limits(), w.k)
 }
 
-/// Records the dispatches of all pieces. Shapes were checked.
+/// Records the dispatches of all pieces. Shapes have been checked.
 pub(super) fn multiply(
     recorder: &mut Recorder,
     w: &Linear,
@@ -365,8 +371,8 @@ pub(super) fn multiply(
     epilogue: Epilogue,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    let way = recorder.tuning().way(&w.product(out.n_rows));
-    let kernels = Kernels::of(recorder, way, w, &source)?;
+    let config = recorder.tuning().config(&w.product(out.n_rows));
+    let kernels = Kernels::of(recorder, config, w, &source)?;
     let nothing = recorder.device().nothing()?;
     let q_len = w.k.next_multiple_of(PADDING) / 16;
     let mut params = LinearParams {
@@ -415,7 +421,7 @@ pub(super) fn multiply(
         }
     }
     let own = matches!(source, Source::Own { .. });
-    let shape = GemvShape::of(recorder.device().limits(), way, w, own);
+    let shape = GemvShape::of(recorder.device().limits(), config, w, own);
     if own {
         let turns = vectors(w.k).div_ceil(shape.workgroup as usize);
         constants.push(("TURNS", turns as f64));

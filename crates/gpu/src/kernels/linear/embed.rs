@@ -1,4 +1,4 @@
-//! Rows of a matrix as embeddings.
+//! Embedding lookup: rows of a matrix.
 
 use sterna_format::DType;
 
@@ -25,10 +25,10 @@ params! {
 }
 
 /// `out[t] ← factor · table[ids[t]]`, with the `u32` ids of the rows of `out` in a buffer from element
-/// `ids_offset` on. An id that the table doesn't have leaves its row as it is.
+/// `ids_offset` on. An id outside the table leaves its row unchanged.
 ///
 /// Errors: [`GpuError::Shape`] if the widths differ, or there are too few ids.
-/// Exactness: that of `sterna_kernels::quant::decode_row`, but for products and differences that a device
+/// Exactness: that of `sterna_kernels::quant::decode_row`, except for products and differences that a device
 /// fuses: the last place.
 pub fn embed(
     recorder: &mut Recorder,

@@ -1,4 +1,4 @@
-//! Linear layers: weight matrices, and activations times them.
+//! Linear layers: weight matrices, and their products with activations.
 
 mod dispatch;
 mod embed;
@@ -28,7 +28,7 @@ pub struct Linear {
     n: usize,
     k: usize,
     kind: WeightKind,
-    /// Rows, cut where a kernel would see more than the device allows at once.
+    /// Rows, split where a kernel's binding would exceed the device's limit.
     pieces: Vec<Piece>,
 }
 
@@ -42,11 +42,11 @@ struct Piece {
     /// Rows of the buffers before them.
     begin: usize,
     codes: Buffer,
-    /// Scales of rows of trits, or of blocks that lie apart from their codes.
+    /// Scales of rows of trits, or of blocks that are stored apart from their codes.
     scales: Buffer,
 }
 
-/// Pieces begin at multiples of so many rows: pairs of rows stay together, and so do words.
+/// Pieces begin at multiples of this many rows: pairs of rows stay together, and so do words.
 const ROW_GRAIN: usize = 8;
 
 impl WeightKind {
@@ -55,7 +55,7 @@ impl WeightKind {
         planes::Planes::of(self).is_some()
     }
 
-    /// Bytes of a row of `k` elements, as it is handed over.
+    /// Bytes of a row of `k` elements, as passed by the caller.
     pub fn row_bytes(self, k: usize) -> usize {
         match self {
             WeightKind::Ternary => k.div_ceil(128) * 32,
@@ -63,7 +63,7 @@ impl WeightKind {
         }
     }
 
-    /// The form that activations take before they meet such weights.
+    /// The form in which activations are multiplied with such weights.
     pub fn form(self) -> Form {
         match self {
             WeightKind::Ternary => Form::Int8(Scaling::Row),
@@ -77,40 +77,40 @@ impl WeightKind {
 /// A form of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Rounded to int8.
+    /// Quantized to int8.
     Int8(Scaling),
-    /// As they are.
+    /// Left as floats.
     Float,
 }
 
 /// Activations in a [`Form`].
 #[derive(Debug, Clone, Copy)]
 pub enum Input<'a> {
-    /// Rounded rows, from the first one on, of the matrix's width.
+    /// Quantized rows, from the first one on, of the matrix's width.
     Int8(&'a QuantizedRows),
     /// Floats.
     Float(Rows<'a>),
-    /// Floats that are to be rounded to the form of the weights, normalised first if there is a norm,
-    /// its weights `[k]` and eps. One row is rounded by the product itself, more go by way of `scratch`.
+    /// Floats to be quantized to the form of the weights, normalised first if there is a norm, its weights
+    /// `[k]` and eps. One row is quantized by the product itself, several go through `scratch`.
     Round {
         /// The floats.
         x: Rows<'a>,
         /// The norm.
         norm: Option<(&'a Buffer, f32)>,
-        /// Room for them.
+        /// Memory for quantized rows.
         scratch: &'a QuantizedRows,
     },
 }
 
-/// What becomes of the products.
+/// What is done with the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Epilogue {
     /// `out ← x · wᵀ`.
     Store,
     /// `out ← out + x · wᵀ`: the residual.
     Add,
-    /// `out[i] ← activation(row i) · (row n/2 + i)`: gate and up projection behind one another in one piece.
-    /// The output is half as wide as the matrix is high.
+    /// `out[i] ← activation(row i) · (row n/2 + i)`: gate and up projection adjacent in one piece. The output
+    /// is half as wide as the matrix is high.
     Gate(Activation),
 }
 
@@ -137,14 +137,14 @@ impl Epilogue {
 }
 
 impl Linear {
-    /// Uploads `n` rows of `k` elements. `rows` is asked for runs of rows in order, and fills the memory
-    /// it is given with them, [`WeightKind::row_bytes`] each.
+    /// Uploads `n` rows of `k` elements. `rows` is called for runs of rows in order, and fills the memory it
+    /// is given with them, [`WeightKind::row_bytes`] each.
     ///
-    /// `scales` are what a trit of each row is worth, `[n]`; empty for other kinds.
+    /// `scales` are the scales of each row of trits, `[n]`; empty for other kinds.
     ///
     /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] for kinds without kernels;
-    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows are more than a
-    /// kernel may see; what `rows` returns.
+    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows exceed the device's
+    /// binding size; errors of `rows`.
     pub fn upload<E: From<GpuError>>(
         device: &Device,
         upload: &mut Upload,
@@ -201,10 +201,10 @@ impl Linear {
         Ok(Linear { n, k, kind, pieces })
     }
 
-    /// The matrices `parts` behind one another in one: products that read the same input are one then.
-    /// `None` if they can't be one, by their kinds and widths, or because a kernel may not see as much at once.
+    /// Concatenates the matrices `parts` into one, so that products that read the same input become one.
+    /// `None` if their kinds and widths don't permit it, or the whole exceeds the device's binding size.
     ///
-    /// Errors: [`GpuError::OutOfMemory`], while both the parts and the whole are there.
+    /// Errors: [`GpuError::OutOfMemory`], as both the parts and the whole exist for a moment.
     pub fn join(device: &Device, parts: &[&Linear]) -> Result<Option<Linear>, GpuError> {
         let Some(&Linear { k, kind, .. }) = parts.first().copied() else {
             return Ok(None);
@@ -214,7 +214,7 @@ impl Linear {
         };
         let n: usize = parts.iter().map(|part| part.n).sum();
         let bytes = |n| [n * planes.row_bytes(k), planes.scale_bytes(n, k)];
-        // Whole pieces are copied in whole words.
+        // Whole pieces are copied in words.
         let fits = |part: &&Linear| {
             let is_whole = part.pieces.len() == 1 && part.pieces[0].begin == 0;
             let in_words = bytes(part.n).iter().all(|bytes| bytes % 4 == 0);
@@ -249,7 +249,7 @@ impl Linear {
         }))
     }
 
-    /// The rows `rows` as a matrix of its own, in the same memory; `None` if they lie in several pieces.
+    /// The rows `rows` as a matrix of its own, in the same memory; `None` if they are in several pieces.
     pub fn rows(&self, rows: Range<usize>) -> Option<Linear> {
         let holds = |piece: &&Piece| piece.first <= rows.start && rows.end <= piece.first + piece.n;
         let piece = self.pieces.iter().find(holds)?;
@@ -276,12 +276,12 @@ impl Linear {
         self.k
     }
 
-    /// What its weights are.
+    /// The kind of its weights.
     pub fn kind(&self) -> WeightKind {
         self.kind
     }
 
-    /// What tuning calls a product of it and `n_rows` rows of activations.
+    /// The tuning key of a product of it and `n_rows` rows of activations.
     pub fn product(&self, n_rows: usize) -> Product {
         Product {
             weights: self.kind,
@@ -291,31 +291,31 @@ impl Linear {
         }
     }
 
-    /// Into how many pieces it was cut: dispatches of a product.
+    /// The number of pieces: dispatches per product.
     pub fn n_pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Bytes of device memory it takes.
+    /// Bytes of device memory.
     pub fn bytes(&self) -> u64 {
         let pieces = self.pieces.iter();
         pieces.map(|p| p.codes.bytes() + p.scales.bytes()).sum()
     }
 }
 
-/// The most bytes of a piece, all of which a kernel sees at once.
+/// Maximum bytes of a piece, which a kernel binds as a whole.
 fn most_bytes(device: &Device) -> usize {
     let limits = device.limits();
     limits.binding_bytes.min(limits.buffer_bytes) as usize
 }
 
-/// Sixteen times the sums of products of codes and activations stay within i32.
+/// Sixteen times the sums of products of codes and activations must fit i32.
 const MAX_TERNARY_K: usize = (1 << 19) - 128;
 
 /// `out ← x · wᵀ`, or what `epilogue` says, for the rows of `out`.
 ///
-/// Errors: [`GpuError::Shape`] if shapes don't fit one another; [`GpuError::Unsupported`] if `x` has
-/// another form than [`WeightKind::form`] of the weights.
+/// Errors: [`GpuError::Shape`] if shapes don't match; [`GpuError::Unsupported`] if `x` has another form than
+/// [`WeightKind::form`] of the weights.
 /// Exactness: see `docs/gpu.md`; for ternary weights, the bits of `sterna_kernels::gemm`.
 pub fn multiply(
     recorder: &mut Recorder,

@@ -1,5 +1,5 @@
-//! How weights lie on the device: codes in whole vectors of 16 bytes, and scales apart where a block
-//! with its scale isn't a multiple of four bytes.
+//! The layout of weights on the device: codes in whole vectors of 16 bytes, and scales stored separately
+//! where a block with its scale isn't a multiple of four bytes.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use super::{ROW_GRAIN, WeightKind};
 use crate::GpuError;
 use crate::memory::{Buffer, Upload};
 
-/// Elements that rows of floats are padded to a multiple of, with zeros.
+/// Rows of floats are padded with zeros to a multiple of this many elements.
 pub(super) const FLOAT_PADDING: usize = 32;
 
-/// What is in the plane of scales.
+/// What the plane of scales contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scales {
-    /// Nothing: codes have theirs beside them.
+    /// Nothing: scales are stored next to codes.
     Within,
-    /// A float for each row, which doesn't come with the rows.
+    /// A float for each row, which is passed separately from the rows.
     OfRows,
-    /// The f16 at this place of each block.
+    /// The f16 at this offset of each block.
     OfBlocks(usize),
 }
 
-/// What is taken from each block of a row.
+/// How each block of a row is divided.
 #[derive(Debug, Clone)]
 pub(super) struct Planes {
     block_len: usize,
@@ -31,7 +31,7 @@ pub(super) struct Planes {
     /// The bytes of a block that go to the plane of codes.
     codes: Range<usize>,
     scales: Scales,
-    /// Rows are padded to a multiple of so many bytes.
+    /// Rows are padded to a multiple of this many bytes.
     row_padding: usize,
 }
 

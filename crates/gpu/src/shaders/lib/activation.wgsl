@@ -1,4 +1,4 @@
-// The non-linearities of `sterna_kernels::activation`, by its formulas.
+// The activation functions of `sterna_kernels::activation`, by its formulas.
 
 // 0 SiLU, 1 ReLU², 2 ReLU, 3 GELU by tanh, 4 GELU by erf.
 override ACTIVATION: u32 = 0u;

@@ -1,6 +1,6 @@
-// A cache of f16: rows of `row_len` vectors, zeros behind the head's end.
+// A cache of f16: rows of `row_len` vectors, padded with zeros.
 
-// Eight elements of a head, as they are held.
+// Eight elements of a head, as stored.
 struct Eight {
     words: vec4<u32>,
 }

@@ -1,6 +1,6 @@
-// A cache of f32: rows of `row_len` vectors, zeros behind the head's end.
+// A cache of f32: rows of `row_len` vectors, padded with zeros.
 
-// Eight elements of a head, as they are held.
+// Eight elements of a head, as stored.
 struct Eight {
     low: vec4<u32>,
     high: vec4<u32>,

@@ -1,7 +1,7 @@
 // A cache of int8 with an f32 scale for every 32 elements of a head: rows of `row_len` vectors of codes,
 // and from `scales` on (in words) rows of `row_scales` scales.
 
-// Eight elements of a head, as they are held.
+// Eight elements of a head, as stored.
 struct Eight {
     words: vec2<u32>,
     scale: u32,

@@ -1,10 +1,10 @@
-// Heads as caches hold them. The shader says what element e of the head in a slot is, zero behind its
-// end: `fn element(slot: u32, e: u32) -> f32`.
+// Heads as caches store them. The shader provides element e of the head in a slot, zero beyond its end: `fn
+// element(slot: u32, e: u32) -> f32`.
 
 // 0: f32. 1: f16. 2: int8.
 override CACHE: u32 = 0u;
 
-// Scale of the 32 elements from `first` on: max|x| / 127 as an f16. There is none but for int8.
+// Scale of the 32 elements from `first` on: max|x| / 127 as an f16. Only int8 has one.
 fn block_scale(slot: u32, first: u32) -> f32 {
     var top = 0.0;
     for (var i = 0u; i < 32u; i++) {

@@ -1,5 +1,5 @@
-// Q1_0: `codes` [n, k / 128] of 128 bits, the first lowest; `scales` [n, k / 128] of f16. An element is
-// worth the scale where its bit is 1, minus the scale where it is 0.
+// Q1_0: `codes` [n, k / 128] of 128 bits, the first lowest; `scales` [n, k / 128] of f16. An element is the
+// scale where its bit is 1, minus the scale where it is 0.
 const HALVES: bool = false;
 
 // Four bits, the lowest of each byte: 1 becomes 1, 0 becomes -1.

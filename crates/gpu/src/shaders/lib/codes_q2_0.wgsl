@@ -1,5 +1,5 @@
-// Q2_0 and its kin: `codes` [n, k / 32] of 32 two-bit codes, the first lowest; `scales` of f16, one for
-// every 2 * BLOCK_UNITS runs of 32. An element is worth scale · (code - 1).
+// Q2_0 and variants: `codes` [n, k / 32] of 32 two-bit codes, the first lowest; `scales` of f16, one for
+// every 2 * BLOCK_UNITS runs of 32. An element is scale · (code - 1).
 const HALVES: bool = false;
 
 // 1 in Q2_0, 2 in Q2_0_G128 and PQ2_0.

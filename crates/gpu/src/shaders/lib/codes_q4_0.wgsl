@@ -1,5 +1,5 @@
 // Q4_0: `codes` [n, k / 32] of 16 bytes, elements 0 to 15 in the low and 16 to 31 in the high nibbles;
-// `scales` [n, k / 32] of f16. An element is worth scale · (code - 8).
+// `scales` [n, k / 32] of f16. An element is scale · (code - 8).
 const HALVES: bool = false;
 
 const UNIT: u32 = 1u;

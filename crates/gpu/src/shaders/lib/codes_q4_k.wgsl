@@ -1,6 +1,6 @@
 // Q4_K: `codes` [n, k / 256] of 144 bytes as files have them: d and dmin as f16, twelve bytes of 6-bit
 // scales and minimums, then 32 bytes for every 64 elements, the first 32 in the low nibbles.
-// An element is worth d · scale · code - dmin · min. `scales` isn't used.
+// An element is d · scale · code - dmin · min. `scales` isn't used.
 const HALVES: bool = false;
 
 const UNIT: u32 = 2u;

@@ -1,6 +1,6 @@
 // Q6_K: `codes` [n, k / 256] of 208 bytes: low nibbles (128), upper two bits (64), sixteen int8 scales;
-// `scales` [n, k / 256] of f16. An element is worth d · scale · (code - 32); see docs/formats/k-quants.md
-// for the order.
+// `scales` [n, k / 256] of f16. An element is d · scale · (code - 32); see docs/formats/k-quants.md for the
+// order.
 const HALVES: bool = true;
 
 const UNIT: u32 = 2u;

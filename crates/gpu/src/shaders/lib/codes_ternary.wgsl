@@ -1,5 +1,5 @@
-// Trits in the working layout of `sterna_kernels::quant::ternary`: `codes` [n, k / 128] of 32 bytes,
-// run r of a block at bits 7 - 2r : 6 - 2r; `scales` [n] of f32. An element is worth scale · (code - 1).
+// Trits in the working layout of `sterna_kernels::quant::ternary`: `codes` [n, k / 128] of 32 bytes, run r of
+// a block at bits 7 - 2r : 6 - 2r; `scales` [n] of f32. An element is scale · (code - 1).
 const HALVES: bool = false;
 
 fn run_codes(row: u32, run: u32) -> array<vec4<u32>, 2> {

@@ -1,7 +1,7 @@
-// Blocks of integers and rounded activations for gemm_coop.wgsl. Needs `codes_*.wgsl`.
+// Blocks of integers and quantized activations for gemm_coop.wgsl. Needs `codes_*.wgsl`.
 //
-// Agrees with `sterna_kernels::gemm` as block_gemm.wgsl does, but that both sides are rounded to f16, and the
-// scales of weights before that, 11 bits each.
+// Agrees with `sterna_kernels::gemm` as block_gemm.wgsl does, except that both sides are rounded to f16, and
+// the scales of weights before that, to 11 bits each.
 // Shapes: weights as `codes_*.wgsl` says; steps [m, q_len / 2] of the step and the sum of each run of 32.
 
 // Weights times the one and activations over the other are f16 over the whole range of either: weights from
@@ -19,7 +19,7 @@ struct Fetched {
     step: f32,
 }
 
-// A turn takes two runs.
+// An iteration takes two runs.
 fn turns() -> u32 {
     return (params.runs + 1u) / 2u;
 }

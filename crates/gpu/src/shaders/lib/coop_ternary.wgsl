@@ -15,7 +15,7 @@ struct Fetched {
     x1: vec4<u32>,
 }
 
-// Sixteen bytes of a row are 64 columns: turns take half a block.
+// Sixteen bytes of a row are 64 columns: iterations take half a block.
 fn turns() -> u32 {
     return params.row_blocks * 2u;
 }

@@ -1,10 +1,10 @@
-// What becomes of the results of a linear layer. Needs `activation.wgsl`, and a buffer `out`.
+// What is done with the results of a linear layer. Needs `activation.wgsl`, and a buffer `out`.
 
 // 0: out ← value. 1: out ← out + value. 2: of results 2i and 2i + 1, out[i] ← activation(first) · second.
 override EPILOGUE: u32 = 0u;
 
-// What results `row` and `row + 1`, of which `n` exist, are to be added to; `base` is where the token's row
-// of the output begins. To be asked for early: it comes from memory.
+// What results `row` and `row + 1`, of which `n` exist, are added to; `base` is where the token's row of the
+// output begins. Call it early: this loads from memory.
 fn residual(base: u32, row: u32, n: u32) -> vec2<f32> {
     var old = vec2<f32>();
     if EPILOGUE == 1u && row < n {
@@ -16,7 +16,7 @@ fn residual(base: u32, row: u32, n: u32) -> vec2<f32> {
     return old;
 }
 
-// Puts results `row` and `row + 1` where they belong. `row` is even, `old` is their residual.
+// Stores results `row` and `row + 1`. `row` is even, `old` is their residual.
 fn put_sum(base: u32, row: u32, n: u32, value: vec2<f32>, old: vec2<f32>) {
     if EPILOGUE == 2u {
         if row + 1u < n {

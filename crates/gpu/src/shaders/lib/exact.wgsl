@@ -1,7 +1,7 @@
-// Division with the bits of a CPU: WGSL allows 2.5 units in the last place of error.
+// Division with the same bits as a CPU: WGSL allows 2.5 units in the last place of error.
 
-// One step towards the correctly rounded a / b from a quotient at most three units off. Exact unless a
-// power of two lies between the two.
+// One step towards the correctly rounded a / b from a quotient at most three units off. Exact unless a power
+// of two is between the two.
 fn nudge(quotient: f32, a: f32, b: f32) -> f32 {
     let bits = bitcast<u32>(quotient);
     let a_bits = bitcast<u32>(a);
@@ -10,8 +10,7 @@ fn nudge(quotient: f32, a: f32, b: f32) -> f32 {
     let mantissa_b = (b_bits & 0x7fffffu) | 0x800000u;
     let mantissa = (bits & 0x7fffffu) | 0x800000u;
     let shift = (a_bits >> 23u) + 150u - (b_bits >> 23u) - (bits >> 23u);
-    // The remainder in units of the last place of the product. It is small, so its low 32 bits are all
-    // of it.
+    // The remainder in units of the last place of the product. It is small, so its low 32 bits are all of it.
     let rest = 2 * bitcast<i32>((mantissa_a << shift) - mantissa * mantissa_b);
     let unit = i32(mantissa_b);
     let more = u32(rest > unit) + u32(rest > 3 * unit) + u32(rest > 5 * unit);
@@ -32,6 +31,6 @@ fn divide(a: f32, b: f32) -> f32 {
     if (bitcast<u32>(once) ^ bitcast<u32>(quotient)) >> 23u == 0u {
         return once;
     }
-    // A power of two lay between the two.
+    // There was a power of two between the two.
     return nudge(once, a, b);
 }

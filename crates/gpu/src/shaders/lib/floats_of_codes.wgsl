@@ -5,7 +5,7 @@ fn unpack_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(shifted >> vec4<u32>(24u));
 }
 
-// Eight weights in a row.
+// Eight consecutive weights.
 fn eight_floats(row: u32, eighth: u32) -> array<vec4<f32>, 2> {
     let run = eighth / 4u;
     let words = run_codes(row, run);

@@ -1,5 +1,5 @@
-// Activations that every workgroup rounds for itself, normalised first if NORM is 1: one row of f32, in
-// vectors of four. Agrees with quantize.wgsl, but that the largest magnitude of a whole row is taken
+// Activations that every workgroup quantizes for itself, normalised first if NORM is 1: one row of f32, in
+// vectors of four. Agrees with quantize.wgsl, except that the largest magnitude of a whole row is taken
 // before it is normalised. Needs `reduce_*.wgsl` and `exact.wgsl`.
 
 // 0: a scale for the row. 1: for blocks of 256. 2: for blocks of 32.
@@ -9,7 +9,7 @@ override NORM: u32 = 0u;
 override Q_LEN: u32 = 16u;
 // The same, and eight for gaps.
 override Q_ROOM: u32 = 24u;
-// Runs of 32 that have a step of their own: all of the row, or one if the row has a scale.
+// Runs of 32 that have a step of their own: all of the row, or one if there is one scale per row.
 override RUNS: u32 = 8u;
 // Vectors of four floats that an invocation takes, at most 8.
 override TURNS: u32 = 1u;
@@ -17,8 +17,8 @@ override TURNS: u32 = 1u;
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
 
-// Vectors in the order in which neighbours read them, which the kernel knows, so that they are in different
-// banks.
+// Vectors in the order in which adjacent lanes read them, which the kernel defines, so that they are in
+// different banks.
 var<workgroup> own_q: array<vec4<u32>, Q_ROOM>;
 var<workgroup> own_steps: array<vec2<u32>, RUNS>;
 // Largest magnitudes of runs.
@@ -48,12 +48,12 @@ fn pack(codes: vec4<i32>) -> u32 {
     return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
 }
 
-// The vectors thread, thread + WG and so on belong to an invocation. Eight in a row are a run of 32.
+// An invocation owns the vectors thread, thread + WG and so on. Eight consecutive ones are a run of 32.
 fn prepare(at: Invocation) {
     let thread = thread_of(at);
     let vectors = Q_LEN * 4u;
     let last = params.k / 4u - 1u;
-    // All are asked for before the first is used.
+    // All are loaded before the first is used.
     var v = array<vec4<f32>, 8>();
     for (var j = 0u; j < TURNS; j++) {
         v[j] = x[params.x_offset / 4u + min(j * WG + thread, last)];
@@ -135,7 +135,7 @@ fn q_at(token: u32, i: u32) -> vec4<u32> {
     return own_q[slot_of(i)];
 }
 
-// What vector v of a row of trits meets in quarter `quarter` of its block.
+// What vector v of a row of trits is multiplied with in quarter `quarter` of its block.
 fn q_quarter(token: u32, v: u32, quarter: u32) -> vec4<u32> {
     return own_q[quarter * part_len() + v];
 }

@@ -1,4 +1,4 @@
-// Activations that were rounded before: q [m, q_len] of 16 int8; steps [m] of scale and sum, or [m,
+// Activations that were quantized beforehand: q [m, q_len] of 16 int8; steps [m] of scale and sum, or [m,
 // q_len / 2] of the step and the sum of each run of 32.
 
 @group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
@@ -10,7 +10,7 @@ fn q_at(token: u32, i: u32) -> vec4<u32> {
     return q[token * params.q_len + i];
 }
 
-// What vector v of a row of trits meets in quarter `quarter` of its block.
+// What vector v of a row of trits is multiplied with in quarter `quarter` of its block.
 fn q_quarter(token: u32, v: u32, quarter: u32) -> vec4<u32> {
     return q[token * params.q_len + v / 2u * 8u + v % 2u + 2u * quarter];
 }

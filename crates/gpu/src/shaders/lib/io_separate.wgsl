@@ -1,4 +1,4 @@
-// Input and output in buffers of their own.
+// Input and output in separate buffers.
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> x: array<f32>;
 

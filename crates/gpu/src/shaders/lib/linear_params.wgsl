@@ -1,13 +1,13 @@
-// What all kernels of linear layers are told.
+// Parameters of all kernels of linear layers.
 struct Params {
-    // Rows of this piece of the matrix, the number of its first, and where that lies in the buffers.
+    // Rows of this piece of the matrix, the number of its first, and its offset in the buffers.
     n: u32,
     first: u32,
     begin: u32,
     // Columns, and blocks of a row of weights.
     k: u32,
     row_blocks: u32,
-    // Vectors of 16 int8, and runs of 32, in a row of rounded activations; the latter without padding.
+    // Vectors of 16 int8, and runs of 32, in a row of quantized activations; the latter without padding.
     q_len: u32,
     runs: u32,
     // The first row of activations, and how many there are.
@@ -22,8 +22,8 @@ struct Params {
     eps: f32,
 }
 
-// The row of the buffers that result i of this piece comes from; behind the last, some row there is. The
-// results of gated layers take turns: they come from the first half of the rows and from the second.
+// The row of the buffers that result i of this piece comes from; beyond the last, any existing row. The
+// results of gated layers alternate: they come from the first half of the rows and from the second.
 fn stored_row(i: u32) -> u32 {
     let row = min(i, params.n - 1u);
     if EPILOGUE == 2u {

@@ -1,5 +1,5 @@
 // Sums and maxima over invocations through shared memory: for devices without subgroups.
-// A segment is LANES invocations in a row, a power of two; all invocations must call together.
+// A segment is LANES consecutive invocations, a power of two; all invocations must call together.
 
 override WG: u32 = 256u;
 override LANES: u32 = 8u;
@@ -10,7 +10,7 @@ struct Invocation {
 
 var<workgroup> exchange: array<vec2<u32>, WG>;
 
-// The invocation's number in the workgroup, as segments count.
+// The invocation's index in the workgroup, as segments are numbered.
 fn thread_of(at: Invocation) -> u32 {
     return at.index;
 }
@@ -46,7 +46,7 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
-// The largest value of eight invocations in a row.
+// The largest value of eight consecutive invocations.
 fn eight_max_f32(at: Invocation, value: f32) -> f32 {
     let i = at.index;
     exchange[i].x = bitcast<u32>(value);
@@ -59,7 +59,7 @@ fn eight_max_f32(at: Invocation, value: f32) -> f32 {
     return top;
 }
 
-// The sum over eight invocations in a row.
+// The sum over eight consecutive invocations.
 fn eight_sum_i32(at: Invocation, value: i32) -> i32 {
     let i = at.index;
     exchange[i].x = bitcast<u32>(value);

@@ -1,6 +1,6 @@
-// Sums and maxima over invocations by subgroups. Agrees with reduce_shared.wgsl, but for the order in
+// Sums and maxima over invocations by subgroups. Agrees with reduce_shared.wgsl, except for the order in
 // which floats are added.
-// A segment is LANES invocations in a row, a power of two no larger than the smallest subgroup; all
+// A segment is LANES consecutive invocations, a power of two no larger than the smallest subgroup; all
 // invocations must call together.
 
 override WG: u32 = 256u;
@@ -15,10 +15,10 @@ struct Invocation {
 }
 
 var<workgroup> exchange: array<u32, WG>;
-// Used once in a kernel, so that no one waits for its readers.
+// Used once in a kernel, so that no barrier has to protect its readers.
 var<workgroup> exchange_two: array<vec2<f32>, WG>;
 
-// The invocation's number in the workgroup, as segments count: those of a subgroup are neighbours,
+// The invocation's index in the workgroup, as segments are numbered: those of a subgroup are adjacent,
 // whatever the device's own order.
 fn thread_of(at: Invocation) -> u32 {
     return at.subgroup * at.subgroup_size + at.lane;
@@ -40,14 +40,14 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
-// The largest value of eight invocations in a row.
+// The largest value of eight consecutive invocations.
 fn eight_max_f32(at: Invocation, value: f32) -> f32 {
     var top = max(value, subgroupShuffleXor(value, 4u));
     top = max(top, subgroupShuffleXor(top, 2u));
     return max(top, subgroupShuffleXor(top, 1u));
 }
 
-// The sum over eight invocations in a row.
+// The sum over eight consecutive invocations.
 fn eight_sum_i32(at: Invocation, value: i32) -> i32 {
     var sum = value + subgroupShuffleXor(value, 4u);
     sum += subgroupShuffleXor(sum, 2u);

@@ -1,4 +1,4 @@
-// Single runs of weights that lie in units.
+// Single runs of weights that are stored in units.
 
 // Bytes minus ZERO.
 fn signed(codes: vec4<u32>) -> vec4<u32> {

@@ -1,4 +1,4 @@
-// Units of runs that follow one another.
+// Units of consecutive runs.
 
 fn run_in(unit: u32, i: u32) -> u32 {
     return unit * UNIT + i;

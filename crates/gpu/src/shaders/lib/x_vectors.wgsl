@@ -1,8 +1,8 @@
-// Activations in f32, their rows beginning at multiples of four elements.
+// Activations in f32, with rows at multiples of four elements.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 
-// Elements 4i to 4i + 3 of a row; zeros behind its end.
+// Elements 4i to 4i + 3 of a row; zeros beyond its end.
 fn x_at(token: u32, i: u32) -> vec4<f32> {
     if 4u * i >= params.k {
         return vec4<f32>();

@@ -60,7 +60,7 @@ impl Registers<2> for Avx2 {
         // SAFETY: 32 bytes are there.
         unsafe {
             let all = _mm256_loadu_si256(bytes.as_ptr().cast());
-            // Taking the sign of what is left of the exponent zeroes weights of which nothing is.
+            // Taking the sign of the masked exponent zeroes weights for which it is 0.
             let large = _mm256_and_si256(all, _mm256_set1_epi16(super::rounding::BF16_EXPONENT));
             let all = _mm256_sign_epi16(all, large);
             let wide =

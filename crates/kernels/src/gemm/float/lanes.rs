@@ -1,20 +1,20 @@
 //! The loops of a float product, written once for all instruction sets.
 //!
-//! A sum is taken in [`LANES`] partial sums. They lie in `P` registers: one of 512 bits, two of 256,
-//! four of 128. Which registers these are, and their instructions, is an implementation of
-//! [`Registers`]; [`kernel`](super::kernel) compiles the loops for it.
+//! A sum is taken in [`LANES`] partial sums, in `P` registers: one of 512 bits, two of 256, four of 128. An
+//! implementation of [`Registers`] provides these registers and their instructions; [`kernel`](super::kernel)
+//! compiles the loops for it.
 
 // Register tiles are arrays of arrays, read and written by the same indices.
 #![allow(clippy::needless_range_loop)]
 
 pub(super) use crate::dot::LANES;
 
-/// Values that go into the partial sums side by side, aligned to be loaded at once.
+/// Adjacent values that go into the partial sums, aligned to be loaded at once.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 pub(super) struct Group(pub(super) [f32; LANES]);
 
-/// Rows of weights that are computed together, and lie together in a panel.
+/// Rows of weights that are computed together, and interleaved in a panel.
 pub(super) const ROWS: usize = 4;
 
 /// Bytes of a group of two-byte weights.
@@ -145,8 +145,8 @@ unsafe fn add<G: Registers<P>, const P: usize, const FUSED: bool>(
     }
 }
 
-/// `acc[r, t] += w[r] · x[t]`, lane by lane, for [`ROWS`] rows of a panel; `acc` is `[ROWS, T]`. What
-/// was there counts as zeros if this is the `first` panel.
+/// `acc[r, t] += w[r] · x[t]`, lane by lane, for [`ROWS`] rows of a panel; `acc` is `[ROWS, T]`. If this is
+/// the `first` panel, previous contents are ignored.
 ///
 /// A register's worth of lanes is summed over the whole panel before the next one is, which leaves
 /// registers for larger tiles.
@@ -299,7 +299,7 @@ unsafe fn direct_rows<
     }
 }
 
-/// Decodes columns of [`ROWS`] stored rows into a panel, with zeros behind them.
+/// Decodes columns of [`ROWS`] stored rows into a panel, padded with zeros.
 ///
 /// # Safety
 /// The machine has the instructions.
@@ -358,9 +358,9 @@ pub(super) unsafe fn sums<G: Registers<P>, const P: usize>(groups: &[Group], out
 
 /// The loops, compiled for one instruction set.
 pub(super) struct Kernel {
-    /// The most activation rows that [`Kernel::tile`] takes; it takes at least one.
+    /// The maximum activation rows of [`Kernel::tile`]; the minimum is one.
     pub(super) tokens: usize,
-    /// The most activation rows that [`Kernel::direct`] takes; it takes at least one.
+    /// The maximum activation rows of [`Kernel::direct`]; the minimum is one.
     pub(super) direct_tokens: usize,
     /// [`direct`].
     pub(super) direct: Direct,
@@ -382,8 +382,8 @@ pub(super) type Direct =
 
 /// Compiles the loops for registers and the instructions they need, as `KERNEL`.
 ///
-/// After the activation rows that a tile takes stand the pairs of activation rows and weight rows
-/// that a direct product takes at a time.
+/// The activation rows of a tile are followed by the pairs of activation rows and weight rows that a direct
+/// product takes at a time.
 macro_rules! kernel {
     (
         $(#[$features:meta])*

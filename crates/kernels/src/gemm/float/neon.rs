@@ -69,7 +69,7 @@ impl Registers<4> for Neon {
     unsafe fn bf16(bytes: &[u8; 32]) -> [float32x4_t; 4] {
         // SAFETY: as in `zero`.
         unsafe {
-            // Weights with nothing left of their exponent become zeros.
+            // Weights whose masked exponent is 0 become zeros.
             let exponent = vdupq_n_u16(BF16_EXPONENT as u16);
             let [a, b] = load_halves(bytes).map(|v| vandq_u16(v, vtstq_u16(v, exponent)));
             [

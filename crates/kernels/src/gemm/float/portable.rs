@@ -1,4 +1,4 @@
-//! Float products in plain Rust: what every other kernel must agree with.
+//! Float products in plain Rust: the reference for all other kernels.
 
 use super::lanes::{Group, LANES, Registers, kernel};
 use super::rounding::bf16_weight;
@@ -11,7 +11,7 @@ kernel! {
     direct: [1 => 2, 2 => 2],
 }
 
-/// Arrays, which the compiler puts into what registers there are.
+/// Arrays, which the compiler maps to the available registers.
 struct Plain;
 
 impl Registers<1> for Plain {

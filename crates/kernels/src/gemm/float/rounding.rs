@@ -5,7 +5,7 @@
 //! Some machines fuse a multiplication with the addition that follows, some can't, and the results
 //! differ in the last bit, unless the product is exact: then fused and unfused both give the exact
 //! sum rounded once. A product of numbers with `a` and `b` significant bits has at most `a + b`, and
-//! f32 holds 24. So activations keep 13 bits beside f16 weights, which have 11, and 16 bits beside
+//! f32 holds 24. So activations keep 13 bits with f16 weights, which have 11, and 16 bits with
 //! bf16 weights, which have 8. (Engines that round activations to the type of the weights keep 11 and
 //! 8.)
 //!
@@ -21,9 +21,9 @@
 //!   products are multiples of 2^-149, which f32 holds. Which weights these are is seen from the upper
 //!   three bits of the exponent. Trained weights aren't that small.
 //!
-//! The sums may still overflow, and do so alike on all paths, because each step rounds the same exact
-//! value. Activations that are no numbers, infinite, or 2^127 and above make a whole row NaN, as
-//! 0 · ∞ would; weights that are no numbers or infinite go into their sums as such, in both ways alike.
+//! The sums may still overflow, and do so identically on all paths, because each step rounds the same exact
+//! value. Activations that are NaN, infinite, or 2^127 and above make a whole row NaN, as 0 · ∞ would;
+//! weights that are NaN or infinite go into their sums as such, identically with and without fusing.
 
 use super::lanes::{Group, LANES};
 use crate::Exec;
@@ -31,26 +31,26 @@ use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError};
 
-/// The bits that are set in a bf16 weight that counts: the upper three of the exponent.
+/// The bits that are set in a bf16 weight that isn't flushed: the upper three of the exponent.
 pub(super) const BF16_EXPONENT: i16 = 0x7000;
 
-/// Smaller bf16 weights count as 0: 2^-95.
+/// Smaller bf16 weights are flushed to 0: 2^-95.
 #[cfg(test)]
 pub(super) const MIN_BF16: f32 = f32::from_bits(32 << 23);
 
-/// The bf16 weight with these bits, as products take it.
+/// The bf16 weight with these bits, after flushing.
 #[inline(always)]
 pub(super) fn bf16_weight(bits: u16) -> f32 {
     let counts = bits & BF16_EXPONENT as u16 != 0;
     f32::from_bits(if counts { u32::from(bits) << 16 } else { 0 })
 }
 
-/// What is kept of activations.
+/// The precision of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gemm) enum Precision {
-    /// Everything.
+    /// Unrounded.
     Full,
-    /// 16 significant bits of values that can be seen beside the largest: for bf16 weights.
+    /// 16 significant bits of values that are not negligible next to the largest: for bf16 weights.
     Bits16,
     /// 13 of them: for f16 weights.
     Bits13,
@@ -61,13 +61,13 @@ pub(in crate::gemm) enum Precision {
 pub(in crate::gemm) struct FloatRows {
     /// Groups of a row.
     n_groups: usize,
-    /// `[m, n_groups]`; what is behind the end of a row is 0.
+    /// `[m, n_groups]`, padded with zeros.
     groups: Vec<Group>,
     /// `[m]`; powers of two.
     scales: Vec<f32>,
 }
 
-/// Elements that are worth a task of their own.
+/// Elements per task.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 impl FloatRows {
@@ -119,22 +119,21 @@ impl FloatRows {
         &self.groups[t * self.n_groups..][..self.n_groups]
     }
 
-    /// Row `t` as it is multiplied with weights, without rounding, and zeros behind it. Panics if there is
-    /// none.
+    /// Row `t` in the layout for products, without rounding, padded with zeros. Panics if there is none.
     pub(in crate::gemm) fn values(&self, t: usize) -> impl Iterator<Item = f64> {
         let scale = f64::from(self.scale(t));
         let values = self.row(t).iter().flat_map(|group| group.0);
         values.map(move |value| f64::from(value) * scale)
     }
 
-    /// What the values of row `t` are to be multiplied by. Panics if there is none.
+    /// The scale of the values of row `t`. Panics if there is none.
     pub(super) fn scale(&self, t: usize) -> f32 {
         self.scales[t]
     }
 }
 
 multiversion! {
-    /// Writes a row, and returns what its values are to be multiplied by.
+    /// Writes a row, and returns the scale of its values.
     fn round_row(precision: Precision, x: &[f32], out: &mut [Group]) -> f32 {
         let out = out.as_flattened_lanes();
         let (out, padding) = out.split_at_mut(x.len());
@@ -159,17 +158,16 @@ const BELOW_ONE: u32 = 126;
 /// How far below a row's largest exponent activations are kept: down to 2^-32.
 const DEPTH: u32 = BELOW_ONE - (127 - 32);
 
-/// Rounds to `BITS` significant bits and the largest magnitude into [½, 1); returns the power of two
-/// that goes back.
+/// Rounds to `BITS` significant bits and the largest magnitude into [½, 1); returns the inverse power of two.
 #[inline(always)]
 fn round_to<const BITS: u32>(x: &[f32], out: &mut [f32]) -> f32 {
     let dropped = 24 - BITS;
     let half = (1 << (dropped - 1)) - 1;
-    // Magnitudes of floats are ordered as their bits are, with NaN above infinity.
+    // Magnitudes of floats compare like their bits, with NaN above infinity.
     let max = x
         .iter()
         .fold(0, |max: u32, x| max.max(x.to_bits() & MAGNITUDE));
-    // Rows that are smaller still are near zero altogether: what is left of them is normal.
+    // Smaller rows are close to zero throughout: what is left of them is normal.
     let exponent = (max >> EXPONENT_AT).max(DEPTH + 1);
     if exponent > 253 {
         out.fill(f32::NAN);
@@ -180,8 +178,8 @@ fn round_to<const BITS: u32>(x: &[f32], out: &mut [f32]) -> f32 {
     for (out, x) in out.iter_mut().zip(x) {
         let bits = x.to_bits();
         let magnitude = bits & MAGNITUDE;
-        // Half a unit, or just below where the last bit kept is even: halves go to even. A carry into
-        // the exponent is as it should be.
+        // Half a unit, or just below where the last bit kept is even: halves go to even. A carry into the
+        // exponent is correct.
         let rounded = magnitude + half + ((magnitude >> dropped) & 1);
         let rounded = rounded >> dropped << dropped;
         let kept = if rounded >= least {

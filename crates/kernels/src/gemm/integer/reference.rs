@@ -1,4 +1,4 @@
-//! What a product of blocks of integers is: the code that all kernels agree with bit for bit.
+//! The definition of a product of blocks of integers: all kernels agree with this code bit for bit.
 
 use sterna_format::DType;
 
@@ -9,7 +9,7 @@ use crate::quant::integers::{SUB_LEN, SUPER_LEN, SuperBlock, groups_of_32, super
 multiversion! {
     /// One row of weights with one row of activations of its type's scaling.
     ///
-    /// Every operation on floats is rounded by itself. Activations beyond the row are ignored.
+    /// Every operation on floats is rounded separately. Activations beyond the row are ignored.
     pub(super) fn dot(dtype: DType, row: &[u8], x: QuantizedRow<'_>) -> f32 {
         let mut acc = 0.0;
         let mut b = 0;

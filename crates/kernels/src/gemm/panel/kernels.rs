@@ -13,7 +13,7 @@ use crate::quant::integers::SUPER_LEN;
 
 /// A kind of weights.
 trait Family {
-    /// What is summed up from panel to panel.
+    /// What is accumulated from panel to panel.
     type Sum;
 
     /// Adds the products of a panel and `T` activation rows, whole tiles from `tile` on.
@@ -29,7 +29,7 @@ trait Family {
     );
 }
 
-/// Takes as many rows at a time as registers hold the sums of, `T`, and then the rest.
+/// Takes as many rows at a time as there are registers for the sums, `T`, and then the rest.
 ///
 /// # Safety
 /// As [`Kernel`].
@@ -188,7 +188,7 @@ pub(super) fn bias(dtype: DType) -> i8 {
         DType::Q6_K => 32,
         DType::Q4_0 => 8,
         DType::Q5_0 => 16,
-        // As good as 128: the bytes that wrap around are the same.
+        // Equivalent to 128: the bytes that wrap around are the same.
         DType::Q8_0 => -128,
         DType::Q1_0 | DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => 1,
         _ => 0,
@@ -226,7 +226,7 @@ impl Family for Ternary {
 
 /// One block of 256, of codes up to `MAX` whose every `QUADS` times four share an integer scale.
 ///
-/// Codes have 2^`BIAS` too much, or, if that is 0, a minimum.
+/// Codes are too large by 2^`BIAS`, or, if that is 0, have a minimum.
 struct Super<const MAX: usize, const QUADS: usize, const BIAS: u32>;
 
 impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX, QUADS, BIAS> {
@@ -276,7 +276,7 @@ impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX
     }
 }
 
-/// Groups of 32 codes up to `MAX`, which are `BIAS` too much, with one scale.
+/// Groups of 32 codes up to `MAX`, which are too large by `BIAS`, with one scale.
 struct Small<const MAX: usize, const BIAS: i16>;
 
 impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {

@@ -1,4 +1,4 @@
-//! What a kernel needs of an instruction set.
+//! What a kernel requires of an instruction set.
 
 use super::{Lanes as Array, ROWS};
 
@@ -51,7 +51,7 @@ pub(super) trait Lanes: Copy {
     /// Sixteen f32.
     type F: Copy;
 
-    /// True if codes up to 255 are summed up less 128.
+    /// True if codes up to 255 are summed with 128 subtracted.
     const SIGNED_BYTES: bool;
 
     unsafe fn zero() -> Self::I;

@@ -1,7 +1,7 @@
 //! Sixteen lanes with NEON: four registers, of which each has four rows of weights.
 //!
-//! The activations of a tile lie as dot products by element want them: four columns of four rows fill
-//! a register.
+//! The activations of a tile are laid out as dot products by element need them: four columns of four rows
+//! fill a register.
 
 // Register tiles are arrays of arrays, read and written by the same indices.
 #![allow(clippy::needless_range_loop)]
@@ -12,7 +12,7 @@ use super::Lanes as Array;
 use super::lanes::{Acts, Lanes};
 use crate::arm::sdot_lane;
 
-/// With what every 64-bit Arm has: products are summed in 16 bits as long as those can't overflow.
+/// With the baseline of 64-bit Arm: products are summed in 16 bits as long as those can't overflow.
 #[derive(Clone, Copy)]
 pub(super) struct Neon;
 
@@ -27,7 +27,7 @@ macro_rules! each {
     };
 }
 
-/// What the two have in common.
+/// Shared by the two.
 macro_rules! lanes_128 {
     () => {
         type I = [int32x4_t; 4];

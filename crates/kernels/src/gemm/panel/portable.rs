@@ -1,4 +1,4 @@
-//! Sixteen lanes without instructions of their own: the reference, and what the compiler makes of it.
+//! Sixteen lanes in plain Rust: the reference, and what the compiler makes of it.
 
 use super::lanes::{Acts, Lanes};
 use super::{Lanes as Array, ROWS};

@@ -22,7 +22,7 @@ use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 pub(super) type UnpackTernary =
     unsafe fn(rows: &Lanes<&[u8]>, columns: Range<usize>, panel: &mut Panel);
 
-/// The one for a packing of trits. `columns` are whole blocks; the rows have them.
+/// The function for a packing of trits. `columns` are whole blocks; the rows have them.
 pub(super) fn ternary(isa: Isa, packing: TernaryPacking) -> UnpackTernary {
     fn packed<P: Packed>(isa: Isa) -> UnpackTernary {
         match isa.level() {
@@ -122,7 +122,7 @@ multiversion! {
     }
 }
 
-/// Writes rows of codes side by side.
+/// Interleaves rows of codes.
 #[inline(always)]
 fn interleave(codes: &Lanes<[u8; SUPER_LEN]>, panel: &mut Panel) {
     for (r, codes) in codes.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! From stored rows to panels with AVX2.
 //!
-//! Stored bytes are transposed first, four of a row at a time, and then cut into codes: that takes a
-//! half or a quarter of the shuffles. What a block has but once is gathered from all rows, and cut in
+//! Stored bytes are transposed first, four of a row at a time, and then unpacked into codes: that takes a
+//! half or a quarter of the shuffles. What a block has only once is gathered from all rows, and unpacked in
 //! lanes, too.
 
 // Register tiles are arrays of arrays, read and written by the same indices.
@@ -88,7 +88,7 @@ fn q5_k(rows: &Lanes<&[u8]>, panel: &mut Panel) {
                 chunk * 16 + 8 + i,
                 or(mask::<15>(shift::<4>(packed)), fifth),
             );
-            // What comes down from a neighbour is masked above, for it comes from higher bits.
+            // Bits shifted in from a neighbour are masked above, because they come from higher bits.
             *high = shift::<2>(*high);
         }
     }
@@ -148,7 +148,7 @@ fn q4_0(rows: &Lanes<&[u8]>, panel: &mut Panel) {
     for group in 0..rows[0].len() / 18 {
         let rows = nth::<18>(rows, group);
         panel.d[group] = halves(&rows, 0);
-        // The second half of what is transposed has nothing in it.
+        // The second half of what is transposed is unused.
         let mut codes = [[0; 32]; ROWS];
         for (codes, row) in codes.iter_mut().zip(rows) {
             codes[..16].copy_from_slice(&row[2..]);
@@ -266,14 +266,14 @@ fn mask<const MASK: i8>(v: Quad) -> Quad {
     [_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask)]
 }
 
-/// To the right, across the borders of bytes.
+/// To the right, across byte boundaries.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shift<const N: i32>(v: Quad) -> Quad {
     [_mm256_srli_epi16::<N>(v[0]), _mm256_srli_epi16::<N>(v[1])]
 }
 
-/// To the left, across the borders of bytes.
+/// To the left, across byte boundaries.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shift_left<const N: i32>(v: Quad) -> Quad {

@@ -8,7 +8,7 @@ use std::arch::wasm32::*;
 use super::Lanes as Array;
 use super::lanes::{Acts, Lanes};
 
-/// With products in 16 bits, even bytes apart from odd ones.
+/// With products in 16 bits, even bytes separate from odd ones.
 #[derive(Clone, Copy)]
 pub(super) struct Simd128;
 
@@ -48,7 +48,7 @@ unsafe fn store<T>(to: *mut T, v: [v128; 4]) {
     }
 }
 
-/// What the two have in common.
+/// Shared by the two.
 macro_rules! lanes_128 {
     () => {
         type I = [v128; 4];
@@ -152,8 +152,8 @@ macro_rules! lanes_128 {
     };
 }
 
-/// Rows of weights of which the sums are kept in registers, in fours: with four rows of activations
-/// that is half of the registers of x86, on which many engines run.
+/// Rows of weights whose sums are kept in registers, in fours: with four rows of activations that is half of
+/// the registers of x86, on which many engines run.
 const PARTS: usize = 2;
 
 /// Four columns of rows `4 · part` and up.

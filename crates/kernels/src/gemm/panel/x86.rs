@@ -17,8 +17,8 @@ pub(super) struct AvxVnni;
 #[derive(Clone, Copy)]
 pub(super) struct Avx512;
 
-/// An instruction on both registers. Closures that a function of `core` calls would not be compiled
-/// for the instructions at hand, so there are none here.
+/// An instruction on both registers. Closures called by functions of `core` would not be compiled for these
+/// instructions, so there are none here.
 macro_rules! both {
     ($f:ident, $a:expr, $b:expr) => {{
         let (a, b) = ($a, $b);
@@ -26,7 +26,7 @@ macro_rules! both {
     }};
 }
 
-/// What the two levels with registers of 256 bits share.
+/// Shared by the two levels with registers of 256 bits.
 macro_rules! lanes_256 {
     () => {
         type I = [__m256i; 2];

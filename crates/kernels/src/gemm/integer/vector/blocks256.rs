@@ -14,7 +14,7 @@ const N_REGISTERS: usize = LEN / 16;
 /// Methods take a pointer to [`Self::BYTES`], and need the instruction set of `V`.
 pub(super) trait SuperBlock {
     const BYTES: usize;
-    /// Where `d` lies, with `dmin` behind it if there are minimums.
+    /// The offset of `d`, followed by `dmin` if there are minimums.
     const D: usize;
     /// Codes are stored 2^`BIAS` too large; if it is 0, there are minimums.
     const BIAS: u32;
@@ -44,7 +44,7 @@ pub(super) unsafe fn gemv<V: Vector, B: SuperBlock>(
     assert!(x.q.len() >= n_blocks * LEN && x.scales.len() >= n_blocks);
     assert!(x.sums.len() >= n_blocks * N_SUMS);
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        // Where rows are missing, the last one is taken again.
+        // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
         let next = blocks[0].wrapping_add(ROWS * row_bytes);

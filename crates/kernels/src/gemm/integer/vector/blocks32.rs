@@ -1,4 +1,4 @@
-//! Types with one scale a block: four rows at a time, block by block.
+//! Types with one scale per block: four rows at a time, block by block.
 
 use std::borrow::Cow;
 
@@ -18,10 +18,10 @@ pub(super) trait Block {
     const LEN: usize;
     /// Elements that [`Block::dots`] takes: one group or two.
     const SPAN: usize = GROUP;
-    /// Codes are stored as if each were larger by that much.
+    /// Stored codes are too large by this much.
     const BIAS: i32;
 
-    /// Where the activation that [`Block::dots`] wants at `i` of a span is found in it.
+    /// The index within a span of the activation that [`Block::dots`] needs at `i`.
     fn source(i: usize) -> usize {
         i
     }
@@ -53,7 +53,7 @@ pub(super) unsafe fn gemv<V: Vector, B: Block>(
     assert!(x.sums.len() >= n_groups * SUMS_A_GROUP);
     let q = arrange::<B>(&x.q[..n_groups * GROUP]);
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        // Where rows are missing, the last one is taken again.
+        // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
         let next = blocks[0].wrapping_add(ROWS * row_bytes);
@@ -87,7 +87,7 @@ pub(super) unsafe fn gemv<V: Vector, B: Block>(
     }
 }
 
-/// Activations in the order that the type wants them.
+/// Activations in the order that the type needs.
 fn arrange<B: Block>(q: &[i8]) -> Cow<'_, [i8]> {
     if (0..B::SPAN).all(|i| B::source(i) == i) {
         return Cow::Borrowed(q);
@@ -200,7 +200,7 @@ pub(super) struct Q1_0;
 impl Block for Q1_0 {
     const BYTES: usize = 18;
     const LEN: usize = 128;
-    /// A bit is worth 1 or −1. That makes `2 · Σ bit · q − Σ q`.
+    /// A bit is 1 or −1. That makes `2 · Σ bit · q − Σ q`.
     const BIAS: i32 = 1;
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! One row of activations with rows of blocks, straight from the stored bytes, in registers of 128
 //! bits.
 //!
-//! How blocks are taken apart and summed up is written once, in terms of [`Vector`]; an instruction
-//! set is an implementation of it.
+//! Unpacking and summing blocks is written once, in terms of [`Vector`]; an instruction set is an
+//! implementation of it.
 
 mod blocks256;
 mod blocks32;
@@ -17,7 +17,7 @@ use super::super::activations::QuantizedRow;
 use super::Gemv;
 use crate::isa::Level;
 
-/// Rows that are summed together, one a lane.
+/// Rows that are summed together, one per lane.
 const ROWS: usize = 4;
 
 /// The kernel of a level; `None` if it has none.
@@ -101,8 +101,8 @@ trait Vector {
     /// Four f32.
     type Floats: Copy;
 
-    /// Asks for the lines of `n` bytes from `at` on, which need not lie in any allocation, if there is
-    /// a way.
+    /// Prefetches the lines of `n` bytes from `at` on, which need not be in any allocation, if the target has
+    /// an instruction for it.
     fn prefetch(at: *const u8, n: usize);
 
     unsafe fn load(from: *const u8) -> Self::Bytes;

@@ -6,7 +6,7 @@ use super::super::super::prefetch;
 use super::Vector;
 use crate::arm::{sdot, widen_halves};
 
-/// With what every 64-bit Arm has.
+/// With the baseline of 64-bit Arm.
 pub(super) struct Plain;
 
 /// With dot products of bytes.
@@ -15,7 +15,7 @@ pub(super) struct Dot;
 /// The bits of bytes, and again.
 const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
 
-/// What the two have in common.
+/// Shared by the two.
 macro_rules! common {
     () => {
         type Bytes = uint8x16_t;

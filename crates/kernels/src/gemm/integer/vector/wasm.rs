@@ -11,7 +11,7 @@ pub(super) struct Widened;
 #[cfg(target_feature = "relaxed-simd")]
 pub(super) struct Relaxed;
 
-/// What the two have in common.
+/// Shared by the two.
 macro_rules! common {
     () => {
         type Bytes = v128;
@@ -37,7 +37,7 @@ macro_rules! common {
             v128_or(a, b)
         }
 
-        // Bytes are shifted in pairs, which x86 has instructions for; what crosses over is masked.
+        // Bytes are shifted in pairs, which x86 has instructions for; bits that cross over are masked.
 
         #[inline(always)]
         unsafe fn right<const N: i32>(v: v128, mask: u8) -> v128 {
@@ -186,7 +186,7 @@ fn sums_of_halves(v: [v128; 4]) -> [v128; 2] {
 fn widen_halves(bits: v128) -> v128 {
     let sign = i32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16);
     let magnitude = i32x4_shl(v128_and(bits, u32x4_splat(0x7fff)), 13);
-    // In the place of an f32, an exponent is worth 2^112 less; subnormals come out right, too.
+    // Read as an f32, the exponent is too small by 2^112; subnormals come out right, too.
     let finite = f32x4_mul(magnitude, f32x4_splat(f32::from_bits((127 + 112) << 23)));
     let no_number = u32x4_ge(magnitude, u32x4_splat(31 << 23));
     let exponent = v128_and(no_number, u32x4_splat(255 << 23));
@@ -204,7 +204,7 @@ impl Vector for Widened {
 
     #[inline(always)]
     unsafe fn add_dot_by_fours(sums: v128, codes: v128, q: v128) -> v128 {
-        // Even bytes apart from odd ones.
+        // Even bytes separate from odd ones.
         let even = v128_and(codes, i16x8_splat(0xff));
         let products = i32x4_dot_i16x8(even, i16x8_shr(i16x8_shl(q, 8), 8));
         let odd = i32x4_dot_i16x8(u16x8_shr(codes, 8), i16x8_shr(q, 8));

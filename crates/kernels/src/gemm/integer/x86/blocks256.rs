@@ -6,7 +6,7 @@ use super::super::super::activations::QuantizedRow;
 use super::super::super::prefetch;
 use super::{Products, sum_each, sum_halves};
 
-/// Rows that are summed together, one a lane.
+/// Rows that are summed together, one per lane.
 const ROWS: usize = 4;
 
 /// Elements of a superblock, and sums of activations that belong to it.
@@ -16,7 +16,7 @@ const N_SUMS: usize = 16;
 /// How a type stores its superblocks.
 pub(super) trait SuperBlock {
     const BYTES: usize;
-    /// Where `d` lies, with `dmin` behind it if there are minimums.
+    /// The offset of `d`, followed by `dmin` if there are minimums.
     const D: usize;
     const HAS_MINS: bool;
 
@@ -42,7 +42,7 @@ pub(super) unsafe fn gemv<P: Products, B: SuperBlock>(
     assert!(x.q.len() >= n_blocks * LEN && x.scales.len() >= n_blocks);
     assert!(x.sums.len() >= n_blocks * N_SUMS);
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        // Where rows are missing, the last one is taken again.
+        // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
         let next = blocks[0].wrapping_add(ROWS * row_bytes);
@@ -88,7 +88,7 @@ unsafe fn products<P: Products, B: SuperBlock>(
         let scales = blocks.map(|block| block.add(B::D));
         if B::HAS_MINS {
             let sums = sum_each([a, b, c, d], [am, bm, cm, dm]);
-            // d and dmin of each row, then those of all rows side by side.
+            // d and dmin of each row, then those of all rows interleaved.
             let [s0, s1, s2, s3] = scales.map(|s| s.cast::<i32>().read_unaligned());
             let pairs = _mm_set_epi32(s3, s2, s1, s0);
             let apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -135,7 +135,7 @@ unsafe fn add_group<P: Products, const G: usize>(
     }
 }
 
-/// Adds the products of all codes, 32 after 32. As [`add_group`].
+/// Adds the products of all codes, 32 at a time. As [`add_group`].
 ///
 /// # Safety
 /// As [`add_group`].
@@ -183,7 +183,7 @@ unsafe fn scales_of_16(scales: __m128i) -> __m256i {
     }
 }
 
-/// `−bias · Σ_s scale_s · Σ_j q_j`, what codes stored with a bias of 2^`SHIFT` add too much.
+/// `−bias · Σ_s scale_s · Σ_j q_j`, the excess of codes stored with a bias of 2^`SHIFT`.
 ///
 /// # Safety
 /// Inlined into code compiled for AVX2.
@@ -233,7 +233,7 @@ unsafe fn join(low: __m256i, high: __m256i, mask: __m256i) -> __m256i {
     unsafe { _mm256_or_si256(low, _mm256_and_si256(high, mask)) }
 }
 
-/// The eight scales and the eight minimums, one a byte, that Q4_K and Q5_K pack into twelve bytes: see
+/// The eight scales and the eight minimums, one per byte, that Q4_K and Q5_K pack into twelve bytes: see
 /// [`crate::quant`].
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! Types with one scale a block: eight groups of 32 elements of a row at a time, in eight rows.
+//! Types with one scale per block: eight groups of 32 elements of a row at a time, in eight rows.
 
 use std::arch::x86_64::*;
 use std::borrow::Cow;
@@ -7,10 +7,10 @@ use super::super::super::activations::QuantizedRow;
 use super::super::super::prefetch;
 use super::{Products, sum_each, sum_halves};
 
-/// Rows that are summed together, one a lane.
+/// Rows that are summed together, one per lane.
 const ROWS: usize = 8;
 
-/// Elements that a kernel multiplies at a time, and groups of them with one scale of activations.
+/// Elements that a kernel multiplies at a time, and groups of them that share a scale of activations.
 const SPAN: usize = 256;
 const GROUPS: usize = 8;
 
@@ -20,10 +20,10 @@ pub(super) trait Span {
     const BYTES: usize;
     const BLOCK_BYTES: usize;
 
-    /// Codes are stored as if each were larger by that much.
+    /// Stored codes are too large by this much.
     fn bias<P: Products>() -> i16;
 
-    /// Where the activation that [`Span::dots`] wants at `i` is found in the span.
+    /// The index within the span of the activation that [`Span::dots`] needs at `i`.
     fn source(i: usize) -> usize {
         i
     }
@@ -59,7 +59,7 @@ pub(super) unsafe fn gemv<P: Products, S: Span>(
     let q = arrange::<S>(&x.q[..n_padded * SPAN]);
     let x = QuantizedRow { q: &q, ..x };
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        // Where rows are missing, the last one is taken again.
+        // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let row = |r: usize| &rows[last.min(i * ROWS + r) * row_bytes..][..row_bytes];
         let mut spans: [*const u8; ROWS] = std::array::from_fn(|r| row(r).as_ptr());
@@ -91,7 +91,7 @@ pub(super) unsafe fn gemv<P: Products, S: Span>(
     }
 }
 
-/// Activations in the order that the type wants them.
+/// Activations in the order that the type needs.
 fn arrange<S: Span>(q: &[i8]) -> Cow<'_, [i8]> {
     if (0..SPAN).all(|i| S::source(i) == i) {
         return Cow::Borrowed(q);
@@ -104,10 +104,10 @@ fn arrange<S: Span>(q: &[i8]) -> Cow<'_, [i8]> {
     )
 }
 
-/// What a span is multiplied with.
+/// The activations for a span.
 struct Activations {
     q: *const i8,
-    /// What the bias of the codes adds to the sums of products.
+    /// The contribution of the codes' bias to the sums of products.
     biases: __m256i,
     scales: __m256,
 }
@@ -327,7 +327,7 @@ unsafe fn nibbles_of_two(a: *const u8, b: *const u8) -> [__m256i; 2] {
     }
 }
 
-/// Types whose blocks are nibbles: what they do with a pair of blocks.
+/// Types whose blocks are nibbles: how they process a pair of blocks.
 trait Nibbles {
     /// The first 16 codes of blocks `I` and `4 + I`, and the last 16.
     ///
@@ -473,15 +473,15 @@ unsafe fn fifth_bits(masks: __m256i) -> __m256i {
     }
 }
 
-/// `d: f16, bits: [u8; 16]`, element `8j + i` at bit `i` of byte `j`: a register holds two blocks, and
-/// bits `i` of its bytes are what one register of activations belongs to.
+/// `d: f16, bits: [u8; 16]`, element `8j + i` at bit `i` of byte `j`: a register holds two blocks, and bits
+/// `i` of its bytes match one register of activations.
 pub(super) struct Q1_0;
 
 impl Span for Q1_0 {
     const BYTES: usize = 2 * Self::BLOCK_BYTES;
     const BLOCK_BYTES: usize = 18;
 
-    /// A bit is worth 1 or −1. That makes `2 · Σ bit · q − Σ q`.
+    /// A bit is 1 or −1. That makes `2 · Σ bit · q − Σ q`.
     fn bias<P: Products>() -> i16 {
         1
     }
@@ -530,8 +530,8 @@ impl Span for Q1_0 {
     }
 }
 
-/// The order of activations for codes of two bits, element `4j + i` at bits `2i` of byte `j`, of which
-/// 32 bytes at a time are taken apart.
+/// The order of activations for codes of two bits, element `4j + i` at bits `2i` of byte `j`, of which 32
+/// bytes at a time are unpacked.
 fn source_of_crumbs(i: usize) -> usize {
     let (register, shift, j) = (i / 128, i / 32 % 4, i % 32);
     128 * register + 4 * j + shift

@@ -1,7 +1,7 @@
 //! One row of activations with rows of blocks, straight from the stored bytes, on x86-64.
 //!
-//! Everything is in registers of 256 bits: the work is bounded by reading the weights, which wider
-//! ones don't hasten. The levels differ in [`Products`] only.
+//! Everything is in registers of 256 bits: the work is bound by reading the weights, and wider ones are no
+//! faster. The levels differ in [`Products`] only.
 
 mod blocks256;
 mod blocks32;
@@ -128,7 +128,7 @@ impl Products for Avx2 {
     const I8_BIAS: i16 = 0;
 }
 
-/// The two spellings of the 256-bit VNNI instructions.
+/// The two encodings of the 256-bit VNNI instructions.
 macro_rules! vnni {
     ($name:ident, $dpwssd:ident, $dpbusd:ident) => {
         #[derive(Clone, Copy)]

@@ -1,4 +1,5 @@
-//! Attention of few rows: positions are shared out in spans, that all of the device has something to do.
+//! Split-KV attention (flash-decoding) for few rows: positions are divided among workgroups, so that the
+//! device is fully occupied.
 
 use super::cache::{CacheLayer, row_shape};
 use super::heads::{Heads, Position};
@@ -9,19 +10,19 @@ use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};
 use crate::{Device, GpuError, Limits, Recorder};
 
-/// Spans of a context, at most: what `attention_combine.wgsl` has room for.
-const MAX_SPANS: usize = 64;
+/// Maximum number of splits of a context: what `attention_combine.wgsl` has room for.
+const MAX_SPLITS: usize = 64;
 
-/// Positions that a segment of invocations takes at a time.
+/// Positions that a segment of invocations processes at a time.
 const AT_ONCE: usize = 4;
 
-/// Segments that share the positions of a span.
+/// Segments that share the positions of a split.
 const SEGMENTS: usize = 8;
 
-/// Invocations of a workgroup at most, that each has registers enough.
+/// Maximum workgroup size, so that each invocation has registers enough.
 const MAX_WORKGROUP: usize = 256;
 
-/// Memory for contexts that are split: what the heads of some rows come to in each span.
+/// Memory for split contexts: the partial results of each row and head in each split.
 #[derive(Debug, Clone)]
 pub struct SplitKvStates {
     buffer: Buffer,
@@ -38,69 +39,69 @@ impl SplitKvStates {
         head_dim: usize,
         most_len: usize,
     ) -> Result<SplitKvStates, GpuError> {
-        // Longer spans make fewer of them: the most that a context of any of these lengths has, and one
-        // for a new position.
-        let n_spans = most_len.div_ceil(AT_ONCE * SEGMENTS).clamp(1, MAX_SPANS) + 1;
-        let states = n_rows.saturating_mul(n_heads).saturating_mul(n_spans);
+        // Longer contexts use longer splits, not more than this: the maximum for any context up to this
+        // length, and one for a new position.
+        let n_splits = most_len.div_ceil(AT_ONCE * SEGMENTS).clamp(1, MAX_SPLITS) + 1;
+        let states = n_rows.saturating_mul(n_heads).saturating_mul(n_splits);
         let bytes = (states as u64).saturating_mul((head_dim as u64 + 2) * 4);
         Ok(SplitKvStates {
-            buffer: device.buffer("attention over spans", bytes)?,
+            buffer: device.buffer("split-KV attention", bytes)?,
         })
     }
 }
 
-/// A context that is split.
+/// How to split a context.
 #[derive(Debug, Clone, Copy)]
 pub struct SplitKv<'a> {
-    /// Room for what the spans come to.
+    /// Room for partial results.
     pub states: &'a SplitKvStates,
-    /// The longest context, with the rows in question, for which the commands will be run. Cached
-    /// positions behind it may not be seen.
+    /// The longest context, including the rows in question, for which the commands will be run. Cached
+    /// positions beyond it may be ignored.
     pub most_len: usize,
 }
 
-/// How the work is cut.
+/// How the work is divided.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
-    /// Invocations to a position, each to runs of eight elements.
+    /// Invocations per position, each processing runs of eight elements.
     lanes: usize,
-    /// Runs of a lane.
+    /// Runs per lane.
     units: usize,
-    /// Pairs of a row and a head that share keys, to a workgroup.
+    /// Pairs of a row and a head that share keys, per workgroup.
     heads: usize,
-    /// Workgroups for all of these, of one key-value head and one span.
+    /// Workgroups that cover all pairs, for one key-value head and one split.
     n_groups: usize,
-    span_len: usize,
-    n_spans: usize,
+    split_len: usize,
+    n_splits: usize,
 }
 
 impl Plan {
     fn of(limits: &Limits, head_dim: usize, n_pairs: usize, most_len: usize) -> Plan {
         let runs = head_dim.div_ceil(8).max(1);
-        // Through shared memory, sums over more lanes take more barriers.
+        // Reductions through shared memory take more barriers with more lanes.
         let most = (limits.min_subgroup as usize).clamp(8, 32);
         let lanes = runs.next_power_of_two().min(most);
         let units = runs.div_ceil(lanes);
         let invocations = (limits.workgroup_len as usize).min(MAX_WORKGROUP) / (SEGMENTS * lanes);
-        // Of a head: its query and sums; what reductions exchange, at most 12 bytes an invocation; a state of
-        // each segment; the inverse root of a query. Those of a key and a value, and their blocks' scales,
-        // are there once.
+        // Per head: its query and sums; what reductions exchange, at most 12 bytes per invocation; a state
+        // per segment; the inverse root of a query. Those of a key and a value, and their blocks' scales, are
+        // needed once.
         let sums = (1 + SEGMENTS) * head_len(units, lanes) * 16;
         let bytes = sums + 12 * SEGMENTS * lanes + 8 * SEGMENTS + 4;
         let room = (limits.workgroup_bytes as usize).saturating_sub(2 * 4 + 16 * 4);
         let most = invocations.min(room / bytes);
         let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
-        let mut span_len = AT_ONCE * SEGMENTS;
-        while most_len.div_ceil(span_len) > MAX_SPANS {
-            span_len *= 2;
+        let mut split_len = AT_ONCE * SEGMENTS;
+        while most_len.div_ceil(split_len) > MAX_SPLITS {
+            split_len *= 2;
         }
         Plan {
             lanes,
             units,
             heads: n_pairs.div_ceil(n_groups).max(1),
             n_groups,
-            span_len,
-            n_spans: most_len.div_ceil(span_len).max(1),
+            split_len,
+            n_splits: most_len.div_ceil(split_len).max(1),
         }
     }
 
@@ -135,7 +136,7 @@ fn head_len(units: usize, lanes: usize) -> usize {
 }
 
 params! {
-    SpansParams {
+    SplitKvParams {
         n_rows: u32,
         n_heads: u32,
         n_kv_heads: u32,
@@ -151,8 +152,8 @@ params! {
         row_scales: u32,
         scales: u32,
         window: u32,
-        n_spans: u32,
-        span_len: u32,
+        n_splits: u32,
+        split_len: u32,
         n_angles: u32,
         eps: f32,
         scale: f32,
@@ -169,27 +170,26 @@ params! {
         out_stride: u32,
         position: u32,
         window: u32,
-        n_spans: u32,
+        n_splits: u32,
         n_new: u32,
-        span_len: u32,
+        split_len: u32,
         capacity: u32,
     }
 }
 
 /// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of a
-/// sequence, in two dispatches instead of three: each workgroup makes ready the queries that it needs, and
-/// those of the new position put key and value into the cache. The queries in `heads.qkv` stay as they
-/// were.
+/// sequence, in two dispatches instead of three: each workgroup prepares the queries that it needs, and those
+/// of the new position store key and value in the cache. The queries in `heads.qkv` are left unchanged.
 ///
 /// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
-/// Errors: [`GpuError::Shape`] if shapes don't fit one another, or the states have too little room.
-/// Exactness: as the two, sums in another order.
+/// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
+/// Exactness: as those two, with sums in a different order.
 pub fn decode(
     recorder: &mut Recorder,
     shape: &AttentionShape,
     heads: &Heads<'_>,
     cache: &CacheLayer,
-    spans: SplitKv<'_>,
+    split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     heads.check(shape.n_heads, cache)?;
@@ -201,17 +201,17 @@ pub fn decode(
         position: heads.position,
         prepare: Some(heads),
     };
-    record(recorder, shape, rows, cache, spans, out)
+    record(recorder, shape, rows, cache, split_kv, out)
 }
 
-/// Attention of rows that are ready. The caller has checked shapes.
+/// Attention of prepared rows. The caller has checked shapes.
 pub(super) fn attention(
     recorder: &mut Recorder,
     shape: &AttentionShape,
     q: Rows<'_>,
     position: Position<'_>,
     cache: &CacheLayer,
-    spans: SplitKv<'_>,
+    split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let rows = Source {
@@ -219,14 +219,14 @@ pub(super) fn attention(
         position,
         prepare: None,
     };
-    record(recorder, shape, rows, cache, spans, out)
+    record(recorder, shape, rows, cache, split_kv, out)
 }
 
-/// Where queries come from.
+/// The queries.
 struct Source<'a> {
     rows: Rows<'a>,
     position: Position<'a>,
-    /// What is to be done with them first.
+    /// How to prepare them first.
     prepare: Option<&'a Heads<'a>>,
 }
 
@@ -235,7 +235,7 @@ fn record(
     shape: &AttentionShape,
     source: Source<'_>,
     cache: &CacheLayer,
-    spans: SplitKv<'_>,
+    split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let Source {
@@ -246,19 +246,19 @@ fn record(
     let (d, n_heads, n_kv_heads) = (cache.head_dim, shape.n_heads, cache.n_kv_heads);
     let n_pairs = rows.n_rows * n_heads / n_kv_heads.max(1);
     let limits = recorder.device().limits();
-    let most_len = spans.most_len.min(cache.capacity());
+    let most_len = split_kv.most_len.min(cache.capacity());
     let plan = Plan::of(limits, d, n_pairs, most_len);
     let n_new = usize::from(prepare.is_some());
-    let need = (rows.n_rows * n_heads * (plan.n_spans + n_new)).saturating_mul(d + 2);
-    let room = (spans.states.buffer.bytes() / 4) as usize;
-    expect_most("attention: states of spans", room, need)?;
+    let need = (rows.n_rows * n_heads * (plan.n_splits + n_new)).saturating_mul(d + 2);
+    let room = (split_kv.states.buffer.bytes() / 4) as usize;
+    expect_most("attention: split-KV states", room, need)?;
     let groups = n_kv_heads * plan.n_groups;
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, groups)?;
     let pieces = n_heads * d.div_ceil(32);
     expect_most("attention: pieces of heads", most, pieces)?;
     let (row_len, row_scales) = row_shape(cache.dtype, d);
-    let params = SpansParams {
+    let params = SplitKvParams {
         n_rows: rows.n_rows as u32,
         n_heads: n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
@@ -274,22 +274,22 @@ fn record(
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
         window: window(shape),
-        n_spans: plan.n_spans as u32,
-        span_len: plan.span_len as u32,
+        n_splits: plan.n_splits as u32,
+        split_len: plan.split_len as u32,
         n_angles: prepare.map_or(1, |heads| heads.angles.n_positions()),
         eps: prepare.map_or(0.0, |heads| heads.norms.eps),
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
     };
     let kernel: &'static Shader = match cache.dtype {
-        CacheType::F32 => &shader::ATTENTION_SPANS_F32,
-        CacheType::F16 => &shader::ATTENTION_SPANS_F16,
-        CacheType::Q8_0 => &shader::ATTENTION_SPANS_Q8_0,
+        CacheType::F32 => &shader::ATTENTION_SPLIT_KV_F32,
+        CacheType::F16 => &shader::ATTENTION_SPLIT_KV_F16,
+        CacheType::Q8_0 => &shader::ATTENTION_SPLIT_KV_Q8_0,
     };
     let mut constants = plan
         .constants(cache.dtype, shape.softcap.is_some())
         .to_vec();
-    // What isn't used is bound to what is read anyway.
+    // Unused bindings get a buffer that is read anyway.
     let (mut table, mut norms) = (position.buffer, [None; 2]);
     if let Some(heads) = prepare {
         constants.push(("PREPARE", 1.0));
@@ -305,11 +305,11 @@ fn record(
         k_norm.into(),
         (&cache.keys).into(),
         (&cache.values).into(),
-        (&spans.states.buffer).into(),
+        (&split_kv.states.buffer).into(),
     ];
     let grid = [
         if rows.n_rows == 0 { 0 } else { groups as u32 },
-        (plan.n_spans + n_new) as u32,
+        (plan.n_splits + n_new) as u32,
     ];
     recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
     let params = CombineParams {
@@ -320,13 +320,13 @@ fn record(
         out_stride: out.stride as u32,
         position: params.position,
         window: params.window,
-        n_spans: params.n_spans,
+        n_splits: params.n_splits,
         n_new: n_new as u32,
-        span_len: params.span_len,
+        split_len: params.split_len,
         capacity: params.capacity,
     };
     let bindings = [
-        (&spans.states.buffer).into(),
+        (&split_kv.states.buffer).into(),
         position.buffer.into(),
         out.buffer.into(),
     ];

@@ -1,24 +1,24 @@
-// Attention of few rows, over spans of positions: what each span comes to, for attention_combine.wgsl.
-// PREPARE 1 does for one row what heads.wgsl does besides: its queries, keys and values come as they were
+// Split-KV attention of few rows: partial results of each split of positions, for attention_combine.wgsl.
+// PREPARE 1 also does for one row what heads.wgsl does: its queries, keys and values come as they were
 // computed; key and value go to the cache.
 //
-// Agrees with `sterna_kernels::attention`, and as heads.wgsl does, but for the order of sums and
+// Agrees with `sterna_kernels::attention`, and as heads.wgsl does, except for the order of sums and
 // exponentials.
 // Shapes: q rows of [n_heads, head_dim], or with PREPARE one row with queries, keys and values at offsets
 // of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says,
-// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_spans +
+// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_splits +
 // PREPARE, head_dim + 2], of sums, their weight and the largest score. With PREPARE the last state is that
 // of the new position.
-// A workgroup to HEADS pairs of a row and one of the heads that share keys, and a span. SEGMENTS segments of
-// LANES to a pair: a segment to a position, four at a time, its lanes to UNITS runs of eight elements each,
-// of keys, values and sums, all in registers. Few workgroups wait most of their time: the less an invocation
-// does, one thing after the other, the sooner it is done.
+// One workgroup per split and HEADS pairs of a row and one of the heads that share keys. SEGMENTS segments of
+// LANES per pair: a segment processes one position, four at a time, its lanes UNITS runs of eight elements
+// each, of keys, values and sums, all in registers. A few workgroups mostly wait: the shorter an invocation's
+// chain of dependent operations, the sooner it is done.
 
 override PREPARE: u32 = 0u;
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
-// 1 if pairs are neighbours, 0 if they lie half the rotated elements apart.
+// 1 if pairs are adjacent, 0 if they are half the rotated elements apart.
 override PAIRS: u32 = 0u;
 override HEADS: u32 = 4u;
 override SEGMENTS: u32 = 8u;
@@ -57,11 +57,11 @@ struct Params {
     row_len: u32,
     row_scales: u32,
     scales: u32,
-    // How many positions a query sees; 0xffffffff for all.
+    // How many positions a query attends to; 0xffffffff for all.
     window: u32,
-    n_spans: u32,
-    span_len: u32,
-    // Positions there are angles for.
+    n_splits: u32,
+    split_len: u32,
+    // Positions in the table of angles.
     n_angles: u32,
     eps: f32,
     scale: f32,
@@ -69,12 +69,12 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Heads made ready, in slots: HEADS queries; then, with PREPARE, a key and a value, or else the sums of
+// Prepared heads, in slots: HEADS queries; then, with PREPARE, a key and a value, or else the sums of
 // segments.
 var<workgroup> room: array<vec4<f32>, ROOM>;
-// The largest score and the weight that a segment has.
+// The largest score and the weight of each segment.
 var<workgroup> states_of: array<vec2<f32>, STATES>;
-// One over the root of the mean square of the head in a slot.
+// The inverse root mean square of the head in a slot.
 var<workgroup> inverse_roots: array<f32, SLOTS>;
 // Of the key's blocks, then of the value's.
 var<workgroup> block_scales: array<f32, 16>;
@@ -115,7 +115,7 @@ fn normed(source: u32, is_query: bool, inverse: f32, e: u32) -> f32 {
     return x;
 }
 
-// Where the head begins that goes to a slot.
+// Where the head for a slot begins.
 fn source_of(slot: u32, kv: u32, first_pair: u32) -> u32 {
     if slot < HEADS {
         let share = params.n_heads / params.n_kv_heads;
@@ -126,7 +126,7 @@ fn source_of(slot: u32, kv: u32, first_pair: u32) -> u32 {
     return params.offset + column + kv * params.head_dim;
 }
 
-// Fills the first slots: queries, scaled, and a key and a value if there are so many.
+// Fills the first slots: queries, scaled, and a key and a value if n_slots includes them.
 fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, first_pair: u32, now: u32) {
     if Q_NORM == 1u || K_NORM == 1u {
         // There are more segments than slots.
@@ -203,7 +203,7 @@ fn store(thread: u32, kv: u32, now: u32) {
         if CACHE == 2u {
             scale = block_scales[u32(is_value) * params.row_scales + at / 2u];
         }
-        // What is rounded is not changed by being rounded again.
+        // Rounding again changes nothing.
         let words = vec4<u32>(
             word(slot, 4u * at, scale),
             word(slot, 4u * at + 1u, scale),
@@ -217,7 +217,7 @@ fn store(thread: u32, kv: u32, now: u32) {
         }
     }
     if CACHE == 2u && thread == 0u {
-        // By one invocation: devices may write the whole of a vector for one of its words.
+        // By one invocation: devices may write a whole vector for one of its words.
         for (var i = 0u; i < params.row_scales; i++) {
             let to = params.scales + row * params.row_scales + i;
             keys[to / 4u][to % 4u] = bitcast<u32>(block_scales[i]);
@@ -226,15 +226,15 @@ fn store(thread: u32, kv: u32, now: u32) {
     }
 }
 
-// Element e of what a pair comes to in a span: sums, their weight, the largest score.
-fn put(pair: u32, kv: u32, span: u32, e: u32, value: f32) {
+// Stores element e of a pair's partial result in a split: sums, their weight, the largest score.
+fn put(pair: u32, kv: u32, split: u32, e: u32, value: f32) {
     let share = params.n_heads / params.n_kv_heads;
     let head = kv * share + pair % share;
-    let state = (pair / share * params.n_heads + head) * (params.n_spans + PREPARE) + span;
+    let state = (pair / share * params.n_heads + head) * (params.n_splits + PREPARE) + split;
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
-// The new position: what its key and value come to by themselves.
+// The new position: the partial result of its key and value alone.
 fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
     prepare(at, thread, SLOTS, kv, first_pair, now);
     round_new(thread);
@@ -261,7 +261,7 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
             } else if e == d {
                 value = f32(has_room);
             }
-            put(first_pair + own, kv, params.n_spans, e, value);
+            put(first_pair + own, kv, params.n_splits, e, value);
         }
     }
 }
@@ -278,8 +278,8 @@ fn main(at: Invocation, group: Group) {
     let first_pair = group.id.x / params.n_kv_heads * HEADS;
     let n_pairs = params.n_rows * share;
     let origin = position[params.position];
-    let span = group.id.y;
-    if PREPARE == 1u && span == params.n_spans {
+    let split = group.id.y;
+    if PREPARE == 1u && split == params.n_splits {
         attend_new(at, thread, kv, first_pair, origin);
         return;
     }
@@ -287,16 +287,16 @@ fn main(at: Invocation, group: Group) {
     let latest = origin + (min(first_pair + HEADS, n_pairs) - 1u) / share;
     let first = earliest + 1u - min(params.window, earliest + 1u);
     // Cached positions: with PREPARE, those before the new one.
-    let begin = max(first, span * params.span_len);
-    let end = min(min(latest + 1u - PREPARE, params.capacity), (span + 1u) * params.span_len);
+    let begin = max(first, split * params.split_len);
+    let end = min(min(latest + 1u - PREPARE, params.capacity), (split + 1u) * params.split_len);
     if begin >= end {
         return;
     }
     let row0 = kv * params.capacity;
-    // The last run of eight elements: lanes behind it read it too, and count for nothing.
+    // The last run of eight elements: lanes beyond it read it too, and are ignored.
     let last_run = (d + 7u) / 8u - 1u;
 
-    // Four positions of each segment, asked for together, and before anything is waited for.
+    // Four positions of each segment, loaded together, before anything waits.
     var k: array<Eight, 16>;
     var v: array<Eight, 16>;
     for (var r = 0u; r < 4u; r++) {
@@ -358,7 +358,7 @@ fn main(at: Invocation, group: Group) {
             }
         }
     }
-    // Behind the queries, which others may still read.
+    // After the queries, which others may still read.
     let to = (HEADS + own * SEGMENTS + segment) * slot_len();
     for (var u = 0u; u < UNITS; u++) {
         room[to + 2u * (u * LANES + lane)] = sums[2u * u];
@@ -385,6 +385,6 @@ fn main(at: Invocation, group: Group) {
             }
             sum += exp(state.x - highest) * part;
         }
-        put(first_pair + own, kv, span, e, select(sum, highest, e == d + 1u));
+        put(first_pair + own, kv, split, e, select(sum, highest, e == d + 1u));
     }
 }
