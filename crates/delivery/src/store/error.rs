@@ -53,6 +53,14 @@ pub enum StoreError {
         /// The model.
         name: String,
     },
+    /// The store can't be written by this user. It can be read.
+    #[error("the store at {} can be read but not written", root.display())]
+    Unwritable {
+        /// Where the store is.
+        root: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// An index file that holds something else than it should.
     #[error("{}: {problem}", path.display())]
     Index {
@@ -60,6 +68,17 @@ pub enum StoreError {
         path: PathBuf,
         /// What is wrong, and where.
         problem: String,
+    },
+    /// Nothing says reliably which files belong to a model: what names its revision, or the revision, is
+    /// missing or has changed. Fetching the model again repairs it; it can be removed, too.
+    #[error("model {name:?}: its index is damaged")]
+    DamagedIndex {
+        /// The model.
+        name: String,
+        /// Where it came from, if that can be told.
+        origin: Option<String>,
+        /// What is wrong, and where.
+        source: Box<StoreError>,
     },
     /// A file of a model that is not there, or was found damaged and put aside. Fetching the model
     /// again repairs it.

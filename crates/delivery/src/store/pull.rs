@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::File,
+    fs::{self, File},
     io::{self, Write},
     iter,
     ops::Range,
@@ -61,8 +61,13 @@ impl Pull {
         disk::create_folder(&folder)?;
         // What an interrupted pull brought is still needed. Cut short by a crash, this says too little, and
         // what is swept then is fetched again.
-        let blobs: HashSet<_> = read_claims(&folder)?.into_iter().collect();
         let path = folder.join(CLAIMS);
+        disk::clear_way(&path).map_err(StoreError::io("take away the folder", &path))?;
+        let blobs: HashSet<_> = match read_claims(&folder) {
+            // Damaged: too large to be ours.
+            Err(StoreError::Index { .. }) => HashSet::new(),
+            claims => claims?.into_iter().collect(),
+        };
         let mut file = File::create(&path).map_err(StoreError::io("create", &path))?;
         let text: String = blobs.iter().map(claim_line).collect();
         (file.write_all(text.as_bytes())).map_err(StoreError::io("write", &path))?;
@@ -269,7 +274,12 @@ impl Pull {
         // What is published needs no claims, and what was not used of the rest is not missed.
         lock(&self.arriving).clear();
         // The model is published, whatever becomes of this folder; the next pull or sweep deletes it.
-        let _ = disk::delete_folder(&self.folder);
+        for name in disk::names_in(&self.folder).unwrap_or_default() {
+            if is_ours(&name) {
+                let _ = disk::delete(&self.folder.join(name));
+            }
+        }
+        let _ = fs::remove_dir(&self.folder);
         Ok(())
     }
 
@@ -366,6 +376,11 @@ impl Drop for Pull {
             }
         }
     }
+}
+
+/// True if a pull gives this name to a file in its folder.
+pub(super) fn is_ours(name: &str) -> bool {
+    name == CLAIMS || revision::SCRATCH.contains(&name) || Incoming::is_name(name)
 }
 
 /// The blobs that the pull in `folder` said it needs. A line cut short by a crash says nothing.
