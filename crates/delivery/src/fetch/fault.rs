@@ -29,7 +29,7 @@ pub enum Fault {
         expected: u64,
     },
     /// Next to nothing came for too long.
-    #[error("no bytes came for too long")]
+    #[error("next to nothing came for too long")]
     Stalled,
     /// The server can't answer now.
     #[error("HTTP status {status}")]
@@ -138,6 +138,11 @@ pub(super) enum Verdict {
 }
 
 impl Fault {
+    /// Whether asking again may help.
+    pub(super) fn may_pass(&self) -> bool {
+        self.verdict() == Verdict::Again
+    }
+
     pub(super) fn verdict(&self) -> Verdict {
         match self {
             Self::Unreachable { .. } | Self::Cut { .. } | Self::Stalled | Self::Busy { .. } => {

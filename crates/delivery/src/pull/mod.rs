@@ -269,7 +269,7 @@ impl Transaction<'_> {
             }
         }
         self.announce(&entry, &large)?;
-        self.finish(entry, &large, &[&source], 0)
+        self.finish(entry, &large, &[&source], 1, 0)
     }
 
     /// Fetches the package that was chosen.
@@ -277,11 +277,17 @@ impl Transaction<'_> {
         let Chosen {
             offer,
             sources,
+            n_sure,
+            silent,
             rejected,
         } = chosen;
+        for source in silent {
+            let fault = fetch::Fault::Stalled;
+            self.warn(Warning::Silent { source, fault });
+        }
         let mut dropped = Vec::new();
         for (source, reason) in rejected {
-            dropped.push((source.clone(), reason.to_string()));
+            dropped.push((source.clone(), reason.without_name(&source)));
             self.warn(Warning::NotUsed { source, reason });
         }
         let manifest = offer.manifest();
@@ -316,7 +322,7 @@ impl Transaction<'_> {
         self.announce(&entry, contents.files())?;
         // Small files first: they are wanted before the shards.
         let files = [contents.beside(), contents.shards()].concat();
-        let mut pulled = self.finish(entry, &files, &sources, copied)?;
+        let mut pulled = self.finish(entry, &files, &sources, n_sure, copied)?;
         pulled.dropped.splice(0..0, dropped);
         Ok(pulled)
     }
@@ -362,21 +368,23 @@ impl Transaction<'_> {
         Ok(bytes)
     }
 
-    /// Fetches `files` and publishes `entry` with them.
+    /// Fetches `files`, rather from the first `n_sure` of `sources`, and publishes `entry` with them.
     fn finish(
         self,
         mut entry: Entry,
         files: &[HashedFile],
         sources: &[&dyn Source],
+        n_sure: usize,
         copied: u64,
     ) -> Result<Pulled, PullError> {
         for file in files {
             entry.files.insert(file.name().to_owned(), file.stored());
         }
         let mut failed = None;
-        let report = fetch::fetch(
+        let report = fetch::fetch_rather(
             files.iter().map(|file| file.blob().clone()).collect(),
             sources,
+            n_sure,
             &self.pull,
             self.limits.clone(),
             &Cancel::new(),
