@@ -139,6 +139,7 @@ pub(super) enum Verdict {
 
 impl Fault {
     /// Whether asking again may help.
+    #[cfg(not(target_family = "wasm"))]
     pub(super) fn may_pass(&self) -> bool {
         self.verdict() == Verdict::Again
     }

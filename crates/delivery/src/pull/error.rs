@@ -41,7 +41,7 @@ pub enum PullError {
         address: String,
     },
     /// The name it would get is that of a model from elsewhere.
-    #[error("{address}: the store has another model called `{name}`, from {existing}; give a name")]
+    #[error("{address}: the store has another model called `{name}`, from {existing}")]
     NameInUse {
         /// The address.
         address: String,
@@ -49,6 +49,14 @@ pub enum PullError {
         name: String,
         /// Where the model of that name came from.
         existing: String,
+    },
+    /// The name it would get stands for something else.
+    #[error("{address}: `{name}` stands for another model already; give another name")]
+    NameTaken {
+        /// The address.
+        address: String,
+        /// The name.
+        name: String,
     },
     /// Mirrors of something that has none.
     #[error("{address}: expected no mirrors of a repository, found {found}")]

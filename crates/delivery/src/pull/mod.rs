@@ -53,6 +53,10 @@ pub struct PullOptions {
     pub mirrors: Vec<String>,
     /// What to call it in the store; without one, by the last part of its address.
     pub name: Option<String>,
+    /// Whether it may take the place of a model of that name from elsewhere.
+    pub replace: bool,
+    /// Names that stand for something else than a model in the store.
+    pub taken: Vec<String>,
     /// Which model of a Hugging Face repository: a file's name, or a part of a GGUF file's.
     pub file: Option<String>,
     /// How much at once, how fast, and how patiently.
@@ -114,21 +118,21 @@ pub fn pull(
     trust: &TrustList,
     notify: &Notify<'_>,
 ) -> Result<Pulled, PullError> {
-    // The same from wherever it is pulled again.
-    let first = match address.contains("://") {
-        true => address.to_owned(),
-        false => (fs::canonicalize(address).map_err(folder_error(address))?)
-            .display()
-            .to_string(),
-    };
-    let name = match &options.name {
-        Some(name) => name.clone(),
-        None => name_of(&first)?,
-    };
+    let (first, name) = source_and_name(address, options)?;
+    if options
+        .taken
+        .iter()
+        .any(|taken| taken.eq_ignore_ascii_case(&name))
+    {
+        return Err(PullError::NameTaken {
+            address: first,
+            name,
+        });
+    }
     let before = store.list()?.into_iter().find(|model| model.name == name);
     if let Some(before) = &before
-        && options.name.is_none()
-        && before.entry.source != first
+        && !options.replace
+        && before.entry.source.trim_end_matches('/') != first.trim_end_matches('/')
     {
         return Err(PullError::NameInUse {
             address: first,
@@ -168,6 +172,27 @@ pub fn pull(
     };
     let chosen = judge.choose(&all)?;
     transaction.package(chosen)
+}
+
+/// Where [`pull`] says that a model at `address` comes from, the same from wherever it is pulled again; and
+/// what it calls it.
+///
+/// Errors: [`PullError::Folder`] for a folder that isn't there; [`PullError::NoName`].
+pub fn source_and_name(
+    address: &str,
+    options: &PullOptions,
+) -> Result<(String, String), PullError> {
+    let first = match address.contains("://") {
+        true => address.to_owned(),
+        false => (fs::canonicalize(address).map_err(folder_error(address))?)
+            .display()
+            .to_string(),
+    };
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => name_of(&first)?,
+    };
+    Ok((first, name))
 }
 
 /// The package at `address` as it is described there: its manifest, and where its tensors are.
