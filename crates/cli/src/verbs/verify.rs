@@ -196,28 +196,20 @@ fn bytes_of<'a>(tensor: &Tensor, shards: &'a [Option<Bytes>]) -> Option<Vec<&'a 
     pieces.collect()
 }
 
-/// `n` of something, in words.
-fn counted(n: usize, what: &str) -> String {
-    match n {
-        1 => format!("1 {what}"),
-        n => format!("{n} {what}s"),
-    }
-}
-
 impl Findings {
     /// What was found right, in one line.
     fn summary(&self) -> String {
         let size = output::Bytes(self.n_bytes);
         if !self.is_package {
-            let files = counted(self.n_files, "file");
+            let files = output::counted(self.n_files, "file");
             return format!("{size} in {files}, as they were fetched; no package, so not signed");
         }
         let mut parts = vec![
-            counted(self.n_shards, "shard"),
-            counted(self.n_groups, "group"),
+            output::counted(self.n_shards, "shard"),
+            output::counted(self.n_groups, "group"),
         ];
         if self.n_files > 0 {
-            parts.push(counted(self.n_files, "other file"));
+            parts.push(output::counted(self.n_files, "other file"));
         }
         let last = parts.pop().unwrap_or_default();
         let signed = match &self.signer {
