@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
-/// The conventional exit status of a program ended by Ctrl-C.
+use crate::output;
+
+/// What shells expect of a program that Ctrl-C ended.
 const EXIT_CODE: i32 = 130;
 
 // The handler runs on a thread of its own and shares only the flags with the program.
@@ -20,6 +22,15 @@ pub(crate) fn install() -> Result<()> {
         if !first {
             process::exit(EXIT_CODE);
         }
+    })
+    .context("cannot take over Ctrl-C")
+}
+
+/// Has Ctrl-C say `text` before it ends the program.
+pub(crate) fn say(text: &'static str) -> Result<()> {
+    ctrlc::set_handler(move || {
+        output::note(text);
+        process::exit(EXIT_CODE);
     })
     .context("cannot take over Ctrl-C")
 }

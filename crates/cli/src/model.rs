@@ -96,10 +96,7 @@ fn in_store(name: &str) -> Result<Option<store::Model>> {
     match store.model(name) {
         Ok(model) => Ok(Some(model)),
         Err(StoreError::NoSuchModel { .. } | StoreError::Name { .. }) => Ok(None),
-        Err(error @ StoreError::Damaged { .. }) => Err(error).with_context(|| {
-            format!("{name}: damaged; `sterna pull {name}` fetches what is wrong again")
-        }),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(pull::with_mending(error)),
     }
 }
 

@@ -145,6 +145,14 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// `n` of something, in words.
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    match n {
+        1 => format!("1 {what}"),
+        n => format!("{n} {what}s"),
+    }
+}
+
 /// A count in thousands, millions or billions, as model sizes are given: `6.7 M`.
 pub(crate) struct Count(pub(crate) u64);
 

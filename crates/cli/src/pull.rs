@@ -3,15 +3,17 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, bail};
+use sterna::native::BUILTIN;
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::{
     self, Event, IncomingPackage, PullError, PullOptions, Pulled, Warning,
 };
 use sterna_delivery::source::hugging_face::Hub;
-use sterna_delivery::store::Store;
+use sterna_delivery::store::{Store, StoreError};
 use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
+use crate::output::Bytes;
 use crate::progress::Progress;
 use crate::{folders, output, trust};
 
@@ -26,16 +28,79 @@ pub(crate) fn origin(store: &Store, name: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     let model = store.list()?.into_iter().find(|model| model.name == name);
+    if model.is_none() {
+        let unreadable = store.unreadable()?;
+        if let Some((name, problem)) = unreadable.iter().find(|(lost, _)| lost == name) {
+            bail!(
+                "{name}: where it came from isn't known, its index is damaged: {problem}; {}",
+                mending(name, false)
+            );
+        }
+    }
     Ok(model.map(|model| model.entry.source))
 }
 
-/// Fetches the model at `address` into `store`; shows its progress.
-pub(crate) fn pull(store: &Store, address: &str, options: &PullOptions) -> Result<Pulled> {
+/// The commands that mend the damaged model `name`, or are done with it.
+pub(crate) fn mending(name: &str, has_origin: bool) -> String {
+    let source = if has_origin { "" } else { "SOURCE " };
+    format!(
+        "`sterna pull {source}{name}` fetches what is wrong again, `sterna remove {name}` removes it"
+    )
+}
+
+/// An error of the store, with the command that mends the model it is about.
+pub(crate) fn with_mending(error: StoreError) -> anyhow::Error {
+    match error {
+        StoreError::Damaged {
+            name,
+            file,
+            problem,
+        } => anyhow!("{name}: {file}: {problem}; {}", mending(&name, true)),
+        StoreError::DamagedIndex {
+            name,
+            origin,
+            source,
+        } => anyhow!(
+            "{name}: its index is damaged: {:#}; {}",
+            anyhow::Error::from(*source),
+            mending(&name, origin.is_some())
+        ),
+        error => error.into(),
+    }
+}
+
+/// Names that no model in the store may have.
+fn taken() -> Vec<String> {
+    vec![BUILTIN.to_owned()]
+}
+
+/// Fetches the model at `address` into `store`; shows how far it is.
+pub(crate) fn pull(store: &Store, address: &str, mut options: PullOptions) -> Result<Pulled> {
+    options.taken = taken();
     let shown = Shown::default();
-    let pulled = pull::pull(store, address, options, &trust::list()?, &|event| {
+    let pulled = pull::pull(store, address, &options, &trust::list()?, &|event| {
         shown.event(event);
     });
-    pulled.map_err(with_advice)
+    drop(shown);
+    pulled.map_err(|error| {
+        let error = with_advice(error);
+        match kept(store, address, &options) {
+            Some(n_bytes) => anyhow!(
+                "{error:#}\nwhat has arrived is kept ({}): the same command goes on with it, \
+                 `sterna gc --interrupted` deletes it",
+                Bytes(n_bytes)
+            ),
+            None => error,
+        }
+    })
+}
+
+/// Bytes that a pull which failed leaves for the next.
+fn kept(store: &Store, address: &str, options: &PullOptions) -> Option<u64> {
+    let (_, name) = pull::source_and_name(address, options).ok()?;
+    let key = name.to_ascii_lowercase();
+    let mut interrupted = store.interrupted().ok()?.into_iter();
+    interrupted.find(|(name, _)| *name == key).map(|(_, n)| n)
 }
 
 /// Begins to fetch the model at `address` into `store`, under `name` if one is given. Those who wait for the
@@ -50,6 +115,7 @@ pub(crate) fn begin(
         name: name.map(str::to_owned),
         limits,
         hub: Some(Hub::from_env()?),
+        taken: taken(),
         ..PullOptions::default()
     };
     let shown = Shown::default();
@@ -75,11 +141,23 @@ pub(crate) fn read_remote_package(address: &str) -> Result<Package> {
 
 /// The error, with what the user can do about it.
 pub(crate) fn with_advice(error: PullError) -> anyhow::Error {
-    match error.signature_error().map(trust::advice) {
-        Some(advice) if !advice.is_empty() => {
-            anyhow::anyhow!("{:#}{advice}", anyhow::Error::from(error))
+    let advice = match &error {
+        PullError::NameInUse { address, name, .. } => format!(
+            "; `sterna pull {address} NAME` keeps both, `sterna pull {address} {name} --replace` this one alone"
+        ),
+        PullError::NameTaken { address, .. } => {
+            format!("; `sterna pull {address} NAME` fetches it")
         }
-        _ => error.into(),
+        PullError::NoManifest { from } if Path::new(from).is_dir() => format!(
+            "; if it is a model's folder, it runs as it is, and `sterna convert {from} OUT` makes a package of it"
+        ),
+        error => (error.signature_error().map(trust::advice))
+            .unwrap_or_default()
+            .to_owned(),
+    };
+    match advice.as_str() {
+        "" => error.into(),
+        advice => anyhow!("{:#}{advice}", anyhow::Error::from(error)),
     }
 }
 

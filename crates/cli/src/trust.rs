@@ -1,7 +1,7 @@
 //! The list of trusted keys: `trust.json` in the folder for settings.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -67,6 +67,22 @@ pub(crate) fn refusal_text(refusal: &SignatureRefusal) -> String {
         _ => "",
     };
     format!("{refusal}{advice}")
+}
+
+/// The text of a file that holds a key or a password.
+///
+/// Errors: it can't be read, or has more than 64 KiB: a device, or a file that is none.
+pub(crate) fn read_key_file(path: &Path) -> Result<String> {
+    const LIMIT: u64 = 64 << 10;
+    let mut text = String::new();
+    let read = fs::File::open(path).and_then(|file| file.take(LIMIT + 1).read_to_string(&mut text));
+    read.with_context(|| format!("{}: cannot read", path.display()))?;
+    ensure!(
+        text.len() as u64 <= LIMIT,
+        "{}: expected at most {LIMIT} bytes, found more",
+        path.display()
+    );
+    Ok(text)
 }
 
 /// The list in the file at `path`; empty if there is none.

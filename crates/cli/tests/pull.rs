@@ -477,3 +477,279 @@ fn interrupted_pulls_are_named_until_they_are_deleted() {
     let (_, _, error) = sterna(home, &["list"]);
     assert!(!error.contains("interrupted pull"), "{error}");
 }
+
+#[test]
+fn a_pull_that_ends_early_says_that_its_progress_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    let package = copy_of(SAMPLE, home.join("package"));
+    fs::remove_file(package.join("shard_00000.bin")).unwrap();
+    let error = refusal(home, &["pull", text(&package), "m"]);
+    assert!(
+        error.contains("what has arrived is kept (") && error.contains("the same command"),
+        "{error}"
+    );
+    // Nothing has arrived of what isn't there.
+    let error = refusal(home, &["pull", text(&home.join("home")), "n"]);
+    assert!(!error.contains("is kept"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pull_that_is_interrupted_says_that_its_progress_is_kept() {
+    use std::io::Read;
+    let dir = tempfile::tempdir().unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/m", silent.local_addr().unwrap());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["pull", &url])
+        .env("STERNA_HOME", dir.path())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _asked = silent.accept().unwrap();
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut error = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut error)
+        .unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{error}");
+    assert!(
+        error.contains("interrupted; what has arrived is kept"),
+        "{error}"
+    );
+}
+
+#[test]
+fn names_that_are_taken_are_not_given_to_another_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    let other = copy_of(SAMPLE, dir.path().join("builtin"));
+    for args in [
+        &["pull", text(&folder), "builtin"][..],
+        &["pull", text(&folder), "BuiltIn"],
+        &["pull", text(&other)],
+    ] {
+        let error = refusal(&home, args);
+        assert!(
+            error.contains("stands for another model") && error.contains("NAME`"),
+            "{error}"
+        );
+    }
+    json_of(&home, &["pull", text(&folder), "m", "--json"]);
+    let error = refusal(&home, &["pull", text(&other), "m"]);
+    for part in [text(&folder), text(&other), "--replace`", " NAME`"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(
+        json_of(&home, &["list", "--json"])[0]["source"],
+        text(&folder)
+    );
+    let again = ["pull", &format!("{}/", text(&folder)), "m", "--json"];
+    json_of(&home, &again);
+    json_of(&home, &["pull", text(&other), "m", "--replace", "--json"]);
+    assert_eq!(
+        json_of(&home, &["list", "--json"])[0]["source"],
+        text(&other)
+    );
+}
+
+#[test]
+fn a_folder_without_a_manifest_is_said_to_be_no_package() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = testdata("reference-logits/llama");
+    let error = refusal(dir.path(), &["pull", text(&model), "m"]);
+    assert!(
+        error.contains("expected a package, found no manifest.json")
+            && error.contains("sterna convert"),
+        "{error}"
+    );
+}
+
+#[test]
+fn verifying_a_name_and_a_folder_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    json_of(&home, &["pull", text(&folder), "good", "--json"]);
+    let by = |name: &str| {
+        let (ok, out, _) = sterna(&home, &["verify", name, "--json"]);
+        (ok, serde_json::from_str::<Value>(&out).unwrap())
+    };
+    assert_eq!(by("good"), by(text(&folder)));
+    let (_, out, _) = sterna(&home, &["verify", "good"]);
+    assert!(out.contains("in 10 shards"), "{out}");
+
+    let mut manifest = manifest_of(&folder);
+    let wrong = "0".repeat(64);
+    let groups = manifest["groups"].as_object_mut().unwrap();
+    let id = groups.keys().next().unwrap().clone();
+    groups[&id]["hash"] = json!(wrong);
+    manifest["blake3Full"] = json!(wrong);
+    fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+    json_of(&home, &["pull", text(&folder), "bad", "--json"]);
+    let (ok, found) = by("bad");
+    assert_eq!((ok, &found), (false, &by(text(&folder)).1));
+    let problems = found["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let error = refusal(&home, &["verify", "bad"]);
+    // The source has the same.
+    assert!(
+        error.contains("2 problems") && !error.contains("sterna pull"),
+        "{error}"
+    );
+}
+
+#[test]
+fn damage_to_one_model_harms_no_other_and_messages_say_what_mends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    for name in ["bad", "good"] {
+        json_of(&home, &["pull", text(&folder), name, "--json"]);
+    }
+    let models = home.join("store/models");
+    for stray in [models.join(".DS_Store"), models.join("bad/Thumbs.db")] {
+        fs::write(stray, "mine").unwrap();
+    }
+    let listed = |name: &str| {
+        let list = json_of(&home, &["list", "--json"]);
+        let mut rows = list.as_array().unwrap().clone().into_iter();
+        rows.find(|row| row["name"] == name).unwrap()
+    };
+    assert_eq!(listed("bad")["damage"], Value::Null);
+    fs::write(models.join("bad/current"), "").unwrap();
+    assert_eq!(listed("good")["damage"], Value::Null);
+    assert_eq!(listed("bad")["source"], text(&folder));
+    let (ok, out, _) = sterna(&home, &["list"]);
+    assert!(
+        ok && out.contains("damaged: ") && out.contains("`sterna pull bad`"),
+        "{out}"
+    );
+    assert!(sterna(&home, &["verify", "good"]).0);
+    let key = dir.path().join("k");
+    sterna(
+        &home,
+        &["sign", "--generate", "--no-password", "--key", text(&key)],
+    );
+    let met_by = |command: &str| {
+        for args in [
+            &["inspect", "bad"][..],
+            &["verify", "bad"],
+            &["run", "bad", "-p", "x"],
+            &["sign", "bad", "--key", text(&key)],
+            &["diff", "bad", "good"],
+        ] {
+            let error = refusal(&home, args);
+            assert!(error.contains(command), "{args:?}: {error}");
+            assert!(error.contains("`sterna remove bad`"), "{args:?}: {error}");
+        }
+    };
+    met_by("`sterna pull bad`");
+    json_of(&home, &["pull", "bad", "--json"]);
+    assert!(sterna(&home, &["verify", "bad"]).0);
+
+    // Nothing says where it came from.
+    for entry in fs::read_dir(models.join("bad")).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    met_by("`sterna pull SOURCE bad`");
+    assert_eq!(listed("bad")["size"], Value::Null);
+    let error = refusal(&home, &["pull", "bad"]);
+    assert!(error.contains("`sterna pull SOURCE bad`"), "{error}");
+    let (ok, _, error) = sterna(&home, &["gc"]);
+    assert!(
+        ok && error.contains("the index of `bad` is damaged"),
+        "{error}"
+    );
+    assert!(
+        error.contains("models/.DS_Store") && error.contains("Thumbs.db"),
+        "{error}"
+    );
+    json_of(&home, &["pull", text(&folder), "bad", "--json"]);
+    assert!(sterna(&home, &["verify", "bad"]).0);
+    fs::write(models.join("bad/current"), "?").unwrap();
+    let (ok, _, error) = sterna(&home, &["remove", "bad"]);
+    assert!(ok && sterna(&home, &["verify", "good"]).0, "{error}");
+    assert_eq!(
+        json_of(&home, &["list", "--json"])
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+}
+
+/// Another user may read the store, and is told why no more.
+#[cfg(unix)]
+#[test]
+fn the_store_of_another_user_can_be_read() {
+    use std::os::unix::{fs::PermissionsExt, process::CommandExt};
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let home = dir.path().join("home");
+    let folder = copy_of(SAMPLE, dir.path().join("package"));
+    json_of(&home, &["pull", text(&folder), "m", "--json"]);
+    fs::remove_file(home.join("store/lock")).unwrap();
+    let mut folders = vec![home.clone()];
+    let mut next = 0;
+    while let Some(folder) = folders.get(next).cloned() {
+        next += 1;
+        let entries = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        folders.extend(entries.filter(|path| path.is_dir()));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    let probe = home.join("probe");
+    let is_root = fs::write(&probe, "").is_ok();
+    let _ = fs::remove_file(&probe);
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command
+            .args(args)
+            .env("STERNA_HOME", &home)
+            .current_dir("/");
+        if is_root {
+            command.uid(65534).gid(65534);
+        }
+        command.output()
+    };
+    if run(&["--version"]).is_err() {
+        eprintln!("not tried: the program lies where other users can't get");
+        return;
+    }
+    for args in [&["list"][..], &["inspect", "m"], &["verify", "m"]] {
+        let output = run(args).unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+    for args in [&["pull", "m"][..], &["remove", "m"], &["gc"]] {
+        let output = run(args).unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{args:?}");
+        assert!(
+            error.contains("can be read but not written") && error.contains("ermission denied"),
+            "{args:?}: {error}"
+        );
+    }
+    for folder in folders {
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}

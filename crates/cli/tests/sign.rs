@@ -237,3 +237,21 @@ fn what_a_signature_in_the_store_is_worth_changes_with_the_trust_list() {
     assert!(back.status.success() && back.stderr.is_empty(), "{back:?}");
     assert_eq!(standing(home), (Some("I".into()), "trusted".into(), false));
 }
+
+#[cfg(unix)]
+#[test]
+fn files_without_end_are_no_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    let package = package(home);
+    for args in [
+        &["sign", &package, "--key", "/dev/zero"][..],
+        &["trust", "x", "/dev/zero"],
+    ] {
+        let error = failure(&sterna(home, args));
+        assert!(
+            error.contains("/dev/zero: expected at most 65536 bytes, found more"),
+            "{error}"
+        );
+    }
+}

@@ -582,3 +582,49 @@ fn only_what_is_right_on_disk_shows_that_digests_contradict() {
     );
     assert_eq!((asked.len(), n_read), (2, 2));
 }
+
+#[test]
+fn a_source_that_drips_or_is_silent_is_asked_last() {
+    let at = Duration::from_secs;
+    let blob = |name| {
+        let expected = Expected::Digest(digest_of(Algorithm::Sha256, &[0; 4000]));
+        Blob::new(name, 4000, expected).unwrap()
+    };
+    let limits = Limits {
+        parallel: 2,
+        segment_bytes: 1000,
+        ..Limits::default()
+    };
+    // Bytes that source 0 brings in its first second, and when it is given up.
+    for (n_bytes, given_up) in [(100, 11), (0, 30)] {
+        let names = vec!["slow".into(), "good".into()];
+        let mut fetch = Fetch::new(vec![blob("b"), blob("c")], names, limits.clone()).unwrap();
+        let next = |fetch: &mut Fetch, now| match fetch.poll(now) {
+            Action::Transfer(transfer) => transfer,
+            other => panic!("{other:?}"),
+        };
+        let slow = next(&mut fetch, at(0));
+        let other = next(&mut fetch, at(0));
+        assert_eq!(slow.request().source, 0);
+        fetch.progress(slow.id(), n_bytes, at(1));
+        for now in [1, given_up - 1] {
+            fetch.progress(other.id(), now * 100_000, at(now));
+            assert!(matches!(fetch.poll(at(now)), Action::Wait(Some(_))));
+        }
+        assert!(matches!(fetch.poll(at(given_up)), Action::Cancel(id) if id == slow.id()));
+        fetch.transferred(slow, Err(Fault::Cancelled), at(given_up));
+        // Its wait is over, and it would have the least to do.
+        let again = next(&mut fetch, at(given_up + 1));
+        assert_eq!(again.request().source, 1);
+    }
+    // One that didn't answer before is not asked first.
+    let names = vec!["doubted".into(), "good".into()];
+    let mut fetch = Fetch::new(vec![blob("b")], names, limits).unwrap();
+    fetch.doubt(0);
+    for _ in 0..2 {
+        let Action::Transfer(transfer) = fetch.poll(at(0)) else {
+            panic!("expected a transfer");
+        };
+        assert_eq!(transfer.request().source, 1);
+    }
+}

@@ -277,12 +277,14 @@ fn a_store_where_none_can_be_is_an_error_that_names_the_place() {
     let text = error.to_string();
     assert!(matches!(error, StoreError::Io { .. }), "{text}");
     assert!(text.contains("file"), "{text}");
-    // A folder where a file should be: the pull fails, and what was there stays.
+    // A folder where a file should be goes aside with what it holds.
     let store = Store::open(dir.path().join("s")).unwrap();
     let blob = Blob::of(Algorithm::Sha256, b"abc");
     let pull = store.pull("m").unwrap();
     let hex = blob.digest.to_string();
-    fs::create_dir_all(store.root().join("blobs/sha256").join(&hex[..2]).join(&hex)).unwrap();
-    let error = pull.put(Algorithm::Sha256, b"abc").unwrap_err().to_string();
-    assert!(error.contains(&hex), "{error}");
+    let place = store.root().join("blobs/sha256").join(&hex[..2]);
+    fs::create_dir_all(place.join(&hex).join("mine")).unwrap();
+    pull.put(Algorithm::Sha256, b"abc").unwrap();
+    assert_eq!(fs::read(place.join(&hex)).unwrap(), b"abc");
+    assert!(place.join(format!("{hex}.aside-0/mine")).exists());
 }

@@ -184,11 +184,11 @@ fn say(summary: &PackageSummary, as_json: bool) -> Result<()> {
         n => format!(", {n} of them from an interrupted run"),
     };
     output::note(format_args!(
-        "{}: {} tensors, {} in {} shards{resumed}",
+        "{}: {} tensors, {} in {}{resumed}",
         summary.model_id,
         summary.n_tensors,
         Bytes(summary.total_size),
-        summary.n_shards,
+        output::counted(summary.n_shards, "shard"),
     ));
     output::line(summary.package.display())
 }

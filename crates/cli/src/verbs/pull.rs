@@ -11,18 +11,19 @@ use sterna_delivery::fetch::Limits;
 use sterna_delivery::package::SignatureState;
 use sterna_delivery::pull::{PullOptions, Pulled};
 use sterna_delivery::source::hugging_face::Hub;
-use sterna_delivery::store::Interrupted;
+use sterna_delivery::store::{Interrupted, Swept};
 
 use crate::output::{self, Bytes};
 use crate::size::n_bytes;
-use crate::{pull, trust};
+use crate::{interrupt, pull, trust};
 
 /// Fetch a model into the store
 ///
 /// SOURCE is the URL of a package (the folder with its manifest.json), the URL of a Hugging Face repository,
-/// a folder, or the name of a model in the store, of which whatever changed at its origin or was damaged here
-/// is fetched again. Every byte is verified before it is kept; an interrupted pull resumes; data that other
-/// models in the store already have is not fetched again. HF_TOKEN and HF_ENDPOINT are respected.
+/// a folder, or the name of a model in the store, which is fetched from where it came: what changed there,
+/// and what was damaged here. Every byte is verified before it is kept; a pull that failed or was
+/// interrupted goes on where it was when it is given again; what models in the store have in common with
+/// this one is not fetched again. HF_TOKEN and HF_ENDPOINT are understood.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   sterna pull https://example.org/tiny-rdrr tiny
@@ -35,6 +36,10 @@ pub(crate) struct PullVerb {
     /// Name in the store [default: the last part of the address]
     #[arg(value_name = "NAME")]
     name: Option<String>,
+
+    /// Take the place of a model of that name from elsewhere
+    #[arg(long)]
+    replace: bool,
 
     /// Another place where the same package is; may be given several times
     #[arg(long, value_name = "SOURCE")]
@@ -74,10 +79,16 @@ impl PullVerb {
             mirrors: self.mirror,
             name,
             file: self.file,
+            replace: self.replace,
             limits,
             hub: Some(Hub::from_env()?),
+            ..PullOptions::default()
         };
-        let pulled = pull::pull(&store, &source, &options)?;
+        interrupt::say(
+            "\ninterrupted; what has arrived is kept: the same command goes on with it, \
+             `sterna gc --interrupted` deletes it",
+        )?;
+        let pulled = pull::pull(&store, &source, options)?;
         if self.json {
             return output::json(&Report::of(&pulled));
         }
@@ -124,7 +135,7 @@ impl Report<'_> {
     }
 }
 
-/// List the models in the store: size, origin, and who signed them
+/// List the models in the store: size, origin, whose signature they bear, and whether they are damaged
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna list --json")]
 pub(crate) struct List {
@@ -136,36 +147,79 @@ pub(crate) struct List {
 #[derive(Serialize)]
 struct Row {
     name: String,
-    /// Bytes of all its files.
-    size: u64,
+    /// Bytes of all its files, if they are known.
+    size: Option<u64>,
     /// Bytes that no other model has.
-    own: u64,
-    source: String,
+    own: Option<u64>,
+    source: Option<String>,
     /// The name of the key it is signed with, if that is trusted now.
     signer: Option<String>,
     /// The state of the signature: `none`, `trusted`, `unknown_key` or `wrong`.
     signature: &'static str,
+    /// What is wrong with its index or the sizes of its files, if anything is.
+    damage: Option<String>,
     #[serde(skip)]
     state: SignatureState,
+}
+
+impl Row {
+    /// What stands behind the name, for people.
+    fn text(&self) -> String {
+        let mut parts = Vec::new();
+        if let (Some(size), Some(own)) = (self.size, self.own) {
+            let shared = match size - own {
+                0 => String::new(),
+                shared => format!(" ({} shared)", Bytes(shared)),
+            };
+            parts.push(format!("{:>10}{shared}", Bytes(size)));
+        }
+        parts.extend(
+            self.source
+                .as_deref()
+                .map(|source| from_here(source).to_owned()),
+        );
+        match &self.damage {
+            Some(problem) => parts.push(format!(
+                "damaged: {problem}; {}",
+                pull::mending(&self.name, self.source.is_some())
+            )),
+            None => parts.extend(described(&self.state)),
+        }
+        parts.join("  ")
+    }
 }
 
 impl List {
     pub(crate) fn run(self) -> Result<()> {
         let store = pull::store()?;
         let trusted = trust::list()?;
-        let rows = store.list()?.into_iter().map(|model| {
-            let state = SignatureState::of(&store, &trusted, &model.name, &model.entry);
-            Row {
-                size: model.entry.size(),
-                name: model.name,
-                own: model.own_bytes,
-                source: model.entry.source,
-                signer: state.signer().map(str::to_owned),
-                signature: word(&state),
-                state,
-            }
-        });
-        let rows: Vec<Row> = rows.collect();
+        let mut rows: Vec<Row> = (store.list()?.into_iter())
+            .map(|model| {
+                let state = SignatureState::of(&store, &trusted, &model.name, &model.entry);
+                Row {
+                    size: Some(model.entry.size()),
+                    name: model.name,
+                    own: Some(model.own_bytes),
+                    source: Some(model.entry.source),
+                    signer: state.signer().map(str::to_owned),
+                    signature: word(&state),
+                    damage: model.damage,
+                    state,
+                }
+            })
+            .collect();
+        let unreadable = store.unreadable()?.into_iter();
+        rows.extend(unreadable.map(|(name, problem)| Row {
+            name,
+            size: None,
+            own: None,
+            source: None,
+            signer: None,
+            signature: word(&SignatureState::NoPackage),
+            damage: Some(problem),
+            state: SignatureState::NoPackage,
+        }));
+        rows.sort_by_cached_key(|row| row.name.to_lowercase());
         if self.json {
             return output::json(&rows);
         }
@@ -181,18 +235,7 @@ impl List {
             return Ok(());
         }
         let texts: Vec<(&str, String)> = (rows.iter())
-            .map(|row| {
-                let shared = match row.size - row.own {
-                    0 => String::new(),
-                    shared => format!(" ({} shared)", Bytes(shared)),
-                };
-                let source = from_here(&row.source);
-                let mut text = format!("{:>10}{shared}  {source}", Bytes(row.size));
-                if let Some(signature) = described(&row.state) {
-                    text += &format!("  {signature}");
-                }
-                (row.name.as_str(), text)
-            })
+            .map(|row| (row.name.as_str(), row.text()))
             .collect();
         output::line(output::table(&texts))
     }
@@ -243,6 +286,7 @@ pub(crate) struct Remove {
 impl Remove {
     pub(crate) fn run(self) -> Result<()> {
         let swept = pull::store()?.remove(&self.name)?;
+        tell_damaged(&swept);
         output::line(format_args!(
             "{}: removed, {} freed",
             self.name,
@@ -251,7 +295,29 @@ impl Remove {
     }
 }
 
+/// Names the models for whose sake nothing was deleted.
+fn tell_damaged(swept: &Swept) {
+    for name in &swept.damaged {
+        output::note(format_args!(
+            "warning: no files of models were deleted: the index of `{name}` is damaged, and any may be its; {}",
+            pull::mending(name, false)
+        ));
+    }
+}
+
+/// The first of `paths`, and how many more there are.
+fn shortened(paths: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let shown = paths[..paths.len().min(SHOWN)].join(", ");
+    match paths.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 /// Delete what no model in the store needs
+///
+/// Files that nothing here made are left alone, and so is what a damaged model may need.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna gc --interrupted")]
 pub(crate) struct Gc {
@@ -267,6 +333,16 @@ impl Gc {
             false => Interrupted::Keep,
         };
         let swept = pull::store()?.gc(interrupted)?;
+        tell_damaged(&swept);
+        if !swept.unknown.is_empty() {
+            let paths: Vec<_> = (swept.unknown.iter())
+                .map(|path| path.display().to_string())
+                .collect();
+            output::note(format_args!(
+                "note: left alone, since nothing here made it: {}",
+                shortened(&paths)
+            ));
+        }
         output::line(format_args!("{} freed", Bytes(swept.bytes)))
     }
 }

@@ -1,6 +1,6 @@
 //! `sterna sign`: keys and signatures.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -127,8 +127,7 @@ impl Sign {
 
     fn read_key(&self) -> Result<SecretKey> {
         let place = self.key.display();
-        let file =
-            fs::read_to_string(&self.key).with_context(|| format!("{place}: cannot read"))?;
+        let file = trust::read_key_file(&self.key)?;
         let is_encrypted = SecretKey::is_encrypted(&file).with_context(|| place.to_string())?;
         let password = is_encrypted.then(|| self.password(Ask::Once)).transpose()?;
         SecretKey::parse(&file, password.as_deref()).with_context(|| place.to_string())
@@ -136,8 +135,7 @@ impl Sign {
 
     fn password(&self, ask: Ask) -> Result<String> {
         if let Some(path) = &self.password_file {
-            let text = fs::read_to_string(path)
-                .with_context(|| format!("{}: cannot read", path.display()))?;
+            let text = trust::read_key_file(path)?;
             return Ok(text.lines().next().unwrap_or_default().to_owned());
         }
         ensure!(

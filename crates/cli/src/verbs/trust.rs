@@ -1,6 +1,5 @@
 //! `sterna trust`: whose signatures are trusted.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -89,6 +88,6 @@ fn public_key(text: &str) -> Result<PublicKey> {
     if !Path::new(text).exists() {
         return Err(as_given).with_context(|| format!("{text:?} is no file either"));
     }
-    let file = fs::read_to_string(text).with_context(|| format!("{text}: cannot read"))?;
+    let file = trust::read_key_file(Path::new(text))?;
     PublicKey::parse(&file).with_context(|| text.to_owned())
 }

@@ -1,23 +1,27 @@
 //! `sterna verify`: every byte of a package against what its manifest says.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
-use sterna_delivery::LocalFile;
+use sterna::native::{FileSet, LocalFolder, SourceFile, StoredFiles, expect_file, read_package};
 use sterna_delivery::hash::{Algorithm, BlockDigests, BlockHasher, Expected, Hasher, Verified};
-use sterna_delivery::package::{SignatureState, hashed_files, shard_blocks};
+use sterna_delivery::package::{Contents, SignatureState, hashed_files, shard_blocks};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
 
 use crate::output;
 use crate::progress::Progress;
 use crate::{pull, trust};
-use sterna::native::{LocalFolder, read_package};
 
 /// Check every hash of a package, and its signature
+///
+/// Shards, their blocks, groups, tensor trees, the hash of the whole and the files beside the shards, as the
+/// manifest gives them. All files of a model in the store are also compared with what they were when they
+/// were fetched, its manifest too.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  sterna verify llama-rdrr")]
 pub(crate) struct Verify {
@@ -36,6 +40,9 @@ pub(crate) struct Findings {
     pub(crate) ok: bool,
     pub(crate) n_shards: usize,
     pub(crate) n_groups: usize,
+    /// Files that are no shards, of which hashes are known.
+    pub(crate) n_files: usize,
+    /// Bytes of shards and these files.
     pub(crate) n_bytes: u64,
     /// The name of the key it is signed with.
     pub(crate) signer: Option<String>,
@@ -46,6 +53,9 @@ pub(crate) struct Findings {
     /// Whether fetching the package again helps.
     #[serde(skip)]
     is_repairable: bool,
+    /// Whether there is a manifest to compare it with.
+    #[serde(skip)]
+    is_package: bool,
 }
 
 impl Verify {
@@ -53,7 +63,10 @@ impl Verify {
         let name = self.package.to_str().filter(|_| !self.package.exists());
         let findings = match name {
             Some(name) => verify_stored(name)?,
-            None => verify(&self.package)?,
+            None => {
+                let place = self.package.display().to_string();
+                verify(&place, &LocalFolder::new(&self.package))?
+            }
         };
         if self.json {
             output::json(&findings)?;
@@ -82,77 +95,91 @@ impl Verify {
             );
         }
         if !self.json {
-            let signed = match &findings.signer {
-                Some(name) => format!("signed by {name}"),
-                None => "not signed".to_owned(),
-            };
             output::line(format_args!(
-                "{}: {} in {} shards and {} groups are as the manifest says; {signed}",
+                "{}: {}",
                 self.package.display(),
-                output::Bytes(findings.n_bytes),
-                findings.n_shards,
-                findings.n_groups,
+                findings.summary()
             ))?;
         }
         Ok(())
     }
 }
 
-/// Reads all files of a model in the store again. Those that have changed are set aside, so that the next
-/// pull fetches them.
+/// Reads all files of a model in the store again, and checks a package as if it lay in a folder. Files that have
+/// changed are put aside, so that the next pull fetches them.
 fn verify_stored(name: &str) -> Result<Findings> {
     let store = pull::store()?;
-    let model = store.model(name)?;
-    let damage = store.verify(name)?;
-    let mut problems: Vec<_> = (damage.iter())
-        .map(|damage| format!("{}: {}", damage.file, damage.problem))
-        .collect();
-    let is_damaged = |file: &str| damage.iter().any(|damage| damage.file == file);
-    let mut signer = None;
-    if !is_damaged(MANIFEST_FILE) && !is_damaged(SIGNATURE_FILE) {
-        let signature = SignatureState::of(&store, &trust::list()?, name, model.entry());
-        signer = signature.signer().map(str::to_owned);
-        problems.extend(signature.refusal().map(trust::refusal_text));
+    let damage = store.verify(name).map_err(pull::with_mending)?;
+    if damage.is_empty() {
+        let model = store.model(name).map_err(pull::with_mending)?;
+        if model.entry().files.contains_key(MANIFEST_FILE) {
+            return verify(name, &StoredFiles::new(Arc::new(model)));
+        }
+        return Ok(Findings {
+            ok: true,
+            n_files: model.entry().files.len(),
+            n_bytes: model.entry().size(),
+            ..Findings::default()
+        });
     }
-    Ok(Findings {
-        ok: problems.is_empty(),
-        is_repairable: !damage.is_empty(),
-        n_shards: model.paths().len(),
-        n_groups: model.entry().groups.len(),
-        n_bytes: model.entry().size(),
-        signer,
-        problems,
-        remarks: Vec::new(),
-    })
+    let mut findings = Findings {
+        is_repairable: true,
+        ..Findings::default()
+    };
+    let problems = damage
+        .iter()
+        .map(|damage| format!("{}: {}", damage.file, damage.problem));
+    findings.problems.extend(problems);
+    let is_damaged = |file: &str| damage.iter().any(|damage| damage.file == file);
+    if !is_damaged(MANIFEST_FILE) && !is_damaged(SIGNATURE_FILE) {
+        let models = store.list()?;
+        if let Some(model) = models.iter().find(|model| model.name == name) {
+            let signature = SignatureState::of(&store, &trust::list()?, name, &model.entry);
+            findings.signer = signature.signer().map(str::to_owned);
+            let refusal = signature.refusal().map(trust::refusal_text);
+            findings.problems.extend(refusal);
+        }
+    }
+    Ok(findings)
 }
 
-/// Checks the package in `folder`. A manifest that can't be trusted at all is an error.
-pub(crate) fn verify(folder: &Path) -> Result<Findings> {
-    let read = |name: &str| -> Result<LocalFile> { Ok(LocalFile::open(folder.join(name))?) };
-    let place = folder.display().to_string();
-    let bytes = read(MANIFEST_FILE)?.prefix(u64::MAX);
-    let package = read_package(&place, &LocalFolder::new(folder))?;
+/// Checks the package at `place`, which has `files`. A manifest that can't be believed at all is an error.
+fn verify(place: &str, files: &dyn FileSet) -> Result<Findings> {
+    let bytes = expect_file(files, MANIFEST_FILE)?.read_small()?;
+    let package = read_package(place, files)?;
     let manifest = package.manifest();
-    let mut findings = Findings::default();
-    let signature = match folder.join(SIGNATURE_FILE).exists() {
-        true => Some(read(SIGNATURE_FILE)?.prefix(u64::MAX)),
-        false => None,
+    let mut findings = Findings {
+        is_package: true,
+        ..Findings::default()
+    };
+    let signature = match files.file(SIGNATURE_FILE)? {
+        Some(file) => Some(file.read_small()?),
+        None => None,
     };
     let signature = match &signature {
         Some(bytes) => Some(std::str::from_utf8(bytes).context("the signature: expected text")?),
         None => None,
     };
-    match trust::check_signature(&place, &bytes, signature) {
+    match trust::check_signature(place, &bytes, signature) {
         Ok(signer) => findings.signer = signer,
         Err(error) => findings.problems.push(format!("{error:#}")),
     }
     for (name, hashed) in hashed_files(manifest) {
-        match read(name) {
-            Ok(file) => findings.check(name, &file, hashed.size, Expected::Digest(hashed.hash)),
+        findings.n_files += 1;
+        match expect_file(files, name) {
+            Ok(file) => {
+                findings.n_bytes += hashed.size;
+                findings.check(name, &file, hashed.size, Expected::Digest(hashed.hash))?;
+            }
             Err(error) => findings.problems.push(format!("{error:#}")),
         }
     }
-    let shards = findings.check_shards(manifest, read)?;
+    for name in Contents::of(place, manifest)?.unverified() {
+        findings
+            .remarks
+            .push(format!("{name}: the manifest has no hash of it"));
+    }
+    let shards = findings.check_shards(manifest, files)?;
     findings.check_groups(&package, &shards);
     findings.check_trees(&package, &shards)?;
     findings.ok = findings.problems.is_empty();
@@ -170,12 +197,37 @@ fn bytes_of<'a>(tensor: &Tensor, shards: &'a [Option<Bytes>]) -> Option<Vec<&'a 
 }
 
 impl Findings {
-    /// Checks all shards, their blocks, and the hash of the whole; returns their bytes, `None` for those that
-    /// are missing or have the wrong size.
+    /// What was found right, in one line.
+    fn summary(&self) -> String {
+        let size = output::Bytes(self.n_bytes);
+        if !self.is_package {
+            let files = output::counted(self.n_files, "file");
+            return format!("{size} in {files}, as they were fetched; no package, so not signed");
+        }
+        let mut parts = vec![
+            output::counted(self.n_shards, "shard"),
+            output::counted(self.n_groups, "group"),
+        ];
+        if self.n_files > 0 {
+            parts.push(output::counted(self.n_files, "other file"));
+        }
+        let last = parts.pop().unwrap_or_default();
+        let signed = match &self.signer {
+            Some(name) => format!("signed by {name}"),
+            None => "not signed".to_owned(),
+        };
+        format!(
+            "{size} in {} and {last} are as the manifest says; {signed}",
+            parts.join(", ")
+        )
+    }
+
+    /// Checks all shards, their blocks, and the hash of the whole; gives their bytes, `None` for those that
+    /// aren't there in their size.
     fn check_shards(
         &mut self,
         manifest: &Manifest,
-        read: impl Fn(&str) -> Result<LocalFile>,
+        files: &dyn FileSet,
     ) -> Result<Vec<Option<Bytes>>> {
         let progress = Progress::bytes("verifying", manifest.total_size);
         let mut shards = Vec::with_capacity(manifest.shards.len());
@@ -183,7 +235,7 @@ impl Findings {
         for (i, shard) in manifest.shards.iter().enumerate() {
             self.n_shards += 1;
             let name = &shard.file_name;
-            let file = match read(name) {
+            let file = match expect_file(files, name) {
                 Ok(file) => file,
                 Err(error) => {
                     self.problems.push(format!("{error:#}"));
@@ -192,12 +244,12 @@ impl Findings {
                 }
             };
             let expected = Expected::Digest(shard.hash);
-            self.check(name, &file, shard.size, expected);
+            self.check(name, &file, shard.size, expected)?;
             if file.len() != shard.size {
                 shards.push(None);
                 continue;
             }
-            let bytes = file.prefix(u64::MAX);
+            let bytes = file.bytes()?;
             if let Some(said) = shard_blocks(manifest, i)? {
                 let found = BlockDigests::of(Algorithm::Blake3, said.block_size(), &bytes)?;
                 let mut pairs = found.digests().iter().zip(said.digests());
@@ -268,19 +320,26 @@ impl Findings {
     }
 
     /// Checks one file.
-    fn check(&mut self, name: &str, file: &LocalFile, size: u64, expected: Expected) {
+    fn check(
+        &mut self,
+        name: &str,
+        file: &SourceFile,
+        size: u64,
+        expected: Expected,
+    ) -> Result<()> {
         if file.len() != size {
             let found = file.len();
             self.problems
                 .push(format!("{name}: expected {size} bytes, found {found}"));
-            return;
+            return Ok(());
         }
-        match expected.verify(&file.prefix(u64::MAX)) {
+        match expected.verify(&file.bytes()?) {
             Ok(Verified::Blake3Variant) => self.remarks.push(format!(
                 "{name}: its hash is not BLAKE3 but the variant that the existing JavaScript runtime computes"
             )),
             Ok(_) => {}
             Err(mismatch) => self.problems.push(format!("{name}: {mismatch}")),
         }
+        Ok(())
     }
 }

@@ -167,15 +167,23 @@ pub struct Limits {
     pub backoff_cap: Duration,
     /// The longest wait that a server may ask for; a source that asks for more is dropped.
     pub retry_after_cap: Duration,
-    /// How long a request may stall.
+    /// How long a request may go without its first byte.
     pub stall_timeout: Duration,
-    /// Seed of the waits' jitter, so that many clients don't come back at the same moment.
+    /// Bytes per second that a request must bring from then on. One that brings fewer counts as stalled.
+    pub least_rate: u64,
+    /// The time over which that is measured.
+    pub least_rate_over: Duration,
+    /// How long a source that says nothing is waited for before another is asked beside it, for files of which
+    /// any source's will do.
+    pub grace: Duration,
+    /// Seed of the waits' jitter, so that many clients don't come back at one moment.
     pub seed: u64,
 }
 
 impl Default for Limits {
-    /// Four requests of 32 MiB at a time, at any speed; five retries, with waits from half a second doubling
-    /// to half a minute; five minutes for servers that ask; half a minute for stalls.
+    /// Four requests of 32 MiB at a time, at any speed; five retries, from half a second doubling to
+    /// half a minute; five minutes for servers that ask; half a minute of silence, then 1 KiB a second over
+    /// ten seconds; five seconds of grace.
     fn default() -> Self {
         Self {
             parallel: 4,
@@ -186,8 +194,19 @@ impl Default for Limits {
             backoff_cap: Duration::from_secs(30),
             retry_after_cap: Duration::from_secs(300),
             stall_timeout: Duration::from_secs(30),
+            least_rate: 1 << 10,
+            least_rate_over: Duration::from_secs(10),
+            grace: Duration::from_secs(5),
             seed: 0,
         }
+    }
+}
+
+impl Limits {
+    /// Bytes that must come in [`least_rate_over`](Self::least_rate_over).
+    pub(super) fn trickle(&self) -> u64 {
+        let bytes = self.least_rate as f64 * self.least_rate_over.as_secs_f64();
+        (bytes as u64).max(1)
     }
 }
 

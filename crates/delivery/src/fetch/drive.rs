@@ -92,7 +92,10 @@ pub enum FetchError {
 /// Bytes that are read, hashed and stored at once.
 const PIECE: usize = 256 << 10;
 
-/// Interval of progress reports and cancellation checks.
+/// How long a transfer that is to end may wait for its source, before that is interrupted.
+const OVERDUE: Duration = Duration::from_millis(200);
+
+/// How often progress is told and cancellation looked for.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Fetches `blobs` into `sink` from `sources`, each of which should have them all, with
@@ -102,6 +105,19 @@ const TICK: Duration = Duration::from_millis(100);
 pub fn fetch(
     blobs: Vec<Blob>,
     sources: &[&dyn Source],
+    sink: &dyn Sink,
+    limits: Limits,
+    cancel: &Cancel,
+    notify: &mut dyn FnMut(Event<'_>),
+) -> Result<Report, FetchError> {
+    fetch_rather(blobs, sources, sources.len(), sink, limits, cancel, notify)
+}
+
+/// As [`fetch`], from the first `n_sure` of `sources` as long as they can deliver.
+pub(crate) fn fetch_rather(
+    blobs: Vec<Blob>,
+    sources: &[&dyn Source],
+    n_sure: usize,
     sink: &dyn Sink,
     limits: Limits,
     cancel: &Cancel,
@@ -122,6 +138,7 @@ pub fn fetch(
         began: Instant::now(),
     };
     let mut fetch = Fetch::new(blobs, names, limits)?;
+    (n_sure..sources.len()).for_each(|source| fetch.doubt(source));
     for (index, blob) in shared.blobs.iter().enumerate() {
         match sink.present(blob)? {
             Present::Complete => {
@@ -142,11 +159,12 @@ pub fn fetch(
             fetch,
             scope,
             sender,
-            flags: HashMap::new(),
+            running: HashMap::new(),
         };
         let outcome = driver.run(&reports, cancel, notify);
         if outcome.is_err() {
-            driver.flags.values().for_each(Cancel::cancel);
+            let running = driver.running.values();
+            running.for_each(|running| running.flag.cancel());
             sources.iter().for_each(|source| source.interrupt());
         }
         outcome
@@ -188,12 +206,20 @@ impl From<SinkError> for Stop {
     }
 }
 
+/// A transfer that a thread is at.
+struct Running {
+    source: usize,
+    flag: Cancel,
+    /// When it was last asked to end.
+    cancelled: Option<Duration>,
+}
+
 struct Driver<'scope, 'env> {
     shared: &'env Shared<'env>,
     fetch: Fetch,
     scope: &'scope Scope<'scope, 'env>,
     sender: mpsc::Sender<Message>,
-    flags: HashMap<u64, Cancel>,
+    running: HashMap<u64, Running>,
     verified: Vec<Option<Verified>>,
 }
 
@@ -220,8 +246,9 @@ impl<'scope, 'env> Driver<'scope, 'env> {
                     })?;
                 }
                 Action::Cancel(id) => {
-                    if let Some(flag) = self.flags.get(&id) {
-                        flag.cancel();
+                    if let Some(running) = self.running.get_mut(&id) {
+                        running.flag.cancel();
+                        running.cancelled = Some(now);
                     }
                 }
                 Action::Discard { blob, range } => {
@@ -235,6 +262,7 @@ impl<'scope, 'env> Driver<'scope, 'env> {
                     })?;
                 }
                 Action::Wait(until) => {
+                    self.interrupt_overdue(now);
                     if told.is_none_or(|told| now >= told + TICK) {
                         told = Some(now);
                         notify(Event::Progress(self.fetch.so_far()));
@@ -274,7 +302,7 @@ impl<'scope, 'env> Driver<'scope, 'env> {
         match message {
             Message::Progress(id, received) => self.fetch.progress(id, received, now),
             Message::Transferred(transfer, outcome) => {
-                self.flags.remove(&transfer.id());
+                self.running.remove(&transfer.id());
                 let outcome = match outcome {
                     Ok(()) => Ok(()),
                     Err(Stop::Fault(fault)) => Err(fault),
@@ -299,12 +327,33 @@ impl<'scope, 'env> Driver<'scope, 'env> {
         Ok(())
     }
 
+    /// Interrupts the sources of transfers that were asked to end and wait for them still.
+    fn interrupt_overdue(&mut self, now: Duration) {
+        for running in self.running.values_mut() {
+            if running.cancelled.is_some_and(|at| now >= at + OVERDUE) {
+                running.cancelled = Some(now);
+                self.shared.sources[running.source].interrupt();
+            }
+        }
+    }
+
     fn start_transfer(&mut self, mut transfer: Transfer) -> Result<(), FetchError> {
         let flag = Cancel::new();
-        self.flags.insert(transfer.id(), flag.clone());
+        let running = Running {
+            source: transfer.request().source,
+            flag: flag.clone(),
+            cancelled: None,
+        };
+        self.running.insert(transfer.id(), running);
         let (shared, sender) = (self.shared, self.sender.clone());
         self.spawn(move || {
-            let outcome = shared.transfer(&mut transfer, &flag, &sender);
+            let outcome = match shared.transfer(&mut transfer, &flag, &sender) {
+                // It failed because it was interrupted.
+                Err(Stop::Fault(fault)) if flag.is_cancelled() && fault.may_pass() => {
+                    Err(Fault::Cancelled.into())
+                }
+                outcome => outcome,
+            };
             Message::Transferred(transfer, outcome)
         })
     }

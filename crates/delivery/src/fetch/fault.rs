@@ -28,8 +28,8 @@ pub enum Fault {
         /// Bytes expected.
         expected: u64,
     },
-    /// The response stalled.
-    #[error("no bytes came for too long")]
+    /// Next to nothing came for too long.
+    #[error("next to nothing came for too long")]
     Stalled,
     /// The server can't respond now.
     #[error("HTTP status {status}")]
@@ -138,6 +138,12 @@ pub(super) enum Verdict {
 }
 
 impl Fault {
+    /// Whether asking again may help.
+    #[cfg(not(target_family = "wasm"))]
+    pub(super) fn may_pass(&self) -> bool {
+        self.verdict() == Verdict::Again
+    }
+
     pub(super) fn verdict(&self) -> Verdict {
         match self {
             Self::Unreachable { .. } | Self::Cut { .. } | Self::Stalled | Self::Busy { .. } => {

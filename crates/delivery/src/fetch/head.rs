@@ -92,8 +92,8 @@ impl Head {
         })
     }
 
-    /// Checks that the response is the plain bytes of a file called `name`.
-    pub(super) fn check_kind(&self, name: &str) -> Result<(), Fault> {
+    /// Checks that the answer is the plain bytes of a file called `name`.
+    pub(crate) fn check_kind(&self, name: &str) -> Result<(), Fault> {
         match self.status {
             200 | 206 => {}
             408 | 425 | 429 | 500..=599 => {

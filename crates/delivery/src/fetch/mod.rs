@@ -46,8 +46,6 @@ mod small;
 mod state;
 mod transfer;
 
-#[cfg(all(feature = "http", not(target_family = "wasm")))]
-pub(crate) use self::small::{fetch_from, read as read_small};
 pub use self::{
     blob::{Blob, Limits, PlanError, check_name},
     fault::Fault,
@@ -57,6 +55,11 @@ pub use self::{
     ranges::RangeSet,
     rate_limit::RateLimit,
     transfer::{Request, Transfer},
+};
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+pub(crate) use self::{
+    drive::fetch_rather,
+    small::{Standing, fetch_from, race, read as read_small},
 };
 #[cfg(not(target_family = "wasm"))]
 pub use self::{

@@ -147,7 +147,18 @@ struct InFlight {
     cancelled: Option<Fault>,
 }
 
-/// Parallel jobs; they are bound by memory and processor, not by the network.
+impl InFlight {
+    /// When it counts as stalled unless it brings enough.
+    fn stalled_at(&self, limits: &Limits) -> Duration {
+        let patience = match self.mark.1 {
+            0 => limits.stall_timeout,
+            _ => limits.least_rate_over,
+        };
+        self.mark.0.saturating_add(patience)
+    }
+}
+
+/// Jobs at a time; they wait for memory and processor, not for the network.
 const MAX_JOBS: usize = 2;
 
 /// Parallel commits: enough that waits for the disk overlap.
@@ -161,9 +172,6 @@ const MAX_REREADS: u32 = 3;
 
 /// A failed request that received this much shows that its source works.
 const WORTH: u64 = 256 << 10;
-
-/// What a request must receive within the stall timeout.
-const TRICKLE: u64 = 4 << 10;
 
 impl Fetch {
     /// A fetch of `blobs` from the sources called `sources`, each of which is assumed to have them all.
@@ -204,7 +212,13 @@ impl Fetch {
         }
     }
 
-    /// The next action. To be called again after each action, until it says to wait or has ended.
+    /// Takes note, before the first [`poll`](Self::poll), that a source didn't answer when it was asked for
+    /// something else. It is asked only while no other can be.
+    pub fn doubt(&mut self, source: usize) {
+        self.sources[source].is_slow = true;
+    }
+
+    /// What to do next. To be asked again after each action, until it says to wait or has ended.
     pub fn poll(&mut self, now: Duration) -> Action {
         if let Some(failure) = &self.failed {
             return Action::Failed(failure.clone());
@@ -237,7 +251,8 @@ impl Fetch {
         let enough = self.trickle();
         if let Some(transfer) = self.transfers.get_mut(&id) {
             transfer.received = received;
-            if received.saturating_sub(transfer.mark.1) >= enough {
+            let is_first = transfer.mark.1 == 0 && received > 0;
+            if is_first || received.saturating_sub(transfer.mark.1) >= enough {
                 transfer.mark = (now, received);
             }
         }
@@ -272,6 +287,7 @@ impl Fetch {
         }
         let Err(fault) = outcome else {
             self.sources[source].failures = 0;
+            self.sources[source].is_slow = false;
             return;
         };
         match fault.verdict() {
@@ -280,6 +296,7 @@ impl Fetch {
                 if kept >= WORTH {
                     state.failures = 0;
                 }
+                state.is_slow |= fault == Fault::Stalled;
                 let jitter = self.jitter.next();
                 if !state.fail(&fault, flight.n_failures_before, now, &self.limits, jitter) {
                     self.left(source);
@@ -551,9 +568,9 @@ impl Fetch {
     }
 
     fn cancel_stalled(&mut self, now: Duration) -> Option<Action> {
-        let timeout = self.limits.stall_timeout;
+        let limits = &self.limits;
         let (&id, transfer) = self.transfers.iter_mut().find(|(_, transfer)| {
-            transfer.cancelled.is_none() && now >= transfer.mark.0.saturating_add(timeout)
+            transfer.cancelled.is_none() && now >= transfer.stalled_at(limits)
         })?;
         transfer.cancelled = Some(Fault::Stalled);
         Some(Action::Cancel(id))
@@ -652,8 +669,8 @@ impl Fetch {
         )))
     }
 
-    /// The source to request bytes of a blob from: preferably one it comes from already, so that wrong bytes
-    /// can be attributed; then one that supports ranges; then the least busy.
+    /// The source to ask for bytes of a blob now: rather one that answers; then one it comes from already, so that it is clear
+    /// whose fault wrong bytes are; then one that serves parts; then the least busy.
     fn choose(&self, blob: usize, now: Duration) -> Option<usize> {
         let state = &self.blobs[blob];
         (0..self.sources.len())
@@ -663,7 +680,8 @@ impl Fetch {
             .min_by_key(|&s| {
                 let source = &self.sources[s];
                 let stranger = state.blob.blocks().is_none() && !self.brings(blob, s);
-                (stranger, source.ranges == Ranges::No, source.n_transfers, s)
+                let is_whole = source.ranges == Ranges::No;
+                (source.is_slow, stranger, is_whole, source.n_transfers, s)
             })
     }
 
@@ -679,20 +697,20 @@ impl Fetch {
     fn wake(&self, now: Duration) -> Option<Duration> {
         let stalls = (self.transfers.values())
             .filter(|transfer| transfer.cancelled.is_none())
-            .map(|transfer| transfer.mark.0.saturating_add(self.limits.stall_timeout));
+            .map(|transfer| transfer.stalled_at(&self.limits));
         let waits = (self.sources.iter())
             .filter(|source| source.dropped.is_none() && source.wait_until > now)
             .map(|source| source.wait_until);
         stalls.chain(waits).min()
     }
 
-    /// Bytes within the stall timeout that show that a request is alive: a quarter of its share if the rate
-    /// is limited to little.
+    /// Bytes that show that a request is alive: a quarter of its share, where a rate limit leaves little.
     fn trickle(&self) -> u64 {
-        self.limits.bytes_per_second.map_or(TRICKLE, |rate| {
+        let enough = self.limits.trickle();
+        self.limits.bytes_per_second.map_or(enough, |rate| {
             let parallel = self.limits.parallel.max(1) as f64;
-            let share = rate as f64 * self.limits.stall_timeout.as_secs_f64() / parallel;
-            ((share / 4.0) as u64).clamp(1, TRICKLE)
+            let share = rate as f64 * self.limits.least_rate_over.as_secs_f64() / parallel;
+            ((share / 4.0) as u64).clamp(1, enough)
         })
     }
 }

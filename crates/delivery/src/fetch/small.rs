@@ -1,7 +1,8 @@
 //! Small files without a known digest: manifests and listings.
 
 use std::{
-    io::Read as _,
+    io::{self, Read as _},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -13,8 +14,14 @@ use super::{
 };
 use crate::source::{Answer, Source, body_fault};
 
-/// Fetches a whole file of at most `max_bytes` bytes, from the first source that has it, and returns which
-/// source that was. Its bytes are unverified: the caller must check them.
+/// Bytes read at once.
+const PIECE: usize = 64 << 10;
+
+/// How often it is looked whether there is something to do.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Fetches the whole of a file of at most `max_bytes` bytes, from the first source that has it, and says
+/// which source that was. A source that is silent or fails is not waited for while another can be asked. Nothing is known of its bytes: whoever asks for them must check them.
 ///
 /// Errors: [`FetchError`], with the reasons of all sources.
 pub fn fetch_small(
@@ -25,7 +32,7 @@ pub fn fetch_small(
     cancel: &Cancel,
 ) -> Result<(Vec<u8>, usize), FetchError> {
     fetch_from(sources, name, limits, cancel, |source| {
-        read(source.open(name, None)?, name, max_bytes)
+        read(source.open(name, None)?, name, max_bytes, limits)
     })
 }
 
@@ -42,7 +49,7 @@ pub fn fetch_small_if_any(
 ) -> Result<Option<Vec<u8>>, FetchError> {
     let asked = fetch_from(&[source], name, limits, cancel, |source| {
         let answer = source.open(name, None);
-        match answer.and_then(|answer| read(answer, name, max_bytes)) {
+        match answer.and_then(|answer| read(answer, name, max_bytes, limits)) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(
                 Fault::Missing { .. }
@@ -57,53 +64,133 @@ pub fn fetch_small_if_any(
     Ok(asked?.0)
 }
 
-/// Asks each of `sources` for the file called `name`, repeatedly while that may help.
-pub(crate) fn fetch_from<S: Source + ?Sized, T>(
+/// Asks `sources` for the file called `name` until one has it, again and again while that may help; each next
+/// one once those before it have failed or said nothing for a while.
+pub(crate) fn fetch_from<S: Source + ?Sized, T: Send>(
     sources: &[&S],
     name: &str,
     limits: &Limits,
     cancel: &Cancel,
-    ask: impl Fn(&S) -> Result<T, Fault>,
+    ask: impl Fn(&S) -> Result<T, Fault> + Sync,
 ) -> Result<(T, usize), FetchError> {
-    let began = Instant::now();
-    let mut jitter = Jitter(limits.seed);
+    let is_found = |found: &[Standing<T>], _| found.iter().any(|s| matches!(s, Standing::Has(_)));
+    let found = race(sources, limits, limits.grace, cancel, ask, is_found)?;
     let mut reasons = Vec::new();
-    for (index, source) in sources.iter().enumerate() {
-        let mut state = SourceState::new(source.name().to_owned());
-        while state.dropped.is_none() {
-            wait_until(state.wait_until, began, cancel)?;
-            let fault = match ask(source) {
-                Ok(found) => return Ok((found, index)),
-                Err(fault) => fault,
-            };
-            if fault.verdict() == Verdict::Again {
-                let (before, now) = (state.n_failures, began.elapsed());
-                state.fail(&fault, before, now, limits, jitter.next());
-            } else {
-                state.dropped = Some(fault.to_string());
-            }
+    for (index, (source, standing)) in sources.iter().zip(found).enumerate() {
+        match standing {
+            Standing::Has(found) => return Ok((found, index)),
+            Standing::GivenUp(why) => reasons.push((source.name().to_owned(), why)),
+            Standing::Silent | Standing::Failing => {}
         }
-        reasons.extend(state.dropped.map(|why| (state.name, why)));
     }
     let blob = name.to_owned();
     Err(Failure::Exhausted { blob, reasons }.into())
 }
 
-fn wait_until(time: Duration, began: Instant, cancel: &Cancel) -> Result<(), FetchError> {
-    loop {
-        if cancel.is_cancelled() {
-            return Err(FetchError::Cancelled);
-        }
-        let left = time.saturating_sub(began.elapsed());
-        if left.is_zero() {
-            return Ok(());
-        }
-        thread::sleep(left.min(Duration::from_millis(100)));
-    }
+/// What came of asking a source so far.
+#[derive(Debug)]
+pub(crate) enum Standing<T> {
+    /// It has said nothing, or was not asked yet.
+    Silent,
+    /// It has failed, and may yet answer.
+    Failing,
+    /// It is not asked again, for this reason.
+    GivenUp(String),
+    /// It has what it was asked for.
+    Has(T),
 }
 
-/// The whole body of a response, if it has the promised length and is not longer than `max_bytes`.
-pub(crate) fn read(answer: Answer, name: &str, max_bytes: usize) -> Result<Vec<u8>, Fault> {
+/// Asks `sources` in their order until `is_enough` says so, of what came of each and the time that has passed,
+/// or nothing more is to be expected. Another is asked beside those that have said nothing for `stagger`.
+/// Requests that are still under way at the end are interrupted.
+///
+/// Errors: [`FetchError::Cancelled`], [`FetchError::Thread`].
+pub(crate) fn race<S: Source + ?Sized, T: Send>(
+    sources: &[&S],
+    limits: &Limits,
+    stagger: Duration,
+    cancel: &Cancel,
+    ask: impl Fn(&S) -> Result<T, Fault> + Sync,
+    mut is_enough: impl FnMut(&[Standing<T>], Duration) -> bool,
+) -> Result<Vec<Standing<T>>, FetchError> {
+    let began = Instant::now();
+    let mut jitter = Jitter(limits.seed);
+    let mut states: Vec<_> = (sources.iter())
+        .map(|source| SourceState::new(source.name().to_owned()))
+        .collect();
+    let mut standings: Vec<_> = sources.iter().map(|_| Standing::Silent).collect();
+    let mut asking = vec![false; sources.len()];
+    let mut last_start = None;
+    let (sender, answers) = mpsc::channel();
+    let ask = &ask;
+    thread::scope(|scope| {
+        let outcome = loop {
+            let now = began.elapsed();
+            let is_open = |i: usize| matches!(standings[i], Standing::Silent | Standing::Failing);
+            if cancel.is_cancelled() {
+                break Err(FetchError::Cancelled);
+            }
+            if is_enough(&standings, now) || !(0..sources.len()).any(is_open) {
+                break Ok(());
+            }
+            let next = (0..sources.len())
+                .filter(|&i| is_open(i) && !asking[i] && states[i].wait_until <= now)
+                .min_by_key(|&i| (states[i].failures, i));
+            let is_turn = !asking.contains(&true)
+                || last_start.is_none_or(|start: Duration| now >= start.saturating_add(stagger));
+            if let Some(index) = next.filter(|_| is_turn) {
+                (asking[index], last_start) = (true, Some(now));
+                let (sender, source) = (sender.clone(), sources[index]);
+                let asked = thread::Builder::new().name("ask".into());
+                let asked = asked.spawn_scoped(scope, move || {
+                    // Nobody listens any more once the race is over.
+                    let _ = sender.send((index, ask(source)));
+                });
+                match asked {
+                    Ok(_) => continue,
+                    Err(error) => {
+                        asking[index] = false;
+                        break Err(FetchError::Thread(error));
+                    }
+                }
+            }
+            let Ok((index, answer)) = answers.recv_timeout(TICK) else {
+                continue;
+            };
+            asking[index] = false;
+            standings[index] = match answer {
+                Ok(found) => Standing::Has(found),
+                Err(fault) if fault.verdict() == Verdict::Again => {
+                    let (state, now) = (&mut states[index], began.elapsed());
+                    state.fail(&fault, state.n_failures, now, limits, jitter.next());
+                    match state.dropped.take() {
+                        Some(why) => Standing::GivenUp(why),
+                        None => Standing::Failing,
+                    }
+                }
+                Err(fault) => Standing::GivenUp(fault.to_string()),
+            };
+        };
+        // Again and again: one may be about to begin its request.
+        while asking.contains(&true) {
+            let under_way = sources.iter().zip(&asking).filter(|(_, asking)| **asking);
+            under_way.for_each(|(source, _)| source.interrupt());
+            if let Ok((index, _)) = answers.recv_timeout(TICK * 5) {
+                asking[index] = false;
+            }
+        }
+        outcome
+    })?;
+    Ok(standings)
+}
+
+/// The whole of an answer, if it is as long as it says and not longer than `max_bytes`.
+pub(crate) fn read(
+    answer: Answer,
+    name: &str,
+    max_bytes: usize,
+    limits: &Limits,
+) -> Result<Vec<u8>, Fault> {
     answer.head.check_kind(name)?;
     let promised = answer.head.content_length;
     let too_long = |found| Fault::TooLarge {
@@ -113,14 +200,27 @@ pub(crate) fn read(answer: Answer, name: &str, max_bytes: usize) -> Result<Vec<u
     if let Some(found) = promised.filter(|&promised| promised > max_bytes as u64) {
         return Err(too_long(found));
     }
-    let mut bytes = Vec::new();
-    let outcome = answer
-        .body
-        .take(max_bytes as u64 + 1)
-        .read_to_end(&mut bytes);
+    let mut body = answer.body.take(max_bytes as u64 + 1);
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; PIECE]);
+    let mut mark = (Instant::now(), 0);
+    loop {
+        let received = bytes.len() as u64;
+        match body.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => bytes.extend_from_slice(&buffer[..n]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(body_fault(&error, received, promised.unwrap_or(received))),
+        }
+        if mark.0.elapsed() >= limits.least_rate_over {
+            let received = bytes.len() as u64;
+            if received - mark.1 < limits.trickle() {
+                return Err(Fault::Stalled);
+            }
+            mark = (Instant::now(), received);
+        }
+    }
     let received = bytes.len() as u64;
     let expected = promised.unwrap_or(received);
-    outcome.map_err(|error| body_fault(&error, received, expected))?;
     if bytes.len() > max_bytes {
         return Err(too_long(received));
     }

@@ -241,7 +241,9 @@ pub(super) struct SourceState {
     pub(super) n_failures: u64,
     /// Not to be asked before this time.
     pub(super) wait_until: Duration,
-    /// Why it was dropped.
+    /// Whether it didn't answer, or too slowly, when it was asked last: it is asked only if nobody else can be.
+    pub(super) is_slow: bool,
+    /// Why it is not used any more.
     pub(super) dropped: Option<String>,
 }
 
@@ -254,6 +256,7 @@ impl SourceState {
             failures: 0,
             n_failures: 0,
             wait_until: Duration::ZERO,
+            is_slow: false,
             dropped: None,
         }
     }

@@ -5,7 +5,7 @@ use std::{fmt, io};
 use sterna_format::rdrr::MANIFEST_FILE;
 
 use crate::{
-    fetch::{Fault, FetchError},
+    fetch::{Failure, Fault, FetchError},
     hash::Mismatch,
     package::{PackageError, Rejected},
     sign::SignatureError,
@@ -40,8 +40,8 @@ pub enum PullError {
         /// The address.
         address: String,
     },
-    /// The name is that of a model from elsewhere.
-    #[error("{address}: the store has another model called `{name}`, from {existing}; give a name")]
+    /// The name it would get is that of a model from elsewhere.
+    #[error("{address}: the store has another model called `{name}`, from {existing}")]
     NameInUse {
         /// The address.
         address: String,
@@ -50,7 +50,15 @@ pub enum PullError {
         /// Where the model of that name came from.
         existing: String,
     },
-    /// Mirrors of a repository.
+    /// The name it would get stands for something else.
+    #[error("{address}: `{name}` stands for another model already; give another name")]
+    NameTaken {
+        /// The address.
+        address: String,
+        /// The name.
+        name: String,
+    },
+    /// Mirrors of something that has none.
     #[error("{address}: expected no mirrors of a repository, found {found}")]
     Mirrors {
         /// The repository.
@@ -58,7 +66,13 @@ pub enum PullError {
         /// Number of mirrors.
         found: usize,
     },
-    /// No source has a trusted package.
+    /// A source that has no manifest.
+    #[error("{from}: expected a package, found no {MANIFEST_FILE}")]
+    NoManifest {
+        /// The source.
+        from: String,
+    },
+    /// No source has a package that is to be believed.
     #[error("no source has a package:{}", listed(reasons))]
     NoPackage {
         /// Each source, and why not.
@@ -111,11 +125,30 @@ pub enum PullError {
 
 fn listed(reasons: &[(String, PullError)]) -> String {
     let reasons = reasons.iter();
-    let lines = reasons.map(|(name, error)| format!("\n  {name}: {}", WithSources(error)));
+    let lines = reasons.map(|(name, error)| format!("\n  {name}: {}", without_name(name, error)));
     lines.collect()
 }
 
-/// An error and its causes, in one line.
+/// What is wrong with the source called `name`, for a line that begins with its name.
+fn without_name(name: &str, error: &PullError) -> String {
+    if let PullError::Fetch(FetchError::Failed(Failure::Exhausted { blob, reasons })) = error
+        && let [(source, why)] = &reasons[..]
+        && source == name
+    {
+        return format!("`{blob}`: {why}");
+    }
+    strip_name(name, &WithSources(error).to_string())
+}
+
+/// `text` without the name of the source at its beginning.
+fn strip_name(name: &str, text: &str) -> String {
+    let rest = text
+        .strip_prefix(name)
+        .and_then(|rest| rest.strip_prefix(": "));
+    rest.unwrap_or(text).to_owned()
+}
+
+/// An error and what caused it, in one line.
 struct WithSources<'a>(&'a dyn std::error::Error);
 
 impl fmt::Display for WithSources<'_> {
@@ -131,9 +164,12 @@ impl fmt::Display for WithSources<'_> {
 }
 
 impl PullError {
-    /// True if no source responded, so that the model in the store may do.
+    /// True if nobody answered, or the store can't be written, so that what is in the store already may do.
     pub fn is_unanswered(&self) -> bool {
-        matches!(self, Self::Fetch(_))
+        matches!(
+            self,
+            Self::Fetch(_) | Self::NoManifest { .. } | Self::Store(StoreError::Unwritable { .. })
+        )
     }
 
     /// What is wrong with the signature, if that is why the model is refused.
@@ -190,7 +226,9 @@ impl fmt::Display for Warning {
             Self::Silent { source, fault } => {
                 write!(f, "{source}: {fault}; it is asked again for a while")
             }
-            Self::NotUsed { source, reason } => write!(f, "{source}: not used: {reason}"),
+            Self::NotUsed { source, reason } => {
+                write!(f, "{source}: not used: {}", reason.without_name(source))
+            }
             Self::GivenUp { source, why } => write!(f, "{source}: given up: {why}"),
             Self::NoDigests { from, files } => write!(
                 f,
@@ -214,6 +252,11 @@ pub enum Rejection {
 }
 
 impl Rejection {
+    /// Why, for a message that has the name of the source already.
+    pub(super) fn without_name(&self, source: &str) -> String {
+        strip_name(source, &self.to_string())
+    }
+
     /// What is wrong with the signature, if that is why.
     pub fn signature_error(&self) -> Option<&SignatureError> {
         match self {

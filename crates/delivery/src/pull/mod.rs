@@ -53,7 +53,11 @@ pub struct PullOptions {
     pub mirrors: Vec<String>,
     /// The name in the store; by default, the last part of its address.
     pub name: Option<String>,
-    /// Which model of a Hugging Face repository: a file name, or a part of a GGUF file name.
+    /// Whether it may take the place of a model of that name from elsewhere.
+    pub replace: bool,
+    /// Names that stand for something else than a model in the store.
+    pub taken: Vec<String>,
+    /// Which model of a Hugging Face repository: a file's name, or a part of a GGUF file's.
     pub file: Option<String>,
     /// Parallelism, rate and patience.
     pub limits: Limits,
@@ -114,21 +118,21 @@ pub fn pull(
     trust: &TrustList,
     notify: &Notify<'_>,
 ) -> Result<Pulled, PullError> {
-    // The same wherever it is pulled again from.
-    let first = match address.contains("://") {
-        true => address.to_owned(),
-        false => (fs::canonicalize(address).map_err(folder_error(address))?)
-            .display()
-            .to_string(),
-    };
-    let name = match &options.name {
-        Some(name) => name.clone(),
-        None => name_of(&first)?,
-    };
+    let (first, name) = source_and_name(address, options)?;
+    if options
+        .taken
+        .iter()
+        .any(|taken| taken.eq_ignore_ascii_case(&name))
+    {
+        return Err(PullError::NameTaken {
+            address: first,
+            name,
+        });
+    }
     let before = store.list()?.into_iter().find(|model| model.name == name);
     if let Some(before) = &before
-        && options.name.is_none()
-        && before.entry.source != first
+        && !options.replace
+        && before.entry.source.trim_end_matches('/') != first.trim_end_matches('/')
     {
         return Err(PullError::NameInUse {
             address: first,
@@ -170,7 +174,28 @@ pub fn pull(
     transaction.package(chosen)
 }
 
-/// The manifest and tensor map of the package at `address`.
+/// Where [`pull`] says that a model at `address` comes from, the same from wherever it is pulled again; and
+/// what it calls it.
+///
+/// Errors: [`PullError::Folder`] for a folder that isn't there; [`PullError::NoName`].
+pub fn source_and_name(
+    address: &str,
+    options: &PullOptions,
+) -> Result<(String, String), PullError> {
+    let first = match address.contains("://") {
+        true => address.to_owned(),
+        false => (fs::canonicalize(address).map_err(folder_error(address))?)
+            .display()
+            .to_string(),
+    };
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => name_of(&first)?,
+    };
+    Ok((first, name))
+}
+
+/// The package at `address` as it is described there: its manifest, and where its tensors are.
 ///
 /// Errors: [`PullError`].
 pub fn read_remote_package(
@@ -269,7 +294,7 @@ impl Transaction<'_> {
             }
         }
         self.announce(&entry, &large)?;
-        self.finish(entry, &large, &[&source], 0)
+        self.finish(entry, &large, &[&source], 1, 0)
     }
 
     /// Fetches the package that was chosen.
@@ -277,11 +302,17 @@ impl Transaction<'_> {
         let Chosen {
             offer,
             sources,
+            n_sure,
+            silent,
             rejected,
         } = chosen;
+        for source in silent {
+            let fault = fetch::Fault::Stalled;
+            self.warn(Warning::Silent { source, fault });
+        }
         let mut dropped = Vec::new();
         for (source, reason) in rejected {
-            dropped.push((source.clone(), reason.to_string()));
+            dropped.push((source.clone(), reason.without_name(&source)));
             self.warn(Warning::NotUsed { source, reason });
         }
         let manifest = offer.manifest();
@@ -316,7 +347,7 @@ impl Transaction<'_> {
         self.announce(&entry, contents.files())?;
         // Small files first: they are needed before the shards.
         let files = [contents.beside(), contents.shards()].concat();
-        let mut pulled = self.finish(entry, &files, &sources, copied)?;
+        let mut pulled = self.finish(entry, &files, &sources, n_sure, copied)?;
         pulled.dropped.splice(0..0, dropped);
         Ok(pulled)
     }
@@ -362,21 +393,23 @@ impl Transaction<'_> {
         Ok(bytes)
     }
 
-    /// Fetches `files` and publishes `entry` with them.
+    /// Fetches `files`, rather from the first `n_sure` of `sources`, and publishes `entry` with them.
     fn finish(
         self,
         mut entry: Entry,
         files: &[HashedFile],
         sources: &[&dyn Source],
+        n_sure: usize,
         copied: u64,
     ) -> Result<Pulled, PullError> {
         for file in files {
             entry.files.insert(file.name().to_owned(), file.stored());
         }
         let mut failed = None;
-        let report = fetch::fetch(
+        let report = fetch::fetch_rather(
             files.iter().map(|file| file.blob().clone()).collect(),
             sources,
+            n_sure,
             &self.pull,
             self.limits.clone(),
             &Cancel::new(),

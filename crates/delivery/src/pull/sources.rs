@@ -1,21 +1,27 @@
-//! Which of several sources to trust: each is asked for the manifest, and [`Offer`] judges the responses.
+//! Which of several sources to believe: all are asked for the manifest, and what they answer is judged by
+//! [`Offer`].
 
-use std::thread;
+use std::time::Duration;
 
 use sterna_format::rdrr::MANIFEST_FILE;
 
-use super::{PullError, Rejection, small};
-use crate::fetch::{Cancel, FetchError, Limits, fetch_small_if_any};
-use crate::package::{MAX_FILE_BYTES, Offer, Rejected, check_json, signature_text};
+use super::{PullError, Rejection};
+use crate::fetch::{Cancel, Failure, Fault, FetchError, Limits, Standing, race, read_small};
+use crate::package::{MAX_FILE_BYTES, Offer, PackageError, Rejected, check_json, signature_text};
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::Source;
 
 /// A trusted package, and who has its files.
 pub(super) struct Chosen<'a> {
     pub(super) offer: Offer,
-    /// Sources that may be asked for files: all but those with another manifest.
+    /// Who may be asked for files: everybody but those who have another manifest. First those who have this
+    /// one, then those who didn't answer, and may have shards.
     pub(super) sources: Vec<&'a dyn Source>,
-    /// Dropped sources, and why.
+    /// How many have it.
+    pub(super) n_sure: usize,
+    /// Sources that have said nothing.
+    pub(super) silent: Vec<String>,
+    /// Sources that are not asked again, and why.
     pub(super) rejected: Vec<(String, Rejection)>,
 }
 
@@ -27,46 +33,102 @@ pub(super) struct Judge<'a> {
     pub(super) limits: &'a Limits,
 }
 
-/// The response of one of the other sources.
-struct Answers {
-    manifest: Result<Vec<u8>, FetchError>,
-    signature: Result<Option<String>, PullError>,
+/// What one source has.
+struct Answer {
+    manifest: Vec<u8>,
+    /// The text of its signature, `None` only if it says that there is none.
+    signature: Result<Option<String>, PackageError>,
+    offer: Result<Offer, PullError>,
 }
 
 impl Judge<'_> {
-    /// Asks `sources` in turn for the package, and all after the first that has it whether they have the
-    /// same. Those that don't respond now may still have shards.
+    /// Asks all `sources` at once what the package is, and believes the first of them, in their order, that
+    /// can say it. Those that haven't failed are waited for a while; those that don't answer now may still
+    /// have shards.
     ///
     /// Errors: no source has a trusted manifest.
     pub(super) fn choose<'a>(&self, sources: &[&'a dyn Source]) -> Result<Chosen<'a>, PullError> {
+        let is_enough = |found: &[Standing<Option<Answer>>], now: Duration| {
+            let is_believed = |standing: &Standing<Option<Answer>>| match standing {
+                Standing::Has(Some(answer)) => answer.offer.is_ok(),
+                _ => false,
+            };
+            let is_waited_for = |standing: &_| matches!(standing, Standing::Silent);
+            found.iter().any(is_believed)
+                && (now >= self.limits.grace || !found.iter().any(is_waited_for))
+        };
+        let found = race(
+            sources,
+            self.limits,
+            Duration::ZERO,
+            &Cancel::new(),
+            |source| self.ask(source),
+            is_enough,
+        )?;
+        let mut chosen: Option<Chosen<'a>> = None;
+        let mut failures = Vec::new();
+        let mut doubtful = Vec::new();
         let mut silent = Vec::new();
-        let mut failures: Vec<(String, PullError, bool)> = Vec::new();
-        for (i, source) in sources.iter().enumerate() {
-            let name = source.name().to_owned();
-            let bytes = match small(MANIFEST_FILE, &[*source], self.limits) {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    silent.push(*source);
-                    failures.push((name, error.into(), false));
+        for (source, standing) in sources.iter().zip(found) {
+            let name = || source.name().to_owned();
+            let answer = match standing {
+                Standing::Has(Some(answer)) => answer,
+                Standing::Has(None) => {
+                    doubtful.push(*source);
+                    failures.push((name(), PullError::NoManifest { from: name() }, false));
+                    continue;
+                }
+                Standing::GivenUp(why) => {
+                    doubtful.push(*source);
+                    let error = FetchError::from(Failure::Exhausted {
+                        blob: MANIFEST_FILE.to_owned(),
+                        reasons: vec![(name(), why)],
+                    });
+                    failures.push((name(), error.into(), false));
+                    continue;
+                }
+                Standing::Failing => {
+                    doubtful.push(*source);
+                    continue;
+                }
+                Standing::Silent => {
+                    doubtful.push(*source);
+                    silent.push(name());
                     continue;
                 }
             };
-            match self.believe(*source, bytes) {
-                Ok(offer) => {
-                    let rejected = failures.into_iter().filter(|(.., has_one)| *has_one);
-                    silent.push(*source);
-                    let mut chosen = Chosen {
-                        offer,
-                        sources: silent,
-                        rejected: rejected
-                            .map(|(name, error, _)| (name, Rejection::Failed(error)))
-                            .collect(),
-                    };
-                    self.ask_others(&mut chosen, &sources[i + 1..]);
-                    return Ok(chosen);
+            match (&mut chosen, answer.offer) {
+                (Some(chosen), _) => {
+                    let compared =
+                        (answer.signature.map_err(Rejected::from)).and_then(|signature| {
+                            let offer = &mut chosen.offer;
+                            offer.compare(source.name(), &answer.manifest, signature, self.trust)
+                        });
+                    match compared {
+                        Ok(()) => chosen.sources.push(*source),
+                        Err(why) => chosen.rejected.push((name(), why.into())),
+                    }
                 }
-                Err(error) => failures.push((name, error, true)),
+                (None, Ok(offer)) => {
+                    chosen = Some(Chosen {
+                        offer,
+                        sources: vec![*source],
+                        n_sure: 0,
+                        silent: Vec::new(),
+                        rejected: Vec::new(),
+                    });
+                }
+                (None, Err(error)) => failures.push((name(), error, true)),
             }
+        }
+        if let Some(mut chosen) = chosen {
+            chosen.n_sure = chosen.sources.len();
+            chosen.sources.extend(doubtful);
+            chosen.silent = silent;
+            let lied = failures.into_iter().filter(|(.., has_one)| *has_one);
+            let lied = lied.map(|(name, error, _)| (name, Rejection::Failed(error)));
+            chosen.rejected.splice(0..0, lied);
+            return Ok(chosen);
         }
         let mut reasons: Vec<_> = (failures.into_iter())
             .map(|(name, error, _)| (name, error))
@@ -80,65 +142,53 @@ impl Judge<'_> {
         }
     }
 
-    /// The offer of `source`, with `bytes` as its manifest.
-    fn believe(&self, source: &dyn Source, bytes: Vec<u8>) -> Result<Offer, PullError> {
+    /// What `source` has; `None` if it says that it has no manifest.
+    fn ask(&self, source: &dyn Source) -> Result<Option<Answer>, Fault> {
         let from = source.name();
-        // Before its signature is requested.
-        check_json(from, &bytes)?;
-        let signature = signature(source, self.limits)?;
-        let offer = Offer::read(from, bytes, signature, self.trust, self.must_be_signed)?;
-        Ok(offer)
-    }
-
-    /// Adds those of `others` that don't contradict.
-    fn ask_others<'a>(&self, chosen: &mut Chosen<'a>, others: &[&'a dyn Source]) {
-        // Asked once and in parallel: the wait is no longer than one of them takes.
-        let once = Limits {
-            retries: 0,
-            ..self.limits.clone()
+        let read = |file: &str| {
+            let answer = source.open(file, None)?;
+            read_small(answer, file, MAX_FILE_BYTES as usize, self.limits)
         };
-        let is_signed = chosen.offer.signature().is_some();
-        let ask = |source: &dyn Source| Answers {
-            manifest: small(MANIFEST_FILE, &[source], &once),
-            signature: match is_signed {
-                true => Ok(None),
-                false => signature(source, &once),
-            },
+        let manifest = match read(MANIFEST_FILE) {
+            Ok(bytes) => bytes,
+            Err(Fault::Missing { .. } | Fault::Refused { status: 404 | 410 }) => return Ok(None),
+            Err(fault) => return Err(fault),
         };
-        let answers: Vec<_> = thread::scope(|scope| {
-            let asked: Vec<_> = (others.iter())
-                .map(|source| scope.spawn(|| ask(*source)))
-                .collect();
-            let answers = asked.into_iter().map(|thread| thread.join());
-            answers.map(|a| a.expect("asking doesn't panic")).collect()
-        });
-        for (source, answers) in others.iter().zip(answers) {
-            // No response is no contradiction; it may have shards, and fetching finds out.
-            if let Ok(bytes) = answers.manifest {
-                let signature = answers.signature.unwrap_or_default();
-                let compared = (chosen.offer).compare(source.name(), &bytes, signature, self.trust);
-                if let Err(rejected) = compared {
-                    chosen.reject(*source, rejected);
-                    continue;
-                }
-            }
-            chosen.sources.push(*source);
+        // Before its signature is asked for.
+        if let Err(error) = check_json(from, &manifest) {
+            return Ok(Some(Answer {
+                manifest,
+                signature: Ok(None),
+                offer: Err(error.into()),
+            }));
         }
+        // Hosts of files differ in how they say that there is none.
+        let signature = match read(SIGNATURE_FILE) {
+            Ok(bytes) => signature_text(from, bytes).map(Some),
+            Err(
+                Fault::Missing { .. }
+                | Fault::Refused {
+                    status: 403 | 404 | 410,
+                }
+                | Fault::NotData { .. },
+            ) => Ok(None),
+            Err(fault) => return Err(fault),
+        };
+        let offer = match &signature {
+            Ok(text) => {
+                let (bytes, text) = (manifest.clone(), text.clone());
+                Offer::read(from, bytes, text, self.trust, self.must_be_signed)
+                    .map_err(PullError::from)
+            }
+            Err(_) => Err(PackageError::SignatureNotText {
+                from: from.to_owned(),
+            }
+            .into()),
+        };
+        Ok(Some(Answer {
+            manifest,
+            signature,
+            offer,
+        }))
     }
-}
-
-impl Chosen<'_> {
-    fn reject(&mut self, source: &dyn Source, why: Rejected) {
-        self.rejected.push((source.name().to_owned(), why.into()));
-    }
-}
-
-/// The signature that a source has; `None` only if it says that there is none.
-fn signature(source: &dyn Source, limits: &Limits) -> Result<Option<String>, PullError> {
-    let max = MAX_FILE_BYTES as usize;
-    let bytes = fetch_small_if_any(SIGNATURE_FILE, max, source, limits, &Cancel::new());
-    Ok(match bytes? {
-        Some(bytes) => Some(signature_text(source.name(), bytes)?),
-        None => None,
-    })
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Event, Notify, Warning};
 use crate::fetch::Fault;
@@ -11,6 +12,8 @@ use crate::source::{Answer, Source};
 pub(super) struct WarnOnce<'a, S> {
     source: S,
     once: Once,
+    /// A request that was interrupted says nothing of the source.
+    n_interrupts: AtomicU64,
     notify: &'a Notify<'a>,
 }
 
@@ -19,6 +22,7 @@ impl<'a, S: Source> WarnOnce<'a, S> {
         Self {
             source,
             once: Once::new(),
+            n_interrupts: AtomicU64::new(0),
             notify,
         }
     }
@@ -30,21 +34,26 @@ impl<S: Source> Source for WarnOnce<'_, S> {
     }
 
     fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
+        let before = self.n_interrupts.load(Ordering::SeqCst);
         let answer = self.source.open(name, range);
-        if let Err(fault @ (Fault::Unreachable { .. } | Fault::Stalled | Fault::Busy { .. })) =
-            &answer
+        let failed = match &answer {
+            Ok(answer) => answer.head.check_kind(name).err(),
+            Err(fault) => Some(fault.clone()),
+        };
+        if let Some(fault @ (Fault::Unreachable { .. } | Fault::Stalled | Fault::Busy { .. })) =
+            failed
+            && before == self.n_interrupts.load(Ordering::SeqCst)
         {
             self.once.call_once(|| {
-                (self.notify)(Event::Warning(Warning::Silent {
-                    source: self.name().to_owned(),
-                    fault: fault.clone(),
-                }));
+                let source = self.name().to_owned();
+                (self.notify)(Event::Warning(Warning::Silent { source, fault }));
             });
         }
         answer
     }
 
     fn interrupt(&self) {
+        self.n_interrupts.fetch_add(1, Ordering::SeqCst);
         self.source.interrupt();
     }
 }

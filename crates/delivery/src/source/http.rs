@@ -30,12 +30,12 @@ pub struct HttpOptions {
 }
 
 impl Default for HttpOptions {
-    /// No token, a read timeout of half a minute, fifteen seconds to connect, the environment's proxy.
+    /// No token, half a minute of silence, ten seconds to connect, the environment's proxy.
     fn default() -> Self {
         Self {
             token: None,
             silence: Duration::from_secs(30),
-            connect: Duration::from_secs(15),
+            connect: Duration::from_secs(10),
             proxy_from_env: true,
         }
     }

@@ -203,7 +203,8 @@ impl Hub {
             encoded(&repository.id)
         ))?;
         let (json, _) = fetch_from(&[&source], &repository.id, limits, cancel, |source| {
-            read_small(source.get(url.clone(), None)?, "listing.json", MAX_LISTING)
+            let answer = source.get(url.clone(), None)?;
+            read_small(answer, "listing.json", MAX_LISTING, limits)
         })
         .map_err(|source| RepositoryError::Fetch { id: id(), source })?;
         let model: Model = serde_json::from_slice(&json)

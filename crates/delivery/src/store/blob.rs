@@ -1,13 +1,17 @@
 //! Blobs, and the paths of a store.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    path::{Path, PathBuf},
+};
 
 use crate::hash::{Algorithm, Digest, digest_of};
 
 use super::{
     StoreError, disk,
     incoming::{self, Trust},
-    name,
+    name, pull,
 };
 
 /// A run of bytes, identified by its digest.
@@ -87,6 +91,32 @@ impl Layout {
         self.models().join(name::key(name))
     }
 
+    /// The folders that a model may lie in, and the keys of their names. Others are none of ours.
+    pub(super) fn model_folders(&self) -> Result<Vec<(String, PathBuf)>, StoreError> {
+        let keys = disk::names_in(&self.models())?.into_iter();
+        Ok(keys
+            .filter(|name| name::is_key(name))
+            .map(|key| (key.clone(), self.models().join(key)))
+            .filter(|(_, folder)| folder.is_dir())
+            .collect())
+    }
+
+    /// Models that are being fetched or were, by the keys of their names. Other files are none of ours.
+    pub(super) fn fetches(&self) -> Result<BTreeSet<String>, StoreError> {
+        let has_claims = |key: &str| self.fetching(key).join(pull::CLAIMS).exists();
+        let is_ours = |name: &str| match name.strip_prefix('.') {
+            Some(key) if name::is_key(key) => {
+                // Nothing is ever written to a lock.
+                let size = disk::file_size(&self.fetching_lock(key));
+                (has_claims(key) || matches!(size, Ok(Some(0)))).then(|| key.to_owned())
+            }
+            None if name::is_key(name) && has_claims(name) => Some(name.to_owned()),
+            _ => None,
+        };
+        let names = disk::names_in(&self.partial())?;
+        Ok(names.iter().filter_map(|name| is_ours(name)).collect())
+    }
+
     pub(super) fn partial(&self) -> PathBuf {
         self.root.join("partial")
     }
@@ -132,16 +162,30 @@ impl Layout {
         Ok(size == Some(blob.size))
     }
 
-    /// Moves the damaged file of a blob aside.
+    /// Takes the damaged file of a blob out of sight, unless this user can't.
     fn put_aside(&self, blob: &Blob) -> Result<(), StoreError> {
         let path = &self.blob(&blob.digest);
+        match self.move_aside(blob, path) {
+            Err(StoreError::Io { source, .. })
+                if disk::is_unwritable(&source)
+                    // Another process has done it.
+                    || source.kind() == std::io::ErrorKind::NotFound =>
+            {
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn move_aside(&self, blob: &Blob, path: &Path) -> Result<(), StoreError> {
+        let failed = || StoreError::io("put aside the damaged", path);
+        if path.is_dir() {
+            return disk::clear_way(path).map_err(failed());
+        }
         let folder = self.damaged();
         disk::create_folder(&folder)?;
         let to = folder.join(format!("{}-{}", blob.digest.algorithm(), blob.digest));
-        match fs::rename(path, &to) {
-            // Another process has done it.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            result => result.map_err(StoreError::io("put aside the damaged", path)),
-        }
+        disk::clear_way(&to).map_err(failed())?;
+        fs::rename(path, &to).map_err(failed())
     }
 }

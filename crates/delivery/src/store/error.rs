@@ -52,7 +52,15 @@ pub enum StoreError {
         /// The model.
         name: String,
     },
-    /// An invalid index file.
+    /// The store can't be written by this user. It can be read.
+    #[error("the store at {} can be read but not written", root.display())]
+    Unwritable {
+        /// Where the store is.
+        root: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// An index file that holds something else than it should.
     #[error("{}: {problem}", path.display())]
     Index {
         /// The file.
@@ -60,8 +68,19 @@ pub enum StoreError {
         /// What is wrong, and where.
         problem: String,
     },
-    /// A file of a model that is missing, or was found damaged and set aside. Fetching the model again
-    /// repairs it.
+    /// Nothing says reliably which files belong to a model: what names its revision, or the revision, is
+    /// missing or has changed. Fetching the model again repairs it; it can be removed, too.
+    #[error("model {name:?}: its index is damaged")]
+    DamagedIndex {
+        /// The model.
+        name: String,
+        /// Where it came from, if that can be told.
+        origin: Option<String>,
+        /// What is wrong, and where.
+        source: Box<StoreError>,
+    },
+    /// A file of a model that is not there, or was found damaged and put aside. Fetching the model
+    /// again repairs it.
     #[error("model {name:?}, file {file:?}: {problem}; fetch the model again to repair it")]
     Damaged {
         /// The model.

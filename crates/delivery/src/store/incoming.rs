@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    hash::{Expected, Mismatch, Verifier},
+    hash::{Digest, Expected, Mismatch, Verifier},
     positioned,
 };
 
@@ -50,7 +50,36 @@ impl Incoming {
         folder.join(format!("{}-{digest}-{}", digest.algorithm(), blob.size))
     }
 
-    /// True if bytes of `blob` have been collected in `folder`.
+    /// Bytes of `blob` that have arrived in `folder`, by the journal. Nothing is created to find out.
+    pub(super) fn arrived(folder: &Path, blob: &Blob) -> Result<u64, StoreError> {
+        let path = Self::path(folder, blob);
+        let Some(len) = disk::file_size(&path)? else {
+            return Ok(0);
+        };
+        let journal = path.with_extension("have");
+        let Some(0..=MAX_JOURNAL) = disk::file_size(&journal)? else {
+            return Ok(0);
+        };
+        let file = File::open(&journal).map_err(StoreError::io("open", &journal))?;
+        let (mut extents, _) = read_journal(&disk::read_bounded(&file, &journal, MAX_JOURNAL)?);
+        extents.remove(&(len.min(blob.size)..u64::MAX));
+        Ok(extents.len())
+    }
+
+    /// True if a file in the folder of a fetch has a name that one of these gives it.
+    pub(super) fn is_name(name: &str) -> bool {
+        let name = name.strip_suffix(".have").unwrap_or(name);
+        let mut parts = name.splitn(3, '-');
+        let (Some(algorithm), Some(hex), Some(size)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return false;
+        };
+        let digest =
+            (algorithm.parse().ok()).and_then(|algorithm| Digest::from_hex(algorithm, hex).ok());
+        digest.is_some() && size.parse::<u64>().is_ok()
+    }
+
+    /// True if bytes of `blob` have been gathered in `folder`.
     pub(super) fn exists(folder: &Path, blob: &Blob) -> Result<bool, StoreError> {
         Ok(disk::file_size(&Self::path(folder, blob))?.is_some())
     }
@@ -59,6 +88,7 @@ impl Incoming {
     pub(super) fn open(folder: &Path, blob: Blob) -> Result<Self, StoreError> {
         let path = Self::path(folder, &blob);
         let open = |path: &Path| {
+            disk::clear_way(path).map_err(StoreError::io("take away the folder", path))?;
             (File::options()
                 .create(true)
                 .truncate(false)
@@ -83,27 +113,14 @@ impl Incoming {
                 Vec::new()
             }
         };
-        let mut extents = Extents::default();
-        // A truncated record is ignored, and overwritten.
-        let records = records.as_chunks::<RECORD>().0;
-        for record in records {
-            let (offset, n) = record.split_at(8);
-            let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-            let (offset, n) = (number(offset), number(n));
-            match (offset.checked_add(n & !FORGET), n & FORGET) {
-                (Some(end), FORGET) => extents.remove(&(offset..end)),
-                (Some(end), _) => extents.insert(offset..end),
-                // Not one of our records.
-                (None, _) => {}
-            }
-        }
+        let (extents, journal_len) = read_journal(&records);
         let mut incoming = Self {
             blob,
             path,
             file: Arc::new(file),
             journal_path,
             journal,
-            journal_len: (records.len() * RECORD) as u64,
+            journal_len,
             extents,
             unwritten: Extents::default(),
         };
@@ -226,6 +243,7 @@ impl Incoming {
 
     /// Moves the verified and durable bytes to `to`, their final name.
     pub(super) fn finish(self, to: &Path) -> Result<(), StoreError> {
+        disk::clear_way(to).map_err(StoreError::io("take away the folder", to))?;
         let (path, journal_path) = self.close();
         disk::rename(&path, to)?;
         disk::delete(&journal_path).map(|_| ())
@@ -247,6 +265,25 @@ impl Incoming {
     pub(super) fn pause(&mut self) -> Result<(), StoreError> {
         self.flush_journal()
     }
+}
+
+/// What a journal says is there, and the bytes of its whole records.
+fn read_journal(bytes: &[u8]) -> (Extents, u64) {
+    let mut extents = Extents::default();
+    // A record that was cut short says nothing, and is written over.
+    let records = bytes.as_chunks::<RECORD>().0;
+    for record in records {
+        let (offset, n) = record.split_at(8);
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+        let (offset, n) = (number(offset), number(n));
+        match (offset.checked_add(n & !FORGET), n & FORGET) {
+            (Some(end), FORGET) => extents.remove(&(offset..end)),
+            (Some(end), _) => extents.insert(offset..end),
+            // No record of ours.
+            (None, _) => {}
+        }
+    }
+    (extents, (records.len() * RECORD) as u64)
 }
 
 fn record(offset: u64, len: u64) -> [u8; RECORD] {

@@ -55,14 +55,19 @@ mod sink;
 mod sweep;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     path::{Path, PathBuf},
 };
 
 use crate::hash::{Digest, Expected};
 
-use self::{blob::Layout, disk::Lock, incoming::Trust, revision::Revision};
+use self::{
+    blob::Layout,
+    disk::Lock,
+    incoming::{Incoming, Trust},
+    revision::Revision,
+};
 
 pub use self::{
     blob::{Blob, Piece},
@@ -100,6 +105,9 @@ pub struct Listed {
     pub own_bytes: u64,
     /// Bytes that other models also have.
     pub shared_bytes: u64,
+    /// What is wrong with it, as far as its index and the sizes of its files show. Of a damaged index, `entry`
+    /// is the last revision that can be read.
+    pub damage: Option<String>,
 }
 
 /// A file of a model that has changed since it was verified.
@@ -123,7 +131,7 @@ pub enum Interrupted {
 }
 
 /// What [`Store::gc`] deleted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Blobs that no model, reader or pull needed, and damaged ones.
     pub n_blobs: usize,
@@ -131,6 +139,11 @@ pub struct Swept {
     pub bytes: u64,
     /// Files that the system keeps because they are in use (Windows only); to be deleted another time.
     pub n_in_use: usize,
+    /// Models, in small letters, whose index is so damaged that their files can't be told. While there are
+    /// any, no blob is deleted that could be theirs.
+    pub damaged: Vec<String>,
+    /// Files and folders that nothing here made, seen from the root. They are left alone.
+    pub unknown: Vec<PathBuf>,
 }
 
 /// A snapshot of where groups of bytes are in the store.
@@ -138,11 +151,16 @@ pub struct Swept {
 pub struct Groups(HashMap<Digest, Vec<Piece>>);
 
 impl Store {
-    /// Opens the store in the folder `root`, which is created if need be.
+    /// Opens the store in the folder `root`, which is created if need be. One that this user can't write to
+    /// can be read: then what would write fails with [`StoreError::Unwritable`].
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let layout = Layout { root: root.into() };
         for folder in [layout.blobs(), layout.models(), layout.partial()] {
-            disk::create_folder(&folder)?;
+            match disk::create_folder(&folder) {
+                Err(StoreError::Io { source, .. })
+                    if disk::is_unwritable(&source) && layout.root.is_dir() => {}
+                result => result?,
+            }
         }
         // Fails at once if the file system has no locks.
         disk::lock_shared(&layout.lock())?;
@@ -162,9 +180,9 @@ impl Store {
         loop {
             match self.try_pull(name) {
                 Err(StoreError::Busy { .. }) => {
-                    // Waited for without the store's lock, so it may be the lock of a file that was deleted
-                    // meanwhile. Then it is released, and everything is retried.
-                    drop(disk::lock(&self.layout.fetching_lock(name))?);
+                    // Waited for without the store's lock, so what is got may be the lock of a file that
+                    // was deleted meanwhile. It is let go, and all begins anew.
+                    drop(self.writing(disk::lock(&self.layout.fetching_lock(name)))?);
                 }
                 result => return result,
             }
@@ -174,21 +192,38 @@ impl Store {
     /// As [`pull`](Self::pull), but fails with [`StoreError::Busy`] instead of waiting.
     pub fn try_pull(&self, name: &str) -> Result<Pull, StoreError> {
         name::check_model(name)?;
+        self.writing(self.begin(name))
+    }
+
+    /// The same error as one of a store that can't be written, if that is why.
+    fn writing<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        match result {
+            Err(StoreError::Io { source, .. }) if disk::is_unwritable(&source) => {
+                Err(StoreError::Unwritable {
+                    root: self.layout.root.clone(),
+                    source,
+                })
+            }
+            result => result,
+        }
+    }
+
+    fn begin(&self, name: &str) -> Result<Pull, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
         let lock = disk::try_lock(&self.layout.fetching_lock(name))?;
         let lock = lock.ok_or_else(|| StoreError::Busy {
             name: name.to_owned(),
         })?;
         match self.spelt_like(name) {
-            Ok(Some((_, existing, _))) if existing != name => {
+            Ok(Some(existing)) if existing.name != name => {
                 return Err(StoreError::NameTaken {
                     kind: "model",
                     name: name.to_owned(),
-                    existing,
+                    existing: existing.name,
                 });
             }
-            // An unreadable entry is replaced when this pull is published.
-            Ok(_) | Err(StoreError::Index { .. }) => {}
+            // What can't be read is replaced when this pull is published.
+            Ok(_) | Err(StoreError::DamagedIndex { .. }) => {}
             Err(error) => return Err(error),
         }
         Pull::begin(self.layout.clone(), name, lock)
@@ -199,8 +234,8 @@ impl Store {
     /// Its files exist, have the right sizes, and were not written to since they were verified, as far as
     /// their dates show; one that was is hashed again. [`verify`](Self::verify) hashes all.
     ///
-    /// Errors: [`StoreError::NoSuchModel`]; [`StoreError::Damaged`] if a file has changed, which is then set
-    /// aside.
+    /// Errors: [`StoreError::NoSuchModel`]; [`StoreError::Damaged`] if a file has changed, which is then put
+    /// aside; [`StoreError::DamagedIndex`].
     pub fn model(&self, name: &str) -> Result<Model, StoreError> {
         let (entry, lock) = self.hold(name)?;
         let mut paths = BTreeMap::new();
@@ -260,21 +295,34 @@ impl Store {
     /// The entry of the model `name`, and what keeps its files from being deleted.
     fn hold(&self, name: &str) -> Result<(Entry, Lock), StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
-        let (revision, entry) = self.current(name)?;
-        Ok((entry, revision.hold()?))
+        self.current(name)?.hold()
     }
 
-    /// All models, by name.
+    /// All models of which it is known what belongs to them, by name. Damaged ones say so.
     pub fn list(&self) -> Result<Vec<Listed>, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
-        let models = self.entries()?;
+        let mut models = Vec::new();
+        for (_, folder) in self.layout.model_folders()? {
+            match revision::current(&folder) {
+                Ok(None) => {}
+                Ok(Some(current)) => {
+                    let damage = self.damage_of(&current.entry)?;
+                    models.push((current.name, current.entry, damage));
+                }
+                Err(problem) => {
+                    let saved = revision::salvage(&folder);
+                    let damage = Some(with_cause(&problem));
+                    models.extend(saved.map(|saved| (saved.name, saved.entry, damage)));
+                }
+            }
+        }
         let mut users: HashMap<Digest, usize> = HashMap::new();
-        for (_, entry) in &models {
+        for (_, entry, _) in &models {
             for digest in digests(entry).into_keys() {
                 *users.entry(digest).or_default() += 1;
             }
         }
-        let listed = models.into_iter().map(|(name, entry)| {
+        let listed = models.into_iter().map(|(name, entry, damage)| {
             let (mut own_bytes, mut shared_bytes) = (0_u64, 0_u64);
             for (digest, size) in digests(&entry) {
                 let sum = if users[&digest] == 1 {
@@ -289,30 +337,70 @@ impl Store {
                 entry,
                 own_bytes,
                 shared_bytes,
+                damage,
             }
         });
         Ok(listed.collect())
     }
 
-    /// Interrupted pulls that left bytes that a later one could resume: lower-case names, and bytes. Those in
-    /// progress are not among them.
+    /// What is wrong with the files of `entry`, as far as their sizes show.
+    fn damage_of(&self, entry: &Entry) -> Result<Option<String>, StoreError> {
+        for (file, blob) in &entry.files {
+            match disk::file_size(&self.layout.blob(&blob.digest))? {
+                Some(size) if size == blob.size => {}
+                Some(size) => {
+                    let expected = blob.size;
+                    return Ok(Some(format!(
+                        "{file}: expected {expected} bytes, found {size}"
+                    )));
+                }
+                None => return Ok(Some(format!("{file}: is missing"))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Models so damaged that [`list`](Self::list) can't say what belongs to them: names, in small letters,
+    /// and what is wrong. They can be pulled again, from where they came, and removed.
+    pub fn unreadable(&self) -> Result<Vec<(String, String)>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let folders = self.layout.model_folders()?.into_iter();
+        let damaged = folders.filter_map(|(key, folder)| {
+            let problem = revision::current(&folder).err()?;
+            let is_saved = revision::salvage(&folder).is_some();
+            (!is_saved).then(|| (key, with_cause(&problem)))
+        });
+        Ok(damaged.collect())
+    }
+
+    /// Pulls that were interrupted and left bytes that a later one could go on with: names, in small letters,
+    /// and bytes that have arrived, in whole files too. Those that somebody is at now are not among them.
     pub fn interrupted(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
+        let models = self.entries()?;
+        let used: BTreeSet<&Digest> = (models.iter())
+            .flat_map(|entry| entry.files.values().map(|blob| &blob.digest))
+            .collect();
         let mut found = Vec::new();
-        for name in disk::names_in(&self.layout.partial())? {
-            let Some(name) = name.strip_prefix('.') else {
-                continue;
-            };
-            if disk::try_lock(&self.layout.fetching_lock(name))?.is_none() {
+        for key in self.layout.fetches()? {
+            if disk::is_held(&self.layout.fetching_lock(&key))? {
                 continue;
             }
-            let folder = self.layout.fetching(name);
-            let mut n_bytes = 0;
-            for file in disk::names_in(&folder)? {
-                n_bytes += disk::file_size(&folder.join(file))?.unwrap_or(0);
+            let folder = self.layout.fetching(&key);
+            let claims: BTreeSet<_> = (pull::read_claims(&folder).unwrap_or_default())
+                .into_iter()
+                .collect();
+            let mut n_bytes = 0_u64;
+            for blob in &claims {
+                let n = match self.layout.has(blob)? {
+                    true if used.contains(&blob.digest) => 0,
+                    true => blob.size,
+                    false => Incoming::arrived(&folder, blob)?,
+                };
+                n_bytes = n_bytes.saturating_add(n);
             }
             if n_bytes > 0 {
-                found.push((name.to_owned(), n_bytes));
+                found.push((key, n_bytes));
             }
         }
         Ok(found)
@@ -322,7 +410,7 @@ impl Store {
     pub fn groups(&self) -> Result<Groups, StoreError> {
         let _shared = disk::lock_shared(&self.layout.lock())?;
         let models = self.entries()?.into_iter();
-        let groups = models.flat_map(|(_, entry)| entry.groups);
+        let groups = models.flat_map(|entry| entry.groups);
         Ok(Groups(
             groups.map(|group| (group.digest, group.pieces)).collect(),
         ))
@@ -332,29 +420,30 @@ impl Store {
     ///
     /// Readers of the model keep its files, which the next [`gc`](Self::gc) deletes.
     pub fn remove(&self, name: &str) -> Result<Swept, StoreError> {
-        let _alone = disk::lock(&self.layout.lock())?;
+        let _alone = self.writing(disk::lock(&self.layout.lock()))?;
         match self.current(name) {
-            // An unreadable model can be removed.
-            Ok(_) | Err(StoreError::Index { .. }) => {}
+            // What can't be read can be removed.
+            Ok(_) | Err(StoreError::DamagedIndex { .. }) => {}
             Err(error) => return Err(error),
         }
-        revision::unpublish(&self.layout.model(name))?;
+        self.writing(revision::unpublish(&self.layout.model(name)))?;
         sweep::sweep(&self.layout, Interrupted::Keep)
     }
 
     /// Deletes what no model, reader or pull needs. Waits until no process is looking something up or
     /// publishing, which takes moments; pulls and readers go on meanwhile.
     ///
-    /// Errors: an index file that can't be read stops it before anything is deleted.
+    /// What a damaged model may still need stays, and so does what nothing here made: [`Swept`] names both.
     pub fn gc(&self, interrupted: Interrupted) -> Result<Swept, StoreError> {
-        let _alone = disk::lock(&self.layout.lock())?;
+        let _alone = self.writing(disk::lock(&self.layout.lock()))?;
         sweep::sweep(&self.layout, interrupted)
     }
 
-    /// The current revision of the model `name`, case-sensitive on every system.
-    fn current(&self, name: &str) -> Result<(Revision, Entry), StoreError> {
+    /// The current revision of the model `name`, spelt exactly so: on every system, names differ if their
+    /// case does.
+    fn current(&self, name: &str) -> Result<Revision, StoreError> {
         match self.spelt_like(name)? {
-            Some((revision, spelt, entry)) if spelt == name => Ok((revision, entry)),
+            Some(revision) if revision.name == name => Ok(revision),
             _ => Err(StoreError::NoSuchModel {
                 name: name.to_owned(),
                 root: self.layout.root.clone(),
@@ -362,24 +451,33 @@ impl Store {
         }
     }
 
-    /// The current revision of the model whose name is `name` ignoring case, with its name and entry.
-    fn spelt_like(&self, name: &str) -> Result<Option<(Revision, String, Entry)>, StoreError> {
+    /// The current revision of the model whose name is `name` but for the case of letters.
+    fn spelt_like(&self, name: &str) -> Result<Option<Revision>, StoreError> {
         name::check_model(name)?;
-        let Some(revision) = revision::current(&self.layout.model(name))? else {
+        let folder = self.layout.model(name);
+        if !folder.is_dir() {
             return Ok(None);
-        };
-        let (spelt, entry) = revision.read()?;
-        Ok(Some((revision, spelt, entry)))
+        }
+        revision::current(&folder).map_err(|problem| StoreError::DamagedIndex {
+            name: name.to_owned(),
+            origin: revision::salvage(&folder).map(|saved| saved.entry.source),
+            source: Box::new(problem),
+        })
     }
 
-    fn entries(&self) -> Result<Vec<(String, Entry)>, StoreError> {
-        let mut entries = Vec::new();
-        for model in disk::names_in(&self.layout.models())? {
-            if let Some(revision) = revision::current(&self.layout.models().join(model))? {
-                entries.push(revision.read()?);
-            }
-        }
-        Ok(entries)
+    /// The entries of all models whose index is in order.
+    fn entries(&self) -> Result<Vec<Entry>, StoreError> {
+        let folders = self.layout.model_folders()?.into_iter();
+        let current = folders.filter_map(|(_, folder)| revision::current(&folder).ok()?);
+        Ok(current.map(|revision| revision.entry).collect())
+    }
+}
+
+/// An error and what caused it, in one line.
+fn with_cause(error: &StoreError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }
 

@@ -36,6 +36,11 @@ pub(super) fn key(name: &str) -> String {
     name.to_ascii_lowercase()
 }
 
+/// True if `text` is the [`key`] of a model's name.
+pub(super) fn is_key(text: &str) -> bool {
+    check_model(text).is_ok() && key(text) == text
+}
+
 fn refuse(kind: &'static str, name: &str, problem: Option<&'static str>) -> Result<(), StoreError> {
     problem.map_or(Ok(()), |problem| {
         Err(StoreError::Name {

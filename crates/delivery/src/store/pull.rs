@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::File,
+    fs::{self, File},
     io::{self, Write},
     iter,
     ops::Range,
@@ -59,10 +59,15 @@ impl Pull {
     pub(super) fn begin(layout: Layout, name: &str, lock: Lock) -> Result<Self, StoreError> {
         let folder = layout.fetching(name);
         disk::create_folder(&folder)?;
-        // What an interrupted pull fetched is still needed. Truncated by a crash, this lists too little, and
-        // what is deleted then is fetched again.
-        let blobs: HashSet<_> = read_claims(&folder)?.into_iter().collect();
+        // What an interrupted pull brought is still needed. Cut short by a crash, this says too little, and
+        // what is swept then is fetched again.
         let path = folder.join(CLAIMS);
+        disk::clear_way(&path).map_err(StoreError::io("take away the folder", &path))?;
+        let blobs: HashSet<_> = match read_claims(&folder) {
+            // Damaged: too large to be ours.
+            Err(StoreError::Index { .. }) => HashSet::new(),
+            claims => claims?.into_iter().collect(),
+        };
         let mut file = File::create(&path).map_err(StoreError::io("create", &path))?;
         let text: String = blobs.iter().map(claim_line).collect();
         (file.write_all(text.as_bytes())).map_err(StoreError::io("write", &path))?;
@@ -268,8 +273,13 @@ impl Pull {
         revision::publish(&self.layout, &self.name, &self.folder, &bytes)?;
         // What is published needs no claims, and unused parts of the rest are not needed.
         lock(&self.arriving).clear();
-        // The model is published, whatever happens to this folder; the next pull or sweep deletes it.
-        let _ = disk::delete_folder(&self.folder);
+        // The model is published, whatever becomes of this folder; the next pull or sweep deletes it.
+        for name in disk::names_in(&self.folder).unwrap_or_default() {
+            if is_ours(&name) {
+                let _ = disk::delete(&self.folder.join(name));
+            }
+        }
+        let _ = fs::remove_dir(&self.folder);
         Ok(())
     }
 
@@ -368,7 +378,12 @@ impl Drop for Pull {
     }
 }
 
-/// The blobs that the pull in `folder` said it needs. A line truncated by a crash is ignored.
+/// True if a pull gives this name to a file in its folder.
+pub(super) fn is_ours(name: &str) -> bool {
+    name == CLAIMS || revision::SCRATCH.contains(&name) || Incoming::is_name(name)
+}
+
+/// The blobs that the pull in `folder` said it needs. A line cut short by a crash says nothing.
 pub(super) fn read_claims(folder: &Path) -> Result<Vec<Blob>, StoreError> {
     let path = folder.join(CLAIMS);
     let file = match File::open(&path) {

@@ -9,62 +9,73 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::hash::{Algorithm, Digest, digest_of};
+use crate::hash::{Algorithm, Digest, Expected, digest_of};
 
-use super::{Entry, StoreError, blob::Layout, disk, disk::Lock, index};
+use super::{Entry, StoreError, blob::Layout, disk, disk::Lock, index, name};
 
-/// The file that says which revision is current.
-const MARK: &str = "current";
-/// Maximum size of that file.
+/// The file that says which revision counts.
+pub(super) const MARK: &str = "current";
+/// Longest mark that is read.
 const MAX_MARK_BYTES: u64 = 256;
 
-/// The index file of a revision, open.
+/// A revision that was read, its index file open.
 pub(super) struct Revision {
     pub(super) path: PathBuf,
     file: File,
+    /// The model's name.
+    pub(super) name: String,
+    pub(super) entry: Entry,
 }
 
 impl Revision {
-    fn open(path: PathBuf) -> Result<Self, StoreError> {
+    /// Reads the index file at `path`, and checks that it is the one of that name.
+    pub(super) fn read(path: PathBuf) -> Result<Self, StoreError> {
         let file = File::open(&path).map_err(StoreError::io("open", &path))?;
-        Ok(Self { path, file })
+        let bytes = disk::read_bounded(&file, &path, index::MAX_INDEX_BYTES)?;
+        let wrong = |problem| StoreError::Index {
+            path: path.clone(),
+            problem,
+        };
+        if let Some(digest) = digest_in(&path) {
+            let verified = Expected::Digest(digest).verify(&bytes);
+            verified.map_err(|mismatch| wrong(mismatch.to_string()))?;
+        }
+        let (name, entry) = Entry::parse(&bytes, &path)?;
+        let folder = path.parent().and_then(Path::file_name);
+        if folder.is_none_or(|folder| folder != name::key(&name).as_str()) {
+            return Err(wrong(format!("is of the model {name:?}")));
+        }
+        Ok(Self {
+            path,
+            file,
+            name,
+            entry,
+        })
     }
 
-    /// The model's name and entry.
-    pub(super) fn read(&self) -> Result<(String, Entry), StoreError> {
-        let bytes = disk::read_bounded(&self.file, &self.path, index::MAX_INDEX_BYTES)?;
-        Entry::parse(&bytes, &self.path)
-    }
-
-    /// Keeps a sweep from deleting the revision and its blobs.
-    pub(super) fn hold(self) -> Result<Lock, StoreError> {
-        disk::share_file(self.file, &self.path)
-    }
-
-    /// True if it isn't locked. A lock taken to find out is released at once.
-    pub(super) fn is_free(&self) -> Result<bool, StoreError> {
-        let file = File::open(&self.path).map_err(StoreError::io("open", &self.path))?;
-        Ok(disk::try_lock_file(file, &self.path)?.is_some())
+    /// Keeps a sweep from deleting the revision and what it names.
+    pub(super) fn hold(self) -> Result<(Entry, Lock), StoreError> {
+        Ok((self.entry, disk::share_file(self.file, &self.path)?))
     }
 }
 
-/// The current revision in `folder`. To be called with the store's lock held.
+/// The digest that an index file is named by.
+fn digest_in(path: &Path) -> Option<Digest> {
+    let hex = path.file_name()?.to_str()?.strip_suffix(".json")?;
+    let digest = Digest::from_hex(Algorithm::Sha256, hex).ok()?;
+    (digest.to_string() == hex).then_some(digest)
+}
+
+/// The revision in `folder` that counts; `None` if there is no such model. To be called with the store's lock
+/// held.
+///
+/// Errors: what should say it doesn't, or the revision isn't whole.
 pub(super) fn current(folder: &Path) -> Result<Option<Revision>, StoreError> {
-    let path = folder.join(MARK);
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(StoreError::io("open", &path)(e)),
+    let Some(revision) = mark(folder)? else {
+        return Ok(None);
     };
-    let mark = disk::read_bounded(&file, &path, MAX_MARK_BYTES)?;
-    let revision = (std::str::from_utf8(&mark).ok())
-        .and_then(|text| Digest::from_hex(Algorithm::Sha256, text.trim_end()).ok())
-        .ok_or_else(|| StoreError::Index {
-            path: path.clone(),
-            problem: "expected the 64 digits of a revision".to_owned(),
-        })?;
     let path = folder.join(format!("{revision}.json"));
-    match Revision::open(path.clone()) {
+    match Revision::read(path.clone()) {
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             let problem = "is missing".to_owned();
             Err(StoreError::Index { path, problem })
@@ -73,13 +84,48 @@ pub(super) fn current(folder: &Path) -> Result<Option<Revision>, StoreError> {
     }
 }
 
-/// All revisions in `folder`, including the current one.
-pub(super) fn all(folder: &Path) -> Result<Vec<Revision>, StoreError> {
-    let names = disk::names_in(folder)?.into_iter();
-    names
-        .filter(|name| name.ends_with(".json"))
-        .map(|name| Revision::open(folder.join(name)))
-        .collect()
+/// Which revision in `folder` counts, as far as its mark says.
+pub(super) fn mark(folder: &Path) -> Result<Option<Digest>, StoreError> {
+    let path = folder.join(MARK);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(StoreError::io("open", &path)(e)),
+    };
+    let mark = disk::read_bounded(&file, &path, MAX_MARK_BYTES)?;
+    (std::str::from_utf8(&mark).ok())
+        .and_then(|text| Digest::from_hex(Algorithm::Sha256, text.trim_end()).ok())
+        .map(Some)
+        .ok_or_else(|| StoreError::Index {
+            path: path.clone(),
+            problem: match mark.len() {
+                0 => "expected the 64 digits of a revision, found an empty file".to_owned(),
+                n => format!("expected the 64 digits of a revision, found {n} other bytes"),
+            },
+        })
+}
+
+/// The index files of all revisions in `folder`, the current one too.
+pub(super) fn all(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let paths = disk::names_in(folder)?.into_iter();
+    Ok(paths
+        .map(|name| folder.join(name))
+        .filter(|path| digest_in(path).is_some() && path.is_file())
+        .collect())
+}
+
+/// The last revision that can be read in the `folder` of a damaged model.
+pub(super) fn salvage(folder: &Path) -> Option<Revision> {
+    let revisions = all(folder).ok()?.into_iter();
+    revisions
+        .filter_map(|path| Revision::read(path).ok())
+        .max_by_key(|revision| revision.entry.published)
+}
+
+/// True if nobody holds the index file at `path`. A lock taken to find out is released at once.
+pub(super) fn is_free(path: &Path) -> Result<bool, StoreError> {
+    let file = File::open(path).map_err(StoreError::io("open", path))?;
+    Ok(disk::try_lock_file(file, path)?.is_some())
 }
 
 /// Makes the index file `bytes` the current revision of `name`. `scratch` is a folder of the caller's own. To
@@ -95,15 +141,24 @@ pub(super) fn publish(
     let revision = digest_of(Algorithm::Sha256, bytes);
     disk::replace(
         &folder.join(format!("{revision}.json")),
-        &scratch.join("index"),
+        &scratch.join(SCRATCH[0]),
         bytes,
     )?;
     let mark = format!("{revision}\n");
-    disk::replace(&folder.join(MARK), &scratch.join("mark"), mark.as_bytes())
+    disk::replace(
+        &folder.join(MARK),
+        &scratch.join(SCRATCH[1]),
+        mark.as_bytes(),
+    )
 }
 
-/// Removes the current revision.
+/// The names of files that [`publish`] writes in its scratch folder.
+pub(super) const SCRATCH: [&str; 2] = ["index", "mark"];
+
+/// Makes no revision the current one.
 pub(super) fn unpublish(folder: &Path) -> Result<(), StoreError> {
-    disk::delete(&folder.join(MARK))?;
+    let mark = folder.join(MARK);
+    disk::clear_way(&mark).map_err(StoreError::io("take away the folder", &mark))?;
+    disk::delete(&mark)?;
     disk::sync_folder(folder)
 }

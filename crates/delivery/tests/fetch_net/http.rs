@@ -259,7 +259,7 @@ fn answers_that_drip_are_given_up_like_silent_ones() {
     let honest = Server::honest(&files);
     let limits = Limits {
         retries: 1,
-        stall_timeout: Duration::from_millis(400),
+        least_rate_over: Duration::from_millis(400),
         ..limits()
     };
     let dir = tempfile::tempdir().unwrap();
@@ -270,7 +270,10 @@ fn answers_that_drip_are_given_up_like_silent_ones() {
         limits.clone(),
     );
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("no bytes came for too long"), "{error}");
+    assert!(
+        error.contains("next to nothing came for too long"),
+        "{error}"
+    );
     check(&files, dir.path(), false);
     let servers = [&dripping, &honest];
     let report = pull(

@@ -8,3 +8,4 @@ mod hugging_face;
 #[cfg(target_os = "linux")]
 mod process;
 mod server;
+mod slow;
