@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from .errors import ProtocolError
 
+PROTOCOL_VERSION = 1
+"""What ``sterna worker --protocol-version`` has to say."""
+
 MAX_EOS_V1 = 8
 """Version 1 has room for so many end-of-sequence ids."""
 
@@ -136,11 +139,18 @@ class Config:
 
     def init_block(self, threads: int, extra: Sequence[tuple[str, str]]) -> bytes:
         """The block that opens the newer form; ``extra`` are its optional keys."""
-        pairs = list(zip(_CONFIG_FIELDS, self.values, strict=True))
+        pairs = [("protocol_version", str(PROTOCOL_VERSION))]
+        pairs.extend(zip(_CONFIG_FIELDS, self.values, strict=True))
         pairs.append(("eos_tokens", ",".join(map(str, self.eos))))
         if threads:
             pairs.append(("num_threads", str(threads)))
         return _block([*pairs, *extra])
+
+
+def check_version(line: str) -> None:
+    """Raises :class:`ProtocolError` if a worker that printed ``line`` speaks another version."""
+    if line.strip() != str(PROTOCOL_VERSION):
+        raise ProtocolError(f"protocol version: expected {PROTOCOL_VERSION}, found {line.strip()[:40]!r}")
 
 
 def _natural(name: str, word: str) -> int:

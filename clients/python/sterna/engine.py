@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Union
 
-from ._protocol import Config, Form, Sampling, reply_integer, request
+from ._protocol import Config, Form, Sampling, check_version, reply_integer, request
 from ._worker import Worker
 from .errors import EngineBusy, EngineError, EngineTimeout, ProtocolError
 
@@ -83,6 +83,7 @@ class Engine:
         self._token_timeout = token_timeout
         self._env = None if seed is None else {**os.environ, "STERNA_SEED": str(seed)}
 
+        check_version(self._output_of("worker", "--protocol-version", self._model))
         config = Config.parse(self._output_of("worker", "--print-config", self._model))
         self._config = config if eos is None else Config(config.values, _checked(eos, config.n_vocab))
         if not self._config.eos:

@@ -1,5 +1,6 @@
 """A stand-in for ``sterna worker`` that speaks both forms of the protocol, for the tests.
 
+    stand_in.py worker --protocol-version MODEL
     stand_in.py worker --print-config MODEL
     stand_in.py worker MODEL [--lora] [--config ARGUMENTS…]
     stand_in.py tokenize MODEL --file FILE --json [--no-special]
@@ -204,6 +205,8 @@ def main() -> None:
             ids = [byte % N_VOCAB for byte in file.read()]
         special = [] if "--no-special" in arguments else [1]
         print("no ids" if "garbage" in behaviour else json.dumps({"ids": special + ids}))
+    elif "--protocol-version" in arguments:
+        print(2 if "other-version" in behaviour else 1)
     elif "--print-config" in arguments:
         print_config(behaviour)
     else:

@@ -12,7 +12,8 @@ from .support import EngineTest
 CONFIG = "2 1 128 256 2 4 2 100 32 150000 1e-05 10000.0 1 0 0 0 0 2 7 8"
 
 INIT = """\
-17
+18
+protocol_version=1
 arch_type=2
 activation=1
 hidden_dim=128
@@ -44,7 +45,7 @@ class ConfigTest(unittest.TestCase):
         config = Config.parse(CONFIG)
         self.assertEqual(config.init_block(0, []).decode(), INIT)
         extra = config.init_block(4, [("lora_dir", "/a b/c")]).decode()
-        self.assertEqual(extra, INIT.replace("17\n", "19\n", 1) + "num_threads=4\nlora_dir=/a b/c\n")
+        self.assertEqual(extra, INIT.replace("18\n", "20\n", 1) + "num_threads=4\nlora_dir=/a b/c\n")
 
     def test_a_line_break_would_end_the_value(self) -> None:
         with self.assertRaisesRegex(ValueError, "lora_dir"):
@@ -117,7 +118,7 @@ class TranscriptTest(EngineTest):
         self.assertEqual(self.arguments()[-1], ["worker", self.model])
         self.assertEqual(
             self.read_by_worker(),
-            INIT.replace("17\n", "18\n", 1)
+            INIT.replace("18\n", "19\n", 1)
             + "num_threads=2\n8\nkv_position=0\ntokens=20,21\ntemperature=0.0\ntop_k=0\ntop_p=1.0\n"
             "repetition_penalty=1.0\nrep_penalty_lookback=0\nmax_tokens=3\n0\n",
         )

@@ -239,7 +239,7 @@ class CancelTest(EngineTest):
         self.assertEqual(first.finish_reason, "stop")
         engine.cancel()
         self.assertEqual(engine.generate([22]), answer([22]))
-        self.assertEqual(len(self.arguments()), 2, "one worker, and its configuration")
+        self.assertEqual(len(self.arguments()), 3, "one worker, its version and its configuration")
 
     def test_one_answer_at_a_time(self) -> None:
         engine = self.engine("endless")

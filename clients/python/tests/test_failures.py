@@ -113,6 +113,10 @@ class FailureTest(EngineTest):
             with self.subTest(behaviour=behaviour), self.assertRaisesRegex(ProtocolError, "configuration"):
                 self.engine(behaviour)
 
+    def test_a_worker_of_another_version(self) -> None:
+        with self.assertRaisesRegex(ProtocolError, "protocol version: expected 1, found '2'"):
+            self.engine("other-version")
+
     def test_a_tokenizer_that_talks_nonsense(self) -> None:
         with self.assertRaisesRegex(ProtocolError, "no ids"):
             self.engine("garbage").encode("text")

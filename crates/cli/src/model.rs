@@ -9,11 +9,12 @@ use sterna::native::{
     self, BUILTIN, Device, FileSet, IncomingFiles, LoadFrom, LocalFolder, LocalModel, Located,
     StoredFiles, Weights, builtin,
 };
+use sterna::swap::{Revisions, SwappedGroup};
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::PullError;
 use sterna_delivery::store::{self, StoreError};
-use sterna_engine::plan::PlanOptions;
+use sterna_engine::plan::{HeadOptions, PlanOptions};
 use sterna_engine::{Backend, Model, ModelPlan, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_format::rdrr::MANIFEST_FILE;
@@ -286,6 +287,48 @@ pub(crate) fn session(
     }
     let model = load(files, &plan, flags, flags.n_threads())?;
     Ok(adapt(model, files, flags.lora())?.session(flags.session(ctx_len))?)
+}
+
+/// The weights of a running model, whose groups can be replaced.
+pub(crate) struct Replaceable {
+    revisions: Revisions,
+    options: PlanOptions,
+    head: HeadOptions,
+}
+
+impl Replaceable {
+    /// Those of `plan`, made of `files`; other models are planned with `options` and `head`, as it was.
+    pub(crate) fn new(
+        files: &LocalModel,
+        plan: &ModelPlan,
+        options: PlanOptions,
+        head: HeadOptions,
+    ) -> Replaceable {
+        Replaceable {
+            revisions: Revisions::of(files, plan),
+            options,
+            head,
+        }
+    }
+
+    /// Replaces groups of `model` by those of the model called `name`: those called `ids`, or without any,
+    /// all that aren't known to be the same. Returns what changed to what.
+    pub(crate) fn swap(
+        &mut self,
+        model: &Arc<Model<Device>>,
+        name: &str,
+        ids: &[String],
+    ) -> Result<Vec<SwappedGroup>> {
+        let files = open(name)?;
+        let plan = files.plan(&self.options)?.with_head(self.head);
+        let plan = plan.with_context(|| name.to_owned())?;
+        let revision = Revisions::of(&files, &plan);
+        let groups = self.revisions.choose(&revision, ids);
+        let groups = groups.with_context(|| name.to_owned())?;
+        let (_, warnings) = files.swap_into(model, plan, &groups)?;
+        warnings.iter().for_each(tell);
+        Ok(self.revisions.replace(&revision, &groups))
+    }
 }
 
 /// Loads the adapters that `flags` name for `model`, which is made of `files`.

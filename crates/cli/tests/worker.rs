@@ -602,3 +602,109 @@ fn configurations_are_printed_in_one_line() {
         assert!(line.split(' ').count() >= 18, "{model}: {line}");
     }
 }
+
+/// The built-in model's checkpoint, a norm of layer 3 with its first sign changed, in `folder`.
+fn revision(folder: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
+    fs::create_dir_all(folder).unwrap();
+    for entry in fs::read_dir(source).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+    }
+    let path = folder.join("model.safetensors");
+    let mut file = fs::read(&path).unwrap();
+    let header_len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&file[8..8 + header_len]).unwrap();
+    let norm = &header["model.layers.3.post_attention_layernorm.weight"];
+    let n_bytes = if norm["dtype"] == "F32" { 4 } else { 2 };
+    let start = norm["data_offsets"][0].as_u64().unwrap() as usize;
+    file[8 + header_len + start + n_bytes - 1] ^= 0x80;
+    fs::write(path, file).unwrap();
+}
+
+/// The package of `model` in `folder`.
+fn package(model: &Path, folder: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .arg("convert")
+        .args([model, folder])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    folder.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn groups_are_replaced_while_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let changed = folder.path().join("checkpoint");
+    revision(&changed);
+    let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
+    let old = package(&original, &folder.path().join("old"));
+    let new = package(&changed, &folder.path().join("new"));
+
+    let init = "17\narch_type=1\nactivation=0\nhidden_dim=256\nintermediate_dim=768\nnum_layers=8\n\
+        num_heads=4\nnum_kv_heads=2\nvocab_size=1728\nhead_dim=64\nmax_position_embeddings=512\n\
+        norm_eps=1e-05\nrope_theta=10000.0\ntie_word_embeddings=1\nhas_qkv_bias=0\n\
+        has_attn_sub_norm=1\nhas_ffn_sub_norm=1\neos_tokens=1,2\n";
+    let request = "4\ntokens=693,443,260,394\ntemperature=0\nrepetition_penalty=1\nmax_tokens=12\n";
+    let lines = |model: &str, blocks: &[&str]| -> Vec<String> {
+        let input = [init, &blocks.concat(), "0\n"].concat();
+        let output = talk(&[model], input.as_bytes());
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    };
+    let (before, after) = (lines(&old, &[request]), lines(&new, &[request]));
+    assert_ne!(before, after);
+
+    let swap = format!("1\nswap={new}\n");
+    let replies = lines(&old, &[request, &swap, request]);
+    let (first, rest) = replies.split_at(before.len());
+    assert_eq!(first, before);
+    assert_eq!(rest[0], "1");
+    let words: Vec<&str> = rest[1].split(' ').collect();
+    assert_eq!(words[..3], ["layer.3", "1.0.0", "1.0.0"]);
+    assert!(
+        words[3].len() == 64 && words[4].len() == 64 && words[3] != words[4],
+        "{words:?}"
+    );
+    assert_eq!(rest[2..], after);
+
+    // What fails changes nothing; a group by name, there and back.
+    let fails = format!("2\nswap={new}\ngroups=layer.8\n");
+    let same = format!("1\nswap={old}\n");
+    let named = format!("2\nswap={new}\ngroups=layer.3,head\n");
+    let replies = lines(
+        &old,
+        &[&fails, &same, "1\nswap=/none\n", request, &named, request],
+    );
+    for (reply, says) in
+        replies
+            .iter()
+            .zip(["`layer.8`: expected one of", "found the same", "/none"])
+    {
+        assert!(
+            reply.starts_with("error: ") && reply.contains(says),
+            "{reply}"
+        );
+    }
+    assert_eq!(replies[3..3 + before.len()], before);
+    let rest = &replies[3 + before.len()..];
+    assert_eq!(rest[0], "2");
+    assert_eq!(rest[3..], after);
+}
+
+#[test]
+fn the_version_of_the_protocol_is_told_and_checked() {
+    let output = worker(&["--protocol-version"]).output().unwrap();
+    assert_eq!(output.stdout, b"1\n");
+    let output = talk(&["builtin"], b"1\nprotocol_version=2\n");
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "error: first block, `protocol_version`: expected 1, found `2`\n"
+    );
+}

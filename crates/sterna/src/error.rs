@@ -234,6 +234,7 @@ codes! {
     sterna_engine::LoadError => load_code;
     sterna_engine::PlanError => |_| ErrorCode::Unsupported;
     sterna_engine::sampling::SamplerError => |_| ErrorCode::InvalidRequest;
+    sterna_engine::swap::SwapError => swap_code;
     sterna_format::bundle::BundleError => |_| ErrorCode::InvalidFile;
     sterna_format::gguf::GgufError => |_| ErrorCode::InvalidFile;
     sterna_format::UnknownI2sLayout => |_| ErrorCode::InvalidFile;
@@ -301,6 +302,14 @@ fn load_code(error: &sterna_engine::LoadError) -> ErrorCode {
         LoadError::Backend(error) if error.is_lost() => ErrorCode::DeviceLost,
         LoadError::Backend(_) => ErrorCode::Compute,
         _ => ErrorCode::InvalidFile,
+    }
+}
+
+fn swap_code(error: &sterna_engine::swap::SwapError) -> ErrorCode {
+    use sterna_engine::swap::SwapError;
+    match error {
+        SwapError::Load(error) => load_code(error),
+        _ => ErrorCode::InvalidRequest,
     }
 }
 

@@ -24,6 +24,7 @@
 //! | talk with a model | [`TextModel::chat`] |
 //! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
 //! | run many answers in shared steps | [`scheduler::Scheduler`] |
+//! | replace weights of a running model | [`ModelFiles::swap`] |
 //!
 //! Nothing here prints, reads the environment or chooses folders: notable events are a [`Warning`], and every
 //! [`Error`] has a stable [`ErrorCode`].
@@ -40,6 +41,7 @@ pub mod native;
 pub mod sampling;
 pub mod scheduler;
 pub mod sequence;
+pub mod swap;
 mod want;
 mod warning;
 

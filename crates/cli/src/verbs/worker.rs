@@ -24,7 +24,8 @@ Example:
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Worker {
     /// Model to serve
-    model: String,
+    #[arg(required_unless_present = "protocol_version")]
+    model: Option<String>,
 
     /// Apply the adapter in the folder of the model, qmodel.lora; must precede --config
     #[arg(long)]
@@ -34,6 +35,10 @@ pub(crate) struct Worker {
     #[arg(long, conflicts_with_all = ["lora", "config"])]
     print_config: bool,
 
+    /// Print the version of the protocol, and exit
+    #[arg(long, conflicts_with_all = ["lora", "print_config", "config"])]
+    protocol_version: bool,
+
     /// The model's configuration in the order of version 1; all arguments that follow belong to it
     #[arg(long, value_name = "ARGS", num_args = 0.., allow_hyphen_values = true)]
     config: Option<Vec<String>>,
@@ -41,9 +46,12 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn run(self) -> Result<()> {
+        let Some(model) = self.model.filter(|_| !self.protocol_version) else {
+            return output::line(worker::PROTOCOL_VERSION);
+        };
         if self.print_config {
-            return output::line(worker::describe(&self.model)?);
+            return output::line(worker::describe(&model)?);
         }
-        worker::serve(&self.model, self.lora, self.config.as_deref())
+        worker::serve(&model, self.lora, self.config.as_deref())
     }
 }

@@ -10,7 +10,7 @@ use sterna_format::DType;
 use sterna_format::bundle::{ActivationType, ArchType};
 use sterna_kernels::activation::Activation;
 
-use super::protocol::{Pairs, ProtocolError, number, quoted};
+use super::protocol::{PROTOCOL_VERSION, Pairs, ProtocolError, number, quoted};
 use crate::args;
 
 /// The model as described by its driver, and how to run it.
@@ -257,6 +257,13 @@ impl WorkerConfig {
             place: "first block",
             get: &get,
         };
+        let key = "protocol_version";
+        if let Some(text) = get(key) {
+            let expected = PROTOCOL_VERSION.to_string();
+            number(settings.place(key), text.as_bytes(), &expected, |version| {
+                *version == PROTOCOL_VERSION
+            })?;
+        }
         let key = "eos_tokens";
         // A reply ends with one of them, so there must be one.
         let ids = settings.required(key)?.as_bytes();

@@ -1,6 +1,7 @@
 //! From requests to replies, in token ids only.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use sterna::generate::{self, Event, StopReason};
@@ -8,10 +9,12 @@ use sterna::native::Device;
 use sterna::sampling::random_seed;
 use sterna::scheduler::{Scheduler, SequenceId};
 use sterna::sequence::Sequence;
+use sterna::swap::{GroupRevision, SwappedGroup};
 use sterna_engine::{Sampler, SamplerConfig, Session};
 
 use super::driver::Driver;
-use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling};
+use super::protocol::{Form, Keep, ProtocolError, Reply, Request, Sampling, Swap};
+use crate::model::Replaceable;
 use crate::output::StdoutError;
 use crate::runtime;
 
@@ -20,6 +23,7 @@ pub(crate) struct Engine {
     scheduler: Scheduler<Device>,
     /// The only sequence.
     sequence: SequenceId,
+    weights: Replaceable,
     form: Form,
     /// Ids that end a reply.
     eos_ids: Vec<u32>,
@@ -29,9 +33,10 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine using `session`; replies are those of `form`.
+    /// An engine using `session`, whose model has `weights`; replies are those of `form`.
     pub(crate) fn new(
         session: Session<Device>,
+        weights: Replaceable,
         form: Form,
         eos_ids: Vec<u32>,
         seed: Option<u64>,
@@ -41,6 +46,7 @@ impl Engine {
         Engine {
             scheduler,
             sequence,
+            weights,
             form,
             eos_ids,
             seed,
@@ -99,6 +105,30 @@ impl Engine {
         Ok(true)
     }
 
+    /// Replaces groups of weights, forgets what is in the cache, and replies with what changed to what, or
+    /// with an error that leaves everything as it was.
+    pub(crate) fn swap(&mut self, swap: &Swap, reply: &mut Reply<impl Write>) -> Result<bool> {
+        let model = Arc::clone(self.sequence().session().model());
+        match self.weights.swap(&model, &swap.model, &swap.groups) {
+            Ok(swapped) => {
+                if let Some(sequence) = self.scheduler.sequence_mut(self.sequence) {
+                    sequence.reset();
+                }
+                reply.line(swapped.len()).map_err(StdoutError)?;
+                for group in &swapped {
+                    reply.line(describe_swapped(group)).map_err(StdoutError)?;
+                }
+            }
+            Err(error) => {
+                let text = format!("{error:#}").replace(char::is_control, " ");
+                reply
+                    .line(format_args!("error: {text}"))
+                    .map_err(StdoutError)?;
+            }
+        }
+        Ok(true)
+    }
+
     fn sequence(&self) -> &Sequence<Device> {
         let sequence = self.scheduler.sequence(self.sequence);
         sequence.expect("the sequence is never taken out")
@@ -136,6 +166,29 @@ impl Engine {
         }
         Ok([kept, &request.ids].concat())
     }
+}
+
+/// `ID VERSION VERSION HASH HASH`: before and after, `-` for what isn't known.
+fn describe_swapped(group: &SwappedGroup) -> String {
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let version = |revision: Option<&GroupRevision>| {
+        // One word, whatever a manifest has.
+        let version = revision.and_then(|revision| revision.version.as_ref());
+        known(version.map(|version| version.split_whitespace().collect()))
+    };
+    let hash = |revision: Option<&GroupRevision>| {
+        known(revision.and_then(|revision| Some(revision.hash?.to_string())))
+    };
+    let SwappedGroup { from, to } = group;
+    let (from, to) = (from.as_ref(), Some(to));
+    format!(
+        "{} {} {} {} {}",
+        group.to.id,
+        version(from),
+        version(to),
+        hash(from),
+        hash(to)
+    )
 }
 
 fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {

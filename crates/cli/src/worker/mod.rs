@@ -16,19 +16,19 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use sterna_engine::plan::{HeadOptions, HeadScreen};
+use sterna_engine::plan::{HeadOptions, HeadScreen, PlanOptions};
 use sterna_format::bundle::LORA_FILE;
 
 use crate::args::{EngineFlags, LoraFlag, ModelFlags};
 use crate::machine;
-use crate::model;
+use crate::model::{self, Replaceable};
 
 pub(crate) use config::WorkerConfig;
 use driver::Driver;
 use engine::Engine;
 use input::Input;
-pub(crate) use protocol::ProtocolError;
 use protocol::{Form, Message, Reply};
+pub(crate) use protocol::{PROTOCOL_VERSION, ProtocolError};
 
 /// Environment variable that seeds the choice of tokens.
 const SEED_VARIABLE: &str = "STERNA_SEED";
@@ -56,8 +56,13 @@ pub(crate) fn serve(name: &str, lora: bool, args: Option<&[String]>) -> Result<(
     };
     let mut engine = load(name, lora, &config, form, seed, driver)?;
     let mut reply = Reply::new(io::stdout().lock());
-    while let Some(Message::Request(request)) = input.next()? {
-        if !engine.answer(request, &mut reply)? {
+    while let Some(message) = input.next()? {
+        let goes_on = match message {
+            Message::Request(request) => engine.answer(request, &mut reply)?,
+            Message::Swap(swap) => engine.swap(&swap, &mut reply)?,
+            Message::Init(_) | Message::Quit => false,
+        };
+        if !goes_on {
             break;
         }
     }
@@ -95,9 +100,10 @@ fn load(
     let ctx_len = config.max_ctx().min(plan.config().max_ctx);
     let n_threads = NonZero::new(config.n_threads(machine::available_threads()));
     let flags = EngineFlags::with(n_threads, adapters(name, lora, config)?);
+    let weights = Replaceable::new(&files, &plan, PlanOptions::default(), head);
     let session = model::session(&files, plan, &flags, ctx_len)?;
     let eos_ids = config.eos_ids().to_vec();
-    Ok(Engine::new(session, form, eos_ids, seed, driver))
+    Ok(Engine::new(session, weights, form, eos_ids, seed, driver))
 }
 
 /// The adapters to apply: that in the folder of the model, if `lora`, and that of the configuration.

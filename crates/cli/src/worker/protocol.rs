@@ -8,6 +8,9 @@ use std::io::{self, Write};
 use std::mem;
 use std::str::FromStr;
 
+/// Raised when a driver of the version before could misunderstand a reply, or be misunderstood.
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
+
 /// The two forms of the protocol, chosen by how the process is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -33,6 +36,8 @@ pub(crate) enum Message {
     Init(Pairs),
     /// Tokens to compute and to continue.
     Request(Request),
+    /// Weights to replace.
+    Swap(Swap),
     /// The end of the input.
     Quit,
 }
@@ -62,6 +67,15 @@ pub(crate) struct Request {
     pub(crate) max_tokens: usize,
     /// How to sample them.
     pub(crate) sampling: Sampling,
+}
+
+/// Groups of weights to replace by those of another model, in the keyed form.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Swap {
+    /// The other model.
+    pub(crate) model: String,
+    /// Ids of the groups; none for all that differ.
+    pub(crate) groups: Vec<String>,
 }
 
 /// How much of the cache a request keeps.
@@ -184,11 +198,15 @@ enum Block {
     /// The ids of a request of version 1; `left` of them are to come.
     Ids { request: Request, left: usize },
     /// A request of the keyed form; `left` of its lines are to come.
-    Keyed {
-        request: Request,
-        given: Vec<Field>,
-        left: usize,
-    },
+    Keyed { block: Keyed, left: usize },
+}
+
+/// What was read of a block of the keyed form after the first.
+#[derive(Debug)]
+struct Keyed {
+    request: Request,
+    given: Vec<Field>,
+    swap: Swap,
 }
 
 /// The effect of a line on a block.
@@ -209,6 +227,8 @@ enum Field {
     RepetitionPenalty,
     Lookback,
     MaxTokens,
+    Swap,
+    Groups,
 }
 
 /// The lines of a request of version 1 between the number of its ids and the ids.
@@ -223,7 +243,7 @@ const FIELDS: [Field; 7] = [
 ];
 
 /// The keys of a request of the keyed form.
-const KEYS: [Field; 8] = [
+const KEYS: [Field; 10] = [
     Field::KvPosition,
     Field::Tokens,
     Field::Temperature,
@@ -232,6 +252,8 @@ const KEYS: [Field; 8] = [
     Field::RepetitionPenalty,
     Field::Lookback,
     Field::MaxTokens,
+    Field::Swap,
+    Field::Groups,
 ];
 
 impl Field {
@@ -246,6 +268,8 @@ impl Field {
             Field::RepetitionPenalty => "repetition_penalty",
             Field::Lookback => "rep_penalty_lookback",
             Field::MaxTokens => "max_tokens",
+            Field::Swap => "swap",
+            Field::Groups => "groups",
         }
     }
 }
@@ -364,11 +388,7 @@ impl Parser {
                     left => Step::More(Block::Ids { request, left }),
                 })
             }
-            Block::Keyed {
-                request,
-                given,
-                left,
-            } => self.keyed_line(text, request, given, left - 1),
+            Block::Keyed { block, left } => self.keyed_line(text, block, left - 1),
         }
     }
 
@@ -395,8 +415,11 @@ impl Parser {
                 field: 0,
             }),
             (left, Form::Keyed) => Step::More(Block::Keyed {
-                request,
-                given: Vec::new(),
+                block: Keyed {
+                    request,
+                    given: Vec::new(),
+                    swap: Swap::default(),
+                },
                 left,
             }),
         })
@@ -435,12 +458,11 @@ impl Parser {
         })
     }
 
-    /// A line of a request of the keyed form, followed by `left` more.
+    /// A line of a block of the keyed form, followed by `left` more.
     fn keyed_line(
         &self,
         text: &[u8],
-        mut request: Request,
-        mut given: Vec<Field>,
+        mut block: Keyed,
         left: usize,
     ) -> Result<Step, ProtocolError> {
         let (key, value) = self.pair(text)?;
@@ -448,25 +470,50 @@ impl Parser {
             .into_iter()
             .find(|field| field.name().as_bytes() == key)
         {
-            if given.contains(&field) {
+            if block.given.contains(&field) {
                 return Err(self.twice(field.name()));
             }
-            self.set(&mut request, field, value)?;
-            given.push(field);
+            match field {
+                Field::Swap => block.swap.model = self.short_text(value)?,
+                Field::Groups => {
+                    let ids = self.short_text(value)?;
+                    let ids = ids.split(',').map(str::trim).filter(|id| !id.is_empty());
+                    block.swap.groups = ids.map(str::to_owned).collect();
+                }
+                _ => self.set(&mut block.request, field, value)?,
+            }
+            block.given.push(field);
         }
         if left > 0 {
-            return Ok(Step::More(Block::Keyed {
-                request,
-                given,
-                left,
-            }));
+            return Ok(Step::More(Block::Keyed { block, left }));
         }
-        if !given.contains(&Field::Tokens) {
-            let place = format!("lines {} to {}", request.line, self.n_lines + 1);
-            let expected = format!("key `{}`", Field::Tokens.name());
-            return Err(ProtocolError::new(place, expected, "none"));
+        let (is_swap, is_request) = (
+            block.given.contains(&Field::Swap),
+            block.given.contains(&Field::Tokens),
+        );
+        match (is_swap, is_request) {
+            (true, false) => Ok(Step::Done(Message::Swap(block.swap))),
+            (false, true) => Ok(Step::Done(Message::Request(block.request))),
+            _ => {
+                let place = format!("lines {} to {}", block.request.line, self.n_lines + 1);
+                let found = if is_swap { "both" } else { "none" };
+                let (tokens, swap) = (Field::Tokens.name(), Field::Swap.name());
+                let expected = match is_swap {
+                    true => format!("one of the keys `{tokens}` and `{swap}`"),
+                    false => format!("key `{tokens}`"),
+                };
+                Err(ProtocolError::new(place, expected, found))
+            }
         }
-        Ok(Step::Done(Message::Request(request)))
+    }
+
+    /// `text` as text that is kept.
+    fn short_text(&self, text: &[u8]) -> Result<String, ProtocolError> {
+        if text.len() > MAX_INIT_BYTES {
+            return Err(self.error(format!("at most {MAX_INIT_BYTES} bytes"), text.len()));
+        }
+        let text = str::from_utf8(text).map_err(|_| self.error("UTF-8", quoted(text)))?;
+        Ok(text.trim().to_owned())
     }
 
     /// Key and value, a line being `key=value`.
@@ -514,6 +561,7 @@ impl Parser {
             }
             Field::Lookback => sampling.rep_penalty_lookback = number(place, text, COUNT, any)?,
             Field::MaxTokens => request.max_tokens = number(place, text, COUNT, any)?,
+            Field::Swap | Field::Groups => unreachable!("no part of a request"),
         }
         Ok(())
     }

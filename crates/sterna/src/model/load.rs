@@ -87,7 +87,7 @@ impl ModelFiles {
 }
 
 /// Weight files as they arrive, verified where the provider hasn't done so.
-pub(super) struct Shards<'a> {
+pub(crate) struct Shards<'a> {
     of: &'a ModelFiles,
     files: Files,
     checks: Vec<Option<Expected>>,
@@ -97,7 +97,7 @@ pub(super) struct Shards<'a> {
 }
 
 impl<'a> Shards<'a> {
-    pub(super) fn new(of: &'a ModelFiles, files: Files, verification: Verification) -> Shards<'a> {
+    pub(crate) fn new(of: &'a ModelFiles, files: Files, verification: Verification) -> Shards<'a> {
         Shards {
             checks: match verification {
                 Verification::ByLoading => of.checks(),
@@ -111,12 +111,17 @@ impl<'a> Shards<'a> {
     }
 
     /// The bytes of `want`, from verified files.
-    pub(super) async fn tensor(&mut self, want: &TensorRequest) -> Result<Bytes> {
+    pub(crate) async fn tensor(&mut self, want: &TensorRequest) -> Result<Bytes> {
         let mut parts = Vec::new();
         for (file, range) in self.of.parts(want)? {
             parts.push(self.bytes(file, range).await?);
         }
         self.of.join(want, parts)
+    }
+
+    /// Oddities of the files so far.
+    pub(crate) fn into_warnings(self) -> Vec<Warning> {
+        self.warnings
     }
 
     async fn bytes(&mut self, file: usize, range: std::ops::Range<u64>) -> Result<Bytes> {

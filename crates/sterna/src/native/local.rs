@@ -8,7 +8,7 @@ use std::thread;
 use bytes::Bytes;
 use serde_json::Value;
 use sterna_engine::plan::TensorRequest;
-use sterna_engine::{Backend, ModelPlan};
+use sterna_engine::{Backend, Model, ModelPlan};
 use sterna_format::rdrr::Package;
 
 use super::files::{FileSet, SourceFile, expect_file};
@@ -19,6 +19,7 @@ use crate::model::{
     ADAPTER_CONFIG, AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles,
     Signatures, Verification,
 };
+use crate::swap::Group;
 use crate::want::{Machine, Want};
 use crate::warning::Warning;
 
@@ -170,6 +171,24 @@ impl LocalModel {
             loaded.warnings.extend(warnings);
             Ok(loaded)
         })
+    }
+
+    /// Replaces `groups` of `running` by those of these files, of which `plan` was made, as
+    /// [`ModelFiles::swap`] does; only files that hold something of them are read and verified.
+    ///
+    /// Errors: files that can't be read or aren't what their hash says, another shape; the running model is
+    /// unchanged then.
+    pub fn swap_into<B: Backend>(
+        &self,
+        running: &Arc<Model<B>>,
+        plan: ModelPlan,
+        groups: &[Group],
+    ) -> Result<(u64, Vec<Warning>)> {
+        let options = LoadOptions::default();
+        let machine = self.model.swap(running, plan, groups, options);
+        let swapped = Opened::new(&*self.files).drive(machine)?;
+        self.settle()?;
+        Ok(swapped)
     }
 }
 
