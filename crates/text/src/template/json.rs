@@ -171,7 +171,14 @@ impl Writer<'_, '_> {
     fn string(&mut self, text: &str) -> Result<(), Fault> {
         self.renderer.meter.scan(text.len())?;
         self.out.push('"')?;
-        for c in text.chars() {
+        let mut from = 0;
+        for (at, c) in text.char_indices() {
+            let special = c < ' ' || c == '"' || c == '\\' || self.ascii && c > '~';
+            if !special {
+                continue;
+            }
+            self.out.push_str(&text[from..at])?;
+            from = at + c.len_utf8();
             match c {
                 '"' => self.out.push_str("\\\"")?,
                 '\\' => self.out.push_str("\\\\")?,
@@ -180,14 +187,14 @@ impl Writer<'_, '_> {
                 '\t' => self.out.push_str("\\t")?,
                 '\u{8}' => self.out.push_str("\\b")?,
                 '\u{C}' => self.out.push_str("\\f")?,
-                c if c < ' ' || self.ascii && c > '~' => {
+                c => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         self.out.push_str(&format!("\\u{unit:04x}"))?;
                     }
                 }
-                c => self.out.push(c)?,
             }
         }
+        self.out.push_str(&text[from..])?;
         self.out.push('"')
     }
 }

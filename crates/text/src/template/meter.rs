@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::error::Fault;
 
 /// Work for an empty conversation. One of a thousand messages takes some hundred thousand units.
-const WORK: usize = 4_000_000;
+const WORK: usize = 2_000_000;
 /// Work for each byte of the conversation.
 const WORK_A_BYTE: usize = 4;
 /// Bytes held for an empty conversation, the prompt among them.
@@ -49,7 +49,7 @@ impl Meter {
 
     /// Pays for looking at every character of `bytes`.
     pub(super) fn scan(&self, bytes: usize) -> Result<(), Fault> {
-        self.work(bytes / 8)
+        self.work(bytes / 4)
     }
 
     /// Pays for copying `bytes`.

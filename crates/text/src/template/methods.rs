@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::args::Args;
 use super::error::{Fault, cut};
+use super::meter::Hold;
 use super::render::Renderer;
 use super::value::{self, Cycler, Joiner, List, Map, Text, Value};
 
@@ -191,13 +192,13 @@ impl Renderer<'_> {
         let mut out = Text::new(&meter)?;
         match name {
             "upper" => {
-                for c in text.chars() {
-                    push_all(&mut out, c.to_uppercase())?;
-                }
+                // A character gives up to three.
+                let _hold = Hold::new(&meter, text.len().saturating_mul(3))?;
+                out.push_str(&text.to_uppercase())?;
             }
             "lower" | "casefold" => {
                 // Whole, because a sigma at a word's end is another.
-                let _hold = super::meter::Hold::new(&meter, text.len().saturating_mul(2))?;
+                let _hold = Hold::new(&meter, text.len().saturating_mul(2))?;
                 out.push_str(&text.to_lowercase())?;
             }
             "capitalize" => {
@@ -205,7 +206,7 @@ impl Renderer<'_> {
                 if let Some(first) = chars.next() {
                     push_all(&mut out, first.to_uppercase())?;
                 }
-                let _hold = super::meter::Hold::new(&meter, text.len().saturating_mul(2))?;
+                let _hold = Hold::new(&meter, text.len().saturating_mul(2))?;
                 out.push_str(&chars.as_str().to_lowercase())?;
             }
             "title" => {
@@ -556,7 +557,7 @@ impl Renderer<'_> {
                 let mut attributes = match args.positional.pop() {
                     Some(Value::Map(map)) => {
                         meter.work(map.entries().len())?;
-                        let _hold = super::meter::Hold::new(&meter, map.entries().len() * 64)?;
+                        let _hold = Hold::new(&meter, map.entries().len() * 64)?;
                         map.entries().to_vec()
                     }
                     None => Vec::new(),
@@ -616,7 +617,7 @@ impl Renderer<'_> {
                     return Err(Fault::new(problem));
                 };
                 // A code of two characters gives up to 24.
-                let _hold = super::meter::Hold::new(&meter, format.len().saturating_mul(32))?;
+                let _hold = Hold::new(&meter, format.len().saturating_mul(32))?;
                 let text = now.strftime(format).map_err(Fault::new)?;
                 Value::str(&text, &meter)
             }

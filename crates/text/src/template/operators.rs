@@ -177,7 +177,7 @@ impl Renderer<'_> {
             Value::Map(map) => map.get_str(name).cloned().unwrap_or(Value::Undefined),
             Value::Namespace(at) => {
                 let attributes = &self.namespaces[*at];
-                self.meter.work(attributes.len() / 8)?;
+                self.meter.work(attributes.len() / 2)?;
                 let mut known = attributes.iter();
                 let found = known.find(|(known, _)| known.as_str() == Some(name));
                 found.map_or(Value::Undefined, |(_, value)| value.clone())

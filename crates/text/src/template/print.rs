@@ -100,19 +100,26 @@ impl Renderer<'_> {
             false => '\'',
         };
         out.push(quote)?;
-        for c in text.chars() {
+        let mut from = 0;
+        for (at, c) in text.char_indices() {
+            let special = c == quote || c == '\\' || c.is_control();
+            if !special {
+                continue;
+            }
+            out.push_str(&text[from..at])?;
+            from = at + c.len_utf8();
             match c {
-                c if c == quote || c == '\\' => {
-                    out.push('\\')?;
-                    out.push(c)?;
-                }
                 '\n' => out.push_str("\\n")?,
                 '\r' => out.push_str("\\r")?,
                 '\t' => out.push_str("\\t")?,
                 c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c)))?,
-                c => out.push(c)?,
+                c => {
+                    out.push('\\')?;
+                    out.push(c)?;
+                }
             }
         }
+        out.push_str(&text[from..])?;
         out.push(quote)
     }
 }

@@ -61,6 +61,9 @@ pub(super) struct Renderer<'p> {
     outputs: Vec<Text>,
     depth: u32,
     line: u32,
+    /// The names `loop` and `caller`, where the template has them.
+    loop_name: Option<NameId>,
+    caller_name: Option<NameId>,
     /// The most bytes that a prompt may have.
     max_output: usize,
 }
@@ -76,7 +79,10 @@ impl<'p> Renderer<'p> {
             let function = FUNCTIONS.into_iter().find(|function| function == name);
             function.map_or(Value::Undefined, Value::Function)
         });
+        let name = |name: &str| program.names.iter().position(|known| known == name);
         let mut renderer = Self {
+            loop_name: name("loop").map(|at| at as NameId),
+            caller_name: name("caller").map(|at| at as NameId),
             program,
             now,
             globals: globals.collect(),
@@ -264,7 +270,7 @@ impl<'p> Renderer<'p> {
 
     fn set_attribute(&mut self, at: usize, name: &str, value: Value) -> Result<(), Fault> {
         let attributes = &mut self.namespaces[at];
-        self.meter.work(attributes.len() / 8)?;
+        self.meter.work(attributes.len() / 2)?;
         let mut known = attributes.iter_mut();
         match known.find(|(known, _)| known.as_str() == Some(name)) {
             Some((_, old)) => *old = value,
@@ -421,13 +427,12 @@ impl<'p> Renderer<'p> {
             level,
             changed: Cell::new(None),
         });
-        let name = program.names.iter().position(|name| name == "loop");
         for (index, item) in state.items.items().iter().enumerate() {
-            self.meter.work(1)?;
+            self.meter.work(3)?;
             state.index.set(index);
             let flow = self.scoped(false, |this| {
-                if let Some(name) = name {
-                    this.store(name as NameId, Value::Loop(Rc::clone(&state)))?;
+                if let Some(name) = this.loop_name {
+                    this.store(name, Value::Loop(Rc::clone(&state)))?;
                 }
                 this.assign(&description.target, item.clone())?;
                 this.block(&description.body)
@@ -537,10 +542,8 @@ impl<'p> Renderer<'p> {
                     this.store(*id, value)?;
                 }
                 let caller = args.take("caller")?;
-                if let Some(caller) = caller
-                    && let Some(id) = program.names.iter().position(|name| name == "caller")
-                {
-                    this.store(id as NameId, caller)?;
+                if let (Some(caller), Some(name)) = (caller, this.caller_name) {
+                    this.store(name, caller)?;
                 }
                 args.done()?;
                 this.block(&description.body)
@@ -726,14 +729,17 @@ impl<'p> Renderer<'p> {
             }
             Link::Slice(bounds) => self.slice_link(&value, bounds),
             Link::Call(arguments) => {
+                self.meter.work(4)?;
                 let mut args = self.arguments(arguments)?;
                 self.call(&value, &mut args)
             }
             Link::Method(id, arguments) => {
+                self.meter.work(4)?;
                 let mut args = self.arguments(arguments)?;
                 self.method(&value, name(id), &mut args)
             }
             Link::Filter(id, arguments) => {
+                self.meter.work(4)?;
                 let mut args = self.arguments(arguments)?;
                 self.filter(name(id), value, &mut args)
             }

@@ -183,7 +183,7 @@ impl List {
     }
 
     pub(super) fn extend(&mut self, values: &[Value]) -> Result<(), Fault> {
-        self.hold.meter().work(values.len() / 4)?;
+        self.hold.meter().work(values.len() / 2)?;
         values.iter().try_for_each(|value| self.push(value.clone()))
     }
 
