@@ -222,7 +222,10 @@ mod tests {
         let template = ChatTemplate::new(source, &SpecialTokens::default()).unwrap();
         let input = ChatInput::conversation([("user", "<|end|>")]);
         let error = template.prompt(&input, &tokenizer).unwrap_err();
-        assert!(error.to_string().contains("repeats control tokens"), "{error}");
+        assert!(
+            error.to_string().contains("repeats control tokens"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -40,7 +40,12 @@ fn render(source: &str) -> (Result<String, TemplateError>, Duration, usize) {
     assert!(memory <= MEMORY, "{memory} bytes: {}", name());
     if let Err(error) = &result {
         let message = error.to_string();
-        assert!(message.len() < 2000, "{} bytes of message: {}", message.len(), name());
+        assert!(
+            message.len() < 2000,
+            "{} bytes of message: {}",
+            message.len(),
+            name()
+        );
     }
     (result, time, memory)
 }
@@ -91,13 +96,21 @@ fn without_end() {
 fn what_panicked() {
     refused("{% for i in [1] %}{{ loop.cycle() }}{% endfor %}");
     refused("{{ cycler() }}");
-    bounded("{{ -170141183460469231731687303715884105727 // -1 }}{{ (-170141183460469231731687303715884105727 - 1) // -1 }}");
+    bounded(
+        "{{ -170141183460469231731687303715884105727 // -1 }}{{ (-170141183460469231731687303715884105727 - 1) // -1 }}",
+    );
     bounded("{{ (-170141183460469231731687303715884105727 - 1) % -1 }}");
     bounded("{{ (-170141183460469231731687303715884105727 - 1) | abs }}");
     bounded("{{ 'abc'[-9223372036854775808:9223372036854775807:-9223372036854775808] }}");
-    bounded("{{ range(-170141183460469231731687303715884105727, 170141183460469231731687303715884105727, 2) }}");
-    bounded("{{ range(170141183460469231731687303715884105727, -170141183460469231731687303715884105727, -170141183460469231731687303715884105727) }}");
-    bounded("{{ 'é' | indent(-1) }}{{ '%c' | format(55296) }}{{ '{:é>5}'.format('é') }}{{ '{:+,}'.format(-1234567) }}");
+    bounded(
+        "{{ range(-170141183460469231731687303715884105727, 170141183460469231731687303715884105727, 2) }}",
+    );
+    bounded(
+        "{{ range(170141183460469231731687303715884105727, -170141183460469231731687303715884105727, -170141183460469231731687303715884105727) }}",
+    );
+    bounded(
+        "{{ 'é' | indent(-1) }}{{ '%c' | format(55296) }}{{ '{:é>5}'.format('é') }}{{ '{:+,}'.format(-1234567) }}",
+    );
     bounded("{{ [3, 'a', none, 1.5, [2], {'a': 1}, missing, (1,)] | sort }}");
 }
 
@@ -134,10 +147,18 @@ fn namespaces_in_themselves() {
     refused("{% set n = namespace() %}{% set n.a = n %}{{ n }}");
     refused("{% set n = namespace() %}{% set n.a = [n] %}{{ n }}");
     // Chains of macros that keep each other.
-    bounded("{% set n = namespace(p=1) %}{% for i in range(50000) %}{% set p = n.p %}{% macro m() %}{{ p }}{% endmacro %}{% set n.p = m %}{% endfor %}");
-    bounded("{% set n = namespace(p=1) %}{% for i in range(50000) %}{% set n.p = joiner(n.p) %}{% endfor %}");
-    bounded("{% set n = namespace(p=1) %}{% for i in range(50000) %}{% set n.p = cycler(n.p) %}{% endfor %}");
-    bounded("{% set n = namespace(p=1) %}{% for i in range(50000) %}{% for j in [n.p] %}{% set n.p = loop %}{% endfor %}{% endfor %}");
+    bounded(
+        "{% set n = namespace(p=1) %}{% for i in range(50000) %}{% set p = n.p %}{% macro m() %}{{ p }}{% endmacro %}{% set n.p = m %}{% endfor %}",
+    );
+    bounded(
+        "{% set n = namespace(p=1) %}{% for i in range(50000) %}{% set n.p = joiner(n.p) %}{% endfor %}",
+    );
+    bounded(
+        "{% set n = namespace(p=1) %}{% for i in range(50000) %}{% set n.p = cycler(n.p) %}{% endfor %}",
+    );
+    bounded(
+        "{% set n = namespace(p=1) %}{% for i in range(50000) %}{% for j in [n.p] %}{% set n.p = loop %}{% endfor %}{% endfor %}",
+    );
     bounded("{% for i in [1, 2] %}{{ loop.changed(loop) }}{% endfor %}");
     bounded("{% for i in range(30000) %}{% set n = namespace(a=namespace(b=i)) %}{% endfor %}");
 }
@@ -193,9 +214,8 @@ fn long_chains() {
         ] {
             bounded(&emit(start, part, n, end));
         }
-        let nested = |open: &str, close: &str| {
-            format!("{{{{ {}1{} }}}}", open.repeat(n), close.repeat(n))
-        };
+        let nested =
+            |open: &str, close: &str| format!("{{{{ {}1{} }}}}", open.repeat(n), close.repeat(n));
         for (open, close) in [
             ("(", ")"),
             ("[", "]"),
@@ -213,7 +233,10 @@ fn long_chains() {
         }
     }
     for n in [1_000, 8_000] {
-        bounded(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(n)));
+        bounded(&format!(
+            "{{% if 0 %}}{}{{% endif %}}",
+            "{% elif 0 %}".repeat(n)
+        ));
         for (open, close) in [
             ("{%if 1%}", "{%endif%}"),
             ("{%for i in [1]%}", "{%endfor%}"),
@@ -230,7 +253,11 @@ fn long_chains() {
         bounded(&"{{ 1 }}".repeat(n));
         bounded(&"{#".repeat(n));
         bounded(&"{% raw %}".repeat(n));
-        bounded(&format!("{{% set {}a{} = 1 %}}", "(".repeat(n), ")".repeat(n)));
+        bounded(&format!(
+            "{{% set {}a{} = 1 %}}",
+            "(".repeat(n),
+            ")".repeat(n)
+        ));
         bounded(&format!("{{% set a{} = 1 %}}", ".a".repeat(n)));
         bounded(&format!("{{% set {} = 1 %}}", "a,".repeat(n)));
     }
@@ -260,7 +287,9 @@ fn deep_recursion_of_deep_expressions() {
     ] {
         for depth in [1, 5, 15, 25] {
             let body = format!("{}m(){}", open.repeat(depth), close.repeat(depth));
-            bounded(&format!("{{% macro m() %}}{{{{ {body} }}}}{{% endmacro %}}{{{{ m() }}}}"));
+            bounded(&format!(
+                "{{% macro m() %}}{{{{ {body} }}}}{{% endmacro %}}{{{{ m() }}}}"
+            ));
             bounded(&format!(
                 "{{% macro m() %}}{{% if 1 %}}{{% for i in [1] %}}{{% with %}}{{% set x %}}{{{{ {body} }}}}{{% endset %}}{{% endwith %}}{{% endfor %}}{{% endif %}}{{% endmacro %}}{{{{ m() }}}}"
             ));
@@ -270,7 +299,12 @@ fn deep_recursion_of_deep_expressions() {
         }
     }
     // Values as deep as they may be, printed, compared and dropped at the bottom of a recursion.
-    for use_ in ["{{ d }}", "{{ d == e }}", "{{ d | tojson }}", "{% set d = 1 %}{% set e = 1 %}"] {
+    for use_ in [
+        "{{ d }}",
+        "{{ d == e }}",
+        "{{ d | tojson }}",
+        "{% set d = 1 %}{% set e = 1 %}",
+    ] {
         bounded(&format!(
             "{{% set n = namespace(d=[], e=[]) %}}{{% for i in range(120) %}}{{% set n.d = [n.d] %}}{{% set n.e = [n.e] %}}{{% endfor %}}\
              {{% macro m(i, d, e) %}}{{% if i %}}{{{{ m(i - 1, [d][0], [e][0]) }}}}{{% else %}}{use_}{{% endif %}}{{% endmacro %}}\
@@ -333,19 +367,33 @@ fn memory() {
     ] {
         refused(source);
     }
-    bounded(&format!("{}{}", "{% set x %}".repeat(60), "a".repeat(100_000)));
+    bounded(&format!(
+        "{}{}",
+        "{% set x %}".repeat(60),
+        "a".repeat(100_000)
+    ));
     bounded(&"[],".repeat(80_000));
-    for part in ["[],", "1,", "a.b,", "-1,", "a(),", "a[1],", "'a',", "a|d,", "{},", "1+1,", "a[:],"] {
+    for part in [
+        "[],", "1,", "a.b,", "-1,", "a(),", "a[1],", "'a',", "a|d,", "{},", "1+1,", "a[:],",
+    ] {
         let n = (255 << 10) / part.len();
         bounded(&format!("{{{{ [{}] }}}}", part.repeat(n)));
         bounded(&format!("{{{{ [{} }}}}", part.repeat(n)));
     }
-    for part in ["{{1}}", "{%if 1%}{%endif%}", "{%set a=1%}", "{%macro m()%}{%endmacro%}", "x{##}"] {
+    for part in [
+        "{{1}}",
+        "{%if 1%}{%endif%}",
+        "{%set a=1%}",
+        "{%macro m()%}{%endmacro%}",
+        "x{##}",
+    ] {
         bounded(&part.repeat((255 << 10) / part.len()));
     }
     let names: String = (0..20_000).map(|n| format!("{{%set a{n}=1%}}")).collect();
     bounded(&names);
-    bounded(&format!("{{% macro m() %}}{names}{{{{ m() }}}}{{% endmacro %}}{{{{ m() }}}}"));
+    bounded(&format!(
+        "{{% macro m() %}}{names}{{{{ m() }}}}{{% endmacro %}}{{{{ m() }}}}"
+    ));
     let attributes: String = (0..15_000).map(|n| format!("{{%set n.a{n}=1%}}")).collect();
     bounded(&format!("{{% set n = namespace() %}}{attributes}"));
 }
@@ -354,34 +402,112 @@ fn memory() {
 fn time() {
     let big = "{% set x = 'aé ' * 2000000 %}";
     for work in [
-        "x | upper", "x | lower", "x | sort | length", "x.split() | length", "x | title", "x | length",
-        "x | trim | length", "x.strip('aé ')", "x | replace('q', 'r') | length", "x.count('a')", "x.find('q')",
-        "x == x ~ ''", "'q' in x", "x[::-1] | length", "x[-1]", "x | wordcount", "x.isalpha()", "x | reverse | length",
-        "x | e | length", "x | tojson | length", "[x] | string | length", "x | int", "x | float", "x | first", "x | last",
-        "x.startswith(x)", "x is lower", "x is startingwith x", "x.partition('q')", "x | capitalize | length",
-        "x | urlencode | length", "x.splitlines() | length", "x | truncate(10)", "x.swapcase() | length",
-        "[x, x] | unique | list | length", "[x, x] | max | length", "{x: 1}[x]", "x < x ~ 'a'", "x | batch(2) | length",
-        "x.format()", "x | format", "strftime_now(x)", "x.removeprefix(x)", "x.rsplit('q', 1) | length", "x.lstrip() | length",
-        "x is eq x ~ ''", "x | indent(1) | length", "x.join([1, 2]) | length", "raise_exception(x)", "x.encode()",
-        "x | map('upper') | list", "x | select('in', 'a') | list | length", "x | groupby('a') | list | length",
+        "x | upper",
+        "x | lower",
+        "x | sort | length",
+        "x.split() | length",
+        "x | title",
+        "x | length",
+        "x | trim | length",
+        "x.strip('aé ')",
+        "x | replace('q', 'r') | length",
+        "x.count('a')",
+        "x.find('q')",
+        "x == x ~ ''",
+        "'q' in x",
+        "x[::-1] | length",
+        "x[-1]",
+        "x | wordcount",
+        "x.isalpha()",
+        "x | reverse | length",
+        "x | e | length",
+        "x | tojson | length",
+        "[x] | string | length",
+        "x | int",
+        "x | float",
+        "x | first",
+        "x | last",
+        "x.startswith(x)",
+        "x is lower",
+        "x is startingwith x",
+        "x.partition('q')",
+        "x | capitalize | length",
+        "x | urlencode | length",
+        "x.splitlines() | length",
+        "x | truncate(10)",
+        "x.swapcase() | length",
+        "[x, x] | unique | list | length",
+        "[x, x] | max | length",
+        "{x: 1}[x]",
+        "x < x ~ 'a'",
+        "x | batch(2) | length",
+        "x.format()",
+        "x | format",
+        "strftime_now(x)",
+        "x.removeprefix(x)",
+        "x.rsplit('q', 1) | length",
+        "x.lstrip() | length",
+        "x is eq x ~ ''",
+        "x | indent(1) | length",
+        "x.join([1, 2]) | length",
+        "raise_exception(x)",
+        "x.encode()",
+        "x | map('upper') | list",
+        "x | select('in', 'a') | list | length",
+        "x | groupby('a') | list | length",
     ] {
         for template in [
             format!("{big}{{% for i in range(100000) %}}{{{{ {work} }}}}{{% endfor %}}"),
-            format!("{big}{{% for i in range(100000) %}}{{% if {work} %}}{{% endif %}}{{% endfor %}}"),
-            format!("{{% set x = 'ab' %}}{{% for i in range(100000) %}}{{% for j in range(1000) %}}{{% if {work} %}}{{% endif %}}{{% endfor %}}{{% endfor %}}"),
+            format!(
+                "{big}{{% for i in range(100000) %}}{{% if {work} %}}{{% endif %}}{{% endfor %}}"
+            ),
+            format!(
+                "{{% set x = 'ab' %}}{{% for i in range(100000) %}}{{% for j in range(1000) %}}{{% if {work} %}}{{% endif %}}{{% endfor %}}{{% endfor %}}"
+            ),
         ] {
             bounded(&template);
         }
     }
     let list = "{% set x = range(90000) | list %}";
     for work in [
-        "x | sort", "x | unique | list", "x == x + []", "x | sum", "x | max", "x | join", "x | string", "x | tojson", "x + x",
-        "x * 3", "x[::-1]", "x | reverse | list", "x | map('abs') | list", "x | select('odd') | list", "x.count(1)", "'a' in x",
-        "x | batch(3) | list", "x | slice(3) | list", "x | zip(x) | list", "x | list", "x | first", "x | last", "x[1:]",
-        "x | chain(x) | list", "dict(a=x)", "x | groupby('a') | list", "x | map(attribute='a') | list", "[x, x] | sort",
-        "x | length", "range(90000)", "x | sort(reverse=true)", "x | map('string') | sort", "'%s' | format(*x)", "x | dictsort",
+        "x | sort",
+        "x | unique | list",
+        "x == x + []",
+        "x | sum",
+        "x | max",
+        "x | join",
+        "x | string",
+        "x | tojson",
+        "x + x",
+        "x * 3",
+        "x[::-1]",
+        "x | reverse | list",
+        "x | map('abs') | list",
+        "x | select('odd') | list",
+        "x.count(1)",
+        "'a' in x",
+        "x | batch(3) | list",
+        "x | slice(3) | list",
+        "x | zip(x) | list",
+        "x | list",
+        "x | first",
+        "x | last",
+        "x[1:]",
+        "x | chain(x) | list",
+        "dict(a=x)",
+        "x | groupby('a') | list",
+        "x | map(attribute='a') | list",
+        "[x, x] | sort",
+        "x | length",
+        "range(90000)",
+        "x | sort(reverse=true)",
+        "x | map('string') | sort",
+        "'%s' | format(*x)",
+        "x | dictsort",
     ] {
-        bounded(&format!("{list}{{% for i in range(100000) %}}{{% if {work} %}}{{% endif %}}{{% endfor %}}"));
+        bounded(&format!(
+            "{list}{{% for i in range(100000) %}}{{% if {work} %}}{{% endif %}}{{% endfor %}}"
+        ));
     }
 }
 
@@ -389,7 +515,10 @@ fn time() {
 fn messages_of_errors_are_short() {
     let (result, ..) = render("{{ raise_exception('ab' * 4000000) }}");
     let message = result.unwrap_err().to_string();
-    assert!(message.starts_with("the chat template refuses this conversation: abab"), "{message}");
+    assert!(
+        message.starts_with("the chat template refuses this conversation: abab"),
+        "{message}"
+    );
     assert!(message.ends_with("… (8000000 bytes)"), "{message}");
     let name = "a".repeat(100_000);
     for source in [
@@ -408,9 +537,12 @@ fn messages_of_errors_are_short() {
 
 #[test]
 fn a_conversation_that_is_too_long_says_so() {
-    let template = ChatTemplate::new("{{ messages[0].content }}", &SpecialTokens::default()).unwrap();
+    let template =
+        ChatTemplate::new("{{ messages[0].content }}", &SpecialTokens::default()).unwrap();
     let long = "a".repeat(100_000_000);
-    let error = template.render(&ChatInput::conversation([("user", long.as_str())])).unwrap_err();
+    let error = template
+        .render(&ChatInput::conversation([("user", long.as_str())]))
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "conversation of 100000095 bytes, at most 67108864 are made a prompt"
@@ -419,7 +551,9 @@ fn a_conversation_that_is_too_long_says_so() {
     let source = "{% set ns = namespace(x='') %}{% for m in messages %}{% set c = m.content | trim %}{% set ns.x = ns.x ~ c.replace('b', 'c').strip() %}{% endfor %}{{ ns.x }}";
     let template = ChatTemplate::new(source, &SpecialTokens::default()).unwrap();
     let long = "a".repeat(20_000_000);
-    let prompt = template.render(&ChatInput::conversation([("user", long.as_str())])).unwrap();
+    let prompt = template
+        .render(&ChatInput::conversation([("user", long.as_str())]))
+        .unwrap();
     assert_eq!(prompt, long);
 }
 
@@ -434,7 +568,10 @@ fn a_conversation_that_nests_deep_is_refused() {
         messages: vec![value],
         ..ChatInput::default()
     };
-    assert!(matches!(template.render(&input), Err(TemplateError::Render { .. })));
+    assert!(matches!(
+        template.render(&input),
+        Err(TemplateError::Render { .. })
+    ));
 }
 
 // What is made up at random, from a seed.
@@ -460,26 +597,151 @@ impl Random {
 }
 
 const FILTERS: [&str; 51] = [
-    "abs", "attr", "batch", "bool", "capitalize", "chain", "count", "d", "default", "dictsort", "e", "first", "float",
-    "format", "groupby", "indent", "int", "items", "join", "last", "length", "lines", "list", "lower", "map", "max",
-    "min", "pprint", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice",
-    "sort", "split", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode",
-    "wordcount", "zip", "center",
+    "abs",
+    "attr",
+    "batch",
+    "bool",
+    "capitalize",
+    "chain",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "first",
+    "float",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "lines",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "split",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+    "zip",
+    "center",
 ];
 const METHODS: [&str; 38] = [
-    "upper", "lower", "strip", "lstrip", "rstrip", "replace", "split", "rsplit", "splitlines", "join", "format",
-    "startswith", "endswith", "find", "rfind", "count", "index", "title", "capitalize", "zfill", "partition",
-    "rpartition", "removeprefix", "removesuffix", "swapcase", "casefold", "items", "keys", "values", "get", "copy",
-    "ljust", "rjust", "center", "cycle", "changed", "next", "isalpha",
+    "upper",
+    "lower",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "replace",
+    "split",
+    "rsplit",
+    "splitlines",
+    "join",
+    "format",
+    "startswith",
+    "endswith",
+    "find",
+    "rfind",
+    "count",
+    "index",
+    "title",
+    "capitalize",
+    "zfill",
+    "partition",
+    "rpartition",
+    "removeprefix",
+    "removesuffix",
+    "swapcase",
+    "casefold",
+    "items",
+    "keys",
+    "values",
+    "get",
+    "copy",
+    "ljust",
+    "rjust",
+    "center",
+    "cycle",
+    "changed",
+    "next",
+    "isalpha",
 ];
 const TESTS: [&str; 16] = [
-    "odd", "even", "defined", "string", "mapping", "sequence", "iterable", "lower", "upper", "none", "in [1]", "eq(x)",
-    "divisibleby 3", "sameas n", "lt(y)", "callable",
+    "odd",
+    "even",
+    "defined",
+    "string",
+    "mapping",
+    "sequence",
+    "iterable",
+    "lower",
+    "upper",
+    "none",
+    "in [1]",
+    "eq(x)",
+    "divisibleby 3",
+    "sameas n",
+    "lt(y)",
+    "callable",
 ];
 const ATOMS: [&str; 34] = [
-    "x", "y", "n", "n.a", "n.b", "messages", "loop", "m", "m(x)", "m(m)", "1", "0", "-1", "1000000000000", "3.5", "''",
-    "'a'", "'%s%9999d'", "'{}{:>99999}'", "'é '", "none", "true", "[]", "{}", "loop.cycle()", "range(99999)",
-    "namespace()", "namespace(a=n)", "joiner(x)", "cycler(n)", "'a' * 1000000", "caller", "loop.index", "upper",
+    "x",
+    "y",
+    "n",
+    "n.a",
+    "n.b",
+    "messages",
+    "loop",
+    "m",
+    "m(x)",
+    "m(m)",
+    "1",
+    "0",
+    "-1",
+    "1000000000000",
+    "3.5",
+    "''",
+    "'a'",
+    "'%s%9999d'",
+    "'{}{:>99999}'",
+    "'é '",
+    "none",
+    "true",
+    "[]",
+    "{}",
+    "loop.cycle()",
+    "range(99999)",
+    "namespace()",
+    "namespace(a=n)",
+    "joiner(x)",
+    "cycler(n)",
+    "'a' * 1000000",
+    "caller",
+    "loop.index",
+    "upper",
 ];
 
 fn arguments(r: &mut Random, depth: usize) -> String {
@@ -507,17 +769,33 @@ fn expression(r: &mut Random, depth: usize) -> String {
     let e = |r: &mut Random| expression(r, depth);
     match r.below(13) {
         0 | 1 => {
-            let op = r.one(&["+", "~", "~", "*", "**", "/", "//", "%", "-", "==", "<", "in", "and", "or", "not in"]);
+            let op = r.one(&[
+                "+", "~", "~", "*", "**", "/", "//", "%", "-", "==", "<", "in", "and", "or",
+                "not in",
+            ]);
             format!("({} {op} {})", e(r), e(r))
         }
         2..=4 => format!("({}) | {}({})", e(r), r.one(&FILTERS), arguments(r, depth)),
         5 | 6 => format!("({}).{}({})", e(r), r.one(&METHODS), arguments(r, depth)),
         7 => format!("[{}, {}]", e(r), e(r)),
         8 => format!("{{{}: {}}}", e(r), e(r)),
-        9 => format!("({})[{}]", e(r), r.one(&["0", "-1", "::-1", "1:", "'a'", "x", ":99999999999", "n"])),
-        10 => format!("({} if ({}) is {} else {})", e(r), e(r), r.one(&TESTS), e(r)),
+        9 => format!(
+            "({})[{}]",
+            e(r),
+            r.one(&["0", "-1", "::-1", "1:", "'a'", "x", ":99999999999", "n"])
+        ),
+        10 => format!(
+            "({} if ({}) is {} else {})",
+            e(r),
+            e(r),
+            r.one(&TESTS),
+            e(r)
+        ),
         11 => {
-            let op = r.one(&["~ x", "+ x", "| string", "| list", ".a", "[0]", "| upper", "* 2", "| tojson", "and y"]);
+            let op = r.one(&[
+                "~ x", "+ x", "| string", "| list", ".a", "[0]", "| upper", "* 2", "| tojson",
+                "and y",
+            ]);
             let n = [3, 30, 3_000][r.below(3)];
             format!("(({}){})", e(r), format!(" {op}").repeat(n))
         }
@@ -536,22 +814,47 @@ fn statements(r: &mut Random, depth: usize) -> String {
         let inner = statements(r, depth - 1);
         let part = match r.below(13) {
             0 => format!("{{{{ {value} }}}}"),
-            1 => format!("{{% set {} = {value} %}}", r.one(&["x", "y", "n.a", "n.b", "x, y"])),
+            1 => format!(
+                "{{% set {} = {value} %}}",
+                r.one(&["x", "y", "n.a", "n.b", "x, y"])
+            ),
             2 => {
-                let grow = r.one(&["n.a ~ n.a", "[n.a, n.a]", "n.a + n.a", "[n.a]", "{'a': n.a, 'b': n}", "n.a | string", "(n.a, n)"]);
+                let grow = r.one(&[
+                    "n.a ~ n.a",
+                    "[n.a, n.a]",
+                    "n.a + n.a",
+                    "[n.a]",
+                    "{'a': n.a, 'b': n}",
+                    "n.a | string",
+                    "(n.a, n)",
+                ]);
                 let times = r.one(&["30", "1000", "99999"]);
                 format!("{{% for i in range({times}) %}}{{% set n.a = {grow} %}}{{% endfor %}}")
             }
-            3 => format!("{{% for x in {} %}}{inner}{{% endfor %}}", r.one(&["range(99999)", "n.a", "x", "messages", "'abc' * 99999"])),
-            4 => format!("{{% for x in {value} recursive %}}{inner}{{{{ loop({}) }}}}{{% endfor %}}", r.one(&["[1]", "x", "[x, x]"])),
-            5 => format!("{{% set {} %}}{inner}{{% endset %}}", r.one(&["x", "y", "n.a", "n.b"])),
-            6 => format!("{{% macro m(x, y={}) %}}{inner}{{% endmacro %}}", r.one(&["1", "n", "x", "m"])),
+            3 => format!(
+                "{{% for x in {} %}}{inner}{{% endfor %}}",
+                r.one(&["range(99999)", "n.a", "x", "messages", "'abc' * 99999"])
+            ),
+            4 => format!(
+                "{{% for x in {value} recursive %}}{inner}{{{{ loop({}) }}}}{{% endfor %}}",
+                r.one(&["[1]", "x", "[x, x]"])
+            ),
+            5 => format!(
+                "{{% set {} %}}{inner}{{% endset %}}",
+                r.one(&["x", "y", "n.a", "n.b"])
+            ),
+            6 => format!(
+                "{{% macro m(x, y={}) %}}{inner}{{% endmacro %}}",
+                r.one(&["1", "n", "x", "m"])
+            ),
             7 => format!("{{% call m({value}) %}}{inner}{{% endcall %}}"),
             8 => format!("{{% if {value} %}}{inner}{{% elif x %}}{inner}{{% endif %}}"),
             9 => format!("{{% with x = {value} %}}{inner}{{% endwith %}}"),
             10 => format!("{{% filter {} %}}{inner}{{% endfilter %}}", r.one(&FILTERS)),
             11 => format!("{{% for i in range(99999) %}}{{{{ {value} }}}}{{% endfor %}}"),
-            _ => format!("{{% for i in range(99999) %}}{{% if {value} %}}{{% endif %}}{{% endfor %}}"),
+            _ => format!(
+                "{{% for i in range(99999) %}}{{% if {value} %}}{{% endif %}}{{% endfor %}}"
+            ),
         };
         out.push_str(&part);
     }
@@ -560,12 +863,27 @@ fn statements(r: &mut Random, depth: usize) -> String {
 
 fn generated(seed: u64) -> String {
     let mut r = Random(seed);
-    let x = r.one(&["'a' * 1000000", "'a b' * 300000", "range(99999) | list", "'é'", "[1, 'a', none]", "messages", "1"]);
+    let x = r.one(&[
+        "'a' * 1000000",
+        "'a b' * 300000",
+        "range(99999) | list",
+        "'é'",
+        "[1, 'a', none]",
+        "messages",
+        "1",
+    ]);
     let own = r.one(&["n", "[n]", "'a'", "1", "[]", "'ab' * 1000000", "{'a': n}"]);
     let start = format!(
         "{{% set n = namespace(a='a', b=[1]) %}}{{% set n.{} = {own} %}}{{% set x = {x} %}}{{% set y = x %}}{{% macro m(x) %}}{}{{% endmacro %}}",
         r.one(&["a", "b"]),
-        r.one(&["{{ x }}", "{{ x ~ x }}", "{{ m(x) }}", "{{ caller() }}", "{% for i in x %}{{ i }}{% endfor %}", "{{ m([x]) }}{{ m(x ~ x) }}"]),
+        r.one(&[
+            "{{ x }}",
+            "{{ x ~ x }}",
+            "{{ m(x) }}",
+            "{{ caller() }}",
+            "{% for i in x %}{{ i }}{% endfor %}",
+            "{{ m([x]) }}{{ m(x ~ x) }}"
+        ]),
     );
     start + &statements(&mut r, 2)
 }

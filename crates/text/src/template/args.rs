@@ -22,7 +22,10 @@ impl Args {
 
     /// The argument called `name`, which can't be given without.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Value>, Fault> {
-        let at = self.named.iter().position(|(n, _)| n.as_str() == Some(name));
+        let at = self
+            .named
+            .iter()
+            .position(|(n, _)| n.as_str() == Some(name));
         Ok(at.map(|at| self.named.swap_remove(at).1))
     }
 
@@ -89,5 +92,7 @@ impl Args {
 
 fn wrong(name: &str, expected: &str, found: &Value) -> Fault {
     let found = found.kind();
-    Fault::new(format!("argument `{name}`: expected {expected}, found {found}"))
+    Fault::new(format!(
+        "argument `{name}`: expected {expected}, found {found}"
+    ))
 }

@@ -12,11 +12,61 @@ use super::value::{self, List, Map, Text, Value};
 use super::{json, methods};
 
 pub(super) const NAMES: [&str; 55] = [
-    "abs", "attr", "batch", "bool", "capitalize", "chain", "count", "d", "default", "dictsort", "e", "escape", "first",
-    "float", "forceescape", "format", "groupby", "indent", "int", "items", "join", "last", "length", "lines", "list",
-    "lower", "map", "max", "min", "pprint", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select",
-    "selectattr", "slice", "sort", "split", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper",
-    "urlencode", "wordcount", "xmlattr", "zip", "center", "striptags",
+    "abs",
+    "attr",
+    "batch",
+    "bool",
+    "capitalize",
+    "chain",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "lines",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "split",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+    "xmlattr",
+    "zip",
+    "center",
+    "striptags",
 ];
 
 /// What `sort` and its kin need for each item while they work.
@@ -83,12 +133,7 @@ impl Renderer<'_> {
     }
 
     #[inline(never)]
-    fn other_filter(
-        &mut self,
-        name: &str,
-        value: Value,
-        args: &mut Args,
-    ) -> Result<Value, Fault> {
+    fn other_filter(&mut self, name: &str, value: Value, args: &mut Args) -> Result<Value, Fault> {
         match name {
             "upper" | "lower" | "title" | "capitalize" | "trim" | "replace" | "split" | "lines"
             | "e" | "escape" | "forceescape" | "indent" | "wordcount" | "format" | "reverse"
@@ -131,7 +176,11 @@ impl Renderer<'_> {
         Ok(match value {
             Value::Str(text) => {
                 let mut chars = text.as_str().chars();
-                let found = if first { chars.next() } else { chars.next_back() };
+                let found = if first {
+                    chars.next()
+                } else {
+                    chars.next_back()
+                };
                 match found {
                     Some(c) => Value::str(c.encode_utf8(&mut [0; 4]), &self.meter)?,
                     None => Value::Undefined,
@@ -162,12 +211,7 @@ impl Renderer<'_> {
     }
 
     #[inline(never)]
-    fn text_filter(
-        &mut self,
-        name: &str,
-        value: &Value,
-        args: &mut Args,
-    ) -> Result<Value, Fault> {
+    fn text_filter(&mut self, name: &str, value: &Value, args: &mut Args) -> Result<Value, Fault> {
         if name == "reverse" && !matches!(value, Value::Str(_)) {
             args.done()?;
             let items = self.items(value)?;
@@ -289,7 +333,9 @@ impl Renderer<'_> {
             width => {
                 let width = width.as_ref().map_or(Some(4), Value::as_int);
                 let Some(width) = width else {
-                    return Err(Fault::new("expected a number of spaces or a text to indent by"));
+                    return Err(Fault::new(
+                        "expected a number of spaces or a text to indent by",
+                    ));
                 };
                 let mut spaces = Text::new(&self.meter)?;
                 spaces.repeat(" ", usize::try_from(width.max(0)).unwrap_or(usize::MAX))?;
@@ -418,7 +464,11 @@ impl Renderer<'_> {
                 Err(_) => self.attribute(&value, name)?,
             };
         }
-        Ok(if value.is_undefined() { default.clone() } else { value })
+        Ok(if value.is_undefined() {
+            default.clone()
+        } else {
+            value
+        })
     }
 
     /// What items are ordered by: strings in lower case unless case counts.
@@ -453,7 +503,11 @@ impl Renderer<'_> {
                 None => self.key(item.clone(), case_sensitive)?,
                 Some(_) if paths.contains(',') => {
                     let mut parts = List::new(&self.meter)?;
-                    for path in paths.split(',').map(str::trim).filter(|path| !path.is_empty()) {
+                    for path in paths
+                        .split(',')
+                        .map(str::trim)
+                        .filter(|path| !path.is_empty())
+                    {
                         let path = Value::str(path, &self.meter)?;
                         let part = self.path_or(item, &path, default)?;
                         parts.push(self.key(part, case_sensitive)?)?;
@@ -497,7 +551,9 @@ impl Renderer<'_> {
         let attribute = match name {
             "groupby" => Some(args.required("attribute")?),
             "dictsort" => Some(Value::Int(i128::from(by_value))),
-            _ => args.next("attribute")?.filter(|path| !matches!(path, Value::None)),
+            _ => args
+                .next("attribute")?
+                .filter(|path| !matches!(path, Value::None)),
         };
         let default = match name {
             "groupby" => args.next("default")?.unwrap_or(Value::Undefined),
@@ -602,7 +658,8 @@ impl Renderer<'_> {
         let name = args.required_string("name")?;
         self.enter()?;
         for item in items.items() {
-            self.meter.work(1 + args.positional.len() + args.named.len())?;
+            self.meter
+                .work(1 + args.positional.len() + args.named.len())?;
             let mut args = Args {
                 positional: args.positional.clone(),
                 named: args.named.clone(),
@@ -630,7 +687,8 @@ impl Renderer<'_> {
         let wanted = name.starts_with("select");
         let mut out = List::new(&self.meter)?;
         for item in items.items() {
-            self.meter.work(1 + args.positional.len() + args.named.len())?;
+            self.meter
+                .work(1 + args.positional.len() + args.named.len())?;
             let tested = match &attribute {
                 Some(path) => self.path(item, path)?,
                 None => item.clone(),
@@ -653,17 +711,14 @@ impl Renderer<'_> {
     }
 
     #[inline(never)]
-    fn list_filter(
-        &mut self,
-        name: &str,
-        value: &Value,
-        args: &mut Args,
-    ) -> Result<Value, Fault> {
+    fn list_filter(&mut self, name: &str, value: &Value, args: &mut Args) -> Result<Value, Fault> {
         let meter = Rc::clone(&self.meter);
         let mut out = List::new(&meter)?;
         match name {
             "sum" => {
-                let attribute = args.next("attribute")?.filter(|path| !matches!(path, Value::None));
+                let attribute = args
+                    .next("attribute")?
+                    .filter(|path| !matches!(path, Value::None));
                 let mut sum = args.next("start")?.unwrap_or(Value::Int(0));
                 args.done()?;
                 for item in self.items(value)?.items() {
@@ -680,7 +735,9 @@ impl Renderer<'_> {
             }
             "batch" => {
                 let n = count(args, "linecount")?;
-                let fill = args.next("fill_with")?.filter(|fill| !matches!(fill, Value::None));
+                let fill = args
+                    .next("fill_with")?
+                    .filter(|fill| !matches!(fill, Value::None));
                 args.done()?;
                 let items = self.items(value)?;
                 for chunk in items.items().chunks(n) {
@@ -698,7 +755,9 @@ impl Renderer<'_> {
             }
             "slice" => {
                 let n = count(args, "slices")?;
-                let fill = args.next("fill_with")?.filter(|fill| !matches!(fill, Value::None));
+                let fill = args
+                    .next("fill_with")?
+                    .filter(|fill| !matches!(fill, Value::None));
                 args.done()?;
                 let items = self.items(value)?;
                 let items = items.items();
@@ -744,7 +803,11 @@ impl Renderer<'_> {
                     lists.push(self.items(&other)?);
                 }
                 args.done()?;
-                let n = lists.iter().map(|list| list.items().len()).min().unwrap_or(0);
+                let n = lists
+                    .iter()
+                    .map(|list| list.items().len())
+                    .min()
+                    .unwrap_or(0);
                 for at in 0..n {
                     meter.work(1 + lists.len())?;
                     let row = lists.iter().map(|list| list.items()[at].clone());
@@ -765,7 +828,9 @@ impl Renderer<'_> {
 
 fn count(args: &mut Args, name: &str) -> Result<usize, Fault> {
     match args.count(name)? {
-        Some(0) | None => Err(Fault::new(format!("argument `{name}`: expected a number above 0"))),
+        Some(0) | None => Err(Fault::new(format!(
+            "argument `{name}`: expected a number above 0"
+        ))),
         // As many parts as there are arguments at most would be too few; memory bounds them.
         Some(n) => Ok(n.max(1)),
     }
@@ -785,7 +850,9 @@ fn round(value: &Value, precision: i32, method: &str) -> Result<Value, Fault> {
     }
     let Some(number) = value.as_float() else {
         let kind = value.kind();
-        return Err(Fault::new(format!("expected a number to round, found {kind}")));
+        return Err(Fault::new(format!(
+            "expected a number to round, found {kind}"
+        )));
     };
     if !number.is_finite() {
         return Ok(Value::Float(number));
@@ -800,7 +867,11 @@ fn round(value: &Value, precision: i32, method: &str) -> Result<Value, Fault> {
             digits.parse().unwrap_or(number)
         }
         "common" => (number * factor).round_ties_even() / factor,
-        _ => return Err(Fault::new("expected `common`, `ceil` or `floor` to round by")),
+        _ => {
+            return Err(Fault::new(
+                "expected `common`, `ceil` or `floor` to round by",
+            ));
+        }
     };
     let rounded = if rounded.is_finite() { rounded } else { number };
     Ok(match value {

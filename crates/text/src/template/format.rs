@@ -93,7 +93,9 @@ impl Renderer<'_> {
             let value = match kind {
                 's' | 'r' | 'a' => {
                     spec.zero = false;
-                    spec.align = spec.align.map(|align| if align == '=' { '>' } else { align });
+                    spec.align = spec
+                        .align
+                        .map(|align| if align == '=' { '>' } else { align });
                     match kind {
                         's' => self.string(&value)?,
                         _ => {
@@ -353,7 +355,9 @@ fn number(value: &Value, spec: &Spec) -> Result<(bool, &'static str, String), Fa
         'g' | 'G' => {
             let significant = precision.max(1);
             let text = exponential(significant - 1);
-            let exponent = text.split_once('e').and_then(|(_, e)| e.parse::<i32>().ok());
+            let exponent = text
+                .split_once('e')
+                .and_then(|(_, e)| e.parse::<i32>().ok());
             let exponent = exponent.unwrap_or(0);
             let plain = (-4..significant as i32).contains(&exponent);
             let text = match plain {
@@ -380,7 +384,9 @@ fn number(value: &Value, spec: &Spec) -> Result<(bool, &'static str, String), Fa
 
 /// Digits with a comma before each group of three.
 fn grouped(digits: &str) -> String {
-    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    let end = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
     let (whole, rest) = digits.split_at(end);
     let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
     for (at, c) in whole.chars().enumerate() {

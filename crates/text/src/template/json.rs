@@ -16,7 +16,9 @@ pub(super) fn filter(
     args: &mut Args,
 ) -> Result<Value, Fault> {
     let meter = Rc::clone(&renderer.meter);
-    let ascii = args.take("ensure_ascii")?.is_some_and(|flag| flag.is_true());
+    let ascii = args
+        .take("ensure_ascii")?
+        .is_some_and(|flag| flag.is_true());
     let sort = args.take("sort_keys")?.is_some_and(|flag| flag.is_true());
     let separators = args.take("separators")?;
     let indent = match args.next("indent")? {
@@ -25,7 +27,9 @@ pub(super) fn filter(
         Some(other) => {
             let Some(width) = other.as_int() else {
                 let kind = other.kind();
-                return Err(Fault::new(format!("`indent`: expected a number, found {kind}")));
+                return Err(Fault::new(format!(
+                    "`indent`: expected a number, found {kind}"
+                )));
             };
             let mut spaces = Text::new(&meter)?;
             spaces.repeat(" ", width.clamp(0, 64) as usize)?;
@@ -80,7 +84,11 @@ impl Writer<'_, '_> {
             Value::Int(number) => self.out.push_str(&number.to_string()),
             Value::Float(number) if number.is_nan() => self.out.push_str("NaN"),
             Value::Float(number) if number.is_infinite() => {
-                let text = if *number > 0.0 { "Infinity" } else { "-Infinity" };
+                let text = if *number > 0.0 {
+                    "Infinity"
+                } else {
+                    "-Infinity"
+                };
                 self.out.push_str(text)
             }
             Value::Float(number) => self.out.push_str(&super::print::float(*number)),
@@ -110,11 +118,12 @@ impl Writer<'_, '_> {
         self.out.push('{')?;
         if self.sort {
             let meter = Rc::clone(&self.renderer.meter);
-            let bytes = entries.len().saturating_mul(2 * size_of::<&(Value, Value)>());
+            let bytes = entries
+                .len()
+                .saturating_mul(2 * size_of::<&(Value, Value)>());
             let _hold = super::meter::Hold::new(&meter, bytes)?;
-            let order = |a: &&(Value, Value), b: &&(Value, Value)| {
-                value::compare(&a.0, &b.0, &meter)
-            };
+            let order =
+                |a: &&(Value, Value), b: &&(Value, Value)| value::compare(&a.0, &b.0, &meter);
             for (at, (key, item)) in value::sort(entries.iter().collect(), order)?
                 .into_iter()
                 .enumerate()

@@ -74,8 +74,8 @@ enum Mark {
 
 /// Operators, the longer ones before those that they begin with.
 const OPS: [&str; 27] = [
-    "**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "=", "|", ".",
-    ",", ":", "(", ")", "[", "]", "{", "}", ";", "!",
+    "**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "=", "|", ".", ",",
+    ":", "(", ")", "[", "]", "{", "}", ";", "!",
 ];
 
 pub(super) struct Lexer<'s> {
@@ -473,7 +473,10 @@ fn unescape(text: &str) -> Option<String> {
             }
             'U' => out.push(char::from_u32(digits(8, 16)?)?),
             '0'..='7' => {
-                let more = rest.bytes().take(2).take_while(|b| (b'0'..=b'7').contains(b));
+                let more = rest
+                    .bytes()
+                    .take(2)
+                    .take_while(|b| (b'0'..=b'7').contains(b));
                 let n = more.count();
                 let mut code = c.to_digit(8)?;
                 for digit in rest[..n].chars() {

@@ -12,10 +12,7 @@ use super::value::{self, Cycler, Joiner, List, Map, Text, Value};
 /// The most items of a `range`, as in Jinja's sandbox.
 const MAX_RANGE: i128 = 100_000;
 
-pub(super) fn push_all(
-    out: &mut Text,
-    chars: impl IntoIterator<Item = char>,
-) -> Result<(), Fault> {
+pub(super) fn push_all(out: &mut Text, chars: impl IntoIterator<Item = char>) -> Result<(), Fault> {
     chars.into_iter().try_for_each(|c| out.push(c))
 }
 
@@ -138,12 +135,7 @@ impl Renderer<'_> {
         }
     }
 
-    fn namespace_method(
-        &self,
-        value: &Value,
-        name: &str,
-        args: &mut Args,
-    ) -> Result<Value, Fault> {
+    fn namespace_method(&self, value: &Value, name: &str, args: &mut Args) -> Result<Value, Fault> {
         let Value::Namespace(at) = value else {
             return Err(unknown(value, name));
         };
@@ -284,7 +276,10 @@ impl Renderer<'_> {
                 let most = args.int("count")?.unwrap_or(-1);
                 args.done()?;
                 let most = usize::try_from(most).unwrap_or(usize::MAX);
-                let (old, new) = (old.as_str().unwrap_or_default(), new.as_str().unwrap_or_default());
+                let (old, new) = (
+                    old.as_str().unwrap_or_default(),
+                    new.as_str().unwrap_or_default(),
+                );
                 meter.scan(old.len())?;
                 let mut from = 0;
                 for (at, found) in text.match_indices(old).take(most) {
@@ -441,12 +436,12 @@ impl Renderer<'_> {
                 }
                 Value::Bool(holds)
             }
-            "islower" => Value::Bool(
-                text.contains(char::is_lowercase) && !text.contains(char::is_uppercase),
-            ),
-            "isupper" => Value::Bool(
-                text.contains(char::is_uppercase) && !text.contains(char::is_lowercase),
-            ),
+            "islower" => {
+                Value::Bool(text.contains(char::is_lowercase) && !text.contains(char::is_uppercase))
+            }
+            "isupper" => {
+                Value::Bool(text.contains(char::is_uppercase) && !text.contains(char::is_lowercase))
+            }
             "isspace" => Value::Bool(all(char::is_whitespace)),
             "isdigit" | "isnumeric" | "isdecimal" => Value::Bool(all(char::is_numeric)),
             "isalnum" => Value::Bool(all(char::is_alphanumeric)),
@@ -476,7 +471,11 @@ impl Renderer<'_> {
         loop {
             self.meter.work(2)?;
             if separator.is_none() {
-                rest = if last { rest.trim_end() } else { rest.trim_start() };
+                rest = if last {
+                    rest.trim_end()
+                } else {
+                    rest.trim_start()
+                };
                 if rest.is_empty() {
                     break;
                 }
@@ -530,7 +529,9 @@ impl Renderer<'_> {
                     false => 0,
                 };
                 if n > MAX_RANGE {
-                    return Err(Fault::new(format!("a range of more than {MAX_RANGE} numbers")));
+                    return Err(Fault::new(format!(
+                        "a range of more than {MAX_RANGE} numbers"
+                    )));
                 }
                 meter.work(n as usize / 8)?;
                 Value::list((0..n).map(|at| Value::Int(start + at * step)), &meter)

@@ -82,9 +82,16 @@ impl ChatInput {
 
     /// Bytes of all strings, and some for each value.
     pub(crate) fn size(&self) -> usize {
-        let lists = [Some(&self.messages), self.tools.as_ref(), self.documents.as_ref()];
+        let lists = [
+            Some(&self.messages),
+            self.tools.as_ref(),
+            self.documents.as_ref(),
+        ];
         let values = lists.into_iter().flatten().flatten();
-        let extra = self.extra.iter().map(|(name, value)| name.len() + json_size(value));
+        let extra = self
+            .extra
+            .iter()
+            .map(|(name, value)| name.len() + json_size(value));
         values.map(json_size).chain(extra).sum()
     }
 }
@@ -99,7 +106,9 @@ fn json_size(value: &serde_json::Value) -> usize {
             Json::Array(items) => items.iter().map(json_size).sum(),
             Json::Object(entries) => {
                 let entries = entries.iter();
-                entries.map(|(key, item)| VALUE + key.len() + json_size(item)).sum()
+                entries
+                    .map(|(key, item)| VALUE + key.len() + json_size(item))
+                    .sum()
             }
         }
 }
@@ -214,9 +223,18 @@ mod tests {
     #[test]
     fn errors_name_the_line() {
         let cases = [
-            ("a\n{{ x.y }}", "chat template, line 2: attribute `y` of an undefined value"),
-            ("a\n\n{% if x", "chat template, line 3: expected `%}`, found the end of the template"),
-            ("{{ 1 +\n'a' }}", "chat template, line 1: `+` takes no number and string"),
+            (
+                "a\n{{ x.y }}",
+                "chat template, line 2: attribute `y` of an undefined value",
+            ),
+            (
+                "a\n\n{% if x",
+                "chat template, line 3: expected `%}`, found the end of the template",
+            ),
+            (
+                "{{ 1 +\n'a' }}",
+                "chat template, line 1: `+` takes no number and string",
+            ),
         ];
         for (source, expected) in cases {
             assert_eq!(render(source).unwrap_err().to_string(), expected);

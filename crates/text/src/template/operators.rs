@@ -14,9 +14,7 @@ pub(super) fn negate(value: &Value, negative: bool) -> Result<Value, Fault> {
     match value {
         Value::Float(number) => Ok(Value::Float(if negative { -number } else { *number })),
         other => match other.as_int() {
-            Some(number) if negative => {
-                Ok(Value::Int(number.checked_neg().ok_or_else(overflow)?))
-            }
+            Some(number) if negative => Ok(Value::Int(number.checked_neg().ok_or_else(overflow)?)),
             Some(number) => Ok(Value::Int(number)),
             None => Err(Fault::new(format!(
                 "expected a number behind a sign, found {}",
@@ -394,7 +392,12 @@ fn whole(op: BinaryOp, a: i128, b: i128) -> Option<Value> {
 }
 
 fn float(op: BinaryOp, a: f64, b: f64) -> Option<Value> {
-    if b == 0.0 && matches!(op, BinaryOp::Divide | BinaryOp::FloorDivide | BinaryOp::Remainder) {
+    if b == 0.0
+        && matches!(
+            op,
+            BinaryOp::Divide | BinaryOp::FloorDivide | BinaryOp::Remainder
+        )
+    {
         return None;
     }
     if a == 0.0 && b < 0.0 && op == BinaryOp::Power {

@@ -247,7 +247,11 @@ impl<'s> Parser<'s> {
                     _ => return self.error("expected a call of a macro behind `call`"),
                 }
                 let caller = self.id("caller");
-                Stmt::Call(line, self.macro_body(caller, parameters, &["endcall"])?, call)
+                Stmt::Call(
+                    line,
+                    self.macro_body(caller, parameters, &["endcall"])?,
+                    call,
+                )
             }
             // Marks answers for training.
             "generation" => Stmt::Block(self.body(&["endgeneration"])?),
@@ -342,7 +346,12 @@ impl<'s> Parser<'s> {
             true => self.filter_chain()?,
             false => Vec::new(),
         };
-        Ok(Stmt::SetBlock(line, target, filters, self.body(&["endset"])?))
+        Ok(Stmt::SetBlock(
+            line,
+            target,
+            filters,
+            self.body(&["endset"])?,
+        ))
     }
 
     /// What a value is assigned to; `dotted` if that may be an attribute.

@@ -10,10 +10,44 @@ use super::render::Renderer;
 use super::value::{self, Value};
 
 pub(super) const NAMES: [&str; 38] = [
-    "boolean", "callable", "defined", "divisibleby", "endingwith", "eq", "equalto", "escaped", "even", "false",
-    "filter", "float", "ge", "greaterthan", "gt", "in", "int", "integer", "iterable", "le", "lessthan", "lower", "lt",
-    "mapping", "ne", "none", "number", "odd", "safe", "sameas", "sequence", "startingwith", "string", "test", "true",
-    "undefined", "upper", "==",
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "endingwith",
+    "eq",
+    "equalto",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "int",
+    "integer",
+    "iterable",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "mapping",
+    "ne",
+    "none",
+    "number",
+    "odd",
+    "safe",
+    "sameas",
+    "sequence",
+    "startingwith",
+    "string",
+    "test",
+    "true",
+    "undefined",
+    "upper",
+    "==",
 ];
 
 impl Renderer<'_> {
@@ -38,9 +72,11 @@ impl Renderer<'_> {
             "float" => matches!(value, Value::Float(_)),
             "mapping" => matches!(value, Value::Map(_) | Value::Namespace(_)),
             "sequence" => matches!(value, Value::List(_) | Value::Undefined),
+            // A loop over `none` is empty here, and no error.
             "iterable" => matches!(
                 value,
                 Value::Undefined
+                    | Value::None
                     | Value::Str(_)
                     | Value::List(_)
                     | Value::Map(_)
@@ -103,7 +139,9 @@ impl Renderer<'_> {
             }
             // No string is marked as HTML.
             "safe" | "escaped" => false,
-            "filter" => value.as_str().is_some_and(|name| filters::NAMES.contains(&name)),
+            "filter" => value
+                .as_str()
+                .is_some_and(|name| filters::NAMES.contains(&name)),
             "test" => value.as_str().is_some_and(Self::has_test),
             _ => return Err(Fault::new(format!("unknown test `{}`", cut(name)))),
         };

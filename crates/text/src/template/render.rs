@@ -7,7 +7,9 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 
 use super::args::Args;
-use super::ast::{Argument, BinaryOp, CompareOp, Expr, Link, Literal, NameId, Program, Stmt, Target};
+use super::ast::{
+    Argument, BinaryOp, CompareOp, Expr, Link, Literal, NameId, Program, Stmt, Target,
+};
 use super::clock::DateTime;
 use super::error::Fault;
 use super::meter::{Hold, Meter};
@@ -119,7 +121,11 @@ impl<'p> Renderer<'p> {
 
     pub(super) fn run(&mut self) -> Result<String, Fault> {
         self.block(&self.program.body)?;
-        Ok(self.outputs.pop().map(Text::into_string).unwrap_or_default())
+        Ok(self
+            .outputs
+            .pop()
+            .map(Text::into_string)
+            .unwrap_or_default())
     }
 
     pub(super) fn enter(&mut self) -> Result<(), Fault> {
@@ -245,12 +251,7 @@ impl<'p> Renderer<'p> {
         }
     }
 
-    fn assign_attribute(
-        &mut self,
-        id: NameId,
-        path: &[NameId],
-        value: Value,
-    ) -> Result<(), Fault> {
+    fn assign_attribute(&mut self, id: NameId, path: &[NameId], value: Value) -> Result<(), Fault> {
         let program = self.program;
         let mut object = self.lookup(id)?;
         let Some((last, before)) = path.split_last() else {
@@ -448,7 +449,9 @@ impl<'p> Renderer<'p> {
     #[inline(never)]
     fn recurse(&mut self, inner: &LoopValue, args: &mut Args) -> Result<Value, Fault> {
         if !self.program.loops[inner.at].recursive {
-            return Err(Fault::new("`loop` is called in a loop that isn't recursive"));
+            return Err(Fault::new(
+                "`loop` is called in a loop that isn't recursive",
+            ));
         }
         let items = args.required("items")?;
         args.done()?;
@@ -653,11 +656,7 @@ impl<'p> Renderer<'p> {
     }
 
     #[inline(never)]
-    fn binary(
-        &mut self,
-        first: &'p Expr,
-        others: &'p [(BinaryOp, Expr)],
-    ) -> Result<Value, Fault> {
+    fn binary(&mut self, first: &'p Expr, others: &'p [(BinaryOp, Expr)]) -> Result<Value, Fault> {
         let mut left = self.eval(first)?;
         if others.iter().all(|(op, _)| *op == BinaryOp::Concat) {
             let mut text = Text::new(&self.meter)?;
@@ -752,11 +751,7 @@ impl<'p> Renderer<'p> {
     }
 
     #[inline(never)]
-    fn slice_link(
-        &mut self,
-        value: &Value,
-        bounds: &'p [Option<Expr>; 3],
-    ) -> Result<Value, Fault> {
+    fn slice_link(&mut self, value: &Value, bounds: &'p [Option<Expr>; 3]) -> Result<Value, Fault> {
         let mut numbers = [None; 3];
         for (number, bound) in numbers.iter_mut().zip(bounds) {
             let Some(bound) = bound else {

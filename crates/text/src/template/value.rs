@@ -79,6 +79,7 @@ pub(super) struct Text {
 
 impl Text {
     pub(super) fn new(meter: &Rc<Meter>) -> Result<Self, Fault> {
+        meter.work(1)?;
         Ok(Self {
             text: String::new(),
             hold: Hold::new(meter, OVERHEAD)?,
@@ -98,7 +99,8 @@ impl Text {
         // While the text moves, both buffers are there.
         self.hold.add(capacity)?;
         self.text.reserve_exact(capacity - len);
-        self.hold.keep(OVERHEAD + self.text.capacity().max(capacity));
+        self.hold
+            .keep(OVERHEAD + self.text.capacity().max(capacity));
         Ok(())
     }
 
@@ -161,6 +163,7 @@ pub(super) struct List {
 
 impl List {
     pub(super) fn new(meter: &Rc<Meter>) -> Result<Self, Fault> {
+        meter.work(1)?;
         Ok(Self {
             items: Vec::new(),
             depth: 1,
@@ -173,6 +176,7 @@ impl List {
         let (len, old) = (self.items.len(), self.items.capacity());
         if len == old {
             let capacity = (old * 2).max(4);
+            self.hold.meter().work(capacity / 4)?;
             self.hold.add(capacity * ITEM)?;
             self.items.reserve_exact(capacity - len);
             self.hold.keep(OVERHEAD + capacity * ITEM);

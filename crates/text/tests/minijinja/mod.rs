@@ -41,7 +41,6 @@ pub(crate) fn render(source: &str, input: &ChatInput) -> Result<String, String> 
     environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
     });
-    environment.add_function("strftime_now", |_: &str| "2025-07-10");
     let source = source::prepare(source)?;
     environment
         .add_template_owned("template", source)
@@ -49,9 +48,8 @@ pub(crate) fn render(source: &str, input: &ChatInput) -> Result<String, String> 
     let template = environment.get_template("template");
     let template = template.map_err(|error| error.to_string())?;
     let list = |values: &[serde_json::Value]| -> Value { values.iter().map(json::value).collect() };
-    let optional = |values: &Option<Vec<serde_json::Value>>| {
-        values.as_deref().map_or(Value::from(()), list)
-    };
+    let optional =
+        |values: &Option<Vec<serde_json::Value>>| values.as_deref().map_or(Value::from(()), list);
     let mut variables: Vec<(String, Value)> = Vec::new();
     for (name, value) in &input.extra {
         variables.push((name.clone(), json::value(value)));

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-
-
 /// The filter that limits what a template may keep in a variable.
 pub(super) const BOUNDED: &str = "bounded__";
 
