@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{stdout, testdata, testdata_json};
+use common::{refusal, stdout, testdata, testdata_json};
 
 /// A model whose chat template knows tools.
 fn model(dir: &Path) {

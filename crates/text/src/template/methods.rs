@@ -229,30 +229,18 @@ impl Renderer<'_> {
                         _ => text.trim_end(),
                     },
                     Some(chars) => {
-                        // Each character is looked for among those to strip.
-                        let kept = |text: &str| -> Result<bool, Fault> {
-                            meter.scan(chars.len().saturating_add(8))?;
-                            Ok(text.chars().next().is_some_and(|c| chars.contains(c)))
+                        // Each character is looked for among those to strip, as long as that is paid for.
+                        let strips = |c: char| {
+                            meter.scan(chars.len().saturating_add(8)).is_ok() && chars.contains(c)
                         };
-                        let mut stripped = text;
-                        while name != "rstrip" && kept(stripped)? {
-                            let mut chars = stripped.chars();
-                            chars.next();
-                            stripped = chars.as_str();
+                        match name {
+                            "strip" => text.trim_matches(strips),
+                            "lstrip" => text.trim_start_matches(strips),
+                            _ => text.trim_end_matches(strips),
                         }
-                        while name != "lstrip" {
-                            let mut chars = stripped.chars();
-                            let last = chars.next_back();
-                            if !kept(last.unwrap_or_default().encode_utf8(&mut [0; 4]))?
-                                || last.is_none()
-                            {
-                                break;
-                            }
-                            stripped = chars.as_str();
-                        }
-                        stripped
                     }
                 };
+                meter.work(1)?;
                 args.done()?;
                 if stripped.len() == text.len() {
                     return Ok(value.clone());

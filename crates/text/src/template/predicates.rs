@@ -131,11 +131,12 @@ impl Renderer<'_> {
             "lower" | "upper" => {
                 let text = value.as_str().unwrap_or_default();
                 meter.scan(text.len())?;
-                let (wanted, other): (fn(char) -> bool, fn(char) -> bool) = match name {
-                    "lower" => (char::is_lowercase, char::is_uppercase),
-                    _ => (char::is_uppercase, char::is_lowercase),
-                };
-                text.contains(wanted) && !text.contains(other)
+                let lower = text.contains(char::is_lowercase);
+                let upper = text.contains(char::is_uppercase);
+                match name {
+                    "lower" => lower && !upper,
+                    _ => upper && !lower,
+                }
             }
             // No string is marked as HTML.
             "safe" | "escaped" => false,

@@ -269,8 +269,8 @@ impl Map {
             }
         }
         if doubled {
-            for at in 0..n {
-                if let Some(first) = replaced[at] {
+            for (at, replaced) in replaced.iter().enumerate() {
+                if let Some(first) = *replaced {
                     self.entries[first as usize].1 = self.entries[at].1.clone();
                 }
             }
