@@ -118,9 +118,10 @@ impl<'a> Quotes<'a> {
     /// The prompt of a conversation of `input` bytes, with every spelling back in its place.
     fn restore(&self, rendered: &str, input: usize) -> Result<Prompt, TemplateError> {
         let spelling = |c: char| {
-            let mut stand_ins = self.stand_ins.iter().filter(|_| PRIVATE.contains(&c));
-            let found = stand_ins.find(|(stand_in, _)| *stand_in == c)?;
-            Some(&found.1)
+            // Stand-ins are given out in order.
+            let stand_ins = &self.stand_ins;
+            let at = stand_ins.binary_search_by_key(&c, |(stand_in, _)| *stand_in);
+            Some(&stand_ins[at.ok()?].1)
         };
         // A template may repeat what a conversation spells once, and a spelling may be longer than its stand-in.
         let (mut n_quoted, mut len) = (0_usize, rendered.len());

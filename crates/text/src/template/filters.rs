@@ -396,6 +396,8 @@ impl Renderer<'_> {
                 number.map_or(default, Value::Float)
             }
             _ => {
+                // Large floats have hundreds of exact digits.
+                self.meter.work(100)?;
                 let precision = args.int("precision")?.unwrap_or(0).clamp(-400, 400) as i32;
                 let method = args.string("method")?;
                 let method = method.as_ref().and_then(Value::as_str).unwrap_or("common");

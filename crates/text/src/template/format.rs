@@ -233,6 +233,9 @@ impl Renderer<'_> {
             let end = text.char_indices().nth(end).map_or(text.len(), |c| c.0);
             return pad("", "", &text[..end], spec, '<', out);
         }
+        // Large floats have hundreds of exact digits.
+        self.meter
+            .work(40 + spec.precision.unwrap_or(0).min(MAX_PRECISION) / 4)?;
         let (negative, prefix, digits) = number(value, spec)?;
         let sign = match (negative, spec.sign) {
             (true, _) => "-",
