@@ -396,9 +396,9 @@ impl Renderer<'_> {
                 number.map_or(default, Value::Float)
             }
             _ => {
-                // Large floats have hundreds of exact digits.
-                self.meter.work(100)?;
                 let precision = args.int("precision")?.unwrap_or(0).clamp(-400, 400) as i32;
+                let digits = precision.unsigned_abs() as usize;
+                self.meter.work(super::format::digits_work(value, digits))?;
                 let method = args.string("method")?;
                 let method = method.as_ref().and_then(Value::as_str).unwrap_or("common");
                 round(value, precision, method)?

@@ -233,9 +233,8 @@ impl Renderer<'_> {
             let end = text.char_indices().nth(end).map_or(text.len(), |c| c.0);
             return pad("", "", &text[..end], spec, '<', out);
         }
-        // Large floats have hundreds of exact digits.
         self.meter
-            .work(40 + spec.precision.unwrap_or(0).min(MAX_PRECISION) / 4)?;
+            .work(digits_work(value, spec.precision.unwrap_or(0)))?;
         let (negative, prefix, digits) = number(value, spec)?;
         let sign = match (negative, spec.sign) {
             (true, _) => "-",
@@ -245,6 +244,14 @@ impl Renderer<'_> {
         };
         let digits = if spec.comma { grouped(&digits) } else { digits };
         pad(sign, prefix, &digits, spec, '>', out)
+    }
+}
+
+/// What the digits of a number cost: very large and small ones have hundreds, each found by long division.
+pub(super) fn digits_work(value: &Value, precision: usize) -> usize {
+    match value {
+        Value::Float(number) if !(1e-9..1e18).contains(&number.abs()) || precision > 17 => 4000,
+        _ => 40,
     }
 }
 
