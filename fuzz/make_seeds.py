@@ -137,6 +137,34 @@ for path in sorted(glob.glob("crates/text/src/template/builtin/*.jinja")):
 with open("testdata/chat-templates/huggingface-jinja-e2e.json", encoding="utf-8") as f:
     for i, case in enumerate(json.load(f)):
         write("template", f"model-{i}", case["chat_template"].encode() + messages)
+# What once crashed, hung or filled memory.
+BIG = "{% set x = 'a' * 1000000 %}"
+SELF = "{% set n = namespace() %}{% set n.a = n %}"
+HOSTILE = [
+    "{% for i in [1] %}{{ loop.cycle() }}{% endfor %}",
+    *(SELF + use for use in ["{{ n }}", "{{ n == n }}", "{{ n ~ 'x' }}", "{{ [n, n] | sort }}", "{{ {n: n} | tojson }}"]),
+    *("{{ 1" + part * 1000 + " }}" for part in ["+1", " and 1", "|abs", "[0]", ".a", " if 1 else 1", " is odd", "~1"]),
+    "{{ " + "not " * 1000 + "1 }}",
+    "{{ " + "(" * 60 + "1" + ")" * 60 + " }}",
+    "{% if 0 %}" + "{% elif 0 %}" * 300 + "{% endif %}",
+    "{% macro m() %}{{ [m()] }}{% endmacro %}{{ m() }}",
+    "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "{% macro m() %}{% call m() %}{{ caller() }}{% endcall %}{% endmacro %}{{ m() }}",
+    *(BIG + "{{ " + use + " }}" for use in [
+        "x | replace('a', x)", "range(1000) | join(x)", "range(1000) | map('replace', '', x) | list", "([x] * 1000) | join",
+        "x ~ x ~ x ~ x ~ x", "[x, x] | sort | length", "x.split('a') | length",
+    ]),
+    "{{ [1] | slice(1000000000000) | list }}{{ [1] | batch(1000000000000, 0) | list }}",
+    "{% set x %}{% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %}{% endset %}",
+    "{{ '%1000000000d' | format(1) }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ 'a' | indent(1000000000, true) }}",
+    BIG + "{% for i in range(100000) %}{% set y = x | upper %}{% endfor %}",
+    BIG + "{{ raise_exception(x) }}",
+    "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+]
+for i, source in enumerate(HOSTILE):
+    write("template", f"hostile-{i}", source.encode() + messages)
 
 # Manifests and tensor maps of packages: the samples, cut to a few tensors.
 for path in sorted(glob.glob("testdata/rdrr-samples/*/manifest.json")):

@@ -50,7 +50,7 @@ impl ChatTemplate {
         for value in lists.into_iter().flatten().flatten() {
             quotes.replace_in(value);
         }
-        Ok(quotes.restore(&self.render(&guarded)?))
+        quotes.restore(&self.render(&guarded)?, input.size())
     }
 }
 
@@ -63,7 +63,11 @@ struct Quotes<'a> {
     stand_ins: Vec<(char, String)>,
 }
 
-/// Code points without meaning.
+/// The most places where a prompt quotes control tokens of an empty conversation, and the bytes of these.
+const MAX_QUOTED: usize = 1 << 18;
+const MAX_QUOTED_BYTES: usize = 8 << 20;
+
+/// Code points that mean nothing by themselves.
 const PRIVATE: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 
 impl<'a> Quotes<'a> {
@@ -111,24 +115,45 @@ impl<'a> Quotes<'a> {
         Some(stand_in)
     }
 
-    /// The prompt with every spelling back in its place.
-    fn restore(&self, rendered: &str) -> Prompt {
+    /// The prompt of a conversation of `input` bytes, with every spelling back in its place.
+    fn restore(&self, rendered: &str, input: usize) -> Result<Prompt, TemplateError> {
+        let spelling = |c: char| {
+            // Stand-ins are given out in order.
+            let stand_ins = &self.stand_ins;
+            let at = stand_ins.binary_search_by_key(&c, |(stand_in, _)| *stand_in);
+            Some(&stand_ins[at.ok()?].1)
+        };
+        // A template may repeat what a conversation spells once, and a spelling may be longer than its stand-in.
+        let (mut n_quoted, mut len) = (0_usize, rendered.len());
+        for spelling in rendered.chars().filter_map(spelling) {
+            n_quoted += 1;
+            len += spelling.len();
+        }
+        let (most, longest) = (MAX_QUOTED + input, MAX_QUOTED_BYTES + 4 * input);
+        if n_quoted > most || len - rendered.len() > longest {
+            return Err(TemplateError::Render {
+                line: 0,
+                problem: format!(
+                    "the prompt repeats control tokens of the conversation {n_quoted} times, at most {most} times and \
+                     {longest} bytes are kept apart"
+                ),
+            });
+        }
         let mut prompt = Prompt {
-            text: String::with_capacity(rendered.len()),
-            quoted: Vec::new(),
+            text: String::with_capacity(len),
+            quoted: Vec::with_capacity(n_quoted),
         };
         for c in rendered.chars() {
-            let mut stand_ins = self.stand_ins.iter().filter(|_| PRIVATE.contains(&c));
-            match stand_ins.find(|(stand_in, _)| *stand_in == c) {
+            match spelling(c) {
                 None => prompt.text.push(c),
-                Some((_, spelling)) => {
+                Some(spelling) => {
                     let start = prompt.text.len();
                     prompt.text.push_str(spelling);
                     prompt.quoted.push(start..prompt.text.len());
                 }
             }
         }
-        prompt
+        Ok(prompt)
     }
 }
 
@@ -189,6 +214,19 @@ mod tests {
         assert_eq!(prompt.text(), content);
         assert_eq!(prompt.quoted().first(), Some(&(4..11)));
         assert_eq!(prompt.quoted().len(), 1);
+    }
+
+    #[test]
+    fn a_template_that_repeats_quotations_without_end_is_refused() {
+        let tokenizer = Tokenizer::from_hf_json(TOKENIZER.as_bytes(), None).unwrap();
+        let source = "{{ messages[0].content * 300000 }}";
+        let template = ChatTemplate::new(source, &SpecialTokens::default()).unwrap();
+        let input = ChatInput::conversation([("user", "<|end|>")]);
+        let error = template.prompt(&input, &tokenizer).unwrap_err();
+        assert!(
+            error.to_string().contains("repeats control tokens"),
+            "{error}"
+        );
     }
 
     #[test]

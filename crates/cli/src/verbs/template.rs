@@ -1,11 +1,12 @@
 //! `sterna template`: conversations to prompts.
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
+use serde_json::Value;
 use sterna_text::ChatInput;
 
 use crate::model;
@@ -17,16 +18,28 @@ const EXAMPLE: &str = r#"Example:
 
 /// Print the prompt that a chat template renders from a conversation
 ///
-/// The prompt ends where the answer begins. The messages have the format of the OpenAI API.
+/// The prompt ends where the answer begins. Messages and tools are in the form of the OpenAI API.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Template {
     /// Model whose chat template to use
     model: String,
 
-    /// JSON file: an array of messages with role and content
-    #[arg(long, value_name = "FILE.json")]
+    /// JSON file: an array of messages with role and content; `-` for standard input
+    #[arg(long, value_name = "FILE.json|-")]
     messages: PathBuf,
+
+    /// Tools the model may call: a JSON array of their schemas, or a file with one
+    #[arg(long, value_name = "FILE.json|JSON")]
+    tools: Option<String>,
+
+    /// Documents to answer from: a JSON array, or a file with one
+    #[arg(long, value_name = "FILE.json|JSON")]
+    documents: Option<String>,
+
+    /// Don't begin the answer: the prompt ends with the last message
+    #[arg(long)]
+    no_generation_prompt: bool,
 
     /// Print JSON: the prompt and its token ids
     #[arg(long)]
@@ -49,18 +62,26 @@ impl Template {
                 self.model
             )
         })?;
-        let file = self.messages.display();
-        let messages = serde_json::from_str(&verbs::read_text(&self.messages)?)
+        let (file, messages) = match self.messages.as_path() == Path::new("-") {
+            true => ("standard input".to_owned(), verbs::read_stdin()?),
+            false => (
+                self.messages.display().to_string(),
+                verbs::read_text(&self.messages)?,
+            ),
+        };
+        let messages = serde_json::from_str(&messages)
             .with_context(|| format!("{file}: expected a JSON array of messages"))?;
         let input = ChatInput {
             messages,
-            add_generation_prompt: true,
+            tools: array("--tools", self.tools.as_deref())?,
+            documents: array("--documents", self.documents.as_deref())?,
+            add_generation_prompt: !self.no_generation_prompt,
             now: Some(chat::now()),
             ..ChatInput::default()
         };
         let prompt = template
             .prompt(&input, &tokenizer)
-            .with_context(|| file.to_string())?;
+            .with_context(|| file.clone())?;
         if self.json {
             return output::json(&Report {
                 prompt: prompt.text(),
@@ -74,4 +95,21 @@ impl Template {
         }
         Ok(())
     }
+}
+
+/// The array that `flag` was given, as JSON or in a file.
+fn array(flag: &str, given: Option<&str>) -> Result<Option<Vec<Value>>> {
+    let Some(given) = given else {
+        return Ok(None);
+    };
+    let (place, text) = match given.trim_start().starts_with(['[', '{']) {
+        true => (flag.to_owned(), given.to_owned()),
+        false => (
+            format!("{flag}: {given}"),
+            verbs::read_text(Path::new(given))?,
+        ),
+    };
+    let values =
+        serde_json::from_str(&text).with_context(|| format!("{place}: expected a JSON array"))?;
+    Ok(Some(values))
 }

@@ -1,7 +1,5 @@
 //! Dates for templates: the caller's clock, written as Python's `strftime` does.
 
-use minijinja::{Error, ErrorKind};
-
 const DAYS: [&str; 7] = [
     "Monday",
     "Tuesday",
@@ -79,13 +77,13 @@ impl DateTime {
     }
 
     /// The moment in the given format; codes as in Python's `strftime` under the C locale.
-    pub(super) fn strftime(self, format: &str) -> Result<String, Error> {
+    pub(super) fn strftime(self, format: &str) -> Result<String, String> {
         let mut out = String::new();
         self.write(format, &mut out)?;
         Ok(out)
     }
 
-    fn write(self, format: &str, out: &mut String) -> Result<(), Error> {
+    fn write(self, format: &str, out: &mut String) -> Result<(), String> {
         let (year, month, day) = self.date();
         let (hour, minute, second) = (self.second / 3600, self.second / 60 % 60, self.second % 60);
         let hour12 = (hour + 11) % 12 + 1;
@@ -147,7 +145,7 @@ impl DateTime {
                 other => {
                     let code = other.map(String::from).unwrap_or_default();
                     let problem = format!("strftime_now: unknown format code `%{code}`");
-                    return Err(Error::new(ErrorKind::InvalidOperation, problem));
+                    return Err(problem);
                 }
             }
         }

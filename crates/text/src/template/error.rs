@@ -1,7 +1,7 @@
 //! What can be wrong with a chat template.
 
-use std::error::Error as _;
-use std::fmt;
+/// Longer messages are cut: a template chooses what they say.
+const MAX_MESSAGE: usize = 1000;
 
 /// Why a chat template could not be compiled or rendered.
 #[derive(Debug, thiserror::Error)]
@@ -12,7 +12,7 @@ pub enum TemplateError {
     Syntax {
         /// From 1; 0 if unknown.
         line: usize,
-        /// What the engine says.
+        /// What is wrong.
         problem: String,
     },
 
@@ -25,12 +25,21 @@ pub enum TemplateError {
         limit: usize,
     },
 
+    /// The conversation is longer than any prompt.
+    #[error("conversation of {len} bytes, at most {limit} are made a prompt")]
+    ConversationTooLarge {
+        /// Bytes of messages, tools, documents and other variables.
+        len: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+
     /// The template does something impossible, or more than the limits on work and size allow.
     #[error("chat template, line {line}: {problem}")]
     Render {
         /// From 1; 0 if unknown.
         line: usize,
-        /// What the engine says.
+        /// What is wrong.
         problem: String,
     },
 
@@ -39,49 +48,42 @@ pub enum TemplateError {
     Raised(String),
 }
 
-impl TemplateError {
-    pub(super) fn syntax(error: minijinja::Error) -> Self {
-        Self::Syntax {
-            line: error.line().unwrap_or(0),
-            problem: describe(&error),
-        }
-    }
-
-    pub(super) fn render(error: minijinja::Error) -> Self {
-        let mut cause = error.source();
-        while let Some(inner) = cause {
-            if let Some(RaisedByTemplate(message)) = inner.downcast_ref() {
-                return Self::Raised(message.clone());
-            }
-            cause = inner.source();
-        }
-        Self::Render {
-            line: error.line().unwrap_or(0),
-            problem: describe(&error),
-        }
-    }
-}
-
-/// The message of the error and of the innermost one it wraps, without the engine's own name for the place.
-fn describe(error: &minijinja::Error) -> String {
-    let own = match error.detail() {
-        Some(detail) => format!("{}: {detail}", error.kind()),
-        None => error.kind().to_string(),
-    };
-    match error.source() {
-        Some(source) => format!("{own}: {source}"),
-        None => own,
-    }
-}
-
-/// The message given to `raise_exception`, as the source of the engine's error.
+/// Why rendering ended early.
 #[derive(Debug)]
-pub(super) struct RaisedByTemplate(pub(super) String);
+pub(super) struct Fault(Box<Kind>);
 
-impl fmt::Display for RaisedByTemplate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+#[derive(Debug)]
+enum Kind {
+    Problem(String),
+    Raised(String),
+}
+
+impl Fault {
+    pub(super) fn new(problem: impl AsRef<str>) -> Self {
+        Self(Box::new(Kind::Problem(cut(problem.as_ref()))))
+    }
+
+    /// The template's own refusal.
+    pub(super) fn raised(message: &str) -> Self {
+        Self(Box::new(Kind::Raised(cut(message))))
+    }
+
+    pub(super) fn at(self, line: u32) -> TemplateError {
+        match *self.0 {
+            Kind::Raised(message) => TemplateError::Raised(message),
+            Kind::Problem(problem) => TemplateError::Render {
+                line: line as usize,
+                problem,
+            },
+        }
     }
 }
 
-impl std::error::Error for RaisedByTemplate {}
+/// The beginning of a text that may be long.
+pub(super) fn cut(text: &str) -> String {
+    if text.len() <= MAX_MESSAGE {
+        return text.to_owned();
+    }
+    let start = text.floor_char_boundary(MAX_MESSAGE);
+    format!("{}… ({} bytes)", &text[..start], text.len())
+}

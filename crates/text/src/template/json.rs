@@ -1,222 +1,209 @@
-//! JSON into the template engine, and out of it: the `tojson` filter as Transformers has it, which is `json.dumps`
-//! with `ensure_ascii=False` and the keys in their order.
+//! The `tojson` filter as Transformers has it, which is `json.dumps` with `ensure_ascii=False` and the keys in their
+//! order.
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use std::rc::Rc;
 
-/// Values nested deeper than this are refused.
-const MAX_DEPTH: usize = 64;
-/// Longer JSON is refused, because one value may occur in many places.
-const MAX_BYTES: usize = 16 << 20;
-
-/// A JSON value as the engine's own, keys in their order.
-pub(super) fn value(json: &serde_json::Value) -> Value {
-    use serde_json::Value as Json;
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(value) => Value::from(*value),
-        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(value), _) => Value::from(value),
-            (_, Some(value)) => Value::from(value),
-            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Value::from(text.as_str()),
-        Json::Array(items) => items.iter().map(value).collect(),
-        Json::Object(entries) => Value::from_pairs(
-            entries
-                .iter()
-                .map(|(key, item)| (key.as_str(), value(item))),
-        ),
-    }
-}
+use super::args::Args;
+use super::error::Fault;
+use super::render::Renderer;
+use super::value::{self, MAX_DEPTH, Text, Value};
 
 /// `value | tojson(indent=…, separators=…, ensure_ascii=…, sort_keys=…)`.
-pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent = match options.get::<Option<Value>>("indent")? {
-        None => None,
-        Some(indent) if indent.is_none() => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent)?.min(64)),
-        }),
-    };
-    let separators = options.get::<Option<Vec<String>>>("separators")?;
-    let (item, key) = match separators.as_deref() {
-        Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "separators must be two strings",
-            ));
+#[inline(never)]
+pub(super) fn filter(
+    renderer: &mut Renderer<'_>,
+    value: &Value,
+    args: &mut Args,
+) -> Result<Value, Fault> {
+    let meter = Rc::clone(&renderer.meter);
+    let ascii = args
+        .take("ensure_ascii")?
+        .is_some_and(|flag| flag.is_true());
+    let sort = args.take("sort_keys")?.is_some_and(|flag| flag.is_true());
+    let separators = args.take("separators")?;
+    let indent = match args.next("indent")? {
+        None | Some(Value::None | Value::Undefined) => None,
+        Some(text @ Value::Str(_)) => Some(text),
+        Some(other) => {
+            let Some(width) = other.as_int() else {
+                let kind = other.kind();
+                return Err(Fault::new(format!(
+                    "`indent`: expected a number, found {kind}"
+                )));
+            };
+            let mut spaces = Text::new(&meter)?;
+            spaces.repeat(" ", width.clamp(0, 64) as usize)?;
+            Some(spaces.into_value())
         }
-        None if indent.is_some() => (",".into(), ": ".into()),
-        None => (", ".into(), ": ".into()),
+    };
+    args.done()?;
+    let (item, key) = match separators {
+        Some(Value::List(list)) => match list.items() {
+            [item @ Value::Str(_), key @ Value::Str(_)] => (item.clone(), key.clone()),
+            _ => return Err(Fault::new("`separators`: expected two strings")),
+        },
+        Some(Value::None) | None => {
+            let item = if indent.is_some() { "," } else { ", " };
+            (Value::str(item, &meter)?, Value::str(": ", &meter)?)
+        }
+        Some(_) => return Err(Fault::new("`separators`: expected two strings")),
     };
     let mut writer = Writer {
-        out: String::new(),
+        out: Text::new(&meter)?,
+        renderer,
         indent,
         item,
         key,
-        ascii: options
-            .get::<Option<bool>>("ensure_ascii")?
-            .unwrap_or(false),
-        sort: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ascii,
+        sort,
     };
-    options.assert_all_used()?;
     writer.value(value, 0)?;
-    Ok(Value::from(writer.out))
+    Ok(writer.out.into_value())
 }
 
-struct Writer {
-    out: String,
-    indent: Option<String>,
-    item: String,
-    key: String,
+struct Writer<'r, 'p> {
+    renderer: &'r Renderer<'p>,
+    out: Text,
+    indent: Option<Value>,
+    item: Value,
+    key: Value,
     ascii: bool,
     sort: bool,
 }
 
-impl Writer {
-    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidOperation, why));
-        if depth > MAX_DEPTH || self.out.len() > MAX_BYTES {
-            return refuse("a value is too deep or too large for JSON".into());
+impl Writer<'_, '_> {
+    fn value(&mut self, value: &Value, depth: u32) -> Result<(), Fault> {
+        self.renderer.meter.work(1)?;
+        if depth > MAX_DEPTH {
+            return Err(Fault::new("a value that contains itself can't be JSON"));
         }
-        match value.kind() {
-            ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self
-                .out
-                .push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number if value.is_integer() => self.out.push_str(&value.to_string()),
-            ValueKind::Number => {
-                let number = f64::try_from(value.clone())?;
-                self.out.push_str(&float(number));
+        match value {
+            Value::None => self.out.push_str("null"),
+            Value::Bool(true) => self.out.push_str("true"),
+            Value::Bool(false) => self.out.push_str("false"),
+            Value::Int(number) => self.out.push_str(&number.to_string()),
+            Value::Float(number) if number.is_nan() => self.out.push_str("NaN"),
+            Value::Float(number) if number.is_infinite() => {
+                let text = if *number > 0.0 {
+                    "Infinity"
+                } else {
+                    "-Infinity"
+                };
+                self.out.push_str(text)
             }
-            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
-            ValueKind::Seq | ValueKind::Iterable => {
-                self.group(('[', ']'), value.try_iter()?, depth, |writer, item| {
-                    writer.value(&item, depth + 1)
-                })?;
-            }
-            ValueKind::Map => {
-                let mut keys: Vec<Value> = value.try_iter()?.collect();
-                if self.sort {
-                    keys.sort();
+            Value::Float(number) => self.out.push_str(&super::print::float(*number)),
+            Value::Str(text) => self.string(text.as_str()),
+            Value::List(list) => {
+                self.out.push('[')?;
+                for (at, item) in list.items().iter().enumerate() {
+                    self.before(at, depth)?;
+                    self.value(item, depth + 1)?;
                 }
-                self.group(('{', '}'), keys.into_iter(), depth, |writer, key| {
-                    match key.as_str() {
-                        Some(text) => writer.string(text),
-                        None => writer.string(&key.to_string()),
-                    }
-                    let separator = writer.key.clone();
-                    writer.out.push_str(&separator);
-                    writer.value(&value.get_item(&key)?, depth + 1)
-                })?;
+                self.end(list.items().is_empty(), depth)?;
+                self.out.push(']')
             }
-            kind => return refuse(format!("a value of kind {kind} cannot be JSON")),
-        }
-        Ok(())
-    }
-
-    fn group(
-        &mut self,
-        (open, close): (char, char),
-        items: impl Iterator<Item = Value>,
-        depth: usize,
-        mut write: impl FnMut(&mut Self, Value) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        self.out.push(open);
-        let mut empty = true;
-        for item in items {
-            if !empty {
-                let separator = self.item.clone();
-                self.out.push_str(&separator);
+            Value::Map(map) => self.map(map.entries(), depth),
+            Value::Namespace(at) => {
+                let renderer = self.renderer;
+                self.map(&renderer.namespaces[*at], depth)
             }
-            empty = false;
-            self.new_line(depth + 1);
-            write(self, item)?;
-        }
-        if !empty {
-            self.new_line(depth);
-        }
-        self.out.push(close);
-        Ok(())
-    }
-
-    fn new_line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
-            self.out.push('\n');
-            for _ in 0..depth {
-                self.out.push_str(indent);
+            other => {
+                let kind = other.kind();
+                Err(Fault::new(format!("a value of kind {kind} can't be JSON")))
             }
         }
     }
 
-    fn string(&mut self, text: &str) {
-        self.out.push('"');
-        for c in text.chars() {
-            match c {
-                '"' => self.out.push_str("\\\""),
-                '\\' => self.out.push_str("\\\\"),
-                '\n' => self.out.push_str("\\n"),
-                '\r' => self.out.push_str("\\r"),
-                '\t' => self.out.push_str("\\t"),
-                '\u{8}' => self.out.push_str("\\b"),
-                '\u{C}' => self.out.push_str("\\f"),
-                c if c < ' ' || self.ascii && c > '~' => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        self.out.push_str(&format!("\\u{unit:04x}"));
-                    }
-                }
-                c => self.out.push(c),
+    fn map(&mut self, entries: &[(Value, Value)], depth: u32) -> Result<(), Fault> {
+        self.out.push('{')?;
+        if self.sort {
+            let meter = Rc::clone(&self.renderer.meter);
+            let bytes = entries
+                .len()
+                .saturating_mul(2 * size_of::<&(Value, Value)>());
+            let _hold = super::meter::Hold::new(&meter, bytes)?;
+            let order =
+                |a: &&(Value, Value), b: &&(Value, Value)| value::compare(&a.0, &b.0, &meter);
+            for (at, (key, item)) in value::sort(entries.iter().collect(), order)?
+                .into_iter()
+                .enumerate()
+            {
+                self.entry(at, key, item, depth)?;
             }
-        }
-        self.out.push('"');
-    }
-}
-
-/// A float as Python's `repr` and `json` write it: the shortest digits, with an exponent below 1e-4 and from 1e16.
-pub(super) fn float(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".into();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 {
-            "Infinity"
         } else {
-            "-Infinity"
+            for (at, (key, item)) in entries.iter().enumerate() {
+                self.entry(at, key, item, depth)?;
+            }
         }
-        .into();
+        self.end(entries.is_empty(), depth)?;
+        self.out.push('}')
     }
-    if number == 0.0 || (1e-4..1e16).contains(&number.abs()) {
-        return format!("{number:?}");
-    }
-    let text = format!("{number:e}");
-    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    match exponent.strip_prefix('-') {
-        Some(exponent) => format!("{digits}e-{exponent:0>2}"),
-        None => format!("{digits}e+{exponent:0>2}"),
-    }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    fn entry(&mut self, at: usize, key: &Value, item: &Value, depth: u32) -> Result<(), Fault> {
+        self.before(at, depth)?;
+        let key = match key {
+            Value::Str(_) => key.clone(),
+            Value::None => Value::str("null", &self.renderer.meter)?,
+            Value::Bool(true) => Value::str("true", &self.renderer.meter)?,
+            Value::Bool(false) => Value::str("false", &self.renderer.meter)?,
+            other => self.renderer.string(other)?,
+        };
+        self.string(key.as_str().unwrap_or_default())?;
+        let separator = self.key.clone();
+        self.out.push_str(separator.as_str().unwrap_or_default())?;
+        self.value(item, depth + 1)
+    }
 
-    #[test]
-    fn floats_as_python_writes_them() {
-        let cases = [
-            (1.0, "1.0"),
-            (0.1, "0.1"),
-            (-2.5e-5, "-2.5e-05"),
-            (1e16, "1e+16"),
-            (123456789012345.0, "123456789012345.0"),
-            (1e-4, "0.0001"),
-            (1.5e300, "1.5e+300"),
-            (0.0, "0.0"),
-        ];
-        for (number, expected) in cases {
-            assert_eq!(float(number), expected);
+    /// What stands before the item at a place.
+    fn before(&mut self, at: usize, depth: u32) -> Result<(), Fault> {
+        if at > 0 {
+            self.out.push_str(self.item.as_str().unwrap_or_default())?;
         }
+        self.new_line(depth + 1)
+    }
+
+    fn end(&mut self, is_empty: bool, depth: u32) -> Result<(), Fault> {
+        if is_empty {
+            return Ok(());
+        }
+        self.new_line(depth)
+    }
+
+    fn new_line(&mut self, depth: u32) -> Result<(), Fault> {
+        if let Some(indent) = self.indent.as_ref().and_then(Value::as_str) {
+            self.out.push('\n')?;
+            self.out.repeat(indent, depth as usize)?;
+        }
+        Ok(())
+    }
+
+    fn string(&mut self, text: &str) -> Result<(), Fault> {
+        self.renderer.meter.scan(text.len())?;
+        self.out.push('"')?;
+        let mut from = 0;
+        for (at, c) in text.char_indices() {
+            let special = c < ' ' || c == '"' || c == '\\' || self.ascii && c > '~';
+            if !special {
+                continue;
+            }
+            self.out.push_str(&text[from..at])?;
+            from = at + c.len_utf8();
+            match c {
+                '"' => self.out.push_str("\\\"")?,
+                '\\' => self.out.push_str("\\\\")?,
+                '\n' => self.out.push_str("\\n")?,
+                '\r' => self.out.push_str("\\r")?,
+                '\t' => self.out.push_str("\\t")?,
+                '\u{8}' => self.out.push_str("\\b")?,
+                '\u{C}' => self.out.push_str("\\f")?,
+                c => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        self.out.push_str(&format!("\\u{unit:04x}"))?;
+                    }
+                }
+            }
+        }
+        self.out.push_str(&text[from..])?;
+        self.out.push('"')
     }
 }

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use super::TemplateError;
-
 /// The filter that limits what a template may keep in a variable.
 pub(super) const BOUNDED: &str = "bounded__";
 
@@ -19,7 +17,7 @@ const MAX_BRACKETS: usize = 64;
 /// `set` keeps goes through [`BOUNDED`]: a variable that is joined to itself in a loop doubles with every step, which
 /// no limit on steps would notice in time. Slices become calls of [`SLICE`], because the engine's own panic on an empty
 /// text read backwards, and read `[:0:-1]` otherwise than Python.
-pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
+pub(super) fn prepare(source: &str) -> Result<String, String> {
     let mut out = String::with_capacity(source.len() + source.len() / 8);
     let mut rest = source;
     let mut raw = false;
@@ -66,8 +64,8 @@ pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
 }
 
 /// Replaces `[a:b:c]` by a call of [`SLICE`]. No other bracket holds a colon at its own level.
-fn without_slices(code: &str) -> Result<String, TemplateError> {
-    /// An open bracket: its position in the output, and the colons at its level.
+fn without_slices(code: &str) -> Result<String, String> {
+    /// An open bracket: where it stands in the output, and the colons at its level.
     struct Open {
         bracket: char,
         start: usize,
@@ -84,7 +82,7 @@ fn without_slices(code: &str) -> Result<String, TemplateError> {
                 '[' | '(' | '{' => {
                     if open.len() == MAX_BRACKETS {
                         let problem = format!("brackets nest deeper than {MAX_BRACKETS}");
-                        return Err(TemplateError::Syntax { line: 0, problem });
+                        return Err(problem);
                     }
                     open.push(Open {
                         bracket: c,
@@ -197,55 +195,4 @@ fn closing(text: &str, end: &str) -> Option<usize> {
         }
     }
     None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_for_training_do_nothing_and_variables_are_bounded() {
-        let cases = [
-            (
-                "a {%- generation -%} b {% endgeneration %}",
-                "a {%- if true -%} b {% endif %}",
-            ),
-            (
-                "{% set x = 'a' ~ '%}=' -%}",
-                "{% set x = ( 'a' ~ '%}='\n) | bounded__ -%}",
-            ),
-            ("{%- set ns.x=1 %}", "{%- set ns.x= (1\n) | bounded__ %}"),
-            (
-                "{% set x %}y{% endset %}",
-                "{% set x | bounded__ %}y{% endset %}",
-            ),
-            (
-                "{% set x | join('=') %}",
-                "{% set x | join('=') | bounded__ %}",
-            ),
-            ("{{ '{% set x = 1 %}' }}", "{{ '{% set x = 1 %}' }}"),
-            (
-                "{{ {'a': {}} }}{# {% set x = 1 %} #}",
-                "{{ {'a': {}} }}{# {% set x = 1 %} #}",
-            ),
-            (
-                "{% raw %}{% set x = 1 %}{{{% endraw %}",
-                "{% raw %}{% set x = 1 %}{{{% endraw %}",
-            ),
-            (
-                "{% settings %} { {% generation",
-                "{% settings %} { {% generation",
-            ),
-        ];
-        for (source, expected) in cases {
-            assert_eq!(prepare(source).unwrap(), expected);
-        }
-    }
-
-    #[test]
-    fn brackets_nest_only_so_deep() {
-        let nested = |depth| format!("{{{{ {}{} }}}}", "[".repeat(depth), "]".repeat(depth));
-        assert!(prepare(&nested(100_000)).is_err());
-        assert!(prepare(&nested(10)).is_ok());
-    }
 }
