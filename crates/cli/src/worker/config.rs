@@ -260,9 +260,12 @@ impl WorkerConfig {
         let key = "protocol_version";
         if let Some(text) = get(key) {
             let expected = PROTOCOL_VERSION.to_string();
-            number(settings.place(key), text.as_bytes(), &expected, |version| {
-                *version == PROTOCOL_VERSION
-            })?;
+            number(
+                settings.place(key),
+                text.as_bytes(),
+                &expected,
+                |version: &u32| *version == PROTOCOL_VERSION,
+            )?;
         }
         let key = "eos_tokens";
         // A reply ends with one of them, so there must be one.
