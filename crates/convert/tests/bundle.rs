@@ -60,6 +60,13 @@ fn checkpoints_give_the_bits_of_their_source_or_are_refused() {
         }
     }
     println!("{n} the same; refused: {refused:#?}");
+    // The biases of Qwen2, and a window.
+    for model in ["qwen2", "mistral-sliding"] {
+        let (_dir, out) = new_out();
+        let model = testdata("reference-logits").join(model);
+        bundle(&model, &out, &BundleOptions::default()).unwrap();
+        assert_eq!(logits(&model, &PROMPT), logits(&out, &PROMPT));
+    }
     // Of other architectures, with norms of single projections, or with fused matrices.
     let reasons = ["architectures: expected", "have no place for it", "missing"];
     let known = |message: &&String| !reasons.iter().any(|reason| message.contains(reason));

@@ -281,8 +281,8 @@ fn architecture(files: &LocalModel, hf: &Config, notify: &Notify<'_>) -> Result<
     let Some(arch) = arch else {
         bail!(
             Unsupported,
-            "{}: config.json: architectures: expected BitNetForCausalLM, LlamaForCausalLM or \
-             Qwen3ForCausalLM, found `{named}`",
+            "{}: config.json: architectures: expected BitNetForCausalLM, LlamaForCausalLM, \
+             MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM, found `{named}`",
             files.name()
         );
     };

@@ -65,11 +65,16 @@ impl ArchType {
         }
     }
 
-    /// The architecture of models of this class of Transformers, in any case; Qwen3 of its own.
+    /// The architecture of models of this class of Transformers, in any case; Qwen3 of its own. Qwen2 and
+    /// Mistral have the layers of Llama, with biases where they have some.
     pub fn from_class(class: &str) -> Option<ArchType> {
         // As an older checkpoint calls it.
         if class.eq_ignore_ascii_case("BitnetBPEForCausalLM") {
             return Some(ArchType::BitNet);
+        }
+        let as_llama = ["Qwen2ForCausalLM", "MistralForCausalLM"];
+        if as_llama.iter().any(|own| own.eq_ignore_ascii_case(class)) {
+            return Some(ArchType::Llama);
         }
         let plain = [
             ArchType::BitNet,
