@@ -74,6 +74,15 @@ fn taken() -> Vec<String> {
     vec![BUILTIN.to_owned()]
 }
 
+/// Begins the source of packages that were made on this machine; their model's path and state come after.
+pub(crate) const CONVERTED: &str = "convert:";
+
+/// The path of the model that a package with this `source` was made from on this machine.
+pub(crate) fn made_from(source: &str) -> Option<&str> {
+    let (path, _state) = source.strip_prefix(CONVERTED)?.rsplit_once('#')?;
+    Some(path)
+}
+
 /// Fetches the model at `address` into `store`; shows how far it is.
 pub(crate) fn pull(store: &Store, address: &str, mut options: PullOptions) -> Result<Pulled> {
     options.taken = taken();

@@ -452,3 +452,59 @@ fn what_cannot_be_served_is_an_error() {
         );
     }
 }
+
+#[test]
+fn another_model_is_converted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("tale");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../sterna/models/tiny-tales");
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(source).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, model.join(path.file_name().unwrap())).unwrap();
+    }
+    let served = || -> (Value, String) {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["serve", "--port", "0"])
+            .arg(&model)
+            .env("STERNA_HOME", dir.path().join("home"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line.trim().strip_prefix("http://").unwrap().to_owned();
+        let mut stream = TcpStream::connect(address.trim_end_matches('/')).unwrap();
+        let request =
+            format!("GET /manifest.json HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+        child.kill().unwrap();
+        let mut told = String::new();
+        child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut told)
+            .unwrap();
+        child.wait().unwrap();
+        (serde_json::from_slice(&answer[body..]).unwrap(), told)
+    };
+    let (manifest, told) = served();
+    assert!(told.contains("into the store, as "), "{told}");
+    let (again, told) = served();
+    assert!(!told.contains("into the store"), "{told}");
+    assert_eq!(manifest, again);
+    // Changed files are another model.
+    let config = model.join("generation_config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{text}\n")).unwrap();
+    let (_, told) = served();
+    assert!(told.contains("into the store, as "), "{told}");
+    assert!(!dir.path().join("home/converting/tale").exists());
+}

@@ -1,8 +1,9 @@
 //! `sterna serve`: the files of a package over HTTP.
 //!
-//! [`package`] lists the files, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file,
+//! [`converted`] makes packages of other models, [`package`] lists the files, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file,
 //! [`index`] renders the folder, and [`listener`] handles connections.
 
+mod converted;
 mod files;
 mod index;
 mod listener;
@@ -10,6 +11,7 @@ mod package;
 mod range;
 mod routes;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -22,16 +24,18 @@ use package::Package;
 
 const EXAMPLE: &str = "Example:
   sterna serve model-rdrr
-  sterna serve model-rdrr --host 0.0.0.0 --port 80";
+  sterna serve model-rdrr --host 0.0.0.0 --port 80
+  sterna serve model.gguf";
 
 /// Serve the files of a package over HTTP, to browsers, programs and other machines
 ///
-/// Only files that the package names are served; they must not be changed while serving. Ctrl-C waits for
+/// A GGUF file or a checkpoint is converted into the store, once. Only files that the package names are served; they must not be changed while serving. Ctrl-C waits for
 /// transfers to finish; twice, it stops at once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
-    /// Folder with a manifest.json, or the name of a package in the store
+    /// Folder with a manifest.json, the name of a package in the store, or another model, which is converted
+    /// into the store first
     package: String,
 
     /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine
@@ -45,7 +49,12 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let package = Package::open(&PackagePlace::find(&self.package)?)?;
+        let path = Path::new(&self.package);
+        let place = match converted::is_convertible(path) {
+            true => PackagePlace::Stored(Arc::new(converted::package_of(path)?)),
+            false => PackagePlace::find(&self.package)?,
+        };
+        let package = Package::open(&place)?;
         output::note(format_args!(
             "serving {}: {} files, {}",
             package.name(),

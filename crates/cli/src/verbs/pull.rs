@@ -4,7 +4,7 @@ use std::env;
 use std::num::NonZero;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use sterna_delivery::fetch::Limits;
@@ -71,7 +71,14 @@ impl PullVerb {
             ..Limits::default()
         };
         let store = pull::store()?;
-        let (source, name) = match pull::origin(&store, &self.source)? {
+        let origin = pull::origin(&store, &self.source)?;
+        if let Some(made_from) = origin.as_deref().and_then(pull::made_from) {
+            bail!(
+                "{}: made on this machine, from {made_from}; `sterna serve {made_from}` makes it again",
+                self.source
+            );
+        }
+        let (source, name) = match origin {
             Some(origin) => (origin, self.name.or(Some(self.source))),
             None => (self.source, self.name),
         };

@@ -55,6 +55,8 @@ pub struct PullOptions {
     pub name: Option<String>,
     /// Whether it may take the place of a model of that name from elsewhere.
     pub replace: bool,
+    /// What the store says that it came from, if not the address: of a package that was made on this machine.
+    pub made_from: Option<String>,
     /// Names that stand for something else than a model in the store.
     pub taken: Vec<String>,
     /// Which model of a Hugging Face repository: a file's name, or a part of a GGUF file's.
@@ -192,7 +194,7 @@ pub fn source_and_name(
         Some(name) => name.clone(),
         None => name_of(&first)?,
     };
-    Ok((first, name))
+    Ok((options.made_from.clone().unwrap_or(first), name))
 }
 
 /// The package at `address` as it is described there: its manifest, and where its tensors are.

@@ -1,0 +1,115 @@
+//! Packages made of other models, kept in the store for the next time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use sterna::native::LocalModel;
+use sterna_convert::{PackageOptions, to_package};
+use sterna_delivery::pull::PullOptions;
+use sterna_delivery::store;
+use sterna_format::rdrr::MANIFEST_FILE;
+use sterna_kernels::Exec;
+
+use crate::args::isa;
+use crate::conversion::notify;
+use crate::pull::CONVERTED;
+use crate::{folders, machine, model, output, pull};
+
+/// Whether `path` is a model that isn't a package.
+pub(super) fn is_convertible(path: &Path) -> bool {
+    let is_manifest = path.file_name().is_some_and(|name| name == MANIFEST_FILE);
+    path.exists() && !is_manifest && !path.join(MANIFEST_FILE).exists()
+}
+
+/// The package of the model at `path` in the store: as it was made before, if the files are as they were
+/// then, or else made now.
+pub(super) fn package_of(path: &Path) -> Result<store::Model> {
+    let files = model::open(&path.to_string_lossy())?;
+    let origin = format!("{CONVERTED}{}#", fs::canonicalize(path)?.display());
+    let source = format!("{origin}{}", state(path, &files)?);
+    let store = pull::store()?;
+    let known = store.list()?;
+    if let Some(made) = known.iter().find(|model| model.entry.source == source) {
+        return Ok(store.model(&made.name)?);
+    }
+    let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
+    let options = PackageOptions {
+        n_verify_threads: machine::default_threads(),
+        ..PackageOptions::default()
+    };
+    let staging = folders::data()?
+        .with_file_name("converting")
+        .join(files.stem());
+    // Complete, and on its way into the store when an earlier start was interrupted.
+    if staging.exists() {
+        fs::remove_dir_all(&staging)
+            .with_context(|| format!("{}: cannot remove", staging.display()))?;
+    }
+    if let Some(parent) = staging.parent() {
+        fs::create_dir_all(parent)
+            .with_context(|| format!("{}: cannot create", parent.display()))?;
+    }
+    let made = to_package(&files, &staging, &options, exec, &notify())?;
+    let is_ours = |model: &&store::Listed| model.entry.source.starts_with(&origin);
+    let before = known.iter().find(is_ours).map(|model| model.name.clone());
+    let options = PullOptions {
+        name: Some(before.unwrap_or_else(|| made.model_id.clone())),
+        replace: true,
+        made_from: Some(source),
+        ..PullOptions::default()
+    };
+    refuse_taken(&store, &options, &origin)?;
+    let pulled = pull::pull(&store, &staging.to_string_lossy(), &options)?;
+    fs::remove_dir_all(&staging)
+        .with_context(|| format!("{}: cannot remove", staging.display()))?;
+    output::note(format_args!(
+        "converted {} into the store, as {}",
+        path.display(),
+        pulled.name
+    ));
+    Ok(store.model(&pulled.name)?)
+}
+
+/// Fails if another model has the name.
+fn refuse_taken(store: &store::Store, options: &PullOptions, origin: &str) -> Result<()> {
+    let listed = store.list()?;
+    let taken = (listed.iter()).find(|model| Some(&model.name) == options.name.as_ref());
+    match taken {
+        Some(model) if !model.entry.source.starts_with(origin) => anyhow::bail!(
+            "{}: the store has another model of that name, from {}; `sterna remove {0}` removes it",
+            model.name,
+            model.entry.source
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Something that changes when the files at `path` do.
+fn state(path: &Path, files: &LocalModel) -> Result<String> {
+    let sources = files.sources().iter();
+    let mut paths: Vec<PathBuf> = sources
+        .filter_map(|file| file.path().map(Path::to_owned))
+        .collect();
+    if path.is_dir() {
+        let listed = fs::read_dir(path).with_context(|| format!("{}: cannot list", path.display()));
+        for entry in listed? {
+            paths.push(entry?.path());
+        }
+    }
+    let (mut n_bytes, mut newest) = (0, UNIX_EPOCH);
+    paths.sort();
+    paths.dedup();
+    for path in paths {
+        let metadata =
+            fs::metadata(&path).with_context(|| format!("{}: cannot open", path.display()))?;
+        if metadata.is_file() {
+            n_bytes += metadata.len();
+            newest = newest.max(metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
+        }
+    }
+    let newest = newest.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(format!("{n_bytes}-{}", newest.as_nanos()))
+}
