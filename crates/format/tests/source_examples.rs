@@ -494,3 +494,78 @@ fn every_file_is_known() {
     found.sort();
     assert_eq!(found, FILES.map(|(name, _)| name));
 }
+
+#[test]
+fn versions_older_and_as_text_are_read() {
+    let json = value("rdrr/spellings/manifest.json");
+    for version in [
+        json!(1),
+        json!("1"),
+        json!("1.0"),
+        json!(0),
+        json!(0.1),
+        json!("0.9"),
+    ] {
+        let mut json = json.clone();
+        json["version"] = version.clone();
+        let manifest = Manifest::parse(json.to_string().as_bytes()).unwrap();
+        let package = Package::new(manifest, None);
+        package.unwrap_or_else(|problems| panic!("{version}: {problems}"));
+    }
+}
+
+#[test]
+fn words_of_the_tables_are_read() {
+    let json = value("rdrr/groups/manifest.json");
+    for word in [
+        "embed", "layer", "head", "expert", "shared", "mamba", "rwkv", "attn",
+    ] {
+        let mut json = json.clone();
+        json["groups"]["embed"]["type"] = json!(word);
+        let manifest = Manifest::parse(json.to_string().as_bytes()).unwrap();
+        let kind = &manifest.groups[0].kind;
+        assert_eq!(kind.name(), word);
+        assert!(!matches!(kind, GroupKind::Other(_)), "{word}");
+    }
+    let info = json!({
+        "weights": "q4_k_m", "activations": "f16", "kvCache": "f16", "compute": "f32"
+    });
+    let info = with("quantizationInfo", info).quantization_info.unwrap();
+    assert_eq!(info.activations.as_deref(), Some("f16"));
+    assert_eq!(info.kv_cache.as_deref(), Some("f16"));
+    assert_eq!(info.compute.as_deref(), Some("f32"));
+    let experts = json!({ "numExperts": 8, "numExpertsPerToken": 2 });
+    let experts = with("moeConfig", experts).moe_config.unwrap();
+    assert_eq!((experts.n_experts, experts.n_experts_per_token), (8, 2));
+}
+
+#[test]
+fn headers_are_validated() {
+    let rope = [bytes("engine/rope.cache.hex"), b"\x02\0\0\0{}".to_vec()].concat();
+    let tensors = bytes("engine/qmodel.tensors.hex");
+    let lora = bytes("engine/qmodel.lora.hex");
+    let say = |kind: &str, at: usize| {
+        let changed = |file: &[u8]| {
+            let mut file = file.to_vec();
+            file[at] = 9;
+            file
+        };
+        let error = match kind {
+            "TRLM" => TensorFile::parse(&changed(&tensors), 16).unwrap_err(),
+            "TRRC" => RopeFile::parse(&changed(&rope)).unwrap_err(),
+            _ => LoraFile::parse(&changed(&lora), 12).unwrap_err(),
+        };
+        error.to_string()
+    };
+    for kind in ["TRLM", "TRRC", "TRLA"] {
+        let error = say(kind, 0);
+        assert!(error.contains("magic") && error.contains(kind), "{error}");
+        let error = say(kind, 4);
+        assert!(error.contains("version: expected 1, found 9"), "{error}");
+        let reserved = if kind == "TRLM" { 12 } else { 8 };
+        let error = say(kind, reserved);
+        assert!(error.contains("reserved field: expected 0"), "{error}");
+    }
+    let error = say("TRLM", 8);
+    assert!(error.contains("a number from 0 to 7"), "{error}");
+}
