@@ -149,6 +149,31 @@ fn a_damaged_package_is_refused() {
 }
 
 #[test]
+fn hashes_of_groups_and_of_the_whole_are_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = copy_of("v1-gemma3-q4k", dir.path());
+    let path = copy.join("manifest.json");
+    let whole: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    stdout(&["verify", copy.to_str().unwrap()]);
+    let wrong = "0".repeat(64);
+    for (pointer, found) in [
+        ("/groups/layer.1/hash", "layer.1"),
+        ("/blake3Full", "blake3Full"),
+    ] {
+        let mut manifest = whole.clone();
+        manifest["blake3Full"] = Value::Null;
+        *manifest.pointer_mut(pointer).unwrap() = json!(wrong);
+        fs::write(&path, manifest.to_string()).unwrap();
+        let output = common::sterna(&["verify", copy.to_str().unwrap()]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            !output.status.success() && text.contains(found),
+            "{pointer}: {text}"
+        );
+    }
+}
+
+#[test]
 fn diff_says_what_to_fetch() {
     let v1 = sample("v1-gemma3-q4k");
     let same = json(&["diff", &v1, &v1, "--json"]);

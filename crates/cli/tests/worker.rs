@@ -156,6 +156,13 @@ fn the_session_in_the_documentation_is_true() {
     }
 }
 
+#[test]
+fn the_session_of_the_protocols_document_is_true() {
+    let session = fs::read_to_string(testdata("source-examples/engine/session.txt")).unwrap();
+    let transcript = Transcript::parse(&session);
+    assert_eq!(transcript.replayed(), transcript);
+}
+
 /// The arguments after `--config` for `model`.
 fn config(model: &str) -> Vec<String> {
     let line = stdout(&["worker", "--print-config", model]);
