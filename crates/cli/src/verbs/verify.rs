@@ -7,7 +7,9 @@ use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
 use sterna_delivery::LocalFile;
-use sterna_delivery::hash::{Algorithm, BlockDigests, BlockHasher, Expected, Hasher, Verified};
+use sterna_delivery::hash::{
+    Algorithm, BlockDigests, BlockHasher, Digest, Expected, Hasher, Verified,
+};
 use sterna_delivery::package::{SignatureState, hashed_files, shard_blocks};
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
@@ -133,7 +135,10 @@ pub(crate) fn verify(folder: &Path) -> Result<Findings> {
     let bytes = read(MANIFEST_FILE)?.prefix(u64::MAX);
     let package = read_package(&place, &LocalFolder::new(folder))?;
     let manifest = package.manifest();
-    let mut findings = Findings::default();
+    let mut findings = Findings {
+        remarks: package.warnings(),
+        ..Findings::default()
+    };
     let signature = match folder.join(SIGNATURE_FILE).exists() {
         true => Some(read(SIGNATURE_FILE)?.prefix(u64::MAX)),
         false => None,
@@ -167,6 +172,13 @@ fn bytes_of<'a>(tensor: &Tensor, shards: &'a [Option<Bytes>]) -> Option<Vec<&'a 
         Some(&shard[span.offset as usize..][..span.size as usize])
     });
     pieces.collect()
+}
+
+/// Whether a digest that is labelled SHA-256 is the BLAKE3 of `pieces`.
+fn is_labelled<'a>(digest: &Digest, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+    let mut hasher = Hasher::new(Algorithm::Blake3);
+    pieces.for_each(|piece| hasher.update(piece));
+    digest.algorithm() == Algorithm::Sha256 && hasher.finish().as_bytes() == digest.as_bytes()
 }
 
 impl Findings {
@@ -232,12 +244,11 @@ impl Findings {
                 continue;
             };
             let mut hasher = Hasher::new(algorithm);
-            pieces
-                .concat()
-                .iter()
-                .for_each(|piece| hasher.update(piece));
+            let all = pieces.iter().flatten();
+            all.for_each(|piece| hasher.update(piece));
             let (expected, found) = (group.hash, hasher.finish());
-            if found != expected {
+            let pieces = || pieces.iter().flatten().copied();
+            if found != expected && !is_labelled(&expected, pieces()) {
                 self.problems.push(format!(
                     "group `{}`: expected {algorithm} {expected}, found {found}",
                     group.id
@@ -278,6 +289,9 @@ impl Findings {
         match expected.verify(&file.prefix(u64::MAX)) {
             Ok(Verified::Blake3Variant) => self.remarks.push(format!(
                 "{name}: its hash is not BLAKE3 but the variant that the existing JavaScript runtime computes"
+            )),
+            Ok(Verified::LabelledSha256) => self.remarks.push(format!(
+                "{name}: the manifest calls its hash SHA-256, and it is BLAKE3"
             )),
             Ok(_) => {}
             Err(mismatch) => self.problems.push(format!("{name}: {mismatch}")),
