@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sterna::native::{ComputeOptions, Device};
-use sterna::{Loaded, Warning};
+use sterna::{Loaded, ModelFiles, Warning};
 use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_engine::{Activations, CacheType, Model, ModelPlan, SessionOptions};
 use sterna_format::rdrr::RuntimeOptimizations;
@@ -128,13 +128,15 @@ pub(crate) struct EngineFlags {
     #[arg(long, value_name = "N")]
     ctx: Option<NonZero<usize>>,
 
-    /// Data type of the KV cache; f16 halves its size, q8_0 nearly quarters it
-    #[arg(long, value_enum, value_name = "TYPE", default_value_t = CacheFlag::F32)]
-    cache: CacheFlag,
+    /// Data type of the KV cache; f16 halves its size, q8_0 nearly quarters it [default: what a package says,
+    /// else f32]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    cache: Option<CacheFlag>,
 
     /// Activations for weights stored as blocks of integers (Q4_K, Q8_0, ...); f32 is for comparisons
-    #[arg(long, value_enum, value_name = "TYPE", default_value_t = ActivationsFlag::Int8, hide_short_help = true)]
-    activations: ActivationsFlag,
+    /// [default: what a package says, else int8]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    activations: Option<ActivationsFlag>,
 
     /// Where weights are kept: in the mapped files, or read into memory of this process, which takes a moment
     /// and is faster to compute from; auto reads what fits in half of the available memory
@@ -239,11 +241,26 @@ impl EngineFlags {
             device: DeviceFlags::cpu(),
             threads,
             ctx: None,
-            cache: CacheFlag::F32,
-            activations: ActivationsFlag::Int8,
+            cache: None,
+            activations: None,
             weights: WeightsFlag::Map,
             lora,
         }
+    }
+
+    /// These, with what the package of `files` asks for where no flag says otherwise.
+    pub(crate) fn for_model(mut self, files: &ModelFiles) -> EngineFlags {
+        self.cache = self.cache.or(files.cache_type().map(|cache| match cache {
+            CacheType::F32 => CacheFlag::F32,
+            CacheType::F16 => CacheFlag::F16,
+            CacheType::Q8_0 => CacheFlag::Q8_0,
+        }));
+        let asked = files.activations().map(|activations| match activations {
+            Activations::Int8 => ActivationsFlag::Int8,
+            Activations::F32 => ActivationsFlag::F32,
+        });
+        self.activations = self.activations.or(asked);
+        self
     }
 
     /// Threads to use.
@@ -283,9 +300,9 @@ impl EngineFlags {
     /// Data type of the KV cache.
     pub(crate) fn cache(&self) -> CacheType {
         match self.cache {
-            CacheFlag::F32 => CacheType::F32,
-            CacheFlag::F16 => CacheType::F16,
-            CacheFlag::Q8_0 => CacheType::Q8_0,
+            None | Some(CacheFlag::F32) => CacheType::F32,
+            Some(CacheFlag::F16) => CacheType::F16,
+            Some(CacheFlag::Q8_0) => CacheType::Q8_0,
         }
     }
 
@@ -340,8 +357,8 @@ impl EngineFlags {
             n_threads,
             isa: isa()?,
             activations: match self.activations {
-                ActivationsFlag::Int8 => Activations::Int8,
-                ActivationsFlag::F32 => Activations::F32,
+                None | Some(ActivationsFlag::Int8) => Activations::Int8,
+                Some(ActivationsFlag::F32) => Activations::F32,
             },
             session: self.session(self.ctx_len(plan.config().max_ctx)),
         })

@@ -1,5 +1,7 @@
 //! The flags that choose the device, and its options.
 
+pub(crate) mod kernel_hints;
+
 use std::num::NonZero;
 use std::sync::Arc;
 
@@ -53,6 +55,11 @@ pub(crate) struct DeviceFlags {
     /// the defaults; or the defaults only
     #[arg(long, value_enum, value_name = "HOW", default_value_t = TuningFlag::Auto, hide_short_help = true)]
     gpu_tuning: TuningFlag,
+
+    /// Hints for GPU kernels, as a package's `runtimeOptimizations` has them: JSON or a file with it. They take
+    /// precedence over the package's
+    #[arg(long, value_name = "FILE|JSON", value_parser = kernel_hints::parse, hide_short_help = true)]
+    kernel_hints: Option<RuntimeOptimizations>,
 }
 
 /// What determines launch configurations.
@@ -73,6 +80,15 @@ impl DeviceFlags {
             gpu_layers: None,
             gpu_memory: None,
             gpu_tuning: TuningFlag::Auto,
+            kernel_hints: None,
+        }
+    }
+
+    /// The hints of a package, where the user gives no others.
+    pub(crate) fn hints(&self, package: RuntimeOptimizations) -> RuntimeOptimizations {
+        match &self.kernel_hints {
+            Some(over) => package.overridden_by(over),
+            None => package,
         }
     }
 

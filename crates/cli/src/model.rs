@@ -233,9 +233,11 @@ pub(crate) fn load(
     flags: &EngineFlags,
     n_threads: usize,
 ) -> Result<Arc<Model<Device>>> {
+    let flags = flags.clone().for_model(files);
+    let hints = flags.device().hints(files.hints());
     let load = |device| load_from(files, plan.clone(), device, flags.weights());
     let mut warn = |warning| tell(&warning);
-    flags.load_on(n_threads, plan, &files.hints(), &mut warn, load)
+    flags.load_on(n_threads, plan, &hints, &mut warn, load)
 }
 
 /// Reads the weights that `plan` asks for onto `backend`.
@@ -285,6 +287,7 @@ pub(crate) fn session(
             max_ctx,
         });
     }
+    let flags = &flags.clone().for_model(files);
     let model = load(files, &plan, flags, flags.n_threads())?;
     Ok(adapt(model, files, flags.lora())?.session(flags.session(ctx_len))?)
 }

@@ -76,6 +76,18 @@ pub enum Warning {
         /// What differs.
         what: String,
     },
+    /// No token is known that ends a text of the model.
+    NoEnd {
+        /// The model.
+        model: String,
+    },
+    /// A GGUF file that llama.cpp can't load.
+    NotForLlamaCpp {
+        /// The model.
+        model: String,
+        /// Why.
+        what: String,
+    },
     /// How readers of a GGUF file may interpret its tokenizer differently.
     Tokenizer {
         /// The model.
@@ -103,7 +115,10 @@ impl Warning {
         match self {
             Warning::Model(warning) => warning.is_warning(),
             Warning::NoHead { is_ignored } => *is_ignored,
-            Warning::Inexact { .. } | Warning::UnknownConfig { .. } => true,
+            Warning::Inexact { .. }
+            | Warning::NoEnd { .. }
+            | Warning::NotForLlamaCpp { .. }
+            | Warning::UnknownConfig { .. } => true,
             Warning::OtherType { .. } | Warning::Tokenizer { .. } | Warning::Described { .. } => {
                 false
             }
@@ -127,6 +142,14 @@ impl fmt::Display for Warning {
                 write!(f, "{reason} (and {n_more} more like it)")
             }
             Warning::Inexact { model, what } => write!(f, "{model}: {what}"),
+            Warning::NoEnd { model } => write!(
+                f,
+                "{model}: no token is known that ends a text; the package has no `eos_token_id`, and the \
+                 JavaScript runtime refuses it"
+            ),
+            Warning::NotForLlamaCpp { model, what } => {
+                write!(f, "{model}: llama.cpp can't load the file: {what}")
+            }
             Warning::Tokenizer { model, what } => write!(f, "{model}: tokenizer: {what}"),
             Warning::Described { model, arch } => write!(f, "{model}: {arch} by README.md"),
             Warning::UnknownConfig { reason } => {

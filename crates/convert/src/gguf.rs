@@ -117,6 +117,10 @@ pub fn to_gguf(
         head.remarks.iter().chain(exporter.warnings()),
         notify,
     );
+    if let Some(what) = not_for_llama_cpp(&architecture, &file.written) {
+        let model = files.name().to_owned();
+        notify(Event::Warning(Warning::NotForLlamaCpp { model, what }));
+    }
     let (n_tensors, size) = file.finish(&metadata)?;
     staging.finish(out)?;
     files.settle()?;
@@ -214,6 +218,22 @@ fn put_text(files: &LocalModel, metadata: &mut Metadata, notify: &Notify<'_>) ->
         metadata.insert(KIND, Value::String("none".to_owned()))?;
     }
     Ok(())
+}
+
+/// Why llama.cpp can't load a file of this architecture with these tensors, if it can't.
+fn not_for_llama_cpp(
+    architecture: &str,
+    tensors: &[(String, DType, Vec<usize>)],
+) -> Option<String> {
+    // Its `bitnet` has SiLU.
+    if architecture == "bitnet-b1.58" {
+        let what = "it doesn't know the architecture bitnet-b1.58, which is BitNet with ReLU²";
+        return Some(what.to_owned());
+    }
+    let (name, ..) = tensors.iter().find(|(_, dtype, _)| *dtype == DType::I2_S)?;
+    Some(format!(
+        "`{name}` is I2_S, a type of the BitNet fork; --quantize f32 has the same values in a type that it loads"
+    ))
 }
 
 /// Header and offsets of a file with these tensors, most of whose bytes are of type `most`.

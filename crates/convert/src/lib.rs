@@ -36,7 +36,8 @@ pub use bundle::{BundleOptions, BundleSummary, ManifestForm, to_bundle};
 pub use event::{Event, Notify, Step, Warning};
 pub use gguf::{GgufOptions, GgufSummary, to_gguf};
 pub use package::{
-    AdapterPackageOptions, PackageOptions, PackageSummary, adapter_to_package, to_package,
+    AdapterPackageOptions, GroupVersion, GroupVersions, ManifestDetail, PackageOptions,
+    PackageSummary, Precisions, Statements, adapter_to_package, to_package,
 };
 pub use quantize::{AdapterOutput, QuantizeSettings, QuantizeSummary, quantize};
 pub use types::{Target, Targets};

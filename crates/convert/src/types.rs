@@ -316,7 +316,11 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
         return (from, None);
     };
     if n_elements < MIN_ELEMENTS {
-        return (from, None);
+        let remark = format!(
+            "`{}` has {n_elements} elements, fewer than {MIN_ELEMENTS}; kept as {from}",
+            tensor.name
+        );
+        return (from, (asked != from).then_some(remark));
     }
     let k = tensor.shape.last().copied().unwrap_or(0);
     // Trits with several scales are as exact as those with one.
@@ -508,6 +512,17 @@ mod tests {
             ("layers.0.mlp.down_proj", [128, 512], DType::F32),
         ]);
         assert_eq!(tag(&kept, Target::Keep), "wi2_s-embf32");
+    }
+
+    #[test]
+    fn small_matrices_keep_their_type_with_a_remark() {
+        let targets = |weights| Targets { weights, ..TARGETS };
+        let small = tensor("model.layers.0.self_attn.q_proj.weight", &[4, 64]);
+        for (asked, said) in [(DType::F16, true), (DType::F32, false)] {
+            let encoding = Encoding::of(&small, &targets(Target::To(asked)), false).unwrap();
+            assert_eq!(encoding.dtype, DType::F32);
+            assert_eq!(encoding.remark.is_some(), said, "{asked}");
+        }
     }
 
     #[test]

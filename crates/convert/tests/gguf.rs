@@ -5,9 +5,9 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{exec, logit_bits, message, models, names, open, stories, testdata, try_open};
+use common::{exec, logit_bits, message, models, names, open, stories, testdata, try_open, warned};
 use sterna_convert::{
-    GgufOptions, GgufSummary, PackageOptions, Target, Targets, to_gguf, to_package,
+    GgufOptions, GgufSummary, PackageOptions, Target, Targets, Warning, to_gguf, to_package,
 };
 use sterna_format::DType;
 use sterna_format::gguf::Gguf;
@@ -206,4 +206,35 @@ fn the_same_bytes_come_of_any_threads_and_after_a_kill() {
     assert_eq!(types("blk.0.attn_norm.weight"), "F32");
     let error = message(convert(&model, &one));
     assert!(error.contains("exists already"), "{error}");
+}
+
+#[test]
+fn files_that_llama_cpp_refuses_are_said_to_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
+    let told = |model: &str, weights| {
+        let options = GgufOptions {
+            targets: Targets {
+                weights,
+                ..Targets::KEEP
+            },
+            ..GgufOptions::default()
+        };
+        let model = testdata(model);
+        let (made, warnings) =
+            warned(|notify| to_gguf(&open(&model), &file, &options, exec(1), notify));
+        made.unwrap();
+        fs::remove_file(&file).unwrap();
+        warnings.into_iter().find_map(|warning| match warning {
+            Warning::NotForLlamaCpp { what, .. } => Some(what),
+            _ => None,
+        })
+    };
+    let relu2 = told("reference-logits/bitnet-packed", Target::Keep).unwrap();
+    assert!(relu2.contains("ReLU²"), "{relu2}");
+    let silu = "reference-gguf/bitnet-silu-i2-s/model.gguf";
+    let i2_s = told(silu, Target::Keep).unwrap();
+    assert!(i2_s.contains("is I2_S"), "{i2_s}");
+    assert_eq!(told(silu, Target::To(DType::F32)), None);
+    assert_eq!(told("reference-logits/llama", Target::Keep), None);
 }

@@ -6,14 +6,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{contents, exec, message, names, open, stories, testdata, try_open, warned};
-use serde_json::Value;
+use common::{
+    contents, exec, logit_bits, message, names, open, stories, testdata, try_open, warned,
+};
+use serde_json::{Value, json};
 use sterna_convert::{
-    AdapterPackageOptions, Event, PackageOptions, PackageSummary, Step, Target, Targets, Warning,
-    adapter_to_package, to_package,
+    AdapterPackageOptions, Event, GgufOptions, GroupVersions, ManifestDetail, PackageOptions,
+    PackageSummary, Precisions, Statements, Step, Target, Targets, Warning, adapter_to_package,
+    to_gguf, to_package,
 };
 use sterna_delivery::hash::Algorithm;
 use sterna_format::DType;
+use sterna_format::rdrr::RuntimeOptimizations;
 
 /// The package `out` of the model at `path`.
 fn convert(path: &Path, out: &Path) -> sterna::Result<PackageSummary> {
@@ -262,4 +266,174 @@ fn adapters_become_packages() {
     assert_eq!(back.source.pairs.len(), adapter.source.pairs.len());
     let refused = message(adapter_to_package(&adapter, name, &out, &options));
     assert!(refused.contains("exists already"), "{refused}");
+}
+
+/// The manifest of the package at `path`.
+fn manifest(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn a_package_keeps_what_its_source_says_besides() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b, c) = (
+        dir.path().join("a"),
+        dir.path().join("b"),
+        dir.path().join("c"),
+    );
+    let source = testdata("reference-logits/llama");
+    let hints = |json: Value| RuntimeOptimizations::parse(json.to_string().as_bytes()).unwrap();
+    let with = |statements| PackageOptions {
+        statements,
+        ..PackageOptions::default()
+    };
+    let versions =
+        |list: &[&str]| GroupVersions::new(list.iter().map(|text| text.parse().unwrap()));
+    let statements = Statements {
+        hints: hints(json!({"preferredKernels": {"matmul": "f16"}, "attentionTier": "tiled"})),
+        versions: versions(&["1.1.0", "embed=2.0.0"]),
+        precisions: Precisions {
+            kv_cache: Some("f16".to_owned()),
+            activations: Some("f32".to_owned()),
+            compute: None,
+        },
+    };
+    to_package(&open(&source), &a, &with(statements), exec(1), &|_| {}).unwrap();
+    let mut edited = manifest(&a);
+    edited["later"] = json!({"x": [1]});
+    edited["artifactIdentity"] = json!({"shardSetHash": "00"});
+    edited["moeConfig"] = json!({"numExperts": 1, "numExpertsPerToken": 1});
+    edited["groups"]["head"]["note"] = json!("kept");
+    edited["metadata"]["license"] = json!("MIT");
+    edited["quantizationInfo"]["audio"] = json!("f16");
+    edited["runtimeOptimizations"]["targetDevice"] = json!(7);
+    fs::write(a.join("manifest.json"), edited.to_string()).unwrap();
+
+    let made = to_package(&open(&a), &b, &PackageOptions::default(), exec(1), &|_| {});
+    made.unwrap();
+    let kept = manifest(&b);
+    for (path, value) in [
+        ("/later", json!({"x": [1]})),
+        ("/moeConfig/numExperts", json!(1)),
+        ("/groups/embed/version", json!("2.0.0")),
+        ("/groups/layer.0/version", json!("1.1.0")),
+        ("/groups/head/note", json!("kept")),
+        ("/metadata/license", json!("MIT")),
+        ("/quantizationInfo/kvCache", json!("f16")),
+        ("/quantizationInfo/activations", json!("f32")),
+        ("/quantizationInfo/audio", json!("f16")),
+        (
+            "/runtimeOptimizations/preferredKernels/matmul",
+            json!("f16"),
+        ),
+        ("/runtimeOptimizations/targetDevice", json!(7)),
+    ] {
+        assert_eq!(kept.pointer(path), Some(&value), "{path}");
+    }
+    // What it says of bytes that are others now.
+    assert_eq!(kept.get("artifactIdentity"), None);
+
+    let statements = Statements {
+        hints: hints(json!({"preferredKernels": {"matmul": "f32"}})),
+        versions: versions(&["layer.0=1.2.0"]),
+        ..Statements::default()
+    };
+    to_package(&open(&b), &c, &with(statements), exec(1), &|_| {}).unwrap();
+    let over = manifest(&c);
+    for (path, value) in [
+        ("/groups/embed/version", json!("2.0.0")),
+        ("/groups/layer.0/version", json!("1.2.0")),
+        (
+            "/runtimeOptimizations/preferredKernels/matmul",
+            json!("f32"),
+        ),
+        ("/runtimeOptimizations/attentionTier", json!("tiled")),
+    ] {
+        assert_eq!(over.pointer(path), Some(&value), "{path}");
+    }
+    let unknown = with(Statements {
+        versions: versions(&["layer.99=1.0.0"]),
+        ..Statements::default()
+    });
+    let out = dir.path().join("d");
+    let refused = message(to_package(&open(&source), &out, &unknown, exec(1), &|_| {}));
+    assert!(
+        refused.contains("expected one of embed, layer.0, ")
+            && refused.ends_with("found `layer.99`"),
+        "{refused}"
+    );
+    assert_eq!(names(dir.path()), ["a", "b", "c"]);
+}
+
+#[test]
+fn a_compact_manifest_leaves_out_what_can_be_read_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = testdata("reference-logits/llama");
+    let convert = |name: &str, detail| {
+        let out = dir.path().join(name);
+        let options = PackageOptions {
+            detail,
+            ..PackageOptions::default()
+        };
+        to_package(&open(&source), &out, &options, exec(1), &|_| {}).unwrap();
+        out
+    };
+    let full = convert("full", ManifestDetail::Full);
+    let compact = convert("compact", ManifestDetail::Compact);
+    let (full_json, compact_json) = (manifest(&full), manifest(&compact));
+    assert!(full_json["tensors"].is_object() && compact_json.get("tensors").is_none());
+    let integrity = compact_json["integrityExtensions"].as_object().unwrap();
+    let keys: Vec<&String> = integrity.keys().collect();
+    assert_eq!(keys, ["contractVersion", "files"]);
+    let len = |package: &Path| fs::metadata(package.join("manifest.json")).unwrap().len();
+    assert!(len(&compact) < len(&full) / 2);
+    assert_eq!(logit_bits(&compact), logit_bits(&full));
+    for name in ["tensors.json", "shard_00000.bin"] {
+        assert!(fs::read(compact.join(name)).unwrap() == fs::read(full.join(name)).unwrap());
+    }
+}
+
+#[test]
+fn what_cannot_end_and_what_keeps_its_type_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = |model: &Path, weights| {
+        let out = dir.path().join("out");
+        let options = PackageOptions {
+            targets: Targets {
+                weights,
+                ..Targets::KEEP
+            },
+            ..PackageOptions::default()
+        };
+        let convert =
+            |notify: &dyn Fn(Event)| to_package(&open(model), &out, &options, exec(1), notify);
+        let (made, warnings) = warned(convert);
+        made.unwrap();
+        fs::remove_dir_all(&out).unwrap();
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let has =
+        |warnings: &[String], part: &str| warnings.iter().any(|warning| warning.contains(part));
+    // A GGUF file without a tokenizer.
+    let warnings = told(&testdata("reference-gguf/llama/model.gguf"), Target::Keep);
+    assert!(
+        has(&warnings, "no token is known that ends a text"),
+        "{warnings:?}"
+    );
+    let warnings = told(&stories(), Target::Keep);
+    assert!(!has(&warnings, "no token is known"), "{warnings:?}");
+}
+
+#[test]
+fn a_window_goes_to_gguf_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = testdata("reference-logits/mistral-sliding");
+    let (gguf, package) = (dir.path().join("model.gguf"), dir.path().join("package"));
+    let options = GgufOptions::default();
+    to_gguf(&open(&source), &gguf, &options, exec(1), &|_| {}).unwrap();
+    convert(&gguf, &package).unwrap();
+    let config = &manifest(&package)["config"];
+    assert_eq!(config["model_type"], "mistral");
+    assert!(config["sliding_window"].is_u64());
+    assert_eq!(logit_bits(&package), logit_bits(&source));
 }

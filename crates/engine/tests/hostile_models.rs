@@ -106,6 +106,74 @@ const NUMBERS: [&str; 14] = [
     "[]",
 ];
 
+/// Why the model of a configuration with some members replaced is refused; `None` if it isn't.
+fn contradiction(model: &str, changes: serde_json::Value) -> Option<String> {
+    let dir = testdata().join("reference-logits").join(model);
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&read(&dir.join("config.json"))).unwrap();
+    let members = config.as_object_mut().unwrap();
+    members.extend(changes.as_object().unwrap().clone());
+    let config = hf::Config::parse(config.to_string().as_bytes()).unwrap();
+    let name = "model.safetensors";
+    let file = read(&dir.join(name));
+    let header = SafeTensors::parse(&file, file.len() as u64).unwrap();
+    let tensors = safetensors::merge(vec![(name, header)], None).unwrap();
+    let plan = ModelPlan::from_hf(&config, &tensors, &PlanOptions::default());
+    plan.err().map(|error| error.to_string())
+}
+
+#[test]
+fn configurations_that_contradict_their_files() {
+    use serde_json::json;
+    for (changes, expected) in [
+        (
+            json!({"attention_bias": true}),
+            "model.layers.0.self_attn.q_proj.bias",
+        ),
+        (
+            json!({"vocab_size": 385}),
+            "vocab_size: expected at most 384, the rows of the embedding table, found 385",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}),
+            "factor: expected a number, with rope scaling of type `yarn`, found nothing",
+        ),
+    ] {
+        let error = contradiction("llama", changes.clone()).unwrap_or_default();
+        assert!(error.contains(expected), "{changes}: {error}");
+    }
+    for changes in [
+        // Rows of padding.
+        json!({"vocab_size": 380}),
+        json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0,
+            "original_max_position_embeddings": 256}}),
+    ] {
+        assert_eq!(contradiction("llama", changes.clone()), None, "{changes}");
+    }
+}
+
+#[test]
+fn a_gguf_file_with_more_tokens_than_rows() {
+    let dir = testdata().join("reference-gguf/llama");
+    let file = read(&files(&dir, "gguf")[0]);
+    let model = Gguf::parse(&file, file.len() as u64).unwrap();
+    let model = gguf::Model::from_parts(vec![model]).unwrap();
+    let plan = |n: u32| {
+        let mut metadata = model.metadata().clone();
+        metadata
+            .insert("llama.vocab_size", gguf::Value::U32(n))
+            .unwrap();
+        ModelPlan::from_gguf(&metadata, model.tensors(), &PlanOptions::default())
+    };
+    let n_vocab = plan(1).unwrap().config().n_vocab as u32;
+    assert!(plan(n_vocab).is_ok());
+    let error = plan(n_vocab + 1).unwrap_err().to_string();
+    assert!(
+        error.contains("llama.vocab_size: expected at most"),
+        "{error}"
+    );
+}
+
 #[test]
 fn damaged_configurations() {
     let mut random = Random(2);

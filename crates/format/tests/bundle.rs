@@ -287,6 +287,8 @@ proptest! {
     fn tensor_files_are_read_as_they_are_written(file in tensor_file()) {
         let header = file.header();
         prop_assert_eq!(&TensorFile::parse(&header, file.file_len()).unwrap(), &file);
+        let longer = TensorFile::parse(&header, file.file_len() + 1).unwrap_err();
+        prop_assert!(longer.to_string().starts_with("1 bytes after the last part"), "{}", longer);
         let needed = 64 + 40 * file.tensors.len();
         check_prefixes(&header, needed, file.file_len(), TensorFile::parse);
     }

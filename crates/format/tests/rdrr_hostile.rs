@@ -113,17 +113,17 @@ fn wrong_values_are_named() {
         (
             "/architecture/numLayers",
             json!(0),
-            "architecture.numLayers: expected a whole number above 0, found 0",
+            "architecture.numLayers: expected a whole number from 1 to 4294967295, found 0",
         ),
         (
             "/architecture/hiddenSize",
             json!(2.5),
-            "architecture.hiddenSize: expected a whole number above 0, found 2.5",
+            "architecture.hiddenSize: expected a whole number from 1 to 4294967295, found 2.5",
         ),
         (
             "/architecture/vocabSize",
             json!(-3),
-            "architecture.vocabSize: expected a whole number above 0, found -3",
+            "architecture.vocabSize: expected a whole number from 1 to 4294967295, found -3",
         ),
         (
             "/totalSize",
@@ -276,9 +276,9 @@ fn wrong_values_are_named() {
             "blake3Full: expected 64 lower-case hexadecimal digits, found `xyz`",
         ),
         (
-            "/runtimeOptimizations",
-            json!({"workgroupOverrides": {"rmsnorm": [1, 2]}}),
-            "runtimeOptimizations.workgroupOverrides.rmsnorm: expected three whole numbers above 0, found a list",
+            "/architecture/numLayers",
+            json!(1_099_511_627_776_u64),
+            "architecture.numLayers: expected a whole number from 1 to 4294967295, found 1099511627776",
         ),
         (
             "/loraConfig",
@@ -344,11 +344,6 @@ fn wrong_values_are_named() {
             "/groups/embed/shards",
             json!([0]),
             "groups.embed.shards: expected [0, 1], where its tensors are, found [0]",
-        ),
-        (
-            "/groups/embed/shards",
-            json!([1, 0]),
-            "groups.embed.shards: expected [0, 1], where its tensors are, found [1, 0]",
         ),
         (
             "/groups/embed/shards",
@@ -771,6 +766,54 @@ fn two_maps_of_one_package_must_agree() {
     let problems = Package::new(manifest, Some(other)).unwrap_err().to_string();
     let expected = "tensors[`model.norm.weight`]: expected what the external map says of it";
     assert!(problems.contains(expected), "{problems}");
+}
+
+#[test]
+fn malformed_hints_and_odd_versions_are_warnings() {
+    let mut json = good();
+    json["runtimeOptimizations"] =
+        json!({"forceF32Accumulation": "yes", "workgroupOverrides": {"rmsnorm": [1, 2]}});
+    json["groups"]["embed"]["version"] = json!("abc");
+    json["quantizationInfo"] = json!({"weights": "f32", "kvCache": "q3", "activations": "f16"});
+    let manifest = Manifest::parse(json.to_string().as_bytes()).unwrap();
+    let package = Package::new(manifest, None).unwrap();
+    assert_eq!(
+        package.warnings(),
+        [
+            "runtimeOptimizations.workgroupOverrides.rmsnorm: expected three whole numbers above 0, \
+             found a list; ignored",
+            "runtimeOptimizations.forceF32Accumulation: expected true or false, found `yes`; ignored",
+            "groups.embed.version: expected a semantic version such as 1.2.0, found `abc`",
+            "quantizationInfo.kvCache: expected f32, f16 or q8_0, found `q3`; ignored",
+        ]
+    );
+    let same = Manifest::parse(&package.manifest().to_json()).unwrap();
+    assert_eq!(same, *package.manifest());
+}
+
+#[test]
+fn groups_may_list_more_shards_than_they_need_in_any_order() {
+    let needed = good()["groups"]["embed"]["shards"].clone();
+    assert_eq!(needed, json!([0, 1]));
+    for listed in [json!([1, 0]), json!([0, 1, 1])] {
+        let package = open(&with("/groups/embed/shards", listed)).unwrap();
+        assert_eq!(package.manifest().groups[0].shards, [0, 1]);
+        let warnings = package.warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(
+            warnings[0].starts_with("groups.embed.shards: expected [0, 1], where its tensors are"),
+            "{warnings:?}"
+        );
+    }
+    for listed in [json!([0]), json!([0, 1, 2])] {
+        let problems = open(&with("/groups/embed/shards", listed)).unwrap_err();
+        assert!(
+            problems
+                .to_string()
+                .contains("groups.embed.shards: expected")
+        );
+    }
+    assert!(open(&good()).unwrap().warnings().is_empty());
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use sterna_delivery::hash::Verified;
+
 /// Something that the user of a model should know. This library doesn't print it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -43,6 +45,11 @@ pub enum Warning {
         /// The file.
         file: String,
     },
+    /// The hash of a file is labelled SHA-256 and is BLAKE3.
+    LabelledSha256 {
+        /// The file.
+        file: String,
+    },
     /// A GPU was requested but can't be used; the CPU is.
     NotOnGpu {
         /// Why.
@@ -56,13 +63,26 @@ pub enum Warning {
 }
 
 impl Warning {
+    /// What is odd about how a file was verified.
+    pub(crate) fn of_verified(
+        verified: Verified,
+        file: impl FnOnce() -> String,
+    ) -> Option<Warning> {
+        match verified {
+            Verified::Blake3Variant => Some(Warning::Blake3Variant { file: file() }),
+            Verified::LabelledSha256 => Some(Warning::LabelledSha256 { file: file() }),
+            _ => None,
+        }
+    }
+
     /// Whether it is a warning, and not just information.
     pub fn is_warning(&self) -> bool {
         match self {
             Warning::IgnoredRecommendation { .. }
             | Warning::Oddity { .. }
             | Warning::LongContext { .. }
-            | Warning::OtherBase { .. } => true,
+            | Warning::OtherBase { .. }
+            | Warning::LabelledSha256 { .. } => true,
             Warning::Blake3Variant { .. }
             | Warning::NotOnGpu { .. }
             | Warning::Placement { .. } => false,
@@ -97,6 +117,10 @@ impl fmt::Display for Warning {
             Warning::Blake3Variant { file } => write!(
                 f,
                 "{file}: verified by the variant of BLAKE3 that the existing JavaScript runtime computes"
+            ),
+            Warning::LabelledSha256 { file } => write!(
+                f,
+                "{file}: the manifest calls its hash SHA-256, and it is BLAKE3"
             ),
             Warning::NotOnGpu { reason } => write!(f, "Computing on the CPU: {reason}"),
             Warning::Placement { device } => write!(f, "Computing on {device}"),

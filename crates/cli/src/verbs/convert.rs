@@ -4,21 +4,24 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use sterna::ADAPTER_CONFIG;
 use sterna_convert::{
-    AdapterPackageOptions, GgufOptions, PackageOptions, PackageSummary, Target, Targets,
-    adapter_to_package, to_gguf, to_package,
+    AdapterPackageOptions, GgufOptions, GroupVersion, GroupVersions, ManifestDetail,
+    PackageOptions, PackageSummary, Precisions, Statements, Target, Targets, adapter_to_package,
+    to_gguf, to_package,
 };
 use sterna_delivery::hash::Algorithm;
 use sterna_engine::plan::PlanOptions;
 use sterna_format::I2sLayout;
+use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_kernels::Exec;
 
 use crate::args::{i2s_layout, isa, thread_count};
 use crate::conversion::notify;
+use crate::device::kernel_hints::read_hints;
 use crate::output::{self, Bytes};
 use crate::size::n_bytes;
 use crate::{machine, model};
@@ -74,6 +77,9 @@ pub(crate) struct Convert {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
 
+    #[command(flatten)]
+    manifest: ManifestFlags,
+
     /// Threads to compute with [default: one for each physical core available]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     jobs: Option<NonZero<usize>>,
@@ -85,6 +91,103 @@ pub(crate) struct Convert {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What the manifest of a package says besides what was converted. What isn't given is kept, if the source is
+/// a package.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Manifest of a package")]
+struct ManifestFlags {
+    /// JSON file with hints for running the model (`runtimeOptimizations`)
+    #[arg(long, value_name = "FILE")]
+    hints: Option<PathBuf>,
+
+    /// Kernel variant preferred for an operation, such as matmul=f32; may be given several times
+    #[arg(long, value_name = "OP=VARIANT", value_parser = kernel_hint)]
+    kernel_hint: Vec<(String, String)>,
+
+    /// Semantic version of a component group, such as layer.0=1.1.0, or of all of them; may be given several
+    /// times [default: 1.0.0]
+    #[arg(long, value_name = "[GROUP=]VERSION", value_parser = str::parse::<GroupVersion>)]
+    group_version: Vec<GroupVersion>,
+
+    /// KV cache to run the model with, unless --cache says otherwise there
+    #[arg(long, value_name = "TYPE", value_parser = ["f32", "f16", "q8_0"])]
+    kv_cache: Option<String>,
+
+    /// Activations to run the model with, unless --activations says otherwise there
+    #[arg(long, value_name = "TYPE", value_parser = ["int8", "f32"])]
+    activations: Option<String>,
+
+    /// Precision of arithmetic to run the model with: a hint
+    #[arg(long, value_name = "TYPE", value_parser = ["f32", "f16"])]
+    compute: Option<String>,
+
+    /// full has the tensor map inline and hashes of blocks and tensors; compact has neither: a few kilobytes,
+    /// and shards that can only be verified whole
+    #[arg(long = "manifest", value_enum, value_name = "DETAIL", default_value_t)]
+    detail: Detail,
+}
+
+/// How much a manifest has besides what is needed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Detail {
+    #[default]
+    Full,
+    Compact,
+}
+
+impl ManifestFlags {
+    /// The first flag that is given.
+    fn given(&self) -> Option<&'static str> {
+        [
+            (self.hints.is_some(), "--hints"),
+            (!self.kernel_hint.is_empty(), "--kernel-hint"),
+            (!self.group_version.is_empty(), "--group-version"),
+            (self.kv_cache.is_some(), "--kv-cache"),
+            (self.activations.is_some(), "--activations"),
+            (self.compute.is_some(), "--compute"),
+            (self.detail != Detail::Full, "--manifest"),
+        ]
+        .into_iter()
+        .find_map(|(is_given, flag)| is_given.then_some(flag))
+    }
+
+    fn detail(&self) -> ManifestDetail {
+        match self.detail {
+            Detail::Full => ManifestDetail::Full,
+            Detail::Compact => ManifestDetail::Compact,
+        }
+    }
+
+    fn statements(self) -> Result<Statements> {
+        let hints = match &self.hints {
+            None => RuntimeOptimizations::default(),
+            Some(path) => read_hints(path).context("--hints")?,
+        };
+        Ok(Statements {
+            hints: hints.overridden_by(&RuntimeOptimizations {
+                preferred_kernels: self.kernel_hint,
+                ..RuntimeOptimizations::default()
+            }),
+            versions: GroupVersions::new(self.group_version),
+            precisions: Precisions {
+                kv_cache: self.kv_cache,
+                activations: self.activations,
+                compute: self.compute,
+            },
+        })
+    }
+}
+
+/// Parses an operation and a kernel variant.
+fn kernel_hint(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((operation, variant)) if !operation.is_empty() && !variant.is_empty() => {
+            Ok((operation.to_owned(), variant.to_owned()))
+        }
+        _ => Err("expected an operation and a kernel variant, such as matmul=f32".to_owned()),
+    }
 }
 
 /// Output formats.
@@ -121,6 +224,8 @@ impl Convert {
                 shard_size: self.shard_size.get(),
                 algorithm: self.hash,
                 model_id: self.id,
+                detail: self.manifest.detail(),
+                statements: self.manifest.statements()?,
             };
             let summary = adapter_to_package(&adapter, &self.model, &self.out, &options)?;
             return say(&summary, self.json);
@@ -146,12 +251,17 @@ impl Convert {
                     shard_size: self.shard_size.get(),
                     algorithm: self.hash,
                     model_id: self.id,
+                    detail: self.manifest.detail(),
+                    statements: self.manifest.statements()?,
                     n_verify_threads: machine::default_threads(),
                 };
                 let summary = to_package(&files, &self.out, &options, exec, &notify())?;
                 say(&summary, self.json)
             }
             To::Gguf => {
+                if let Some(flag) = self.manifest.given() {
+                    bail!("{flag}: expected --to package, found --to gguf: it is for manifests");
+                }
                 let options = GgufOptions {
                     plan,
                     targets,
@@ -196,6 +306,15 @@ fn say(summary: &PackageSummary, as_json: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernel_hints_are_read() {
+        let hint = |operation: &str, variant: &str| Ok((operation.into(), variant.into()));
+        assert_eq!(kernel_hint("matmul=q4_fused"), hint("matmul", "q4_fused"));
+        for text in ["", "matmul", "=f32", "matmul="] {
+            assert!(kernel_hint(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_of_shards_are_read() {

@@ -94,9 +94,9 @@ impl Diagnose {
                 prompt.len()
             );
         }
-        let engine = &self.flags.engine;
+        let engine = &self.flags.engine.clone().for_model(&files);
         let ctx_len = engine.ctx_for(prompt.len().saturating_add(self.tokens))?;
-        let (cpu, gpu) = engine.both_devices(&plan, &files.hints())?;
+        let (cpu, gpu) = engine.both_devices(&plan, &engine.device().hints(files.hints()))?;
         let name = native::adapter_name(gpu.device().info());
         let model = model::load_on(&files, plan, Compare::new(cpu, gpu), engine.weights())?;
         let model = model::adapt(model, &files, engine.lora())?;

@@ -39,10 +39,21 @@ struct Report {
     groups: Changes,
     tensors: Changes,
     shards: Changes,
+    /// Groups that both have in other versions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    versions: Vec<VersionChange>,
     /// Bytes of the shards of B that A doesn't hold.
     fetch_bytes: u64,
     /// Bytes of all shards of B.
     total_bytes: u64,
+}
+
+/// The versions of a group in A and B.
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct VersionChange {
+    group: String,
+    from: String,
+    to: String,
 }
 
 /// Names of what only B has, only A has, and what differs.
@@ -74,8 +85,8 @@ impl Report {
         let held = held_shards(a.manifest());
         let missing = b.manifest().shards.iter();
         let missing = missing.filter(|shard| !held.contains(&shard.hash));
-        let groups = |package: &Package| -> Vec<(String, Digest)> {
-            let group = |group: &Group| (group.id.clone(), group.hash);
+        let groups = |package: &Package| -> Vec<(String, (Digest, String))> {
+            let group = |group: &Group| (group.id.clone(), (group.hash, group.version.clone()));
             package.manifest().groups.iter().map(group).collect()
         };
         let shards = |package: &Package| -> Vec<(String, (Digest, u64))> {
@@ -92,7 +103,19 @@ impl Report {
             };
             tensors.map(tensor).collect()
         };
+        let before: HashMap<&str, &str> = (a.manifest().groups.iter())
+            .map(|group| (&*group.id, &*group.version))
+            .collect();
+        let versions = b.manifest().groups.iter().filter_map(|group| {
+            let from = *before.get(&*group.id)?;
+            (from != group.version).then(|| VersionChange {
+                group: group.id.clone(),
+                from: from.to_owned(),
+                to: group.version.clone(),
+            })
+        });
         Report {
+            versions: versions.collect(),
             groups: Changes::between(&groups(a), &groups(b)),
             tensors: Changes::between(&tensors(a), &tensors(b)),
             shards: Changes::between(&shards(a), &shards(b)),
@@ -127,6 +150,11 @@ impl Report {
             ] {
                 for name in names {
                     text += &format!("\n{sign} {what}: {}", name.escape_debug());
+                    let is_it = |change: &&VersionChange| what == "groups" && change.group == *name;
+                    if let Some(VersionChange { from, to, .. }) = self.versions.iter().find(is_it) {
+                        text +=
+                            &format!(", version {} → {}", from.escape_debug(), to.escape_debug());
+                    }
                 }
             }
         }

@@ -1,8 +1,10 @@
 //! `sterna inspect`: the contents of a model's files.
 
+mod adapter;
 mod package;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Error, Result, bail};
 use clap::Args;
@@ -20,6 +22,7 @@ use sterna::native::LocalModel;
 use crate::device;
 use crate::model;
 use crate::output::{self, Bytes, Count};
+use adapter::AdapterReport;
 use package::PackageReport;
 
 const EXAMPLE: &str = "Example:
@@ -32,7 +35,7 @@ const EXAMPLE: &str = "Example:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Inspect {
-    /// GGUF file, safetensors file, folder, package, or `builtin`
+    /// GGUF file, safetensors file, folder, package, adapter, or `builtin`
     #[arg(value_name = "PATH")]
     model: String,
 
@@ -111,11 +114,20 @@ impl Inspect {
         if !self.flags.engine.lora().is_empty() {
             bail!("--lora: expected a verb that runs the model, found inspect");
         }
+        let path = Path::new(&self.model);
+        if adapter::is_one(path) {
+            let report = AdapterReport::new(path)?;
+            return match self.flags.json {
+                true => output::json(&report),
+                false => output::line(report.text()),
+            };
+        }
         let files = model::open(&self.model)?;
+        let engine = self.flags.engine.for_model(&files);
         let plan = model::plan(&files, &self.flags.files);
         let memory_bytes = plan.as_ref().map_or(0, ModelPlan::memory_bytes);
         let (model, not_runnable) = match plan {
-            Ok(plan) => (Some(ModelReport::new(&plan, &self.flags.engine)), None),
+            Ok(plan) => (Some(ModelReport::new(&plan, &engine)), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
         let tensors: Vec<TensorReport> = match files.header() {
@@ -127,9 +139,10 @@ impl Inspect {
         };
         let package = match files.header() {
             Header::Package(header) => {
-                let place = self.flags.engine.device();
-                let decisions = device::decisions(place, &files.hints(), memory_bytes)?;
-                Some(PackageReport::new(&header.package, decisions))
+                let place = engine.device();
+                let hints = place.hints(files.hints());
+                let decisions = device::decisions(place, &hints, memory_bytes)?;
+                Some(PackageReport::new(header, decisions))
             }
             _ => None,
         };

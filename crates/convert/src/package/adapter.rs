@@ -17,7 +17,8 @@ use sterna_kernels::quant::decode_row;
 use super::journal::Journal;
 use super::shards::ShardWriter;
 use super::{
-    DEFAULT_SHARD_SIZE, PackageSummary, begin_package, check_shard_size, finish_package, manifest,
+    DEFAULT_SHARD_SIZE, ManifestDetail, PackageSummary, Statements, begin_package,
+    check_shard_size, finish_package, manifest, stated,
 };
 
 /// The kind of model in manifests of adapters.
@@ -32,6 +33,10 @@ pub struct AdapterPackageOptions {
     pub algorithm: Algorithm,
     /// Name of the package; by default that of the adapter's folder.
     pub model_id: Option<String>,
+    /// What the manifest says besides.
+    pub statements: Statements,
+    /// How much the manifest has besides what is needed.
+    pub detail: ManifestDetail,
 }
 
 impl Default for AdapterPackageOptions {
@@ -41,6 +46,8 @@ impl Default for AdapterPackageOptions {
             shard_size: DEFAULT_SHARD_SIZE,
             algorithm: Algorithm::Sha256,
             model_id: None,
+            statements: Statements::default(),
+            detail: ManifestDetail::Full,
         }
     }
 }
@@ -132,7 +139,10 @@ pub fn adapter_to_package(
         }),
         ..manifest::of_weights(MODEL_TYPE, &name, tensors, &written)
     };
-    manifest::write(dir, &mut manifest, Vec::new())?;
+    let ids = manifest.groups.iter().map(|group| group.id.as_str());
+    options.statements.versions.check(ids)?;
+    stated::state(&mut manifest, &options.statements, None);
+    manifest::write(dir, &mut manifest, Vec::new(), options.detail)?;
     finish_package(staging, out)?;
     Ok(PackageSummary {
         package: out.to_owned(),

@@ -20,6 +20,7 @@ use sterna_format::rdrr::{
 use sterna_kernels::activation::Activation;
 
 use super::shards::{ShardHashes, Written};
+use super::stated::ManifestDetail;
 use crate::staging::write_file;
 
 /// The inputs of a manifest besides the bytes that were written.
@@ -121,6 +122,7 @@ pub(super) fn write(
     dir: &Path,
     manifest: &mut Manifest,
     mut beside: Vec<(String, Bytes)>,
+    detail: ManifestDetail,
 ) -> Result<()> {
     let algorithm = manifest.hash_algorithm;
     if let (Some(name), Some(tensors)) = (&manifest.tensors_file, &manifest.tensors) {
@@ -134,6 +136,11 @@ pub(super) fn write(
     });
     let integrity = manifest.integrity.get_or_insert_default();
     integrity.files = files.collect();
+    if detail == ManifestDetail::Compact {
+        manifest.tensors = None;
+        integrity.block_merkle = None;
+        integrity.shard_blocks = None;
+    }
     for (name, bytes) in &beside {
         write_file(&dir.join(name), bytes)?;
     }

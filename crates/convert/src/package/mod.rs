@@ -11,14 +11,16 @@ mod companions;
 mod journal;
 mod manifest;
 mod shards;
+mod stated;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use sterna::native::LocalModel;
-use sterna::{Context, Error, ErrorCode, Result, bail};
+use sterna::{Context, Error, ErrorCode, Header, Result, bail};
 use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::sync_folder;
 use sterna_engine::export::{Exported, Exporter};
@@ -31,6 +33,7 @@ pub use adapter::{AdapterPackageOptions, adapter_to_package};
 use companions::Companions;
 use journal::Journal;
 use shards::ShardWriter;
+pub use stated::{GroupVersion, GroupVersions, ManifestDetail, Precisions, Statements};
 
 use crate::event::{self, Event, Notify, Step, Warning};
 use crate::staging::{Staging, partial};
@@ -49,6 +52,10 @@ pub struct PackageOptions {
     pub algorithm: Algorithm,
     /// Name of the package; by default made from the names of source and types.
     pub model_id: Option<String>,
+    /// What the manifest says besides.
+    pub statements: Statements,
+    /// How much the manifest has besides what is needed.
+    pub detail: ManifestDetail,
     /// Threads that verify the source, if it is a package.
     pub n_verify_threads: usize,
 }
@@ -62,12 +69,17 @@ impl Default for PackageOptions {
             shard_size: DEFAULT_SHARD_SIZE,
             algorithm: Algorithm::Sha256,
             model_id: None,
+            statements: Statements::default(),
+            detail: ManifestDetail::Full,
             n_verify_threads: 1,
         }
     }
 }
 
 const DEFAULT_SHARD_SIZE: u64 = 64 << 20;
+
+/// The language models that can be converted are all plain transformers.
+const MODEL_TYPE: &str = "transformer";
 
 /// A summary of a conversion to a package.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -113,16 +125,27 @@ pub fn to_package(
     check_shard_size(options.shard_size)?;
     // Wrong bytes must not get right hashes.
     event::verify(files, options.n_verify_threads, notify)?;
+    event::warn_of(files.warnings(), notify);
     let plan = files.plan(&options.plan)?;
     let config = plan.config().clone();
     let n_bytes = plan.weight_bytes();
+    let mut exporter = Exporter::new(plan, exec.clone());
+    let names = exporter.tensors();
+    let ids: BTreeSet<_> = names
+        .iter()
+        .map(|(name, _)| group_of(name, MODEL_TYPE))
+        .collect();
+    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    options
+        .statements
+        .versions
+        .check(ids.iter().map(String::as_str))?;
     let staging = begin_package(out)?;
     let dir = staging.path.clone();
     let journal = Journal::open(&dir, &key(files, options)?)?;
     let n_resumed = journal.n_finished();
     let algorithm = options.algorithm;
     let mut writer = ShardWriter::new(&dir, options.shard_size, algorithm, journal);
-    let mut exporter = Exporter::new(plan, exec.clone());
     let tied = exporter.is_tied();
     options.targets.warn_if_tied(tied, notify);
     let rules = files
@@ -141,8 +164,7 @@ pub fn to_package(
         };
         for exported in parts {
             let encoding = Encoding::of(&exported, targets, tied)?;
-            // The language models here are all plain transformers.
-            let group = group_of(&exported.name, "transformer");
+            let group = group_of(&exported.name, MODEL_TYPE);
             let spans = writer.begin(group, encoding.size())?;
             if writer.is_written(&spans) {
                 writer.skip(&spans)?;
@@ -182,6 +204,10 @@ pub fn to_package(
         None => format!("{}-{}", files.stem(), variant.tag()),
     };
     let companions = Companions::of(files, notify)?;
+    if companions.eos.is_empty() {
+        let model = files.name().to_owned();
+        notify(Event::Warning(Warning::NoEnd { model }));
+    }
     let facts = manifest::Facts {
         model_id: model_id.clone(),
         model_type: model_type_of(&hf),
@@ -196,7 +222,12 @@ pub fn to_package(
     };
     let (n_tensors, n_shards) = (tensors.len(), written.shards.len());
     let mut manifest = manifest::manifest(facts, tensors, &written);
-    manifest::write(&dir, &mut manifest, companions.files)?;
+    let source = match files.header() {
+        Header::Package(header) => Some(header.package.manifest()),
+        _ => None,
+    };
+    stated::state(&mut manifest, &options.statements, source);
+    manifest::write(&dir, &mut manifest, companions.files, options.detail)?;
     finish_package(staging, out)?;
     files.settle()?;
     Ok(PackageSummary {

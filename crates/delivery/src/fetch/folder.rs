@@ -103,7 +103,7 @@ fn is_there(path: &Path, blob: &Blob) -> io::Result<bool> {
     if matches(&mut file, Verifier::new(blob.expected(), blob.size()))? {
         return Ok(true);
     }
-    match blob.expected().variant_verifier() {
+    match blob.expected().second_verifier() {
         Some(variant) => matches(&mut File::open(path)?, variant),
         None => Ok(false),
     }

@@ -462,7 +462,7 @@ impl Fetch {
             return false;
         }
         let whole = state.whole.take().expect("`is_hashed` saw it");
-        match (whole.finish(), state.blob.expected().variant_verifier()) {
+        match (whole.finish(), state.blob.expected().second_verifier()) {
             (Ok(verified), _) => state.phase = Phase::Verified(verified),
             (Err(mismatch), Some(second)) => {
                 state.phase = Phase::Doubted(mismatch, Some(Box::new(second)))

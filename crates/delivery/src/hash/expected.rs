@@ -29,6 +29,8 @@ pub enum Verified {
     Digest(Algorithm),
     /// By a digest that is labelled BLAKE3 and is the variant of [`Blake3Variant`].
     Blake3Variant,
+    /// By a digest that is labelled SHA-256 and is BLAKE3: a known writer says the one and computes the other.
+    LabelledSha256,
     /// By git's object id.
     GitBlob,
     /// Only by their size.
@@ -60,8 +62,9 @@ impl Expected {
 
     /// Verifies `bytes`.
     ///
-    /// Bytes that fail a BLAKE3 digest are tried with the variant of [`Blake3Variant`], and the result says
-    /// so. Errors: [`Mismatch`], with the result of standard hashing.
+    /// Bytes that fail a BLAKE3 digest are tried with the variant of [`Blake3Variant`], those that fail a
+    /// SHA-256 digest with BLAKE3, and the result says so. Errors: [`Mismatch`], with the result of hashing as
+    /// the digest says.
     pub fn verify(&self, bytes: &[u8]) -> Result<Verified, Mismatch> {
         let mut verifier = Verifier::new(*self, bytes.len() as u64);
         verifier.update(bytes);
@@ -70,21 +73,25 @@ impl Expected {
 
     /// The result of [`verify`](Self::verify) for `bytes` whose first result was `mismatch`.
     pub fn second_opinion(&self, mismatch: Mismatch, bytes: &[u8]) -> Result<Verified, Mismatch> {
-        let Some(mut variant) = self.variant_verifier() else {
+        let Some(mut second) = self.second_verifier() else {
             return Err(mismatch);
         };
-        variant.update(bytes);
-        variant.finish().map_err(|_| mismatch)
+        second.update(bytes);
+        second.finish().map_err(|_| mismatch)
     }
 
-    /// The second verifier for bytes that failed: the variant of a BLAKE3 digest. `None` for all else.
-    pub fn variant_verifier(&self) -> Option<Verifier> {
-        match self {
-            Self::Digest(digest) if digest.algorithm() == Algorithm::Blake3 => Some(Verifier {
-                state: State::Variant(Box::default(), *digest.as_bytes()),
-            }),
-            _ => None,
-        }
+    /// The second verifier for bytes that failed: the variant of a BLAKE3 digest, and BLAKE3 itself of one that
+    /// is labelled SHA-256. `None` for all else.
+    pub fn second_verifier(&self) -> Option<Verifier> {
+        let Self::Digest(digest) = self else {
+            return None;
+        };
+        let bytes = *digest.as_bytes();
+        let state = match digest.algorithm() {
+            Algorithm::Blake3 => State::Variant(Box::default(), bytes),
+            Algorithm::Sha256 => State::Labelled(Hasher::new(Algorithm::Blake3), bytes),
+        };
+        Some(Verifier { state })
     }
 }
 
@@ -98,6 +105,7 @@ pub struct Verifier {
 enum State {
     Digest(Hasher, Digest),
     Variant(Box<Blake3Variant>, [u8; DIGEST_BYTES]),
+    Labelled(Hasher, [u8; DIGEST_BYTES]),
     GitBlob(sha1::Sha1, [u8; 20]),
     Size,
 }
@@ -107,6 +115,7 @@ impl fmt::Debug for State {
         f.write_str(match self {
             Self::Digest(..) => "digest",
             Self::Variant(..) => "BLAKE3 variant",
+            Self::Labelled(..) => "BLAKE3 labelled SHA-256",
             Self::GitBlob(..) => "git object id",
             Self::Size => "size",
         })
@@ -134,6 +143,7 @@ impl Verifier {
         match &mut self.state {
             State::Digest(hasher, _) => hasher.update(bytes),
             State::Variant(variant, _) => variant.update(bytes),
+            State::Labelled(hasher, _) => hasher.update(bytes),
             State::GitBlob(sha1, _) => sha1.update(bytes),
             State::Size => {}
         }
@@ -150,6 +160,14 @@ impl Verifier {
                 let kind = "the variant of blake3";
                 compare(kind, &digest, &variant.finish())?;
                 Ok(Verified::Blake3Variant)
+            }
+            State::Labelled(hasher, digest) => {
+                compare(
+                    Algorithm::Blake3.name(),
+                    &digest,
+                    hasher.finish().as_bytes(),
+                )?;
+                Ok(Verified::LabelledSha256)
             }
             State::GitBlob(sha1, id) => {
                 let found: [u8; 20] = sha1.finalize().into();
@@ -230,6 +248,20 @@ mod tests {
         // The variant is not accepted for SHA-256.
         let sha256 = Digest::new(Algorithm::Sha256, digest);
         assert!(Expected::Digest(sha256).verify(&bytes).is_err());
+    }
+
+    #[test]
+    fn blake3_that_is_labelled_sha256_is_accepted_and_reported() {
+        let bytes = b"shard";
+        let blake3 = digest_of(Algorithm::Blake3, bytes);
+        let labelled = Expected::Digest(Digest::new(Algorithm::Sha256, *blake3.as_bytes()));
+        assert_eq!(labelled.verify(bytes), Ok(Verified::LabelledSha256));
+        let mismatch = labelled.verify(b"other").unwrap_err();
+        assert_eq!(mismatch.kind, "sha256");
+        // Not the other way round.
+        let sha256 = digest_of(Algorithm::Sha256, bytes);
+        let labelled = Expected::Digest(Digest::new(Algorithm::Blake3, *sha256.as_bytes()));
+        assert!(labelled.verify(bytes).is_err());
     }
 
     #[test]

@@ -77,6 +77,9 @@ impl TryFrom<Blob> for HashedFile {
     }
 }
 
+/// The configuration of a checkpoint, which a package may have beside its manifest.
+pub(crate) const CONFIG_FILE: &str = "config.json";
+
 /// The files of a package besides its manifest.
 #[derive(Debug, Clone)]
 pub struct Contents {
@@ -184,6 +187,15 @@ impl Contents {
     /// Names of the files that the manifest names without a digest.
     pub fn unverified(&self) -> &[String] {
         &self.unverified
+    }
+
+    /// Whether [`CONFIG_FILE`] beside the manifest counts: that has neither a configuration nor what one can be
+    /// made of, and no digests of files, without which others are ignored.
+    pub(crate) fn may_have_config(&self, manifest: &Manifest) -> bool {
+        manifest.config.is_none()
+            && manifest.inference.is_none()
+            && !manifest.is_lora()
+            && self.beside().is_empty()
     }
 
     /// The file that contains the tensor map, unless it is part of the manifest.

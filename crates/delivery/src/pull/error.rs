@@ -211,6 +211,15 @@ pub enum Warning {
         /// Why.
         why: String,
     },
+    /// Files whose digests are labelled SHA-256 and are BLAKE3.
+    LabelledSha256 {
+        /// Where the package is.
+        from: String,
+        /// The first of them.
+        file: String,
+        /// How many more there are.
+        n_more: usize,
+    },
     /// The manifest has no digests for files other than shards.
     NoDigests {
         /// Where the package is.
@@ -230,6 +239,13 @@ impl fmt::Display for Warning {
                 write!(f, "{source}: not used: {}", reason.without_name(source))
             }
             Self::GivenUp { source, why } => write!(f, "{source}: given up: {why}"),
+            Self::LabelledSha256 { from, file, n_more } => {
+                write!(f, "{from}: the manifest calls the hash of {file}")?;
+                if *n_more > 0 {
+                    write!(f, " and {n_more} more")?;
+                }
+                f.write_str(" SHA-256, and it is BLAKE3")
+            }
             Self::NoDigests { from, files } => write!(
                 f,
                 "{from}: its manifest has no hashes for {}; only its shards are verified",

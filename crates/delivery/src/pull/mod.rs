@@ -31,7 +31,9 @@ use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
 use crate::fetch::{self, Cancel, FetchError, Limits, Progress, fetch_small};
 use crate::hash::{Algorithm, Verified};
-use crate::package::{Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature};
+use crate::package::{
+    CONFIG_FILE, Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature,
+};
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::hugging_face::{Hub, Repository};
 use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
@@ -320,6 +322,12 @@ impl Transaction<'_> {
         let manifest = offer.manifest();
         let mut entry = self.entry(&offer)?;
         let contents = Contents::of(self.from, manifest)?;
+        if contents.may_have_config(manifest)
+            && let Ok(bytes) = small(CONFIG_FILE, &sources, self.limits)
+        {
+            let file = self.pull.put(Algorithm::Sha256, &bytes)?;
+            entry.files.insert(CONFIG_FILE.to_owned(), file);
+        }
         let mut tensors = None;
         for name in contents.unverified() {
             let bytes = small(name, &sources, self.limits)?;
@@ -434,6 +442,15 @@ impl Transaction<'_> {
         )?;
         if let Some(error) = failed {
             return Err(error.into());
+        }
+        let verified = files.iter().zip(&report.verified);
+        let mut labelled = verified.filter(|(_, how)| **how == Some(Verified::LabelledSha256));
+        if let Some((first, _)) = labelled.next() {
+            self.warn(Warning::LabelledSha256 {
+                from: self.from.to_owned(),
+                file: first.name().to_owned(),
+                n_more: labelled.count(),
+            });
         }
         for (source, why) in &report.dropped {
             self.warn(Warning::GivenUp {

@@ -340,7 +340,7 @@ fn check_file(file: &File, path: &Path, blob: &Blob) -> Result<Result<(), Mismat
     };
     match (
         verify(Verifier::new(expected, blob.size))?,
-        expected.variant_verifier(),
+        expected.second_verifier(),
     ) {
         (Err(mismatch), Some(variant)) => Ok(verify(variant)?.map_err(|_| mismatch)),
         (verdict, _) => Ok(verdict),

@@ -208,6 +208,9 @@ impl Pull {
             Verified::Blake3Variant if blob.digest.algorithm() == Algorithm::Blake3 => {
                 self.commit_if(blob, |incoming| incoming.check_whole())
             }
+            Verified::LabelledSha256 if blob.digest.algorithm() == Algorithm::Sha256 => {
+                self.commit_if(blob, |incoming| incoming.check_whole())
+            }
             _ => self.commit(blob),
         }
     }

@@ -87,6 +87,13 @@ impl ModelConfig {
     }
 }
 
+/// Fails if `metadata` says that there are more tokens than `n_vocab`, the rows of the embedding table.
+pub(crate) fn check_vocab(metadata: &Metadata, n_vocab: usize) -> Result<(), PlanError> {
+    let keys = Keys::of(metadata)?;
+    let said = keys.count("vocab_size")?;
+    super::check_vocab(&keys.key("vocab_size"), said, n_vocab)
+}
+
 /// The architecture of a model, and its family.
 pub(crate) fn family(metadata: &Metadata) -> Result<(&str, &'static Family), PlanError> {
     let architecture = metadata

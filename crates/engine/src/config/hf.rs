@@ -309,7 +309,12 @@ fn rope_scaling(
             original_ctx,
         },
         "yarn" => {
-            let factor = p.factor.unwrap_or(stretch);
+            let is_stretched = hf.original_max_position_embeddings.is_some()
+                || p.original_max_position_embeddings.is_some();
+            let factor = match p.factor {
+                None if is_stretched => stretch,
+                factor => required("factor", factor)?,
+            };
             let attention_factor = match (p.attention_factor, p.mscale, p.mscale_all_dim) {
                 (Some(given), _, _) => given,
                 (None, Some(scale), Some(all_dim)) if scale != 0.0 && all_dim != 0.0 => {

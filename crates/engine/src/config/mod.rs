@@ -247,6 +247,23 @@ impl ModelConfig {
     }
 }
 
+/// Fails if a configuration says at `key` that there are more tokens than `n_vocab`, the rows of the embedding
+/// table. A table may be padded with rows of no token.
+pub(crate) fn check_vocab(
+    key: impl Into<String>,
+    said: Option<usize>,
+    n_vocab: usize,
+) -> Result<(), PlanError> {
+    match said {
+        Some(said) if said > n_vocab => Err(PlanError::config(
+            key,
+            format!("at most {n_vocab}, the rows of the embedding table"),
+            said,
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The activation that files call `name`.
 fn activation(name: &str) -> Option<Activation> {
     Some(match name {

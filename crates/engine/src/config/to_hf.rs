@@ -19,6 +19,18 @@ impl ModelConfig {
     /// layouts: the weights that belong to it rotate halves.
     /// Errors: [`PlanError::Inexpressible`] if `config.json` can't express a value.
     pub fn to_hf(&self, tied: bool) -> Result<Map<String, Value>, PlanError> {
+        // In GGUF files, Mistral's models are Llama's with a window.
+        if self.family.windows == WindowPattern::None
+            && self.layers.iter().all(|layer| layer.window.is_some())
+            && self.family.name == "llama"
+            && let Some(mistral) = Family::of_hf("mistral")
+        {
+            let config = ModelConfig {
+                family: mistral,
+                ..self.clone()
+            };
+            return config.to_hf(tied);
+        }
         let mut hf = Map::new();
         let mut set = |key: &str, value: Value| {
             hf.insert(key.to_owned(), value);

@@ -204,6 +204,7 @@ impl ModelPlan {
         // The family first: for an unsupported model, tensors can't be reported as missing.
         let (_, family) = config::gguf::family(metadata)?;
         let config = ModelConfig::from_gguf(metadata, n_vocab(catalog, None)?)?;
+        config::gguf::check_vocab(metadata, config.n_vocab)?;
         let bit_linears = if family.bit_linear {
             BitLinears::All
         } else {
@@ -236,10 +237,14 @@ impl ModelPlan {
         let model_type = hf.model_type.as_deref().unwrap_or_default();
         let catalog = &translate_catalog(model_type, catalog)?;
         let config = ModelConfig::from_hf(hf, n_vocab(catalog, Some(model_type))?)?;
+        config::check_vocab("vocab_size", hf.vocab_size, config.n_vocab)?;
         let bit_linears = BitLinears::of(hf, family)?;
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, Some(model_type))?;
         let may_be_tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
         let weights = planner.weights(may_be_tied)?;
+        if hf.attention_bias == Some(true) {
+            planner.check_biases(&weights)?;
+        }
         let specs = planner.finish()?;
         Ok(ModelPlan {
             config,

@@ -220,6 +220,26 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// Fails if queries, keys or values of a layer have no bias: the configuration says that they do.
+    pub(super) fn check_biases(
+        &self,
+        weights: &Weights<LinearId, VectorId>,
+    ) -> Result<(), PlanError> {
+        let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
+        for (i, layer) in weights.layers.iter().enumerate() {
+            for (part, projection, len) in [
+                ("attn_q", &layer.q, q_dim),
+                ("attn_k", &layer.k, kv_dim),
+                ("attn_v", &layer.v, kv_dim),
+            ] {
+                if projection.bias.is_none() {
+                    return Err(self.missing(&format!("blk.{i}.{part}.bias"), &[len]));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The specs, once every tensor has been used.
     pub(super) fn finish(self) -> Result<Vec<Spec>, PlanError> {
         let mut unused = self

@@ -201,7 +201,10 @@ impl TensorFile {
             free = Extent { offset, size }.check(owner(i), form.bytes(), free, file_len)?;
             tensors.push(tensor);
         }
-        Ok(TensorFile { model, tensors })
+        match file_len.saturating_sub(free) {
+            0 => Ok(TensorFile { model, tensors }),
+            n => Err(BundleError::Trailing { at: free, n }),
+        }
     }
 
     /// Lays a file out with tensors of these forms, one after the other.

@@ -272,7 +272,8 @@ impl<'r> Fields<'r> {
         rest
     }
 
-    fn keep(&mut self, key: &str, json: &Json<'_>) -> Option<Value> {
+    /// A value of any content; notes a problem if there are too many of unknown meaning.
+    pub(super) fn keep(&mut self, key: &str, json: &Json<'_>) -> Option<Value> {
         let kept = json.to_value(&mut self.notes.unknown_left);
         if kept.is_none() {
             let expected =
@@ -313,7 +314,7 @@ pub(super) fn string(json: &Json<'_>) -> Option<String> {
     }
 }
 
-fn bool(json: &Json<'_>) -> Option<bool> {
+pub(super) fn bool(json: &Json<'_>) -> Option<bool> {
     match json {
         Json::Bool(b) => Some(*b),
         _ => None,

@@ -251,6 +251,45 @@ pub fn group_of(name: &str, model_type: &str) -> GroupId {
     GroupId::Layer(layer)
 }
 
+/// What messages expect of a group's version.
+pub(super) const SEMANTIC_VERSION: &str = "a semantic version such as 1.2.0";
+
+/// Whether `text` is a version by the rules of semver.org: three numbers, then perhaps `-` and the identifiers
+/// of a pre-release, then perhaps `+` and those of a build.
+///
+/// ```
+/// use sterna_format::rdrr::groups::is_semantic_version;
+///
+/// assert!(is_semantic_version("1.2.0-rc.1+2026"));
+/// assert!(!is_semantic_version("1.2") && !is_semantic_version("01.2.0"));
+/// ```
+pub fn is_semantic_version(text: &str) -> bool {
+    let is_number = |part: &str| {
+        let has_digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        has_digits && (part == "0" || !part.starts_with('0'))
+    };
+    let is_word = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    let is_all_digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+    let (text, build) = match text.split_once('+') {
+        Some((text, build)) => (text, Some(build)),
+        None => (text, None),
+    };
+    let (core, pre) = match text.split_once('-') {
+        Some((core, pre)) => (core, Some(pre)),
+        None => (text, None),
+    };
+    let core: Vec<&str> = core.split('.').collect();
+    core.len() == 3
+        && core.into_iter().all(is_number)
+        && pre.is_none_or(|pre| {
+            let mut parts = pre.split('.');
+            parts.all(|part| is_word(part) && (!is_all_digits(part) || is_number(part)))
+        })
+        && build.is_none_or(|build| build.split('.').all(is_word))
+}
+
 /// The number after the first `word` or `words` in `name` that a number follows, after a dot or an
 /// underscore.
 fn indexed(name: &str, word: &str) -> Option<u32> {
@@ -488,6 +527,43 @@ mod tests {
             "embed.0",
         ] {
             assert_eq!(bad.parse::<GroupId>(), Err(UnknownGroupId), "{bad}");
+        }
+    }
+
+    #[test]
+    fn versions() {
+        for good in [
+            "0.0.0",
+            "1.0.0",
+            "10.20.30",
+            "1.0.0-alpha",
+            "1.0.0-alpha.1",
+            "1.0.0-0.3.7",
+            "1.0.0--",
+            "1.0.0+001",
+            "1.0.0-rc.1+build.5",
+            "999999999999999999999.0.0",
+        ] {
+            assert!(is_semantic_version(good), "{good}");
+        }
+        for bad in [
+            "",
+            "1",
+            "1.2",
+            "1.2.3.4",
+            "01.2.3",
+            "1.2.x",
+            "v1.2.3",
+            "1.2.3-",
+            "1.2.3-01",
+            "1.2.3-a..b",
+            "1.2.3+",
+            "1.2.3+a+b",
+            " 1.2.3",
+            "1.2.3-ä",
+            "-1.2.3",
+        ] {
+            assert!(!is_semantic_version(bad), "{bad}");
         }
     }
 

@@ -6,8 +6,11 @@
 
 use serde_json::{Map, Value, json};
 
+use super::groups::model_type_of;
 use super::manifest::{Architecture, Manifest, ModelShape};
+use super::package::Package;
 use super::problem::{Notes, Path, Problems};
+use super::tensors::TensorMap;
 use crate::hf::{Config, ConfigError};
 use crate::json::quoted;
 
@@ -37,13 +40,39 @@ impl HfConfig {
 ///
 /// Every field that is needed and isn't there, or says something that no known family does.
 pub fn hf_config(manifest: &Manifest) -> Result<HfConfig, Problems> {
+    config_of(manifest, None, None)
+}
+
+impl Package {
+    /// The members of `config.json` for the model. `beside` are those of a file of that name in the package,
+    /// which count where the manifest has neither `config` nor `inference`; without either, what the tensors
+    /// tell is taken from them.
+    ///
+    /// # Errors
+    ///
+    /// Every field that is needed and isn't there, or says something that no known family does.
+    pub fn hf_config(&self, beside: Option<&Map<String, Value>>) -> Result<HfConfig, Problems> {
+        config_of(self.manifest(), Some(self.tensors()), beside)
+    }
+}
+
+fn config_of(
+    manifest: &Manifest,
+    tensors: Option<&TensorMap>,
+    beside: Option<&Map<String, Value>>,
+) -> Result<HfConfig, Problems> {
     let mut notes = Notes::new();
     let mut warnings = Vec::new();
-    let mut config = match (&manifest.config, &manifest.architecture) {
-        (Some(config), _) => config.clone(),
+    let beside = beside.filter(|_| manifest.inference.is_none());
+    let mut config = match (manifest.config.as_ref().or(beside), &manifest.architecture) {
+        (Some(config), _) => {
+            warnings.extend(contradictions(manifest, config));
+            config.clone()
+        }
         (None, Some(Architecture::Shape(shape))) => {
             let mut reader = Reader {
                 manifest,
+                tensors,
                 shape,
                 notes: &mut notes,
                 warnings: &mut warnings,
@@ -68,6 +97,26 @@ pub fn hf_config(manifest: &Manifest) -> Result<HfConfig, Problems> {
     notes.or(HfConfig { config, warnings })
 }
 
+/// What `manifest` says of the kind of model that its configuration contradicts.
+fn contradictions(manifest: &Manifest, config: &Map<String, Value>) -> Vec<String> {
+    const KINDS: [&str; 5] = ["mamba", "rwkv", "mixtral", "deepseek", "jamba"];
+    let mut found = Vec::new();
+    let (said, kind) = (manifest.model_type.as_str(), model_type_of(config));
+    if KINDS.contains(&said) && said != kind {
+        found.push(format!(
+            "modelType: expected `{kind}`, as the configuration has it, found `{said}`"
+        ));
+    }
+    let moe = manifest.moe_config.as_ref();
+    if kind == "transformer" && moe.is_some_and(|moe| moe.n_experts > 1) {
+        found.push(
+            "moeConfig: expected nothing, as the configuration has no experts, found an object; ignored"
+                .to_owned(),
+        );
+    }
+    found
+}
+
 /// Model types of Hugging Face that a manifest may name instead of `transformer`.
 const MODEL_TYPES: [&str; 8] = [
     "llama",
@@ -82,6 +131,8 @@ const MODEL_TYPES: [&str; 8] = [
 
 struct Reader<'a> {
     manifest: &'a Manifest,
+    /// The tensors, which tell of some flags where `inference` doesn't.
+    tensors: Option<&'a TensorMap>,
     shape: &'a ModelShape,
     notes: &'a mut Notes,
     warnings: &'a mut Vec<String>,
@@ -110,11 +161,41 @@ impl Reader<'_> {
     }
 
     fn bool(&mut self, section: &str, key: &str) -> Option<bool> {
-        let value = self.get(section, key).and_then(Value::as_bool);
+        let value = match self.get(section, key) {
+            Some(value) => value.as_bool(),
+            None => self.told_by_tensors(key),
+        };
         if value.is_none() {
             self.wrong(section, key, "true or false");
         }
         value
+    }
+
+    /// A flag of `inference` that isn't given, by the names of the tensors.
+    fn told_by_tensors(&self, key: &str) -> Option<bool> {
+        let tensors = self.tensors?;
+        let has = |end: &str| tensors.iter().any(|tensor| tensor.name.ends_with(end));
+        match key {
+            "queryKeyNorm" => Some(has("self_attn.q_norm.weight")),
+            "attentionBias" => Some(has("q_proj.bias") || has("qkv_proj.bias")),
+            "tieWordEmbeddings" => Some(!has("lm_head.weight")),
+            // Of the families here, only Gemma has norms around the feed-forward part, and it has the rest too.
+            "preFeedforwardNorm"
+            | "postFeedforwardNorm"
+            | "rmsNormWeightOffset"
+            | "scaleEmbeddings" => Some(has("pre_feedforward_layernorm.weight")),
+            _ => None,
+        }
+    }
+
+    /// A number of `inference` that isn't given, by `architecture`.
+    fn told_by_shape(&self, key: &str, is_gemma: bool) -> Option<f64> {
+        self.tensors?;
+        match key {
+            "ropeTheta" => self.shape.rope_theta,
+            "queryPreAttnScalar" if !is_gemma => Some(self.shape.head_dim as f64),
+            _ => None,
+        }
     }
 
     /// A number that must be there.
@@ -155,7 +236,7 @@ impl Reader<'_> {
     }
 
     fn config(&mut self) -> Option<Map<String, Value>> {
-        if self.manifest.inference.is_none() {
+        if self.manifest.inference.is_none() && self.tensors.is_none() {
             let expected = "how the model is computed, or its configuration in `config`";
             let path = Path::Key(&Path::Root, "inference");
             self.notes.add(path, expected, "nothing");
@@ -207,7 +288,11 @@ impl Reader<'_> {
             "hidden_act"
         };
         put(key, json!(activation));
-        let scalar = self.number("attention", "queryPreAttnScalar");
+        let scalar = match self.get("attention", "queryPreAttnScalar") {
+            None => self.told_by_shape("queryPreAttnScalar", is_gemma),
+            Some(_) => None,
+        };
+        let scalar = scalar.or_else(|| self.number("attention", "queryPreAttnScalar"));
         if is_gemma {
             put("query_pre_attn_scalar", json!(scalar));
             let cap = self.maybe_number("output", "finalLogitSoftcapping");
@@ -259,9 +344,16 @@ impl Reader<'_> {
             ("rope", "ropeLocalFrequencyBaseDim"),
             ("rope", "ropeLocalPartialRotaryFactor"),
             ("rope", "ropeLocalScalingType"),
-            ("output", "embeddingPostprocessor"),
         ] {
             self.only(section, key, &[]);
+        }
+        if self.get("output", "embeddingPostprocessor").is_some() {
+            // The JavaScript converter writes it for tied Qwen3 models, which it takes for embedding models.
+            self.warnings.push(
+                "inference.output.embeddingPostprocessor: how embeddings of texts are made of hidden states; \
+                 logits are computed without it"
+                    .to_owned(),
+            );
         }
         let extra = self
             .shape
@@ -423,7 +515,11 @@ impl Reader<'_> {
 
     /// How positions rotate, in the spelling of Transformers 4.
     fn rope(&mut self, model_type: &str) -> Vec<(&'static str, Value)> {
-        let Some(theta) = self.number("rope", "ropeTheta") else {
+        let theta = match self.get("rope", "ropeTheta") {
+            None => self.told_by_shape("ropeTheta", false),
+            Some(_) => None,
+        };
+        let Some(theta) = theta.or_else(|| self.number("rope", "ropeTheta")) else {
             return Vec::new();
         };
         let mut out = vec![("rope_theta", json!(theta))];

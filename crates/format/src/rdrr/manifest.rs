@@ -5,10 +5,14 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::files::TENSORS_FILE;
-use super::groups::GroupKind;
-use super::hints::RuntimeOptimizations;
+use super::groups::{GroupKind, SEMANTIC_VERSION, is_semantic_version};
+use super::hints::{HINTS, RuntimeOptimizations};
+use super::naming;
+use super::problem::Path;
 use super::tensors::TensorMap;
+use crate::DType;
 use crate::digest::{Algorithm, Digest};
+use crate::json::quoted;
 
 /// What a package says of itself.
 ///
@@ -298,12 +302,114 @@ pub struct FileHash {
     pub extra: Map<String, Value>,
 }
 
+/// The most warnings of one kind.
+const MAX_WARNED: usize = 16;
+
+impl QuantizationInfo {
+    /// The type of key-value cache that the package asks for: F32, F16 or Q8_0; `None` where it doesn't say,
+    /// or says something else.
+    pub fn cache_type(&self) -> Option<DType> {
+        let dtype = naming::dtype_of(self.kv_cache.as_deref()?)?;
+        matches!(dtype, DType::F32 | DType::F16 | DType::Q8_0).then_some(dtype)
+    }
+
+    /// Whether the package asks for activations of 8 bits or for floats where weights are stored as blocks of
+    /// integers; `None` where it doesn't say, or says something else.
+    pub fn int8_activations(&self) -> Option<bool> {
+        match naming::dtype_of(self.activations.as_deref()?)? {
+            DType::I8 | DType::Q8_0 => Some(true),
+            DType::F32 | DType::F16 | DType::BF16 => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The precision of arithmetic that the package asks for: F32 or F16; `None` where it doesn't say, or says
+    /// something else.
+    pub fn compute_type(&self) -> Option<DType> {
+        let dtype = naming::dtype_of(self.compute.as_deref()?)?;
+        matches!(dtype, DType::F32 | DType::F16).then_some(dtype)
+    }
+
+    /// Words that mean nothing here, where there is a choice.
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (key, expected, word, is_known) in [
+            (
+                "kvCache",
+                "f32, f16 or q8_0",
+                &self.kv_cache,
+                self.cache_type().is_some(),
+            ),
+            (
+                "activations",
+                "int8 or f32",
+                &self.activations,
+                self.int8_activations().is_some(),
+            ),
+            (
+                "compute",
+                "f32 or f16",
+                &self.compute,
+                self.compute_type().is_some(),
+            ),
+        ] {
+            if let (Some(word), false) = (word, is_known) {
+                let found = quoted(word);
+                warnings.push(format!(
+                    "quantizationInfo.{key}: expected {expected}, found {found}; ignored"
+                ));
+            }
+        }
+        warnings
+    }
+}
+
 impl Manifest {
     /// Whether this is a LoRA adapter, not a model.
     pub fn is_lora(&self) -> bool {
         self.adapter_type.as_deref() == Some("lora")
             || self.model_type == "lora"
             || self.lora_config.is_some()
+    }
+
+    /// What is odd about the manifest and was accepted, each with its place.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let hints = self.runtime_optimizations.as_ref();
+        let malformed = hints.map_or(&[][..], |hints| &hints.malformed);
+        for wrong in malformed.iter().take(MAX_WARNED) {
+            let dot = if wrong.name().is_empty() { "" } else { "." };
+            warnings.push(format!(
+                "{HINTS}{dot}{}: expected {}, found {}; ignored",
+                wrong.name(),
+                wrong.expected,
+                wrong.found()
+            ));
+        }
+        if malformed.len() > MAX_WARNED {
+            let n = malformed.len() - MAX_WARNED;
+            warnings.push(format!("{HINTS}: {n} more hints like these are ignored"));
+        }
+        let mut odd = self
+            .groups
+            .iter()
+            .filter(|g| !is_semantic_version(&g.version));
+        if let Some(first) = odd.next() {
+            let groups = Path::Key(&Path::Root, "groups");
+            let path = Path::Key(&groups, &first.id);
+            let more = match odd.count() {
+                0 => String::new(),
+                n => format!(" (and {n} more like it)"),
+            };
+            warnings.push(format!(
+                "{}: expected {SEMANTIC_VERSION}, found {}{more}",
+                Path::Key(&path, "version"),
+                quoted(&first.version)
+            ));
+        }
+        let info = self.quantization_info.iter();
+        warnings.extend(info.flat_map(QuantizationInfo::warnings));
+        warnings
     }
 
     /// The name of the file with the external tensor map: what the manifest says, and the usual one where

@@ -46,7 +46,7 @@ pub use crate::file_name::is_plain_file_name;
 pub use files::{MANIFEST_FILE, TENSORS_FILE, shard_file_name};
 pub use groups::GroupKind;
 pub use hf_config::{HfConfig, hf_config};
-pub use hints::RuntimeOptimizations;
+pub use hints::{MalformedHint, RuntimeOptimizations};
 pub use manifest::{
     Architecture, BlockMerkle, FileHash, Group, Integrity, LoraConfig, Manifest, ModelShape,
     MoeConfig, QuantizationInfo, Shard, ShardBlocks, TokenizerEntry, Version,

@@ -32,7 +32,7 @@ pub fn dtype_of(word: &str) -> Option<DType> {
         "bfloat16" => DType::BF16,
         "fp8e4" | "fp8_e4m3" => DType::F8_E4M3,
         "fp8e5" | "fp8_e5m2" => DType::F8_E5M2,
-        "i8" => DType::I8,
+        "i8" | "int8" => DType::I8,
         "i2s" => DType::I2_S,
         "tq1" => DType::TQ1_0,
         "tq2" => DType::TQ2_0,

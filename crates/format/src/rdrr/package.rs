@@ -1,7 +1,8 @@
 //! A manifest and a tensor map that fit together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use super::lora;
 use super::manifest::{Group, Manifest};
 use super::problem::{Notes, Path, Problems};
 use super::tensors::{Tensor, TensorMap};
@@ -15,6 +16,16 @@ pub struct Package {
     tensors: TensorMap,
     /// Index of each tensor's group, where there are groups.
     group_of: Vec<Option<usize>>,
+    /// Groups whose list of shards isn't the usual one, and what it should be.
+    odd_shards: Option<OddShards>,
+}
+
+/// Lists of shards that name more than a group needs, or in another order.
+#[derive(Debug, Clone)]
+struct OddShards {
+    /// The first.
+    first: String,
+    n_more: usize,
 }
 
 impl Package {
@@ -44,7 +55,7 @@ impl Package {
     /// # Errors
     ///
     /// Everything that doesn't fit.
-    pub fn new(manifest: Manifest, external: Option<TensorMap>) -> Result<Package, Problems> {
+    pub fn new(mut manifest: Manifest, external: Option<TensorMap>) -> Result<Package, Problems> {
         let mut notes = Notes::new();
         let tensors = match (external, &manifest.tensors) {
             (Some(external), inline) => {
@@ -73,11 +84,53 @@ impl Package {
         }
         check_pieces(&manifest, &tensors, &mut notes);
         let group_of = check_groups(&manifest, &tensors, &mut notes);
+        let odd_shards = order_shards(&mut manifest, &tensors, &mut notes);
         check_roots(&manifest, &tensors, &mut notes);
         notes.or(Package {
             manifest,
             tensors,
             group_of,
+            odd_shards,
+        })
+    }
+
+    /// What is odd about the package and was accepted, each with its place.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.manifest.warnings();
+        warnings.extend(self.odd_shards.iter().map(|odd| match odd.n_more {
+            0 => odd.first.clone(),
+            n => format!("{} (and {n} more like it)", odd.first),
+        }));
+        warnings.extend(self.odd_targets());
+        warnings
+    }
+
+    /// What differs between the modules that an adapter says it changes and those that it has matrices of.
+    fn odd_targets(&self) -> Option<String> {
+        let targets = &self.manifest.lora_config.as_ref()?.target_modules;
+        if targets.is_empty() {
+            return None;
+        }
+        let usual = |name: &String| match lora::module_of(name) {
+            Some(module) => module.to_owned(),
+            None => name.clone(),
+        };
+        let said: BTreeSet<String> = targets.iter().map(usual).collect();
+        let names = self
+            .tensors
+            .iter()
+            .map(|tensor| lora::parse_name(&tensor.name));
+        let has: BTreeSet<String> = names.flatten().map(|name| name.module).collect();
+        let list = |names: &BTreeSet<String>| {
+            let names: Vec<String> = names.iter().map(|name| quoted(name)).collect();
+            names.join(", ")
+        };
+        (said != has).then(|| {
+            format!(
+                "loraConfig.targetModules: expected {}, the modules that there are matrices of, found {}",
+                list(&has),
+                list(&said)
+            )
         })
     }
 
@@ -184,7 +237,6 @@ fn check_groups(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) -> 
         let path = Path::Key(&groups, &group.id);
         by_id.insert(group.id.as_str(), i);
         let members = Path::Key(&path, "tensors");
-        let mut shards = Vec::new();
         for (place, name) in group.tensors.iter().enumerate() {
             let at = Path::Index(&members, place);
             let Some(t) = tensors.index_of(name) else {
@@ -196,15 +248,6 @@ fn check_groups(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) -> 
                 let expected = "a tensor that no group has yet";
                 notes.add(at, expected, format_args!("{}, of {other}", quoted(name)));
             }
-        }
-        for tensor in group.tensors.iter().filter_map(|name| tensors.get(name)) {
-            shards.extend(tensor.pieces().iter().map(|span| span.shard));
-        }
-        shards.sort_unstable();
-        shards.dedup();
-        if shards != group.shards {
-            let expected = format_args!("{}, where its tensors are", shown(&shards));
-            notes.add(Path::Key(&path, "shards"), expected, shown(&group.shards));
         }
     }
     let list = Path::Key(&Path::Root, "tensors");
@@ -221,6 +264,47 @@ fn check_groups(manifest: &Manifest, tensors: &TensorMap, notes: &mut Notes) -> 
         }
     }
     group_of
+}
+
+/// Checks that groups list the shards that their tensors are in, and brings lists to the usual form that name
+/// more, or in another order.
+fn order_shards(
+    manifest: &mut Manifest,
+    tensors: &TensorMap,
+    notes: &mut Notes,
+) -> Option<OddShards> {
+    let groups = Path::Key(&Path::Root, "groups");
+    let n_shards = manifest.shards.len();
+    let mut odd: Option<OddShards> = None;
+    for group in &mut manifest.groups {
+        let members = group.tensors.iter().filter_map(|name| tensors.get(name));
+        let spans = members.flat_map(Tensor::pieces);
+        let needed: BTreeSet<usize> = spans.map(|span| span.shard).collect();
+        if needed.iter().eq(&group.shards) {
+            continue;
+        }
+        let said: BTreeSet<usize> = group.shards.iter().copied().collect();
+        let needed_list: Vec<usize> = needed.iter().copied().collect();
+        let path = Path::Key(&groups, &group.id);
+        let path = Path::Key(&path, "shards");
+        let expected = format!("{}, where its tensors are", shown(&needed_list));
+        if !said.is_superset(&needed) || said.iter().any(|&shard| shard >= n_shards) {
+            notes.add(path, expected, shown(&group.shards));
+            continue;
+        }
+        match &mut odd {
+            Some(odd) => odd.n_more += 1,
+            None => {
+                let found = shown(&group.shards);
+                odd = Some(OddShards {
+                    first: format!("{path}: expected {expected}, found {found}"),
+                    n_more: 0,
+                });
+            }
+        }
+        group.shards = needed_list;
+    }
+    odd
 }
 
 /// Checks that the roots of hash trees are those of tensors.

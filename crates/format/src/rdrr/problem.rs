@@ -69,12 +69,15 @@ pub(super) enum Path<'p> {
     Root,
     Key(&'p Path<'p>, &'p str),
     Index(&'p Path<'p>, usize),
+    /// One that is written out already.
+    Raw(&'p str),
 }
 
 impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Path::Root => Ok(()),
+            Path::Raw(text) => f.write_str(text),
             Path::Index(parent, i) => write!(f, "{parent}[{i}]"),
             Path::Key(parent, key) => {
                 // Names with dots of their own, such as those of tensors, are in brackets.

@@ -129,7 +129,7 @@ fn manifest(json: &Json<'_>, notes: &mut Notes) -> Option<Manifest> {
         total_size: total_size.unwrap_or_default(),
         tokenizer,
         moe_config: f.object("moeConfig", moe_config),
-        runtime_optimizations: f.object("runtimeOptimizations", RuntimeOptimizations::read),
+        runtime_optimizations: RuntimeOptimizations::read(f),
         blake3_full: f.optional("blake3Full", DIGEST, digest(Algorithm::Blake3)),
         adapter_type,
         base_model: f.string("baseModel"),
@@ -205,7 +205,7 @@ fn architecture(f: &mut Fields<'_>, has_config: bool, is_lora: bool) -> Option<A
 
 fn model_shape(f: &mut Fields<'_>) -> Option<ModelShape> {
     let mut above_0 = |key: &str| {
-        f.required(key, "a whole number above 0", |json| {
+        f.required(key, "a whole number from 1 to 4294967295", |json| {
             json.u64().filter(|&n| n > 0 && n <= u64::from(u32::MAX))
         })
     };

@@ -132,6 +132,14 @@ pub enum SafeTensorsError {
         /// The file.
         file: String,
     },
+    /// The index names a tensor that its file doesn't have.
+    #[error("the index places tensor `{tensor}` in `{file}`, which doesn't have it")]
+    MissingTensor {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+    },
     /// A tensor is in another file than the index says.
     #[error("the index places tensor `{tensor}` in `{listed}`, but it is in `{file}`")]
     Misplaced {

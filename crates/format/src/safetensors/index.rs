@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for WeightMap {
 ///
 /// # Errors
 ///
-/// If a name occurs twice, a listed file isn't given, or a tensor is in another file than `index`
+/// If a name occurs twice, a listed file isn't given, or a tensor isn't in the file that `index`
 /// says.
 pub fn merge(
     files: Vec<(&str, SafeTensors)>,
@@ -171,7 +171,23 @@ pub fn merge(
                 .map_err(|entry| SafeTensorsError::DuplicateTensor { name: entry.name })?;
         }
     }
+    let listed = index
+        .iter()
+        .flat_map(|index| index.weight_map.tensors.keys());
+    let mut missing = listed.filter(|name| catalog.get(name).is_none() && !is_stale(name));
+    if let (Some(index), Some(tensor)) = (index, missing.next()) {
+        return Err(SafeTensorsError::MissingTensor {
+            file: index.file_of(tensor).unwrap_or_default().to_owned(),
+            tensor: tensor.clone(),
+        });
+    }
     Ok(catalog)
+}
+
+/// Whether an index may name a tensor that is no longer there: a buffer that older versions saved, and the head
+/// of a model that uses its embedding table.
+fn is_stale(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight"
 }
 
 #[cfg(test)]
@@ -239,6 +255,10 @@ mod tests {
                     ("2.st", file(&[])),
                 ],
                 "tensor `a` occurs twice",
+            ),
+            (
+                vec![("1.st", file(&["a"])), ("2.st", file(&["c"]))],
+                "the index places tensor `b` in `2.st`, which doesn't have it",
             ),
         ] {
             assert_eq!(merge(files, Some(&index)).unwrap_err().to_string(), message);

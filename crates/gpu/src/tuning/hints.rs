@@ -164,6 +164,7 @@ pub fn resolve(hints: &RuntimeOptimizations, gpu: Option<&Capabilities>) -> Reso
                 Some(gpu) => ignored(format!("this is {}", gpu.name)),
             },
             Hint::Unknown(..) => ignored("no hint that is known"),
+            Hint::Malformed(wrong) => ignored(format!("expected {}", wrong.expected)),
         };
         Decision {
             hint: hint.name(),

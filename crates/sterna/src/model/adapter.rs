@@ -32,6 +32,8 @@ pub struct AdapterFiles {
     pub base: Option<String>,
     /// Hash of what the model's configuration says about its shape ([`identity_hash`]).
     base_hash: Option<String>,
+    /// What is odd about its files and was accepted.
+    warnings: Vec<Warning>,
 }
 
 impl AdapterFiles {
@@ -61,10 +63,12 @@ impl AdapterFiles {
         })
     }
 
-    /// Says so among `warnings` if the adapter was made for a model of another name than `model`.
+    /// Says among `warnings` what is odd about the adapter, and whether it was made for a model of another name
+    /// than `model`.
     ///
     /// Errors: it has the hash of another configuration.
     pub fn check_base(&self, model: &ModelFiles, warnings: &mut Vec<Warning>) -> Result<()> {
+        warnings.extend(self.warnings.iter().cloned());
         if let Some(expected) = &self.base_hash
             && let Some(config) = model.config_json()?
             && *expected != identity_hash(&config)?
@@ -156,6 +160,7 @@ async fn open_peft(options: &OpenOptions, files: &Files) -> Result<AdapterFiles>
         source,
         base: config.base_model,
         base_hash: None,
+        warnings: Vec::new(),
     })
 }
 
@@ -211,6 +216,7 @@ async fn open_bundle(options: &OpenOptions, files: &Files) -> Result<AdapterFile
             .map(|m| m.source_model.clone())
             .filter(given),
         base_hash: metadata.map(|m| m.base_model_config_hash).filter(given),
+        warnings: Vec::new(),
     })
 }
 
@@ -280,6 +286,8 @@ async fn open_package(
         });
     }
     shards.verify_rest().await?;
+    let mut warnings = shards.warnings;
+    warnings.extend(model.warnings());
     let rank = config.rank as f64;
     let scaling = match config.rank_stabilized {
         true => config.alpha / rank.sqrt(),
@@ -295,6 +303,7 @@ async fn open_package(
         source,
         base: manifest.base_model.clone(),
         base_hash: None,
+        warnings,
     })
 }
 

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sterna_delivery::hash::{Expected, Verified};
+use sterna_delivery::hash::Expected;
 use sterna_engine::plan::TensorRequest;
 use sterna_engine::{Backend, Loader, Model, ModelPlan};
 
-use super::{Header, ModelFiles};
+use super::ModelFiles;
 use crate::error::{Context, Result};
 use crate::want::{Files, Machine};
 use crate::warning::Warning;
@@ -75,9 +75,7 @@ impl ModelFiles {
             model: self.name().to_owned(),
             what,
         };
-        if let Header::Package(header) = &self.header {
-            warnings.extend(header.hf_config()?.warnings.into_iter().map(oddity));
-        }
+        warnings.extend(self.warnings());
         // One of a kind is enough: oddities of a checkpoint usually affect all its layers.
         let first = loader.warnings().first().map(ToString::to_string);
         warnings.extend(first.map(oddity));
@@ -93,7 +91,7 @@ pub(crate) struct Shards<'a> {
     checks: Vec<Option<Expected>>,
     /// Files that were verified, whole.
     verified: HashMap<usize, Bytes>,
-    warnings: Vec<Warning>,
+    pub(super) warnings: Vec<Warning>,
 }
 
 impl<'a> Shards<'a> {
@@ -149,10 +147,8 @@ impl<'a> Shards<'a> {
         if let Some(expected) = self.checks.get(file).copied().flatten() {
             let verified = expected.verify(&bytes);
             let verified = verified.with_context(|| entry.label.clone())?;
-            if verified == Verified::Blake3Variant {
-                let file = entry.label.clone();
-                self.warnings.push(Warning::Blake3Variant { file });
-            }
+            self.warnings
+                .extend(Warning::of_verified(verified, || entry.label.clone()));
         }
         self.verified.insert(file, bytes.clone());
         Ok(bytes)

@@ -20,13 +20,12 @@ use bytes::Bytes;
 use serde_json::Value;
 use sterna_delivery::hash::Expected;
 use sterna_delivery::package::MAX_FILE_BYTES;
-use sterna_engine::ModelPlan;
 use sterna_engine::plan::{PlanOptions, TensorRequest};
-use sterna_format::I2sLayout;
-use sterna_format::TensorCatalog;
+use sterna_engine::{Activations, CacheType, ModelPlan};
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
-use sterna_format::rdrr::{MANIFEST_FILE, RuntimeOptimizations};
+use sterna_format::rdrr::{MANIFEST_FILE, QuantizationInfo, RuntimeOptimizations};
+use sterna_format::{DType, I2sLayout, TensorCatalog};
 use sterna_text::Tokenizer;
 
 use crate::error::{Context, Result, bail};
@@ -44,6 +43,9 @@ pub use load::{LoadOptions, Loaded, Verification};
 pub use names::may_be_called;
 pub use package::{PackageFiles, PackageHeader, Signatures};
 pub use text::GGUF_TOKENIZER_FILE;
+
+/// The operation of hints whose kernels differ in precision.
+const MATMUL: &str = "matmul";
 
 /// What a model's files are opened by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -291,6 +293,11 @@ impl ModelFiles {
     ///
     /// Errors: it can't be read; a package that nothing here can run.
     pub fn config(&self) -> Result<Option<Config>> {
+        self.read_config().with_context(|| self.name())
+    }
+
+    /// The same; errors don't name the model.
+    fn read_config(&self) -> Result<Option<Config>> {
         match &self.header {
             Header::Package(header) => header.config().map(Some),
             _ => match (
@@ -301,7 +308,6 @@ impl ModelFiles {
                 (own, _) => Ok(own),
             },
         }
-        .with_context(|| self.name())
     }
 
     /// `config.json` as it stands, of a model that has one.
@@ -364,7 +370,7 @@ impl ModelFiles {
             if let Header::Gguf { metadata, .. } = &self.header {
                 return Ok(ModelPlan::from_gguf(metadata, &self.tensors, options)?);
             }
-            let config = self.config()?;
+            let config = self.read_config()?;
             let config = config.context("expected config.json beside the weights, found none")?;
             let plan = ModelPlan::from_hf(&config, &self.tensors, options)?;
             if let Header::Bundle(header) = &self.header {
@@ -436,13 +442,63 @@ impl ModelFiles {
         Ok(Some(made))
     }
 
-    /// What a package would like of the machine that runs it; nothing of another model.
-    pub fn hints(&self) -> RuntimeOptimizations {
-        let hints = match &self.header {
-            Header::Package(header) => header.package.manifest().runtime_optimizations.clone(),
-            _ => None,
+    /// What is odd about the files and was accepted.
+    pub fn warnings(&self) -> Vec<Warning> {
+        let Header::Package(header) = &self.header else {
+            return Vec::new();
         };
-        hints.unwrap_or_default()
+        let oddity = |what| Warning::Oddity {
+            model: self.name().to_owned(),
+            what,
+        };
+        header.warnings().into_iter().map(oddity).collect()
+    }
+
+    /// The type of key-value cache that a package asks for, if it asks for one.
+    pub fn cache_type(&self) -> Option<CacheType> {
+        match self.quantization_info()?.cache_type()? {
+            DType::F32 => Some(CacheType::F32),
+            DType::F16 => Some(CacheType::F16),
+            DType::Q8_0 => Some(CacheType::Q8_0),
+            _ => None,
+        }
+    }
+
+    /// The activations that a package asks for where weights are stored as blocks of integers, if it asks for
+    /// any.
+    pub fn activations(&self) -> Option<Activations> {
+        Some(match self.quantization_info()?.int8_activations()? {
+            true => Activations::Int8,
+            false => Activations::F32,
+        })
+    }
+
+    fn quantization_info(&self) -> Option<&QuantizationInfo> {
+        match &self.header {
+            Header::Package(header) => header.package.manifest().quantization_info.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// What a package would like of the machine that runs it; nothing of another model. A precision of arithmetic
+    /// is a preferred kernel for matrix products, unless one is named.
+    pub fn hints(&self) -> RuntimeOptimizations {
+        let Header::Package(header) = &self.header else {
+            return RuntimeOptimizations::default();
+        };
+        let hints = header.package.manifest().runtime_optimizations.clone();
+        let mut hints = hints.unwrap_or_default();
+        let compute = self
+            .quantization_info()
+            .and_then(|info| info.compute_type());
+        let is_matmul = |(operation, _): &(String, String)| operation == MATMUL;
+        if let Some(dtype) = compute
+            && !hints.preferred_kernels.iter().any(is_matmul)
+        {
+            let variant = dtype.name().to_ascii_lowercase();
+            hints.preferred_kernels.push((MATMUL.to_owned(), variant));
+        }
+        hints
     }
 
     /// Every token that ends an answer: those that the files name, and those that `tokenizer` knows of.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use serde_json::{Map, Value};
 use sterna_delivery::hash::Expected;
 use sterna_delivery::package::hashed_files;
 use sterna_delivery::sign::SIGNATURE_FILE;
@@ -10,7 +11,7 @@ use sterna_format::I2sLayout;
 use sterna_format::TensorCatalog;
 use sterna_format::digest::Digest;
 use sterna_format::gguf::{self, Gguf, Metadata};
-use sterna_format::hf::Config;
+use sterna_format::hf::{Config, parse_json};
 use sterna_format::rdrr::{self, HfConfig, MANIFEST_FILE, Manifest, Package, TensorMap};
 
 use super::assemble::{self, Assembled};
@@ -19,6 +20,9 @@ use super::text::GGUF_TOKENIZER_FILE;
 use super::{Header, ModelFiles, OpenOptions, WeightFile, label};
 use crate::error::{Context, Result, bail};
 use crate::want::{Files, Machine};
+
+/// The configuration of a checkpoint, which a package may have beside its manifest.
+const CONFIG_FILE: &str = "config.json";
 
 /// Decides whether a signed package is accepted.
 pub trait Signatures {
@@ -40,6 +44,8 @@ pub struct PackageHeader {
     hashed: BTreeMap<String, Digest>,
     /// Tokenizer and template of the GGUF file that the package was made from.
     pub(super) gguf_text: Option<Metadata>,
+    /// The members of a `config.json` beside the manifest, if that doesn't describe the model.
+    config: Option<Map<String, Value>>,
     /// Why the package can't be run, though it can be inspected.
     not_runnable: Option<String>,
 }
@@ -106,8 +112,17 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
         package,
         prefix: options.prefix.clone(),
         gguf_text: None,
+        config: None,
         not_runnable,
     };
+    let manifest = header.package.manifest();
+    if manifest.config.is_none()
+        && manifest.inference.is_none()
+        && let Some(bytes) = header.beside(&companions, CONFIG_FILE)?
+    {
+        let json = parse_json(&bytes).with_context(|| options.label(CONFIG_FILE))?;
+        header.config = json.as_object().cloned();
+    }
     if let Some(bytes) = header.beside(&companions, GGUF_TOKENIZER_FILE)? {
         let what = || options.label(GGUF_TOKENIZER_FILE);
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).with_context(what)?;
@@ -243,7 +258,25 @@ impl PackageHeader {
     ///
     /// Errors: the manifest doesn't say enough about it.
     pub fn hf_config(&self) -> Result<HfConfig> {
-        Ok(rdrr::hf_config(self.package.manifest())?)
+        let config = self.package.hf_config(self.config.as_ref());
+        let manifest = self.package.manifest();
+        if manifest.config.is_none() && self.config.is_none() && !manifest.is_lora() {
+            return config.context(
+                "the manifest doesn't say enough to run the model, and there is no config.json beside it",
+            );
+        }
+        Ok(config?)
+    }
+
+    /// What is odd about the manifest and was accepted.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.package.warnings();
+        // Why there is no configuration is the reason why the model can't be run.
+        warnings.extend(
+            self.hf_config()
+                .map_or_else(|_| Vec::new(), |hf| hf.warnings),
+        );
+        warnings
     }
 
     /// The same, parsed; fails for packages that can't be run at all.

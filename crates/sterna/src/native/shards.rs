@@ -94,10 +94,8 @@ impl Shards {
                 bail!(Io, "{}: verifying it has ended early", self.files[index]);
             };
             let (file, verified) = file?;
-            if verified == Verified::Blake3Variant {
-                let file = file.to_string();
-                self.warnings.push(Warning::Blake3Variant { file });
-            }
+            self.warnings
+                .extend(Warning::of_verified(verified, || file.to_string()));
             self.files[i] = file;
             self.states[i] = State::Ready;
         }

@@ -105,7 +105,9 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<()> {
+        let files = model::open(&self.model)?;
+        self.flags.engine = self.flags.engine.for_model(&files);
         let tests = self.tests();
         let end = tests.iter().map(|test| test.end()).fold(0, usize::max);
         let ctx_len = self.flags.engine.ctx_for(end.max(CHECKED))?;
@@ -115,7 +117,6 @@ impl Bench {
             thread_counts.push(self.flags.engine.n_threads());
         }
 
-        let files = model::open(&self.model)?;
         let plan = model::plan(&files, &self.flags.files)?;
         let works: Vec<Work> = (tests.iter())
             .map(|test| Work::of(*test, &plan, &options))

@@ -1,7 +1,8 @@
 //! What `inspect` shows of a package besides its tensors.
 
 use serde::Serialize;
-use sterna_format::rdrr::{self, Package};
+use sterna::PackageHeader;
+use sterna_format::rdrr::QuantizationInfo;
 
 use crate::device::HintReport;
 use crate::output::{self, Bytes};
@@ -16,10 +17,62 @@ pub(super) struct PackageReport {
     hash_algorithm: &'static str,
     base_model: Option<String>,
     tokenizer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<LoraReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertsReport>,
+    precisions: PrecisionsReport,
     groups: Vec<GroupReport>,
     shards: Vec<ShardReport>,
     hints: Vec<HintReport>,
     warnings: Vec<String>,
+}
+
+/// Shape and strength of an adapter, as its package states them.
+#[derive(Debug, Serialize)]
+struct LoraReport {
+    rank: u64,
+    alpha: f64,
+    rank_stabilized: bool,
+    targets: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ExpertsReport {
+    n_experts: u64,
+    n_experts_per_token: u64,
+    n_shared_experts: Option<u64>,
+}
+
+/// The words of a package for what isn't stored in it.
+#[derive(Debug, Default, Serialize)]
+struct PrecisionsReport {
+    kv_cache: Option<String>,
+    activations: Option<String>,
+    compute: Option<String>,
+}
+
+impl PrecisionsReport {
+    fn new(info: &QuantizationInfo) -> PrecisionsReport {
+        PrecisionsReport {
+            kv_cache: info.kv_cache.clone(),
+            activations: info.activations.clone(),
+            compute: info.compute.clone(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let named = [
+            ("cache", &self.kv_cache),
+            ("activations", &self.activations),
+            ("compute", &self.compute),
+        ];
+        let words = named.into_iter().filter_map(|(name, word)| {
+            let word = word.as_ref()?;
+            Some(format!("{name} {}", word.escape_debug()))
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -43,7 +96,8 @@ struct ShardReport {
 
 impl PackageReport {
     /// `hints` are the resolved hints of the package.
-    pub(super) fn new(package: &Package, hints: Vec<HintReport>) -> PackageReport {
+    pub(super) fn new(header: &PackageHeader, hints: Vec<HintReport>) -> PackageReport {
+        let package = &header.package;
         let manifest = package.manifest();
         let info = manifest.quantization_info.as_ref();
         let groups = manifest.groups.iter().map(|group| GroupReport {
@@ -68,11 +122,22 @@ impl PackageReport {
             hash_algorithm: manifest.hash_algorithm.name(),
             base_model: manifest.base_model.clone(),
             tokenizer: manifest.tokenizer.as_ref().map(|entry| entry.kind.clone()),
+            adapter: manifest.lora_config.as_ref().map(|lora| LoraReport {
+                rank: lora.rank,
+                alpha: lora.alpha,
+                rank_stabilized: lora.rank_stabilized,
+                targets: lora.target_modules.clone(),
+            }),
+            experts: manifest.moe_config.as_ref().map(|moe| ExpertsReport {
+                n_experts: moe.n_experts,
+                n_experts_per_token: moe.n_experts_per_token,
+                n_shared_experts: moe.n_shared_experts,
+            }),
+            precisions: info.map(PrecisionsReport::new).unwrap_or_default(),
             groups: groups.collect(),
             shards: shards.collect(),
             hints,
-            // Why there is no configuration is shown as the reason why the model can't be run.
-            warnings: rdrr::hf_config(manifest).map_or_else(|_| Vec::new(), |hf| hf.warnings),
+            warnings: header.warnings(),
         }
     }
 
@@ -94,6 +159,43 @@ impl PackageReport {
         ];
         if let Some(base) = &self.base_model {
             rows.push(("base model", base.clone()));
+        }
+        if let Some(lora) = &self.adapter {
+            let targets: Vec<String> = lora
+                .targets
+                .iter()
+                .map(|t| t.escape_debug().to_string())
+                .collect();
+            let stabilized = if lora.rank_stabilized {
+                " over the root of the rank"
+            } else {
+                ""
+            };
+            rows.push((
+                "adapter",
+                format!(
+                    "rank {}, alpha {}{stabilized}, for {}",
+                    lora.rank,
+                    lora.alpha,
+                    targets.join(", ")
+                ),
+            ));
+        }
+        if let Some(moe) = &self.experts {
+            let shared = moe
+                .n_shared_experts
+                .map_or(String::new(), |n| format!(", {n} shared"));
+            rows.push((
+                "experts",
+                format!(
+                    "{}, {} for each token{shared}",
+                    moe.n_experts, moe.n_experts_per_token
+                ),
+            ));
+        }
+        let precisions = self.precisions.text();
+        if !precisions.is_empty() {
+            rows.push(("asks for", precisions));
         }
         if let Some(tokenizer) = &self.tokenizer {
             rows.push(("tokenizer", tokenizer.clone()));
