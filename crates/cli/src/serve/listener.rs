@@ -81,7 +81,7 @@ async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulS
             // From one client that went away, or out of file descriptors; the others continue.
             Err(error) if is_of_client(&error) => {}
             Err(error) => {
-                output::note(format_args!("cannot take a connection: {error}"));
+                output::warning(format_args!("cannot take a connection: {error}"));
                 time::sleep(RETRY_ACCEPT).await;
             }
         }

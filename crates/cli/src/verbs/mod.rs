@@ -32,7 +32,7 @@ use anyhow::{Context, Result, bail};
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// The text in `file`, which must be UTF-8.
-fn read_text(file: &Path) -> Result<String> {
+pub(crate) fn read_text(file: &Path) -> Result<String> {
     let name = file.display();
     let bytes = File::open(file)
         .and_then(read_bounded)
