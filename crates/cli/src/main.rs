@@ -66,6 +66,7 @@ enum Verb {
     Pull(verbs::pull::PullVerb),
     List(verbs::pull::List),
     Remove(verbs::pull::Remove),
+    Cp(verbs::cp::Cp),
     Gc(verbs::pull::Gc),
     Diff(verbs::diff::Diff),
     #[cfg(feature = "gpu")]
@@ -79,6 +80,8 @@ enum Verb {
     #[cfg(feature = "gpu")]
     Tune(verbs::tune::Tune),
     Worker(verbs::worker::Worker),
+    Completions(verbs::completions::Completions),
+    Man(verbs::man::Man),
 }
 
 impl Verb {
@@ -96,6 +99,7 @@ impl Verb {
             Verb::Pull(verb) => verb.run(),
             Verb::List(verb) => verb.run(),
             Verb::Remove(verb) => verb.run(),
+            Verb::Cp(verb) => verb.run(),
             Verb::Gc(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
             #[cfg(feature = "gpu")]
@@ -109,6 +113,8 @@ impl Verb {
             #[cfg(feature = "gpu")]
             Verb::Tune(verb) => verb.run(),
             Verb::Worker(verb) => verb.run(),
+            Verb::Completions(verb) => verb.run(),
+            Verb::Man(verb) => verb.run(),
         }
     }
 }

@@ -2,13 +2,16 @@
 
 pub(crate) mod bench;
 pub(crate) mod bundle;
+pub(crate) mod completions;
 pub(crate) mod convert;
+pub(crate) mod cp;
 #[cfg(feature = "gpu")]
 pub(crate) mod diagnose;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod quantize;

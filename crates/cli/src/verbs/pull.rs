@@ -238,11 +238,29 @@ pub(crate) struct Remove {
     /// Name of the model, as `sterna list` shows it
     #[arg(value_name = "NAME")]
     name: String,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was deleted, for programs.
+#[derive(Serialize)]
+struct Freed<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    freed_bytes: u64,
 }
 
 impl Remove {
     pub(crate) fn run(self) -> Result<()> {
         let swept = pull::store()?.remove(&self.name)?;
+        if self.json {
+            return output::json(&Freed {
+                name: Some(&self.name),
+                freed_bytes: swept.bytes,
+            });
+        }
         output::line(format_args!(
             "{}: removed, {} freed",
             self.name,
@@ -258,6 +276,10 @@ pub(crate) struct Gc {
     /// Also delete what interrupted pulls left, which a later one could resume
     #[arg(long)]
     interrupted: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Gc {
@@ -267,6 +289,12 @@ impl Gc {
             false => Interrupted::Keep,
         };
         let swept = pull::store()?.gc(interrupted)?;
+        if self.json {
+            return output::json(&Freed {
+                name: None,
+                freed_bytes: swept.bytes,
+            });
+        }
         output::line(format_args!("{} freed", Bytes(swept.bytes)))
     }
 }
