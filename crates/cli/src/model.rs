@@ -23,6 +23,14 @@ use crate::machine::{self, Machine};
 use crate::progress::Progress;
 use crate::{output, pull, trust};
 
+/// Fails if `name` stands for nothing on this machine; an address is not looked up.
+pub(crate) fn expect(name: &str) -> Result<()> {
+    match name.contains("://") {
+        true => Ok(()),
+        false => find(name).map(drop),
+    }
+}
+
 /// Opens what `name` stands for: a path, an address, a name in the store, or the built-in model.
 pub(crate) fn open(name: &str) -> Result<LocalModel> {
     open_with(name, None)
