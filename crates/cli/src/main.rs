@@ -10,6 +10,8 @@ mod batch;
 mod chat;
 mod conversion;
 mod device;
+#[cfg(all(feature = "gpu", target_os = "linux"))]
+mod environment;
 mod folders;
 mod interrupt;
 mod machine;
@@ -85,6 +87,22 @@ enum Verb {
 }
 
 impl Verb {
+    /// Whether it looks for a GPU.
+    #[cfg(all(feature = "gpu", target_os = "linux"))]
+    fn may_open_gpu(&self) -> bool {
+        matches!(
+            self,
+            Verb::Run(_)
+                | Verb::Inspect(_)
+                | Verb::Logits(_)
+                | Verb::Perplexity(_)
+                | Verb::Bench(_)
+                | Verb::Diagnose(_)
+                | Verb::Doctor(_)
+                | Verb::Tune(_)
+        )
+    }
+
     fn run(self) -> Result<()> {
         match self {
             Verb::Run(verb) => verb.run(),
@@ -141,6 +159,15 @@ fn command() -> clap::Command {
             true => verb.mut_arg("threads", |arg| arg.short('t')),
             false => verb,
         };
+        // Flags of verbs that run a model, which `inspect` only describes.
+        let verb = match verb.get_name() {
+            "inspect" => verb.mut_args(|arg| {
+                let is_for_running = ["threads", "activations", "weights", "lora"];
+                let is_for_running = is_for_running.contains(&arg.get_id().as_str());
+                arg.hide(is_for_running)
+            }),
+            _ => verb,
+        };
         with_negative_numbers(verb)
     })
 }
@@ -165,6 +192,10 @@ fn main() -> ExitCode {
     let Cli { quiet, verb } = parse();
     if quiet {
         output::be_quiet();
+    }
+    #[cfg(all(feature = "gpu", target_os = "linux"))]
+    if verb.may_open_gpu() {
+        environment::prepare();
     }
     match verb.run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -46,12 +46,14 @@ pub(crate) struct Serve {
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
         let package = Package::open(&PackagePlace::find(&self.package)?)?;
-        output::note(format_args!(
+        let n_bytes = package.files().map(|file| file.size()).sum();
+        let what = format!(
             "serving {}: {} files, {}",
             package.name(),
             package.files().count(),
-            output::Bytes(package.files().map(|file| file.size()).sum()),
-        ));
-        listener::serve(&self.host, self.port, routes::router(Arc::new(package)))
+            output::Bytes(n_bytes),
+        );
+        let router = routes::router(Arc::new(package));
+        listener::serve(&self.host, self.port, &what, router)
     }
 }
