@@ -18,6 +18,7 @@ use sterna_kernels::Isa;
 
 use crate::device::{self, DeviceFlags};
 use crate::machine;
+use crate::numbers::positive;
 
 /// Flags shared by the verbs that print a result about a model.
 #[derive(Debug, Clone, Args)]
@@ -125,7 +126,7 @@ pub(crate) struct EngineFlags {
     threads: Option<NonZero<usize>>,
 
     /// Context size in tokens [default: what the model was trained for, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(short = 'c', long, alias = "ctx-size", value_name = "N", value_parser = positive)]
     ctx: Option<NonZero<usize>>,
 
     /// Data type of the KV cache; f16 halves its size, q8_0 nearly quarters it [default: what a package says,
@@ -133,7 +134,8 @@ pub(crate) struct EngineFlags {
     #[arg(long, value_enum, value_name = "TYPE")]
     cache: Option<CacheFlag>,
 
-    /// Activations for weights stored as blocks of integers (Q4_K, Q8_0, ...); f32 is for comparisons
+    /// Activations for weights stored as blocks of integers (Q4_K, Q8_0, ...); with int8, those for F16 and
+    /// BF16 weights are rounded to 13 and 16 bits on the CPU; f32 is for comparisons
     /// [default: what a package says, else int8]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     activations: Option<ActivationsFlag>,

@@ -1,6 +1,7 @@
 //! Progress and warnings of conversions on a terminal.
 
 use std::cell::RefCell;
+use std::fmt;
 
 use sterna_convert::{Event, Warning};
 
@@ -30,25 +31,19 @@ pub(crate) fn notify() -> impl Fn(Event) {
 
 /// Explains a warning in terms of the flags.
 fn say(warning: &Warning) {
-    let kind = if warning.is_warning() {
-        "warning"
-    } else {
-        "note"
-    };
     let no_head = "the model has no separate output head: it uses its embedding table";
+    let say = |text: fmt::Arguments<'_>| output::remark(warning.is_warning(), text);
     match warning {
         Warning::Model(warning) => model::tell(warning),
         Warning::NoHead { is_ignored: false } => {
-            output::note(format_args!(
-                "{kind}: {no_head}, and --head is for the table"
-            ));
+            say(format_args!("{no_head}, and --head is for the table"));
         }
-        Warning::NoHead { is_ignored: true } => output::note(format_args!(
-            "{kind}: {no_head}; --head is ignored, as --embeddings gives the type of the table"
+        Warning::NoHead { is_ignored: true } => say(format_args!(
+            "{no_head}; --head is ignored, as --embeddings gives the type of the table"
         )),
-        Warning::Described { .. } => output::note(format_args!(
-            "{kind}: {warning}; --arch qwen3 leaves the weights as they are"
+        Warning::Described { .. } => say(format_args!(
+            "{warning}; --arch qwen3 leaves the weights as they are"
         )),
-        warning => output::note(format_args!("{kind}: {warning}")),
+        warning => say(format_args!("{warning}")),
     }
 }

@@ -17,6 +17,7 @@ use sterna_format::rdrr::RuntimeOptimizations;
 #[cfg(feature = "gpu")]
 use sterna_gpu::{AdapterCaps, DeviceOptions, tuning::hints};
 
+use crate::numbers::whole;
 use crate::size::n_bytes;
 #[cfg(feature = "gpu")]
 use crate::{pipelines, tuning::Settings};
@@ -44,7 +45,7 @@ pub(crate) struct DeviceFlags {
     gpu: Option<String>,
 
     /// Maximum number of layers to offload to the GPU [default: as many as fit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole)]
     gpu_layers: Option<usize>,
 
     /// Maximum device memory for weights, cache and activations, such as 6GiB [default: all available]

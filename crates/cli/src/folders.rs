@@ -21,10 +21,19 @@ pub(crate) fn config() -> Result<PathBuf> {
 
 /// The folder for models.
 pub(crate) fn data() -> Result<PathBuf> {
-    let found = find("XDG_DATA_HOME", "LOCALAPPDATA", ".local/share", &|name| {
+    Ok(own()?.join("store"))
+}
+
+/// The file with the messages of earlier chats.
+pub(crate) fn history() -> Result<PathBuf> {
+    Ok(own()?.join("history"))
+}
+
+/// The folder for what should be kept.
+fn own() -> Result<PathBuf> {
+    find("XDG_DATA_HOME", "LOCALAPPDATA", ".local/share", &|name| {
         env::var_os(name).map(PathBuf::from)
-    });
-    Ok(found?.join("store"))
+    })
 }
 
 /// The folder for compiled pipelines, which can be made again at any time.

@@ -24,9 +24,9 @@ pub(crate) struct Machine {
     pub(crate) physical_cores: Option<usize>,
     /// Hardware threads this process may use, affinity and quotas considered.
     pub(crate) available_threads: usize,
-    /// Memory of the machine, or of the container this process runs in.
+    /// Memory of the machine, or of the container this process runs in; 0 if the system doesn't tell.
     pub(crate) memory_bytes: u64,
-    /// Memory not in use.
+    /// Memory not in use; 0 if the system doesn't tell.
     pub(crate) free_memory_bytes: u64,
 }
 
@@ -38,21 +38,31 @@ impl Machine {
                 .with_cpu(CpuRefreshKind::nothing())
                 .with_memory(MemoryRefreshKind::nothing().with_ram()),
         );
-        let (mut total, mut free) = (system.total_memory(), system.available_memory());
-        if let Some(limits) = system.cgroup_limits() {
-            total = total.min(limits.total_memory);
-            free = free.min(limits.free_memory);
-        }
+        let read = (system.total_memory(), system.available_memory());
+        let (memory_bytes, free_memory_bytes) = memory(read, || {
+            let limits = system.cgroup_limits()?;
+            Some((limits.total_memory, limits.free_memory))
+        });
         let cpu = system.cpus().first().map_or("", |cpu| cpu.brand()).trim();
         Machine {
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             cpu: if cpu.is_empty() { "unknown" } else { cpu }.to_owned(),
             physical_cores: System::physical_core_count(),
             available_threads: available_threads(),
-            memory_bytes: total,
-            free_memory_bytes: free,
+            memory_bytes,
+            free_memory_bytes,
         }
     }
+}
+
+/// All and free memory, by what the system says of the machine and of this container. Where `/proc` isn't
+/// mounted it says nothing, and may not be asked for limits.
+fn memory((total, free): (u64, u64), limits: impl FnOnce() -> Option<(u64, u64)>) -> (u64, u64) {
+    if total == 0 {
+        return (0, 0);
+    }
+    let (most, most_free) = limits().unwrap_or((u64::MAX, u64::MAX));
+    (total.min(most), free.min(most_free))
 }
 
 /// Hardware threads this process may use, affinity and quotas considered.
@@ -186,6 +196,14 @@ mod tests {
         let machine = Machine::detect();
         assert!(machine.memory_bytes > 0 && machine.free_memory_bytes <= machine.memory_bytes);
         assert!((1..=machine.available_threads).contains(&default_threads()));
+    }
+
+    #[test]
+    fn memory_is_limited_by_the_container_if_the_system_tells() {
+        assert_eq!(memory((0, 0), || panic!("asked for limits")), (0, 0));
+        assert_eq!(memory((9, 5), || None), (9, 5));
+        assert_eq!(memory((9, 5), || Some((7, 6))), (7, 5));
+        assert_eq!(memory((9, 5), || Some((u64::MAX, 2))), (9, 2));
     }
 
     #[test]

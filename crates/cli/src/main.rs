@@ -6,14 +6,18 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod batch;
 mod chat;
 mod conversion;
 mod device;
+#[cfg(all(feature = "gpu", target_os = "linux"))]
+mod environment;
 mod folders;
 mod interrupt;
 mod machine;
 mod model;
 mod multicall;
+mod numbers;
 mod output;
 #[cfg(feature = "gpu")]
 mod pipelines;
@@ -29,10 +33,10 @@ mod tuning;
 mod verbs;
 mod worker;
 
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Run low-bit language models
 ///
@@ -42,6 +46,10 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version)]
 struct Cli {
+    /// No notes, progress or timings; warnings and errors are still shown
+    #[arg(short, long, global = true)]
+    quiet: bool,
+
     #[command(subcommand)]
     verb: Verb,
 }
@@ -60,6 +68,7 @@ enum Verb {
     Pull(verbs::pull::PullVerb),
     List(verbs::pull::List),
     Remove(verbs::pull::Remove),
+    Cp(verbs::cp::Cp),
     Gc(verbs::pull::Gc),
     Diff(verbs::diff::Diff),
     #[cfg(feature = "gpu")]
@@ -73,9 +82,27 @@ enum Verb {
     #[cfg(feature = "gpu")]
     Tune(verbs::tune::Tune),
     Worker(verbs::worker::Worker),
+    Completions(verbs::completions::Completions),
+    Man(verbs::man::Man),
 }
 
 impl Verb {
+    /// Whether it looks for a GPU.
+    #[cfg(all(feature = "gpu", target_os = "linux"))]
+    fn may_open_gpu(&self) -> bool {
+        matches!(
+            self,
+            Verb::Run(_)
+                | Verb::Inspect(_)
+                | Verb::Logits(_)
+                | Verb::Perplexity(_)
+                | Verb::Bench(_)
+                | Verb::Diagnose(_)
+                | Verb::Doctor(_)
+                | Verb::Tune(_)
+        )
+    }
+
     fn run(self) -> Result<()> {
         match self {
             Verb::Run(verb) => verb.run(),
@@ -90,6 +117,7 @@ impl Verb {
             Verb::Pull(verb) => verb.run(),
             Verb::List(verb) => verb.run(),
             Verb::Remove(verb) => verb.run(),
+            Verb::Cp(verb) => verb.run(),
             Verb::Gc(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
             #[cfg(feature = "gpu")]
@@ -103,17 +131,78 @@ impl Verb {
             #[cfg(feature = "gpu")]
             Verb::Tune(verb) => verb.run(),
             Verb::Worker(verb) => verb.run(),
+            Verb::Completions(verb) => verb.run(),
+            Verb::Man(verb) => verb.run(),
         }
     }
 }
 
+/// All verbs and their flags.
+fn command() -> clap::Command {
+    // `-1` is a value of flags that take one, so that it is refused for what it is.
+    fn with_negative_numbers(command: clap::Command) -> clap::Command {
+        let takes_value = |arg: &clap::Arg| {
+            arg.get_action().takes_values()
+                && !arg.is_positional()
+                && !arg.is_allow_hyphen_values_set()
+        };
+        command.mut_args(|arg| match takes_value(&arg) {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+    }
+    let command = with_negative_numbers(Cli::command());
+    command.mut_subcommands(|verb| {
+        // `bench -t` takes several.
+        let has_threads = verb.get_arguments().any(|arg| arg.get_id() == "threads");
+        let verb = match has_threads && verb.get_name() != "bench" {
+            true => verb.mut_arg("threads", |arg| arg.short('t')),
+            false => verb,
+        };
+        // Flags of verbs that run a model, which `inspect` only describes.
+        let verb = match verb.get_name() {
+            "inspect" => verb.mut_args(|arg| {
+                let is_for_running = ["threads", "activations", "weights", "lora"];
+                let is_for_running = is_for_running.contains(&arg.get_id().as_str());
+                arg.hide(is_for_running)
+            }),
+            _ => verb,
+        };
+        with_negative_numbers(verb)
+    })
+}
+
+/// The command line of this process; prints what is wrong with it, or the help that it asks for, and exits.
+fn parse() -> Cli {
+    let parsed = command()
+        .try_get_matches_from(multicall::args())
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| {
+        let text = error.to_string();
+        // Arguments may be as long as names in files.
+        if error.use_stderr() && output::shortened(&text) != text {
+            output::reply(text);
+            process::exit(error.exit_code());
+        }
+        error.exit()
+    })
+}
+
 fn main() -> ExitCode {
-    match Cli::parse_from(multicall::args()).verb.run() {
+    let Cli { quiet, verb } = parse();
+    if quiet {
+        output::be_quiet();
+    }
+    #[cfg(all(feature = "gpu", target_os = "linux"))]
+    if verb.may_open_gpu() {
+        environment::prepare();
+    }
+    match verb.run() {
         Ok(()) => ExitCode::SUCCESS,
         // The pipe's reader has all it wants.
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::note(format_args!("error: {error:#}"));
+            output::error(format_args!("{error:#}"));
             exit_code(&error)
         }
     }
@@ -126,5 +215,15 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
         ExitCode::from(2)
     } else {
         ExitCode::FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
     }
 }

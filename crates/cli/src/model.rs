@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use sterna::native::{
     self, BUILTIN, Device, FileSet, IncomingFiles, LoadFrom, LocalFolder, LocalModel, Located,
@@ -23,6 +23,14 @@ use crate::args::{EngineFlags, LoraFlag, ModelFlags, WeightsFlag};
 use crate::machine::{self, Machine};
 use crate::progress::Progress;
 use crate::{output, pull, trust};
+
+/// Fails if `name` stands for nothing on this machine; an address is not looked up.
+pub(crate) fn expect(name: &str) -> Result<()> {
+    match name.contains("://") {
+        true => Ok(()),
+        false => find(name).map(drop),
+    }
+}
 
 /// Opens what `name` stands for: a path, an address, a name in the store, or the built-in model.
 pub(crate) fn open(name: &str) -> Result<LocalModel> {
@@ -48,6 +56,9 @@ impl Signatures for Trusted {
 
 /// Finds what `model` names.
 fn find(model: &str) -> Result<Located> {
+    if model.is_empty() {
+        bail!("expected a model, found an empty name");
+    }
     if model == BUILTIN {
         return Ok(builtin());
     }
@@ -74,6 +85,14 @@ pub(crate) enum PackagePlace {
 impl PackagePlace {
     /// That of `name`: a path, or a name in the store.
     pub(crate) fn find(name: &str) -> Result<PackagePlace> {
+        match name {
+            BUILTIN => bail!(
+                "{BUILTIN}: expected a package, found the model inside this program; \
+                 `sterna convert {BUILTIN} FOLDER` makes a package of it"
+            ),
+            "" => bail!("expected a package, found an empty name"),
+            _ => {}
+        }
         let path = Path::new(name);
         if path.exists() {
             return Ok(PackagePlace::Folder(path.to_owned()));
@@ -188,8 +207,8 @@ fn fetched(address: &str) -> Result<Located> {
         // That it can't be reached is no refusal.
         (Some(error), Some(name)) if error.is_unanswered() => {
             let error = anyhow::Error::from(error);
-            output::note(format_args!(
-                "warning: {error:#}; using `{name}` as it is in the store"
+            output::warning(format_args!(
+                "{error:#}; using `{name}` as it is in the store"
             ));
         }
         (Some(error), _) => return Err(pull::with_advice(error)),
@@ -204,7 +223,7 @@ fn fetched(address: &str) -> Result<Located> {
 pub(crate) fn tell(warning: &Warning) {
     match warning {
         Warning::Placement { .. } | Warning::NotOnGpu { .. } => output::note(warning),
-        warning if warning.is_warning() => output::note(format_args!("warning: {warning}")),
+        warning if warning.is_warning() => output::warning(warning),
         warning => output::note(format_args!("note: {warning}")),
     }
 }
@@ -279,6 +298,17 @@ pub(crate) fn session(
     flags: &EngineFlags,
     ctx_len: usize,
 ) -> Result<Session<Device>> {
+    let flags = flags.clone().for_model(files);
+    Ok(adapted(files, &plan, &flags, ctx_len)?.session(flags.session(ctx_len))?)
+}
+
+/// Loads the model, with its adapters, for sessions that hold `ctx_len` tokens; `flags` are those for it.
+pub(crate) fn adapted(
+    files: &LocalModel,
+    plan: &ModelPlan,
+    flags: &EngineFlags,
+    ctx_len: usize,
+) -> Result<Adapted<Device>> {
     let max_ctx = plan.config().max_ctx;
     if ctx_len > max_ctx {
         tell(&Warning::LongContext {
@@ -287,9 +317,8 @@ pub(crate) fn session(
             max_ctx,
         });
     }
-    let flags = &flags.clone().for_model(files);
-    let model = load(files, &plan, flags, flags.n_threads())?;
-    Ok(adapt(model, files, flags.lora())?.session(flags.session(ctx_len))?)
+    let model = load(files, plan, flags, flags.n_threads())?;
+    adapt(model, files, flags.lora())
 }
 
 /// The weights of a running model, whose groups can be replaced.

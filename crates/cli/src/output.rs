@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -111,10 +112,65 @@ pub(crate) fn columns<const N: usize>(header: &[String; N], rows: &[[String; N]]
     text
 }
 
-/// Writes a line to stderr. Notes are not results, so failing to print one is no error.
+/// Set by `--quiet`.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From here on, notes, progress and timings are not shown.
+pub(crate) fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether notes, progress and timings are not shown.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a line to stderr, unless it is to be quiet: what is good to know, and nothing has to be done about.
 pub(crate) fn note(text: impl fmt::Display) {
+    if !is_quiet() {
+        reply(text);
+    }
+}
+
+/// Writes a warning to stderr.
+pub(crate) fn warning(text: impl fmt::Display) {
+    reply(format_args!("warning: {text}"));
+}
+
+/// Writes a warning or a note to stderr.
+pub(crate) fn remark(is_warning: bool, text: impl fmt::Display) {
+    match is_warning {
+        true => warning(text),
+        false => note(format_args!("note: {text}")),
+    }
+}
+
+/// Writes an error to stderr.
+pub(crate) fn error(text: impl fmt::Display) {
+    reply(format_args!("error: {text}"));
+}
+
+/// Writes a line to stderr in any case, such as the answer to a command. It is no result, so failing to print
+/// it is no error.
+pub(crate) fn reply(text: impl fmt::Display) {
     let text = text.to_string();
-    let _ = writeln!(io::stderr().lock(), "{}", escaped(&text, &['\n']));
+    let text = shortened(&escaped(&text, &['\n'])).into_owned();
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Longest message in bytes. Names in files may be of any length.
+const MAX_MESSAGE: usize = 4096;
+
+/// `text`, its middle left out if it is longer than a message may be.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_MESSAGE {
+        return Cow::Borrowed(text);
+    }
+    // The place comes first, expected and found last.
+    let head = &text[..text.floor_char_boundary(MAX_MESSAGE / 2)];
+    let tail = &text[text.ceil_char_boundary(text.len() - MAX_MESSAGE / 4)..];
+    let n_left_out = text.len() - head.len() - tail.len();
+    Cow::Owned(format!("{head}… ({n_left_out} bytes left out) …{tail}"))
 }
 
 /// True if the root cause of `error` is a closed stdout: the reader has seen enough (`| head`). Any other
@@ -202,6 +258,16 @@ mod tests {
         let text = json_escaped(&serde_json::to_string(hostile).unwrap());
         assert!(!text.contains(char::is_control), "{text}");
         assert_eq!(serde_json::from_str::<String>(&text).unwrap(), hostile);
+    }
+
+    #[test]
+    fn long_messages_lose_their_middle() {
+        let long = format!("place: {}: found x", "ü".repeat(1 << 20));
+        let short = shortened(&long);
+        assert!(short.len() < MAX_MESSAGE, "{}", short.len());
+        assert!(short.starts_with("place: ü") && short.ends_with("ü: found x"));
+        assert!(short.contains("… (20"), "{short}");
+        assert!(matches!(shortened("place"), Cow::Borrowed("place")));
     }
 
     #[test]

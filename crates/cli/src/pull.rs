@@ -218,16 +218,11 @@ impl Shown {
 }
 
 fn note(warning: &Warning) {
-    let kind = match warning {
-        Warning::NotUsed { .. } | Warning::GivenUp { .. } => "warning",
-        _ => "note",
-    };
+    let is_warning = matches!(warning, Warning::NotUsed { .. } | Warning::GivenUp { .. });
     let advice = match warning {
         Warning::NotUsed { reason, .. } => reason.signature_error().map(trust::advice),
         _ => None,
     };
-    output::note(format_args!(
-        "{kind}: {warning}{}",
-        advice.unwrap_or_default()
-    ));
+    let advice = advice.unwrap_or_default();
+    output::remark(is_warning, format_args!("{warning}{advice}"));
 }

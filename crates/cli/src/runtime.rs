@@ -1,4 +1,4 @@
-//! Answers of one sequence.
+//! Schedulers for this program, and statistics of answers.
 
 use serde::Serialize;
 use sterna::generate::{Stats, StopReason};
@@ -7,16 +7,20 @@ use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::Session;
 
-/// A scheduler for `session` alone, so the device may sample tokens.
-pub(crate) fn alone(session: Session<Device>) -> (Scheduler<Device>, SequenceId) {
-    let options = if native::has_gpu(session.model().backend()) {
+/// How a scheduler fills the steps of the device of `session`.
+pub(crate) fn scheduling(session: &Session<Device>) -> SchedulerOptions {
+    if native::has_gpu(session.model().backend()) {
         SchedulerOptions::gpu()
     } else {
         SchedulerOptions::default()
-    };
+    }
+}
+
+/// A scheduler for `session` alone, so the device may sample tokens.
+pub(crate) fn alone(session: Session<Device>) -> (Scheduler<Device>, SequenceId) {
     let mut scheduler = Scheduler::new(SchedulerOptions {
         draw_on_device: true,
-        ..options
+        ..scheduling(&session)
     });
     let sequence = scheduler.add(Sequence::new(session));
     (scheduler, sequence)

@@ -362,3 +362,88 @@ fn a_pipe_that_breaks_is_an_error_unless_it_is_stdout() {
         "{message}"
     );
 }
+
+#[test]
+fn what_is_no_name_or_no_package_is_said_to_be_that() {
+    for (args, message) in [
+        (
+            &["run", ""][..],
+            "error: expected a model, found an empty name",
+        ),
+        (
+            &["serve", ""],
+            "error: expected a package, found an empty name",
+        ),
+        (
+            &["serve", "builtin"],
+            "error: builtin: expected a package, found the model inside this program; `sterna convert builtin",
+        ),
+        (
+            &["diff", "builtin", "builtin"],
+            "error: builtin: expected a package",
+        ),
+    ] {
+        let found = refusal(args);
+        assert!(
+            found.starts_with(message),
+            "`{found}` does not say `{message}`"
+        );
+    }
+}
+
+#[test]
+fn a_family_that_is_not_supported_is_said_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let weights = testdata("stories260K/hf/model.safetensors");
+    fs::copy(weights, dir.path().join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(testdata("stories260K/hf/config.json")).unwrap();
+    let config = config.replace("LlamaForCausalLM", "OtherForCausalLM");
+    let config = config.replace("\"llama\"", "\"other\"");
+    fs::write(dir.path().join("config.json"), config).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let found = refusal(&["run", model, "-p", "x"]);
+    assert!(
+        found.contains("isn't supported")
+            && !found.contains("tokenizer")
+            && !found.contains("base model"),
+        "{found}"
+    );
+    assert_eq!(found.matches(model).count(), 1, "{found}");
+}
+
+#[test]
+fn messages_are_cut_whatever_names_are_in_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let name = "x".repeat(1 << 20);
+    let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,400]}}}}"#);
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([0; 4]);
+    fs::write(&path, bytes).unwrap();
+    let found = inspect(&path);
+    assert!(found.len() < 5000, "{}", found.len());
+    assert!(
+        found.starts_with("error: ") && found.contains("bytes left out"),
+        "{found}"
+    );
+    let long = "y".repeat(100_000);
+    for args in [&["run", &long][..], &["run", "--seed", &long]] {
+        let output = sterna(args);
+        assert!(!output.status.success());
+        assert!(output.stderr.len() < 5000, "{}", output.stderr.len());
+    }
+}
+
+#[test]
+fn a_worker_needs_a_model() {
+    for args in [
+        &["worker", "no such model"][..],
+        &["worker", "no/such/file.gguf"],
+    ] {
+        let found = refusal(args);
+        assert!(found.contains(args[1]), "{found}");
+    }
+    // A driver that ends before it says anything is no error.
+    assert!(sterna(&["worker", "builtin"]).status.success());
+}

@@ -149,7 +149,7 @@ fn terminals_take_no_orders_from_files() {
     bytes.extend([0; 4]);
     std::fs::write(&path, bytes).unwrap();
     let path = path.to_str().unwrap();
-    let text = stdout(&["inspect", path]);
+    let text = stdout(&["inspect", path, "--tensors"]);
     assert!(text.contains("t\\u{1b}[31m"), "{text}");
     assert!(text.contains("k\\u{1b}[2J"), "{text}");
     let raw = stdout(&["inspect", path, "--json"]);
@@ -162,11 +162,41 @@ fn terminals_take_no_orders_from_files() {
 fn the_text_is_the_expected_one() {
     let path = testdata("fixtures/ratchet-dummy.gguf");
     let path = path.to_str().unwrap();
-    let text = stdout(&["inspect", path]);
+    let text = stdout(&["inspect", path, "--tensors"]);
     let lines: Vec<&str> = text
         .lines()
         .filter(|line| !line.starts_with("can't run"))
         .collect();
     let expected = include_str!("golden/inspect-ratchet-dummy.txt").replace("PATH", path);
     assert_eq!(lines, expected.lines().collect::<Vec<_>>());
+}
+
+#[test]
+fn tensors_are_listed_when_asked_for() {
+    let name = "model.layers.7.mlp.down_proj.weight";
+    let short = stdout(&["inspect", "builtin"]);
+    assert!(!short.contains(name), "{short}");
+    let all = stdout(&["inspect", "builtin", "--tensors"]);
+    assert!(all.starts_with(&*short.trim_end()) && all.contains(name));
+}
+
+#[test]
+fn the_help_has_the_flags_that_are_taken() {
+    let help = stdout(&["inspect", "--help"]);
+    for (flag, is_taken) in [
+        ("--tensors", true),
+        ("--ctx", true),
+        ("--cache", true),
+        ("--backend", true),
+        ("--lora", false),
+        ("--threads", false),
+        ("--weights", false),
+        ("--activations", false),
+    ] {
+        assert_eq!(
+            help.contains(&format!("{flag} ")) || help.contains(&format!("{flag}\n")),
+            is_taken,
+            "{flag}: {help}"
+        );
+    }
 }

@@ -344,3 +344,144 @@ fn speculation_changes_timings_only() {
         "{stderr}"
     );
 }
+
+#[test]
+fn a_prompt_may_come_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    std::fs::write(&file, "What is 3 plus 4?\r\n").unwrap();
+    let file = file.to_str().unwrap();
+    let args = ["run", "-f", file, "--temp", "0"];
+    assert_eq!(stdout(&args), "3 plus 4 is 7.\n");
+    let args = ["run", "--file", "-", "--temp", "0"];
+    let text = success(&args, sterna_with_input(&args, "What is 3 plus 4?"));
+    assert_eq!(text, "3 plus 4 is 7.\n");
+    let message = refusal(&["run", "-f", "no/such/file"]);
+    assert!(message.contains("no/such/file: cannot read: "), "{message}");
+    let both = sterna(&["run", "-f", file, "-p", "x"]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
+fn short_flags_stand_for_long_ones() {
+    let long = [
+        "--max-tokens",
+        "20",
+        "--ctx",
+        "64",
+        "--threads",
+        "1",
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+    ];
+    let short = ["-n", "20", "-c", "64", "-t", "1", "--temp", "1", "-s", "5"];
+    let tell =
+        |flags: &[&str]| json(&[&["run", "-p", STORY, "--json"], flags].concat())["ids"].clone();
+    assert_eq!(tell(&short), tell(&long));
+    let others = [
+        "--n-predict",
+        "20",
+        "--ctx-size",
+        "64",
+        "-t",
+        "1",
+        "--temp",
+        "1",
+        "-s",
+        "5",
+    ];
+    assert_eq!(tell(&others), tell(&long));
+}
+
+#[test]
+fn quiet_leaves_text_warnings_and_errors() {
+    let base = testdata("stories260K/hf");
+    let base = base.to_str().unwrap();
+    for args in [
+        &["run", "-q", "-p", "What is 3 plus 4?"][..],
+        &["--quiet", "run", base, "-p", "Once", "-n", "3"],
+    ] {
+        let output = sterna(args);
+        assert_eq!(String::from_utf8(output.stderr.clone()).unwrap(), "");
+        assert!(!success(args, output).is_empty());
+    }
+    let args = ["run", base, "-q", "-p", "Once", "-n", "1", "-c", "600"];
+    let output = sterna(&args);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        stderr.starts_with("warning: ") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
+    let message = refusal(&["run", "-q", "no such model"]);
+    assert!(message.starts_with("error: no such model: "), "{message}");
+}
+
+#[test]
+fn numbers_are_refused_by_what_they_may_be() {
+    for (args, message) in [
+        (
+            &["run", "--seed", "-1"][..],
+            "'-1' for '--seed <N>': expected a whole number from 0 to 18446744073709551615; without",
+        ),
+        (
+            &["run", "-n", "-1"],
+            "'--max-tokens <N>': expected a whole number from 0",
+        ),
+        (&["run", "--top-k", "-2"], "expected a whole number from 0"),
+        (
+            &["run", "--temp", "hot"],
+            "'hot' for '--temperature <T>': expected a number",
+        ),
+        (
+            &["run", "-c", "0"],
+            "'--ctx <N>': expected a whole number from 1",
+        ),
+        (
+            &["run", "-t", "-4"],
+            "expected a number of threads from 1 to 1024",
+        ),
+        (
+            &["run", "--gpu-layers", "-1"],
+            "expected a whole number from 0",
+        ),
+        (
+            &["logits", "builtin", "--chunk", "-1"],
+            "invalid value '-1' for '--chunk",
+        ),
+        (
+            &["serve", "x", "--port", "-1"],
+            "invalid value '-1' for '--port",
+        ),
+        (
+            &["run", "--stop", ""],
+            "expected text that ends the answer, found none",
+        ),
+    ] {
+        let output = sterna(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(
+            stderr.contains(message) && !stderr.contains("tip:"),
+            "{args:?}: {stderr}"
+        );
+    }
+}
+
+#[test]
+fn a_prompt_without_text_is_refused_by_a_chat_model_only() {
+    for prompt in ["", " \n"] {
+        let message = refusal(&["run", "-p", prompt]);
+        assert!(message.contains("the prompt is empty"), "{message}");
+    }
+    let args = ["run"];
+    let output = sterna_with_input(&args, "\n");
+    assert_eq!(output.status.code(), Some(1));
+    // A text may begin with nothing.
+    let begun = ["run", "--raw", "-p", "", "--temp", "0", "-n", "5"];
+    assert!(stdout(&begun).len() > 5);
+    let base = testdata("stories260K/hf");
+    let args = ["run", base.to_str().unwrap(), "-p", "", "-n", "5"];
+    assert!(stdout(&args).len() > 5);
+}

@@ -186,6 +186,15 @@ impl Sampler {
         })
     }
 
+    /// A sampler with the settings `config` that continues the random sequence of this one, whatever the seed;
+    /// no tokens are accepted yet. Errors: as for [`Sampler::new`].
+    pub fn with_config(&self, config: SamplerConfig, n_vocab: usize) -> Result<Self, SamplerError> {
+        Ok(Self {
+            rng: self.rng.clone(),
+            ..Self::new(config, n_vocab)?
+        })
+    }
+
     /// What it was made with.
     pub fn config(&self) -> &SamplerConfig {
         &self.config

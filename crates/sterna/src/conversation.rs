@@ -116,6 +116,14 @@ impl Conversation {
         self.messages.pop_if(|message| message.role == Role::User);
     }
 
+    /// Removes the user's newest message and what follows it; returns its text.
+    pub fn retract(&mut self) -> Option<String> {
+        let is_user = |message: &Message| message.role == Role::User;
+        let newest = self.messages.iter().rposition(is_user)?;
+        self.messages.truncate(newest + 1);
+        self.messages.pop().map(|message| message.content)
+    }
+
     /// The prompt to answer, for `tokenizer`'s model; `now` is for templates that ask for the date.
     ///
     /// The oldest turns are forgotten if there is no `room` for all of them and an answer.

@@ -62,7 +62,7 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         ..PullOptions::default()
     };
     refuse_taken(&store, &options, &origin)?;
-    let pulled = pull::pull(&store, &staging.to_string_lossy(), &options)?;
+    let pulled = pull::pull(&store, &staging.to_string_lossy(), options)?;
     fs::remove_dir_all(&staging)
         .with_context(|| format!("{}: cannot remove", staging.display()))?;
     output::note(format_args!(

@@ -34,8 +34,8 @@ const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 /// Threads: files come from memory, and the network is slower than one of them.
 const MAX_THREADS: usize = 4;
 
-/// Serves `router` until Ctrl-C. Prints its address when it listens.
-pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
+/// Serves `router` until Ctrl-C. When it listens, prints `what` it serves and its address.
+pub(super) fn serve(host: &str, port: u16, what: &str, router: Router) -> Result<()> {
     let n_threads = thread::available_parallelism()
         .map_or(1, NonZero::get)
         .min(MAX_THREADS);
@@ -51,6 +51,7 @@ pub(super) fn serve(host: &str, port: u16, router: Router) -> Result<()> {
         let address = listener
             .local_addr()
             .context("cannot tell the server's address")?;
+        output::note(what);
         output::line(format_args!("http://{address}/"))?;
         let connections = GracefulShutdown::new();
         tokio::select! {
@@ -81,7 +82,7 @@ async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulS
             // From one client that went away, or out of file descriptors; the others continue.
             Err(error) if is_of_client(&error) => {}
             Err(error) => {
-                output::note(format_args!("cannot take a connection: {error}"));
+                output::warning(format_args!("cannot take a connection: {error}"));
                 time::sleep(RETRY_ACCEPT).await;
             }
         }

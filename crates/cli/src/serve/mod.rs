@@ -55,12 +55,14 @@ impl Serve {
             false => PackagePlace::find(&self.package)?,
         };
         let package = Package::open(&place)?;
-        output::note(format_args!(
+        let n_bytes = package.files().map(|file| file.size()).sum();
+        let what = format!(
             "serving {}: {} files, {}",
             package.name(),
             package.files().count(),
-            output::Bytes(package.files().map(|file| file.size()).sum()),
-        ));
-        listener::serve(&self.host, self.port, routes::router(Arc::new(package)))
+            output::Bytes(n_bytes),
+        );
+        let router = routes::router(Arc::new(package));
+        listener::serve(&self.host, self.port, &what, router)
     }
 }

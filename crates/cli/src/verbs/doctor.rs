@@ -225,11 +225,14 @@ impl Report {
             ("instruction sets", self.instruction_sets.join(" ")),
             (
                 "memory",
-                format!(
-                    "{}, {} free",
-                    output::Bytes(machine.memory_bytes),
-                    output::Bytes(machine.free_memory_bytes)
-                ),
+                match machine.memory_bytes {
+                    0 => "the system doesn't tell".to_owned(),
+                    bytes => format!(
+                        "{}, {} free",
+                        output::Bytes(bytes),
+                        output::Bytes(machine.free_memory_bytes)
+                    ),
+                },
             ),
             (
                 "read bandwidth",

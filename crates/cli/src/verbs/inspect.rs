@@ -39,6 +39,10 @@ pub(crate) struct Inspect {
     #[arg(value_name = "PATH")]
     model: String,
 
+    /// List every tensor; JSON always does
+    #[arg(long)]
+    tensors: bool,
+
     #[command(flatten)]
     flags: ReportFlags,
 }
@@ -171,7 +175,7 @@ impl Inspect {
         if self.flags.json {
             output::json(&report)
         } else {
-            output::line(report.text())
+            output::line(report.text(self.tensors))
         }
     }
 }
@@ -405,7 +409,7 @@ impl TensorReport {
 }
 
 impl Report {
-    fn text(&self) -> String {
+    fn text(&self, lists_tensors: bool) -> String {
         let n_files = self.files.len();
         let files = if n_files == 1 {
             String::new()
@@ -460,7 +464,7 @@ impl Report {
                 .collect();
             text += &format!("\n\nmetadata\n{}", indent(&output::table(&rows)));
         }
-        if !self.tensors.is_empty() {
+        if lists_tensors && !self.tensors.is_empty() {
             let rows: Vec<_> = self
                 .tensors
                 .iter()

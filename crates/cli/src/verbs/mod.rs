@@ -2,13 +2,16 @@
 
 pub(crate) mod bench;
 pub(crate) mod bundle;
+pub(crate) mod completions;
 pub(crate) mod convert;
+pub(crate) mod cp;
 #[cfg(feature = "gpu")]
 pub(crate) mod diagnose;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod quantize;
@@ -32,7 +35,7 @@ use anyhow::{Context, Result, bail};
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// The text in `file`, which must be UTF-8.
-fn read_text(file: &Path) -> Result<String> {
+pub(crate) fn read_text(file: &Path) -> Result<String> {
     let name = file.display();
     let bytes = File::open(file)
         .and_then(read_bounded)

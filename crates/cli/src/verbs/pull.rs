@@ -288,12 +288,30 @@ pub(crate) struct Remove {
     /// Name of the model, as `sterna list` shows it
     #[arg(value_name = "NAME")]
     name: String,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was deleted, for programs.
+#[derive(Serialize)]
+struct Freed<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    freed_bytes: u64,
 }
 
 impl Remove {
     pub(crate) fn run(self) -> Result<()> {
         let swept = pull::store()?.remove(&self.name)?;
         tell_damaged(&swept);
+        if self.json {
+            return output::json(&Freed {
+                name: Some(&self.name),
+                freed_bytes: swept.bytes,
+            });
+        }
         output::line(format_args!(
             "{}: removed, {} freed",
             self.name,
@@ -331,6 +349,10 @@ pub(crate) struct Gc {
     /// Also delete what interrupted pulls left, which a later one could resume
     #[arg(long)]
     interrupted: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Gc {
@@ -349,6 +371,12 @@ impl Gc {
                 "note: left alone, since nothing here made it: {}",
                 shortened(&paths)
             ));
+        }
+        if self.json {
+            return output::json(&Freed {
+                name: None,
+                freed_bytes: swept.bytes,
+            });
         }
         output::line(format_args!("{} freed", Bytes(swept.bytes)))
     }

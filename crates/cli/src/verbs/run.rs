@@ -1,6 +1,8 @@
 //! `sterna run`: generates text.
 
 use std::io::{self, IsTerminal};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -8,12 +10,15 @@ use clap::Args;
 use serde::Serialize;
 use sterna::conversation::Conversation;
 use sterna::generate::FirstWord;
-use sterna::native::{self, BUILTIN};
+use sterna::native::{self, BUILTIN, LocalModel};
 use sterna_engine::Sampler;
+use sterna_text::{ChatTemplate, Tokenizer};
 
 use crate::args::{EngineFlags, ModelFlags};
+use crate::batch::{self, BatchOptions};
 use crate::chat::{Answer, Chat, ChatOptions};
 use crate::model;
+use crate::numbers::{positive, whole};
 use crate::output;
 use crate::runtime::StatsReport;
 use crate::sampling::SamplingFlags;
@@ -21,11 +26,13 @@ use crate::sampling::SamplingFlags;
 const EXAMPLE: &str = "Example:
   sterna run -p 'Tell me a story about a fox named Ruby.'
   sterna run model.gguf
+  sterna run model.gguf -f prompt.txt
+  sterna run model.gguf --batch prompts.jsonl
   echo 'What is 3 plus 4?' | sterna run builtin --temperature 0";
 
 /// Generate text, or chat
 ///
-/// Without -p, a prompt is read from standard input; if that is a terminal, a chat begins. The text
+/// Without -p or -f, a prompt is read from standard input; if that is a terminal, a chat begins. The text
 /// goes to standard output, timings to standard error.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
@@ -35,23 +42,47 @@ pub(crate) struct Run {
     model: String,
 
     /// The prompt
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
+
+    /// File to read the prompt from; `-` is standard input
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+
+    /// Answer each line of a file, several at a time, and print the results as JSON, one on each line, in the
+    /// order of the prompts; a line is a prompt, or JSON with `prompt` or `messages`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file"])]
+    batch: Option<PathBuf>,
+
+    /// Maximum number of prompts of --batch to answer at a time
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "8", requires = "batch")]
+    parallel: NonZero<usize>,
 
     /// Continue the prompt as it is, without the chat template; special tokens in it are recognised
     #[arg(long)]
     raw: bool,
 
     /// System instructions
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        conflicts_with = "raw"
+    )]
     system: Option<String>,
 
     /// Maximum tokens to generate [default: what the model recommends, else as many as fit]
-    #[arg(long, value_name = "N")]
+    #[arg(
+        short = 'n',
+        long,
+        aliases = ["predict", "n-predict"],
+        value_name = "N",
+        value_parser = whole
+    )]
     max_tokens: Option<usize>,
 
     /// Text that ends the answer and is not part of it; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = stop_text)]
     stop: Vec<String>,
 
     /// Draft up to N tokens from the text so far and verify them at once: changes no token, and is faster
@@ -65,6 +96,10 @@ pub(crate) struct Run {
         value_parser = draft_count
     )]
     speculate: Option<usize>,
+
+    /// Don't remember the messages of this chat for later ones
+    #[arg(long)]
+    no_history: bool,
 
     /// Print JSON instead of the text: text, token ids and timings
     #[arg(long)]
@@ -93,34 +128,61 @@ struct Report<'a> {
     stats: StatsReport,
 }
 
+/// The file name that stands for standard input.
+const STDIN: &str = "-";
+
 impl Run {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<()> {
         let start = Instant::now();
-        let files = model::open(&self.model)?;
-        let tokenizer = files.require_tokenizer()?;
-        let template = if self.raw {
-            None
-        } else {
-            files.chat_template(&tokenizer)?
+        // Before anything that takes time.
+        let prompt = match (self.prompt.take(), &self.file) {
+            (Some(prompt), _) => Some(prompt),
+            (None, Some(file)) => Some(without_line_end(read_file(file)?)),
+            (None, None) => None,
         };
-        if template.is_none() && !self.raw {
-            if self.system.is_some() {
-                bail!(
-                    "--system: expected a model with a chat template, {} is a base model",
-                    self.model
-                );
-            }
-            output::note("This is a base model without a chat template: it continues your text.");
-        }
-        let generation_config = model::generation_config(&files)?;
+        let batch = match &self.batch {
+            Some(file) => Some(batch::parse(&file.to_string_lossy(), &read_file(file)?)?),
+            None => None,
+        };
+        let files = model::open(&self.model)?;
+        // A model that can't be run has no use for a prompt.
         let plan = model::plan(&files, &self.files)?;
+        let tokenizer = files.require_tokenizer()?;
+        let template = self.template(&files, &tokenizer)?;
+        let recommended = model::generation_config(&files)?;
+        let stop_ids = files.stop_ids(Some(&tokenizer), &recommended)?;
         let (n_vocab, max_ctx) = (plan.config().n_vocab, plan.config().max_ctx);
-        let config = self.sampling.options().config(&generation_config);
-        let sampler = Sampler::new(config, n_vocab)?;
+        let sampling = self.sampling.options();
+        let sampler = Sampler::new(sampling.config(&recommended), n_vocab)?;
         let seed = sampler.config().seed;
-        let stop_ids = files.stop_ids(Some(&tokenizer), &generation_config)?;
-        let engine = self.engine;
-        let open = move || model::session(&files, plan.clone(), &engine, engine.ctx_len(max_ctx));
+        let max_tokens = (self.max_tokens)
+            .or(recommended.max_new_tokens)
+            .unwrap_or(usize::MAX);
+        let engine = self.engine.for_model(&files);
+        let ctx_len = engine.ctx_len(max_ctx);
+        if let Some(lines) = batch {
+            let options = BatchOptions {
+                tokenizer,
+                template,
+                system: self.system,
+                sampling,
+                recommended,
+                stop_ids,
+                stop_strings: self.stop,
+                max_tokens,
+                speculate: self.speculate,
+                n_vocab,
+                n_parallel: self.parallel.get(),
+            };
+            let mut adapted = model::adapted(&files, &plan, &engine, ctx_len)?;
+            return batch::answer(lines, &options, |again| {
+                if again {
+                    adapted = model::adapted(&files, &plan, &engine, ctx_len)?;
+                }
+                Ok(adapted.session(engine.session(ctx_len))?)
+            });
+        }
+        let open = move || model::session(&files, plan.clone(), &engine, ctx_len);
         let session = open()?;
         let n_layers = session.model().config().n_layers;
         let n_gpu_layers = native::n_gpu_layers(session.model().backend());
@@ -130,24 +192,23 @@ impl Run {
         }
         let mut first_word = FirstWord::new(conversation.is_some());
         let options = ChatOptions {
+            model: self.model,
             sampler,
             conversation,
             stop_ids,
             tokenizer,
             stop_strings: self.stop,
-            max_tokens: self
-                .max_tokens
-                .or(generation_config.max_new_tokens)
-                .unwrap_or(usize::MAX),
+            max_tokens,
             speculate: self.speculate,
+            shows_timings: false,
         };
         let mut chat = Chat::new(session, open, options);
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
 
-        let prompt = match self.prompt {
+        let prompt = match prompt {
             Some(prompt) => prompt,
-            None if io::stdin().is_terminal() => return chat.converse(),
-            None => read_prompt()?,
+            None if io::stdin().is_terminal() => return chat.converse(!self.no_history),
+            None => without_line_end(super::read_stdin()?),
         };
         let is_shown = !self.json;
         let tell = |piece: &str| match is_shown {
@@ -178,6 +239,24 @@ impl Run {
         }
         Ok(())
     }
+
+    /// The chat template to use, if any.
+    fn template(&self, files: &LocalModel, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        if self.raw {
+            return Ok(None);
+        }
+        let template = files.chat_template(tokenizer)?;
+        if template.is_none() {
+            if self.system.is_some() {
+                bail!(
+                    "--system: expected a model with a chat template, {} is a base model",
+                    self.model
+                );
+            }
+            output::note("This is a base model without a chat template: it continues your text.");
+        }
+        Ok(template)
+    }
 }
 
 /// Maximum number of drafted tokens: more never pays.
@@ -190,14 +269,29 @@ fn draft_count(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected a number of tokens from 1 to {MAX_DRAFTS}"))
 }
 
-/// The whole of standard input, without the line end that `echo` adds.
-fn read_prompt() -> Result<String> {
-    let mut prompt = super::read_stdin()?;
-    if prompt.ends_with('\n') {
-        prompt.pop();
-        if prompt.ends_with('\r') {
-            prompt.pop();
+/// Parses a text that ends an answer.
+fn stop_text(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected text that ends the answer, found none".to_owned()),
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// The text in `file`, or on standard input.
+fn read_file(file: &Path) -> Result<String> {
+    match file.to_str() == Some(STDIN) {
+        true => super::read_stdin(),
+        false => super::read_text(file),
+    }
+}
+
+/// `text` without the line end that `echo` and editors add.
+fn without_line_end(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
         }
     }
-    Ok(prompt)
+    text
 }

@@ -102,8 +102,8 @@ impl Tune {
         let tuner = Tuner::new(device, products)?;
         let (found, n_left) = self.measure(&tuner)?;
         for found in found.iter().filter(|found| !found.wrong.is_empty()) {
-            output::note(format_args!(
-                "warning: {}: {} of its configurations give wrong results and are excluded; see \
+            output::warning(format_args!(
+                "{}: {} of its configurations give wrong results and are excluded; see \
                  `sterna diagnose`",
                 name(&found.product),
                 found.wrong.len()

@@ -45,6 +45,7 @@ pub(crate) fn serve(name: &str, lora: bool, args: Option<&[String]>) -> Result<(
     };
     let given = args.map(WorkerConfig::from_args).transpose()?;
     let seed = seed()?;
+    model::expect(name)?;
     let driver = Driver::current();
     let input = Input::begin(form, driver)?;
     let config = match given {

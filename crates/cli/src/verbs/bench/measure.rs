@@ -328,14 +328,14 @@ pub(super) struct Plan<'a> {
 pub(super) fn measure(candidates: &mut [Candidate], plan: &Plan<'_>) -> Result<Option<u64>> {
     let depth = plan.tests.iter().map(|test| test.depth()).max();
     let progress =
-        (depth > Some(0)).then(|| Progress::items("filling caches", candidates.len() as u64));
+        (depth > Some(0)).then(|| Progress::long_items("filling caches", candidates.len() as u64));
     for candidate in &mut *candidates {
         candidate.prepare(plan.tests, plan.options)?;
         progress.iter().for_each(|progress| progress.add(1));
     }
     drop(progress);
     let n_steps = candidates.len() * plan.tests.len() * (plan.repetitions + 1);
-    let progress = Progress::items("measuring", n_steps as u64);
+    let progress = Progress::long_items("measuring", n_steps as u64);
     let round = |candidates: &mut [Candidate], counts: bool| -> Result<()> {
         for (i, test) in plan.tests.iter().enumerate() {
             for candidate in &mut *candidates {

@@ -1,24 +1,36 @@
 //! A conversation with a model on a terminal.
+//!
+//! [`input`] reads messages, [`command`] knows commands, [`settings`] and [`saved`] carry out two of them.
 
-use std::fmt;
+mod command;
+mod input;
+mod saved;
+mod settings;
+
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, anyhow};
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
+use anyhow::{Context, Result, anyhow, bail};
 use sterna::ErrorCode;
-use sterna::conversation::{ChatPrompt, Conversation, Room};
+use sterna::conversation::{ChatPrompt, Conversation, Role, Room};
 use sterna::generate::{Event, FirstWord, Generator, Request, Stats, TextOptions};
 use sterna::native::Device;
 use sterna::scheduler::{Scheduler, SequenceId};
 use sterna::sequence::Sequence;
-use sterna_engine::{Sampler, Session};
+use sterna_engine::{Logits, Sampler, Session};
 use sterna_text::{DateTime, Encode, Tokenizer};
 
 use crate::interrupt::{self, Answering};
 use crate::output;
 use crate::progress::Progress;
 use crate::runtime;
+
+use command::Command;
+use input::{Editor, Lines};
+
+/// Why a prompt without text is refused where there is a chat template.
+pub(crate) const EMPTY_PROMPT: &str =
+    "the prompt is empty: expected text (with --raw, an empty one begins a text)";
 
 /// A model, and what was said so far.
 pub(crate) struct Chat {
@@ -28,10 +40,14 @@ pub(crate) struct Chat {
     /// Begins an empty session of the model, loaded again, if the first is lost with its device.
     open: Box<dyn FnMut() -> Result<Session<Device>>>,
     options: ChatOptions,
+    /// The newest message, if it was answered.
+    last: Option<String>,
 }
 
 /// How to talk with a model.
 pub(crate) struct ChatOptions {
+    /// What the user calls the model.
+    pub(crate) model: String,
     pub(crate) sampler: Sampler,
     pub(crate) tokenizer: Tokenizer,
     /// Turns the conversation into prompts; without it, every prompt is continued as it is.
@@ -42,6 +58,8 @@ pub(crate) struct ChatOptions {
     pub(crate) max_tokens: usize,
     /// Maximum tokens to draft.
     pub(crate) speculate: Option<usize>,
+    /// Show timings after each answer of a conversation.
+    pub(crate) shows_timings: bool,
 }
 
 /// An answer, whole or interrupted.
@@ -66,6 +84,7 @@ impl Chat {
             sequence,
             open: Box::new(open),
             options,
+            last: None,
         }
     }
 
@@ -129,6 +148,9 @@ impl Chat {
                 n_forgotten: 0,
             });
         };
+        if text.trim().is_empty() {
+            bail!(EMPTY_PROMPT);
+        }
         conversation.say(text);
         let room = Room {
             ctx_len,
@@ -192,52 +214,60 @@ impl Chat {
         generator.map_or(0, Generator::n_prompt_left)
     }
 
-    /// Chats with the user at the terminal, until they leave.
-    pub(crate) fn converse(&mut self) -> Result<()> {
+    /// Chats with the user at the terminal, until they leave; `is_kept` is whether messages are remembered for
+    /// later chats.
+    pub(crate) fn converse(&mut self, is_kept: bool) -> Result<()> {
         interrupt::install()?;
-        let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
+        let mut editor = Editor::open(is_kept)?;
         output::note("Say something, or /help. Ctrl-D leaves.");
-        self.converse_by(|| {
-            loop {
-                let line = match editor.readline("> ") {
-                    Ok(line) => line,
-                    // Ctrl-C while typing drops the line.
-                    Err(ReadlineError::Interrupted) => continue,
-                    Err(ReadlineError::Eof) => return Ok(None),
-                    Err(error) => return Err(error).context("cannot read from the terminal"),
-                };
-                // This only keeps the line out of the history; not worth ending the chat for.
-                let _ = editor.add_history_entry(&line);
-                return Ok(Some(line));
-            }
-        })
+        self.converse_by(&mut editor)
     }
 
-    /// Chats with the lines that `next_line` returns, until there are none.
-    fn converse_by(&mut self, mut next_line: impl FnMut() -> Result<Option<String>>) -> Result<()> {
+    /// Chats with the messages of `lines`, until there are none.
+    fn converse_by(&mut self, lines: &mut dyn Lines) -> Result<()> {
         let mut stats = None;
-        while let Some(line) = next_line()? {
-            if line.trim().is_empty() {
-                continue;
-            }
-            match Command::parse(&line) {
-                Ok(Command::Say(text)) => {
-                    let answering = Answering::begin();
-                    match self.speak(text, || answering.asked_to_stop()) {
-                        Ok(new) => stats = Some(new),
-                        Err(error) if output::is_closed_stdout(&error) => return Err(error),
-                        Err(error) => {
-                            output::note(format_args!("error: {error:#}"));
-                            self.unsay();
-                        }
-                    }
+        while let Some(message) = input::next_message(lines)? {
+            let command = match Command::parse(message) {
+                Ok(command) => command,
+                Err(error) => {
+                    output::reply(error);
+                    continue;
                 }
-                Ok(Command::Help) => output::note(HELP),
-                Ok(Command::Reset) => self.forget(),
-                Ok(Command::System(text)) => self.set_system(text),
-                Ok(Command::Stats) => self.show_stats(stats.as_ref()),
-                Ok(Command::Exit) => return Ok(()),
-                Err(error) => output::note(error),
+            };
+            let answering = Answering::begin();
+            let stop = || answering.asked_to_stop();
+            let done = match command {
+                Command::Say(text) => self.speak(text, stop).map(|new| stats = Some(new)),
+                Command::Regenerate => self.regenerate(stop).map(|new| stats = Some(new)),
+                Command::Help => {
+                    output::reply(command::HELP);
+                    Ok(())
+                }
+                Command::Reset => {
+                    self.forget();
+                    Ok(())
+                }
+                Command::System(text) => {
+                    self.set_system(text);
+                    Ok(())
+                }
+                Command::Set(None) => {
+                    self.show_settings();
+                    Ok(())
+                }
+                Command::Set(Some((name, value))) => self.set(&name, &value),
+                Command::Save(file) => self.save(Path::new(&file)),
+                Command::Load(file) => self.load(Path::new(&file), stop),
+                Command::Stats => {
+                    self.show_stats(stats.as_ref());
+                    Ok(())
+                }
+                Command::Exit => return Ok(()),
+            };
+            match done {
+                Err(error) if output::is_closed_stdout(&error) => return Err(error),
+                Err(error) => output::error(format_args!("{error:#}")),
+                Ok(()) => {}
             }
         }
         Ok(())
@@ -256,43 +286,146 @@ impl Chat {
         if let Some(sequence) = self.scheduler.sequence_mut(self.sequence) {
             sequence.reset();
         }
-        output::note("Forgot everything said.");
+        self.last = None;
+        output::reply("Forgot everything said.");
     }
 
-    /// Answers `text` on stdout, until done or asked to `stop`.
+    /// Answers `text` on stdout, until done or asked to `stop`. What was stopped before its first word, or
+    /// failed, was not said.
     fn speak(&mut self, text: String, stop: impl Fn() -> bool) -> Result<Stats> {
         let mut first_word = FirstWord::new(self.options.conversation.is_some());
         let tell = |piece: &str| output::write_now(&first_word.push(piece));
+        let answered = self.answer(text.clone(), stop, tell);
         let Answer {
-            text,
+            text: answer,
             stats,
             n_forgotten,
             ..
-        } = self.answer(text, stop, tell)?;
-        output::write_now(if text.ends_with('\n') { "" } else { "\n" })?;
+        } = answered.inspect_err(|_| self.unsay())?;
+        output::write_now(if answer.ends_with('\n') { "" } else { "\n" })?;
         if stats.stop.is_none() && stats.n_generated == 0 {
             self.unsay();
             return Ok(stats);
         }
+        self.last = Some(text);
         if let Some(conversation) = &mut self.options.conversation {
             if n_forgotten > 0 {
                 output::note("[forgot the oldest turns: the context is full]");
             }
-            conversation.answered(text);
+            conversation.answered(answer);
         }
         if let Some(stop) = stats.stop.filter(|stop| stop.is_cut_off()) {
             output::note(format_args!("[stopped {}]", stop.describe()));
         }
+        if self.options.shows_timings {
+            output::reply(format_args!("[{stats}]"));
+        }
         Ok(stats)
+    }
+
+    /// Answers the newest message again. If nothing comes of it, the answer before stays.
+    fn regenerate(&mut self, stop: impl Fn() -> bool) -> Result<Stats> {
+        let before = self.options.conversation.clone();
+        let text = match &mut self.options.conversation {
+            Some(conversation) => conversation.retract(),
+            None => self.last.clone(),
+        };
+        let text = text.context("/regenerate: expected a message that was answered, found none")?;
+        if self.options.sampler.config().temperature == 0.0 {
+            output::note(
+                "The temperature is 0, so the answer is the same; /set temperature 0.8 varies it.",
+            );
+        }
+        let answered = self.speak(text, stop);
+        let is_new =
+            (answered.as_ref()).is_ok_and(|stats| stats.stop.is_some() || stats.n_generated > 0);
+        if !is_new {
+            self.options.conversation = before;
+        }
+        answered
+    }
+
+    fn save(&self, file: &Path) -> Result<()> {
+        let conversation = (self.options.conversation.as_ref())
+            .context("/save: expected a conversation, found a text (--raw, or a base model)")?;
+        let messages = conversation.messages();
+        saved::save(file, &self.options.model, messages)?;
+        let (file, n) = (file.display(), messages.len());
+        output::reply(format_args!("Saved {n} messages to {file}."));
+        Ok(())
+    }
+
+    /// Continues the conversation in `file`, which is computed until done or asked to `stop`; the next answer
+    /// computes the rest.
+    fn load(&mut self, file: &Path, stop: impl Fn() -> bool) -> Result<()> {
+        if self.options.conversation.is_none() {
+            bail!(
+                "/load: expected a model with a chat template, found a text (--raw, or a base model)"
+            );
+        }
+        let (model, messages) = saved::load(file)?;
+        if model != self.options.model {
+            output::note(format_args!("note: this conversation was with {model}"));
+        }
+        let n = messages.len();
+        if let Some(conversation) = &mut self.options.conversation {
+            conversation.set_system(None);
+            conversation.reset();
+            messages
+                .into_iter()
+                .for_each(|message| conversation.push(message));
+        }
+        output::reply(format_args!("Loaded {n} messages from {}.", file.display()));
+        self.prefill(stop)
+    }
+
+    /// Computes what was said so far.
+    fn prefill(&mut self, stop: impl Fn() -> bool) -> Result<()> {
+        let room = Room {
+            ctx_len: self.sequence().ctx_len(),
+            max_tokens: self.options.max_tokens,
+        };
+        let ChatOptions {
+            conversation,
+            tokenizer,
+            ..
+        } = &mut self.options;
+        let Some(conversation) = conversation else {
+            return Ok(());
+        };
+        if !conversation
+            .messages()
+            .iter()
+            .any(|message| message.role == Role::User)
+        {
+            return Ok(());
+        }
+        let ChatPrompt { mut ids, .. } = conversation.prompt(tokenizer, room, Some(now()))?;
+        ids.truncate(room.ctx_len);
+        let chunk = runtime::scheduling(self.sequence().session()).chunk;
+        let sequence = self.scheduler.sequence_mut(self.sequence);
+        let sequence = sequence.expect("the sequence is never taken out");
+        let held = sequence.ids().iter().zip(&ids);
+        let n_held = held.take_while(|(held, id)| held == id).count();
+        sequence.truncate(n_held);
+        let progress = Progress::items("reading the conversation", (ids.len() - n_held) as u64);
+        for chunk in ids[n_held..].chunks(chunk) {
+            if stop() {
+                break;
+            }
+            sequence.forward(chunk, Logits::None)?;
+            progress.add(chunk.len() as u64);
+        }
+        Ok(())
     }
 
     fn set_system(&mut self, text: String) {
         let Some(conversation) = &mut self.options.conversation else {
-            output::note("Without a chat template (--raw) there are no system instructions.");
+            output::reply("Without a chat template (--raw) there are no system instructions.");
             return;
         };
         let instructions = (!text.is_empty()).then_some(text);
-        output::note(match instructions {
+        output::reply(match instructions {
             None => "No system instructions from now on.",
             Some(_) => "These are the system instructions from now on.",
         });
@@ -301,10 +434,10 @@ impl Chat {
 
     fn show_stats(&self, stats: Option<&Stats>) {
         if let Some(stats) = stats {
-            output::note(format_args!("last answer: {stats}"));
+            output::reply(format_args!("last answer: {stats}"));
         }
         let (cached, ctx_len) = (self.sequence().len(), self.sequence().ctx_len());
-        output::note(format_args!("context: {cached} of {ctx_len} tokens in use"));
+        output::reply(format_args!("context: {cached} of {ctx_len} tokens in use"));
     }
 }
 
@@ -316,84 +449,21 @@ pub(crate) fn now() -> DateTime {
     DateTime::from_unix(since_1970.as_secs().try_into().unwrap_or(i64::MAX), 0)
 }
 
-const HELP: &str = "\
-/help           show this
-/reset          forget everything said
-/system [TEXT]  set the instructions that precede the chat, or remove them
-/stats          show what the last answer took, and how full the context is
-/exit           leave, as Ctrl-D does
-Ctrl-C stops an answer.";
-
-/// A line that the user typed.
-#[derive(Debug, PartialEq, Eq)]
-enum Command {
-    Say(String),
-    Help,
-    Reset,
-    System(String),
-    Stats,
-    Exit,
-}
-
-/// A line that looks like a command and isn't one.
-#[derive(Debug, PartialEq, Eq)]
-struct UnknownCommand(String);
-
-impl fmt::Display for UnknownCommand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "There is no command `{}`; /help lists all.", self.0)
-    }
-}
-
-impl Command {
-    fn parse(line: &str) -> Result<Command, UnknownCommand> {
-        let line = line.trim();
-        if !line.starts_with('/') {
-            return Ok(Command::Say(line.to_owned()));
-        }
-        let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        match name {
-            "/help" | "/?" => Ok(Command::Help),
-            "/reset" => Ok(Command::Reset),
-            "/system" => Ok(Command::System(rest.trim().to_owned())),
-            "/stats" => Ok(Command::Stats),
-            "/exit" | "/quit" => Ok(Command::Exit),
-            _ => Err(UnknownCommand(name.to_owned())),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
     use anyhow::bail;
     use clap::Parser;
-    use sterna::conversation::{Message, Role};
+    use sterna::conversation::Message;
     use sterna::generate::StopReason;
     use sterna::native::BUILTIN;
     use sterna_engine::SamplerConfig;
 
+    use super::input::Typed;
     use super::*;
     use crate::args::ReportFlags;
     use crate::model;
-
-    #[test]
-    fn lines_are_said_unless_they_are_commands() {
-        for (line, expected) in [
-            ("  Hello / there ", Ok(Command::Say("Hello / there".into()))),
-            ("/help", Ok(Command::Help)),
-            (
-                "/system  Be brief. ",
-                Ok(Command::System("Be brief.".into())),
-            ),
-            ("/system", Ok(Command::System(String::new()))),
-            ("/quit", Ok(Command::Exit)),
-            ("/halp me", Err(UnknownCommand("/halp".into()))),
-        ] {
-            assert_eq!(Command::parse(line), expected, "{line}");
-        }
-    }
 
     /// A greedy chat with the built-in model.
     fn chat() -> Chat {
@@ -409,6 +479,7 @@ mod tests {
         let sampler = Sampler::new(SamplerConfig::default(), plan.config().n_vocab).unwrap();
         let template = files.chat_template(&tokenizer).unwrap();
         let options = ChatOptions {
+            model: BUILTIN.to_owned(),
             sampler,
             conversation: template.map(Conversation::new),
             stop_ids: tokenizer.end_ids().to_vec(),
@@ -416,6 +487,7 @@ mod tests {
             stop_strings: Vec::new(),
             max_tokens: 12,
             speculate: None,
+            shows_timings: false,
         };
         let session = model::session(&files, plan, &flags.engine, 256)?;
         Ok(Chat::new(session, || bail!("no such file"), options))
@@ -474,15 +546,26 @@ mod tests {
         assert!(stats.n_generated > 0);
     }
 
+    /// Lines, one after the other.
+    struct Script<'a>(std::slice::Iter<'a, &'a str>);
+
+    impl Lines for Script<'_> {
+        fn next(&mut self, _prompt: &str) -> Result<Typed> {
+            let line = self.0.next();
+            Ok(line.map_or(Typed::End, |line| Typed::Line(line.to_string())))
+        }
+    }
+
+    /// Types `lines`; returns how many were not asked for.
+    fn say(chat: &mut Chat, lines: &[&str]) -> usize {
+        let mut script = Script(lines.iter());
+        chat.converse_by(&mut script).unwrap();
+        script.0.len()
+    }
+
     #[test]
     fn commands_do_what_they_say() {
         let mut chat = chat();
-        let say = |chat: &mut Chat, lines: &[&str]| {
-            let mut lines = lines.iter();
-            chat.converse_by(|| Ok(lines.next().map(|line| line.to_string())))
-                .unwrap();
-            lines.len()
-        };
         say(&mut chat, &["/system Be brief.", "/help", " ", "/halp"]);
         let system = Message::new(Role::System, "Be brief.");
         assert_eq!(messages(&chat), [system]);
@@ -499,6 +582,89 @@ mod tests {
         let long = "and then ".repeat(400);
         say(&mut chat, &[&long, "What is 3 plus 4?"]);
         assert_eq!(roles(&chat), [Role::User, Role::Assistant]);
+    }
+
+    #[test]
+    fn settings_apply_to_the_next_answer() {
+        let mut chat = chat();
+        let story = "Tell me a story about a fox.";
+        say(&mut chat, &["/set max-tokens 3", "/set top_k 4", story]);
+        let config = chat.options.sampler.config();
+        assert_eq!((chat.options.max_tokens, config.top_k), (3, 4));
+        let n_generated = chat.sequence().len();
+        // None of these is accepted, and the others stay.
+        for wrong in [
+            "/set top-k -1",
+            "/set temperature -1",
+            "/set nothing 1",
+            "/set timings maybe",
+            "/set seed",
+        ] {
+            say(&mut chat, &[wrong]);
+        }
+        let config = chat.options.sampler.config();
+        assert_eq!((config.top_k, config.temperature), (4, 0.0));
+        assert_eq!(chat.sequence().len(), n_generated);
+        let error = chat.set("temperature", "hot").unwrap_err().to_string();
+        assert_eq!(error, "temperature: expected a number, found `hot`");
+        say(&mut chat, &["/set", "/set timings on"]);
+        assert!(chat.options.shows_timings);
+    }
+
+    #[test]
+    fn a_message_is_answered_again() {
+        let mut chat = chat();
+        let error = chat.regenerate(|| false).unwrap_err().to_string();
+        assert!(error.contains("found none"), "{error}");
+        say(
+            &mut chat,
+            &["/set temperature 1", "/set seed 5", "/set max-tokens 20"],
+        );
+        say(&mut chat, &["Tell me a story about a fox.", "/regenerate"]);
+        let second = messages(&chat).to_vec();
+        assert_eq!(roles(&chat), [Role::User, Role::Assistant]);
+        // The random sequence goes on, and begins again with its seed.
+        say(&mut chat, &["/set seed 5", "/regenerate"]);
+        let first = messages(&chat).to_vec();
+        assert_eq!(first[0], second[0]);
+        assert_ne!(first[1], second[1]);
+        say(&mut chat, &["/regenerate"]);
+        assert_eq!(messages(&chat), second);
+        // Stopped before its first word, it leaves the one before.
+        chat.regenerate(|| true).unwrap();
+        assert_eq!(messages(&chat), second);
+    }
+
+    #[test]
+    fn a_loaded_conversation_goes_on_as_the_saved_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("chat.json");
+        let file = file.to_str().unwrap();
+        let mut chat = chat();
+        let turns = ["/system Be brief.", "What is 3 plus 4?", "Who are you?"];
+        say(&mut chat, &turns);
+        say(&mut chat, &[&format!("/save {file}"), "Tell me a story."]);
+        let mut other = chat_on("cpu").unwrap();
+        say(&mut other, &["Something else.", &format!("/load {file}")]);
+        assert_eq!(messages(&other), &messages(&chat)[..5]);
+        let n_held = other.sequence().len();
+        let stats = other.speak("Tell me a story.".into(), || false).unwrap();
+        assert_eq!(messages(&other), messages(&chat));
+        // Only what begins the answer differs.
+        assert!(
+            n_held > 30 && stats.n_reused + 4 >= n_held,
+            "{stats:?} {n_held}"
+        );
+        say(&mut other, &["/load no/such/file", "/save"]);
+        assert_eq!(messages(&other), messages(&chat));
+    }
+
+    #[test]
+    fn an_empty_message_is_refused() {
+        let mut chat = chat();
+        let error = chat.speak(" \n".into(), || false).unwrap_err().to_string();
+        assert!(error.contains("the prompt is empty"), "{error}");
+        assert_eq!(messages(&chat), []);
     }
 
     #[test]

@@ -1,0 +1,172 @@
+//! Conversations in files.
+//!
+//! A file has the messages. What the cache held of them is computed again when they are loaded, so a file
+//! fits every model, device and data type of a cache.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use sterna::conversation::{Message, Role};
+
+use crate::verbs::read_text;
+
+/// The version of the form of the file.
+const VERSION: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Saved {
+    sterna_conversation: u32,
+    /// What the model was called.
+    model: String,
+    messages: Vec<SavedMessage>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedMessage {
+    role: String,
+    content: String,
+}
+
+/// Writes `messages`, of a conversation with `model`, to `file`, which only this user may read. A file that
+/// is no conversation is not replaced.
+pub(super) fn save(file: &Path, model: &str, messages: &[Message]) -> Result<()> {
+    let name = file.display();
+    if file.exists() {
+        read(file).context("expected a saved conversation, or no file")?;
+    }
+    let saved = Saved {
+        sterna_conversation: VERSION,
+        model: model.to_owned(),
+        messages: (messages.iter())
+            .map(|message| SavedMessage {
+                role: message.role.as_str().to_owned(),
+                content: message.content.clone(),
+            })
+            .collect(),
+    };
+    let mut text = serde_json::to_string_pretty(&saved)?;
+    text.push('\n');
+    // The file has its name once it is complete.
+    let partial = file.with_added_extension("partial");
+    let _ = fs::remove_file(&partial);
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written = options.open(&partial).and_then(|mut to| {
+        to.write_all(text.as_bytes())?;
+        to.sync_all()?;
+        fs::rename(&partial, file)
+    });
+    written.with_context(|| format!("{name}: cannot write"))
+}
+
+/// The model and the messages of the conversation in `file`.
+pub(super) fn load(file: &Path) -> Result<(String, Vec<Message>)> {
+    let saved = read(file)?;
+    let messages = saved.messages.into_iter().enumerate();
+    let messages = messages.map(|(i, message)| {
+        let roles = [Role::System, Role::User, Role::Assistant];
+        let role = roles.into_iter().find(|role| role.as_str() == message.role);
+        match role.filter(|&role| role != Role::System || i == 0) {
+            Some(role) => Ok(Message::new(role, message.content)),
+            None => bail!(
+                "{}: message {}: expected the role user or assistant (or system, of the first), found `{}`",
+                file.display(),
+                i + 1,
+                message.role
+            ),
+        }
+    });
+    let messages: Vec<Message> = messages.collect::<Result<_>>()?;
+    if (messages.last()).is_some_and(|message| message.role == Role::User) {
+        bail!(
+            "{}: expected an answer as the last message, found one of the user",
+            file.display()
+        );
+    }
+    Ok((saved.model, messages))
+}
+
+fn read(file: &Path) -> Result<Saved> {
+    let name = file.display();
+    let saved: Saved = serde_json::from_str(&read_text(file)?)
+        .with_context(|| format!("{name}: expected a saved conversation"))?;
+    match saved.sterna_conversation {
+        VERSION => Ok(saved),
+        found => bail!("{name}: expected version {VERSION} of a saved conversation, found {found}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("chat.json");
+        let messages = [
+            Message::new(Role::System, "Be brief."),
+            Message::new(Role::User, "Who \"are\" you?\n"),
+            Message::new(Role::Assistant, "ü"),
+        ];
+        // Twice: a conversation may be replaced.
+        for messages in [&messages[..1], &messages] {
+            save(&file, "tiny", messages).unwrap();
+            assert_eq!(load(&file).unwrap(), ("tiny".to_owned(), messages.to_vec()));
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_neither_loaded_nor_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("other.json");
+        for (text, message) in [
+            ("hello", "expected a saved conversation"),
+            (
+                r#"{"sterna_conversation": 2, "model": "", "messages": []}"#,
+                "expected version 1 of a saved conversation, found 2",
+            ),
+        ] {
+            fs::write(&file, text).unwrap();
+            for error in [load(&file).unwrap_err(), save(&file, "", &[]).unwrap_err()] {
+                let error = format!("{error:#}");
+                assert!(error.contains(message), "{error}");
+            }
+            assert_eq!(fs::read_to_string(&file).unwrap(), text);
+        }
+        for (messages, message) in [
+            (
+                r#"{"role": "user", "content": "a"}"#,
+                "expected an answer as the last message",
+            ),
+            (
+                r#"{"role": "user", "content": "a"}, {"role": "system", "content": "b"}"#,
+                "message 2: expected the role user or assistant",
+            ),
+            (
+                r#"{"role": "tool", "content": "b"}"#,
+                "(or system, of the first), found `tool`",
+            ),
+        ] {
+            let text =
+                format!(r#"{{"sterna_conversation": 1, "model": "", "messages": [{messages}]}}"#);
+            fs::write(&file, text).unwrap();
+            let error = load(&file).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}
