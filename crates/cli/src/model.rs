@@ -323,6 +323,8 @@ pub(crate) fn adapted(
 
 /// The weights of a running model, whose groups can be replaced.
 pub(crate) struct Replaceable {
+    /// As they are loaded.
+    original: Revisions,
     revisions: Revisions,
     options: PlanOptions,
     head: HeadOptions,
@@ -336,11 +338,18 @@ impl Replaceable {
         options: PlanOptions,
         head: HeadOptions,
     ) -> Replaceable {
+        let original = Revisions::of(files, plan);
         Replaceable {
-            revisions: Revisions::of(files, plan),
+            revisions: original.clone(),
+            original,
             options,
             head,
         }
+    }
+
+    /// Records that the model was loaded again, without what was replaced.
+    pub(crate) fn loaded_again(&mut self) {
+        self.revisions = self.original.clone();
     }
 
     /// Replaces groups of `model` by those of the model called `name`: those called `ids`, or without any,

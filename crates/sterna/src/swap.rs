@@ -1,5 +1,6 @@
 //! Replacing groups of a model's weights while it runs, by those in the files of another revision.
 
+use std::fmt;
 use std::sync::Arc;
 
 pub use sterna_engine::swap::Group;
@@ -37,6 +38,27 @@ pub struct SwappedGroup {
     pub from: Option<GroupRevision>,
     /// What it computes with now.
     pub to: GroupRevision,
+}
+
+impl fmt::Display for GroupRevision {
+    /// Version and beginning of the hash, as far as they are known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = self.version.as_deref().unwrap_or("unknown version");
+        match self.hash {
+            Some(hash) => write!(f, "{version} ({:.12})", hash.to_string()),
+            None => f.write_str(version),
+        }
+    }
+}
+
+impl fmt::Display for SwappedGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to } = self;
+        match from {
+            Some(from) => write!(f, "{}: {from} -> {to}", to.id),
+            None => write!(f, "{}: {to}", to.id),
+        }
+    }
 }
 
 impl Revisions {

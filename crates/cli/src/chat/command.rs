@@ -14,6 +14,7 @@ pub(super) const HELP: &str = "\
 /set [NAME VALUE] change a setting such as temperature, or show all
 /save FILE        write the conversation to a file
 /load FILE        continue a conversation that was saved
+/swap MODEL [GROUP...]  replace weights by those of another revision: the named groups, or all that differ
 /stats            show what the last answer took, and how full the context is
 /exit             leave, as /quit, /bye and Ctrl-D do
 A line that ends with \\ goes on in the next; \"\"\" begins and ends a message of several lines.
@@ -31,6 +32,8 @@ pub(super) enum Command {
     Set(Option<(String, String)>),
     Save(String),
     Load(String),
+    /// A model, and the groups to take from it; none for all that differ.
+    Swap(String, Vec<String>),
     Stats,
     Exit,
 }
@@ -85,6 +88,12 @@ impl Command {
             },
             "/save" => Ok(Command::Save(file("/save")?)),
             "/load" => Ok(Command::Load(file("/load")?)),
+            "/swap" => {
+                let mut words = rest.split_whitespace().map(str::to_owned);
+                let model = words.next();
+                let model = model.ok_or(NoCommand::Lacks("/swap", "a model"))?;
+                Ok(Command::Swap(model, words.collect()))
+            }
             "/stats" => Ok(Command::Stats),
             "/exit" | "/quit" | "/bye" => Ok(Command::Exit),
             // Pasted text that begins with a path.
@@ -121,6 +130,14 @@ mod tests {
                 "/load",
                 Err(NoCommand::Lacks("/load", "the name of a file")),
             ),
+            (
+                "/swap new layer.3 head",
+                Ok(Command::Swap(
+                    "new".into(),
+                    vec!["layer.3".into(), "head".into()],
+                )),
+            ),
+            ("/swap", Err(NoCommand::Lacks("/swap", "a model"))),
             ("/exit", Ok(Command::Exit)),
             ("/quit", Ok(Command::Exit)),
             ("/bye", Ok(Command::Exit)),

@@ -8,6 +8,7 @@ mod saved;
 mod settings;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,6 +22,7 @@ use sterna_engine::{Logits, Sampler, Session};
 use sterna_text::{DateTime, Encode, Tokenizer};
 
 use crate::interrupt::{self, Answering};
+use crate::model::Replaceable;
 use crate::output;
 use crate::progress::Progress;
 use crate::runtime;
@@ -60,6 +62,8 @@ pub(crate) struct ChatOptions {
     pub(crate) speculate: Option<usize>,
     /// Show timings after each answer of a conversation.
     pub(crate) shows_timings: bool,
+    /// The weights of the model.
+    pub(crate) weights: Replaceable,
 }
 
 /// An answer, whole or interrupted.
@@ -200,6 +204,7 @@ impl Chat {
     fn restore(&mut self, message: &str) -> Result<()> {
         output::note(format_args!("note: {message}; loading the model again"));
         let restored = self.scheduler.restore(|_| (self.open)());
+        self.options.weights.loaded_again();
         restored.with_context(|| format!("{message}, and the model cannot be loaded again"))
     }
 
@@ -258,6 +263,7 @@ impl Chat {
                 Command::Set(Some((name, value))) => self.set(&name, &value),
                 Command::Save(file) => self.save(Path::new(&file)),
                 Command::Load(file) => self.load(Path::new(&file), stop),
+                Command::Swap(model, groups) => self.swap(&model, &groups),
                 Command::Stats => {
                     self.show_stats(stats.as_ref());
                     Ok(())
@@ -269,6 +275,19 @@ impl Chat {
                 Err(error) => output::error(format_args!("{error:#}")),
                 Ok(()) => {}
             }
+        }
+        Ok(())
+    }
+
+    /// Replaces groups of weights; what was said is read again by the new ones with the next message.
+    fn swap(&mut self, name: &str, groups: &[String]) -> Result<()> {
+        let model = Arc::clone(self.sequence().session().model());
+        let swapped = self.options.weights.swap(&model, name, groups)?;
+        if let Some(sequence) = self.scheduler.sequence_mut(self.sequence) {
+            sequence.reset();
+        }
+        for group in &swapped {
+            output::reply(group);
         }
         Ok(())
     }
@@ -459,6 +478,7 @@ mod tests {
     use sterna::generate::StopReason;
     use sterna::native::BUILTIN;
     use sterna_engine::SamplerConfig;
+    use sterna_engine::plan::{HeadOptions, PlanOptions};
 
     use super::input::Typed;
     use super::*;
@@ -488,6 +508,12 @@ mod tests {
             max_tokens: 12,
             speculate: None,
             shows_timings: false,
+            weights: Replaceable::new(
+                &files,
+                &plan,
+                PlanOptions::default(),
+                HeadOptions::default(),
+            ),
         };
         let session = model::session(&files, plan, &flags.engine, 256)?;
         Ok(Chat::new(session, || bail!("no such file"), options))

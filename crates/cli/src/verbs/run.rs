@@ -12,12 +12,13 @@ use sterna::conversation::Conversation;
 use sterna::generate::FirstWord;
 use sterna::native::{self, BUILTIN, LocalModel};
 use sterna_engine::Sampler;
+use sterna_engine::plan::PlanOptions;
 use sterna_text::{ChatTemplate, Tokenizer};
 
 use crate::args::{EngineFlags, ModelFlags};
 use crate::batch::{self, BatchOptions};
 use crate::chat::{Answer, Chat, ChatOptions};
-use crate::model;
+use crate::model::{self, Replaceable};
 use crate::numbers::{positive, whole};
 use crate::output;
 use crate::runtime::StatsReport;
@@ -182,6 +183,10 @@ impl Run {
                 Ok(adapted.session(engine.session(ctx_len))?)
             });
         }
+        let options = PlanOptions {
+            i2s_layout: self.files.i2s_layout(),
+        };
+        let weights = Replaceable::new(&files, &plan, options, self.files.head());
         let open = move || model::session(&files, plan.clone(), &engine, ctx_len);
         let session = open()?;
         let n_layers = session.model().config().n_layers;
@@ -201,6 +206,7 @@ impl Run {
             max_tokens,
             speculate: self.speculate,
             shows_timings: false,
+            weights,
         };
         let mut chat = Chat::new(session, open, options);
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
