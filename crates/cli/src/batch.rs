@@ -180,7 +180,7 @@ pub(crate) fn answer(
                     running.insert(sequence, answer);
                     free.pop();
                 }
-                Err(failed) => printer.add(failed),
+                Err(failed) => printer.add(*failed),
             }
         }
         let n_printed = printer.print()?;
@@ -243,7 +243,7 @@ impl BatchOptions {
         sequence: SequenceId,
         index: usize,
         mut line: Line,
-    ) -> Result<Running, Report> {
+    ) -> Result<Running, Box<Report>> {
         let id = line.id.take();
         let started = self.request(line).and_then(|request| {
             let seed = request.sampler.config().seed;
@@ -257,11 +257,11 @@ impl BatchOptions {
                 text: String::new(),
                 seed,
             }),
-            Err(error) => Err(Report {
+            Err(error) => Err(Box::new(Report {
                 index,
                 id,
                 outcome: failure(&error),
-            }),
+            })),
         }
     }
 
