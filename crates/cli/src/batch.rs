@@ -1,6 +1,7 @@
 //! The prompts of a file, answered together: several sequences in shared steps.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -151,7 +152,9 @@ pub(crate) fn answer(
     mut open: impl FnMut(bool) -> Result<Session<Device>>,
 ) -> Result<()> {
     let n_lines = lines.len();
-    let progress = Progress::items("answering", n_lines as u64);
+    // Not between results.
+    let progress =
+        (!io::stdout().is_terminal()).then(|| Progress::items("answering", n_lines as u64));
     let first = open(false)?;
     let mut scheduler = Scheduler::new(runtime::scheduling(&first));
     let mut free = vec![scheduler.add(Sequence::new(first))];
@@ -177,10 +180,11 @@ pub(crate) fn answer(
                     running.insert(sequence, answer);
                     free.pop();
                 }
-                Err(failed) => printer.add(failed),
+                Err(failed) => printer.add(*failed),
             }
         }
-        progress.add(printer.print()?);
+        let n_printed = printer.print()?;
+        progress.iter().for_each(|progress| progress.add(n_printed));
         if running.is_empty() {
             break;
         }
@@ -239,7 +243,7 @@ impl BatchOptions {
         sequence: SequenceId,
         index: usize,
         mut line: Line,
-    ) -> Result<Running, Report> {
+    ) -> Result<Running, Box<Report>> {
         let id = line.id.take();
         let started = self.request(line).and_then(|request| {
             let seed = request.sampler.config().seed;
@@ -253,11 +257,11 @@ impl BatchOptions {
                 text: String::new(),
                 seed,
             }),
-            Err(error) => Err(Report {
+            Err(error) => Err(Box::new(Report {
                 index,
                 id,
                 outcome: failure(&error),
-            }),
+            })),
         }
     }
 

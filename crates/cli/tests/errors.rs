@@ -415,7 +415,7 @@ fn a_family_that_is_not_supported_is_said_first() {
 fn messages_are_cut_whatever_names_are_in_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
-    let name = "x".repeat(1 << 20);
+    let name = "x".repeat(60_000);
     let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,400]}}}}"#);
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());

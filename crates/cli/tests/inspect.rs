@@ -177,7 +177,7 @@ fn tensors_are_listed_when_asked_for() {
     let short = stdout(&["inspect", "builtin"]);
     assert!(!short.contains(name), "{short}");
     let all = stdout(&["inspect", "builtin", "--tensors"]);
-    assert!(all.starts_with(&*short.trim_end()) && all.contains(name));
+    assert!(all.starts_with(short.trim_end()) && all.contains(name));
 }
 
 #[test]

@@ -31,8 +31,7 @@ use command::Command;
 use input::{Editor, Lines};
 
 /// Why a prompt without text is refused where there is a chat template.
-pub(crate) const EMPTY_PROMPT: &str =
-    "the prompt is empty: expected text (with --raw, an empty one begins a text)";
+pub(crate) const EMPTY_PROMPT: &str = "the prompt is empty: expected text";
 
 /// A model, and what was said so far.
 pub(crate) struct Chat {
@@ -419,7 +418,14 @@ impl Chat {
         {
             return Ok(());
         }
-        let ChatPrompt { mut ids, .. } = conversation.prompt(tokenizer, room, Some(now()))?;
+        let prompt = conversation.prompt(tokenizer, room, Some(now()))?;
+        let ChatPrompt {
+            mut ids,
+            n_forgotten,
+        } = prompt;
+        if n_forgotten > 0 {
+            output::note("[forgot the oldest turns: the context is full]");
+        }
         ids.truncate(room.ctx_len);
         let chunk = runtime::scheduling(self.sequence().session()).chunk;
         let sequence = self.scheduler.sequence_mut(self.sequence);

@@ -32,9 +32,7 @@ impl Cp {
         // While this is held, nothing else takes the name.
         let pull = store.pull(&new)?;
         let models = store.list()?;
-        let taken = models
-            .iter()
-            .find(|model| model.name.eq_ignore_ascii_case(&new));
+        let taken = models.iter().find(|model| model.name == new);
         if let Some(taken) = taken {
             bail!(
                 "{new}: expected a name that no model has, found the model {}",

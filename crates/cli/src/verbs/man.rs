@@ -23,7 +23,7 @@ pub(crate) struct Man {
 
 impl Man {
     pub(crate) fn run(self) -> Result<()> {
-        let command = crate::command();
+        let command = crate::command().disable_help_subcommand(true);
         let Some(folder) = self.folder else {
             let mut page = Vec::new();
             clap_mangen::Man::new(command).render(&mut page)?;

@@ -1,9 +1,9 @@
 //! Ternary weights: the one layout kernels use, and conversion from every stored form.
 //!
 //! The working layout is that of I2_S files, row by row: a row of `k` trits is padded to a multiple of
-//! [`BLOCK`], and each 128 trits take [`BLOCK_BYTES`]. Byte `p` of a block holds elements `p`, `32 + p`, `64
-//! + p` and `96 + p` at bits 7:6, 5:4, 3:2 and 1:0. Codes 0, 1, 2 stand for −1, 0, +1; padding is 0, code 1;
-//! code 3 does not occur. The f32 scale of the tensor is stored separately.
+//! [`BLOCK`], and each 128 trits take [`BLOCK_BYTES`]. Byte `p` of a block holds elements `p`, `32 + p`,
+//! `64 + p` and `96 + p` at bits 7:6, 5:4, 3:2 and 1:0. Codes 0, 1, 2 stand for −1, 0, +1; padding is 0,
+//! code 1; code 3 does not occur. The f32 scale of the tensor is stored separately.
 //!
 //! [`Source`] repacks ranges of rows, without threads or state, so that a caller can parallelise it:
 //!
