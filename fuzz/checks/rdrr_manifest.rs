@@ -34,6 +34,10 @@ pub(crate) fn check(data: &[u8]) {
     assert_eq!(again, manifest);
     assert_eq!(again.to_json(), text);
     if let Ok(package) = Package::new(manifest, None) {
+        let _ = package.warnings();
+        if let Ok(hf) = package.hf_config(None) {
+            let _ = hf.parsed();
+        }
         let shards = &package.manifest().shards;
         for tensor in package.tensors().iter() {
             let pieces = tensor.pieces();

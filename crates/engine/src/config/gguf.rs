@@ -91,7 +91,7 @@ impl ModelConfig {
 pub(crate) fn check_vocab(metadata: &Metadata, n_vocab: usize) -> Result<(), PlanError> {
     let keys = Keys::of(metadata)?;
     let said = keys.count("vocab_size")?;
-    super::check_vocab(&keys.key("vocab_size"), said, n_vocab)
+    super::check_vocab(keys.key("vocab_size"), said, n_vocab)
 }
 
 /// The architecture of a model, and its family.
