@@ -323,8 +323,8 @@ impl Remove {
 /// Names the models for whose sake nothing was deleted.
 fn tell_damaged(swept: &Swept) {
     for name in &swept.damaged {
-        output::note(format_args!(
-            "warning: no files of models were deleted: the index of `{name}` is damaged, and any may be its; {}",
+        output::warning(format_args!(
+            "no files of models were deleted: the index of `{name}` is damaged, and any may be its; {}",
             pull::mending(name, false)
         ));
     }
