@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What .ci/run leaves out for its time: the oldest Rust, macOS, Miri, and Windows under Wine.
+# What .ci/run leaves out for its time: the release build, the oldest Rust, macOS, Miri, and Windows under Wine.
 #
 # Needs what .ci/run needs; besides, from rustup: x86_64-pc-windows-gnu and aarch64-apple-darwin, the oldest
 # toolchain that Cargo.toml promises, nightly with miri and rust-src; from Debian's packages MinGW and Wine.
@@ -47,9 +47,18 @@ debian() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+tale() {
+  local tale
+  tale=$("$@" run -p "Tell me a story about a fox named Ruby." --seed 1 --backend cpu)
+  printf '%s\n' "$tale"
+  grep -q Ruby <<<"$tale"
+}
+step "release build" cargo build --release -p sterna-cli
+step "a tale of the release" tale "$target/release/sterna"
+
 oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
 if rustup toolchain install "$oldest" --profile minimal --no-self-update; then
-  step "Rust $oldest" cargo "+$oldest" check --workspace --locked
+  step "Rust $oldest" cargo "+$oldest" check --workspace --exclude sterna-cli --locked
 else
   skip "Rust $oldest" "rustup has no such toolchain"
 fi
@@ -69,12 +78,6 @@ else
   skip "Miri" "rustup has no nightly toolchain with it"
 fi
 
-tale() {
-  local tale
-  tale=$("$@" run -p "Tell me a story about a fox named Ruby." --seed 1 --backend cpu)
-  printf '%s\n' "$tale"
-  grep -q Ruby <<<"$tale"
-}
 if ! rustup target add x86_64-pc-windows-gnu; then
   skip "Windows" "rustup has no x86_64-pc-windows-gnu"
 elif ! debian x86_64-w64-mingw32-gcc=gcc-mingw-w64-x86-64; then

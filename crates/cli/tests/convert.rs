@@ -169,7 +169,7 @@ fn a_type_for_the_head_of_a_tied_model_is_for_its_table() {
         (
             &["--head", "q8_0"][..],
             "q8_0",
-            "note: the model has no output head",
+            "note: the model has no separate output head",
         ),
         (
             &["--head", "q8_0", "--embeddings", "f16"],
@@ -187,7 +187,7 @@ fn a_type_for_the_head_of_a_tied_model_is_for_its_table() {
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success() && stderr.contains(said), "{stderr}");
         assert_eq!(
-            stderr.contains("no output head"),
+            stderr.contains("no separate output head"),
             !said.is_empty(),
             "{stderr}"
         );

@@ -9,7 +9,12 @@ use common::{refusal, stdout, testdata, testdata_json};
 
 /// A model whose chat template knows tools.
 fn model(dir: &Path) {
-    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
         let from = testdata("stories260K/hf").join(name);
         if from.exists() {
             fs::copy(from, dir.join(name)).unwrap();

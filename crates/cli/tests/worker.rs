@@ -610,13 +610,15 @@ fn configurations_are_printed_in_one_line() {
     }
 }
 
-/// The built-in model's checkpoint, a norm of layer 3 with its first sign changed, in `folder`.
+/// The built-in model's checkpoint, a norm of layer 3 with its signs changed, in `folder`.
 fn revision(folder: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
     fs::create_dir_all(folder).unwrap();
     for entry in fs::read_dir(source).unwrap() {
         let path = entry.unwrap().path();
-        fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        if path.is_file() {
+            fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
     }
     let path = folder.join("model.safetensors");
     let mut file = fs::read(&path).unwrap();
@@ -624,8 +626,11 @@ fn revision(folder: &Path) {
     let header: serde_json::Value = serde_json::from_slice(&file[8..8 + header_len]).unwrap();
     let norm = &header["model.layers.3.post_attention_layernorm.weight"];
     let n_bytes = if norm["dtype"] == "F32" { 4 } else { 2 };
-    let start = norm["data_offsets"][0].as_u64().unwrap() as usize;
-    file[8 + header_len + start + n_bytes - 1] ^= 0x80;
+    let offset = |i: usize| 8 + header_len + norm["data_offsets"][i].as_u64().unwrap() as usize;
+    let (start, end) = (offset(0), offset(1));
+    for element in file[start..end].chunks_mut(n_bytes) {
+        element[n_bytes - 1] ^= 0x80;
+    }
     fs::write(path, file).unwrap();
 }
 
@@ -712,6 +717,6 @@ fn the_version_of_the_protocol_is_told_and_checked() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
-        "error: first block, `protocol_version`: expected 1, found `2`\n"
+        "error: first block: `protocol_version`: expected 1, found `2`\n"
     );
 }

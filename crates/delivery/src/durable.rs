@@ -35,6 +35,23 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
+/// Removes what processes that were killed while they wrote a whole file left in `folder`, which no other
+/// process may be writing to.
+pub fn remove_temporaries(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with('.') && name.ends_with(TEMPORARY) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// How temporary names end; they begin with a dot.
+const TEMPORARY: &str = ".tmp";
+
 /// A file that is written under a temporary name and gets its own from [`finish`](Self::finish). If it is
 /// dropped before, it is removed.
 #[derive(Debug)]
@@ -54,7 +71,7 @@ impl PartialFile {
             let n = COUNTER.fetch_add(1, Ordering::Relaxed);
             let mut temporary = OsString::from(".");
             temporary.push(name);
-            temporary.push(format!("-{}-{n}.tmp", process::id()));
+            temporary.push(format!("-{}-{n}{TEMPORARY}", process::id()));
             let temporary = path.with_file_name(temporary);
             match File::create_new(&temporary) {
                 // Left by a process that had this number before, and crashed.

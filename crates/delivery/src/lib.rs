@@ -34,6 +34,6 @@ pub mod source;
 pub mod store;
 
 #[cfg(not(target_family = "wasm"))]
-pub use durable::{PartialFile, sync_folder, write_whole};
+pub use durable::{PartialFile, remove_temporaries, sync_folder, write_whole};
 #[cfg(not(target_family = "wasm"))]
 pub use local::{LocalFile, LocalFileError};

@@ -22,7 +22,7 @@ use std::time::UNIX_EPOCH;
 use sterna::native::LocalModel;
 use sterna::{Context, Error, ErrorCode, Header, Result, bail};
 use sterna_delivery::hash::{Algorithm, digest_of};
-use sterna_delivery::sync_folder;
+use sterna_delivery::{remove_temporaries, sync_folder};
 use sterna_engine::export::{Exported, Exporter};
 use sterna_engine::plan::{PlanOptions, TernaryRules};
 use sterna_format::rdrr::groups::{group_of, model_type_of, role_of};
@@ -302,6 +302,8 @@ fn begin_package(out: &Path) -> Result<Staging> {
     let staging = staging?;
     let what = || staging.path.display().to_string();
     fs::create_dir_all(&staging.path).with_context(what)?;
+    // Of a conversion that was killed while it wrote the manifest, say.
+    remove_temporaries(&staging.path).with_context(what)?;
     Ok(staging)
 }
 
