@@ -159,10 +159,12 @@ fn a_gguf_file_with_more_tokens_than_rows() {
     let model = Gguf::parse(&file, file.len() as u64).unwrap();
     let model = gguf::Model::from_parts(vec![model]).unwrap();
     let plan = |n: u32| {
-        let mut metadata = model.metadata().clone();
-        metadata
-            .insert("llama.vocab_size", gguf::Value::U32(n))
-            .unwrap();
+        const KEY: &str = "llama.vocab_size";
+        let mut metadata = gguf::Metadata::default();
+        for (key, value) in model.metadata().iter().filter(|(key, _)| *key != KEY) {
+            metadata.insert(key, value.clone()).unwrap();
+        }
+        metadata.insert(KEY, gguf::Value::U32(n)).unwrap();
         ModelPlan::from_gguf(&metadata, model.tensors(), &PlanOptions::default())
     };
     let n_vocab = plan(1).unwrap().config().n_vocab as u32;
