@@ -299,11 +299,7 @@ impl BatchOptions {
             let prompt = line.prompt.ok_or_else(|| {
                 anyhow!("`messages`: expected `prompt`, as there is no chat template")
             })?;
-            let options = Encode {
-                add_special: true,
-                parse_special: true,
-            };
-            return Ok(self.tokenizer.encode(&prompt, options)?);
+            return Ok(self.tokenizer.encode(&prompt, Encode::RAW)?);
         };
         let mut messages = match (line.messages, line.prompt) {
             (Some(messages), _) => messages,

@@ -45,6 +45,19 @@ fn told(model: &str, more: &[&str]) -> String {
 
 const LLAMA: &str = "reference-logits/llama";
 
+/// What `sterna` with its folders in `home` says on standard error.
+fn told_in(home: &Path, args: &[&str]) -> String {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let output = command
+        .args(args)
+        .env("STERNA_HOME", home)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    stderr
+}
+
 #[test]
 fn hints_are_written_shown_and_given() {
     let dir = tempfile::tempdir().unwrap();
@@ -292,20 +305,9 @@ fn the_required_members_suffice_with_a_configuration_beside_them() {
     assert_eq!(logits(text(&model), &ids, &[]), expected);
     // So in the store.
     let home = dir.path().join("home");
-    let in_home = |args: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_sterna"));
-        let output = command
-            .args(args)
-            .env("STERNA_HOME", &home)
-            .output()
-            .unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{stderr}");
-        stderr
-    };
-    in_home(&["pull", text(&model), "tiny"]);
+    told_in(&home, &["pull", text(&model), "tiny"]);
     let out = dir.path().join("y.safetensors");
-    in_home(&["logits", "tiny", "--ids", "1", "-o", text(&out)]);
+    told_in(&home, &["logits", "tiny", "--ids", "1", "-o", text(&out)]);
 }
 
 #[test]
@@ -337,15 +339,7 @@ fn hashes_that_are_blake3_and_labelled_sha256_are_read_with_a_warning() {
         "{findings}"
     );
     let home = dir.path().join("home");
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_sterna"));
-    let args = ["pull", text(&model), "tiny"];
-    let output = command
-        .args(args)
-        .env("STERNA_HOME", &home)
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{stderr}");
+    let stderr = told_in(&home, &["pull", text(&model), "tiny"]);
     assert!(
         stderr.contains("calls the hash of shard_00000.bin"),
         "{stderr}"

@@ -51,6 +51,21 @@ fn shard_etag() -> String {
     )
 }
 
+/// Starts a server; its process and its address.
+fn listening(command: &mut Command) -> (Child, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let address = line
+        .trim()
+        .strip_prefix("http://")
+        .and_then(|a| a.strip_suffix('/'));
+    let address = address.expect("the first line is the address").to_owned();
+    (child, address)
+}
+
 fn start() -> Server {
     let dir = tempfile::tempdir().unwrap();
     let shard = shard_bytes();
@@ -77,23 +92,14 @@ fn start() -> Server {
     fs::write(dir.path().join("tensors.json"), "{}").unwrap();
     fs::write(dir.path().join("shard_00000.bin"), shard).unwrap();
     fs::write(dir.path().join("private.txt"), "secret").unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(["serve", "--port", "0"])
-        .arg(dir.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let address = line
-        .trim()
-        .strip_prefix("http://")
-        .and_then(|a| a.strip_suffix('/'));
+    let (child, address) = listening(
+        Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["serve", "--port", "0"])
+            .arg(dir.path())
+            .stderr(Stdio::null()),
+    );
     Server {
-        address: address.expect("the first line is the address").to_owned(),
+        address,
         child,
         _dir: dir,
     }
@@ -466,20 +472,14 @@ fn another_model_is_converted_once() {
         }
     }
     let served = || -> (Value, String) {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
-            .args(["serve", "--port", "0"])
-            .arg(&model)
-            .env("STERNA_HOME", dir.path().join("home"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line.trim().strip_prefix("http://").unwrap().to_owned();
-        let mut stream = TcpStream::connect(address.trim_end_matches('/')).unwrap();
+        let (mut child, address) = listening(
+            Command::new(env!("CARGO_BIN_EXE_sterna"))
+                .args(["serve", "--port", "0"])
+                .arg(&model)
+                .env("STERNA_HOME", dir.path().join("home"))
+                .stderr(Stdio::piped()),
+        );
+        let mut stream = TcpStream::connect(&address).unwrap();
         let request =
             format!("GET /manifest.json HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();

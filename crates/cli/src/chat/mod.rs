@@ -142,12 +142,8 @@ impl Chat {
             ..
         } = &mut self.options;
         let Some(conversation) = conversation else {
-            let options = Encode {
-                add_special: true,
-                parse_special: true,
-            };
             return Ok(ChatPrompt {
-                ids: tokenizer.encode(&text, options)?,
+                ids: tokenizer.encode(&text, Encode::RAW)?,
                 n_forgotten: 0,
             });
         };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use sterna::native::LocalModel;
 use sterna_convert::{PackageOptions, to_package};
 use sterna_delivery::pull::PullOptions;
@@ -55,13 +55,22 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
     let made = to_package(&files, &staging, &options, exec, &notify())?;
     let is_ours = |model: &&store::Listed| model.entry.source.starts_with(&origin);
     let before = known.iter().find(is_ours).map(|model| model.name.clone());
+    let is_taken = |model: &&store::Listed| model.name == made.model_id;
+    if before.is_none()
+        && let Some(other) = known.iter().find(is_taken)
+    {
+        bail!(
+            "{}: the store has another model of that name, from {}; `sterna remove {0}` removes it",
+            other.name,
+            other.entry.source
+        );
+    }
     let options = PullOptions {
-        name: Some(before.unwrap_or_else(|| made.model_id.clone())),
-        replace: true,
+        replace: before.is_some(),
+        name: Some(before.unwrap_or(made.model_id)),
         made_from: Some(source),
         ..PullOptions::default()
     };
-    refuse_taken(&store, &options, &origin)?;
     let pulled = pull::pull(&store, &staging.to_string_lossy(), options)?;
     fs::remove_dir_all(&staging)
         .with_context(|| format!("{}: cannot remove", staging.display()))?;
@@ -71,20 +80,6 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         pulled.name
     ));
     Ok(store.model(&pulled.name)?)
-}
-
-/// Fails if another model has the name.
-fn refuse_taken(store: &store::Store, options: &PullOptions, origin: &str) -> Result<()> {
-    let listed = store.list()?;
-    let taken = (listed.iter()).find(|model| Some(&model.name) == options.name.as_ref());
-    match taken {
-        Some(model) if !model.entry.source.starts_with(origin) => anyhow::bail!(
-            "{}: the store has another model of that name, from {}; `sterna remove {0}` removes it",
-            model.name,
-            model.entry.source
-        ),
-        _ => Ok(()),
-    }
 }
 
 /// Something that changes when the files at `path` do.

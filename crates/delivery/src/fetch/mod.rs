@@ -67,5 +67,5 @@ pub use self::{
     folder::FolderSink,
     part::PartFile,
     sink::{Present, Sink, SinkError},
-    small::{fetch_small, fetch_small_if_any},
+    small::fetch_small,
 };

@@ -36,34 +36,6 @@ pub fn fetch_small(
     })
 }
 
-/// As [`fetch_small`], from one source which may have no such file: `None` if it says so, or that access is
-/// forbidden, or sends a web page instead. File hosts differ in how they report a missing file.
-///
-/// Errors: [`FetchError`].
-pub fn fetch_small_if_any(
-    name: &str,
-    max_bytes: usize,
-    source: &dyn Source,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<Option<Vec<u8>>, FetchError> {
-    let asked = fetch_from(&[source], name, limits, cancel, |source| {
-        let answer = source.open(name, None);
-        match answer.and_then(|answer| read(answer, name, max_bytes, limits)) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(
-                Fault::Missing { .. }
-                | Fault::Refused {
-                    status: 403 | 404 | 410,
-                }
-                | Fault::NotData { .. },
-            ) => Ok(None),
-            Err(fault) => Err(fault),
-        }
-    });
-    Ok(asked?.0)
-}
-
 /// Asks `sources` for the file called `name` until one has it, again and again while that may help; each next
 /// one once those before it have failed or said nothing for a while.
 pub(crate) fn fetch_from<S: Source + ?Sized, T: Send>(

@@ -9,6 +9,7 @@ mod offer;
 #[cfg(not(target_family = "wasm"))]
 mod stored;
 
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
 pub(crate) use self::contents::CONFIG_FILE;
 #[cfg(not(target_family = "wasm"))]
 pub use self::stored::{SignatureRefusal, SignatureState};

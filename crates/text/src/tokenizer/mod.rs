@@ -60,6 +60,11 @@ impl Encode {
         add_special: true,
         parse_special: false,
     };
+    /// For a whole prompt by the user's own hand: special tokens written out in it count.
+    pub const RAW: Self = Self {
+        add_special: true,
+        parse_special: true,
+    };
     /// For a rendered chat template, which writes all its special tokens out.
     pub const TEMPLATE: Self = Self {
         add_special: false,
