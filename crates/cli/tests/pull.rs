@@ -753,3 +753,42 @@ fn the_store_of_another_user_can_be_read() {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     }
 }
+
+#[test]
+fn the_address_of_a_gguf_file_is_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = dir.path().join("files");
+    fs::create_dir(&folder).unwrap();
+    let file = testdata("stories260K/stories260K-q8_0.gguf");
+    fs::copy(&file, folder.join("stories.gguf")).unwrap();
+    let server = Server::start(&folder);
+    let address = format!("{}/stories.gguf", server.url);
+    let prompt = ["-p", "Once upon a time", "--temperature", "0", "-n", "8"];
+    let run = |model: &str| sterna(&home, &[&["run", model], &prompt[..]].concat());
+    let (ok, here, error) = run(text(&file));
+    assert!(ok && !here.is_empty(), "{error}");
+    let (ok, there, error) = run(&address);
+    assert!(ok, "{error}");
+    assert_eq!(there, here);
+    assert!(error.contains("nothing vouches for its bytes"), "{error}");
+    // It is here: asked for its length, and not fetched again.
+    let asked = server.count("stories.gguf");
+    let (ok, _, error) = sterna(&home, &["tokenize", &address, "Once"]);
+    assert!(ok, "{error}");
+    assert_eq!(server.count("stories.gguf"), asked + 1);
+    let inspected = json_of(&home, &["inspect", &address, "--json"]);
+    let expected = json_of(&home, &["inspect", text(&file), "--json"]);
+    assert_eq!(inspected["architecture"], expected["architecture"]);
+    let package = dir.path().join("package");
+    let (ok, _, error) = sterna(&home, &["convert", &address, text(&package)]);
+    assert!(ok && package.join("manifest.json").is_file(), "{error}");
+    let listed = json_of(&home, &["list", "--json"]);
+    assert!(listed.to_string().contains(&address), "{listed}");
+    // A server that is gone is no reason not to answer.
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (ok, _, error) = sterna(&home, &["pull", &format!("http://{gone}/m/other.gguf")]);
+    assert!(!ok && error.contains("other.gguf"), "{error}");
+    let error = refusal(&home, &["pull", &address, "--mirror", &server.url]);
+    assert!(error.contains("expected no mirrors"), "{error}");
+}

@@ -19,15 +19,16 @@ use crate::{interrupt, pull, trust};
 
 /// Fetch a model into the store
 ///
-/// SOURCE is the URL of a package (the folder with its manifest.json), the URL of a Hugging Face repository,
-/// a folder, or the name of a model in the store, which is fetched from where it came: what changed there,
-/// and what was damaged here. Every byte is verified before it is kept; a pull that failed or was
-/// interrupted goes on where it was when it is given again; what models in the store have in common with
-/// this one is not fetched again. HF_TOKEN and HF_ENDPOINT are understood.
+/// SOURCE is the URL of a package (the folder with its manifest.json), of a Hugging Face repository or of a
+/// GGUF file, a folder, or the name of a model in the store, which is fetched from where it came: what changed
+/// there, and what was damaged here. Every byte of packages and repositories is verified before it is kept; a
+/// pull that failed or was interrupted goes on where it was when it is given again; what models in the store
+/// have in common with this one is not fetched again. HF_TOKEN and HF_ENDPOINT are understood.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   sterna pull https://example.org/tiny-rdrr tiny
-  sterna pull https://huggingface.co/OWNER/REPO-GGUF --file Q4_K_M")]
+  sterna pull https://huggingface.co/OWNER/REPO-GGUF --file Q4_K_M
+  sterna pull https://example.org/model-Q4_0.gguf")]
 pub(crate) struct PullVerb {
     /// Where to fetch the model from
     #[arg(value_name = "SOURCE")]

@@ -11,6 +11,7 @@ pub struct Blob {
     size: u64,
     expected: Expected,
     blocks: Option<Arc<BlockDigests>>,
+    etag: Option<String>,
 }
 
 /// Why blobs can't be planned for.
@@ -57,7 +58,15 @@ impl Blob {
             size,
             expected,
             blocks: None,
+            etag: None,
         })
+    }
+
+    /// The same, which every source must answer with this strong ETag if with any. Bytes without a digest that
+    /// an earlier fetch stored under it are then continued, as nothing else shows that they belong together.
+    pub fn with_etag(mut self, etag: String) -> Self {
+        self.etag = Some(etag);
+        self
     }
 
     /// The same with digests of its blocks, so that a wrong block is found when it arrives and only that is
@@ -87,6 +96,11 @@ impl Blob {
     /// How its bytes are verified.
     pub fn expected(&self) -> Expected {
         self.expected
+    }
+
+    /// The ETag that every source must answer with, if it is known.
+    pub(super) fn etag(&self) -> Option<&String> {
+        self.etag.as_ref()
     }
 
     /// The digests of its blocks, if they are known.

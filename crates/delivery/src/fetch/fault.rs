@@ -62,6 +62,9 @@ pub enum Fault {
         /// Bytes the source reports.
         found: u64,
     },
+    /// A file whose size the source doesn't tell.
+    #[error("expected the file's size, found neither Content-Length nor one in Content-Range")]
+    NoSize,
     /// More bytes than a small file may have.
     #[error("expected at most {limit} bytes, found {found}")]
     TooLarge {
@@ -154,6 +157,7 @@ impl Fault {
             Self::Cancelled => Verdict::Nothing,
             Self::Insecure { .. }
             | Self::WrongLength { .. }
+            | Self::NoSize
             | Self::TooLarge { .. }
             | Self::WrongRange { .. }
             | Self::Changed { .. }

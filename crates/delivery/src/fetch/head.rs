@@ -21,6 +21,8 @@ pub struct Head {
     pub content_encoding: Option<String>,
     /// `ETag`, verbatim.
     pub etag: Option<String>,
+    /// `Last-Modified`, verbatim.
+    pub last_modified: Option<String>,
     /// `Retry-After`, verbatim.
     pub retry_after: Option<String>,
     /// `Date`, verbatim.
@@ -34,6 +36,17 @@ pub(super) struct Promise {
     pub(super) range: Range<u64>,
     /// Whether the source reported their number.
     pub(super) counted: bool,
+}
+
+/// What a source says of a file that nothing else describes.
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Described {
+    pub(crate) size: u64,
+    /// A strong ETag: it stands for the same bytes wherever it is seen again.
+    pub(crate) etag: Option<String>,
+    /// What changes when the file does, as far as the source tells: any ETag, or a date, or nothing.
+    pub(crate) validator: String,
 }
 
 /// The request: `range` of a file of `size` bytes, as a partial request if `partial`.
@@ -56,6 +69,7 @@ impl Head {
             content_type: header("content-type"),
             content_encoding: header("content-encoding"),
             etag: header("etag"),
+            last_modified: header("last-modified"),
             retry_after: header("retry-after"),
             date: header("date"),
         }
@@ -118,6 +132,25 @@ impl Head {
             return Err(Fault::NotData { content_type });
         }
         Ok(())
+    }
+
+    /// Reads what the answer to a request for the first byte of a file called `name` says of the file.
+    #[cfg(all(feature = "http", not(target_family = "wasm")))]
+    pub(crate) fn describe(&self, name: &str) -> Result<Described, Fault> {
+        self.check_kind(name)?;
+        let size = match self.status {
+            206 => (self.content_range.as_deref())
+                .and_then(parse_content_range)
+                .and_then(|(_, size)| size),
+            _ => self.content_length,
+        };
+        let validator = [&self.etag, &self.last_modified];
+        let validator = validator.into_iter().flatten().next();
+        Ok(Described {
+            size: size.ok_or(Fault::NoSize)?,
+            etag: self.strong_etag().map(str::to_owned),
+            validator: validator.map_or(String::new(), |text| shortened(text.trim())),
+        })
     }
 
     fn check_partial(&self, asked: &Asked<'_>) -> Result<Promise, Fault> {

@@ -59,6 +59,7 @@ pub use self::{
 #[cfg(all(feature = "http", not(target_family = "wasm")))]
 pub(crate) use self::{
     drive::fetch_rather,
+    head::Described,
     small::{Standing, fetch_from, race, read as read_small},
 };
 #[cfg(not(target_family = "wasm"))]

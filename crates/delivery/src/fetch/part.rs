@@ -72,7 +72,13 @@ impl PartFile {
             .truncate(false))
         .open(&path)
         .map_err(SinkError::of(&path, "open"))?;
-        let identity = format!("{:?} {}\n", blob.expected(), blob.size());
+        let etag = blob.etag().map(|etag| format!(" {etag:?}"));
+        let identity = format!(
+            "{:?} {}{}\n",
+            blob.expected(),
+            blob.size(),
+            etag.unwrap_or_default()
+        );
         let mut text = Vec::new();
         ((&log).take(MAX_LOG).read_to_end(&mut text)).map_err(SinkError::of(&map_path, "read"))?;
         let mut stored = RangeSet::new();

@@ -89,7 +89,7 @@ impl BlobState {
             doomed: false,
             blocks_are_right: false,
             n_rereads: 0,
-            etags: vec![None; n_sources],
+            etags: vec![blob.etag().cloned(); n_sources],
             refusals: vec![None; n_sources],
             blob,
         }
@@ -99,7 +99,7 @@ impl BlobState {
     pub(super) fn inherit(&mut self, ranges: &RangeSet) -> bool {
         let size = self.blob.size();
         let ranges = ranges.iter().map(|r| r.start.min(size)..r.end.min(size));
-        if self.blob.expected() == Expected::SizeOnly {
+        if self.blob.expected() == Expected::SizeOnly && self.blob.etag().is_none() {
             // Nothing would show that they belong to the same file.
             return ranges.into_iter().all(|r| r.is_empty());
         }
@@ -141,7 +141,7 @@ impl BlobState {
         self.contributors.clear();
         self.inherited = false;
         self.doomed = false;
-        self.etags.fill(None);
+        self.etags.fill(self.blob.etag().cloned());
         self.phase = Phase::Fetching;
     }
 

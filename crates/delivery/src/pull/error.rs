@@ -59,9 +59,9 @@ pub enum PullError {
         name: String,
     },
     /// Mirrors of something that has none.
-    #[error("{address}: expected no mirrors of a repository, found {found}")]
+    #[error("{address}: expected no mirrors of what is no package, found {found}")]
     Mirrors {
-        /// The repository.
+        /// The repository or file.
         address: String,
         /// Number of mirrors.
         found: usize,
@@ -121,6 +121,9 @@ pub enum PullError {
     /// An invalid address.
     #[error(transparent)]
     Url(#[from] UrlError),
+    /// A part of a split set of GGUF files that isn't the first.
+    #[error(transparent)]
+    Gguf(#[from] sterna_format::gguf::GgufError),
 }
 
 fn listed(reasons: &[(String, PullError)]) -> String {
@@ -220,6 +223,11 @@ pub enum Warning {
         /// How many more there are.
         n_more: usize,
     },
+    /// A file that nothing vouches for: it has no digest, and doesn't come over a secure connection.
+    Unverified {
+        /// Its address.
+        from: String,
+    },
     /// The manifest has no digests for files other than shards.
     NoDigests {
         /// Where the package is.
@@ -246,6 +254,10 @@ impl fmt::Display for Warning {
                 }
                 f.write_str(" SHA-256, and it is BLAKE3")
             }
+            Self::Unverified { from } => write!(
+                f,
+                "{from}: not verified: it has no digest, and without https nothing vouches for its bytes"
+            ),
             Self::NoDigests { from, files } => write!(
                 f,
                 "{from}: its manifest has no hashes for {}; only its shards are verified",

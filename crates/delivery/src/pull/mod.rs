@@ -18,6 +18,7 @@
 //! ```
 
 mod error;
+mod gguf_file;
 mod incoming;
 mod sources;
 mod warn_once;
@@ -29,7 +30,7 @@ use std::path::Path;
 
 use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
-use crate::fetch::{self, Cancel, FetchError, Limits, Progress, fetch_small};
+use crate::fetch::{self, Cancel, FetchError, Limits, Progress, Report, fetch_small};
 use crate::hash::{Algorithm, Verified};
 use crate::package::{
     CONFIG_FILE, Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature,
@@ -112,7 +113,9 @@ pub type Notify<'a> = dyn Fn(Event<'_>) + Sync + 'a;
 
 /// Fetches the model at `address`, and at the mirrors that `options` name, into `store`.
 ///
-/// The address is the URL of a package, a Hugging Face repository, or a folder.
+/// The address is the URL of a package, of a Hugging Face repository or of a GGUF file (of a split set, the
+/// first), or a folder. A GGUF file has no digests: what is fetched is what the server sends, it is hashed here,
+/// and fetched again only if the server says that it has changed.
 ///
 /// Errors: [`PullError`].
 pub fn pull(
@@ -144,7 +147,7 @@ pub fn pull(
             existing: before.entry.source.clone(),
         });
     }
-    let must_be_signed = before.and_then(|model| model.entry.signer);
+    let before = before.map(|model| model.entry);
     let transaction = Transaction {
         store,
         pull: store.pull(&name)?,
@@ -152,18 +155,25 @@ pub fn pull(
         limits: &options.limits,
         notify,
     };
-    if let Some(hub) = &options.hub
-        && let Ok(url) = Url::parse(&first)
-        && let Some(repository) = hub.repository(&url)
-    {
-        if !options.mirrors.is_empty() {
-            return Err(PullError::Mirrors {
-                address: first,
-                found: options.mirrors.len(),
-            });
+    let no_mirrors = || match options.mirrors.len() {
+        0 => Ok(()),
+        found => Err(PullError::Mirrors {
+            address: first.clone(),
+            found,
+        }),
+    };
+    if let Ok(url) = Url::parse(&first) {
+        let hub = options.hub.as_ref();
+        if let Some((hub, repository)) = hub.and_then(|hub| Some((hub, hub.repository(&url)?))) {
+            no_mirrors()?;
+            return transaction.repository(hub, &repository, options.file.as_deref());
         }
-        return transaction.repository(hub, &repository, options.file.as_deref());
+        if let Some((folder, name)) = gguf_file::split(&url) {
+            no_mirrors()?;
+            return transaction.gguf_file(folder, &name, before.as_ref());
+        }
     }
+    let must_be_signed = before.and_then(|entry| entry.signer);
     let mut opened = vec![source(address, notify)?];
     for mirror in &options.mirrors {
         opened.push(source(mirror, notify)?);
@@ -297,7 +307,7 @@ impl Transaction<'_> {
                 }
             }
         }
-        self.announce(&entry, &large)?;
+        self.announce(&entry, &sizes(&large))?;
         self.finish(entry, &large, &[&source], 1, 0)
     }
 
@@ -354,7 +364,7 @@ impl Transaction<'_> {
         let package = contents.package(self.from, manifest.clone(), tensors.as_deref())?;
         let copied = contents.copy_groups(self.store, &self.pull, manifest, &package)?;
         entry.groups = contents.groups(manifest, &package);
-        self.announce(&entry, contents.files())?;
+        self.announce(&entry, &sizes(contents.files()))?;
         // Small files first: they are needed before the shards.
         let files = [contents.beside(), contents.shards()].concat();
         let mut pulled = self.finish(entry, &files, &sources, n_sure, copied)?;
@@ -362,13 +372,11 @@ impl Transaction<'_> {
         Ok(pulled)
     }
 
-    /// Reports the files of the model: those of `entry`, which are here, and `coming`.
-    fn announce(&self, entry: &Entry, coming: &[HashedFile]) -> Result<(), PullError> {
+    /// Reports the files of the model: those of `entry`, which are here, and `coming`, with their sizes.
+    fn announce(&self, entry: &Entry, coming: &[(String, u64)]) -> Result<(), PullError> {
         let here = entry.files.iter();
         let here = here.map(|(name, file)| (name.clone(), file.size));
-        let coming = coming.iter();
-        let coming = coming.map(|file| (file.name().to_owned(), file.size()));
-        (self.notify)(Event::Listed(&here.chain(coming).collect()));
+        (self.notify)(Event::Listed(&here.chain(coming.iter().cloned()).collect()));
         for (name, file) in &entry.files {
             let path = &self.pull.commit(file)?;
             (self.notify)(Event::Verified { file: name, path });
@@ -452,6 +460,11 @@ impl Transaction<'_> {
                 n_more: labelled.count(),
             });
         }
+        self.publish(&entry, report, copied)
+    }
+
+    /// Publishes `entry`, all of whose files are in the store after the fetch that `report` is of.
+    fn publish(self, entry: &Entry, report: Report, copied: u64) -> Result<Pulled, PullError> {
         for (source, why) in &report.dropped {
             self.warn(Warning::GivenUp {
                 source: source.clone(),
@@ -467,9 +480,15 @@ impl Transaction<'_> {
             signer: entry.signer.clone(),
             dropped: report.dropped,
         };
-        self.pull.publish(&entry)?;
+        self.pull.publish(entry)?;
         Ok(pulled)
     }
+}
+
+fn sizes(files: &[HashedFile]) -> Vec<(String, u64)> {
+    let sizes = files.iter();
+    let sizes = sizes.map(|file| (file.name().to_owned(), file.size()));
+    sizes.collect()
 }
 
 /// A file without a known digest.
@@ -527,9 +546,13 @@ fn name_of(address: &str) -> Result<String, PullError> {
             address: address.to_owned(),
         });
     }
-    // What the store doesn't accept in names, such as the colon before a port.
+    Ok(portable(gguf_file::stem(last)))
+}
+
+/// `name` without what the store doesn't accept in names, such as the colon before a port.
+fn portable(name: &str) -> String {
     let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    Ok(last.replace(|c| !taken(c), "-"))
+    name.replace(|c| !taken(c), "-")
 }
 
 #[cfg(test)]
@@ -547,6 +570,8 @@ mod tests {
             ),
             ("/some/folder/tiny", "tiny"),
             ("http://localhost:8765", "localhost-8765"),
+            ("https://example.org/a/tiny-Q4_0.gguf?key=1", "tiny-Q4_0"),
+            ("https://example.org/big-00001-of-00003.gguf", "big"),
         ] {
             assert_eq!(name_of(address).unwrap(), name, "{address}");
         }

@@ -4,7 +4,10 @@ use std::env;
 
 use serde::Deserialize;
 
-use super::{HttpOptions, HttpSource, Url, UrlError, url::encoded};
+use super::{
+    HttpOptions, HttpSource, Url, UrlError,
+    url::{encoded, percent_decoded},
+};
 use crate::{
     fetch::{Blob, Cancel, FetchError, Limits, PlanError, fetch_from, read_small},
     hash::{Algorithm, DigestError, Expected},
@@ -437,22 +440,6 @@ fn names(files: Vec<&RepositoryFile>) -> Vec<String> {
 fn is_name_part(text: &str) -> bool {
     let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= 200 && text.chars().all(ok) && text != "." && text != ".."
-}
-
-/// The text after percent-decoding, if it is UTF-8.
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte == b'%' {
-            let mut digit = || char::from(rest.next()?).to_digit(16);
-            // Two digits are below 256.
-            bytes.push((digit()? * 16 + digit()?) as u8);
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

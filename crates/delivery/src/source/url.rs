@@ -98,6 +98,19 @@ impl Url {
         }
     }
 
+    /// The name of the file that this is the address of, without percent-encoding, and the folder that contains
+    /// it, with the same query. `None` for a folder, and for a name that isn't UTF-8.
+    pub(crate) fn split_file(&self) -> Option<(Self, String)> {
+        let (folder, name) = self.path().rsplit_once('/')?;
+        let name = percent_decoded(name).filter(|name| !name.is_empty())?;
+        let query = &self.path[self.path().len()..];
+        let folder = Self {
+            path: format!("{folder}/{query}"),
+            ..self.clone()
+        };
+        Some((folder, name))
+    }
+
     /// Resolves a `Location` of a response from this address.
     ///
     /// Errors: [`UrlError`].
@@ -143,6 +156,22 @@ pub(super) fn encoded(path: &str) -> String {
     text
 }
 
+/// The text after percent-decoding, if it is UTF-8.
+pub(super) fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let mut digit = || char::from(rest.next()?).to_digit(16);
+            // Two digits are below 256.
+            bytes.push((digit()? * 16 + digit()?) as u8);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +187,13 @@ mod tests {
         );
         assert_eq!(url.folder().to_string(), "https://example.org:8443/a/");
         assert_eq!(url.folder().folder(), url.folder());
+        let file = |url: &str| {
+            let (folder, name) = Url::parse(url).unwrap().split_file()?;
+            Some((folder.below(&name).to_string(), name))
+        };
+        let signed = "https://host/a/x%20y.gguf?key=1";
+        assert_eq!(file(signed), Some((signed.into(), "x y.gguf".into())));
+        assert_eq!(file("https://host/a/?b.gguf"), None);
         let bare = Url::parse("http://host").unwrap();
         assert_eq!(bare.below("m.json").to_string(), "http://host/m.json");
         for bad in [

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    hash::{Digest, Expected, Mismatch, Verifier},
+    hash::{Algorithm, Digest, Expected, Hasher, Mismatch, Verifier},
     positioned,
 };
 
@@ -16,6 +16,8 @@ use super::{Blob, StoreError, disk, extents::Extents, seal};
 
 /// Bytes per blob whose arrival may be forgotten if the process is killed.
 const JOURNAL_EVERY: u64 = 64 << 10;
+/// The same of a blob without a digest, whose bytes are made durable before the journal says that they are there.
+const SYNCED_EVERY: u64 = 64 << 20;
 /// Bytes in a record of the journal: an offset and a length.
 const RECORD: usize = 16;
 /// Set in the length of a record for bytes that have been discarded.
@@ -41,6 +43,8 @@ pub(super) struct Incoming {
     /// What is there, and the part of it that isn't in the journal yet.
     extents: Extents,
     unwritten: Extents,
+    /// Bytes that may be unwritten.
+    journal_every: u64,
 }
 
 impl Incoming {
@@ -123,6 +127,7 @@ impl Incoming {
             journal_len,
             extents,
             unwritten: Extents::default(),
+            journal_every: JOURNAL_EVERY,
         };
         let len = len.min(blob.size);
         if incoming.extents.end() > len {
@@ -130,6 +135,21 @@ impl Incoming {
             incoming.forget(&(len..incoming.extents.end()))?;
         }
         Ok(incoming)
+    }
+
+    /// From now on the journal isn't ahead after a crash of the system either, as no digest would tell.
+    pub(super) fn sync_before_journal(&mut self) {
+        self.journal_every = SYNCED_EVERY;
+    }
+
+    /// The digest of all bytes, which the name of this file isn't.
+    pub(super) fn digest(&self, algorithm: Algorithm) -> Result<Digest, StoreError> {
+        self.check_whole()?;
+        let mut hasher = Hasher::new(algorithm);
+        read_file(&self.file, &self.path, self.blob.size, |bytes| {
+            hasher.update(bytes);
+        })?;
+        Ok(hasher.finish())
     }
 
     pub(super) fn extents(&self) -> &Extents {
@@ -152,13 +172,16 @@ impl Incoming {
     pub(super) fn note(&mut self, range: Range<u64>) -> Result<(), StoreError> {
         self.extents.insert(range.clone());
         self.unwritten.insert(range);
-        if self.unwritten.len() >= JOURNAL_EVERY {
+        if self.unwritten.len() >= self.journal_every {
             self.flush_journal()?;
         }
         Ok(())
     }
 
     fn flush_journal(&mut self) -> Result<(), StoreError> {
+        if self.journal_every == SYNCED_EVERY && !self.unwritten.is_empty() {
+            (self.file.sync_data()).map_err(StoreError::io("make durable", &self.path))?;
+        }
         let unwritten = std::mem::take(&mut self.unwritten);
         let records = unwritten.ranges().iter();
         let records: Vec<u8> = records
@@ -335,7 +358,7 @@ pub(super) fn problem_in(
 fn check_file(file: &File, path: &Path, blob: &Blob) -> Result<Result<(), Mismatch>, StoreError> {
     let expected = Expected::Digest(blob.digest);
     let verify = |mut verifier: Verifier| {
-        hash_file(file, path, &mut verifier, blob.size)?;
+        read_file(file, path, blob.size, |bytes| verifier.update(bytes))?;
         Ok(verifier.finish().map(|_| ()))
     };
     match (
@@ -347,11 +370,12 @@ fn check_file(file: &File, path: &Path, blob: &Blob) -> Result<Result<(), Mismat
     }
 }
 
-fn hash_file(
+/// Passes the first `size` bytes of `file` to `take`, in order.
+fn read_file(
     file: &File,
     path: &Path,
-    verifier: &mut Verifier,
     size: u64,
+    mut take: impl FnMut(&[u8]),
 ) -> Result<(), StoreError> {
     let mut buffer = vec![0; READ];
     let mut at = 0;
@@ -359,7 +383,7 @@ fn hash_file(
         // At most the length of the buffer.
         let bytes = &mut buffer[..(size - at).min(READ as u64) as usize];
         positioned::read_exact_at(file, bytes, at).map_err(StoreError::io("read", path))?;
-        verifier.update(bytes);
+        take(bytes);
         at += bytes.len() as u64;
     }
     Ok(())

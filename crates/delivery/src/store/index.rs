@@ -31,6 +31,9 @@ pub struct Entry {
     pub files: BTreeMap<String, Blob>,
     /// Groups of its bytes that other models may share.
     pub groups: Vec<Group>,
+    /// What its source said of files that it has no digests for, to tell whether they have changed there: an
+    /// ETag, or a date. By the files' names.
+    pub validators: BTreeMap<String, String>,
 }
 
 impl Entry {
@@ -42,6 +45,7 @@ impl Entry {
             published: SystemTime::now(),
             files: BTreeMap::new(),
             groups: Vec::new(),
+            validators: BTreeMap::new(),
         }
     }
 
@@ -92,6 +96,8 @@ struct Record {
     files: BTreeMap<String, BlobRecord>,
     #[serde(default)]
     groups: Vec<GroupRecord>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    validators: BTreeMap<String, String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -152,6 +158,7 @@ fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
             .map_or(0, |since| since.as_secs()),
         files: files.collect(),
         groups,
+        validators: entry.validators.clone(),
     };
     Ok(serde_json::to_vec_pretty(&record).expect("strings and numbers always become JSON"))
 }
@@ -200,6 +207,7 @@ fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreError> {
             .unwrap_or(SystemTime::UNIX_EPOCH),
         files,
         groups,
+        validators: record.validators,
     };
     name::check_model(&record.name)?;
     check_files(&entry)?;
@@ -252,6 +260,7 @@ mod tests {
                     })
                     .to_vec(),
             }],
+            validators: BTreeMap::from([("copy.bin".into(), "\"etag\"".into())]),
             ..Entry::new("https://example.org/m")
         }
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    hash::{Algorithm, Verified},
+    hash::{Algorithm, Verified, digest_of},
     positioned,
 };
 
@@ -44,6 +44,8 @@ pub struct Pull {
     folder: PathBuf,
     claims: Mutex<Claims>,
     arriving: Mutex<HashMap<Blob, Arc<Mutex<Option<Incoming>>>>>,
+    /// Blobs that were named by something else than their digest.
+    unhashed: Mutex<HashSet<Blob>>,
     _lock: Lock,
 }
 
@@ -77,6 +79,7 @@ impl Pull {
             folder,
             claims: Mutex::new(Claims { file, path, blobs }),
             arriving: Mutex::default(),
+            unhashed: Mutex::default(),
             _lock: lock,
         })
     }
@@ -232,6 +235,36 @@ impl Pull {
         self.finish(&mut slot, blob)
     }
 
+    /// A blob of `size` bytes with an unknown digest: it is gathered under a name made of `identity`, which must
+    /// differ for other bytes, until [`commit_unhashed`](Self::commit_unhashed).
+    pub(crate) fn unhashed(&self, identity: &str, size: u64) -> Blob {
+        let digest = digest_of(Algorithm::Sha256, identity.as_bytes());
+        let blob = Blob { digest, size };
+        lock(&self.unhashed).insert(blob);
+        blob
+    }
+
+    /// Hashes an [unhashed](Self::unhashed) blob whose bytes have all arrived and puts it into the store, durably.
+    /// Returns it by its digest.
+    ///
+    /// Errors: [`StoreError::Incomplete`] if bytes are missing.
+    pub(crate) fn commit_unhashed(&self, unhashed: &Blob) -> Result<Blob, StoreError> {
+        let slot = self.slot(unhashed);
+        let mut slot = lock(&slot);
+        let blob = Blob {
+            digest: self
+                .open_in(&mut slot, unhashed)?
+                .digest(Algorithm::Sha256)?,
+            size: unhashed.size,
+        };
+        if !self.claim(&blob)? {
+            self.finish(&mut slot, &blob)?;
+        } else if let Some(incoming) = slot.take() {
+            incoming.remove()?;
+        }
+        Ok(blob)
+    }
+
     /// Puts verified bytes into the store.
     fn finish(&self, slot: &mut Option<Incoming>, blob: &Blob) -> Result<PathBuf, StoreError> {
         let path = self.layout.blob(&blob.digest);
@@ -342,7 +375,11 @@ impl Pull {
             Some(incoming) => incoming,
             None => {
                 self.close_some()?;
-                Incoming::open(&self.folder, *blob)?
+                let mut incoming = Incoming::open(&self.folder, *blob)?;
+                if lock(&self.unhashed).contains(blob) {
+                    incoming.sync_before_journal();
+                }
+                incoming
             }
         };
         Ok(slot.insert(incoming))

@@ -62,7 +62,8 @@ impl Pull {
         }
     }
 
-    fn failed(&self, error: StoreError) -> SinkError {
+    /// `error` as one of a sink.
+    pub(crate) fn failed(&self, error: StoreError) -> SinkError {
         match error {
             StoreError::Io {
                 action,

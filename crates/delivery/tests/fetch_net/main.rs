@@ -3,6 +3,7 @@
 
 #[cfg(target_os = "linux")]
 mod cost;
+mod gguf_file;
 mod http;
 mod hugging_face;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,188 @@
+//! GGUF files at plain addresses, which nothing describes: no manifest, no listing, no digests.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use sterna_format::gguf::split_names;
+
+use super::warn_once::WarnOnce;
+use super::{Event, PullError, Pulled, Transaction, Warning, portable};
+use crate::fetch::{
+    self, Cancel, Described, Present, RangeSet, Sink, SinkError, fetch_from, fetch_rather,
+};
+use crate::hash::{Expected, Verified};
+use crate::source::{HttpOptions, HttpSource, Source as _, Url};
+use crate::store::{Blob, Entry, Pull};
+
+/// The folder of the GGUF file at `url`, and the file's name; `None` for other addresses.
+pub(super) fn split(url: &Url) -> Option<(Url, String)> {
+    let (folder, name) = url.split_file()?;
+    name.ends_with(".gguf").then_some((folder, name))
+}
+
+/// What a GGUF file is called without its end, and of a split set without the number of the part.
+pub(super) fn stem(name: &str) -> &str {
+    let Some(stem) = name.strip_suffix(".gguf") else {
+        return name;
+    };
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let split = stem.rsplit_once("-of-").and_then(|(rest, count)| {
+        let (stem, number) = rest.rsplit_once('-')?;
+        (is_number(count) && is_number(number)).then_some(stem)
+    });
+    split.unwrap_or(stem)
+}
+
+impl Transaction<'_> {
+    /// Fetches the GGUF file called `first` in `folder`, and the other parts of its set. Those of `before` that
+    /// have not changed there aren't fetched again.
+    pub(super) fn gguf_file(
+        self,
+        folder: Url,
+        first: &str,
+        before: Option<&Entry>,
+    ) -> Result<Pulled, PullError> {
+        if !folder.is_secure() {
+            self.warn(Warning::Unverified {
+                from: self.from.to_owned(),
+            });
+        }
+        let source = HttpSource::new(folder, HttpOptions::default());
+        let source = WarnOnce::new(source, self.notify);
+        let names = split_names(first)?.unwrap_or_else(|| vec![first.to_owned()]);
+        let mut entry = Entry::new(self.from);
+        let mut coming = Vec::new();
+        for name in &names {
+            let (found, _) = fetch_from(&[&source], name, self.limits, &Cancel::new(), |source| {
+                source.open(name, Some(0..1))?.head.describe(name)
+            })?;
+            let file = portable(name);
+            let unchanged = before.and_then(|before| {
+                let blob = *before.files.get(&file)?;
+                let same = before.validators.get(&file) == Some(&found.validator);
+                (same && blob.size == found.size).then_some(blob)
+            });
+            match unchanged {
+                Some(blob) if self.pull.present(&blob)? == blob.size => {
+                    entry.files.insert(file.clone(), blob);
+                }
+                _ => coming.push(self.unhashed(name, &found)?),
+            }
+            entry.validators.insert(file, found.validator);
+        }
+        let sizes = coming.iter();
+        let sizes: Vec<_> = sizes
+            .map(|(blob, _)| (portable(blob.name()), blob.size()))
+            .collect();
+        self.announce(&entry, &sizes)?;
+        let blobs = coming.iter().map(|(blob, _)| blob.clone()).collect();
+        let sink = Unhashed {
+            pull: &self.pull,
+            gathered: (coming.into_iter())
+                .map(|(blob, gathered)| (blob.name().to_owned(), gathered))
+                .collect(),
+            committed: Mutex::default(),
+        };
+        let mut failed = None;
+        let report = fetch_rather(
+            blobs,
+            &[&source],
+            1,
+            &sink,
+            self.limits.clone(),
+            &Cancel::new(),
+            &mut |event| match event {
+                fetch::Event::Committed { blob, .. } => {
+                    let Some(stored) = sink.committed(blob.name()) else {
+                        return;
+                    };
+                    let file = portable(blob.name());
+                    match self.pull.commit(&stored) {
+                        Ok(path) => (self.notify)(Event::Verified {
+                            file: &file,
+                            path: &path,
+                        }),
+                        Err(error) => failed = Some(error),
+                    }
+                    entry.files.insert(file, stored);
+                }
+                fetch::Event::Progress(so_far) => (self.notify)(Event::Progress(so_far)),
+            },
+        )?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        drop(sink);
+        self.publish(&entry, report, 0)
+    }
+
+    /// The file called `name` as it is fetched, and as the store gathers it. One that the source doesn't name by
+    /// an ETag can't be told from its next version: what an earlier pull left of it is not continued.
+    fn unhashed(&self, name: &str, found: &Described) -> Result<(fetch::Blob, Blob), PullError> {
+        let mut blob = fetch::Blob::new(name, found.size, Expected::SizeOnly)
+            .map_err(fetch::FetchError::from)?;
+        let identity = format!("{}\n{name}\n{}", self.from, found.validator);
+        if let Some(etag) = &found.etag {
+            blob = blob.with_etag(etag.clone());
+        }
+        Ok((blob, self.pull.unhashed(&identity, found.size)))
+    }
+}
+
+/// A pull as the destination of files without digests.
+struct Unhashed<'a> {
+    pull: &'a Pull,
+    /// What the store gathers each under, by its name.
+    gathered: HashMap<String, Blob>,
+    /// What each turned out to be.
+    committed: Mutex<HashMap<String, Blob>>,
+}
+
+impl Unhashed<'_> {
+    fn gathered(&self, blob: &fetch::Blob) -> &Blob {
+        // Only what it was made of is fetched into it.
+        &self.gathered[blob.name()]
+    }
+
+    fn committed(&self, name: &str) -> Option<Blob> {
+        let committed = self.committed.lock();
+        let committed = committed.unwrap_or_else(PoisonError::into_inner);
+        committed.get(name).copied()
+    }
+}
+
+impl Sink for Unhashed<'_> {
+    fn present(&self, blob: &fetch::Blob) -> Result<Present, SinkError> {
+        let mut parts = RangeSet::new();
+        let extents = self.pull.extents(self.gathered(blob));
+        for range in extents.map_err(|error| self.pull.failed(error))? {
+            parts.insert(range);
+        }
+        Ok(Present::Parts(parts))
+    }
+
+    fn write_at(&self, blob: &fetch::Blob, offset: u64, bytes: &[u8]) -> Result<(), SinkError> {
+        let written = self.pull.write_at(self.gathered(blob), offset, bytes);
+        written.map_err(|error| self.pull.failed(error))
+    }
+
+    fn read_at(&self, blob: &fetch::Blob, offset: u64, bytes: &mut [u8]) -> Result<(), SinkError> {
+        let read = self.pull.read_at(self.gathered(blob), offset, bytes);
+        read.map_err(|error| self.pull.failed(error))
+    }
+
+    fn discard(&self, blob: &fetch::Blob, range: Range<u64>) -> Result<(), SinkError> {
+        let discarded = self.pull.discard(self.gathered(blob), range);
+        discarded.map_err(|error| self.pull.failed(error))
+    }
+
+    fn commit(&self, blob: &fetch::Blob, _: Verified) -> Result<(), SinkError> {
+        let stored = self.pull.commit_unhashed(self.gathered(blob));
+        let stored = stored.map_err(|error| self.pull.failed(error))?;
+        let committed = self.committed.lock();
+        let mut committed = committed.unwrap_or_else(PoisonError::into_inner);
+        committed.insert(blob.name().to_owned(), stored);
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! GGUF files at plain addresses.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use sterna_delivery::{
+    fetch::Limits,
+    pull::{Event, PullError, PullOptions, Pulled, Warning, pull},
+    sign::TrustList,
+    store::Store,
+};
+
+use crate::server::{Files, Reply, Server, bytes};
+
+const NAME: &str = "models/a tiny-Q4_0.gguf";
+
+fn files() -> Files {
+    Arc::new(BTreeMap::from([(NAME.to_owned(), bytes(3, 3 << 20))]))
+}
+
+fn limits() -> Limits {
+    Limits {
+        backoff_base: std::time::Duration::from_millis(1),
+        retries: 2,
+        ..Limits::default()
+    }
+}
+
+fn fetch(store: &Store, address: &str) -> (Result<Pulled, PullError>, Vec<String>) {
+    let options = PullOptions {
+        limits: limits(),
+        ..PullOptions::default()
+    };
+    let warnings = Mutex::new(Vec::new());
+    let pulled = pull(store, address, &options, &TrustList::default(), &|event| {
+        if let Event::Warning(warning) = event {
+            if let Warning::Unverified { .. } = &warning {
+                warnings.lock().unwrap().push("unverified".to_owned());
+            } else {
+                warnings.lock().unwrap().push(warning.to_string());
+            }
+        }
+    });
+    (pulled, warnings.into_inner().unwrap())
+}
+
+fn stored(store: &Store, name: &str, file: &str) -> Vec<u8> {
+    let model = store.model(name).unwrap();
+    fs::read(&model.paths()[file]).unwrap()
+}
+
+#[test]
+fn a_gguf_file_arrives_once_and_again_when_it_has_changed() {
+    let first = Server::honest(&files());
+    let address = format!("{}/models/a%20tiny-Q4_0.gguf?key=1", first.url());
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let (pulled, warnings) = fetch(&store, &address);
+    let pulled = pulled.unwrap();
+    assert_eq!(warnings, ["unverified"], "http vouches for nothing");
+    assert_eq!(
+        (pulled.name.as_str(), pulled.size),
+        ("a-tiny-Q4_0", 3 << 20)
+    );
+    assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files()[NAME]);
+    let asked = first.log.lock().unwrap();
+    assert!(
+        asked
+            .iter()
+            .all(|asked| asked.path.ends_with(".gguf?key=1"))
+    );
+    drop(asked);
+    // The same ETag stands for the same bytes.
+    let (again, _) = fetch(&store, &address);
+    assert_eq!(again.unwrap().received, 0);
+    assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files()[NAME]);
+    // Somewhere else there is another one of the name.
+    let changed = Arc::new(BTreeMap::from([(NAME.to_owned(), bytes(4, 3 << 20))]));
+    let second = Server::honest(&changed);
+    let other = format!("{}/models/a%20tiny-Q4_0.gguf?key=1", second.url());
+    let (refused, _) = fetch(&store, &other);
+    assert!(matches!(refused, Err(PullError::NameInUse { .. })));
+    let mut entry = store.model("a-tiny-Q4_0").unwrap().entry().clone();
+    entry.source.clone_from(&other);
+    store.pull("a-tiny-Q4_0").unwrap().publish(&entry).unwrap();
+    let (pulled, _) = fetch(&store, &other);
+    assert_eq!(pulled.unwrap().received, 3 << 20);
+    assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == changed[NAME]);
+    let swept = store
+        .sweep(sterna_delivery::store::Interrupted::Keep)
+        .unwrap();
+    assert_eq!((swept.n_blobs, swept.unknown.len()), (1, 0));
+}
+
+#[test]
+fn an_interrupted_one_goes_on_only_where_it_is_the_same_file() {
+    for has_etag in [true, false] {
+        let broken = Arc::new(AtomicBool::new(true));
+        let breaks = broken.clone();
+        let server = Server::start(&files(), move |asked, mut reply| {
+            if !has_etag {
+                reply.headers.retain(|(name, _)| name != "ETag");
+            }
+            let is_second_half = asked.range.as_ref().is_some_and(|r| r.start >= 1 << 20);
+            match breaks.load(Ordering::Relaxed) && is_second_half {
+                true => Reply::status(404),
+                false => reply,
+            }
+        });
+        let address = format!("{}/models/a%20tiny-Q4_0.gguf", server.url());
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let options = PullOptions {
+            limits: Limits {
+                segment_bytes: 1 << 20,
+                parallel: 1,
+                ..limits()
+            },
+            ..PullOptions::default()
+        };
+        let fetch = || pull(&store, &address, &options, &TrustList::default(), &|_| {});
+        fetch().unwrap_err();
+        assert_eq!(
+            store.interrupted().unwrap(),
+            [("a-tiny-q4_0".to_owned(), 1 << 20)]
+        );
+        broken.store(false, Ordering::Relaxed);
+        let received = if has_etag { 2 << 20 } else { 3 << 20 };
+        assert_eq!(fetch().unwrap().received, received);
+        assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files()[NAME]);
+        assert!(store.interrupted().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn all_parts_of_a_set_arrive_and_a_part_that_is_missing_is_named() {
+    let parts = [1, 2].map(|no| format!("big-{no:05}-of-00002.gguf"));
+    let both: BTreeMap<_, _> = (parts.iter().cloned())
+        .zip([bytes(5, 1000), bytes(6, 2000)])
+        .collect();
+    let server = Server::honest(&Arc::new(both.clone()));
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let (pulled, _) = fetch(&store, &format!("{}/{}", server.url(), parts[0]));
+    assert_eq!(pulled.unwrap().name, "big");
+    for part in &parts {
+        assert!(stored(&store, "big", part) == both[part]);
+    }
+    let (error, _) = fetch(&store, &format!("{}/{}", server.url(), parts[1]));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("give the first one") || error.contains("big"),
+        "{error}"
+    );
+    let one = BTreeMap::from([(parts[0].clone(), bytes(5, 1000))]);
+    let server = Server::honest(&Arc::new(one));
+    let other = Store::open(dir.path().join("other")).unwrap();
+    let (error, _) = fetch(&other, &format!("{}/{}", server.url(), parts[0]));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains(&parts[1]) && error.contains("404"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_that_changes_on_its_way_is_refused() {
+    let server = Server::start(&files(), |asked, mut reply| {
+        if asked.index >= 2 {
+            reply.set("ETag", format!("\"other-{}\"", 1));
+        }
+        reply
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let address = format!("{}/models/a%20tiny-Q4_0.gguf", server.url());
+    let options = PullOptions {
+        limits: Limits {
+            segment_bytes: 1 << 20,
+            parallel: 1,
+            ..limits()
+        },
+        ..PullOptions::default()
+    };
+    let error = pull(&store, &address, &options, &TrustList::default(), &|_| {}).unwrap_err();
+    let error = format!("{error:?} {error}");
+    assert!(error.contains("the file changed"), "{error}");
+    assert!(store.list().unwrap().is_empty());
+}
