@@ -786,7 +786,10 @@ fn the_address_of_a_gguf_file_is_a_model() {
     let listed = json_of(&home, &["list", "--json"]);
     assert!(listed.to_string().contains(&address), "{listed}");
     // A server that is gone is no reason not to answer.
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let (ok, _, error) = sterna(&home, &["pull", &format!("http://{gone}/m/other.gguf")]);
     assert!(!ok && error.contains("other.gguf"), "{error}");
     let error = refusal(&home, &["pull", &address, "--mirror", &server.url]);

@@ -28,7 +28,6 @@ mod positioned;
 #[cfg(all(feature = "http", not(target_family = "wasm")))]
 pub mod pull;
 pub mod sign;
-#[cfg(not(target_family = "wasm"))]
 pub mod source;
 #[cfg(not(target_family = "wasm"))]
 pub mod store;

@@ -69,6 +69,21 @@ impl TensorCatalog {
         self.entries.iter()
     }
 
+    /// Values in all tensors together, as a person counts a model's size: ternary weights packed four to a byte
+    /// count as four, their scales not at all.
+    pub fn n_parameters(&self) -> u64 {
+        let count = |tensor: &TensorEntry| {
+            let n: u64 = tensor.shape.iter().map(|&dim| dim as u64).product();
+            let is_packed = self.get(&format!("{}_scale", tensor.name)).is_some();
+            match tensor.name.ends_with(".weight_scale") {
+                true => 0,
+                false if is_packed => n * 4,
+                false => n,
+            }
+        };
+        self.iter().map(count).sum()
+    }
+
     /// How many tensors there are.
     pub fn len(&self) -> usize {
         self.entries.len()

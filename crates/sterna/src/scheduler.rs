@@ -155,13 +155,7 @@ impl<B: Backend> Scheduler<B> {
     /// Errors: those of [`Generator::new`], a token outside the vocabulary, no such sequence.
     pub fn start(&mut self, id: SequenceId, request: Request) -> Result<()> {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
-            return Err(Error::new(
-                ErrorCode::InvalidRequest,
-                format!(
-                    "expected a sequence of this scheduler, found number {}",
-                    id.0
-                ),
-            ));
+            return Err(no_sequence(id));
         };
         slot.finish();
         let session = slot.sequence.session();
@@ -179,6 +173,34 @@ impl<B: Backend> Scheduler<B> {
         }
         slot.sequence.truncate(generator.n_held());
         slot.head_before = head_before;
+        slot.n_losses = 0;
+        slot.generator = Some(generator);
+        Ok(())
+    }
+
+    /// Continues an answer that another scheduler began, of the same model, on the sequence `id`: what that lacks is
+    /// computed first.
+    ///
+    /// Errors: the sequence has no room for the answer's tokens; there is no such sequence.
+    pub fn resume(&mut self, id: SequenceId, generator: Generator) -> Result<()> {
+        let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
+            return Err(no_sequence(id));
+        };
+        slot.finish();
+        if generator.n_held() > slot.sequence.ctx_len() {
+            return Err(Error::new(
+                ErrorCode::ContextFull,
+                format!(
+                    "expected a sequence of at least {} tokens, found one of {}",
+                    generator.n_held(),
+                    slot.sequence.ctx_len()
+                ),
+            ));
+        }
+        let held = slot.sequence.ids().iter().zip(generator.tokens());
+        let n_common = held.take_while(|(held, wanted)| held == wanted).count();
+        slot.sequence.truncate(n_common.min(generator.n_held()));
+        slot.head_before = slot.sequence.session().head_use().unwrap_or_default();
         slot.n_losses = 0;
         slot.generator = Some(generator);
         Ok(())
@@ -398,6 +420,14 @@ impl<B: Backend> Scheduler<B> {
     fn now(&self) -> Option<Duration> {
         self.options.clock.map(|clock| clock())
     }
+}
+
+fn no_sequence(id: SequenceId) -> Error {
+    let found = id.0;
+    Error::new(
+        ErrorCode::InvalidRequest,
+        format!("expected a sequence of this scheduler, found number {found}"),
+    )
 }
 
 impl<B: Backend> Slot<B> {

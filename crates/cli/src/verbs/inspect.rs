@@ -164,7 +164,7 @@ impl Inspect {
                 .collect(),
             bytes: files.sources().iter().map(|file| file.len()).sum(),
             n_tensors: tensors.len(),
-            n_parameters: n_parameters(files.tensors()),
+            n_parameters: files.tensors().n_parameters(),
             types: types(&tensors),
             model,
             not_runnable,
@@ -202,21 +202,6 @@ fn architecture(files: &LocalModel) -> Option<String> {
                 .or(config.model_type)
         }
     }
-}
-
-/// Values in all tensors together, as a person counts a model's size: ternary weights packed four to
-/// a byte count as four, their scales not at all.
-fn n_parameters(tensors: &TensorCatalog) -> u64 {
-    let count = |tensor: &TensorEntry| {
-        let n: u64 = tensor.shape.iter().map(|&dim| dim as u64).product();
-        let is_packed = tensors.get(&format!("{}_scale", tensor.name)).is_some();
-        match tensor.name.ends_with(".weight_scale") {
-            true => 0,
-            false if is_packed => n * 4,
-            false => n,
-        }
-    };
-    tensors.iter().map(count).sum()
 }
 
 fn types(tensors: &[TensorReport]) -> BTreeMap<String, TypeReport> {

@@ -99,7 +99,7 @@ impl Blob {
     }
 
     /// The ETag that every source must answer with, if it is known.
-    pub(super) fn etag(&self) -> Option<&String> {
+    pub fn etag(&self) -> Option<&String> {
         self.etag.as_ref()
     }
 

@@ -39,14 +39,14 @@ pub(super) struct Promise {
 }
 
 /// What a source says of a file that nothing else describes.
-#[cfg(all(feature = "http", not(target_family = "wasm")))]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Described {
-    pub(crate) size: u64,
+pub struct Described {
+    /// Its size in bytes.
+    pub size: u64,
     /// A strong ETag: it stands for the same bytes wherever it is seen again.
-    pub(crate) etag: Option<String>,
+    pub etag: Option<String>,
     /// What changes when the file does, as far as the source tells: any ETag, or a date, or nothing.
-    pub(crate) validator: String,
+    pub validator: String,
 }
 
 /// The request: `range` of a file of `size` bytes, as a partial request if `partial`.
@@ -107,7 +107,9 @@ impl Head {
     }
 
     /// Checks that the answer is the plain bytes of a file called `name`.
-    pub(crate) fn check_kind(&self, name: &str) -> Result<(), Fault> {
+    ///
+    /// Errors: the [`Fault`] that it shows.
+    pub fn check_kind(&self, name: &str) -> Result<(), Fault> {
         match self.status {
             200 | 206 => {}
             408 | 425 | 429 | 500..=599 => {
@@ -135,8 +137,9 @@ impl Head {
     }
 
     /// Reads what the answer to a request for the first byte of a file called `name` says of the file.
-    #[cfg(all(feature = "http", not(target_family = "wasm")))]
-    pub(crate) fn describe(&self, name: &str) -> Result<Described, Fault> {
+    ///
+    /// Errors: the [`Fault`] that it shows; [`Fault::NoSize`].
+    pub fn describe(&self, name: &str) -> Result<Described, Fault> {
         self.check_kind(name)?;
         let size = match self.status {
             206 => (self.content_range.as_deref())

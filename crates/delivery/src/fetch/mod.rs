@@ -49,7 +49,7 @@ mod transfer;
 pub use self::{
     blob::{Blob, Limits, PlanError, check_name},
     fault::Fault,
-    head::Head,
+    head::{Described, Head},
     pass::HashJob,
     planner::{Action, Failure, Fetch, Progress},
     ranges::RangeSet,
@@ -59,7 +59,6 @@ pub use self::{
 #[cfg(all(feature = "http", not(target_family = "wasm")))]
 pub(crate) use self::{
     drive::fetch_rather,
-    head::Described,
     small::{Standing, fetch_from, race, read as read_small},
 };
 #[cfg(not(target_family = "wasm"))]

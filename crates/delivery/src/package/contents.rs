@@ -78,8 +78,7 @@ impl TryFrom<Blob> for HashedFile {
 }
 
 /// The configuration of a checkpoint, which a package may have beside its manifest.
-#[cfg(all(feature = "http", not(target_family = "wasm")))]
-pub(crate) const CONFIG_FILE: &str = "config.json";
+pub const CONFIG_FILE: &str = "config.json";
 
 /// The files of a package besides its manifest.
 #[derive(Debug, Clone)]
@@ -192,8 +191,7 @@ impl Contents {
 
     /// Whether [`CONFIG_FILE`] beside the manifest counts: that has neither a configuration nor what one can be
     /// made of, and no digests of files, without which others are ignored.
-    #[cfg(all(feature = "http", not(target_family = "wasm")))]
-    pub(crate) fn may_have_config(&self, manifest: &Manifest) -> bool {
+    pub fn may_have_config(&self, manifest: &Manifest) -> bool {
         manifest.config.is_none()
             && manifest.inference.is_none()
             && !manifest.is_lora()

@@ -9,12 +9,10 @@ mod offer;
 #[cfg(not(target_family = "wasm"))]
 mod stored;
 
-#[cfg(all(feature = "http", not(target_family = "wasm")))]
-pub(crate) use self::contents::CONFIG_FILE;
 #[cfg(not(target_family = "wasm"))]
 pub use self::stored::{SignatureRefusal, SignatureState};
 pub use self::{
-    contents::{Contents, HashedFile, hashed_files, shard_blocks},
+    contents::{CONFIG_FILE, Contents, HashedFile, hashed_files, shard_blocks},
     error::PackageError,
     offer::{Offer, Rejected, check_json, check_signature, signature_text},
 };

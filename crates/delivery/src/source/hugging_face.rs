@@ -1,15 +1,17 @@
 //! Model repositories laid out as on Hugging Face.
 
-use std::env;
-
 use serde::Deserialize;
 
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+use super::{HttpOptions, HttpSource};
 use super::{
-    HttpOptions, HttpSource, Url, UrlError,
+    Url, UrlError,
     url::{encoded, percent_decoded},
 };
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+use crate::fetch::{Cancel, FetchError, Limits, fetch_from, read_small};
 use crate::{
-    fetch::{Blob, Cancel, FetchError, Limits, PlanError, fetch_from, read_small},
+    fetch::{Blob, PlanError},
     hash::{Algorithm, DigestError, Expected},
 };
 
@@ -17,6 +19,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Hub {
     endpoint: Url,
+    #[cfg(all(feature = "http", not(target_family = "wasm")))]
     options: HttpOptions,
 }
 
@@ -53,6 +56,7 @@ pub struct RepositoryFile {
 #[non_exhaustive]
 pub enum RepositoryError {
     /// The listing could not be fetched.
+    #[cfg(all(feature = "http", not(target_family = "wasm")))]
     #[error("cannot list the repository `{id}`")]
     Fetch {
         /// The repository.
@@ -124,31 +128,20 @@ pub enum RepositoryError {
 }
 
 /// Maximum bytes of a listing.
-const MAX_LISTING: usize = 32 << 20;
+pub const MAX_LISTING: usize = 32 << 20;
 
 /// The host names of the public server.
 const PUBLIC_HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
 
 impl Hub {
-    /// The server at `endpoint`. A token in `options` is sent to it and nowhere else.
-    pub fn new(endpoint: Url, options: HttpOptions) -> Self {
-        Self { endpoint, options }
-    }
-
-    /// The server of the environment (`HF_ENDPOINT`), or else the public one, with the token of the
-    /// environment (`HF_TOKEN`).
-    ///
-    /// Errors: [`UrlError`] if the environment's address is invalid.
-    pub fn from_env() -> Result<Self, UrlError> {
-        let set = |name| env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let endpoint = set("HF_ENDPOINT");
-        let endpoint = Url::parse(endpoint.as_deref().unwrap_or("https://huggingface.co"))?;
-        let token = set("HF_TOKEN").map(|token| token.trim().to_owned());
-        let options = HttpOptions {
-            token,
-            ..HttpOptions::default()
-        };
-        Ok(Self::new(endpoint, options))
+    /// The public server.
+    pub fn public() -> Self {
+        let endpoint = Url::parse("https://huggingface.co").expect("it is an address");
+        Self {
+            endpoint,
+            #[cfg(all(feature = "http", not(target_family = "wasm")))]
+            options: HttpOptions::default(),
+        }
     }
 
     /// The repository that `url` refers to, or a file or folder in it: `None` for an address of another
@@ -189,53 +182,21 @@ impl Hub {
         })
     }
 
-    /// Fetches the listing of a repository.
-    ///
-    /// Errors: [`RepositoryError`].
-    pub fn list(
-        &self,
-        repository: &Repository,
-        limits: &Limits,
-        cancel: &Cancel,
-    ) -> Result<Listing, RepositoryError> {
-        let id = || repository.id.clone();
-        let source = HttpSource::new(self.endpoint.clone(), self.options.clone());
-        let revision = encoded(&repository.revision).replace('/', "%2F");
-        let url = self.at(&format!(
-            "api/models/{}/revision/{revision}?blobs=true",
-            encoded(&repository.id)
-        ))?;
-        let (json, _) = fetch_from(&[&source], &repository.id, limits, cancel, |source| {
-            let answer = source.get(url.clone(), None)?;
-            read_small(answer, "listing.json", MAX_LISTING, limits)
-        })
-        .map_err(|source| RepositoryError::Fetch { id: id(), source })?;
-        let model: Model = serde_json::from_slice(&json)
-            .map_err(|source| RepositoryError::Json { id: id(), source })?;
-        let is_commit = model.sha.len() == 40 && model.sha.bytes().all(|b| b.is_ascii_hexdigit());
-        if !is_commit {
-            return Err(RepositoryError::Commit {
-                id: id(),
-                found: model.sha.chars().take(100).collect(),
-            });
-        }
-        let files = model.siblings.into_iter().map(Sibling::file);
-        Ok(Listing {
-            commit: model.sha,
-            files: files.collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// The source of a repository's files as they are at `commit`.
+    /// Where the listing of a repository is.
     ///
     /// Errors: [`UrlError`].
-    pub fn source(&self, repository: &Repository, commit: &str) -> Result<HttpSource, UrlError> {
-        let base = self.at(&format!(
-            "{}/resolve/{}",
-            encoded(&repository.id),
-            encoded(commit)
-        ))?;
-        Ok(HttpSource::new(base, self.options.clone()))
+    pub fn listing_address(&self, repository: &Repository) -> Result<Url, UrlError> {
+        let revision = encoded(&repository.revision).replace('/', "%2F");
+        let id = encoded(&repository.id);
+        self.at(&format!("api/models/{id}/revision/{revision}?blobs=true"))
+    }
+
+    /// Where a repository's files are, as they were at `commit`.
+    ///
+    /// Errors: [`UrlError`].
+    pub fn files_address(&self, repository: &Repository, commit: &str) -> Result<Url, UrlError> {
+        let (id, commit) = (encoded(&repository.id), encoded(commit));
+        self.at(&format!("{id}/resolve/{commit}"))
     }
 
     /// What to fetch of a listing: `wanted` (a file name, or a part of a GGUF file name, such as `Q4_K_M`),
@@ -269,6 +230,87 @@ impl Hub {
     fn at(&self, path: &str) -> Result<Url, UrlError> {
         let endpoint = self.endpoint.to_string();
         Url::parse(&format!("{}/{path}", endpoint.trim_end_matches('/')))
+    }
+}
+
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+impl Hub {
+    /// The server at `endpoint`. A token in `options` is sent to it and nowhere else.
+    pub fn new(endpoint: Url, options: HttpOptions) -> Self {
+        Self { endpoint, options }
+    }
+
+    /// The server of the environment (`HF_ENDPOINT`), or else the public one, with the token of the
+    /// environment (`HF_TOKEN`).
+    ///
+    /// Errors: [`UrlError`] if the environment's address is invalid.
+    pub fn from_env() -> Result<Self, UrlError> {
+        let set = |name| {
+            std::env::var(name)
+                .ok()
+                .filter(|value| !value.trim().is_empty())
+        };
+        let endpoint = set("HF_ENDPOINT");
+        let endpoint = Url::parse(endpoint.as_deref().unwrap_or("https://huggingface.co"))?;
+        let token = set("HF_TOKEN").map(|token| token.trim().to_owned());
+        let options = HttpOptions {
+            token,
+            ..HttpOptions::default()
+        };
+        Ok(Self::new(endpoint, options))
+    }
+
+    /// Fetches the listing of a repository.
+    ///
+    /// Errors: [`RepositoryError`].
+    pub fn list(
+        &self,
+        repository: &Repository,
+        limits: &Limits,
+        cancel: &Cancel,
+    ) -> Result<Listing, RepositoryError> {
+        let source = HttpSource::new(self.endpoint.clone(), self.options.clone());
+        let url = self.listing_address(repository)?;
+        let (json, _) = fetch_from(&[&source], &repository.id, limits, cancel, |source| {
+            let answer = source.get(url.clone(), None)?;
+            read_small(answer, "listing.json", MAX_LISTING, limits)
+        })
+        .map_err(|source| RepositoryError::Fetch {
+            id: repository.id.clone(),
+            source,
+        })?;
+        Listing::parse(repository, &json)
+    }
+
+    /// The source of a repository's files as they are at `commit`.
+    ///
+    /// Errors: [`UrlError`].
+    pub fn source(&self, repository: &Repository, commit: &str) -> Result<HttpSource, UrlError> {
+        let base = self.files_address(repository, commit)?;
+        Ok(HttpSource::new(base, self.options.clone()))
+    }
+}
+
+impl Listing {
+    /// Reads the listing of `repository` as the server has it.
+    ///
+    /// Errors: [`RepositoryError`].
+    pub fn parse(repository: &Repository, json: &[u8]) -> Result<Self, RepositoryError> {
+        let id = || repository.id.clone();
+        let model: Model = serde_json::from_slice(json)
+            .map_err(|source| RepositoryError::Json { id: id(), source })?;
+        let is_commit = model.sha.len() == 40 && model.sha.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_commit {
+            return Err(RepositoryError::Commit {
+                id: id(),
+                found: model.sha.chars().take(100).collect(),
+            });
+        }
+        let files = model.siblings.into_iter().map(Sibling::file);
+        Ok(Self {
+            commit: model.sha,
+            files: files.collect::<Result<_, _>>()?,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ureq::http::Uri;
+use http::Uri;
 
 /// An `http` or `https` address, without a fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Url {
 
     /// The name of the file that this is the address of, without percent-encoding, and the folder that contains
     /// it, with the same query. `None` for a folder, and for a name that isn't UTF-8.
-    pub(crate) fn split_file(&self) -> Option<(Self, String)> {
+    pub fn split_file(&self) -> Option<(Self, String)> {
         let (folder, name) = self.path().rsplit_once('/')?;
         let name = percent_decoded(name).filter(|name| !name.is_empty())?;
         let query = &self.path[self.path().len()..];

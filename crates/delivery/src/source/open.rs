@@ -1,0 +1,43 @@
+//! What is asked of a source, and what it answers.
+
+use std::{
+    io::{self, Read},
+    ops::Range,
+};
+
+use crate::fetch::{Fault, Head};
+
+/// A source of blobs by name.
+pub trait Source: Send + Sync {
+    /// Its name in messages: its address.
+    fn name(&self) -> &str;
+
+    /// Requests a blob, or a range of one.
+    ///
+    /// Errors: [`Fault`] if there is no response, or none that is acceptable.
+    fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault>;
+
+    /// Cancels every request in progress, as soon as possible; later ones work.
+    fn interrupt(&self) {}
+}
+
+/// The head of a response, and its body.
+pub struct Answer {
+    /// The head.
+    pub head: Head,
+    /// The body.
+    pub body: Box<dyn Read + Send>,
+}
+
+/// Classifies an error while reading a response's body.
+pub(crate) fn body_fault(error: &io::Error, received: u64, expected: u64) -> Fault {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Stalled,
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            Fault::Cut { received, expected }
+        }
+        _ => Fault::Unreachable {
+            message: error.to_string(),
+        },
+    }
+}

@@ -1,0 +1,146 @@
+// What `crates/web` exports through wasm-bindgen, as the Worker sees it. The page never does.
+// Bytes, offsets and lengths are numbers below 2^53. Every method may throw an `EngineFailure`.
+
+/** Thrown by every export: `code` is one of the library's stable codes (snake_case), such as `invalid_request`. */
+export interface EngineFailure extends Error { code: string }
+
+/** A model's files as the engine asks for them. Implemented in TypeScript; each may return a promise. */
+export interface Files {
+  /** Length of the file, `undefined` if there is none. Waits until that is known. */
+  len(name: string): number | undefined | Promise<number | undefined>
+  /** Bytes `start..end`; fewer are allowed, at least one. Waits until the file is verified. */
+  read(name: string, start: number, end: number): Uint8Array | Promise<Uint8Array>
+}
+
+/** The folder of one model, complete files and arriving ones. Implemented in TypeScript over OPFS, IndexedDB or memory. */
+export interface Disk {
+  /** Length of a complete file. */
+  len(name: string): number | undefined | Promise<number | undefined>
+  read(name: string, start: number, end: number): Uint8Array | Promise<Uint8Array>
+  /** The journal that an earlier download left for the arriving file. */
+  journal(name: string): string | undefined | Promise<string | undefined>
+  /** Stores bytes of the arriving file. `bytes` is JavaScript's own copy, never a view of the module's memory. */
+  writeAt(name: string, offset: number, bytes: Uint8Array): void | Promise<void>
+  /** Reads bytes of the arriving file. */
+  readBack(name: string, start: number, end: number): Uint8Array | Promise<Uint8Array>
+  /** Flushes the arriving file, then replaces its journal. */
+  note(name: string, journal: string): void | Promise<void>
+  /** The arriving file is complete and verified: flushes it, gives it its name, drops its journal. */
+  commit(name: string): void | Promise<void>
+  /** Deletes the complete and the arriving file. */
+  remove(name: string): void | Promise<void>
+}
+
+/** `fetch`, as the downloader asks for it. Implemented in TypeScript. */
+export interface Http {
+  /** Rejects with an Error if nothing answers. `start..end` becomes a Range header. */
+  open(url: string, start?: number, end?: number): Promise<HttpAnswer>
+}
+export interface HttpAnswer {
+  readonly status: number
+  header(name: string): string | undefined
+  /** The next piece of the body; `undefined` at its end. Rejects if the connection breaks. */
+  read(): Promise<Uint8Array | undefined>
+  cancel(): void
+}
+
+export interface ListedFile { name: string; size: number; /** complete and verified */ here: boolean }
+export interface DownloadProgress { doneBytes: number; totalBytes: number; receivedBytes: number }
+
+/** Fetches a package or a GGUF file into a `Disk`; nothing becomes a complete file before it is verified. */
+export class Download {
+  /**
+   * Reads what there is to fetch: the manifest of a package (`…/` or `…/manifest.json`), a `.gguf` address and
+   * its set, or a Hugging Face repository (`https://huggingface.co/OWNER/REPO[/resolve/REV/FILE]`).
+   * `addresses` after the first are mirrors. If nobody answers and the disk has all files, that is no error.
+   */
+  static open(addresses: string[], disk: Disk, http: Http, options: { parallel?: number; bytesPerSecond?: number; file?: string; seed?: number }): Promise<Download>
+  /** All files in the order in which they will be fetched, known after `open`. */
+  files(): ListedFile[]
+  /** The manifest's text, if it is a package. */
+  manifest(): string | undefined
+  /** Fetches what isn't here. `committed(name)` after each file; `progress` about ten times a second. Call once. */
+  run(committed: (name: string) => void, progress: (p: DownloadProgress) => void): Promise<void>
+  /** Ends `run` with code `cancelled`; what has arrived stays for the next. */
+  cancel(): void
+  /** Hashes every complete file again; returns names of those that are wrong, which are removed. */
+  verify(): Promise<string[]>
+  free(): void
+}
+
+export interface ModelOptions {
+  /** What messages call it. */
+  name: string
+  /** `manifest.json`, `x.gguf`, or nothing for a checkpoint's folder. */
+  entry?: string
+  backend: 'auto' | 'cpu' | 'gpu'
+  threads: number
+  /** Which GPU, where there are two. */
+  device?: 'high-performance' | 'low-power'
+}
+export interface ModelInfo {
+  architecture: string
+  parameters: number
+  maxContext: number
+  vocabulary: number
+  hasTemplate: boolean
+  backend: 'cpu' | 'gpu'
+  /** Why not the GPU: `no_webgpu`, `no_adapter`, `wrong_results`, `device_lost`, `too_small`, `asked` … */
+  backendReason?: { code: string; message: string }
+  adapter?: string
+  /** Bytes of weights in memory. */
+  weightBytes: number
+  /** Bytes of cache for one token of context. */
+  cacheBytesPerToken: number
+  warnings: string[]
+}
+export interface GenerateOptions {
+  maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number
+  repeatPenalty?: number; presencePenalty?: number; frequencyPenalty?: number
+  seed?: number; stop?: string[]; logprobs?: number; logitBias?: Record<string, number>
+}
+/** `end.text` is what had been held back. `device_lost` is a notice: the answer goes on, or fails with its own event. */
+export type EngineEvent =
+  | { session: number; type: 'token'; id: number; text: string; logprob?: number; top?: { id: number; text: string; logprob: number }[] }
+  | { session: number; type: 'end'; text: string; reason: 'stop' | 'length' | 'context'; promptTokens: number; cachedTokens: number; completionTokens: number }
+  | { session: number; type: 'failed'; code: string; message: string }
+  | { session: number; type: 'device_lost'; message: string }
+export interface Message { role: 'system' | 'user' | 'assistant' | 'tool'; content: string; [more: string]: unknown }
+
+/** A loaded model. */
+export class Model {
+  static load(files: Files, options: ModelOptions, progress: (doneBytes: number, totalBytes: number) => void): Promise<Model>
+  info(): ModelInfo
+  encode(text: string): Uint32Array
+  decode(ids: Uint32Array): string
+  /** Renders messages with the model's chat template. */
+  prompt(messages: Message[], options: { tools?: unknown[]; addGenerationPrompt?: boolean }): Uint32Array
+  /** A new session; its number. */
+  session(contextLength?: number): number
+  close(session: number): void
+  /** Begins an answer; a common prefix with what the session holds isn't computed again. */
+  start(session: number, prompt: Uint32Array, options: GenerateOptions): void
+  /** Ends the answer of a session without another event; what it holds stays. */
+  cancel(session: number): void
+  /** One shared step of all running answers; no events if nothing runs. Never two at a time. */
+  step(): Promise<EngineEvent[]>
+  isIdle(): boolean
+  /** Logits after each of `ids`, or the last only; rows of `vocabulary`. */
+  logits(ids: Uint32Array, all: boolean): Promise<Float32Array>
+  addAdapter(name: string, files: Files): Promise<void>
+  removeAdapter(name: string): void
+  /** The adapters of a session with their strengths; drops its cache where they change. */
+  useAdapters(session: number, adapters: { name: string; scale?: number }[]): void
+  /** Replaces groups (`all` if empty) by those of another package; versions and hashes before and after. */
+  swap(files: Files, groups: string[]): Promise<{ group: string; from: { version?: string; hash?: string }; to: { version?: string; hash?: string } }[]>
+  memory(): { wasmBytes: number; gpuBytes: number }
+  free(): void
+}
+
+/** Hash of bytes, hexadecimal. */
+export function sha256(bytes: Uint8Array): string
+export function version(): string
+/** wasm-bindgen's initialiser. */
+export default function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<unknown>
+/** Only in the build with threads. */
+export function initThreadPool(n: number): Promise<unknown>

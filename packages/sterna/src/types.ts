@@ -1,0 +1,257 @@
+/** The public shapes, and the calls between the page and the Worker. Sizes are bytes. */
+
+/**
+ * Where a model is.
+ *
+ * - `https://host/folder/` or `…/manifest.json`: a package
+ * - `https://host/model.gguf`: a GGUF file, or the first of a split set
+ * - `OWNER/REPO` or `https://huggingface.co/OWNER/REPO`: a Hugging Face repository
+ * - a `File` or several: a GGUF file, a split set, or the files of a folder; read where they are, not copied
+ * - a directory handle: a package, a checkpoint or a folder with a GGUF file; read where it is
+ *
+ * A relative address begins with `/`, `./` or `../`, or ends in `/`, `.gguf` or `manifest.json`.
+ */
+export type Source = string | URL | File | readonly File[] | FileSystemDirectoryHandle
+
+/** Where downloads are kept. `auto`: OPFS, else IndexedDB, else memory. */
+export type StoreKind = 'opfs' | 'indexeddb' | 'memory'
+
+export interface Progress {
+  /**
+   * `waiting`: another tab fetches this model, whose progress this is; `download`: bytes arrive, and what has
+   * arrived is loaded; `load`: the rest is loaded from the store.
+   */
+  phase: 'waiting' | 'download' | 'load'
+  doneBytes: number
+  totalBytes: number
+  /** Bytes per second over the last seconds of a download. */
+  bytesPerSecond?: number
+}
+
+/** Something that a user may want to know, with a stable code, such as `device_lost` or `damaged_file`. */
+export interface Notice { code: string; message: string }
+
+/** Options of everything that reads a source. */
+export interface SourceOptions {
+  onProgress?: (progress: Progress) => void
+  /** Stops the download; what has arrived is kept, so that the next call continues it. */
+  signal?: AbortSignal
+  store?: StoreKind | 'auto'
+  /** Other addresses of the same package. */
+  mirrors?: (string | URL)[]
+  /** The file of a Hugging Face repository. */
+  file?: string
+  /** How stored files are checked before they are used: some blocks of each (as default), all, or none. */
+  verify?: 'sample' | 'full' | 'none'
+  /** Upper bound of the rate of a download. */
+  bytesPerSecond?: number
+}
+
+export interface LoadOptions extends SourceOptions {
+  /** `auto` takes the GPU if there is one that computes correctly. */
+  backend?: 'auto' | 'cpu' | 'gpu'
+  /** Which GPU, where there are two. */
+  device?: 'high-performance' | 'low-power'
+  /** Tokens of context of a session; as default what the model was trained for, at most 4096. */
+  contextLength?: number
+  /** Threads on the CPU; more than one only where the page is cross-origin isolated. */
+  threads?: number
+  /** Address of the `.wasm` file if it isn't beside the package's scripts; for both builds by an object. */
+  wasmUrl?: string | URL | { plain: string | URL; threads?: string | URL }
+  /** What messages call the model. */
+  name?: string
+  onNotice?: (notice: Notice) => void
+}
+
+export interface Message {
+  role: 'system' | 'user' | 'assistant' | 'tool'
+  content: string
+  [more: string]: unknown
+}
+
+export interface AdapterUse { name: string; /** 1 as default. */ scale?: number }
+
+export interface GenerateOptions {
+  /** As default until the model ends or the context is full. */
+  maxTokens?: number
+  /** 0 takes the most probable token. */
+  temperature?: number
+  topK?: number
+  topP?: number
+  minP?: number
+  repeatPenalty?: number
+  presencePenalty?: number
+  frequencyPenalty?: number
+  seed?: number
+  stop?: string | string[]
+  /** How many alternatives to report for each token; 0 is the token alone. */
+  logprobs?: number
+  /** Added to the logits of token ids. */
+  logitBias?: Record<string, number>
+  /** Tools for the chat template. */
+  tools?: unknown[]
+  /** Instead of those set by `adapters.use`. */
+  adapters?: AdapterUse[]
+  signal?: AbortSignal
+}
+
+export interface Usage {
+  promptTokens: number
+  /** Those of the prompt that did not have to be computed. */
+  cachedTokens: number
+  completionTokens: number
+}
+/** `stopped`: by `Generation.stop()`. */
+export type FinishReason = 'stop' | 'length' | 'context' | 'stopped'
+export interface TokenLogprob {
+  id: number
+  text: string
+  logprob: number
+  top: { id: number; text: string; logprob: number }[]
+}
+
+export interface ModelInfo {
+  architecture: string
+  parameters: number
+  maxContext: number
+  vocabulary: number
+  hasTemplate: boolean
+  backend: 'cpu' | 'gpu'
+  /** Why the GPU isn't used: `no_webgpu`, `no_adapter`, `wrong_results`, `device_lost`, `too_small`, `asked`. */
+  backendReason?: Notice
+  adapter?: string
+  /** Bytes of weights in memory. */
+  weightBytes: number
+  cacheBytesPerToken: number
+  warnings: string[]
+  name: string
+  /** 1 without the build with threads. */
+  threads: number
+  /** Tokens of context of a session. */
+  contextLength: number
+}
+
+export interface StoredModel {
+  /** Names it for `models.remove` and `models.verify`; its address does so, too. */
+  id: string
+  source: string
+  name: string
+  /** Bytes that are stored. */
+  bytes: number
+  /** Bytes that it will have; unknown before its list of files was read. */
+  totalBytes?: number
+  complete: boolean
+  /** Milliseconds since 1970. */
+  usedAt: number
+  store: StoreKind
+}
+
+/** What loading a source would take. */
+export interface Plan {
+  files: { name: string; size: number; here: boolean }[]
+  totalBytes: number
+  missingBytes: number
+  /** What the browser would still store, if it says so. */
+  freeBytes?: number
+  /** Estimate of the memory for weights; the cache comes on top. */
+  memoryBytes: number
+  fits: boolean
+}
+
+export interface StorageUsage {
+  store: StoreKind
+  /** Of all models. */
+  modelBytes: number
+  /** Of the whole origin, and what it may use, as the browser estimates. */
+  originBytes?: number
+  quotaBytes?: number
+  /** Whether the browser promised not to evict it. */
+  persisted?: boolean
+}
+
+/** What this browser offers, and what would be used. */
+export interface Doctor {
+  version?: string
+  engine: { ok: boolean; error?: Notice; build: 'plain' | 'threads' }
+  simd: boolean
+  crossOriginIsolated: boolean
+  cores: number
+  /** GiB, rounded and capped by the browser. */
+  deviceMemory?: number
+  webgpu: { ok: boolean; reason?: Notice; adapter?: string; features: string[]; limits: Record<string, number> }
+  storage: StorageUsage & { opfs: boolean; syncAccess: boolean; sharedReads: boolean; indexeddb: boolean; locks: boolean }
+}
+
+export interface SwapResult {
+  group: string
+  from: { version?: string; hash?: string }
+  to: { version?: string; hash?: string }
+}
+
+// From here on: between the page and the Worker.
+
+/** A source that can be posted. */
+export type WireSource =
+  | { kind: 'address'; addresses: string[] }
+  | { kind: 'files'; files: File[] }
+  | { kind: 'folder'; handle: FileSystemDirectoryHandle }
+
+export interface WireSourceOptions {
+  source: WireSource
+  store: StoreKind | 'auto'
+  verify: 'sample' | 'full' | 'none'
+  file?: string
+  bytesPerSecond?: number
+}
+export interface WireEngine {
+  wasmUrl: { plain?: string; threads?: string }
+  threads?: number
+}
+export interface WireLoad extends WireSourceOptions {
+  backend: 'auto' | 'cpu' | 'gpu'
+  device?: 'high-performance' | 'low-power'
+  contextLength?: number
+  name: string
+}
+export type Sampling = Omit<GenerateOptions, 'signal' | 'stop' | 'adapters' | 'tools'> & { stop?: string[] }
+export interface WireGenerate {
+  /** A session of `open`; without it one that is shared by such calls. */
+  session?: number
+  /** Text to continue, or messages for the template. */
+  prompt: string | Message[]
+  /** Leave out the oldest turns if they don't fit. */
+  forget: boolean
+  options: Sampling
+  tools?: unknown[]
+  adapters?: AdapterUse[]
+}
+export type WireEvent = { text: string; logprob?: TokenLogprob } | { notice: Notice }
+export interface WireEnd { reason: FinishReason; usage: Usage; forgotten: number }
+
+/** What the Worker answers. */
+export type Calls = {
+  engine: { args: WireEngine; value: null }
+  load: { args: WireLoad; item: Progress | { notice: Notice }; value: ModelInfo }
+  plan: { args: WireSourceOptions; value: Plan }
+  info: { args: null; value: ModelInfo }
+  memory: { args: null; value: { wasmBytes: number; gpuBytes: number } }
+  generate: { args: WireGenerate; item: WireEvent; value: WireEnd }
+  open: { args: { contextLength?: number }; value: number }
+  close: { args: number; value: null }
+  tokenize: { args: string | Message[]; value: Uint32Array }
+  detokenize: { args: Uint32Array; value: string }
+  logits: { args: { ids: Uint32Array; all: boolean }; value: Float32Array }
+  addAdapter: { args: { name: string; from: WireSourceOptions }; item: Progress | { notice: Notice }; value: null }
+  removeAdapter: { args: string; value: null }
+  useAdapters: { args: AdapterUse[]; value: null }
+  swap: { args: { groups: string[]; from: WireSourceOptions }; item: Progress | { notice: Notice }; value: SwapResult[] }
+  list: { args: null; value: StoredModel[] }
+  remove: { args: string; value: boolean }
+  verify: { args: { id: string; mend: boolean }; item: Progress | { notice: Notice }; value: string[] }
+  usage: { args: null; value: StorageUsage }
+  purge: { args: null; value: number }
+  readText: { args: { id: string; name: string }; value: string | null }
+  doctor: { args: null; value: Doctor }
+  dispose: { args: null; value: null }
+}
+

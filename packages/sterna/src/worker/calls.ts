@@ -1,0 +1,100 @@
+/** What the Worker answers. One Worker has at most one model. */
+import { SternaError } from '../error.js'
+import type { Handlers } from '../rpc.js'
+import type { Calls, Progress, WireEngine } from '../types.js'
+import { doctor } from './doctor.js'
+import type { Engine } from './engine.js'
+import { Host } from './host.js'
+import * as library from './library.js'
+
+/** The handlers, over a way to load the engine. */
+export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handlers<Calls> {
+  let options: WireEngine = { wasmUrl: {} }
+  let loading: Promise<Engine> | undefined
+  let host: Host | undefined
+
+  function engine(): Promise<Engine> {
+    loading ??= load(options)
+    loading.catch(() => { loading = undefined })
+    return loading
+  }
+  function loaded(): Host {
+    if (!host) throw new SternaError('disposed', 'The model was disposed.')
+    return host
+  }
+  /** Opens a source for `use`, whose files stay open if it succeeds. */
+  async function opening<T>(from: Parameters<typeof library.openSource>[1], context: library.OpenContext, use: (opened: library.Opened) => Promise<T>): Promise<T> {
+    const opened = await library.openSource(await engine(), from, context)
+    const abort = new AbortController()
+    try {
+      // A failed download is what went wrong, whatever the engine says of the files that it then misses.
+      const failed = opened.arrived.then(() => new Promise<never>(() => {}), error => { throw error })
+      const value = await Promise.race([use(opened), failed])
+      await opened.arrived
+      return value
+    } catch (error) {
+      opened.close()
+      throw SternaError.from(error)
+    } finally {
+      abort.abort()
+    }
+  }
+
+  return {
+    engine: args => (options = args, null),
+
+    load: (args, context) => opening(args, context, async opened => {
+      library.refuseMemory(opened.totalBytes, args.backend)
+      const { Model, threads } = await engine()
+      let arrived = false
+      void opened.arrived.then(() => { arrived = true }, () => {})
+      const tell = (doneBytes: number, totalBytes: number) => {
+        const progress: Progress = { phase: 'load', doneBytes, totalBytes }
+        if (arrived && !context.signal.aborted) context.emit(progress)
+      }
+      const model = await Model.load(opened.files, {
+        name: args.name, backend: args.backend, threads,
+        ...(opened.entry === undefined ? {} : { entry: opened.entry }), ...(args.device ? { device: args.device } : {}),
+      }, tell)
+      host = new Host(model, args.name, threads, args.contextLength, opened)
+      return host.info()
+    }),
+
+    plan: async args => library.plan(await engine(), args),
+    info: () => loaded().info(),
+    memory: () => loaded().with(model => model.memory()),
+    generate: (args, { signal, emit }) => loaded().generate(args, signal, emit),
+    open: ({ contextLength }) => loaded().open(contextLength),
+    close: async session => (await host?.close(session), null),
+    tokenize: prompt => loaded().with(model => loaded().encode(model, prompt)),
+    detokenize: ids => loaded().with(model => model.decode(ids)),
+    logits: ({ ids, all }) => loaded().with(model => model.logits(ids, all)),
+
+    addAdapter: ({ name, from }, context) => opening(from, context, async opened => {
+      await loaded().with(model => model.addAdapter(name, opened.files))
+      loaded().opened.push(opened)
+      return null
+    }),
+    removeAdapter: async name => (await loaded().with(model => model.removeAdapter(name)), null),
+    useAdapters: adapters => (loaded().useAdapters(adapters), null),
+    swap: ({ groups, from }, context) => opening(from, context, async opened => {
+      const swapped = await loaded().with(model => model.swap(opened.files, groups))
+      loaded().opened.push(opened)
+      return swapped
+    }),
+
+    list: () => library.list(),
+    remove: id => library.remove(id),
+    verify: async ({ id, mend }, context) => library.verify(await engine(), id, mend, context),
+    usage: () => library.usage(),
+    purge: () => library.purge(),
+    readText: ({ id, name }) => library.readText(id, name),
+    doctor: () => doctor(engine),
+    dispose: async () => {
+      const disposing = host
+      host = undefined
+      await disposing?.dispose()
+      return null
+    },
+  }
+}

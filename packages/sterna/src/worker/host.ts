@@ -1,0 +1,197 @@
+/** One loaded model: its sessions, and the loop that computes all running answers together. */
+import type { EngineEvent, Model } from '../engine.js'
+import { SternaError, cancelled } from '../error.js'
+import type { AdapterUse, Message, ModelInfo, Notice, Usage, WireEnd, WireEvent, WireGenerate } from '../types.js'
+import type { Opened } from './library.js'
+
+/** An answer in progress. */
+interface Answer {
+  emit(event: WireEvent): void
+  end(end: Omit<WireEnd, 'forgotten'>): void
+  fail(error: SternaError): void
+}
+
+/** Largest context that is taken without being asked for: the cache of more would surprise. */
+const DEFAULT_CONTEXT = 4096
+
+export class Host {
+  #answers = new Map<number, Answer>()
+  /** Adapters that each session has. */
+  #adapters = new Map<number, string>()
+  #defaultAdapters: AdapterUse[] = []
+  /** A session for calls that name none, kept for the prefix that it holds. */
+  #spare: number | undefined
+  /** The engine does one thing at a time; this is the end of its queue. */
+  #queue: Promise<unknown> = Promise.resolve()
+  #stepping = false
+  readonly contextLength: number
+  /** Files that adapters and swapped groups may still read. */
+  readonly opened: Opened[]
+
+  constructor(private readonly model: Model, private readonly name: string, private readonly threads: number, contextLength: number | undefined, opened: Opened) {
+    this.contextLength = contextLength ?? Math.min(DEFAULT_CONTEXT, model.info().maxContext)
+    this.opened = [opened]
+  }
+
+  /** Runs `use` when the engine is free. A step of the running answers may come before it, never at the same time. */
+  with<T>(use: (model: Model) => T | Promise<T>): Promise<T> {
+    const result = this.#queue.then(() => use(this.model))
+    this.#queue = result.catch(() => {})
+    return result
+  }
+
+  info(): Promise<ModelInfo> {
+    return this.with(model => ({ ...model.info(), name: this.name, threads: this.threads, contextLength: this.contextLength }))
+  }
+
+  open(contextLength?: number): Promise<number> {
+    return this.with(model => model.session(contextLength ?? this.contextLength))
+  }
+
+  close(session: number): Promise<void> {
+    this.#answers.get(session)?.fail(new SternaError('disposed', 'The chat was closed.'))
+    this.#answers.delete(session)
+    this.#adapters.delete(session)
+    return this.with(model => model.close(session))
+  }
+
+  useAdapters(adapters: AdapterUse[]): void { this.#defaultAdapters = adapters }
+
+  /** Token ids of a text, or of messages by the chat template. */
+  encode(model: Model, prompt: string | Message[], tools?: unknown[]): Uint32Array {
+    if (typeof prompt === 'string') return model.encode(prompt)
+    // A model without a template continues a text, so a chat with it is one.
+    if (!model.info().hasTemplate) return model.encode(prompt.map(({ content }) => content).join(''))
+    return model.prompt(prompt, { addGenerationPrompt: true, ...(tools ? { tools } : {}) })
+  }
+
+  /** Answers. Rejects with `cancelled` when `signal` aborts; what the session holds stays. */
+  async generate({ session, prompt, forget, options, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
+    const own = session === undefined
+    const id = session ?? this.#spare ?? await this.open()
+    if (own) this.#spare = undefined
+    try {
+      if (this.#answers.has(id)) throw new SternaError('invalid_request', 'This chat is still answering.')
+      let forgotten = 0
+      let abort = () => {}
+      const ended = new Promise<Omit<WireEnd, 'forgotten'>>((end, fail) => {
+        // Taken before anything is awaited, so that a second answer of the session is refused.
+        this.#answers.set(id, { emit, end, fail })
+        abort = () => fail(cancelled(signal))
+        signal.addEventListener('abort', abort)
+      })
+      ended.catch(() => {})
+      try {
+        let started = false
+        await this.with(model => {
+          if (signal.aborted) throw cancelled(signal)
+          this.#applyAdapters(model, id, adapters ?? this.#defaultAdapters)
+          let ids = this.encode(model, prompt, tools)
+          const room = this.contextLength - Math.min(options.maxTokens ?? Infinity, this.contextLength >> 2)
+          for (let messages = prompt; forget && typeof messages !== 'string' && ids.length > room;) {
+            const shorter = withoutOldestTurn(messages)
+            if (!shorter) break
+            forgotten += messages.length - shorter.length
+            messages = shorter
+            ids = this.encode(model, messages, tools)
+          }
+          model.start(id, ids, options)
+          started = true
+        })
+        void this.#run()
+        try {
+          return { ...await ended, forgotten }
+        } catch (error) {
+          if (started) await this.with(model => model.cancel(id))
+          throw error
+        }
+      } finally {
+        signal.removeEventListener('abort', abort)
+        this.#answers.delete(id)
+      }
+    } finally {
+      if (own && this.#spare === undefined) this.#spare = id
+      else if (own) await this.close(id)
+    }
+  }
+
+  #applyAdapters(model: Model, session: number, adapters: AdapterUse[]): void {
+    const wanted = JSON.stringify(adapters)
+    if ((this.#adapters.get(session) ?? '[]') === wanted) return
+    model.useAdapters(session, adapters)
+    this.#adapters.set(session, wanted)
+  }
+
+  /** Steps until no answer runs. Between two steps the Worker hears its messages. */
+  async #run(): Promise<void> {
+    if (this.#stepping) return
+    this.#stepping = true
+    try {
+      while (await this.with(async model => {
+        if (model.isIdle()) return false
+        for (const event of await model.step()) this.#dispatch(event)
+        return true
+      })) await breathe()
+    } catch (error) {
+      const failure = SternaError.from(error, 'compute')
+      for (const answer of this.#answers.values()) answer.fail(failure)
+    } finally {
+      this.#stepping = false
+    }
+    // An answer may have begun after the last look and before the flag fell.
+    if (!await this.with(model => model.isIdle())) void this.#run()
+  }
+
+  #dispatch(event: EngineEvent): void {
+    const answer = this.#answers.get(event.session)
+    if (!answer) return // It was cancelled.
+    switch (event.type) {
+      case 'token': {
+        const { id, text, logprob, top = [] } = event
+        if (logprob !== undefined) answer.emit({ text, logprob: { id, text, logprob, top } })
+        else if (text !== '') answer.emit({ text })
+        break
+      }
+      case 'end': {
+        const { promptTokens, cachedTokens, completionTokens, reason } = event
+        const usage: Usage = { promptTokens, cachedTokens, completionTokens }
+        if (event.text !== '') answer.emit({ text: event.text })
+        answer.end({ reason, usage })
+        break
+      }
+      case 'failed':
+        answer.fail(SternaError.from(event, 'compute'))
+        break
+      case 'device_lost': {
+        const notice: Notice = { code: 'device_lost', message: event.message }
+        answer.emit({ notice })
+      }
+    }
+  }
+
+  async dispose(): Promise<void> {
+    for (const answer of this.#answers.values()) answer.fail(new SternaError('disposed', 'The model was disposed.'))
+    await this.with(model => model.free())
+    for (const opened of this.opened) opened.close()
+  }
+}
+
+/** Without the first question and all up to the next; `undefined` if there is only one. */
+function withoutOldestTurn(messages: Message[]): Message[] | undefined {
+  const first = messages.findIndex(({ role }) => role !== 'system')
+  const next = messages.findIndex(({ role }, i) => i > first && role === 'user')
+  return first < 0 || next < 0 ? undefined : [...messages.slice(0, first), ...messages.slice(next)]
+}
+
+const pause = new MessageChannel()
+const resumed: (() => void)[] = []
+pause.port1.onmessage = () => resumed.shift()!()
+;(pause.port1 as { unref?(): void }).unref?.() // In Node.js.
+
+/** Lets waiting messages be handled; unlike a timer without a delay of milliseconds. */
+function breathe(): Promise<void> {
+  return new Promise(resolve => {
+    resumed.push(resolve)
+    pause.port2.postMessage(null)
+  })
+}

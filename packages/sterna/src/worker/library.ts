@@ -1,0 +1,467 @@
+/**
+ * From a source to files that the engine can read: found, downloaded, kept, checked, listed and removed.
+ *
+ * Between tabs two locks guard a model's folder: `sterna:get:KEY`, exclusive, is held by the one that fetches,
+ * checks or removes; `sterna:use:KEY`, shared, by those that have the files open.
+ */
+import type { DownloadProgress, Files, ListedFile } from '../engine.js'
+import { SternaError, cancelled } from '../error.js'
+import type { Notice, Plan, Progress, StorageUsage, StoredModel, StoreKind, WireSourceOptions } from '../types.js'
+import type { Engine } from './engine.js'
+import { http } from './http.js'
+import { channel, lock, tryLock, type Release } from './locks.js'
+import { SealedFolder } from './sealed.js'
+import { fileReader, openStore, readFile, writeFile, type Folder, type Store } from './store.js'
+
+/** A tab's WebAssembly has 4 GiB; some of it is for the cache and the program. */
+const MAX_WASM_WEIGHTS = 3.5 * 2 ** 30
+const RECORD = '.record'
+
+/** What is known of a stored model besides its files. */
+interface Record {
+  source: string
+  addresses: string[]
+  file?: string
+  name: string
+  usedAt: number
+  files?: { name: string; size: number }[]
+}
+
+/** A source whose files can be read, perhaps while they arrive. */
+export interface Opened {
+  files: Files
+  /** See `ModelOptions.entry`. */
+  entry: string | undefined
+  totalBytes: number
+  /** Resolves when everything is in the store; rejects with what stopped the download. */
+  arrived: Promise<void>
+  /** Lets go of the files. */
+  close(): void
+}
+
+export interface OpenContext {
+  signal: AbortSignal
+  emit(item: Progress | { notice: Notice }): void
+}
+
+/** The name of a model's folder: readable, and different for each address. */
+export function keyOf(address: string, file = ''): string {
+  let [a, b] = [0xdeadbeef, 0x41c6ce57]
+  for (const char of `${address} ${file}`) {
+    const code = char.codePointAt(0)!
+    a = Math.imul(a ^ code, 2654435761)
+    b = Math.imul(b ^ code, 1597334677)
+    ;[a, b] = [(a << 13) | (a >>> 19), (b << 17) | (b >>> 15)]
+  }
+  const hex = (n: number) => (n >>> 0).toString(16).padStart(8, '0')
+  return `${nameOf(address).replace(/[^\w.-]+/g, '-').slice(0, 60)}-${hex(a)}${hex(b)}`
+}
+
+/** What to call the model of an address. */
+export function nameOf(address: string): string {
+  const parts = new URL(address).pathname.replace(/\/(manifest\.json)?$/, '').split('/').filter(Boolean)
+  return decodeURIComponent(parts.at(-1) ?? new URL(address).host)
+}
+
+/** Opens a source for reading; a download begins and goes on after the return. */
+export async function openSource(engine: Engine, from: WireSourceOptions, context: OpenContext): Promise<Opened> {
+  const { source } = from
+  if (source.kind === 'files') return openFiles(source.files)
+  if (source.kind === 'folder') return openHandle(source.handle)
+  const store = await openStore(from.store)
+  const key = keyOf(source.addresses[0]!, from.file)
+  const leave = await lock(`sterna:use:${key}`, { mode: 'shared' })
+  let folder: SealedFolder | undefined
+  try {
+    folder = new SealedFolder(await store.folder(key), engine.sha256)
+    const done = await takeTurn(key, context)
+    return await fetchInto(engine, folder, from, key, context, { done, leave })
+  } catch (error) {
+    folder?.inner.close()
+    leave()
+    throw SternaError.from(error)
+  }
+}
+
+/** Waits until no other tab fetches this model, telling of its progress. */
+async function takeTurn(key: string, { signal, emit }: OpenContext): Promise<Release> {
+  const name = `sterna:get:${key}`
+  const free = await tryLock(name)
+  if (free) return free
+  const others = channel<Progress>(name, progress => emit({ ...progress, phase: 'waiting' }))
+  try {
+    return await lock(name, { signal })
+  } finally {
+    others.close()
+  }
+}
+
+/** Checks what the folder has and fetches the rest. `done` is called when the folder is whole, or on failure. */
+async function fetchInto(
+  engine: Engine, folder: SealedFolder, from: WireSourceOptions, key: string, context: OpenContext,
+  locks: { done: Release; leave: Release },
+): Promise<Opened> {
+  const { signal, emit } = context
+  const { addresses } = from.source as { addresses: string[] }
+  const others = channel<Progress>(`sterna:get:${key}`)
+  const done = () => (others.close(), locks.done())
+  try {
+    const damaged = from.verify === 'none' ? [] : await folder.sample()
+    let download = await openDownload(engine, folder, addresses, from)
+    if (from.verify === 'full') {
+      const wrong = await download.verify()
+      if (wrong.length) {
+        damaged.push(...wrong)
+        download.free()
+        download = await openDownload(engine, folder, addresses, from)
+      }
+    }
+    for (const name of damaged) emit({ notice: { code: 'damaged_file', message: `${name} was damaged in the store and is fetched again.` } })
+    const listed = download.files()
+    const entry = entryOf(listed.map(({ name }) => name), download.manifest() !== undefined)
+    const totalBytes = sum(listed)
+    const missing = listed.filter(file => !file.here)
+    await refuseIfTooLarge(folder, missing)
+    await writeRecord(folder.inner, {
+      source: addresses[0]!, addresses, name: nameOf(addresses[0]!), usedAt: Date.now(),
+      files: listed.map(({ name, size }) => ({ name, size })), ...(from.file === undefined ? {} : { file: from.file }),
+    })
+    if (signal.aborted) throw cancelled(signal)
+    const files = new ArrivingFiles(folder, listed)
+    const stop = () => download.cancel()
+    signal.addEventListener('abort', stop)
+    const rate = new Rate()
+    const tell = ({ doneBytes, totalBytes, receivedBytes }: DownloadProgress) => {
+      const progress: Progress = { phase: 'download', doneBytes, totalBytes, bytesPerSecond: rate.of(receivedBytes) }
+      emit(progress)
+      others.say(progress)
+    }
+    const running = missing.length ? download.run(name => files.commit(name), tell) : Promise.resolve()
+    const arrived = running
+      .then(() => files.commitAll(), error => {
+        const failure = signal.aborted ? cancelled(signal) : folder.failure ?? SternaError.from(error)
+        files.fail(failure)
+        throw failure
+      })
+      .finally(() => {
+        signal.removeEventListener('abort', stop)
+        download.free()
+        done()
+      })
+    arrived.catch(() => {})
+    const close = () => (folder.inner.close(), locks.leave())
+    return { files, entry, totalBytes, arrived, close }
+  } catch (error) {
+    done()
+    throw folder.failure ?? error
+  }
+}
+
+function openDownload(engine: Engine, folder: SealedFolder, addresses: string[], { file, bytesPerSecond }: { file?: string; bytesPerSecond?: number }) {
+  return engine.Download.open(addresses, folder, http, {
+    ...(file === undefined ? {} : { file }), ...(bytesPerSecond === undefined ? {} : { bytesPerSecond }),
+    seed: Math.floor(Math.random() * 2 ** 32),
+  })
+}
+
+const sum = (files: readonly { size: number }[]) => files.reduce((total, { size }) => total + size, 0)
+
+/** Throws `quota` if the browser has no room for what is missing. */
+async function refuseIfTooLarge(folder: SealedFolder, missing: ListedFile[]): Promise<void> {
+  if (missing.length === 0 || folder.inner.kind === 'memory') return
+  const { free, needed } = await room(folder, missing)
+  if (free === undefined || needed <= free) return
+  throw new SternaError('quota', `The model needs ${megabytes(needed)} more, and the browser stores at most ${megabytes(free)} more for this site. `
+    + 'Delete models (models.remove), free space on the disk, or choose a smaller one. A private window stores less than a normal one.')
+}
+
+/** Bytes that the browser would still store, and those that `missing` needs, less what has arrived of them. */
+async function room(folder: SealedFolder, missing: ListedFile[]): Promise<{ free?: number; needed: number }> {
+  const names = new Set(missing.map(({ name }) => name))
+  const parts = (await folder.entries()).filter(({ name, complete }) => !complete && names.has(name))
+  const needed = Math.max(0, sum(missing) - sum(parts))
+  const { usage, quota } = await estimate()
+  return usage === undefined || quota === undefined ? { needed } : { needed, free: Math.max(0, quota - usage) }
+}
+
+async function estimate(): Promise<StorageEstimate> {
+  return await globalThis.navigator?.storage?.estimate?.().catch(() => ({})) ?? {}
+}
+
+const megabytes = (bytes: number) => `${(bytes / 1e6).toLocaleString('en', { maximumFractionDigits: bytes < 1e7 ? 1 : 0 })} MB`
+
+/** Which file the engine opens first. */
+function entryOf(names: string[], isPackage: boolean): string | undefined {
+  if (isPackage || names.includes('manifest.json')) return 'manifest.json'
+  return names.filter(name => name.toLowerCase().endsWith('.gguf')).sort()[0]
+}
+
+/** The files of a download: a read waits until its file is complete. */
+class ArrivingFiles implements Files {
+  #sizes: Map<string, number>
+  #waiting = new Map<string, { promise: Promise<void>; resolve: () => void; reject: (error: SternaError) => void }>()
+
+  constructor(private readonly folder: SealedFolder, listed: ListedFile[]) {
+    this.#sizes = new Map(listed.map(({ name, size }) => [name, size]))
+    for (const { name, here } of listed) {
+      if (here) continue
+      let [resolve, reject]: [() => void, (error: SternaError) => void] = [() => {}, () => {}]
+      const promise = new Promise<void>((...both) => { [resolve, reject] = both })
+      promise.catch(() => {})
+      this.#waiting.set(name, { promise, resolve, reject })
+    }
+  }
+
+  len(name: string): number | undefined { return this.#sizes.get(name) }
+
+  async read(name: string, start: number, end: number): Promise<Uint8Array> {
+    await this.#waiting.get(name)?.promise
+    return this.folder.read(name, start, end)
+  }
+
+  commit(name: string): void { this.#waiting.get(name)?.resolve() }
+  commitAll(): void { for (const { resolve } of this.#waiting.values()) resolve() }
+  fail(error: SternaError): void { for (const { reject } of this.#waiting.values()) reject(error) }
+}
+
+/** Bytes per second over the last five seconds. */
+class Rate {
+  #seen: { at: number; bytes: number }[] = []
+  of(bytes: number): number {
+    const at = performance.now()
+    this.#seen.push({ at, bytes })
+    while (this.#seen.length > 2 && at - this.#seen[0]!.at > 5000) this.#seen.shift()
+    const first = this.#seen[0]!
+    return at > first.at ? Math.round((bytes - first.bytes) / (at - first.at) * 1000) : 0
+  }
+}
+
+// Files of the user's
+
+function openFiles(files: File[]): Opened {
+  // A dropped folder's paths begin with its name.
+  const paths = files.map(file => file.webkitRelativePath.split('/').slice(1).join('/') || file.name)
+  const readers = new Map(files.map((file, i) => [paths[i]!, fileReader(file)]))
+  return {
+    files: {
+      len: name => readers.get(name)?.size,
+      read: (name, start, end) => present(readers.get(name), name).read(start, end),
+    },
+    entry: entryOf(paths, false), totalBytes: sum(files), arrived: Promise.resolve(), close: () => {},
+  }
+}
+
+async function openHandle(folder: FileSystemDirectoryHandle): Promise<Opened> {
+  const readers = new Map<string, Promise<ReturnType<typeof fileReader> | undefined>>()
+  async function open(name: string) {
+    const path = name.split('/')
+    try {
+      let at = folder
+      for (const part of path.slice(0, -1)) at = await at.getDirectoryHandle(part)
+      return fileReader(await (await at.getFileHandle(path.at(-1)!)).getFile())
+    } catch (error) {
+      if (['NotFoundError', 'TypeMismatchError', 'TypeError'].includes((error as Error).name)) return undefined
+      throw error
+    }
+  }
+  const reader = (name: string) => {
+    if (!readers.has(name)) readers.set(name, open(name))
+    return readers.get(name)!
+  }
+  const names: string[] = []
+  let totalBytes = 0
+  for await (const [name, handle] of folder.entries()) {
+    if (handle.kind !== 'file') continue
+    names.push(name)
+    totalBytes += (await (handle as FileSystemFileHandle).getFile()).size
+  }
+  return {
+    files: {
+      len: async name => (await reader(name))?.size,
+      read: async (name, start, end) => present(await reader(name), name).read(start, end),
+    },
+    entry: entryOf(names, false), totalBytes, arrived: Promise.resolve(), close: () => {},
+  }
+}
+
+function present<T>(value: T | undefined, name: string): T {
+  if (value === undefined) throw new SternaError('not_found', `There is no file ${name}.`)
+  return value
+}
+
+// The stored models
+
+/** What loading would take. Fetches the description only, and keeps nothing of a model that isn't here. */
+export async function plan(engine: Engine, from: WireSourceOptions): Promise<Plan> {
+  if (from.source.kind !== 'address') {
+    const { totalBytes } = from.source.kind === 'files' ? openFiles(from.source.files) : await openHandle(from.source.handle)
+    return { files: [], totalBytes, missingBytes: 0, memoryBytes: totalBytes, fits: fitsMemory(totalBytes) }
+  }
+  const { addresses } = from.source
+  const store = await openStore(from.store)
+  const key = keyOf(addresses[0]!, from.file)
+  const known = (await store.keys()).includes(key)
+  const folder = new SealedFolder(await (known ? store : await openStore('memory')).folder(known ? key : `plan-${key}`), engine.sha256)
+  try {
+    const download = await openDownload(engine, folder, addresses, from)
+    const files = download.files()
+    download.free()
+    const missing = files.filter(file => !file.here)
+    const { free, needed } = await room(folder, missing)
+    const totalBytes = sum(files)
+    return {
+      files, totalBytes, missingBytes: sum(missing), memoryBytes: totalBytes,
+      ...(free === undefined ? {} : { freeBytes: free }),
+      fits: fitsMemory(totalBytes) && (free === undefined || store.kind === 'memory' || needed <= free),
+    }
+  } finally {
+    folder.inner.close()
+    if (!known) await (await openStore('memory')).remove(`plan-${key}`)
+  }
+}
+
+/** Weights beyond a tab's memory need a GPU. */
+function fitsMemory(bytes: number): boolean {
+  return bytes <= MAX_WASM_WEIGHTS || globalThis.navigator?.gpu !== undefined
+}
+
+/** Throws `too_large` where the weights can't fit into the memory of WebAssembly. */
+export function refuseMemory(bytes: number, backend: 'auto' | 'cpu' | 'gpu'): void {
+  if (backend === 'cpu' ? bytes <= MAX_WASM_WEIGHTS : fitsMemory(bytes)) return
+  throw new SternaError('too_large', `The model has ${megabytes(bytes)}, and without a GPU a tab holds at most ${megabytes(MAX_WASM_WEIGHTS)}.`)
+}
+
+async function writeRecord(folder: Folder, record: Record): Promise<void> {
+  await writeFile(folder, RECORD, new TextEncoder().encode(JSON.stringify(record)))
+}
+
+async function readRecord(folder: Folder): Promise<Record | undefined> {
+  const bytes = await readFile(folder, RECORD)
+  try {
+    return bytes && JSON.parse(new TextDecoder().decode(bytes)) as Record
+  } catch {
+    return undefined
+  }
+}
+
+/** Every store that this browser has. Memory is this Worker's own, so nothing of it is listed. */
+async function stores(): Promise<Store[]> {
+  const opened = await Promise.all((['opfs', 'indexeddb'] as const).map(kind => openStore(kind).catch(() => undefined)))
+  return opened.filter(store => store !== undefined)
+}
+
+export async function list(): Promise<StoredModel[]> {
+  const models: StoredModel[] = []
+  for (const store of await stores()) {
+    for (const id of await store.keys()) {
+      const folder = await store.folder(id)
+      const entries = await folder.entries()
+      const record = await readRecord(folder)
+      folder.close()
+      const complete = new Set(entries.filter(entry => entry.complete).map(entry => entry.name))
+      models.push({
+        id, source: record?.source ?? '', name: record?.name ?? id, bytes: sum(entries), usedAt: record?.usedAt ?? 0, store: store.kind,
+        ...(record?.files ? { totalBytes: sum(record.files) } : {}),
+        complete: record?.files?.every(({ name }) => complete.has(name)) ?? false,
+      })
+    }
+  }
+  return models.sort((a, b) => b.usedAt - a.usedAt)
+}
+
+/** The store and folder of an id or an address. */
+async function find(idOrAddress: string): Promise<{ store: Store; key: string } | undefined> {
+  for (const store of await stores()) {
+    for (const key of await store.keys()) {
+      if (key === idOrAddress) return { store, key }
+      if (!idOrAddress.includes('/')) continue
+      const folder = await store.folder(key)
+      const source = (await readRecord(folder))?.source
+      folder.close()
+      if (source === idOrAddress) return { store, key }
+    }
+  }
+  return undefined
+}
+
+/** Deletes a model; `false` if there is none. Throws `busy` while a tab uses it. */
+export async function remove(idOrAddress: string): Promise<boolean> {
+  const found = await find(idOrAddress)
+  if (!found) return false
+  await removeFolder(found.store, found.key)
+  return true
+}
+
+async function removeFolder(store: Store, key: string): Promise<void> {
+  const release = await tryLock(`sterna:use:${key}`)
+  if (!release) throw new SternaError('busy', `${key} is in use. Dispose of it first, also in other tabs.`)
+  try {
+    await store.remove(key)
+  } finally {
+    release()
+  }
+}
+
+/** Deletes all models that no tab uses; how many. */
+export async function purge(): Promise<number> {
+  let n = 0
+  for (const store of await stores()) {
+    for (const key of await store.keys()) {
+      await removeFolder(store, key).then(() => n++, error => { if (SternaError.from(error).code !== 'busy') throw error })
+    }
+  }
+  return n
+}
+
+/** Hashes all files of a stored model; the names of those that were wrong, which are removed, or fetched again. */
+export async function verify(engine: Engine, idOrAddress: string, mend: boolean, context: OpenContext): Promise<string[]> {
+  const found = await find(idOrAddress)
+  if (!found) throw new SternaError('not_found', `${idOrAddress} isn't in the store.`)
+  const { store, key } = found
+  const leave = await lock(`sterna:use:${key}`, { mode: 'shared' })
+  const done = await takeTurn(key, context).catch(error => { throw leave(), error })
+  const folder = new SealedFolder(await store.folder(key), engine.sha256)
+  const record = await readRecord(folder.inner)
+  let damaged: string[]
+  try {
+    if (!record) throw new SternaError('invalid_file', `${key} has no record; remove it.`)
+    damaged = await folder.sample()
+    const download = await openDownload(engine, folder, record.addresses, record)
+    damaged.push(...await download.verify())
+    download.free()
+  } catch (error) {
+    throw SternaError.from(error)
+  } finally {
+    folder.inner.close()
+    leave()
+    done()
+  }
+  if (mend && damaged.length) {
+    const opened = await openSource(engine, {
+      source: { kind: 'address', addresses: record.addresses }, store: store.kind, verify: 'none',
+      ...(record.file === undefined ? {} : { file: record.file }),
+    }, context)
+    await opened.arrived.finally(() => opened.close())
+  }
+  return damaged
+}
+
+/** The text of a complete file of a stored model. */
+export async function readText(idOrAddress: string, name: string): Promise<string | null> {
+  const found = await find(idOrAddress)
+  if (!found) return null
+  const folder = await found.store.folder(found.key)
+  const bytes = await readFile(folder, name).finally(() => folder.close())
+  return bytes ? new TextDecoder().decode(bytes) : null
+}
+
+export async function usage(): Promise<StorageUsage> {
+  const best = await openStore('auto')
+  const { usage, quota } = await estimate()
+  const persisted = await globalThis.navigator?.storage?.persisted?.().catch(() => undefined)
+  return {
+    store: best.kind as StoreKind, modelBytes: sum((await list()).map(({ bytes }) => ({ size: bytes }))),
+    ...(usage === undefined ? {} : { originBytes: usage }), ...(quota === undefined ? {} : { quotaBytes: quota }),
+    ...(persisted === undefined ? {} : { persisted }),
+  }
+}
