@@ -232,6 +232,7 @@ export interface WireEnd { reason: FinishReason; usage: Usage; forgotten: number
 export type Calls = {
   engine: { args: WireEngine; value: null }
   load: { args: WireLoad; item: Progress | { notice: Notice }; value: ModelInfo }
+  fetch: { args: WireSourceOptions; item: Progress | { notice: Notice }; value: null }
   plan: { args: WireSourceOptions; value: Plan }
   info: { args: null; value: ModelInfo }
   memory: { args: null; value: { wasmBytes: number; gpuBytes: number } }

@@ -12,6 +12,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
   let options: WireEngine = { wasmUrl: {} }
   let loading: Promise<Engine> | undefined
   let host: Host | undefined
+  const openings = new Set<Promise<unknown>>()
 
   function engine(): Promise<Engine> {
     loading ??= load(options)
@@ -23,9 +24,14 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     return host
   }
   /** Opens a source for `use`, whose files stay open if it succeeds. */
-  async function opening<T>(from: Parameters<typeof library.openSource>[1], context: library.OpenContext, use: (opened: library.Opened) => Promise<T>): Promise<T> {
+  function opening<T>(...args: Parameters<typeof open<T>>): Promise<T> {
+    const result = open(...args)
+    const settled: Promise<unknown> = result.catch(() => {}).finally(() => openings.delete(settled))
+    openings.add(settled)
+    return result
+  }
+  async function open<T>(from: Parameters<typeof library.openSource>[1], context: library.OpenContext, use: (opened: library.Opened) => Promise<T>): Promise<T> {
     const opened = await library.openSource(await engine(), from, context)
-    const abort = new AbortController()
     try {
       // A failed download is what went wrong, whatever the engine says of the files that it then misses.
       const failed = opened.arrived.then(() => new Promise<never>(() => {}), error => { throw error })
@@ -35,16 +41,13 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     } catch (error) {
       opened.close()
       throw SternaError.from(error)
-    } finally {
-      abort.abort()
     }
   }
 
   return {
     engine: args => (options = args, null),
 
-    load: (args, context) => opening(args, context, async opened => {
-      library.refuseMemory(opened.totalBytes, args.backend)
+    load: (args, context) => opening(args, { ...context, accept: bytes => library.refuseMemory(bytes, args.backend) }, async opened => {
       const { Model, threads } = await engine()
       let arrived = false
       void opened.arrived.then(() => { arrived = true }, () => {})
@@ -60,6 +63,11 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
       return host.info()
     }),
 
+    fetch: (args, context) => opening(args, context, async opened => {
+      await opened.arrived
+      opened.close()
+      return null
+    }),
     plan: async args => library.plan(await engine(), args),
     info: () => loaded().info(),
     memory: () => loaded().with(model => model.memory()),
@@ -70,7 +78,9 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     detokenize: ids => loaded().with(model => model.decode(ids)),
     logits: ({ ids, all }) => loaded().with(model => model.logits(ids, all)),
 
+    // The engine answers others until the files are here.
     addAdapter: ({ name, from }, context) => opening(from, context, async opened => {
+      await opened.arrived
       await loaded().with(model => model.addAdapter(name, opened.files))
       loaded().opened.push(opened)
       return null
@@ -78,6 +88,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     removeAdapter: async name => (await loaded().with(model => model.removeAdapter(name)), null),
     useAdapters: adapters => (loaded().useAdapters(adapters), null),
     swap: ({ groups, from }, context) => opening(from, context, async opened => {
+      await opened.arrived
       const swapped = await loaded().with(model => model.swap(opened.files, groups))
       loaded().opened.push(opened)
       return swapped
@@ -94,6 +105,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
       const disposing = host
       host = undefined
       await disposing?.dispose()
+      await Promise.all(openings) // A cancelled download notes how far it came.
       return null
     },
   }

@@ -16,6 +16,8 @@ const DEFAULT_CONTEXT = 4096
 
 export class Host {
   #answers = new Map<number, Answer>()
+  /** The last answer of each session, which the next waits for. */
+  #turns = new Map<number, Promise<unknown>>()
   /** Adapters that each session has. */
   #adapters = new Map<number, string>()
   #defaultAdapters: AdapterUse[] = []
@@ -50,8 +52,8 @@ export class Host {
 
   close(session: number): Promise<void> {
     this.#answers.get(session)?.fail(new SternaError('disposed', 'The chat was closed.'))
-    this.#answers.delete(session)
     this.#adapters.delete(session)
+    this.#turns.delete(session)
     return this.with(model => model.close(session))
   }
 
@@ -65,54 +67,63 @@ export class Host {
     return model.prompt(prompt, { addGenerationPrompt: true, ...(tools ? { tools } : {}) })
   }
 
-  /** Answers. Rejects with `cancelled` when `signal` aborts; what the session holds stays. */
-  async generate({ session, prompt, forget, options, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
-    const own = session === undefined
-    const id = session ?? this.#spare ?? await this.open()
-    if (own) this.#spare = undefined
-    try {
-      if (this.#answers.has(id)) throw new SternaError('invalid_request', 'This chat is still answering.')
-      let forgotten = 0
-      let abort = () => {}
-      const ended = new Promise<Omit<WireEnd, 'forgotten'>>((end, fail) => {
-        // Taken before anything is awaited, so that a second answer of the session is refused.
-        this.#answers.set(id, { emit, end, fail })
-        abort = () => fail(cancelled(signal))
-        signal.addEventListener('abort', abort)
-      })
-      ended.catch(() => {})
-      try {
-        let started = false
-        await this.with(model => {
-          if (signal.aborted) throw cancelled(signal)
-          this.#applyAdapters(model, id, adapters ?? this.#defaultAdapters)
-          let ids = this.encode(model, prompt, tools)
-          const room = this.contextLength - Math.min(options.maxTokens ?? Infinity, this.contextLength >> 2)
-          for (let messages = prompt; forget && typeof messages !== 'string' && ids.length > room;) {
-            const shorter = withoutOldestTurn(messages)
-            if (!shorter) break
-            forgotten += messages.length - shorter.length
-            messages = shorter
-            ids = this.encode(model, messages, tools)
-          }
-          model.start(id, ids, options)
-          started = true
-        })
-        void this.#run()
-        try {
-          return { ...await ended, forgotten }
-        } catch (error) {
-          if (started) await this.with(model => model.cancel(id))
-          throw error
-        }
-      } finally {
-        signal.removeEventListener('abort', abort)
-        this.#answers.delete(id)
-      }
-    } finally {
-      if (own && this.#spare === undefined) this.#spare = id
-      else if (own) await this.close(id)
+  /** Answers, after what the session is answering. Rejects with `cancelled` when `signal` aborts; what it holds stays. */
+  async generate(args: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
+    const { session } = args
+    if (session !== undefined) {
+      const turn = (this.#turns.get(session) ?? Promise.resolve()).then(() => this.#answer(session, args, signal, emit))
+      this.#turns.set(session, turn.catch(() => {}))
+      return turn
     }
+    const own = this.#spare ?? await this.open()
+    this.#spare = undefined
+    try {
+      return await this.#answer(own, args, signal, emit)
+    } finally {
+      if (this.#spare === undefined) this.#spare = own
+      else await this.close(own)
+    }
+  }
+
+  async #answer(id: number, { prompt, forget, options, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
+    const ended = new Promise<Omit<WireEnd, 'forgotten'>>((end, fail) => {
+      this.#answers.set(id, { emit, end, fail })
+      signal.addEventListener('abort', () => fail(cancelled(signal)))
+    })
+    ended.catch(() => {})
+    let started = false
+    try {
+      const forgotten = await this.with(model => {
+        if (signal.aborted) throw cancelled(signal)
+        this.#applyAdapters(model, id, adapters ?? this.#defaultAdapters)
+        const { ids, forgotten } = this.#fitting(model, prompt, forget, options.maxTokens, tools)
+        model.start(id, ids, options)
+        started = true
+        return forgotten
+      })
+      void this.#run()
+      return { ...await ended, forgotten }
+    } catch (error) {
+      if (started) await this.with(model => model.cancel(id))
+      throw error
+    } finally {
+      this.#answers.delete(id)
+    }
+  }
+
+  /** The prompt's ids. With `forget` the oldest turns are left out until the answer has room: a quarter of the context, or `maxTokens`. */
+  #fitting(model: Model, prompt: string | Message[], forget: boolean, maxTokens = Infinity, tools?: unknown[]): { ids: Uint32Array; forgotten: number } {
+    const most = this.contextLength - Math.min(maxTokens, this.contextLength >> 2)
+    let ids = this.encode(model, prompt, tools)
+    let forgotten = 0
+    for (let messages = prompt; forget && typeof messages !== 'string' && ids.length > most;) {
+      const shorter = withoutOldestTurn(messages)
+      if (!shorter) break
+      forgotten += messages.length - shorter.length
+      messages = shorter
+      ids = this.encode(model, messages, tools)
+    }
+    return { ids, forgotten }
   }
 
   #applyAdapters(model: Model, session: number, adapters: AdapterUse[]): void {
@@ -139,7 +150,7 @@ export class Host {
       this.#stepping = false
     }
     // An answer may have begun after the last look and before the flag fell.
-    if (!await this.with(model => model.isIdle())) void this.#run()
+    if (!await this.with(model => model.isIdle()).catch(() => true)) void this.#run()
   }
 
   #dispatch(event: EngineEvent): void {

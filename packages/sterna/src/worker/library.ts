@@ -42,6 +42,8 @@ export interface Opened {
 export interface OpenContext {
   signal: AbortSignal
   emit(item: Progress | { notice: Notice }): void
+  /** Throws if a model of so many bytes isn't wanted; called before one of them is fetched. */
+  accept?(totalBytes: number): void
 }
 
 /** The name of a model's folder: readable, and different for each address. */
@@ -66,8 +68,11 @@ export function nameOf(address: string): string {
 /** Opens a source for reading; a download begins and goes on after the return. */
 export async function openSource(engine: Engine, from: WireSourceOptions, context: OpenContext): Promise<Opened> {
   const { source } = from
-  if (source.kind === 'files') return openFiles(source.files)
-  if (source.kind === 'folder') return openHandle(source.handle)
+  if (source.kind !== 'address') {
+    const opened = source.kind === 'files' ? openFiles(source.files) : await openHandle(source.handle)
+    context.accept?.(opened.totalBytes)
+    return opened
+  }
   const store = await openStore(from.store)
   const key = keyOf(source.addresses[0]!, from.file)
   const leave = await lock(`sterna:use:${key}`, { mode: 'shared' })
@@ -121,6 +126,7 @@ async function fetchInto(
     const entry = entryOf(listed.map(({ name }) => name), download.manifest() !== undefined)
     const totalBytes = sum(listed)
     const missing = listed.filter(file => !file.here)
+    context.accept?.(totalBytes)
     await refuseIfTooLarge(folder, missing)
     await writeRecord(folder.inner, {
       source: addresses[0]!, addresses, name: nameOf(addresses[0]!), usedAt: Date.now(),

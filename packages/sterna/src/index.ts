@@ -1,0 +1,20 @@
+/**
+ * Sterna runs low-bit language models in a browser tab.
+ *
+ * ```js
+ * import { Sterna } from 'sterna'
+ *
+ * const model = await Sterna.load('https://example.com/model/')
+ * for await (const piece of model.generate('Once upon a time')) document.body.append(piece)
+ * ```
+ */
+export { Sterna } from './sterna.js'
+export { Model, type ChatFactory } from './model.js'
+export { Chat, type ChatOptions } from './chat.js'
+export { Generation } from './generation.js'
+export { SternaError, type ErrorCode } from './error.js'
+export { openai, type OpenAi, type OpenAiOptions, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from './openai.js'
+export type {
+  AdapterUse, Doctor, FinishReason, GenerateOptions, LoadOptions, Message, ModelInfo, Notice, Plan, Progress, Source,
+  SourceOptions, StorageUsage, StoredModel, StoreKind, SwapResult, TokenLogprob, Usage,
+} from './types.js'

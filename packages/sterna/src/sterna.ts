@@ -1,0 +1,112 @@
+import { connect } from './connect.js'
+import { SternaError } from './error.js'
+import { Model } from './model.js'
+import { openai, type OpenAi, type OpenAiOptions } from './openai.js'
+import { addressOf, wireSource } from './source.js'
+import type { Doctor, LoadOptions, Notice, Plan, Progress, Source, SourceOptions, StorageUsage, StoredModel, WireEngine } from './types.js'
+
+type EngineOptions = Pick<LoadOptions, 'wasmUrl' | 'threads'>
+
+const text = (address: string | URL) => new URL(address, globalThis.document?.baseURI ?? globalThis.location?.href).href
+
+function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
+  const urls: { plain?: string | URL; threads?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
+  return {
+    wasmUrl: { ...(urls.plain ? { plain: text(urls.plain) } : {}), ...(urls.threads ? { threads: text(urls.threads) } : {}) },
+    ...(threads === undefined ? {} : { threads }),
+  }
+}
+
+function onItem({ onProgress, onNotice }: { onProgress?: ((progress: Progress) => void) | undefined; onNotice?: ((notice: Notice) => void) | undefined }) {
+  return (item: Progress | { notice: Notice }) => 'notice' in item ? onNotice?.(item.notice) : onProgress?.(item)
+}
+
+/** Asks the browser not to evict what is stored. Not waited for: a browser may ask the user. */
+function persist(): void {
+  void globalThis.navigator?.storage?.persist?.().catch(() => {})
+}
+
+/** Uses a Worker of its own for a call that needs no model. */
+async function briefly<T>(use: (remote: ReturnType<typeof connect>['remote']) => Promise<T>): Promise<T> {
+  const { remote, end } = connect()
+  try {
+    return await use(remote)
+  } finally {
+    end()
+  }
+}
+
+/** An id of `models.list`, or the full address of a source. */
+const idOf = (idOrSource: string | URL) => typeof idOrSource === 'string' && !idOrSource.includes('/') ? idOrSource : addressOf(idOrSource)
+
+export const Sterna = {
+  /**
+   * Loads a model into a Worker of its own, downloading what isn't stored yet.
+   *
+   * Rejects with a `SternaError`: `quota` and `too_large` before anything is fetched, `cancelled` by the signal
+   * (call it again to continue), `not_found`, `io`, `hash_mismatch`, `invalid_file`, `unsupported` as they say.
+   */
+  async load(source: Source, options: LoadOptions = {}): Promise<Model> {
+    const { backend = 'auto', device, contextLength, signal, onNotice = () => {} } = options
+    const from = wireSource(source, options)
+    const name = options.name ?? defaultName(from.source)
+    if (from.source.kind === 'address') persist()
+    const { remote, end } = connect()
+    try {
+      await remote.call('engine', wireEngine(options), { signal })
+      const info = await remote.call('load', {
+        ...from, backend, name, ...(device ? { device } : {}), ...(contextLength === undefined ? {} : { contextLength }),
+      }, { signal, onItem: onItem(options) })
+      return new Model(remote, info, onNotice, end)
+    } catch (error) {
+      // The Worker is given a moment to note how far a download came.
+      await Promise.race([remote.call('dispose', null).catch(() => {}), new Promise(resolve => setTimeout(resolve, 500))])
+      end()
+      throw SternaError.from(error)
+    }
+  },
+
+  /** What loading would take, without doing it. */
+  plan(source: Source, options: SourceOptions & EngineOptions = {}): Promise<Plan> {
+    return briefly(async remote => {
+      await remote.call('engine', wireEngine(options))
+      return remote.call('plan', wireSource(source, options), { signal: options.signal })
+    })
+  },
+
+  /** The models that this origin stores. A model is named by its `id` or by the source it came from. */
+  models: {
+    list: (): Promise<StoredModel[]> => briefly(remote => remote.call('list', null)),
+    /** Deletes a model; `false` if there is none, `busy` while a tab uses it. */
+    remove: (model: string | URL): Promise<boolean> => briefly(remote => remote.call('remove', idOf(model))),
+    /**
+     * Hashes every file of a stored model. Gives the names of those that were damaged; they are removed, and
+     * fetched again with `mend`.
+     */
+    verify: (model: string | URL, options: { mend?: boolean; signal?: AbortSignal; onProgress?: (progress: Progress) => void } & EngineOptions = {}): Promise<string[]> => briefly(async remote => {
+      await remote.call('engine', wireEngine(options))
+      return remote.call('verify', { id: idOf(model), mend: options.mend ?? false }, { signal: options.signal, onItem: onItem({ onProgress: options.onProgress }) })
+    }),
+    usage: (): Promise<StorageUsage> => briefly(remote => remote.call('usage', null)),
+    /** Deletes all models but those in use; how many. */
+    purge: (): Promise<number> => briefly(remote => remote.call('purge', null)),
+  },
+
+  /** What this browser offers, and what would be used. Never rejects for what is missing. */
+  doctor(options: EngineOptions = {}): Promise<Doctor> {
+    return briefly(async remote => {
+      await remote.call('engine', wireEngine(options))
+      return remote.call('doctor', null)
+    })
+  },
+
+  /** `chat.completions.create` as OpenAI shapes it: in this tab by a loaded model, or by a server's address. */
+  openai(target: Model | string | URL, options: OpenAiOptions = {}): OpenAi {
+    return openai(target, options)
+  },
+}
+
+function defaultName(source: ReturnType<typeof wireSource>['source']): string {
+  const name = source.kind === 'address' ? new URL(source.addresses[0]!).pathname.split('/').filter(Boolean).at(-1) : source.kind === 'files' ? source.files[0]?.name : source.handle.name
+  return name?.replace(/\.gguf$/i, '') || 'model'
+}
