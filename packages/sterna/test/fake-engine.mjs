@@ -1,0 +1,203 @@
+// Stands in for the engine in tests: it implements src/engine.d.ts with real downloads (ranges, journals,
+// SHA-256) and a model that answers with the words of its prompt, in reverse, each followed by a number.
+// Also runs in a browser, where it takes the place of dist/wasm/sterna_web.js.
+
+const BLOCK = 64 * 1024
+const fail = (code, message) => { throw Object.assign(new Error(message), { code }) }
+const hex = bytes => Array.from(new Uint8Array(bytes), byte => byte.toString(16).padStart(2, '0')).join('')
+const digest = async bytes => hex(await crypto.subtle.digest('SHA-256', bytes))
+
+/** What tests look at and change. */
+export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [] }
+
+export default async function init(options) { seen.initialised.push(options) }
+export function sha256() { return '00'.repeat(32) }
+export function version() { return 'fake' }
+
+async function body(answer) {
+  const pieces = []
+  for (let piece; (piece = await answer.read());) pieces.push(piece)
+  return new Uint8Array(await new Blob(pieces).arrayBuffer())
+}
+
+export class Download {
+  static async open(addresses, disk, http, options) {
+    const download = new Download()
+    Object.assign(download, { addresses, disk, http, options, cancelled: false })
+    const [address] = addresses
+    if (address.endsWith('.gguf')) {
+      const name = new URL(address).pathname.split('/').pop()
+      const size = await disk.len(name) ?? Number((await http.open(address)).header('content-length'))
+      download.listed = [{ name, size, address }]
+    } else {
+      await download.readManifest(address)
+    }
+    for (const file of download.listed) file.here = await disk.len(file.name) === file.size
+    return download
+  }
+  async readManifest(address) {
+    const { disk, http } = this
+    let text
+    try {
+      const answer = await http.open(new URL('manifest.json', address).href)
+      if (answer.status !== 200) fail('not_found', `${address}manifest.json: status ${answer.status}`)
+      const bytes = await body(answer)
+      text = new TextDecoder().decode(bytes)
+      await disk.remove('manifest.json')
+      await disk.writeAt('manifest.json', 0, bytes)
+      await disk.commit('manifest.json')
+    } catch (error) {
+      const size = await disk.len('manifest.json')
+      if (error.code || size === undefined) throw error.code ? error : Object.assign(new Error(`${address}: ${error.message}`), { code: 'io' })
+      text = new TextDecoder().decode(await disk.read('manifest.json', 0, size))
+    }
+    this.text = text
+    const size = new TextEncoder().encode(text).length
+    this.listed = [{ name: 'manifest.json', size }, ...JSON.parse(text).shards.map(({ filename, size, hash }) => ({ name: filename, size, hash, address: new URL(filename, address).href }))]
+  }
+  files() { return this.listed.map(({ name, size, here }) => ({ name, size, here })) }
+  manifest() { return this.text }
+  async run(committed, progress) {
+    let receivedBytes = 0
+    const totalBytes = this.listed.reduce((sum, { size }) => sum + size, 0)
+    let doneBytes = this.listed.reduce((sum, { size, here }) => sum + (here ? size : 0), 0)
+    for (const { name, size, hash, address, here } of this.listed) {
+      if (here) continue
+      let at = Number(await this.disk.journal(name) ?? 0)
+      doneBytes += at
+      seen.fetched.push({ name, from: at })
+      const answer = at < size ? await this.http.open(address, at, size) : undefined
+      if (answer && answer.status !== 206) fail('io', `${address}: status ${answer.status}`)
+      for (let piece, noted = at; answer && (piece = await answer.read());) {
+        if (this.cancelled) { answer.cancel(); fail('cancelled', 'cancelled') }
+        await this.disk.writeAt(name, at, piece)
+        at += piece.length
+        receivedBytes += piece.length
+        doneBytes += piece.length
+        if (at - noted >= BLOCK) await this.disk.note(name, String(noted = at))
+        progress({ doneBytes, totalBytes, receivedBytes })
+      }
+      if (at !== size) fail('io', `${address}: ended after ${at} bytes of ${size}`)
+      if (hash && await digest(await readAll((start, end) => this.disk.readBack(name, start, end), size)) !== hash) {
+        await this.disk.remove(name)
+        fail('hash_mismatch', `${name}: wrong hash`)
+      }
+      await this.disk.commit(name)
+      committed(name)
+    }
+  }
+  cancel() { this.cancelled = true }
+  async verify() {
+    const wrong = []
+    for (const { name, size, hash } of this.listed) {
+      if (!hash || await this.disk.len(name) === undefined) continue
+      if (await digest(await readAll((start, end) => this.disk.read(name, start, end), size)) === hash) continue
+      await this.disk.remove(name)
+      wrong.push(name)
+    }
+    return wrong
+  }
+  free() {}
+}
+
+async function readAll(read, size) {
+  const whole = new Uint8Array(size)
+  for (let at = 0; at < size;) {
+    const piece = await read(at, size)
+    whole.set(piece, at)
+    at += piece.length
+  }
+  return whole
+}
+
+export class Model {
+  static async load(files, options, progress) {
+    if (!options.entry) fail('invalid_file', 'a fake model needs an entry')
+    const size = await files.len(options.entry) ?? fail('not_found', `${options.entry} is missing`)
+    await readAll((start, end) => files.read(options.entry, start, end), size)
+    if (options.entry === 'manifest.json') {
+      const manifest = JSON.parse(new TextDecoder().decode(await files.read('manifest.json', 0, size)))
+      for (const { filename, size } of manifest.shards) await readAll((start, end) => files.read(filename, start, end), size)
+    }
+    progress(size, size)
+    return Object.assign(new Model(), { options, words: ['<s>'], sessions: new Map(), next: 1, template: !options.name.includes('base') })
+  }
+  info() {
+    return {
+      architecture: 'fake', parameters: 1, maxContext: 512, vocabulary: 8, hasTemplate: this.template, backend: 'cpu',
+      backendReason: { code: 'asked', message: 'fake' }, weightBytes: 1, cacheBytesPerToken: 1, warnings: [],
+    }
+  }
+  id(word) { return this.words.includes(word) ? this.words.indexOf(word) : this.words.push(word) - 1 }
+  encode(text) { return Uint32Array.from(text.split(/\s+/).filter(Boolean), word => this.id(word)) }
+  decode(ids) { return [...ids].map(id => this.words[id] ?? fail('invalid_request', `no token ${id}`)).join(' ') }
+  prompt(messages, { addGenerationPrompt }) {
+    return this.encode(messages.map(({ role, content }) => `<${role}> ${content}`).join(' ') + (addGenerationPrompt ? ' <assistant>' : ''))
+  }
+  session(context) {
+    const id = this.next++
+    this.sessions.set(id, { context, held: [] })
+    seen.sessions.add(id)
+    return id
+  }
+  close(id) {
+    if (!this.sessions.delete(id)) fail('invalid_request', `no session ${id}`)
+    seen.sessions.delete(id)
+  }
+  start(id, prompt, options) {
+    const session = this.sessions.get(id)
+    if (session.answer) fail('invalid_request', 'already answering')
+    if (prompt.length === 0) fail('invalid_request', 'a prompt without tokens')
+    if (prompt.length > session.context) fail('context_full', 'the prompt is too long')
+    const same = session.held.findIndex((id, i) => prompt[i] !== id)
+    const cached = Math.min(same < 0 ? session.held.length : same, prompt.length - 1)
+    seen.starts.push({ id, options })
+    seen.prompts.push(this.decode(prompt))
+    session.held = [...prompt]
+    const words = [...prompt].map(id => this.words[id]).filter(word => !word.startsWith('<')).reverse()
+    session.answer = { words, options, n: 0, promptTokens: prompt.length, cached }
+  }
+  cancel(id) {
+    seen.cancels++
+    delete this.sessions.get(id).answer
+  }
+  isIdle() { return ![...this.sessions.values()].some(({ answer }) => answer) }
+  async step() {
+    if (this.stepping) fail('compute', 'two steps at a time')
+    this.stepping = true
+    await new Promise(done => setTimeout(done, seen.stepMs))
+    this.stepping = false
+    const events = []
+    if (seen.lost) events.push({ session: [...this.sessions].find(([, { answer }]) => answer)[0], type: 'device_lost', message: seen.lost }), seen.lost = undefined
+    for (const [session, state] of this.sessions) {
+      const { answer } = state
+      if (!answer) continue
+      const word = answer.words[answer.n % answer.words.length]
+      if (word === 'broken') {
+        delete state.answer
+        events.push({ session, type: 'failed', code: 'compute', message: 'not finite' })
+        continue
+      }
+      const most = answer.options.maxTokens ?? answer.words.length
+      if (answer.n < most && !answer.options.stop?.includes(word)) {
+        const id = this.id(`${word}${answer.n++}`)
+        state.held.push(id)
+        const text = `${this.words[id]} `
+        const top = Array.from({ length: answer.options.logprobs ?? 0 }, (_, i) => ({ id: i, text: this.words[i], logprob: -1 - i }))
+        events.push({ session, type: 'token', id, text, ...(answer.options.logprobs === undefined ? {} : { logprob: -0.5, top }) })
+      } else {
+        const { promptTokens, cached: cachedTokens, n: completionTokens } = answer
+        delete state.answer
+        events.push({ session, type: 'end', text: '.', reason: completionTokens === answer.options.maxTokens ? 'length' : 'stop', promptTokens, cachedTokens, completionTokens })
+      }
+    }
+    return events
+  }
+  async logits(ids, all) { return Float32Array.from({ length: 8 * (all ? ids.length : 1) }, (_, i) => i) }
+  async addAdapter(name, files) { seen.adapters.push(['add', name, await files.len('adapter.gguf') ?? await files.len('manifest.json')]) }
+  removeAdapter(name) { seen.adapters.push(['remove', name]) }
+  useAdapters(session, adapters) { seen.adapters.push(['use', session, JSON.stringify(adapters)]) }
+  async swap(files, groups) { return groups.map(group => ({ group, from: { version: '1' }, to: { version: '2' } })) }
+  memory() { return { wasmBytes: 1000 + this.sessions.size, gpuBytes: this.sessions.size * 100 } }
+  free() { seen.freed++ }
+}
