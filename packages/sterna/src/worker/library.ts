@@ -246,7 +246,7 @@ class Rate {
 
 function openFiles(files: File[]): Opened {
   // A dropped folder's paths begin with its name.
-  const paths = files.map(file => file.webkitRelativePath.split('/').slice(1).join('/') || file.name)
+  const paths = files.map(file => file.webkitRelativePath?.split('/').slice(1).join('/') || file.name)
   const readers = new Map(files.map((file, i) => [paths[i]!, fileReader(file)]))
   return {
     files: {

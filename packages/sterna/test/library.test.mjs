@@ -1,0 +1,192 @@
+import assert from 'node:assert/strict'
+import { after, before, beforeEach, test } from 'node:test'
+import { indexedDB, IDBKeyRange } from 'fake-indexeddb'
+import { Sterna } from '../dist/index.js'
+import { addressOf, wireSource } from '../dist/source.js'
+import { openStore, readFile, writeFile } from '../dist/worker/store.js'
+import { keyOf, openSource, remove } from '../dist/worker/library.js'
+import { bytes, makePackage, seen, serveFiles, useFakeEngine } from './helpers.mjs'
+import { locks } from './locks.mjs'
+import * as fake from './fake-engine.mjs'
+
+let quota = 1e9
+Object.defineProperty(globalThis, 'navigator', { configurable: true, value: {
+  locks, hardwareConcurrency: 2,
+  storage: { estimate: async () => ({ usage: 1000, quota }), persist: async () => true, persisted: async () => true },
+} })
+Object.assign(globalThis, { indexedDB, IDBKeyRange })
+
+let site, files
+before(async () => {
+  files = makePackage([bytes(300_000, 1), bytes(200_000, 2)])
+  Object.assign(files, { '/sub/x.gguf': bytes(1000) })
+  site = await serveFiles(files)
+})
+after(() => site.close())
+beforeEach(async () => {
+  useFakeEngine()
+  quota = 1e9
+  Object.assign(site.state, { requests: [], msPerPiece: 0, breakAfter: Infinity })
+  assert.equal(typeof await Sterna.models.purge(), 'number')
+})
+const shardRequests = () => site.state.requests.filter(request => request.includes('shard'))
+
+test('a package arrives, is listed, and is loaded again without the network', async () => {
+  const progress = []
+  const model = await Sterna.load(site.url, { onProgress: p => progress.push(p) })
+  assert.equal(progress.at(-1).phase, 'load')
+  const last = progress.filter(({ phase }) => phase === 'download').at(-1)
+  assert.equal(last.doneBytes, last.totalBytes)
+  await assert.rejects(Sterna.models.remove(site.url), { code: 'busy' })
+  await model.dispose()
+  const [stored] = await Sterna.models.list()
+  assert.deepEqual([stored.source, stored.complete, stored.store, stored.totalBytes], [site.url, true, 'indexeddb', last.totalBytes])
+  assert.ok((await Sterna.models.usage()).modelBytes >= 500_000)
+
+  site.state.requests = []
+  const again = await Sterna.load(site.url)
+  assert.deepEqual(site.state.requests, ['/manifest.json'])
+  await again.dispose()
+  assert.deepEqual(await Sterna.models.verify(site.url), [])
+  assert.equal(await Sterna.models.remove(stored.id), true)
+  assert.equal(await Sterna.models.remove(stored.id), false)
+  assert.deepEqual(await Sterna.models.list(), [])
+})
+
+test('a broken download is continued where it was', async () => {
+  site.state.breakAfter = 100_000
+  await assert.rejects(Sterna.load(site.url), { code: 'io' })
+  const [stored] = await Sterna.models.list()
+  assert.equal(stored.complete, false)
+  site.state.breakAfter = Infinity
+  seen.fetched = []
+  await (await Sterna.load(site.url)).dispose()
+  assert.equal(seen.fetched[0].name, 'shard_00000.bin')
+  assert.ok(seen.fetched[0].from >= 65536, `from ${seen.fetched[0].from}`)
+})
+
+test('an aborted load keeps what arrived', async () => {
+  site.state.msPerPiece = 5
+  const controller = new AbortController()
+  await assert.rejects(Sterna.load(site.url, {
+    signal: controller.signal, onProgress: ({ doneBytes }) => { if (doneBytes > 200_000) controller.abort() },
+  }), { code: 'cancelled' })
+  seen.fetched = []
+  await (await Sterna.load(site.url)).dispose()
+  assert.ok(seen.fetched[0].from >= 65536)
+})
+
+test('damage is found when the store is read, and mended', async () => {
+  await (await Sterna.load(site.url)).dispose()
+  const folder = await (await openStore('indexeddb')).folder(keyOf(site.url))
+  const flip = async name => {
+    const data = await readFile(folder, name)
+    data[data.length - 1] ^= 4
+    await writeFile(folder, name, data)
+  }
+  await flip('shard_00001.bin')
+  const notices = []
+  site.state.requests = []
+  await (await Sterna.load(site.url, { onNotice: notice => notices.push(notice.code) })).dispose()
+  assert.deepEqual(notices, ['damaged_file'])
+  assert.equal(shardRequests().length, 1)
+
+  await flip('shard_00000.bin')
+  assert.deepEqual(await Sterna.models.verify(site.url), ['shard_00000.bin'])
+  assert.equal((await Sterna.models.list())[0].complete, false)
+  await flip('shard_00001.bin')
+  assert.deepEqual(await Sterna.models.verify(site.url, { mend: true }), ['shard_00001.bin'])
+  assert.equal((await Sterna.models.list())[0].complete, true)
+})
+
+test('two loads share one download, and both tell of it', async () => {
+  site.state.msPerPiece = 5
+  const phases = [new Set(), new Set()]
+  const models = await Promise.all(phases.map(set => Sterna.load(site.url, { onProgress: ({ phase }) => set.add(phase) })))
+  assert.equal(shardRequests().length, 2)
+  assert.ok(phases.some(set => set.has('waiting')) && phases.some(set => set.has('download')))
+  await Promise.all(models.map(model => model.dispose()))
+})
+
+test('when the one that fetches gives up, the other goes on', async () => {
+  site.state.msPerPiece = 5
+  const controller = new AbortController()
+  const first = Sterna.load(site.url, { signal: controller.signal })
+  first.catch(() => {})
+  while (shardRequests().length === 0) await new Promise(done => setTimeout(done, 5))
+  const second = Sterna.load(site.url, { onProgress: ({ phase, doneBytes }) => { if (phase === 'waiting' && doneBytes > 150_000) controller.abort() } })
+  await assert.rejects(first, { code: 'cancelled' })
+  await (await second).dispose()
+  assert.ok(seen.fetched.find(({ from }) => from >= 65536), JSON.stringify(seen.fetched))
+})
+
+test('a model that has no room is refused before it is fetched', async () => {
+  quota = 400_000
+  await assert.rejects(Sterna.load(site.url), error => error.code === 'quota' && /0\.5 MB more/.test(error.message) && /0\.4 MB/.test(error.message))
+  assert.equal(shardRequests().length, 0)
+  const plan = await Sterna.plan(site.url)
+  assert.deepEqual([plan.fits, plan.files.length, plan.freeBytes], [false, 3, 399_000])
+  quota = 1e9
+  assert.equal((await Sterna.plan(site.url)).fits, true)
+  await (await Sterna.load(site.url, { store: 'memory' })).dispose()
+})
+
+test('errors name what is wrong', async () => {
+  await assert.rejects(Sterna.load(`${site.url}nothing/`), { code: 'not_found' })
+  await assert.rejects(Sterna.load('http://127.0.0.1:1/'), { code: 'io' })
+  await assert.rejects(Sterna.load(7), { code: 'invalid_request' })
+  await assert.rejects(Sterna.load(site.url, { signal: AbortSignal.abort() }), { code: 'cancelled' })
+  const wrong = await serveFiles({ ...files, '/shard_00001.bin': bytes(200_000, 3) })
+  await assert.rejects(Sterna.load(wrong.url), { code: 'hash_mismatch' })
+  wrong.close()
+})
+
+test('loading overlaps the download', async () => {
+  site.state.msPerPiece = 5
+  const opened = await openSource(fake, wireSource(site.url), { signal: new AbortController().signal, emit() {} })
+  let arrived = false
+  void opened.arrived.then(() => { arrived = true })
+  assert.equal(await opened.files.len('shard_00000.bin'), 300_000)
+  assert.equal((await opened.files.read('shard_00000.bin', 0, 10)).length, 10)
+  assert.equal(arrived, false)
+  await opened.arrived
+  opened.close()
+  await new Promise(done => setTimeout(done))
+  assert.equal(await remove(site.url), true)
+})
+
+test('files and folders of the user are read where they are', async () => {
+  const { signal } = new AbortController()
+  const opened = await openSource(fake, wireSource(new File([bytes(100)], 'x.gguf')), { signal, emit() {} })
+  assert.deepEqual([opened.entry, await opened.files.len('x.gguf'), (await opened.files.read('x.gguf', 10, 20)).length], ['x.gguf', 100, 10])
+  assert.equal(await opened.files.len('y'), undefined)
+  const file = name => ({ kind: 'file', name, getFile: async () => new File([bytes(10)], name) })
+  const missing = () => { throw new DOMException('none', 'NotFoundError') }
+  const sub = { kind: 'directory', getFileHandle: async name => name === 'z.bin' ? file(name) : missing() }
+  const handle = {
+    kind: 'directory', name: 'folder',
+    getDirectoryHandle: async name => name === 'sub' ? sub : missing(),
+    getFileHandle: async name => name === 'manifest.json' ? file(name) : missing(),
+    async *entries() { yield ['manifest.json', file('manifest.json')]; yield ['sub', sub] },
+  }
+  const folder = await openSource(fake, wireSource(handle), { signal, emit() {} })
+  assert.deepEqual([folder.entry, await folder.files.len('sub/z.bin'), await folder.files.len('sub/none'), await folder.files.len('none/z')], ['manifest.json', 10, undefined, undefined])
+})
+
+test('sources become addresses', () => {
+  globalThis.location = { href: 'https://site.example/app/index.html' }
+  for (const [source, address] of [
+    ['owner/repo', 'https://huggingface.co/owner/repo'],
+    ['https://huggingface.co/owner/repo/', 'https://huggingface.co/owner/repo'],
+    ['https://x.example/m', 'https://x.example/m/'],
+    ['https://x.example/m/manifest.json', 'https://x.example/m/'],
+    ['https://x.example/m.gguf?download=1', 'https://x.example/m.gguf?download=1'],
+    ['./models/tiny', 'https://site.example/app/models/tiny/'],
+    ['models/tiny.gguf', 'https://site.example/app/models/tiny.gguf'],
+    ['models/tiny/', 'https://site.example/app/models/tiny/'],
+    ['/m', 'https://site.example/m/'],
+    ['http://localhost:8765', 'http://localhost:8765/'],
+  ]) assert.equal(addressOf(source), address)
+  delete globalThis.location
+  assert.throws(() => addressOf('./x'), { code: 'invalid_request' })
+})
