@@ -27,7 +27,7 @@ export class Download {
     const [address] = addresses
     if (address.endsWith('.gguf')) {
       const name = new URL(address).pathname.split('/').pop()
-      const size = await disk.len(name) ?? Number((await http.open(address)).header('content-length'))
+      const size = await disk.len(name) ?? await sizeOf(http, address)
       download.listed = [{ name, size, address }]
     } else {
       await download.readManifest(address)
@@ -98,6 +98,13 @@ export class Download {
     return wrong
   }
   free() {}
+}
+
+async function sizeOf(http, address) {
+  const answer = await http.open(address, 0, 1)
+  if (answer.status !== 206) fail('not_found', `${address}: status ${answer.status}`)
+  answer.cancel()
+  return Number(answer.header('content-range').split('/')[1])
 }
 
 async function readAll(read, size) {

@@ -1,5 +1,6 @@
 // The package against the fake engine, in this process, and a server of files.
 import { createHash } from 'node:crypto'
+import { once } from 'node:events'
 import http from 'node:http'
 import { connectBy } from '../dist/connect.js'
 import { Remote, serve } from '../dist/rpc.js'
@@ -51,9 +52,10 @@ export async function serveFiles(files) {
     const range = /^bytes=(\d+)-(\d*)$/.exec(request.headers.range ?? '')
     const from = range ? Number(range[1]) : 0, to = range?.[2] ? Number(range[2]) + 1 : body.length
     response.writeHead(range ? 206 : 200, { 'Content-Length': to - from, ...(range ? { 'Content-Range': `bytes ${from}-${to - 1}/${body.length}` } : {}) })
+    const closed = once(response, 'close')
     for (let at = from; at < to; at += 16384) {
       if (at - from >= state.breakAfter) return response.destroy()
-      if (!response.write(body.subarray(at, Math.min(to, at + 16384)))) await new Promise(done => response.once('drain', done).once('close', done))
+      if (!response.write(body.subarray(at, Math.min(to, at + 16384)))) await Promise.race([once(response, 'drain'), closed])
       if (state.msPerPiece && range) await new Promise(done => setTimeout(done, state.msPerPiece))
       if (response.destroyed) return
     }
