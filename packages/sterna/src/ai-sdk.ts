@@ -63,7 +63,13 @@ export interface SternaLanguageModel<V extends Version> {
   doStream(options: CallOptions): Promise<{ stream: ReadableStream<StreamPart<V>> }>
 }
 
-export function sterna<V extends Version = 'v3'>(model: Model, { version = 'v3' as V }: { version?: V } = {}): SternaLanguageModel<V> {
+export function sterna(model: Model, options?: { version?: 'v3' }): SternaLanguageModel<'v3'>
+export function sterna(model: Model, options: { version: 'v2' }): SternaLanguageModel<'v2'>
+export function sterna(model: Model, { version = 'v3' }: { version?: Version } = {}): SternaLanguageModel<Version> {
+  return languageModel(model, version)
+}
+
+function languageModel<V extends Version>(model: Model, version: V): SternaLanguageModel<V> {
   const usage = ({ usage }: Generation): Shapes[V]['usage'] => {
     const { promptTokens: input, cachedTokens: cached, completionTokens: output } = usage ?? {}
     const v2: Usage2 = { inputTokens: input, outputTokens: output, totalTokens: usage && usage.promptTokens + usage.completionTokens, ...(cached === undefined ? {} : { cachedInputTokens: cached }) }

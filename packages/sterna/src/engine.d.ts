@@ -59,7 +59,10 @@ export class Download {
   files(): ListedFile[]
   /** The manifest's text, if it is a package. */
   manifest(): string | undefined
-  /** Fetches what isn't here. `committed(name)` after each file; `progress` about ten times a second. Call once. */
+  /**
+   * Stores the small files that came with the description, and fetches what isn't here; needed even if all is here.
+   * `committed(name)` for each file of `files()`, once it may be read; `progress` about ten times a second. Call once.
+   */
   run(committed: (name: string) => void, progress: (p: DownloadProgress) => void): Promise<void>
   /** Ends `run` with code `cancelled`; what has arrived stays for the next. */
   cancel(): void
@@ -99,7 +102,7 @@ export interface GenerateOptions {
   repeatPenalty?: number; presencePenalty?: number; frequencyPenalty?: number
   seed?: number; stop?: string[]; logprobs?: number; logitBias?: Record<string, number>
 }
-/** `end.text` is what had been held back. `device_lost` is a notice: the answer goes on, or fails with its own event. */
+/** `end.text` is what had been held back. After `device_lost`, call `recover` before the next step. */
 export type EngineEvent =
   | { session: number; type: 'token'; id: number; text: string; logprob?: number; top?: { id: number; text: string; logprob: number }[] }
   | { session: number; type: 'end'; text: string; reason: 'stop' | 'length' | 'context'; promptTokens: number; cachedTokens: number; completionTokens: number }
@@ -125,13 +128,15 @@ export class Model {
   /** One shared step of all running answers; no events if nothing runs. Never two at a time. */
   step(): Promise<EngineEvent[]>
   isIdle(): boolean
+  /** After `device_lost`: loads the model again on the CPU, from the files it was loaded from; the answers go on with the next step. */
+  recover(files: Files, progress: (doneBytes: number, totalBytes: number) => void): Promise<void>
   /** Logits after each of `ids`, or the last only; rows of `vocabulary`. */
   logits(ids: Uint32Array, all: boolean): Promise<Float32Array>
   addAdapter(name: string, files: Files): Promise<void>
   removeAdapter(name: string): void
   /** The adapters of a session with their strengths; drops its cache where they change. */
   useAdapters(session: number, adapters: { name: string; scale?: number }[]): void
-  /** Replaces groups (`all` if empty) by those of another package; versions and hashes before and after. */
+  /** Replaces groups (those that differ if empty) by those of another package; versions and hashes before and after. */
   swap(files: Files, groups: string[]): Promise<{ group: string; from: { version?: string; hash?: string }; to: { version?: string; hash?: string } }[]>
   memory(): { wasmBytes: number; gpuBytes: number }
   free(): void

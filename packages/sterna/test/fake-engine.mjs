@@ -32,7 +32,7 @@ export class Download {
     } else {
       await download.readManifest(address)
     }
-    for (const file of download.listed) file.here = await disk.len(file.name) === file.size
+    for (const file of download.listed) file.here = file.name === 'manifest.json' || await disk.len(file.name) === file.size
     return download
   }
   async readManifest(address) {
@@ -43,9 +43,7 @@ export class Download {
       if (answer.status !== 200) fail('not_found', `${address}manifest.json: status ${answer.status}`)
       const bytes = await body(answer)
       text = new TextDecoder().decode(bytes)
-      await disk.remove('manifest.json')
-      await disk.writeAt('manifest.json', 0, bytes)
-      await disk.commit('manifest.json')
+      this.small = bytes
     } catch (error) {
       const size = await disk.len('manifest.json')
       if (error.code || size === undefined) throw error.code ? error : Object.assign(new Error(`${address}: ${error.message}`), { code: 'io' })
@@ -58,11 +56,16 @@ export class Download {
   files() { return this.listed.map(({ name, size, here }) => ({ name, size, here })) }
   manifest() { return this.text }
   async run(committed, progress) {
+    if (this.small) {
+      await this.disk.remove('manifest.json')
+      await this.disk.writeAt('manifest.json', 0, this.small)
+      await this.disk.commit('manifest.json')
+    }
     let receivedBytes = 0
     const totalBytes = this.listed.reduce((sum, { size }) => sum + size, 0)
     let doneBytes = this.listed.reduce((sum, { size, here }) => sum + (here ? size : 0), 0)
     for (const { name, size, hash, address, here } of this.listed) {
-      if (here) continue
+      if (here) { committed(name); continue }
       let at = Number(await this.disk.journal(name) ?? 0)
       doneBytes += at
       seen.fetched.push({ name, from: at })
@@ -200,6 +203,7 @@ export class Model {
     }
     return events
   }
+  async recover(files) { seen.recovered = await files.len(this.options.entry) }
   async logits(ids, all) { return Float32Array.from({ length: 8 * (all ? ids.length : 1) }, (_, i) => i) }
   async addAdapter(name, files) { seen.adapters.push(['add', name, await files.len('adapter.gguf') ?? await files.len('manifest.json')]) }
   removeAdapter(name) { seen.adapters.push(['remove', name]) }

@@ -173,6 +173,7 @@ test('a lost device is told, and the answer goes on', async () => {
   seen.lost = 'it went away'
   assert.equal(await model.generate('a').text(), 'a0 .')
   assert.deepEqual(notices, [{ code: 'device_lost', message: 'it went away' }])
+  assert.ok(seen.recovered > 0)
   await model.dispose()
 })
 

@@ -140,7 +140,9 @@ export class Host {
     try {
       while (await this.with(async model => {
         if (model.isIdle()) return false
-        for (const event of await model.step()) this.#dispatch(event)
+        const events = await model.step()
+        for (const event of events) this.#dispatch(event)
+        if (events.some(({ type }) => type === 'device_lost')) await model.recover(this.opened[0]!.files, () => {})
         return true
       })) await breathe()
     } catch (error) {

@@ -142,8 +142,7 @@ async function fetchInto(
       emit(progress)
       others.say(progress)
     }
-    const running = missing.length ? download.run(name => files.commit(name), tell) : Promise.resolve()
-    const arrived = running
+    const arrived = download.run(name => files.commit(name), missing.length ? tell : () => {})
       .then(() => files.commitAll(), error => {
         const failure = signal.aborted ? cancelled(signal) : folder.failure ?? SternaError.from(error)
         files.fail(failure)
@@ -202,15 +201,14 @@ function entryOf(names: string[], isPackage: boolean): string | undefined {
   return names.filter(name => name.toLowerCase().endsWith('.gguf')).sort()[0]
 }
 
-/** The files of a download: a read waits until its file is complete. */
+/** The files of a download: a read waits until its file is committed. */
 class ArrivingFiles implements Files {
   #sizes: Map<string, number>
   #waiting = new Map<string, { promise: Promise<void>; resolve: () => void; reject: (error: SternaError) => void }>()
 
   constructor(private readonly folder: SealedFolder, listed: ListedFile[]) {
     this.#sizes = new Map(listed.map(({ name, size }) => [name, size]))
-    for (const { name, here } of listed) {
-      if (here) continue
+    for (const { name } of listed) {
       let [resolve, reject]: [() => void, (error: SternaError) => void] = [() => {}, () => {}]
       const promise = new Promise<void>((...both) => { [resolve, reject] = both })
       promise.catch(() => {})

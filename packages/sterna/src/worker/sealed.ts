@@ -18,7 +18,7 @@ const SEALS = '.seal/'
 export const isOwn = (name: string) => name.startsWith('.')
 
 export class SealedFolder implements Disk {
-  /** Why the browser refused to write. The engine's error doesn't say that. */
+  /** Why the browser refused to write or delete. The engine's error doesn't say that. */
   failure: SternaError | undefined
 
   constructor(readonly inner: Folder, private readonly sha256: (bytes: Uint8Array) => string) {}
@@ -51,9 +51,11 @@ export class SealedFolder implements Disk {
     })
   }
 
-  async remove(name: string): Promise<void> {
-    await this.inner.remove(name)
-    await this.inner.remove(SEALS + name)
+  remove(name: string): Promise<void> {
+    return this.#noting(async () => {
+      await this.inner.remove(name)
+      await this.inner.remove(SEALS + name)
+    })
   }
 
   /** Files of the model, complete or not. */
