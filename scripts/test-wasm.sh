@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
 # The built-in model in WebAssembly under Node.js, its files given in pieces: the same tokens as natively.
-# Needs the target wasm32-unknown-unknown, or the toolchain that scripts/wasm-toolchain.sh makes.
+# Needs the engine of the npm package, which scripts/build-web.sh makes.
 # STERNA is the native program to compare with, built here if it isn't set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 model=crates/sterna/models/tiny-tales
-if rustup target list --installed | grep -qx wasm32-unknown-unknown; then wasm=(cargo); else wasm=(cargo +wasm); fi
-RUSTFLAGS=-Ctarget-feature=+simd128 "${wasm[@]}" build --target wasm32-unknown-unknown -p sterna-web
 if [ -z "${STERNA:-}" ]; then
   cargo build -p sterna-cli
   STERNA=$target/debug/sterna
@@ -15,8 +13,7 @@ fi
 prompt="Tell me a story about a fox named Ruby."
 for settings in "0 1 1000" "0 1 3000000" "0.8 7 65536"; do
   read -r temperature seed piece <<<"$settings"
-  there=$(node crates/web/node.mjs "$target/wasm32-unknown-unknown/debug/sterna_web.wasm" "$model" "$prompt" \
-    "$temperature" "$seed" "$piece")
+  there=$(node crates/web/node.mjs "$model" "$prompt" "$temperature" "$seed" "$piece")
   here=$("$STERNA" run "$model" -p "$prompt" --temperature "$temperature" --seed "$seed" --json \
     --backend cpu --threads 1 | python3 -c 'import json,sys; print(json.dumps(json.load(sys.stdin)["ids"], separators=(",", ":")))')
   [ "$there" = "$here" ] || { echo "temperature $temperature: $there in WebAssembly, $here natively"; exit 1; }

@@ -28,6 +28,7 @@ pub mod plan;
 pub mod rope;
 pub mod sampling;
 pub mod screening;
+pub mod self_test;
 pub mod session;
 pub mod stage;
 pub mod swap;

@@ -73,7 +73,10 @@ impl Model {
         let place = Place::choose(options.backend, plan.memory_bytes(), options.threads).await?;
         let (loaded, reason) = match place {
             Place::Gpu(gpu) => {
-                let loaded = Core::load(&files, from, plan, *gpu, progress).await;
+                let loaded = match place::trust(&gpu, &plan, files.cache_type()).await {
+                    Ok(()) => Core::load(&files, from, plan, *gpu, progress).await,
+                    Err(error) => Err(error),
+                };
                 match loaded {
                     Ok(core) => (Loaded::Gpu(Box::new(core)), None),
                     Err(error)

@@ -3,6 +3,8 @@
 mod head;
 mod planner;
 
+use std::collections::BTreeSet;
+
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
@@ -13,6 +15,7 @@ use crate::backend::CacheType;
 use crate::config::{self, ModelConfig};
 use crate::error::PlanError;
 use crate::rope::RopeScaling;
+use crate::self_test::WeightForm;
 use crate::weights::Weights;
 pub(crate) use head::Head;
 pub use head::{HeadOptions, HeadScreen};
@@ -313,6 +316,21 @@ impl ModelPlan {
             Recipe::Vector(_) | Recipe::HostVector(_) => false,
         };
         (self.specs.iter().filter(is_ternary)).filter_map(|spec| spec.parts.first())
+    }
+
+    /// The forms that matrices have once they are loaded; blocks of a BitLinear layer may also become trits.
+    pub fn weight_forms(&self) -> BTreeSet<WeightForm> {
+        let recipes = self.specs.iter().filter_map(|spec| match &spec.recipe {
+            Recipe::Linear(recipe) => Some(recipe),
+            Recipe::Vector(_) | Recipe::HostVector(_) => None,
+        });
+        recipes
+            .flat_map(|recipe| match recipe.stored {
+                Stored::Blocks(dtype) => vec![WeightForm::Blocks(dtype)],
+                Stored::BitLinear(dtype) => vec![WeightForm::Blocks(dtype), WeightForm::Ternary],
+                Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => vec![WeightForm::Ternary],
+            })
+            .collect()
     }
 
     /// Multiply-accumulates with weights for a prompt of `n_tokens`, and the head after its last token.

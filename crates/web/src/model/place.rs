@@ -1,7 +1,8 @@
 //! Where a model is computed.
 
 use sterna::{Error, ErrorCode, Result};
-use sterna_engine::{BackendError, Cpu, Gpu};
+use sterna_engine::self_test::{SelfTestError, self_test};
+use sterna_engine::{BackendError, CacheType, Cpu, Gpu, ModelPlan};
 use sterna_gpu::{Device, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
 
@@ -75,12 +76,28 @@ fn is_software(device: &Device) -> bool {
         .any(|software| name.contains(software))
 }
 
+/// Compares each family of kernels that `plan` needs with the CPU.
+///
+/// Errors: the GPU gives other results, or fails.
+pub(super) async fn trust(gpu: &Gpu, plan: &ModelPlan, cache: Option<CacheType>) -> Result<()> {
+    let tested = self_test(gpu, &plan.weight_forms(), cache.unwrap_or(CacheType::F32)).await;
+    tested.map_err(|error| {
+        Error::typed(ErrorCode::Compute, error).context(gpu.device().info().name.clone())
+    })
+}
+
 /// Whether a GPU is at fault, and not the model.
 pub(super) fn is_of_device(error: &Error) -> bool {
-    error.find::<BackendError>().is_some() || error.find::<GpuError>().is_some()
+    error.find::<BackendError>().is_some()
+        || error.find::<GpuError>().is_some()
+        || error.find::<SelfTestError>().is_some()
 }
 
 /// Why the GPU isn't used after all.
 pub(super) fn reason(error: &Error) -> Reason {
-    because(error.code().as_str(), &format!("{error:#}"))
+    let code = match error.find::<SelfTestError>() {
+        Some(SelfTestError::Wrong { .. }) => "wrong_results",
+        _ => error.code().as_str(),
+    };
+    because(code, &format!("{error:#}"))
 }

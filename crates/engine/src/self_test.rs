@@ -1,0 +1,358 @@
+//! Whether a device computes what it should: each family of kernels once, compared with the CPU.
+//!
+//! Drivers give wrong numbers without an error, in browsers above all. What is computed here takes milliseconds
+//! and is of made-up weights and activations: it finds a kernel that is wrong, not one that is a little less
+//! exact.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use bytes::Bytes;
+use sterna_format::DType;
+use sterna_format::model::RopeLayout;
+use sterna_kernels::Isa;
+use sterna_kernels::activation::Activation;
+use sterna_kernels::attention::AttentionShape;
+use sterna_kernels::quant::encode_row;
+
+use crate::backend::{
+    Attention, Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, OutputLayout,
+    Product, Rotation, Sequence, TernaryPacking, WeightData,
+};
+use crate::cpu::Cpu;
+use crate::rope::Angles;
+use crate::stage::{LinearLayer, Operation, Stage};
+
+/// Form of the weights of a matrix, which decides by what kernel it is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WeightForm {
+    /// Trits with one scale.
+    Ternary,
+    /// Rows of blocks.
+    Blocks(DType),
+}
+
+impl fmt::Display for WeightForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WeightForm::Ternary => f.write_str("ternary"),
+            WeightForm::Blocks(dtype) => dtype.fmt(f),
+        }
+    }
+}
+
+/// Why a device isn't trusted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SelfTestError {
+    /// A kernel gave other results than the CPU.
+    #[error("{kernel}: expected results within {bound} of the CPU's, found {found}")]
+    Wrong {
+        /// The family of kernels.
+        kernel: String,
+        /// The bound on the relative error.
+        bound: f64,
+        /// The relative error; NaN if some results are not finite.
+        found: f64,
+    },
+    /// A kernel failed.
+    #[error("{kernel}: failed")]
+    Failed {
+        /// The family of kernels.
+        kernel: String,
+        /// Why.
+        source: BackendError,
+    },
+}
+
+/// Relative error (root of the squares) that is tolerated. Both sides round activations to 8 bits, which a
+/// device may do the other way round where a value is halfway between two steps: a few thousandths. A wrong
+/// kernel is off by tenths.
+const BOUND: f64 = 0.02;
+
+/// Rows and columns of the made-up matrices: a few workgroups, and whole blocks of every type.
+const N: usize = 96;
+const K: usize = 512;
+
+/// Runs every family of kernels that a model with these `forms` of weights needs on `tested`, once with one row and
+/// once with several.
+///
+/// Errors: [`SelfTestError`] for the first kernel that fails or gives other results than the CPU.
+pub async fn self_test<T: Backend>(
+    tested: &T,
+    forms: &BTreeSet<WeightForm>,
+    cache: CacheType,
+) -> Result<(), SelfTestError> {
+    let reference = Cpu::new(1, Isa::detect());
+    for &form in forms {
+        let Some(source) = matrix(form) else {
+            continue;
+        };
+        for rows in [1, 3, 40] {
+            let kernel = format!("{form} product of {rows} rows");
+            let want = product(&reference, source.clone(), rows).await;
+            check(&kernel, want, product(tested, source.clone(), rows).await)?;
+        }
+        let kernel = format!("{form} embedding");
+        let want = embedding(&reference, source.clone()).await;
+        check(&kernel, want, embedding(tested, source).await)?;
+    }
+    let want = elements(&reference).await;
+    check("norms and activations", want, elements(tested).await)?;
+    let want = attention(&reference, cache).await;
+    check("attention", want, attention(tested, cache).await)
+}
+
+/// Compares both results of a family of kernels.
+fn check(
+    kernel: &str,
+    want: Result<Vec<f32>, BackendError>,
+    got: Result<Vec<f32>, BackendError>,
+) -> Result<(), SelfTestError> {
+    let failed = |source| SelfTestError::Failed {
+        kernel: kernel.to_owned(),
+        source,
+    };
+    let (want, got) = (want.map_err(failed)?, got.map_err(failed)?);
+    let found = relative_error(&want, &got);
+    if found <= BOUND {
+        return Ok(());
+    }
+    Err(SelfTestError::Wrong {
+        kernel: kernel.to_owned(),
+        bound: BOUND,
+        found,
+    })
+}
+
+fn relative_error(want: &[f32], got: &[f32]) -> f64 {
+    if want.len() != got.len() {
+        return f64::NAN;
+    }
+    let (mut errors, mut squares) = (0.0, 0.0);
+    for (&want, &got) in want.iter().zip(got) {
+        let (want, got) = (f64::from(want), f64::from(got));
+        errors += (got - want) * (got - want);
+        squares += want * want;
+    }
+    // NaN if a result is: that is within no bound.
+    (errors / squares).sqrt()
+}
+
+/// Values between −1 and 1 that look random and are always the same.
+fn values(seed: u32, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+/// A matrix `[N, K]`; `None` for types that nothing is encoded as.
+fn matrix(form: WeightForm) -> Option<LinearSource> {
+    let weights = match form {
+        WeightForm::Ternary => {
+            let codes = values(3, N * K / 4).into_iter().map(|value| {
+                // Four codes of 0, 1 and 2.
+                let mut rest = ((value + 1.0) * 40.0) as u8;
+                (0..4).fold(0, |byte, _| {
+                    let code = rest % 3;
+                    rest /= 3;
+                    byte << 2 | code
+                })
+            });
+            WeightData::Ternary {
+                codes: codes.collect(),
+                packing: TernaryPacking::I2s,
+                scale: 0.05,
+            }
+        }
+        WeightForm::Blocks(dtype) => {
+            let mut bytes = vec![0; N * K / dtype.block_len() * dtype.block_bytes()];
+            encode_row(dtype, &values(5, N * K), &mut bytes).ok()?;
+            WeightData::Blocks {
+                dtype,
+                bytes: Bytes::from(bytes),
+                int8_activations: false,
+            }
+        }
+    };
+    Some(LinearSource {
+        n: N,
+        k: K,
+        weights,
+    })
+}
+
+/// The stage that operations are told.
+fn stage(operation: Operation) -> Stage {
+    Stage {
+        layer: Some(0),
+        operation,
+    }
+}
+
+async fn product<B: Backend>(
+    b: &B,
+    source: LinearSource,
+    rows: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let w = b.load_linear(source)?;
+    let (mut x, mut out) = (b.buffer(), b.buffer());
+    b.begin_step()?;
+    b.write(&values(7, rows * K), K, &mut x)?;
+    let product = Product {
+        stage: stage(Operation::Product(LinearLayer::Q)),
+        w: &w,
+        out: &mut out,
+    };
+    b.linear(&x, OutputLayout::Separate, &mut [product])?;
+    b.submit(&mut out)?.await
+}
+
+async fn embedding<B: Backend>(b: &B, source: LinearSource) -> Result<Vec<f32>, BackendError> {
+    let table = b.load_linear(source)?;
+    let mut out = b.buffer();
+    b.begin_step()?;
+    b.embed(&table, &[0, 17, N as u32 - 1], 1.0, &mut out)?;
+    b.submit(&mut out)?.await
+}
+
+/// Norm, gate and residual of a feed-forward block.
+async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
+    let rows = 3;
+    let weight = b.load_vector(values(11, K))?;
+    let (mut x, mut y, mut up) = (b.buffer(), b.buffer(), b.buffer());
+    b.begin_step()?;
+    b.write(&values(13, rows * K), K, &mut x)?;
+    b.write(&values(17, rows * K), K, &mut up)?;
+    b.rms_norm(stage(Operation::FfnNorm), &x, &weight, 1e-5, &mut y)?;
+    b.gate(stage(Operation::Activation), Activation::Silu, &mut y, &up)?;
+    b.add(stage(Operation::FfnResidual), &mut x, &y)?;
+    b.submit(&mut x)?.await
+}
+
+/// Attention of a prompt of 40 tokens and of one token after it.
+async fn attention<B: Backend>(b: &B, dtype: CacheType) -> Result<Vec<f32>, BackendError> {
+    let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
+    let mut cache = b.cache(&CacheShape {
+        n_layers: 1,
+        n_kv_heads,
+        head_dim,
+        dtype,
+    })?;
+    let mut results = Vec::new();
+    for rows in [40, 1] {
+        let at = cache.len();
+        let turns = (0..rows * head_dim / 2).map(|i| {
+            let (row, pair) = (i / (head_dim / 2), i % (head_dim / 2));
+            (at + row) as f32 / (1.0 + pair as f32)
+        });
+        let turns: Vec<f32> = turns.collect();
+        let angles = Angles {
+            cos: turns.iter().map(|&turn| libm::cosf(turn)).collect(),
+            sin: turns.iter().map(|&turn| libm::sinf(turn)).collect(),
+            dim: head_dim,
+            layout: RopeLayout::Halves,
+        };
+        let (mut q, mut k, mut v) = (b.buffer(), b.buffer(), b.buffer());
+        let mut out = b.buffer();
+        b.begin_step()?;
+        b.write(
+            &values(19, rows * n_heads * head_dim),
+            n_heads * head_dim,
+            &mut q,
+        )?;
+        b.write(
+            &values(23, rows * n_kv_heads * head_dim),
+            n_kv_heads * head_dim,
+            &mut k,
+        )?;
+        b.write(
+            &values(29, rows * n_kv_heads * head_dim),
+            n_kv_heads * head_dim,
+            &mut v,
+        )?;
+        let inputs = Attention {
+            layer: 0,
+            shape: AttentionShape {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                scale: 0.125,
+                softcap: None,
+                window: None,
+            },
+            q: &mut q,
+            k: &mut k,
+            v: &v,
+            q_norm: None,
+            k_norm: None,
+            eps: 1e-5,
+            rope: Some(Rotation {
+                index: 0,
+                angles: &angles,
+            }),
+        };
+        let sequence = Sequence {
+            cache: &mut cache,
+            n_rows: rows,
+        };
+        b.attention(inputs, &mut [sequence], &mut out)?;
+        results.extend(b.submit(&mut out)?.await?);
+        cache.advance(rows);
+    }
+    Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forms() -> BTreeSet<WeightForm> {
+        let blocks = [
+            DType::F16,
+            DType::BF16,
+            DType::F32,
+            DType::Q8_0,
+            DType::Q4_0,
+            DType::Q4_K,
+            DType::Q6_K,
+            DType::Q1_0,
+        ];
+        let blocks = blocks.map(WeightForm::Blocks);
+        blocks.into_iter().chain([WeightForm::Ternary]).collect()
+    }
+
+    #[test]
+    fn the_cpu_passes_with_any_instructions() {
+        for isa in Isa::available() {
+            let cpu = Cpu::new(1, isa);
+            let tested = cpu.wait(self_test(&cpu, &forms(), CacheType::F16)).unwrap();
+            tested.unwrap();
+        }
+    }
+
+    #[test]
+    fn results_that_differ_or_are_not_finite_are_refused() {
+        let want = vec![1.0, 2.0, -3.0];
+        assert!(check("k", Ok(want.clone()), Ok(want.clone())).is_ok());
+        for got in [
+            vec![1.0, 2.0, 3.0],
+            vec![1.0, f32::NAN, -3.0],
+            vec![1.0],
+            vec![0.0; 3],
+        ] {
+            let error = check("k", Ok(want.clone()), Ok(got)).unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .starts_with("k: expected results within 0.02")
+            );
+        }
+        assert!(check("k", Ok(want), Err(BackendError::CannotWait)).is_err());
+    }
+}
