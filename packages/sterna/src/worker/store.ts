@@ -84,6 +84,8 @@ interface Reader { size: number; read(start: number, end: number): Uint8Array | 
 const PART = '%part'
 const JOURNAL = '%journal'
 const NEW_JOURNAL = '%journal-new'
+/** The end of a journal that was written whole. */
+const END = '\n\n'
 
 async function openOpfs(): Promise<Store | undefined> {
   let models: FileSystemDirectoryHandle
@@ -179,8 +181,13 @@ class OpfsFolder implements Folder {
 
   async journal(name: string): Promise<string | undefined> {
     if (!await this.#handle(name, PART)) return undefined
-    const journal = await this.#handle(name, JOURNAL)
-    return journal && (await journal.getFile()).text()
+    // A tab that ended between the two steps of a replacement left the new one, whole: it ends in END.
+    for (const suffix of [JOURNAL, NEW_JOURNAL]) {
+      const file = await (await this.#handle(name, suffix))?.getFile()
+      const text = await file?.text()
+      if (text?.endsWith(END)) return text.slice(0, -END.length)
+    }
+    return undefined
   }
 
   async writeAt(name: string, offset: number, bytes: Uint8Array): Promise<void> {
@@ -204,7 +211,7 @@ class OpfsFolder implements Folder {
     const file = await openSync(handle)
     try {
       file.truncate(0)
-      file.write(new TextEncoder().encode(journal), { at: 0 })
+      file.write(new TextEncoder().encode(journal + END), { at: 0 })
       file.flush()
     } finally {
       file.close()
@@ -217,6 +224,7 @@ class OpfsFolder implements Folder {
     await this.#release(name)
     await this.#rename((await this.#handle(name, PART))!, name, '')
     await this.#delete(name, JOURNAL)
+    await this.#delete(name, NEW_JOURNAL)
   }
 
   /** Replaces `name` with the file of `handle`. */
