@@ -3,7 +3,7 @@ const VERSION = '0.1.0'
 const CACHE = `sterna-chat ${VERSION}`
 const SHELL = /\.(js|css|svg|wasm|webmanifest)$/
 const LINKS = /(?:href|src)="([^"#:]+)"/g
-const IMPORTS = /(?:\bfrom|\bimport)\s*\(?\s*['"](\.{1,2}\/[^'"]+)['"]|new URL\(\s*['"]([^'":]+)['"],\s*import\.meta\.url/g
+const IMPORTS = /(?:\bfrom|\bimport)\s*\(?\s*['"](\.{0,2}\/[^'"]+)['"]|new URL\(\s*['"]([^'":]+)['"],\s*import\.meta\.url/g
 
 addEventListener('install', event => event.waitUntil(fill()))
 addEventListener('activate', event => event.waitUntil(clean()))
