@@ -158,7 +158,7 @@ function draw() {
   if (step === 'planned' && plan) {
     if (!plan.fits) body.push(h('p', { class: 'error', role: 'alert' }, refusal(plan)))
     else body.push(h('div', { class: 'compute' }, h('label', { for: 'compute' }, 'Compute on'), h('select', { id: 'compute' },
-      h('option', { value: 'auto' }, 'GPU if it computes correctly'), h('option', { value: 'gpu' }, 'GPU'), h('option', { value: 'cpu' }, 'CPU'))))
+      h('option', { value: 'auto' }, 'GPU, else CPU'), h('option', { value: 'gpu' }, 'GPU'), h('option', { value: 'cpu' }, 'CPU'))))
     body.push(h('div', { class: 'row end' }, back, primary(download ? 'Download and start' : 'Start', go, !plan.fits)))
   }
   if (step === 'loading' || step === 'paused') {
