@@ -99,8 +99,18 @@ pub async fn self_test<T: Backend>(
     }
     let want = elements(&reference).await;
     check("norms and activations", want, elements(tested).await)?;
-    let want = attention(&reference, cache).await;
-    check("attention", want, attention(tested, cache).await)
+    let prompt = attention(&reference, cache, &[40]).await;
+    check(
+        "attention of a prompt",
+        prompt,
+        attention(tested, cache, &[40]).await,
+    )?;
+    let token = attention(&reference, cache, &[40, 1]).await;
+    check(
+        "attention of a token",
+        token,
+        attention(tested, cache, &[40, 1]).await,
+    )
 }
 
 /// Compares both results of a family of kernels.
@@ -235,8 +245,12 @@ async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
     b.submit(&mut x)?.await
 }
 
-/// Attention of a prompt of 40 tokens and of one token after it.
-async fn attention<B: Backend>(b: &B, dtype: CacheType) -> Result<Vec<f32>, BackendError> {
+/// Attention in `steps` of so many tokens each: the results of the last.
+async fn attention<B: Backend>(
+    b: &B,
+    dtype: CacheType,
+    steps: &[usize],
+) -> Result<Vec<f32>, BackendError> {
     let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
     let mut cache = b.cache(&CacheShape {
         n_layers: 1,
@@ -245,7 +259,7 @@ async fn attention<B: Backend>(b: &B, dtype: CacheType) -> Result<Vec<f32>, Back
         dtype,
     })?;
     let mut results = Vec::new();
-    for rows in [40, 1] {
+    for &rows in steps {
         let at = cache.len();
         let turns = (0..rows * head_dim / 2).map(|i| {
             let (row, pair) = (i / (head_dim / 2), i % (head_dim / 2));
@@ -302,7 +316,7 @@ async fn attention<B: Backend>(b: &B, dtype: CacheType) -> Result<Vec<f32>, Back
             n_rows: rows,
         };
         b.attention(inputs, &mut [sequence], &mut out)?;
-        results.extend(b.submit(&mut out)?.await?);
+        results = b.submit(&mut out)?.await?;
         cache.advance(rows);
     }
     Ok(results)

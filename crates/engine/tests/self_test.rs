@@ -1,0 +1,34 @@
+//! The self-test of a device's kernels.
+#![cfg(feature = "gpu")]
+
+use std::collections::BTreeSet;
+
+use sterna_engine::self_test::{WeightForm, self_test};
+use sterna_engine::{CacheType, Gpu};
+use sterna_format::DType;
+use sterna_gpu::{Device, DeviceOptions, Features};
+use sterna_kernels::Isa;
+
+#[test]
+fn a_device_passes_with_any_features() {
+    for features in [Features::ALL, Features::NONE] {
+        let options = DeviceOptions {
+            features,
+            ..DeviceOptions::default()
+        };
+        let Some(device) = sterna_testing::gpu::device_with(&options) else {
+            return;
+        };
+        check(device);
+    }
+}
+
+fn check(device: Device) {
+    let gpu = Gpu::new(device, 1, Isa::detect());
+    let blocks = [DType::F16, DType::Q8_0, DType::Q4_K, DType::Q1_0];
+    let forms: BTreeSet<_> = blocks.map(WeightForm::Blocks).into_iter().collect();
+    for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+        let tested = gpu.device().block_on(self_test(&gpu, &forms, cache));
+        tested.unwrap().unwrap();
+    }
+}
