@@ -168,7 +168,10 @@ function again() {
 }
 
 function session() {
-  return chat ??= /** @type {Model} */ (model).chat({ messages: current.turns.map(({ role, content }) => ({ role, content })), options: SAMPLING })
+  const { info, chat: open } = /** @type {Model} */ (model)
+  // A model that only goes on with a text doesn't know when to end.
+  const options = info.hasTemplate ? SAMPLING : { ...SAMPLING, maxTokens: 200 }
+  return chat ??= open({ messages: current.turns.map(({ role, content }) => ({ role, content })), options })
 }
 
 /** @param {string} content */
@@ -452,5 +455,5 @@ await showList()
 offline().catch(() => {})
 // `?model=ADDRESS` offers a model.
 const wanted = new URL(location.href).searchParams.get('model')
-if (wanted) void picker.look({ source: wanted, name: wanted.replace(/\/(manifest\.json)?$/, '').split('/').at(-1) ?? wanted })
+if (wanted) void picker.lookAtAddress(wanted)
 else await picker.startLast()

@@ -27,6 +27,13 @@ export const hooks = {
   notice: () => {},
 }
 
+/** The full address of a model, as the package keeps it. @param {string} text */
+function addressOf(text) {
+  if (/^[\w-][\w.-]*\/[\w.-]+$/.test(text) && !/\.gguf$/i.test(text)) return `https://huggingface.co/${text}`
+  const { href } = new URL(text, document.baseURI)
+  return /\.gguf$|^https:\/\/huggingface\.co\//i.test(href) ? href.replace(/\/$/, '') : href.replace(/(\/manifest\.json|\/)?$/, '/')
+}
+
 /** @type {Job | undefined} */
 let job
 /** @type {Choice | undefined} the model in use */
@@ -48,9 +55,9 @@ export async function startLast() {
   try {
     const last = JSON.parse(localStorage.getItem(LAST) ?? 'null')
     if (!last) return false
-    const plan = await Sterna.plan(last.source, last)
-    if (plan.missingBytes > 0) return false
-    await start({ ...last, plan })
+    const list = await Sterna.models.list()
+    if (!list.some(({ source, complete }) => complete && source === last.source)) return false
+    await start(last)
     return true
   } catch {
     return false
@@ -227,6 +234,17 @@ export function confirmed(question) {
   return new Promise(resolve => dialog.addEventListener('close', () => resolve(dialog.returnValue === 'yes'), { once: true }))
 }
 
+/** @param {string} address @param {string} [file] */
+export async function lookAtAddress(address, file) {
+  try {
+    const source = addressOf(address)
+    const name = decodeURIComponent(source.replace(/\/$/, '').split('/').at(-1) ?? source).replace(/\.gguf$/i, '')
+    await look({ source, name, ...(file ? { file } : {}) })
+  } catch (error) {
+    $('address-error').textContent = sentence(error)
+  }
+}
+
 /** @param {File[]} files */
 function lookAtFiles(files) {
   const models = files.filter(({ name }) => /\.gguf$/i.test(name))
@@ -242,10 +260,7 @@ export function listen() {
   $('address').oninput = () => { $('file-row').hidden = !repository.test($('address').value.trim()) || /\.gguf$/i.test($('address').value); $('address-error').textContent = '' }
   $('by-address').onsubmit = (/** @type {Event} */ event) => {
     event.preventDefault()
-    const source = $('address').value.trim()
-    const file = $('file-row').hidden ? '' : $('file-name').value.trim()
-    const name = decodeURIComponent(source.replace(/\/(manifest\.json)?$/, '').split('/').at(-1) ?? source).replace(/\.gguf$/i, '')
-    void look({ source, name, ...(file ? { file } : {}) })
+    void lookAtAddress($('address').value.trim(), $('file-row').hidden ? '' : $('file-name').value.trim())
   }
   $('file').onchange = () => { lookAtFiles([...$('file').files]); $('file').value = '' }
   let depth = 0

@@ -8,20 +8,29 @@ import { fileURLToPath } from 'node:url'
 const need = createRequire(join(process.cwd(), 'x.js'))
 const examples = fileURLToPath(new URL('../..', import.meta.url))
 const folders = { chat: 'web-chat', tldr: 'tldr-widget' }
-const types = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.webmanifest': 'application/manifest+json' }
+const types = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.wasm': 'application/wasm', '.webmanifest': 'application/manifest+json' }
+
+// With STERNA_DIST, the folder of the built package, and STERNA_MODEL, a GGUF file of a small model: the real ones.
+const { STERNA_DIST: dist, STERNA_MODEL: modelFile } = process.env
 
 /** Without the headers of isolation, as a plain host. `site.models` is what /models.json says. */
 export async function serve(port = 0) {
   const site = { models: undefined, port, open, close }
   let server
   function open() {
-    server = createServer(({ url }, response) => {
+    server = createServer(({ url, headers }, response) => {
       const [, top, ...rest] = new URL(url, 'http://x').pathname.split('/')
       const path = join(examples, folders[top] ?? 'none', rest.join('/') || 'index.html')
       const send = (type, body) => response.writeHead(200, { 'Content-Type': type, 'Cache-Control': 'no-store', 'Access-Control-Allow-Origin': '*' }).end(body)
       if (top === 'models.json' && site.models) send('application/json', JSON.stringify(site.models))
-      else if (rest.at(-1) === 'sterna.js') send('text/javascript', `export { Sterna } from '/sterna/index.js'`)
-      else if (top === 'sterna') send('text/javascript', readFileSync(new URL('fake.js', import.meta.url)))
+      else if (folders[top] && rest[0] === 'sterna.js') send('text/javascript', `export { Sterna } from './sterna/index.js'`)
+      // Inside the folder of each, since a service worker brings only the Workers whose scripts are in its scope.
+      else if (folders[top] && rest[0] === 'sterna') {
+        const file = dist ? join(dist, ...rest.slice(1)) : fileURLToPath(new URL('fake.js', import.meta.url))
+        if (existsSync(file)) send(types[extname(file)], readFileSync(file))
+        else response.writeHead(404).end()
+      }
+      else if (top === 'model' && modelFile) sendRange(headers.range, readFileSync(modelFile), response)
       else if (existsSync(path)) send(types[extname(path)] ?? 'application/octet-stream', readFileSync(path))
       else response.writeHead(404).end()
     })
@@ -33,6 +42,13 @@ export async function serve(port = 0) {
   }
   await open()
   return site
+}
+function sendRange(range, bytes, response) {
+  const [, from, to] = /^bytes=(\d+)-(\d*)$/.exec(range ?? '') ?? []
+  const headers = { 'Content-Type': 'application/octet-stream', 'Accept-Ranges': 'bytes', ETag: '"1"' }
+  if (from === undefined) return response.writeHead(200, { ...headers, 'Content-Length': bytes.length }).end(bytes)
+  const end = Math.min(to ? Number(to) : Infinity, bytes.length - 1)
+  response.writeHead(206, { ...headers, 'Content-Range': `bytes ${from}-${end}/${bytes.length}`, 'Content-Length': end - from + 1 }).end(bytes.subarray(Number(from), end + 1))
 }
 export const origin = site => `http://127.0.0.1:${site.port}`
 
