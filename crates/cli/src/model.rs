@@ -325,7 +325,8 @@ pub(crate) fn adapted(
 pub(crate) struct Replaceable {
     /// As they are loaded.
     original: Revisions,
-    revisions: Revisions,
+    /// As they are now, if something was replaced.
+    replaced: Option<Revisions>,
     options: PlanOptions,
     head: HeadOptions,
 }
@@ -338,18 +339,17 @@ impl Replaceable {
         options: PlanOptions,
         head: HeadOptions,
     ) -> Replaceable {
-        let original = Revisions::of(files, plan);
         Replaceable {
-            revisions: original.clone(),
-            original,
+            original: Revisions::of(files, plan),
+            replaced: None,
             options,
             head,
         }
     }
 
-    /// Records that the model was loaded again, without what was replaced.
-    pub(crate) fn loaded_again(&mut self) {
-        self.revisions = self.original.clone();
+    /// Records that the model is loaded again, without what was replaced; whether something was.
+    pub(crate) fn load_again(&mut self) -> bool {
+        self.replaced.take().is_some()
     }
 
     /// Replaces groups of `model` by those of the model called `name`: those called `ids`, or without any,
@@ -364,11 +364,13 @@ impl Replaceable {
         let plan = files.plan(&self.options)?.with_head(self.head);
         let plan = plan.with_context(|| name.to_owned())?;
         let revision = Revisions::of(&files, &plan);
-        let groups = self.revisions.choose(&revision, ids);
+        let running = self.replaced.as_ref().unwrap_or(&self.original);
+        let groups = running.choose(&revision, ids);
         let groups = groups.with_context(|| name.to_owned())?;
         let (_, warnings) = files.swap_into(model, plan, &groups)?;
         warnings.iter().for_each(tell);
-        Ok(self.revisions.replace(&revision, &groups))
+        let running = self.replaced.get_or_insert_with(|| self.original.clone());
+        Ok(running.replace(&revision, &groups))
     }
 }
 

@@ -197,9 +197,14 @@ impl Chat {
 
     /// Loads the model again, whose device was lost.
     fn restore(&mut self, message: &str) -> Result<()> {
-        output::note(format_args!("note: {message}; loading the model again"));
+        let undone = match self.options.weights.load_again() {
+            true => "; what /swap replaced is as before",
+            false => "",
+        };
+        output::note(format_args!(
+            "note: {message}; loading the model again{undone}"
+        ));
         let restored = self.scheduler.restore(|_| (self.open)());
-        self.options.weights.loaded_again();
         restored.with_context(|| format!("{message}, and the model cannot be loaded again"))
     }
 
@@ -685,6 +690,18 @@ mod tests {
         );
         say(&mut other, &["/load no/such/file", "/save"]);
         assert_eq!(messages(&other), messages(&chat));
+    }
+
+    #[test]
+    fn a_model_that_is_loaded_again_is_without_what_was_swapped() {
+        let mut chat = chat();
+        say(&mut chat, &["/swap builtin layer.9999"]);
+        assert!(!chat.options.weights.load_again());
+        say(&mut chat, &["Who are you?", "/swap builtin layer.0"]);
+        assert!(chat.sequence().is_empty());
+        assert!(chat.options.weights.load_again());
+        // Once it is.
+        assert!(!chat.options.weights.load_again());
     }
 
     #[test]
