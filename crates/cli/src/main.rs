@@ -22,6 +22,7 @@ mod output;
 #[cfg(feature = "gpu")]
 mod pipelines;
 mod progress;
+mod prompt;
 mod pull;
 mod runtime;
 mod sampling;

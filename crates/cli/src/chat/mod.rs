@@ -9,7 +9,6 @@ mod settings;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 use sterna::ErrorCode;
@@ -19,19 +18,17 @@ use sterna::native::Device;
 use sterna::scheduler::{Scheduler, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::{Logits, Sampler, Session};
-use sterna_text::{DateTime, Encode, Tokenizer};
+use sterna_text::{Encode, Tokenizer};
 
 use crate::interrupt::{self, Answering};
 use crate::model::Replaceable;
 use crate::output;
 use crate::progress::Progress;
+pub(crate) use crate::prompt::{EMPTY_PROMPT, now};
 use crate::runtime;
 
 use command::Command;
 use input::{Editor, Lines};
-
-/// Why a prompt without text is refused where there is a chat template.
-pub(crate) const EMPTY_PROMPT: &str = "the prompt is empty: expected text";
 
 /// A model, and what was said so far.
 pub(crate) struct Chat {
@@ -465,14 +462,6 @@ impl Chat {
         let (cached, ctx_len) = (self.sequence().len(), self.sequence().ctx_len());
         output::reply(format_args!("context: {cached} of {ctx_len} tokens in use"));
     }
-}
-
-/// The time for templates that ask for it: UTC, so that this machine's time zone isn't disclosed.
-pub(crate) fn now() -> DateTime {
-    let since_1970 = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    DateTime::from_unix(since_1970.as_secs().try_into().unwrap_or(i64::MAX), 0)
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sterna_text::ChatInput;
 
-use crate::model;
-use crate::{chat, output, verbs};
+use crate::{model, output, prompt, verbs};
 
 const EXAMPLE: &str = r#"Example:
   echo '[{"role": "user", "content": "Hello!"}]' > messages.json
@@ -76,7 +75,7 @@ impl Template {
             tools: array("--tools", self.tools.as_deref())?,
             documents: array("--documents", self.documents.as_deref())?,
             add_generation_prompt: !self.no_generation_prompt,
-            now: Some(chat::now()),
+            now: Some(prompt::now()),
             ..ChatInput::default()
         };
         let prompt = template
