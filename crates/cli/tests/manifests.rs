@@ -305,7 +305,8 @@ fn the_required_members_suffice_with_a_configuration_beside_them() {
     assert_eq!(logits(text(&model), &ids, &[]), expected);
     // So in the store.
     let home = dir.path().join("home");
-    told_in(&home, &["pull", text(&model), "tiny"]);
+    let pulled = told_in(&home, &["pull", text(&model), "tiny"]);
+    assert!(pulled.contains("no hashes for tensors.json, config.json"), "{pulled}");
     let out = dir.path().join("y.safetensors");
     told_in(&home, &["logits", "tiny", "--ids", "1", "-o", text(&out)]);
 }
