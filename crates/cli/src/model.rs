@@ -12,7 +12,7 @@ use sterna::native::{
 use sterna::swap::{Revisions, SwappedGroup};
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
 use sterna_delivery::fetch::Limits;
-use sterna_delivery::pull::PullError;
+use sterna_delivery::pull::{PullError, PullOptions, source_and_name};
 use sterna_delivery::store::{self, StoreError};
 use sterna_engine::plan::{HeadOptions, PlanOptions};
 use sterna_engine::{Backend, Model, ModelPlan, Session};
@@ -176,11 +176,11 @@ fn with_advice(error: sterna::Error) -> anyhow::Error {
 /// the store. One that can't be reached is taken as it was last.
 fn fetched(address: &str) -> Result<Located> {
     let store = pull::store()?;
+    let (_, default) = source_and_name(address, &PullOptions::default())?;
+    let is_source = |source: &str| source == address;
     let known = store.list()?;
-    let known = known
-        .into_iter()
-        .find(|model| model.entry.source == address);
-    let name = known.as_ref().map(|model| model.name.as_str());
+    let known = pull::of_source(&known, &default, is_source);
+    let name = known.map(|model| model.name.as_str());
     let limits = Limits {
         seed: std::process::id().into(),
         // What is here already isn't waited for.
@@ -214,7 +214,7 @@ fn fetched(address: &str) -> Result<Located> {
         (Some(error), _) => return Err(pull::with_advice(error)),
     }
     let models = store.list()?;
-    let model = models.iter().find(|model| model.entry.source == address);
+    let model = pull::of_source(&models, &default, is_source);
     let model = model.with_context(|| format!("{address}: not in the store"))?;
     Ok(Located::stored(store.model(&model.name)?)?)
 }

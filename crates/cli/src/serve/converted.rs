@@ -53,8 +53,9 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
             .with_context(|| format!("{}: cannot create", parent.display()))?;
     }
     let made = to_package(&files, &staging, &options, exec, &notify())?;
-    let is_ours = |model: &&store::Listed| model.entry.source.starts_with(&origin);
-    let before = known.iter().find(is_ours).map(|model| model.name.clone());
+    let is_ours = |source: &str| source.starts_with(&origin);
+    let before = pull::of_source(&known, &made.model_id, is_ours);
+    let before = before.map(|model| model.name.clone());
     let is_taken = |model: &&store::Listed| model.name == made.model_id;
     if before.is_none()
         && let Some(other) = known.iter().find(is_taken)
