@@ -502,6 +502,14 @@ fn another_model_is_converted_once() {
     let (again, told) = served();
     assert!(!told.contains("into the store"), "{told}");
     assert_eq!(manifest, again);
+    // A damaged package is made again.
+    let blobs = dir.path().join("home/store/blobs/sha256");
+    for folder in fs::read_dir(&blobs).unwrap() {
+        fs::remove_dir_all(folder.unwrap().path()).unwrap();
+    }
+    let (again, told) = served();
+    assert!(told.contains("into the store, as "), "{told}");
+    assert_eq!(manifest, again);
     // Changed files are another model.
     let config = model.join("generation_config.json");
     let text = fs::read_to_string(&config).unwrap();

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use sterna::native::LocalModel;
 use sterna_convert::{PackageOptions, to_package};
 use sterna_delivery::pull::PullOptions;
-use sterna_delivery::store;
+use sterna_delivery::store::{self, Store, StoreError};
 use sterna_format::rdrr::MANIFEST_FILE;
 use sterna_kernels::Exec;
 
@@ -31,10 +31,10 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
     let origin = format!("{CONVERTED}{}#", fs::canonicalize(path)?.display());
     let source = format!("{origin}{}", state(path, &files)?);
     let store = pull::store()?;
-    let known = store.list()?;
-    if let Some(made) = known.iter().find(|model| model.entry.source == source) {
-        return Ok(store.model(&made.name)?);
+    if let Some(made) = made_before(&store, &source)? {
+        return Ok(made);
     }
+    let known = store.list()?;
     let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
     let options = PackageOptions {
         n_verify_threads: machine::default_threads(),
@@ -81,6 +81,19 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         pulled.name
     ));
     Ok(store.model(&pulled.name)?)
+}
+
+/// The package that was made from `source`, if it is in the store, undamaged.
+fn made_before(store: &Store, source: &str) -> Result<Option<store::Model>> {
+    for made in store.list()? {
+        if made.entry.source == source {
+            match store.model(&made.name) {
+                Err(StoreError::Damaged { .. } | StoreError::DamagedIndex { .. }) => {}
+                made => return Ok(Some(made?)),
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Something that changes when the files at `path` do.
