@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -517,4 +518,46 @@ fn another_model_is_converted_once() {
     let (_, told) = served();
     assert!(told.contains("into the store, as "), "{told}");
     assert!(!dir.path().join("home/converting/tale").exists());
+}
+
+#[test]
+fn the_name_of_a_converted_model_is_settled_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let gguf = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../testdata/stories260K/stories260K-q8_0.gguf"
+    );
+    let model = |folder: &str| {
+        let folder = dir.path().join(folder);
+        fs::create_dir(&folder).unwrap();
+        let model = folder.join("model (1).gguf");
+        fs::copy(gguf, &model).unwrap();
+        model
+    };
+    let serve = |model: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command.args(["serve", "--port", "0"]).arg(model);
+        command.env("STERNA_HOME", &home).stderr(Stdio::piped());
+        command
+    };
+    let (mut child, _) = listening(&mut serve(&model("a")));
+    child.kill().unwrap();
+    let told = child.wait_with_output().unwrap().stderr;
+    let told = String::from_utf8(told).unwrap();
+    assert!(told.contains("into the store, as model--1--rdrr"), "{told}");
+    // The name is taken, which needs no conversion to be found out.
+    let refused = serve(&model("b")).output().unwrap();
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success());
+    assert!(
+        told.contains("model--1--rdrr: the store has another model of that name"),
+        "{told}"
+    );
+    let left = fs::read_dir(home.join("converting")).unwrap();
+    let left: Vec<_> = left
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .collect();
+    assert_eq!(left, [] as [std::path::PathBuf; 0]);
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use sterna::native::LocalModel;
 use sterna_convert::{PackageOptions, to_package};
 use sterna_delivery::pull::PullOptions;
-use sterna_delivery::store::{self, Store, StoreError};
+use sterna_delivery::store::{self, Store, StoreError, portable_name};
 use sterna_format::rdrr::MANIFEST_FILE;
 use sterna_kernels::Exec;
 
@@ -35,8 +35,22 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         return Ok(made);
     }
     let known = store.list()?;
+    let default = portable_name(&format!("{}-rdrr", files.stem()));
+    let is_ours = |source: &str| source.starts_with(&origin);
+    let before = pull::of_source(&known, &default, is_ours);
+    let is_taken = |model: &&store::Listed| model.name.eq_ignore_ascii_case(&default);
+    if before.is_none()
+        && let Some(other) = known.iter().find(is_taken)
+    {
+        bail!(
+            "{}: the store has another model of that name, from {}; `sterna remove {0}` removes it",
+            other.name,
+            other.entry.source
+        );
+    }
     let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
     let options = PackageOptions {
+        model_id: Some(default.clone()),
         n_verify_threads: machine::default_threads(),
         ..PackageOptions::default()
     };
@@ -52,29 +66,18 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         fs::create_dir_all(parent)
             .with_context(|| format!("{}: cannot create", parent.display()))?;
     }
-    let made = to_package(&files, &staging, &options, exec, &notify())?;
-    let is_ours = |source: &str| source.starts_with(&origin);
-    let before = pull::of_source(&known, &made.model_id, is_ours);
-    let before = before.map(|model| model.name.clone());
-    let is_taken = |model: &&store::Listed| model.name == made.model_id;
-    if before.is_none()
-        && let Some(other) = known.iter().find(is_taken)
-    {
-        bail!(
-            "{}: the store has another model of that name, from {}; `sterna remove {0}` removes it",
-            other.name,
-            other.entry.source
-        );
-    }
+    to_package(&files, &staging, &options, exec, &notify())?;
     let options = PullOptions {
         replace: before.is_some(),
-        name: Some(before.unwrap_or(made.model_id)),
+        name: Some(before.map_or(default, |before| before.name.clone())),
         made_from: Some(source),
         ..PullOptions::default()
     };
-    let pulled = pull::pull(&store, &staging.to_string_lossy(), options)?;
+    let pulled = pull::pull(&store, &staging.to_string_lossy(), options);
+    // Whatever came of it: the next start begins with the model.
     fs::remove_dir_all(&staging)
         .with_context(|| format!("{}: cannot remove", staging.display()))?;
+    let pulled = pulled?;
     output::note(format_args!(
         "converted {} into the store, as {}",
         path.display(),

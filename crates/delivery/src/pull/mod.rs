@@ -40,7 +40,7 @@ use crate::package::{
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::hugging_face::{Hub, Repository};
 use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
-use crate::store::{Blob, Entry, Pull, Store};
+use crate::store::{Blob, Entry, Pull, Store, portable_name};
 
 pub use self::{
     error::{PullError, Rejection, Warning},
@@ -570,10 +570,10 @@ fn name_of(address: &str) -> Result<String, PullError> {
             address: address.to_owned(),
         });
     }
-    Ok(portable(gguf_file::stem(last)))
+    Ok(portable_name(gguf_file::stem(last)))
 }
 
-/// `name` without what the store doesn't accept in names, such as the colon before a port.
+/// `name` without what the store doesn't accept in names of files, such as spaces.
 fn portable(name: &str) -> String {
     let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     name.replace(|c| !taken(c), "-")

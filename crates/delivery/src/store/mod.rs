@@ -73,6 +73,7 @@ pub use self::{
     blob::{Blob, Piece},
     error::StoreError,
     index::{Entry, Group},
+    name::portable_name,
     pull::Pull,
 };
 
