@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -498,8 +499,20 @@ fn another_model_is_converted_once() {
         child.wait().unwrap();
         (serde_json::from_slice(&answer[body..]).unwrap(), told)
     };
-    let (manifest, told) = served();
+    // Where the package of another model of this name is being made.
+    let other = dir.path().join("home/converting/tale");
+    fs::create_dir_all(&other).unwrap();
+    // Two at once convert it once.
+    let mut both = thread::scope(|scope| {
+        let both = [scope.spawn(served), scope.spawn(served)];
+        both.map(|served| served.join().unwrap())
+    });
+    both.sort_by_key(|(_, told)| told.contains("into the store"));
+    let [(manifest, waited), (same, told)] = both;
+    assert!(!waited.contains("into the store"), "{waited}");
     assert!(told.contains("into the store, as "), "{told}");
+    assert_eq!(manifest, same);
+    assert!(other.exists());
     let (again, told) = served();
     assert!(!told.contains("into the store"), "{told}");
     assert_eq!(manifest, again);
@@ -517,7 +530,6 @@ fn another_model_is_converted_once() {
     fs::write(&config, format!("{text}\n")).unwrap();
     let (_, told) = served();
     assert!(told.contains("into the store, as "), "{told}");
-    assert!(!dir.path().join("home/converting/tale").exists());
 }
 
 #[test]

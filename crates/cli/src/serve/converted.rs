@@ -1,6 +1,6 @@
 //! Packages made of other models, kept in the store for the next time.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use sterna::native::LocalModel;
 use sterna_convert::{PackageOptions, to_package};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::pull::PullOptions;
 use sterna_delivery::store::{self, Store, StoreError, portable_name};
 use sterna_format::rdrr::MANIFEST_FILE;
@@ -34,6 +35,11 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
     if let Some(made) = made_before(&store, &source)? {
         return Ok(made);
     }
+    let staging = Staging::lock(&origin)?;
+    // By whoever held the lock.
+    if let Some(made) = made_before(&store, &source)? {
+        return Ok(made);
+    }
     let known = store.list()?;
     let default = portable_name(&format!("{}-rdrr", files.stem()));
     let is_ours = |source: &str| source.starts_with(&origin);
@@ -54,29 +60,24 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         n_verify_threads: machine::default_threads(),
         ..PackageOptions::default()
     };
-    let staging = folders::data()?
-        .with_file_name("converting")
-        .join(files.stem());
+    let folder = staging.folder.to_str().with_context(|| {
+        format!(
+            "{}: expected a path in Unicode",
+            staging.folder.display()
+        )
+    })?;
     // Complete, and on its way into the store when an earlier start was interrupted.
-    if staging.exists() {
-        fs::remove_dir_all(&staging)
-            .with_context(|| format!("{}: cannot remove", staging.display()))?;
-    }
-    if let Some(parent) = staging.parent() {
-        fs::create_dir_all(parent)
-            .with_context(|| format!("{}: cannot create", parent.display()))?;
-    }
-    to_package(&files, &staging, &options, exec, &notify())?;
+    staging.clear()?;
+    to_package(&files, &staging.folder, &options, exec, &notify())?;
     let options = PullOptions {
         replace: before.is_some(),
         name: Some(before.map_or(default, |before| before.name.clone())),
         made_from: Some(source),
         ..PullOptions::default()
     };
-    let pulled = pull::pull(&store, &staging.to_string_lossy(), options);
+    let pulled = pull::pull(&store, folder, options);
     // Whatever came of it: the next start begins with the model.
-    fs::remove_dir_all(&staging)
-        .with_context(|| format!("{}: cannot remove", staging.display()))?;
+    staging.clear()?;
     let pulled = pulled?;
     output::note(format_args!(
         "converted {} into the store, as {}",
@@ -97,6 +98,51 @@ fn made_before(store: &Store, source: &str) -> Result<Option<store::Model>> {
         }
     }
     Ok(None)
+}
+
+/// Where the package of one model is made, by one process at a time.
+struct Staging {
+    folder: PathBuf,
+    /// Unlocked when it is closed.
+    _lock: File,
+}
+
+impl Staging {
+    /// That of the model at `origin`; waits while another process is at it.
+    fn lock(origin: &str) -> Result<Staging> {
+        let parent = folders::data()?.with_file_name("converting");
+        fs::create_dir_all(&parent)
+            .with_context(|| format!("{}: cannot create", parent.display()))?;
+        let folder = parent.join(digest_of(Algorithm::Sha256, origin.as_bytes()).to_string());
+        let path = folder.with_extension("lock");
+        let cannot_lock = || format!("{}: cannot lock", path.display());
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(cannot_lock)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                output::note("waiting for another process that converts this model");
+                lock.lock().with_context(cannot_lock)?;
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(cannot_lock),
+        }
+        Ok(Staging {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    fn clear(&self) -> Result<()> {
+        if !self.folder.exists() {
+            return Ok(());
+        }
+        fs::remove_dir_all(&self.folder)
+            .with_context(|| format!("{}: cannot remove", self.folder.display()))
+    }
 }
 
 /// Something that changes when the files at `path` do.
