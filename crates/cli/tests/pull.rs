@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -785,6 +785,25 @@ fn the_address_of_a_gguf_file_is_a_model() {
     assert!(ok && package.join("manifest.json").is_file(), "{error}");
     let listed = json_of(&home, &["list", "--json"]);
     assert!(listed.to_string().contains(&address), "{listed}");
+    // Its name in the store is served as a package that is made of it.
+    let mut serving = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", "stories", "--port", "0"])
+        .env("STERNA_HOME", &home)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::new(serving.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    serving.kill().unwrap();
+    let told = serving.wait_with_output().unwrap();
+    assert!(line.starts_with("http://"), "{told:?}");
+    let listed = json_of(&home, &["list", "--json"]).to_string();
+    assert!(
+        listed.contains("stories-rdrr") && listed.contains("convert:stories#"),
+        "{listed}"
+    );
     // A server that is gone is no reason not to answer.
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (ok, _, error) = sterna(&home, &["pull", &format!("http://{gone}/m/other.gguf")]);

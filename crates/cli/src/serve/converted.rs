@@ -16,21 +16,33 @@ use sterna_kernels::Exec;
 
 use crate::args::isa;
 use crate::conversion::notify;
+use crate::model::PackagePlace;
 use crate::pull::CONVERTED;
 use crate::{folders, machine, model, output, pull};
 
-/// Whether `path` is a model that isn't a package.
-pub(super) fn is_convertible(path: &Path) -> bool {
-    let is_manifest = path.file_name().is_some_and(|name| name == MANIFEST_FILE);
-    path.exists() && !is_manifest && !path.join(MANIFEST_FILE).exists()
+/// Whether the model in `place` isn't a package.
+pub(super) fn is_convertible(place: &PackagePlace) -> bool {
+    match place {
+        PackagePlace::Folder(path) => {
+            !path.ends_with(MANIFEST_FILE) && !path.join(MANIFEST_FILE).exists()
+        }
+        PackagePlace::Stored(model) => !model.paths().contains_key(MANIFEST_FILE),
+    }
 }
 
-/// The package of the model at `path` in the store: as it was made before, if the files are as they were
-/// then, or else made now.
-pub(super) fn package_of(path: &Path) -> Result<store::Model> {
-    let files = model::open(&path.to_string_lossy())?;
-    let origin = format!("{CONVERTED}{}#", fs::canonicalize(path)?.display());
-    let source = format!("{origin}{}", state(path, &files)?);
+/// The package of the model called `name`, which is in `place`, in the store: as it was made before, if the
+/// files are as they were then, or else made now.
+pub(super) fn package_of(name: &str, place: &PackagePlace) -> Result<store::Model> {
+    let files = model::open(name)?;
+    let (origin, state) = match place {
+        PackagePlace::Folder(path) => {
+            let origin = fs::canonicalize(path)?.display().to_string();
+            (origin, state(path, &files)?)
+        }
+        PackagePlace::Stored(model) => (model.name().to_owned(), state_stored(model)),
+    };
+    let origin = format!("{CONVERTED}{origin}#");
+    let source = format!("{origin}{state}");
     let store = pull::store()?;
     if let Some(made) = made_before(&store, &source)? {
         return Ok(made);
@@ -61,10 +73,7 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
         ..PackageOptions::default()
     };
     let folder = staging.folder.to_str().with_context(|| {
-        format!(
-            "{}: expected a path in Unicode",
-            staging.folder.display()
-        )
+        format!("{}: expected a path in Unicode", staging.folder.display())
     })?;
     // Complete, and on its way into the store when an earlier start was interrupted.
     staging.clear()?;
@@ -80,8 +89,7 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
     staging.clear()?;
     let pulled = pulled?;
     output::note(format_args!(
-        "converted {} into the store, as {}",
-        path.display(),
+        "converted {name} into the store, as {}",
         pulled.name
     ));
     Ok(store.model(&pulled.name)?)
@@ -143,6 +151,15 @@ impl Staging {
         fs::remove_dir_all(&self.folder)
             .with_context(|| format!("{}: cannot remove", self.folder.display()))
     }
+}
+
+/// Something that changes when the files of a model in the store do.
+fn state_stored(model: &store::Model) -> String {
+    let files = model.entry().files.iter();
+    let files: String = files
+        .map(|(name, blob)| format!("{name} {blob}\n"))
+        .collect();
+    digest_of(Algorithm::Sha256, files.as_bytes()).to_string()
 }
 
 /// Something that changes when the files at `path` do.
