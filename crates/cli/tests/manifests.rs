@@ -345,6 +345,19 @@ fn hashes_that_are_blake3_and_labelled_sha256_are_read_with_a_warning() {
         stderr.contains("calls the hash of shard_00000.bin"),
         "{stderr}"
     );
+    // The store remembers it, whatever name the bytes get.
+    let stderr = told_in(&home, &["pull", text(&model), "again"]);
+    assert!(
+        stderr.contains("calls the hash of shard_00000.bin"),
+        "{stderr}"
+    );
+    for name in ["tiny", "again"] {
+        let out = dir.path().join("x.safetensors");
+        let stderr = told_in(&home, &["logits", name, "--ids", "1", "-o", text(&out)]);
+        assert!(stderr.contains(expected), "{stderr}");
+        let stderr = told_in(&home, &["verify", name]);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
     // Other bytes are refused as ever.
     let shard = model.join("shard_00000.bin");
     let mut bytes = fs::read(&shard).unwrap();

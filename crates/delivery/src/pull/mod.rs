@@ -455,12 +455,22 @@ impl Transaction<'_> {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let verified = files.iter().zip(&report.verified);
-        let mut labelled = verified.filter(|(_, how)| **how == Some(Verified::LabelledSha256));
-        if let Some((first, _)) = labelled.next() {
+        let known = self.store.labelled()?;
+        for (file, how) in files.iter().zip(&report.verified) {
+            let is_labelled = match how {
+                Some(how) => *how == Verified::LabelledSha256,
+                // It was here.
+                None => known.contains(&file.stored()),
+            };
+            if is_labelled {
+                entry.labelled.insert(file.name().to_owned());
+            }
+        }
+        let mut labelled = entry.labelled.iter();
+        if let Some(first) = labelled.next() {
             self.warn(Warning::LabelledSha256 {
                 from: self.from.to_owned(),
-                file: first.name().to_owned(),
+                file: first.clone(),
                 n_more: labelled.count(),
             });
         }

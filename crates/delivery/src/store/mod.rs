@@ -417,6 +417,16 @@ impl Store {
         ))
     }
 
+    /// The blobs that models here have as [`Entry::labelled`].
+    pub fn labelled(&self) -> Result<BTreeSet<Blob>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let models = self.entries()?;
+        let labelled = models
+            .iter()
+            .flat_map(|entry| entry.labelled.iter().map(|file| entry.files.get(file)));
+        Ok(labelled.flatten().copied().collect())
+    }
+
     /// Removes the model `name`, and what only it needed. What has arrived of a new revision stays.
     ///
     /// Readers of the model keep its files, which the next [`gc`](Self::gc) deletes.
