@@ -27,8 +27,11 @@ def chapters(items):
 def place(source):
     """Where the page `source`, a path from the root of the repository, is in the book."""
     folder, name = posixpath.split(source)
-    folder = posixpath.relpath(folder or ".", "docs") if folder.startswith("docs") else "."
-    name = "index.md" if name == "README.md" else name
+    if name == "README.md":
+        # Of folders outside of `docs`, all in one place, by their names.
+        is_outside = folder and not folder.startswith("docs")
+        name = f"{posixpath.basename(folder)}.md" if is_outside else "index.md"
+    folder = posixpath.relpath(folder, "docs") if folder.startswith("docs") else "."
     return posixpath.normpath(posixpath.join(folder, name))
 
 

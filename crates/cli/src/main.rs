@@ -1,8 +1,8 @@
 //! The `sterna` command.
 //!
 //! Where the libraries meet: verbs parse their flags, [`model`] opens files and feeds the engine, [`runtime`]
-//! turns prompts into text, [`output`] writes results. Only this crate chooses threads, backends and
-//! defaults.
+//! says how a scheduler fills its steps and what an answer took, [`output`] writes results. Only this crate
+//! chooses threads, backends and defaults.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -22,6 +22,7 @@ mod output;
 #[cfg(feature = "gpu")]
 mod pipelines;
 mod progress;
+mod prompt;
 mod pull;
 mod runtime;
 mod sampling;

@@ -12,7 +12,7 @@ use sterna::native::{
 use sterna::swap::{Revisions, SwappedGroup};
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
 use sterna_delivery::fetch::Limits;
-use sterna_delivery::pull::PullError;
+use sterna_delivery::pull::{PullError, PullOptions, source_and_name};
 use sterna_delivery::store::{self, StoreError};
 use sterna_engine::plan::{HeadOptions, PlanOptions};
 use sterna_engine::{Backend, Model, ModelPlan, Session};
@@ -176,11 +176,11 @@ fn with_advice(error: sterna::Error) -> anyhow::Error {
 /// the store. One that can't be reached is taken as it was last.
 fn fetched(address: &str) -> Result<Located> {
     let store = pull::store()?;
+    let (_, default) = source_and_name(address, &PullOptions::default())?;
+    let is_source = |source: &str| source == address;
     let known = store.list()?;
-    let known = known
-        .into_iter()
-        .find(|model| model.entry.source == address);
-    let name = known.as_ref().map(|model| model.name.as_str());
+    let known = pull::of_source(&known, &default, is_source);
+    let name = known.map(|model| model.name.as_str());
     let limits = Limits {
         seed: std::process::id().into(),
         // What is here already isn't waited for.
@@ -214,7 +214,7 @@ fn fetched(address: &str) -> Result<Located> {
         (Some(error), _) => return Err(pull::with_advice(error)),
     }
     let models = store.list()?;
-    let model = models.iter().find(|model| model.entry.source == address);
+    let model = pull::of_source(&models, &default, is_source);
     let model = model.with_context(|| format!("{address}: not in the store"))?;
     Ok(Located::stored(store.model(&model.name)?)?)
 }
@@ -325,7 +325,8 @@ pub(crate) fn adapted(
 pub(crate) struct Replaceable {
     /// As they are loaded.
     original: Revisions,
-    revisions: Revisions,
+    /// As they are now, if something was replaced.
+    replaced: Option<Revisions>,
     options: PlanOptions,
     head: HeadOptions,
 }
@@ -338,18 +339,17 @@ impl Replaceable {
         options: PlanOptions,
         head: HeadOptions,
     ) -> Replaceable {
-        let original = Revisions::of(files, plan);
         Replaceable {
-            revisions: original.clone(),
-            original,
+            original: Revisions::of(files, plan),
+            replaced: None,
             options,
             head,
         }
     }
 
-    /// Records that the model was loaded again, without what was replaced.
-    pub(crate) fn loaded_again(&mut self) {
-        self.revisions = self.original.clone();
+    /// Records that the model is loaded again, without what was replaced; whether something was.
+    pub(crate) fn load_again(&mut self) -> bool {
+        self.replaced.take().is_some()
     }
 
     /// Replaces groups of `model` by those of the model called `name`: those called `ids`, or without any,
@@ -364,11 +364,13 @@ impl Replaceable {
         let plan = files.plan(&self.options)?.with_head(self.head);
         let plan = plan.with_context(|| name.to_owned())?;
         let revision = Revisions::of(&files, &plan);
-        let groups = self.revisions.choose(&revision, ids);
+        let running = self.replaced.as_ref().unwrap_or(&self.original);
+        let groups = running.choose(&revision, ids);
         let groups = groups.with_context(|| name.to_owned())?;
         let (_, warnings) = files.swap_into(model, plan, &groups)?;
         warnings.iter().for_each(tell);
-        Ok(self.revisions.replace(&revision, &groups))
+        let running = self.replaced.get_or_insert_with(|| self.original.clone());
+        Ok(running.replace(&revision, &groups))
     }
 }
 

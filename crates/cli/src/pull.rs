@@ -10,7 +10,7 @@ use sterna_delivery::pull::{
     self, Event, IncomingPackage, PullError, PullOptions, Pulled, Warning,
 };
 use sterna_delivery::source::hugging_face::Hub;
-use sterna_delivery::store::{Store, StoreError};
+use sterna_delivery::store::{Listed, Store, StoreError};
 use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
 use crate::output::Bytes;
@@ -38,6 +38,20 @@ pub(crate) fn origin(store: &Store, name: &str) -> Result<Option<String>> {
         }
     }
     Ok(model.map(|model| model.entry.source))
+}
+
+/// The one of `models` that is meant by where it came from, its source being as `is_source` says: the one with this
+/// `name`, or else the only one. Of several others, which are copies, none is.
+pub(crate) fn of_source<'a>(
+    models: &'a [Listed],
+    name: &str,
+    is_source: impl Fn(&str) -> bool,
+) -> Option<&'a Listed> {
+    let mut from = models
+        .iter()
+        .filter(|model| is_source(&model.entry.source));
+    let named = from.clone().find(|model| model.name == name);
+    named.or_else(|| from.next().filter(|_| from.next().is_none()))
 }
 
 /// The commands that mend the damaged model `name`, or are done with it.

@@ -1,8 +1,8 @@
-//! Which crate may import which: what ARCHITECTURE.md says is what the manifests do.
+//! What ARCHITECTURE.md says is true: which crate may import which, and where things are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -74,4 +74,80 @@ fn crates_import_what_the_page_says() {
         done(&root),
         "ARCHITECTURE.md, column `may import`, against the manifests"
     );
+}
+
+/// The folder and the text of the module called `name` in `folder`, if there is one.
+fn module(folder: &Path, name: &str) -> Option<(PathBuf, String)> {
+    let inner = folder.join(name);
+    let text = fs::read_to_string(inner.with_extension("rs"));
+    let text = text.or_else(|_| fs::read_to_string(inner.join("mod.rs")));
+    Some((inner, text.ok()?))
+}
+
+/// Whether a module with this `text`, whose modules are in `folder`, has what `path` names. Members of its items
+/// aren't looked up.
+fn has((folder, text): (PathBuf, String), path: &[&str]) -> bool {
+    const ITEMS: [&str; 6] = ["const", "enum", "fn", "struct", "trait", "type"];
+    let Some((first, rest)) = path.split_first() else {
+        return true;
+    };
+    if let Some(inner) = module(&folder, first) {
+        return has(inner, rest);
+    }
+    let words = |text: &str| -> Vec<String> {
+        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let words = words.filter(|word| !word.is_empty());
+        words.map(str::to_owned).collect()
+    };
+    let is_made = |pair: &[String]| ITEMS.contains(&&*pair[0]) && pair[1] == *first;
+    let mut uses = text
+        .split(';')
+        .filter_map(|text| Some(text.split_once("pub use ")?.1));
+    words(&text).windows(2).any(is_made)
+        || uses.any(|names| words(names).iter().any(|name| name == first))
+}
+
+/// All folders below `folder`, and it.
+fn folders(folder: PathBuf) -> Vec<PathBuf> {
+    let entries = fs::read_dir(&folder).unwrap();
+    let inner = entries.map(|entry| entry.unwrap().path());
+    let inner: Vec<_> = inner.filter(|path| path.is_dir()).collect();
+    let inner = inner.into_iter().flat_map(folders);
+    std::iter::once(folder).chain(inner).collect()
+}
+
+#[test]
+fn modules_are_where_the_page_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let crates: Vec<_> = fs::read_dir(root.join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    let sources = crates.iter().map(|path| path.join("src"));
+    let sources: Vec<_> = sources.flat_map(folders).collect();
+    let paths = page.split(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | ':'));
+    let mut n_found = 0;
+    for path in paths.filter(|path| path.contains("::")) {
+        let names: Vec<_> = path.split("::").collect();
+        if names[0].starts_with(char::is_uppercase) {
+            continue;
+        }
+        let is_there = match crates.iter().find(|path| path.ends_with(names[0])) {
+            Some(path) => {
+                let source = path.join("src");
+                let (_, text) = module(&source, "lib")
+                    .or_else(|| module(&source, "main"))
+                    .unwrap();
+                has((source, text), &names[1..])
+            }
+            // A module of some crate.
+            None => (sources.iter()).any(|folder| {
+                module(folder, names[0]).is_some_and(|inner| has(inner, &names[1..]))
+            }),
+        };
+        assert!(is_there, "ARCHITECTURE.md: expected `{path}`, found no such module");
+        n_found += 1;
+    }
+    assert!(n_found > 50, "{n_found}");
 }

@@ -305,7 +305,8 @@ fn the_required_members_suffice_with_a_configuration_beside_them() {
     assert_eq!(logits(text(&model), &ids, &[]), expected);
     // So in the store.
     let home = dir.path().join("home");
-    told_in(&home, &["pull", text(&model), "tiny"]);
+    let pulled = told_in(&home, &["pull", text(&model), "tiny"]);
+    assert!(pulled.contains("no hashes for tensors.json, config.json"), "{pulled}");
     let out = dir.path().join("y.safetensors");
     told_in(&home, &["logits", "tiny", "--ids", "1", "-o", text(&out)]);
 }
@@ -344,6 +345,19 @@ fn hashes_that_are_blake3_and_labelled_sha256_are_read_with_a_warning() {
         stderr.contains("calls the hash of shard_00000.bin"),
         "{stderr}"
     );
+    // The store remembers it, whatever name the bytes get.
+    let stderr = told_in(&home, &["pull", text(&model), "again"]);
+    assert!(
+        stderr.contains("calls the hash of shard_00000.bin"),
+        "{stderr}"
+    );
+    for name in ["tiny", "again"] {
+        let out = dir.path().join("x.safetensors");
+        let stderr = told_in(&home, &["logits", name, "--ids", "1", "-o", text(&out)]);
+        assert!(stderr.contains(expected), "{stderr}");
+        let stderr = told_in(&home, &["verify", name]);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
     // Other bytes are refused as ever.
     let shard = model.join("shard_00000.bin");
     let mut bytes = fs::read(&shard).unwrap();

@@ -286,3 +286,25 @@ fn a_sentencepiece_file_will_do_for_a_tokenizer() {
         assert_eq!(tokenize(dir.path()), tokenize(&source), "{text}");
     }
 }
+
+#[test]
+fn rows_of_no_token_are_odd() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = testdata("reference-logits/llama");
+    let file = "model.safetensors";
+    fs::copy(source.join(file), dir.path().join(file)).unwrap();
+    let mut config = testdata_json("reference-logits/llama/config.json");
+    let model = dir.path().to_str().unwrap();
+    let out = dir.path().join("x.safetensors");
+    let args = ["logits", model, "--ids", "1", "-o", out.to_str().unwrap()];
+    let mut told = |n_vocab: u64| {
+        config["vocab_size"] = n_vocab.into();
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let output = sterna(&args);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let expected = "vocab_size: expected 384, the rows of the embedding table, found 380";
+    assert!(told(380).contains(expected));
+    assert!(!told(384).contains("vocab_size"));
+}

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -785,6 +785,25 @@ fn the_address_of_a_gguf_file_is_a_model() {
     assert!(ok && package.join("manifest.json").is_file(), "{error}");
     let listed = json_of(&home, &["list", "--json"]);
     assert!(listed.to_string().contains(&address), "{listed}");
+    // Its name in the store is served as a package that is made of it.
+    let mut serving = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", "stories", "--port", "0"])
+        .env("STERNA_HOME", &home)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::new(serving.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    serving.kill().unwrap();
+    let told = serving.wait_with_output().unwrap();
+    assert!(line.starts_with("http://"), "{told:?}");
+    let listed = json_of(&home, &["list", "--json"]).to_string();
+    assert!(
+        listed.contains("stories-rdrr") && listed.contains("convert:stories#"),
+        "{listed}"
+    );
     // A server that is gone is no reason not to answer.
     let gone = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -794,4 +813,48 @@ fn the_address_of_a_gguf_file_is_a_model() {
     assert!(!ok && error.contains("other.gguf"), "{error}");
     let error = refusal(&home, &["pull", &address, "--mirror", &server.url]);
     assert!(error.contains("expected no mirrors"), "{error}");
+}
+
+#[test]
+fn an_address_updates_the_model_of_its_name_and_no_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let folder = dir.path().join("files");
+    fs::create_dir(&folder).unwrap();
+    let revision = |file: &str| {
+        let file = testdata("stories260K").join(file);
+        fs::copy(&file, folder.join("stories.gguf")).unwrap()
+    };
+    let server = Server::start(&folder);
+    let address = format!("{}/stories.gguf", server.url);
+    let succeed = |args: &[&str]| {
+        let (ok, _, error) = sterna(&home, args);
+        assert!(ok, "{args:?}: {error}");
+    };
+    let read = || succeed(&["tokenize", &address, "Once"]);
+    // Names and sizes.
+    let has = |expected: &[(&str, u64)]| {
+        let listed = json_of(&home, &["list", "--json"]);
+        let rows = listed.as_array().unwrap().iter();
+        let found: Vec<_> = rows
+            .map(|row| (row["name"].as_str().unwrap(), row["size"].as_u64().unwrap()))
+            .collect();
+        assert_eq!(found, expected);
+    };
+    let q8_0 = revision("stories260K-q8_0.gguf");
+    read();
+    succeed(&["cp", "stories", "a-copy"]);
+    succeed(&["cp", "stories", "b-copy"]);
+    let f16 = revision("stories260K-f16.gguf");
+    read();
+    has(&[("a-copy", q8_0), ("b-copy", q8_0), ("stories", f16)]);
+    // Which of two copies would be meant isn't known.
+    succeed(&["remove", "stories"]);
+    read();
+    has(&[("a-copy", q8_0), ("b-copy", q8_0), ("stories", f16)]);
+    // A single one was renamed.
+    succeed(&["remove", "stories"]);
+    succeed(&["remove", "b-copy"]);
+    read();
+    has(&[("a-copy", f16)]);
 }

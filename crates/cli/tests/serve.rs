@@ -3,7 +3,9 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -497,10 +499,30 @@ fn another_model_is_converted_once() {
         child.wait().unwrap();
         (serde_json::from_slice(&answer[body..]).unwrap(), told)
     };
-    let (manifest, told) = served();
+    // Where the package of another model of this name is being made.
+    let other = dir.path().join("home/converting/tale");
+    fs::create_dir_all(&other).unwrap();
+    // Two at once convert it once.
+    let mut both = thread::scope(|scope| {
+        let both = [scope.spawn(served), scope.spawn(served)];
+        both.map(|served| served.join().unwrap())
+    });
+    both.sort_by_key(|(_, told)| told.contains("into the store"));
+    let [(manifest, waited), (same, told)] = both;
+    assert!(!waited.contains("into the store"), "{waited}");
     assert!(told.contains("into the store, as "), "{told}");
+    assert_eq!(manifest, same);
+    assert!(other.exists());
     let (again, told) = served();
     assert!(!told.contains("into the store"), "{told}");
+    assert_eq!(manifest, again);
+    // A damaged package is made again.
+    let blobs = dir.path().join("home/store/blobs/sha256");
+    for folder in fs::read_dir(&blobs).unwrap() {
+        fs::remove_dir_all(folder.unwrap().path()).unwrap();
+    }
+    let (again, told) = served();
+    assert!(told.contains("into the store, as "), "{told}");
     assert_eq!(manifest, again);
     // Changed files are another model.
     let config = model.join("generation_config.json");
@@ -508,5 +530,46 @@ fn another_model_is_converted_once() {
     fs::write(&config, format!("{text}\n")).unwrap();
     let (_, told) = served();
     assert!(told.contains("into the store, as "), "{told}");
-    assert!(!dir.path().join("home/converting/tale").exists());
+}
+
+#[test]
+fn the_name_of_a_converted_model_is_settled_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let gguf = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../testdata/stories260K/stories260K-q8_0.gguf"
+    );
+    let model = |folder: &str| {
+        let folder = dir.path().join(folder);
+        fs::create_dir(&folder).unwrap();
+        let model = folder.join("model (1).gguf");
+        fs::copy(gguf, &model).unwrap();
+        model
+    };
+    let serve = |model: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command.args(["serve", "--port", "0"]).arg(model);
+        command.env("STERNA_HOME", &home).stderr(Stdio::piped());
+        command
+    };
+    let (mut child, _) = listening(&mut serve(&model("a")));
+    child.kill().unwrap();
+    let told = child.wait_with_output().unwrap().stderr;
+    let told = String::from_utf8(told).unwrap();
+    assert!(told.contains("into the store, as model--1--rdrr"), "{told}");
+    // The name is taken, which needs no conversion to be found out.
+    let refused = serve(&model("b")).output().unwrap();
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success());
+    assert!(
+        told.contains("model--1--rdrr: the store has another model of that name"),
+        "{told}"
+    );
+    let left = fs::read_dir(home.join("converting")).unwrap();
+    let left: Vec<_> = left
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .collect();
+    assert_eq!(left, [] as [std::path::PathBuf; 0]);
 }

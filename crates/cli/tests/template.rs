@@ -73,6 +73,25 @@ fn the_answer_is_begun_unless_that_is_not_wanted() {
 }
 
 #[test]
+fn a_template_for_tools_is_taken_where_there_are_some() {
+    let dir = tempfile::tempdir().unwrap();
+    model(dir.path());
+    fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    let templates = r#"{"chat_template": [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools | tojson }}"}
+    ]}"#;
+    fs::write(dir.path().join("chat_template.json"), templates).unwrap();
+    let messages = dir.path().join("messages.json");
+    fs::write(&messages, "[]").unwrap();
+    let model = dir.path().to_str().unwrap();
+    let args = ["template", model, "--messages", messages.to_str().unwrap()];
+    assert_eq!(stdout(&args), "plain");
+    let tools = [&args[..], &["--tools", r#"["a"]"#]].concat();
+    assert_eq!(stdout(&tools), r#"["a"]"#);
+}
+
+#[test]
 fn wrong_tools_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let messages = dir.path().join("messages.json");

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
     process,
@@ -65,6 +65,19 @@ pub struct PartialFile {
 impl PartialFile {
     /// Begins to write the file at `path`, under a new name in the same folder.
     pub fn create(path: &Path) -> io::Result<Self> {
+        Self::create_with(path, File::options().write(true).create_new(true))
+    }
+
+    /// The same, of a file that only this user may read and write, where the system has such permissions.
+    pub fn create_private(path: &Path) -> io::Result<Self> {
+        let mut options = File::options();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        Self::create_with(path, &options)
+    }
+
+    fn create_with(path: &Path, options: &OpenOptions) -> io::Result<Self> {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         loop {
@@ -73,7 +86,7 @@ impl PartialFile {
             temporary.push(name);
             temporary.push(format!("-{}-{n}{TEMPORARY}", process::id()));
             let temporary = path.with_file_name(temporary);
-            match File::create_new(&temporary) {
+            match options.open(&temporary) {
                 // Left by a process that had this number before, and crashed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -158,6 +171,22 @@ mod tests {
         write_whole(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(folder.path()), ["list"]);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_private_file_is_read_by_nobody_else() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        write_whole(&path, b"old").unwrap();
+        PartialFile::create_private(&path)
+            .unwrap()
+            .finish()
+            .unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(names(folder.path()), ["secret"]);
     }
 
     #[test]

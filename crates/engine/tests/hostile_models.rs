@@ -167,8 +167,14 @@ fn a_gguf_file_with_more_tokens_than_rows() {
         metadata.insert(KEY, gguf::Value::U32(n)).unwrap();
         ModelPlan::from_gguf(&metadata, model.tensors(), &PlanOptions::default())
     };
-    let n_vocab = plan(1).unwrap().config().n_vocab as u32;
-    assert!(plan(n_vocab).is_ok());
+    let padded = plan(1).unwrap();
+    let n_vocab = padded.config().n_vocab as u32;
+    let oddity = padded.oddity().unwrap();
+    assert!(
+        oddity.contains(&format!("llama.vocab_size: expected {n_vocab}, the rows")),
+        "{oddity}"
+    );
+    assert_eq!(plan(n_vocab).unwrap().oddity(), None);
     let error = plan(n_vocab + 1).unwrap_err().to_string();
     assert!(
         error.contains("llama.vocab_size: expected at most"),

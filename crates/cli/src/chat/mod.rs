@@ -9,7 +9,6 @@ mod settings;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 use sterna::ErrorCode;
@@ -19,19 +18,17 @@ use sterna::native::Device;
 use sterna::scheduler::{Scheduler, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::{Logits, Sampler, Session};
-use sterna_text::{DateTime, Encode, Tokenizer};
+use sterna_text::{Encode, Tokenizer};
 
 use crate::interrupt::{self, Answering};
 use crate::model::Replaceable;
 use crate::output;
 use crate::progress::Progress;
+pub(crate) use crate::prompt::{EMPTY_PROMPT, now};
 use crate::runtime;
 
 use command::Command;
 use input::{Editor, Lines};
-
-/// Why a prompt without text is refused where there is a chat template.
-pub(crate) const EMPTY_PROMPT: &str = "the prompt is empty: expected text";
 
 /// A model, and what was said so far.
 pub(crate) struct Chat {
@@ -197,9 +194,14 @@ impl Chat {
 
     /// Loads the model again, whose device was lost.
     fn restore(&mut self, message: &str) -> Result<()> {
-        output::note(format_args!("note: {message}; loading the model again"));
+        let undone = match self.options.weights.load_again() {
+            true => "; what /swap replaced is as before",
+            false => "",
+        };
+        output::note(format_args!(
+            "note: {message}; loading the model again{undone}"
+        ));
         let restored = self.scheduler.restore(|_| (self.open)());
-        self.options.weights.loaded_again();
         restored.with_context(|| format!("{message}, and the model cannot be loaded again"))
     }
 
@@ -462,14 +464,6 @@ impl Chat {
     }
 }
 
-/// The time for templates that ask for it: UTC, so that this machine's time zone isn't disclosed.
-pub(crate) fn now() -> DateTime {
-    let since_1970 = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    DateTime::from_unix(since_1970.as_secs().try_into().unwrap_or(i64::MAX), 0)
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -685,6 +679,18 @@ mod tests {
         );
         say(&mut other, &["/load no/such/file", "/save"]);
         assert_eq!(messages(&other), messages(&chat));
+    }
+
+    #[test]
+    fn a_model_that_is_loaded_again_is_without_what_was_swapped() {
+        let mut chat = chat();
+        say(&mut chat, &["/swap builtin layer.9999"]);
+        assert!(!chat.options.weights.load_again());
+        say(&mut chat, &["Who are you?", "/swap builtin layer.0"]);
+        assert!(chat.sequence().is_empty());
+        assert!(chat.options.weights.load_again());
+        // Once it is.
+        assert!(!chat.options.weights.load_again());
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! A file has the messages. What the cache held of them is computed again when they are loaded, so a file
 //! fits every model, device and data type of a cache.
 
-use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sterna::conversation::{Message, Role};
+use sterna_delivery::PartialFile;
 
 use crate::verbs::read_text;
 
@@ -51,17 +51,9 @@ pub(super) fn save(file: &Path, model: &str, messages: &[Message]) -> Result<()>
     };
     let mut text = serde_json::to_string_pretty(&saved)?;
     text.push('\n');
-    // The file has its name once it is complete.
-    let partial = file.with_added_extension("partial");
-    let _ = fs::remove_file(&partial);
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let written = options.open(&partial).and_then(|mut to| {
+    let written = PartialFile::create_private(file).and_then(|mut to| {
         to.write_all(text.as_bytes())?;
-        to.sync_all()?;
-        fs::rename(&partial, file)
+        to.finish()
     });
     written.with_context(|| format!("{name}: cannot write"))
 }
@@ -105,6 +97,8 @@ fn read(file: &Path) -> Result<Saved> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -117,11 +111,15 @@ mod tests {
             Message::new(Role::Assistant, "ü"),
         ];
         // Twice: a conversation may be replaced.
+        let other = dir.path().join("chat.json.partial");
+        fs::write(&other, "mine").unwrap();
         for messages in [&messages[..1], &messages] {
             save(&file, "tiny", messages).unwrap();
             assert_eq!(load(&file).unwrap(), ("tiny".to_owned(), messages.to_vec()));
         }
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // Nothing else is touched or left.
+        assert_eq!(fs::read_to_string(&other).unwrap(), "mine");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;

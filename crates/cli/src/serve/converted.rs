@@ -1,6 +1,6 @@
 //! Packages made of other models, kept in the store for the next time.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,54 +8,55 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use sterna::native::LocalModel;
 use sterna_convert::{PackageOptions, to_package};
+use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::pull::PullOptions;
-use sterna_delivery::store;
+use sterna_delivery::store::{self, Store, StoreError, portable_name};
 use sterna_format::rdrr::MANIFEST_FILE;
 use sterna_kernels::Exec;
 
 use crate::args::isa;
 use crate::conversion::notify;
+use crate::model::PackagePlace;
 use crate::pull::CONVERTED;
 use crate::{folders, machine, model, output, pull};
 
-/// Whether `path` is a model that isn't a package.
-pub(super) fn is_convertible(path: &Path) -> bool {
-    let is_manifest = path.file_name().is_some_and(|name| name == MANIFEST_FILE);
-    path.exists() && !is_manifest && !path.join(MANIFEST_FILE).exists()
+/// Whether the model in `place` isn't a package.
+pub(super) fn is_convertible(place: &PackagePlace) -> bool {
+    match place {
+        PackagePlace::Folder(path) => {
+            !path.ends_with(MANIFEST_FILE) && !path.join(MANIFEST_FILE).exists()
+        }
+        PackagePlace::Stored(model) => !model.paths().contains_key(MANIFEST_FILE),
+    }
 }
 
-/// The package of the model at `path` in the store: as it was made before, if the files are as they were
-/// then, or else made now.
-pub(super) fn package_of(path: &Path) -> Result<store::Model> {
-    let files = model::open(&path.to_string_lossy())?;
-    let origin = format!("{CONVERTED}{}#", fs::canonicalize(path)?.display());
-    let source = format!("{origin}{}", state(path, &files)?);
-    let store = pull::store()?;
-    let known = store.list()?;
-    if let Some(made) = known.iter().find(|model| model.entry.source == source) {
-        return Ok(store.model(&made.name)?);
-    }
-    let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
-    let options = PackageOptions {
-        n_verify_threads: machine::default_threads(),
-        ..PackageOptions::default()
+/// The package of the model called `name`, which is in `place`, in the store: as it was made before, if the
+/// files are as they were then, or else made now.
+pub(super) fn package_of(name: &str, place: &PackagePlace) -> Result<store::Model> {
+    let files = model::open(name)?;
+    let (origin, state) = match place {
+        PackagePlace::Folder(path) => {
+            let origin = fs::canonicalize(path)?.display().to_string();
+            (origin, state(path, &files)?)
+        }
+        PackagePlace::Stored(model) => (model.name().to_owned(), state_stored(model)),
     };
-    let staging = folders::data()?
-        .with_file_name("converting")
-        .join(files.stem());
-    // Complete, and on its way into the store when an earlier start was interrupted.
-    if staging.exists() {
-        fs::remove_dir_all(&staging)
-            .with_context(|| format!("{}: cannot remove", staging.display()))?;
+    let origin = format!("{CONVERTED}{origin}#");
+    let source = format!("{origin}{state}");
+    let store = pull::store()?;
+    if let Some(made) = made_before(&store, &source)? {
+        return Ok(made);
     }
-    if let Some(parent) = staging.parent() {
-        fs::create_dir_all(parent)
-            .with_context(|| format!("{}: cannot create", parent.display()))?;
+    let staging = Staging::lock(&origin)?;
+    // By whoever held the lock.
+    if let Some(made) = made_before(&store, &source)? {
+        return Ok(made);
     }
-    let made = to_package(&files, &staging, &options, exec, &notify())?;
-    let is_ours = |model: &&store::Listed| model.entry.source.starts_with(&origin);
-    let before = known.iter().find(is_ours).map(|model| model.name.clone());
-    let is_taken = |model: &&store::Listed| model.name == made.model_id;
+    let known = store.list()?;
+    let default = portable_name(&format!("{}-rdrr", files.stem()));
+    let is_ours = |source: &str| source.starts_with(&origin);
+    let before = pull::of_source(&known, &default, is_ours);
+    let is_taken = |model: &&store::Listed| model.name.eq_ignore_ascii_case(&default);
     if before.is_none()
         && let Some(other) = known.iter().find(is_taken)
     {
@@ -65,21 +66,100 @@ pub(super) fn package_of(path: &Path) -> Result<store::Model> {
             other.entry.source
         );
     }
+    let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
+    let options = PackageOptions {
+        model_id: Some(default.clone()),
+        n_verify_threads: machine::default_threads(),
+        ..PackageOptions::default()
+    };
+    let folder = staging.folder.to_str().with_context(|| {
+        format!("{}: expected a path in Unicode", staging.folder.display())
+    })?;
+    // Complete, and on its way into the store when an earlier start was interrupted.
+    staging.clear()?;
+    to_package(&files, &staging.folder, &options, exec, &notify())?;
     let options = PullOptions {
         replace: before.is_some(),
-        name: Some(before.unwrap_or(made.model_id)),
+        name: Some(before.map_or(default, |before| before.name.clone())),
         made_from: Some(source),
         ..PullOptions::default()
     };
-    let pulled = pull::pull(&store, &staging.to_string_lossy(), options)?;
-    fs::remove_dir_all(&staging)
-        .with_context(|| format!("{}: cannot remove", staging.display()))?;
+    let pulled = pull::pull(&store, folder, options);
+    // Whatever came of it: the next start begins with the model.
+    staging.clear()?;
+    let pulled = pulled?;
     output::note(format_args!(
-        "converted {} into the store, as {}",
-        path.display(),
+        "converted {name} into the store, as {}",
         pulled.name
     ));
     Ok(store.model(&pulled.name)?)
+}
+
+/// The package that was made from `source`, if it is in the store, undamaged.
+fn made_before(store: &Store, source: &str) -> Result<Option<store::Model>> {
+    for made in store.list()? {
+        if made.entry.source == source {
+            match store.model(&made.name) {
+                Err(StoreError::Damaged { .. } | StoreError::DamagedIndex { .. }) => {}
+                made => return Ok(Some(made?)),
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Where the package of one model is made, by one process at a time.
+struct Staging {
+    folder: PathBuf,
+    /// Unlocked when it is closed.
+    _lock: File,
+}
+
+impl Staging {
+    /// That of the model at `origin`; waits while another process is at it.
+    fn lock(origin: &str) -> Result<Staging> {
+        let parent = folders::data()?.with_file_name("converting");
+        fs::create_dir_all(&parent)
+            .with_context(|| format!("{}: cannot create", parent.display()))?;
+        let folder = parent.join(digest_of(Algorithm::Sha256, origin.as_bytes()).to_string());
+        let path = folder.with_extension("lock");
+        let cannot_lock = || format!("{}: cannot lock", path.display());
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(cannot_lock)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                output::note("waiting for another process that converts this model");
+                lock.lock().with_context(cannot_lock)?;
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(cannot_lock),
+        }
+        Ok(Staging {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    fn clear(&self) -> Result<()> {
+        if !self.folder.exists() {
+            return Ok(());
+        }
+        fs::remove_dir_all(&self.folder)
+            .with_context(|| format!("{}: cannot remove", self.folder.display()))
+    }
+}
+
+/// Something that changes when the files of a model in the store do.
+fn state_stored(model: &store::Model) -> String {
+    let files = model.entry().files.iter();
+    let files: String = files
+        .map(|(name, blob)| format!("{name} {blob}\n"))
+        .collect();
+    digest_of(Algorithm::Sha256, files.as_bytes()).to_string()
 }
 
 /// Something that changes when the files at `path` do.

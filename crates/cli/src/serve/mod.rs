@@ -1,7 +1,7 @@
 //! `sterna serve`: the files of a package over HTTP.
 //!
-//! [`converted`] makes packages of other models, [`package`] lists the files, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file,
-//! [`index`] renders the folder, and [`listener`] handles connections.
+//! [`converted`] makes packages of other models, [`package`] lists the files, [`routes`] maps paths, [`files`] and
+//! [`range`] answer requests for a file, [`index`] renders the folder, and [`listener`] handles connections.
 
 mod converted;
 mod files;
@@ -11,7 +11,6 @@ mod package;
 mod range;
 mod routes;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -29,13 +28,13 @@ const EXAMPLE: &str = "Example:
 
 /// Serve the files of a package over HTTP, to browsers, programs and other machines
 ///
-/// A GGUF file or a checkpoint is converted into the store, once. Only files that the package names are served; they must not be changed while serving. Ctrl-C waits for
-/// transfers to finish; twice, it stops at once.
+/// A GGUF file or a checkpoint is converted into the store, once. Only files that the package names are served;
+/// they must not be changed while serving. Ctrl-C waits for transfers to finish; twice, it stops at once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
-    /// Folder with a manifest.json, the name of a package in the store, or another model, which is converted
-    /// into the store first
+    /// Folder with a manifest.json, the name of a package in the store, or another model in a folder or the
+    /// store, which is converted into the store first
     package: String,
 
     /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine
@@ -49,11 +48,10 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let path = Path::new(&self.package);
-        let place = match converted::is_convertible(path) {
-            true => PackagePlace::Stored(Arc::new(converted::package_of(path)?)),
-            false => PackagePlace::find(&self.package)?,
-        };
+        let mut place = PackagePlace::find(&self.package)?;
+        if converted::is_convertible(&place) {
+            place = PackagePlace::Stored(Arc::new(converted::package_of(&self.package, &place)?));
+        }
         let package = Package::open(&place)?;
         let n_bytes = package.files().map(|file| file.size()).sum();
         let what = format!(

@@ -9,8 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sterna_text::ChatInput;
 
-use crate::model;
-use crate::{chat, output, verbs};
+use crate::{model, output, prompt, verbs};
 
 const EXAMPLE: &str = r#"Example:
   echo '[{"role": "user", "content": "Hello!"}]' > messages.json
@@ -56,7 +55,9 @@ impl Template {
     pub(crate) fn run(self) -> Result<()> {
         let files = model::open(&self.model)?;
         let tokenizer = files.require_tokenizer()?;
-        let template = files.chat_template(&tokenizer)?.with_context(|| {
+        let tools = array("--tools", self.tools.as_deref())?;
+        let template = files.chat_template_for(&tokenizer, tools.is_some())?;
+        let template = template.with_context(|| {
             format!(
                 "{}: expected a chat template, found none: a base model takes raw text",
                 self.model
@@ -73,10 +74,10 @@ impl Template {
             .with_context(|| format!("{file}: expected a JSON array of messages"))?;
         let input = ChatInput {
             messages,
-            tools: array("--tools", self.tools.as_deref())?,
+            tools,
             documents: array("--documents", self.documents.as_deref())?,
             add_generation_prompt: !self.no_generation_prompt,
-            now: Some(chat::now()),
+            now: Some(prompt::now()),
             ..ChatInput::default()
         };
         let prompt = template

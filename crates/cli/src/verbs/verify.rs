@@ -297,12 +297,17 @@ impl Findings {
             let all = pieces.iter().flatten();
             all.for_each(|piece| hasher.update(piece));
             let (expected, found) = (group.hash, hasher.finish());
-            let pieces = || pieces.iter().flatten().copied();
-            if found != expected && !is_labelled(&expected, pieces()) {
-                self.problems.push(format!(
-                    "group `{}`: expected {algorithm} {expected}, found {found}",
-                    group.id
-                ));
+            if found == expected {
+                continue;
+            }
+            let id = &group.id;
+            match is_labelled(&expected, pieces.iter().flatten().copied()) {
+                true => self.remarks.push(format!(
+                    "group `{id}`: the manifest calls its hash SHA-256, and it is BLAKE3"
+                )),
+                false => self.problems.push(format!(
+                    "group `{id}`: expected {algorithm} {expected}, found {found}"
+                )),
             }
         }
     }

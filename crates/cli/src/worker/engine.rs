@@ -172,9 +172,10 @@ impl Engine {
 fn describe_swapped(group: &SwappedGroup) -> String {
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let version = |revision: Option<&GroupRevision>| {
-        // One word, whatever a manifest has.
         let version = revision.and_then(|revision| revision.version.as_ref());
-        known(version.map(|version| version.split_whitespace().collect()))
+        // One word, whatever a manifest has.
+        let word = version.map(|version| version.split_whitespace().collect::<String>());
+        known(word.filter(|word| !word.is_empty()))
     };
     let hash = |revision: Option<&GroupRevision>| {
         known(revision.and_then(|revision| Some(revision.hash?.to_string())))
@@ -201,5 +202,30 @@ fn sampler_config(sampling: &Sampling, seed: u64) -> SamplerConfig {
         repeat_last_n: sampling.rep_penalty_lookback,
         seed,
         ..SamplerConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna::swap::Group;
+
+    use super::*;
+
+    #[test]
+    fn a_swap_is_told_in_five_words() {
+        let revision = |version: &str| GroupRevision {
+            id: "head".to_owned(),
+            group: Group::Head,
+            version: Some(version.to_owned()),
+            hash: None,
+        };
+        for (from, to, line) in [
+            (None, "1.0.0", "head - 1.0.0 - -"),
+            (Some(" "), "", "head - - - -"),
+            (Some("1.0.0"), "1. 1", "head 1.0.0 1.1 - -"),
+        ] {
+            let (from, to) = (from.map(revision), revision(to));
+            assert_eq!(describe_swapped(&SwappedGroup { from, to }), line);
+        }
     }
 }

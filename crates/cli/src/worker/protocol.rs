@@ -205,7 +205,7 @@ enum Block {
 #[derive(Debug)]
 struct Keyed {
     request: Request,
-    given: Vec<Field>,
+    given: Vec<Key>,
     swap: Swap,
 }
 
@@ -227,6 +227,12 @@ enum Field {
     RepetitionPenalty,
     Lookback,
     MaxTokens,
+}
+
+/// What a line of the keyed form says, after the first block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Key {
+    Request(Field),
     Swap,
     Groups,
 }
@@ -242,18 +248,18 @@ const FIELDS: [Field; 7] = [
     Field::MaxTokens,
 ];
 
-/// The keys of a request of the keyed form.
-const KEYS: [Field; 10] = [
-    Field::KvPosition,
-    Field::Tokens,
-    Field::Temperature,
-    Field::TopK,
-    Field::TopP,
-    Field::RepetitionPenalty,
-    Field::Lookback,
-    Field::MaxTokens,
-    Field::Swap,
-    Field::Groups,
+/// The keys of the keyed form, after the first block.
+const KEYS: [Key; 10] = [
+    Key::Request(Field::KvPosition),
+    Key::Request(Field::Tokens),
+    Key::Request(Field::Temperature),
+    Key::Request(Field::TopK),
+    Key::Request(Field::TopP),
+    Key::Request(Field::RepetitionPenalty),
+    Key::Request(Field::Lookback),
+    Key::Request(Field::MaxTokens),
+    Key::Swap,
+    Key::Groups,
 ];
 
 impl Field {
@@ -268,8 +274,18 @@ impl Field {
             Field::RepetitionPenalty => "repetition_penalty",
             Field::Lookback => "rep_penalty_lookback",
             Field::MaxTokens => "max_tokens",
-            Field::Swap => "swap",
-            Field::Groups => "groups",
+        }
+    }
+}
+
+impl Key {
+    const TOKENS: Key = Key::Request(Field::Tokens);
+
+    const fn name(self) -> &'static str {
+        match self {
+            Key::Request(field) => field.name(),
+            Key::Swap => "swap",
+            Key::Groups => "groups",
         }
     }
 }
@@ -466,30 +482,27 @@ impl Parser {
         left: usize,
     ) -> Result<Step, ProtocolError> {
         let (key, value) = self.pair(text)?;
-        if let Some(field) = KEYS
-            .into_iter()
-            .find(|field| field.name().as_bytes() == key)
-        {
-            if block.given.contains(&field) {
-                return Err(self.twice(field.name()));
+        if let Some(key) = KEYS.into_iter().find(|known| known.name().as_bytes() == key) {
+            if block.given.contains(&key) {
+                return Err(self.twice(key.name()));
             }
-            match field {
-                Field::Swap => block.swap.model = self.short_text(value)?,
-                Field::Groups => {
+            match key {
+                Key::Request(field) => self.set(&mut block.request, field, value)?,
+                Key::Swap => block.swap.model = self.short_text(value)?,
+                Key::Groups => {
                     let ids = self.short_text(value)?;
                     let ids = ids.split(',').map(str::trim).filter(|id| !id.is_empty());
                     block.swap.groups = ids.map(str::to_owned).collect();
                 }
-                _ => self.set(&mut block.request, field, value)?,
             }
-            block.given.push(field);
+            block.given.push(key);
         }
         if left > 0 {
             return Ok(Step::More(Block::Keyed { block, left }));
         }
         let (is_swap, is_request) = (
-            block.given.contains(&Field::Swap),
-            block.given.contains(&Field::Tokens),
+            block.given.contains(&Key::Swap),
+            block.given.contains(&Key::TOKENS),
         );
         match (is_swap, is_request) {
             (true, false) => Ok(Step::Done(Message::Swap(block.swap))),
@@ -497,7 +510,7 @@ impl Parser {
             _ => {
                 let place = format!("lines {} to {}", block.request.line, self.n_lines + 1);
                 let found = if is_swap { "both" } else { "none" };
-                let (tokens, swap) = (Field::Tokens.name(), Field::Swap.name());
+                let (tokens, swap) = (Key::TOKENS.name(), Key::Swap.name());
                 let expected = match is_swap {
                     true => format!("one of the keys `{tokens}` and `{swap}`"),
                     false => format!("key `{tokens}`"),
@@ -561,7 +574,6 @@ impl Parser {
             }
             Field::Lookback => sampling.rep_penalty_lookback = number(place, text, COUNT, any)?,
             Field::MaxTokens => request.max_tokens = number(place, text, COUNT, any)?,
-            Field::Swap | Field::Groups => unreachable!("no part of a request"),
         }
         Ok(())
     }

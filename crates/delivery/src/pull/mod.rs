@@ -30,7 +30,9 @@ use std::path::Path;
 
 use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
-use crate::fetch::{self, Cancel, FetchError, Limits, Progress, Report, fetch_small};
+use crate::fetch::{
+    self, Cancel, Fault, FetchError, Limits, Progress, Report, fetch_from, fetch_small, read_small,
+};
 use crate::hash::{Algorithm, Verified};
 use crate::package::{
     CONFIG_FILE, Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature,
@@ -38,7 +40,7 @@ use crate::package::{
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::hugging_face::{Hub, Repository};
 use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
-use crate::store::{Blob, Entry, Pull, Store};
+use crate::store::{Blob, Entry, Pull, Store, portable_name};
 
 pub use self::{
     error::{PullError, Rejection, Warning},
@@ -321,7 +323,7 @@ impl Transaction<'_> {
             rejected,
         } = chosen;
         for source in silent {
-            let fault = fetch::Fault::Stalled;
+            let fault = Fault::Stalled;
             self.warn(Warning::Silent { source, fault });
         }
         let mut dropped = Vec::new();
@@ -332,11 +334,13 @@ impl Transaction<'_> {
         let manifest = offer.manifest();
         let mut entry = self.entry(&offer)?;
         let contents = Contents::of(self.from, manifest)?;
+        let mut unverified = contents.unverified().to_vec();
         if contents.may_have_config(manifest)
-            && let Ok(bytes) = small(CONFIG_FILE, &sources, self.limits)
+            && let Some(bytes) = small_if_any(CONFIG_FILE, &sources, self.limits)?
         {
             let file = self.pull.put(Algorithm::Sha256, &bytes)?;
             entry.files.insert(CONFIG_FILE.to_owned(), file);
+            unverified.push(CONFIG_FILE.to_owned());
         }
         let mut tensors = None;
         for name in contents.unverified() {
@@ -347,10 +351,10 @@ impl Transaction<'_> {
                 tensors = Some(bytes);
             }
         }
-        if !contents.unverified().is_empty() {
+        if !unverified.is_empty() {
             self.warn(Warning::NoDigests {
                 from: self.from.to_owned(),
-                files: contents.unverified().to_vec(),
+                files: unverified,
             });
         }
         if let (None, Some(file)) = (
@@ -451,12 +455,22 @@ impl Transaction<'_> {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let verified = files.iter().zip(&report.verified);
-        let mut labelled = verified.filter(|(_, how)| **how == Some(Verified::LabelledSha256));
-        if let Some((first, _)) = labelled.next() {
+        let known = self.store.labelled()?;
+        for (file, how) in files.iter().zip(&report.verified) {
+            let is_labelled = match how {
+                Some(how) => *how == Verified::LabelledSha256,
+                // It was here.
+                None => known.contains(&file.stored()),
+            };
+            if is_labelled {
+                entry.labelled.insert(file.name().to_owned());
+            }
+        }
+        let mut labelled = entry.labelled.iter();
+        if let Some(first) = labelled.next() {
             self.warn(Warning::LabelledSha256 {
                 from: self.from.to_owned(),
-                file: first.name().to_owned(),
+                file: first.clone(),
                 n_more: labelled.count(),
             });
         }
@@ -495,6 +509,26 @@ fn sizes(files: &[HashedFile]) -> Vec<(String, u64)> {
 fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>, FetchError> {
     let max = MAX_FILE_BYTES as usize;
     Ok(fetch_small(name, max, sources, limits, &Cancel::new())?.0)
+}
+
+/// The same; `None` if the first source that answers says that there is none.
+fn small_if_any(
+    name: &str,
+    sources: &[&dyn Source],
+    limits: &Limits,
+) -> Result<Option<Vec<u8>>, FetchError> {
+    let fetched = fetch_from(sources, name, limits, &Cancel::new(), |source| {
+        let answer = source.open(name, None);
+        match answer.and_then(|answer| read_small(answer, name, MAX_FILE_BYTES as usize, limits)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            // Some servers have a page for what isn't there.
+            Err(
+                Fault::Missing { .. } | Fault::Refused { status: 404 | 410 } | Fault::NotData { .. },
+            ) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    });
+    Ok(fetched?.0)
 }
 
 fn verify(blob: &fetch::Blob, bytes: &[u8]) -> Result<Verified, PullError> {
@@ -546,10 +580,10 @@ fn name_of(address: &str) -> Result<String, PullError> {
             address: address.to_owned(),
         });
     }
-    Ok(portable(gguf_file::stem(last)))
+    Ok(portable_name(gguf_file::stem(last)))
 }
 
-/// `name` without what the store doesn't accept in names, such as the colon before a port.
+/// `name` without what the store doesn't accept in names of files, such as spaces.
 fn portable(name: &str) -> String {
     let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     name.replace(|c| !taken(c), "-")

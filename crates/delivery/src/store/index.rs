@@ -34,6 +34,8 @@ pub struct Entry {
     /// What its source said of files that it has no digests for, to tell whether they have changed there: an
     /// ETag, or a date. By the files' names.
     pub validators: BTreeMap<String, String>,
+    /// Files that have the BLAKE3 digest of their bytes as SHA-256, as a known writer labels it.
+    pub labelled: BTreeSet<String>,
 }
 
 impl Entry {
@@ -46,6 +48,7 @@ impl Entry {
             files: BTreeMap::new(),
             groups: Vec::new(),
             validators: BTreeMap::new(),
+            labelled: BTreeSet::new(),
         }
     }
 
@@ -98,6 +101,8 @@ struct Record {
     groups: Vec<GroupRecord>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     validators: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    labelled: BTreeSet<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -159,6 +164,7 @@ fn write(model: &str, entry: &Entry) -> Result<Vec<u8>, StoreError> {
         files: files.collect(),
         groups,
         validators: entry.validators.clone(),
+        labelled: entry.labelled.clone(),
     };
     Ok(serde_json::to_vec_pretty(&record).expect("strings and numbers always become JSON"))
 }
@@ -208,6 +214,7 @@ fn read(bytes: &[u8], path: &Path) -> Result<(String, Entry), StoreError> {
         files,
         groups,
         validators: record.validators,
+        labelled: record.labelled,
     };
     name::check_model(&record.name)?;
     check_files(&entry)?;
@@ -261,6 +268,7 @@ mod tests {
                     .to_vec(),
             }],
             validators: BTreeMap::from([("copy.bin".into(), "\"etag\"".into())]),
+            labelled: BTreeSet::from(["manifest.json".into()]),
             ..Entry::new("https://example.org/m")
         }
     }

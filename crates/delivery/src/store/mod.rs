@@ -73,6 +73,7 @@ pub use self::{
     blob::{Blob, Piece},
     error::StoreError,
     index::{Entry, Group},
+    name::portable_name,
     pull::Pull,
 };
 
@@ -414,6 +415,16 @@ impl Store {
         Ok(Groups(
             groups.map(|group| (group.digest, group.pieces)).collect(),
         ))
+    }
+
+    /// The blobs that models here have as [`Entry::labelled`].
+    pub fn labelled(&self) -> Result<BTreeSet<Blob>, StoreError> {
+        let _shared = disk::lock_shared(&self.layout.lock())?;
+        let models = self.entries()?;
+        let labelled = models
+            .iter()
+            .flat_map(|entry| entry.labelled.iter().map(|file| entry.files.get(file)));
+        Ok(labelled.flatten().copied().collect())
     }
 
     /// Removes the model `name`, and what only it needed. What has arrived of a new revision stays.

@@ -31,6 +31,19 @@ pub(super) fn check_file(name: &str) -> Result<(), StoreError> {
     refuse("file", name, problem)
 }
 
+/// `text` as the name of a model: what names can't have becomes `-`, such as the colon before a port, and the
+/// rest of a long one is left out.
+pub fn portable_name(text: &str) -> String {
+    let allow = |c: char| if is_allowed(c) { c } else { '-' };
+    let name: String = text.chars().take(MAX_MODEL_NAME - 1).map(allow).collect();
+    let name = name.trim_end_matches('.');
+    match component_problem(name) {
+        None => name.to_owned(),
+        // That of its beginning, a device's or none.
+        Some(_) => format!("_{name}"),
+    }
+}
+
 /// The normalised form of a name, equal for names that differ only in case.
 pub(super) fn key(name: &str) -> String {
     name.to_ascii_lowercase()
@@ -52,10 +65,9 @@ fn refuse(kind: &'static str, name: &str, problem: Option<&'static str>) -> Resu
 }
 
 fn component_problem(name: &str) -> Option<&'static str> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() {
         Some("expected at least one character")
-    } else if !name.chars().all(allowed) {
+    } else if !name.chars().all(is_allowed) {
         Some("expected letters, digits, '.', '_' and '-' of ASCII")
     } else if !name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
         Some("expected a letter, a digit or '_' at the start")
@@ -66,6 +78,10 @@ fn component_problem(name: &str) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+fn is_allowed(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
 fn is_device(name: &str) -> bool {
@@ -115,6 +131,16 @@ mod tests {
             &long,
         ] {
             assert!(check_model(name).is_err(), "{name:?}");
+            assert!(check_model(&portable_name(name)).is_ok(), "{name:?}");
+        }
+        for (text, name) in [
+            ("model (1)", "model--1-"),
+            ("Llama_3.2", "Llama_3.2"),
+            (".hidden", "_.hidden"),
+            ("...", "_"),
+            ("nul", "_nul"),
+        ] {
+            assert_eq!(portable_name(text), name);
         }
     }
 

@@ -6,6 +6,7 @@ mod cost;
 mod gguf_file;
 mod http;
 mod hugging_face;
+mod package;
 #[cfg(target_os = "linux")]
 mod process;
 mod server;

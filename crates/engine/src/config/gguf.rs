@@ -87,11 +87,15 @@ impl ModelConfig {
     }
 }
 
-/// Fails if `metadata` says that there are more tokens than `n_vocab`, the rows of the embedding table.
-pub(crate) fn check_vocab(metadata: &Metadata, n_vocab: usize) -> Result<(), PlanError> {
+/// Fails if `metadata` says that there are more tokens than `n_vocab`, the rows of the embedding table; fewer are
+/// odd.
+pub(crate) fn check_vocab(
+    metadata: &Metadata,
+    n_vocab: usize,
+) -> Result<Option<String>, PlanError> {
     let keys = Keys::of(metadata)?;
     let said = keys.count("vocab_size")?;
-    super::check_vocab(keys.key("vocab_size"), said, n_vocab)
+    super::check_vocab(&keys.key("vocab_size"), said, n_vocab)
 }
 
 /// The architecture of a model, and its family.

@@ -248,19 +248,23 @@ impl ModelConfig {
 }
 
 /// Fails if a configuration says at `key` that there are more tokens than `n_vocab`, the rows of the embedding
-/// table. A table may be padded with rows of no token.
+/// table. A table may be padded with rows of no token, which is odd.
 pub(crate) fn check_vocab(
-    key: impl Into<String>,
+    key: &str,
     said: Option<usize>,
     n_vocab: usize,
-) -> Result<(), PlanError> {
+) -> Result<Option<String>, PlanError> {
     match said {
         Some(said) if said > n_vocab => Err(PlanError::config(
             key,
             format!("at most {n_vocab}, the rows of the embedding table"),
             said,
         )),
-        _ => Ok(()),
+        Some(said) if said < n_vocab => Ok(Some(format!(
+            "{key}: expected {n_vocab}, the rows of the embedding table, found {said}; all rows are taken for \
+             tokens"
+        ))),
+        _ => Ok(None),
     }
 }
 

@@ -60,6 +60,8 @@ pub struct ModelPlan {
     pub(crate) specs: Vec<Spec>,
     pub(crate) head: Head,
     pub(crate) values: Values,
+    /// What is odd about the configuration.
+    oddity: Option<String>,
 }
 
 /// The conventions of stored values.
@@ -207,7 +209,7 @@ impl ModelPlan {
         // The family first: for an unsupported model, tensors can't be reported as missing.
         let (_, family) = config::gguf::family(metadata)?;
         let config = ModelConfig::from_gguf(metadata, n_vocab(catalog, None)?)?;
-        config::gguf::check_vocab(metadata, config.n_vocab)?;
+        let oddity = config::gguf::check_vocab(metadata, config.n_vocab)?;
         let bit_linears = if family.bit_linear {
             BitLinears::All
         } else {
@@ -224,6 +226,7 @@ impl ModelPlan {
             specs,
             head: Head::default(),
             values: Values::Gguf,
+            oddity,
         })
     }
 
@@ -240,7 +243,7 @@ impl ModelPlan {
         let model_type = hf.model_type.as_deref().unwrap_or_default();
         let catalog = &translate_catalog(model_type, catalog)?;
         let config = ModelConfig::from_hf(hf, n_vocab(catalog, Some(model_type))?)?;
-        config::check_vocab("vocab_size", hf.vocab_size, config.n_vocab)?;
+        let oddity = config::check_vocab("vocab_size", hf.vocab_size, config.n_vocab)?;
         let bit_linears = BitLinears::of(hf, family)?;
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, Some(model_type))?;
         let may_be_tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
@@ -256,7 +259,13 @@ impl ModelPlan {
             specs,
             head: Head::default(),
             values: Values::HuggingFace,
+            oddity,
         })
+    }
+
+    /// What is odd about the configuration, if something is.
+    pub fn oddity(&self) -> Option<&str> {
+        self.oddity.as_deref()
     }
 
     /// Shapes and constants of the model.

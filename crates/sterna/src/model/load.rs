@@ -59,6 +59,11 @@ impl ModelFiles {
         files: Files,
     ) -> Result<Loaded<B>> {
         let mut shards = Shards::new(self, files, options.verification);
+        let oddity = |what: String| Warning::Oddity {
+            model: self.name().to_owned(),
+            what,
+        };
+        let configured = plan.oddity().map(|what| oddity(what.to_owned()));
         let mut loader = Loader::new(plan, backend);
         while let Some(want) = loader.wanted() {
             let bytes = shards.tensor(want).await?;
@@ -71,11 +76,8 @@ impl ModelFiles {
         // Files that hold no weights of the plan must be intact too.
         shards.verify_rest().await?;
         let mut warnings = shards.warnings;
-        let oddity = |what: String| Warning::Oddity {
-            model: self.name().to_owned(),
-            what,
-        };
         warnings.extend(self.warnings());
+        warnings.extend(configured);
         // One of a kind is enough: oddities of a checkpoint usually affect all its layers.
         let first = loader.warnings().first().map(ToString::to_string);
         warnings.extend(first.map(oddity));

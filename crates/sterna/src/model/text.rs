@@ -145,7 +145,18 @@ impl ModelFiles {
     ///
     /// Errors: a template that can't be read.
     pub fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
-        match self.template_source()? {
+        self.chat_template_for(tokenizer, false)
+    }
+
+    /// The same for a conversation with tools, if `has_tools`: some models have a template of its own for that.
+    ///
+    /// Errors: a template that can't be read.
+    pub fn chat_template_for(
+        &self,
+        tokenizer: &Tokenizer,
+        has_tools: bool,
+    ) -> Result<Option<ChatTemplate>> {
+        match self.template_source_for(has_tools)? {
             Some(source) => ChatTemplate::new(&source, tokenizer.special_tokens())
                 .map(Some)
                 .with_context(|| self.name()),
@@ -156,10 +167,14 @@ impl ModelFiles {
         }
     }
 
-    /// The template's text, if the model includes one.
+    /// The template's text, if the model includes one: of several, the default.
     ///
     /// Errors: files that can't be read.
     pub fn template_source(&self) -> Result<Option<String>> {
+        self.template_source_for(false)
+    }
+
+    fn template_source_for(&self, has_tools: bool) -> Result<Option<String>> {
         if let Some(metadata) = self.gguf_text() {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)
@@ -175,7 +190,9 @@ impl ModelFiles {
             .parsed("chat_template.json", TokenizerConfig::parse)?
             .unwrap_or_default();
         let template = own.chat_template.or(self.tokenizer_config()?.chat_template);
-        Ok(template.and_then(|template| template.default_template().map(str::to_owned)))
+        let source = template.as_ref();
+        let source = source.and_then(|template| ChatTemplate::choose(template, has_tools));
+        Ok(source.map(str::to_owned))
     }
 
     /// The model's kind, which selects default templates.

@@ -11,6 +11,7 @@ use sterna_delivery::{LocalFile, LocalFileError, store};
 
 use crate::error::{Context, Result, bail};
 use crate::model::label;
+use crate::warning::Warning;
 
 /// Named files that belong together: a folder, whatever it is kept in.
 pub trait FileSet: Send + Sync {
@@ -35,6 +36,11 @@ pub trait FileSet: Send + Sync {
     /// Whether a package's bytes were verified on their way here.
     fn is_verified(&self) -> bool {
         false
+    }
+
+    /// What was odd about that.
+    fn warnings(&self) -> Vec<Warning> {
+        Vec::new()
     }
 
     /// Waits until everything that is still arriving is here to stay.
@@ -265,6 +271,13 @@ impl FileSet for StoredFiles {
 
     fn is_verified(&self) -> bool {
         true
+    }
+
+    fn warnings(&self) -> Vec<Warning> {
+        let labelled = self.0.entry().labelled.iter().cloned();
+        labelled
+            .map(|file| Warning::LabelledSha256 { file })
+            .collect()
     }
 }
 

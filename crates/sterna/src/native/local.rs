@@ -169,6 +169,7 @@ impl LocalModel {
             self.settle()?;
             let mut loaded = machine.finish()?;
             loaded.warnings.extend(warnings);
+            loaded.warnings.extend(self.files.warnings());
             Ok(loaded)
         })
     }
