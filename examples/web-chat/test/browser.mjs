@@ -18,10 +18,14 @@ export async function serve(port = 0) {
   const site = { models: undefined, port, open, close }
   let server
   function open() {
-    server = createServer(({ url, headers }, response) => {
+    server = createServer(({ url, method, headers }, response) => {
+      response.setHeader('Access-Control-Allow-Origin', '*')
+      response.setHeader('Access-Control-Allow-Headers', '*')
+      response.setHeader('Access-Control-Expose-Headers', 'Accept-Ranges, Content-Length, Content-Range, ETag')
+      if (method === 'OPTIONS') return response.writeHead(204).end()
       const [, top, ...rest] = new URL(url, 'http://x').pathname.split('/')
       const path = join(examples, folders[top] ?? 'none', rest.join('/') || 'index.html')
-      const send = (type, body) => response.writeHead(200, { 'Content-Type': type, 'Cache-Control': 'no-store', 'Access-Control-Allow-Origin': '*' }).end(body)
+      const send = (type, body) => response.writeHead(200, { 'Content-Type': type, 'Cache-Control': 'no-store' }).end(body)
       if (top === 'models.json' && site.models) send('application/json', JSON.stringify(site.models))
       else if (folders[top] && rest[0] === 'sterna.js') send('text/javascript', `export { Sterna } from './sterna/index.js'`)
       // Inside the folder of each, since a service worker brings only the Workers whose scripts are in its scope.
