@@ -50,12 +50,8 @@ function make(tag, attributes, ...children) {
 
 /** The default model's address, for use without a network. @param {string} [address] */
 function remembered(address) {
-  try {
-    if (address) localStorage.setItem('sterna-tldr.model', address)
-    return address ?? localStorage.getItem('sterna-tldr.model')
-  } catch {
-    return address
-  }
+  try { if (address) localStorage.setItem('sterna-tldr.model', address); else address = localStorage.getItem('sterna-tldr.model') ?? undefined } catch { /* Blocked. */ }
+  return address
 }
 /** What English calls a language. @param {string} lang */
 function languageName(lang) {
@@ -132,7 +128,6 @@ export class SternaTldr extends HTMLElement {
 
   async #address() {
     const given = this.getAttribute('model')
-    // OWNER/REPO stays as it is.
     if (given) return given
     const at = new URL('/models.json', import.meta.url)
     const [first] = await fetch(at).then(response => response.json()).catch(() => [])
