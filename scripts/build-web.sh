@@ -31,7 +31,7 @@ fi
 RUSTFLAGS="${RUSTFLAGS:-} -Ctarget-feature=+simd128" \
   "${wasm[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
 mkdir -p "$out"
-"$tools/bin/wasm-bindgen" --target web --no-typescript --out-dir "$out" \
+"$tools/bin/wasm-bindgen" --target web --no-typescript --remove-name-section --remove-producers-section --out-dir "$out" \
   "$target/wasm32-unknown-unknown/$profile/sterna_web.wasm"
 
 module=$out/sterna_web_bg.wasm

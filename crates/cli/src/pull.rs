@@ -47,9 +47,7 @@ pub(crate) fn of_source<'a>(
     name: &str,
     is_source: impl Fn(&str) -> bool,
 ) -> Option<&'a Listed> {
-    let mut from = models
-        .iter()
-        .filter(|model| is_source(&model.entry.source));
+    let mut from = models.iter().filter(|model| is_source(&model.entry.source));
     let named = from.clone().find(|model| model.name == name);
     named.or_else(|| from.next().filter(|_| from.next().is_none()))
 }

@@ -146,7 +146,10 @@ fn modules_are_where_the_page_says() {
                 module(folder, names[0]).is_some_and(|inner| has(inner, &names[1..]))
             }),
         };
-        assert!(is_there, "ARCHITECTURE.md: expected `{path}`, found no such module");
+        assert!(
+            is_there,
+            "ARCHITECTURE.md: expected `{path}`, found no such module"
+        );
         n_found += 1;
     }
     assert!(n_found > 50, "{n_found}");

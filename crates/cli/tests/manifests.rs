@@ -306,7 +306,10 @@ fn the_required_members_suffice_with_a_configuration_beside_them() {
     // So in the store.
     let home = dir.path().join("home");
     let pulled = told_in(&home, &["pull", text(&model), "tiny"]);
-    assert!(pulled.contains("no hashes for tensors.json, config.json"), "{pulled}");
+    assert!(
+        pulled.contains("no hashes for tensors.json, config.json"),
+        "{pulled}"
+    );
     let out = dir.path().join("y.safetensors");
     told_in(&home, &["logits", "tiny", "--ids", "1", "-o", text(&out)]);
 }

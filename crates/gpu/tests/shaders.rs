@@ -143,6 +143,21 @@ fn what_workgroups_share_is_apart_from_what_they_do_not() {
 }
 
 #[test]
+fn variables_of_loops_say_how_they_begin() {
+    // Without an initial value a variable is zero each time that its block is entered, by WGSL. Chromium's
+    // compiler for Vulkan leaves the last turn's value in it.
+    for shader in ALL {
+        let text = shader.assemble(Target::Browser, Features::ALL);
+        for line in text.lines() {
+            let inner = line.strip_prefix("        ").map(str::trim_start);
+            let declared = inner.and_then(|line| line.strip_prefix("var "));
+            let is_initialised = declared.is_none_or(|rest| rest.contains('='));
+            assert!(is_initialised, "{}: {line}", shader.name);
+        }
+    }
+}
+
+#[test]
 fn what_no_variant_can_do_without() {
     for shader in ALL {
         assert!(shader.runs_with(Features::ALL), "{}", shader.name);

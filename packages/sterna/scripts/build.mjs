@@ -1,5 +1,5 @@
-// Compiles src to dist. `scripts/build-web.sh` of the repository puts the two builds of the engine into
-// dist/wasm and dist/wasm-threads; --no-wasm doesn't look for them.
+// Compiles src to dist. `scripts/build-web.sh` of the repository puts the engine into dist/wasm; --no-wasm
+// doesn't look for it.
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, existsSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
@@ -9,9 +9,8 @@ const at = path => fileURLToPath(new URL(path, root))
 execFileSync(process.execPath, [at('node_modules/typescript/bin/tsc'), '-p', at('tsconfig.json')], { stdio: 'inherit' })
 copyFileSync(at('src/engine.d.ts'), at('dist/engine.d.ts'))
 if (!process.argv.includes('--no-wasm')) {
-  const missing = ['wasm', 'wasm-threads'].filter(build => !existsSync(at(`dist/${build}/sterna_web_bg.wasm`)))
-  if (missing.length) {
-    console.error(`No engine in dist/${missing.join(', dist/')}: run scripts/build-web.sh in the repository's root.`)
+  if (!existsSync(at('dist/wasm/sterna_web_bg.wasm'))) {
+    console.error("No engine in dist/wasm: run scripts/build-web.sh in the repository's root.")
     process.exitCode = 1
   }
 }

@@ -72,9 +72,10 @@ pub(super) fn package_of(name: &str, place: &PackagePlace) -> Result<store::Mode
         n_verify_threads: machine::default_threads(),
         ..PackageOptions::default()
     };
-    let folder = staging.folder.to_str().with_context(|| {
-        format!("{}: expected a path in Unicode", staging.folder.display())
-    })?;
+    let folder = staging
+        .folder
+        .to_str()
+        .with_context(|| format!("{}: expected a path in Unicode", staging.folder.display()))?;
     // Complete, and on its way into the store when an earlier start was interrupted.
     staging.clear()?;
     to_package(&files, &staging.folder, &options, exec, &notify())?;

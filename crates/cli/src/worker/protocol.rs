@@ -482,7 +482,10 @@ impl Parser {
         left: usize,
     ) -> Result<Step, ProtocolError> {
         let (key, value) = self.pair(text)?;
-        if let Some(key) = KEYS.into_iter().find(|known| known.name().as_bytes() == key) {
+        if let Some(key) = KEYS
+            .into_iter()
+            .find(|known| known.name().as_bytes() == key)
+        {
             if block.given.contains(&key) {
                 return Err(self.twice(key.name()));
             }

@@ -523,7 +523,9 @@ fn small_if_any(
             Ok(bytes) => Ok(Some(bytes)),
             // Some servers have a page for what isn't there.
             Err(
-                Fault::Missing { .. } | Fault::Refused { status: 404 | 410 } | Fault::NotData { .. },
+                Fault::Missing { .. }
+                | Fault::Refused { status: 404 | 410 }
+                | Fault::NotData { .. },
             ) => Ok(None),
             Err(fault) => Err(fault),
         }

@@ -65,7 +65,13 @@ fn fetched(
             *warnings.lock().unwrap() += &format!("{warning}\n");
         }
     };
-    match pull(&store, &server.url(), &options, &TrustList::default(), &notify) {
+    match pull(
+        &store,
+        &server.url(),
+        &options,
+        &TrustList::default(),
+        &notify,
+    ) {
         Ok(_) => {
             let model = store.model("tiny").unwrap();
             let has_config = model.paths().contains_key("config.json");
@@ -90,7 +96,10 @@ fn a_configuration_may_be_missing_and_must_not_fail() {
     for status in [404, 410] {
         let (has_config, warnings) = fetched(move |_| Reply::status(status)).unwrap();
         assert!(!has_config);
-        assert!(warnings.contains("no hashes for tensors.json;"), "{warnings}");
+        assert!(
+            warnings.contains("no hashes for tensors.json;"),
+            "{warnings}"
+        );
     }
     let (has_config, _) = fetched(|reply| reply.with("Content-Type", "text/html")).unwrap();
     assert!(!has_config);

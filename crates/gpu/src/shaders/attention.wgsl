@@ -58,7 +58,7 @@ fn stage_queries(thread: u32, kv: u32, first_pair: u32, chunk: u32, slot: u32) {
         let pair = min(first_pair + i / 8u, params.n_rows * share - 1u);
         let e0 = chunk * 32u + i % 8u * 4u;
         let source = params.q_offset + pair / share * params.q_stride + (kv * share + pair % share) * d;
-        var x: vec4<f32>;
+        var x = vec4<f32>();
         for (var c = 0u; c < 4u; c++) {
             if e0 + c < d {
                 x[c] = q[source + e0 + c];
@@ -118,7 +118,7 @@ fn main(
         // What is staged next is loaded before anything is computed with what is there.
         let row = row0 + min(j0 + thread / 4u, end - 1u);
         var next = key_words(row, min(thread % 4u, last_run));
-        var score: array<vec4<f32>, 2>;
+        var score = array<vec4<f32>, 2>();
         for (var c = 0u; c < CHUNKS; c++) {
             workgroupBarrier();
             stage(thread, next);
@@ -147,7 +147,7 @@ fn main(
                 score[1] += vec4<f32>(dot(q0, k1), dot(q1, k1), dot(q2, k1), dot(q3, k1));
             }
         }
-        var sees: array<vec4<bool>, 2>;
+        var sees = array<vec4<bool>, 2>();
         for (var i = 0u; i < 2u; i++) {
             let j = vec4<u32>(j0 + column + 16u * i);
             sees[i] = (j < vec4<u32>(end)) & (j <= last) & (last - j < vec4<u32>(params.window));

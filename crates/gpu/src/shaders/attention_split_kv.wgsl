@@ -151,7 +151,7 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, first_pair: u32, 
         if Q_NORM == 1u || K_NORM == 1u {
             inverse = inverse_roots[slot];
         }
-        var x: vec4<f32>;
+        var x = vec4<f32>();
         for (var c = 0u; c < 4u; c++) {
             let e = first + c;
             if PREPARE == 1u && slot <= HEADS {
@@ -320,7 +320,7 @@ fn main(at: Invocation, group: Group) {
     // The position of the pair's row.
     let last = origin + min(first_pair + own, n_pairs - 1u) / share;
     for (var at_once = begin; at_once < end; at_once += 4u * SEGMENTS) {
-        var dots: vec4<f32>;
+        var dots = vec4<f32>();
         for (var u = 0u; u < UNITS; u++) {
             for (var r = 0u; r < 4u; r++) {
                 let key = floats(k[r * UNITS + u]);

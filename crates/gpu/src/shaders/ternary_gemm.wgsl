@@ -47,7 +47,7 @@ fn main(
         }
         workgroupBarrier();
         for (var half = 0u; half < 2u; half++) {
-            var w: array<vec4<u32>, 4>;
+            var w = array<vec4<u32>, 4>();
             for (var r = 0u; r < 4u; r++) {
                 let at = (r / 2u * 32u + 2u * x + r % 2u) * 9u + half * 4u;
                 w[r] = vec4<u32>(tile_w[at], tile_w[at + 1u], tile_w[at + 2u], tile_w[at + 3u]);

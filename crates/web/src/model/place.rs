@@ -81,9 +81,7 @@ fn is_software(device: &Device) -> bool {
 /// Errors: the GPU gives other results, or fails.
 pub(super) async fn trust(gpu: &Gpu, plan: &ModelPlan, cache: Option<CacheType>) -> Result<()> {
     let tested = self_test(gpu, &plan.weight_forms(), cache.unwrap_or(CacheType::F32)).await;
-    tested.map_err(|error| {
-        Error::typed(ErrorCode::Compute, error).context(gpu.device().info().name.clone())
-    })
+    tested.map_err(|error| Error::typed(ErrorCode::Compute, error).context("the GPU"))
 }
 
 /// Whether a GPU is at fault, and not the model.
