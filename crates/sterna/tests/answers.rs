@@ -404,3 +404,67 @@ fn an_answer_goes_on_when_its_device_is_lost() {
         Err("no such file")
     );
 }
+
+/// Lost by another thread, at times that are not chosen: in the midst of recording, submitting or waiting.
+#[test]
+#[cfg(feature = "gpu")]
+fn an_answer_goes_on_whenever_its_device_is_lost() {
+    use std::time::Instant;
+
+    use sterna::scheduler::{Scheduler, SchedulerOptions};
+    use sterna_engine::{Gpu, Session};
+
+    let files = Files::tiny_tales();
+    let open = || -> Option<Session<Gpu>> { Some(session(&files.load(common::gpu()?), 256)) };
+    let mut first = open();
+    if first.is_none() {
+        return;
+    }
+    let prompt = files.encode(&"Once upon a time, there was a fox. ".repeat(9));
+    let mut answer = |lost_after: Option<std::time::Duration>| {
+        let session = first.take().or_else(open).unwrap();
+        let model = Arc::clone(session.model());
+        let sampler = Sampler::new(SamplerConfig::default(), model.config().n_vocab).unwrap();
+        let mut scheduler = Scheduler::new(SchedulerOptions::default());
+        let id = scheduler.add(Sequence::new(session));
+        let request = Request {
+            max_tokens: 12,
+            ..Request::new(prompt.clone(), sampler)
+        };
+        scheduler.start(id, request).unwrap();
+        let begun = Instant::now();
+        let mut n_lost = 0;
+        std::thread::scope(|scope| {
+            if let Some(lost_after) = lost_after {
+                let model = &model;
+                scope.spawn(move || {
+                    std::thread::sleep(lost_after);
+                    model.backend().device().lose();
+                });
+            }
+            while !scheduler.is_idle() {
+                for (_, event) in scheduler.step().unwrap() {
+                    match event {
+                        Event::DeviceLost { .. } => {
+                            n_lost += 1;
+                            scheduler.restore(|_| open().ok_or("no GPU")).unwrap();
+                        }
+                        Event::Failed(error) => panic!("{error:#}"),
+                        _ => {}
+                    }
+                }
+            }
+        });
+        let answer = scheduler.finish(id).unwrap().answer().to_vec();
+        (answer, n_lost, begun.elapsed())
+    };
+    let (expected, _, once) = answer(None);
+    let mut n_lost = 0;
+    for trial in 0..4 {
+        let (found, n, _) = answer(Some(once * trial / 4));
+        assert_eq!(found, expected, "{trial}");
+        assert!(n <= 1, "{trial}: {n}");
+        n_lost += n;
+    }
+    assert!(n_lost > 0);
+}
