@@ -230,11 +230,12 @@ impl<B: Backend> Scheduler<B> {
     /// continue; an answer that loses too many ends.
     /// Errors: the step failed as a whole; all sequences are unchanged.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Event)>> {
-        let Some(slot) = self.slots.iter().find(|slot| slot.is_running()) else {
+        let parts = self.plan();
+        let Some(first) = parts.first() else {
             return Ok(Vec::new());
         };
-        let model = Arc::clone(slot.sequence.session().model());
-        let waited = model.backend().wait(self.step_async());
+        let model = Arc::clone(self.slots[first.slot].sequence.session().model());
+        let waited = model.backend().wait(self.step_parts(&parts));
         waited.map_err(EngineError::from)?
     }
 
@@ -243,12 +244,16 @@ impl<B: Backend> Scheduler<B> {
     ///
     /// Errors: as for [`Scheduler::step`].
     pub async fn step_async(&mut self) -> Result<Vec<(SequenceId, Event)>> {
-        let begun = self.now();
         let parts = self.plan();
-        match self.compute(&parts).await {
-            Ok(given) => Ok(self.give(&parts, given, begun)),
-            Err(error) if error.is_lost() => Ok(self.lose(&parts, &error)),
-            Err(error) => Err(match parts[..] {
+        self.step_parts(&parts).await
+    }
+
+    async fn step_parts(&mut self, parts: &[Part]) -> Result<Vec<(SequenceId, Event)>> {
+        let begun = self.now();
+        match self.compute(parts).await {
+            Ok(given) => Ok(self.give(parts, given, begun)),
+            Err(error) if error.is_lost() => Ok(self.lose(parts, &error)),
+            Err(error) => Err(match *parts {
                 [Part { slot, .. }] => self.slots[slot].in_place(error.into()),
                 _ => error.into(),
             }),

@@ -504,6 +504,38 @@ fn sequences_of_two_models_take_turns() {
     }
 }
 
+/// One model is on the CPU, whose results are there at once, the other on a GPU, whose are waited for.
+#[test]
+#[cfg(feature = "gpu")]
+fn the_device_is_waited_for_whose_turn_it_is() {
+    use sterna_engine::hybrid::OffloadPlan;
+    use sterna_engine::{Hybrid, SessionOptions};
+
+    let Some(gpu) = common::gpu() else { return };
+    let files = Files::tiny_tales();
+    let share = OffloadPlan::new(&files.plan, &SessionOptions::new(200));
+    let models = [
+        files.load(Hybrid::cpu(cpu())),
+        files.load(Hybrid::split(gpu, cpu(), share)),
+    ];
+    let request = fixed_visits()[0].0[0].request(&files);
+    let mut scheduler = Scheduler::new(SchedulerOptions::default());
+    let ids = (models.each_ref()).map(|model| scheduler.add(Sequence::new(session(model, 200))));
+    // The second decodes when the first has yet to read its prompt.
+    scheduler.start(ids[1], request.clone()).unwrap();
+    while scheduler.generator(ids[1]).unwrap().answer().is_empty() {
+        scheduler.step().unwrap();
+    }
+    scheduler.start(ids[0], request).unwrap();
+    assert!(!scheduler.generator(ids[1]).unwrap().is_over());
+    while !scheduler.is_idle() {
+        scheduler.step().unwrap();
+    }
+    for id in ids {
+        assert!(scheduler.finish(id).unwrap().answer().len() > 1);
+    }
+}
+
 #[test]
 fn what_cannot_be_answered_is_refused_and_the_sequence_stays() {
     let files = Files::stories();
