@@ -146,7 +146,7 @@ pub struct Chat<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Chat<'a, B> {
-    /// Begins to answer `text`. The oldest turns are forgotten if the context has no room for all of them and
+    /// Begins to answer `text`. The oldest turns are left out if the context has no room for all of them and
     /// an answer. An answer that isn't read to its end is kept as far as it was read.
     ///
     /// Errors: `text` is longer than the context.
