@@ -19,8 +19,8 @@ use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::{
     Adapted, LoadOptions, Loaded, Machine, ModelEntry, ModelFiles, OpenOptions, TextModel, Want,
 };
-use sterna_engine::Cpu;
 use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Activations, Cpu};
 use sterna_kernels::Isa;
 use sterna_text::Encode;
 
@@ -127,7 +127,8 @@ fn advance(stage: Stage) -> sterna::Result<Stage> {
             // It lives as long as the module.
             let files: &'static ModelFiles = Box::leak(Box::new(machine.finish()?));
             let plan = files.plan(&PlanOptions::default())?;
-            let cpu = Cpu::new(1, Isa::detect());
+            let activations = files.activations().unwrap_or(Activations::Int8);
+            let cpu = Cpu::new(1, Isa::detect()).with_activations(activations);
             Stage::Loading(files, files.load(plan, cpu, LoadOptions::default()))
         }
         Stage::Loading(files, machine) => {
@@ -135,8 +136,7 @@ fn advance(stage: Stage) -> sterna::Result<Stage> {
             let options = SchedulerOptions::default();
             let model = TextModel::new(model, files, options, &mut Vec::new())?;
             let mut scheduler = Scheduler::new(options);
-            let ctx_len = model.model().model().config().max_ctx.min(4096);
-            let id = scheduler.add(model.sequence(ctx_len)?);
+            let id = scheduler.add(model.sequence(model.session_options().ctx_len)?);
             Stage::Ready(Box::new(Ready {
                 model,
                 scheduler,
