@@ -168,7 +168,8 @@ pub struct Chat<'a, B: Backend> {
 
 impl<'a, B: Backend> Chat<'a, B> {
     /// Begins to answer `text`. The oldest turns are left out if the context has no room for all of them and
-    /// an answer. An answer that isn't read to its end is kept as far as it was read.
+    /// an answer. An answer that isn't read to its end is kept as far as it was read; so is one whose device
+    /// is lost, after which [`Chat::restore`] lets the chat go on.
     ///
     /// Errors: `text` is longer than the context.
     pub fn say(&mut self, text: &str) -> Result<Answer<'_, 'a, B>> {
@@ -200,6 +201,18 @@ impl<'a, B: Backend> Chat<'a, B> {
             said: String::new(),
             is_over: false,
         })
+    }
+
+    /// Goes on with `model`, the same one loaded again, after an answer has ended with
+    /// [`ErrorCode::DeviceLost`](crate::ErrorCode::DeviceLost). What was said is computed again with the next
+    /// answer.
+    ///
+    /// Errors: out of memory.
+    pub fn restore(&mut self, model: &'a TextModel<B>) -> Result<()> {
+        self.scheduler
+            .restore(|lost| model.session(lost.ctx_len()))?;
+        self.model = model;
+        Ok(())
     }
 
     /// The messages so far; `None` for a base model.

@@ -468,3 +468,62 @@ fn an_answer_goes_on_whenever_its_device_is_lost() {
     }
     assert!(n_lost > 0);
 }
+
+#[test]
+#[cfg(feature = "gpu")]
+fn a_chat_goes_on_with_the_model_loaded_again() {
+    use std::path::Path;
+
+    use sterna::native::{LoadFrom, LocalModel, Located, Weights};
+    use sterna::sampling::SamplingOptions;
+    use sterna::scheduler::SchedulerOptions;
+    use sterna::{Adapted, Chat, ChatOptions, ErrorCode, TextModel};
+    use sterna_engine::Gpu;
+    use sterna_engine::plan::PlanOptions;
+
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny-tales");
+    let files = LocalModel::open("model", Located::at(&path).unwrap(), None, None).unwrap();
+    let open = || -> Option<TextModel<Gpu>> {
+        let from = LoadFrom {
+            weights: Weights::Mapped,
+            n_threads: 1,
+            progress: &|_| {},
+        };
+        let plan = files.plan(&PlanOptions::default()).unwrap();
+        let model = files.load_on(plan, common::gpu()?, &from).unwrap().model;
+        let options = SchedulerOptions::gpu();
+        let model = TextModel::new(Adapted::new(model), &files, options, &mut Vec::new());
+        Some(model.unwrap())
+    };
+    let options = ChatOptions {
+        ctx_len: Some(256),
+        sampling: SamplingOptions {
+            temperature: Some(0.0),
+            ..SamplingOptions::default()
+        },
+        max_tokens: Some(12),
+        ..ChatOptions::default()
+    };
+    fn say(chat: &mut Chat<'_, Gpu>, text: &str) -> sterna::Result<String> {
+        chat.say(text)?.collect()
+    }
+    let Some(model) = open() else { return };
+    let mut chat = model.chat(options.clone()).unwrap();
+    say(&mut chat, "Who are you?").unwrap();
+    model.model().model().backend().device().lose();
+    for _ in 0..2 {
+        let error = say(&mut chat, "What is 3 plus 4?").unwrap_err();
+        assert_eq!(error.code(), ErrorCode::DeviceLost);
+    }
+    let again = open().unwrap();
+    chat.restore(&again).unwrap();
+    say(&mut chat, "What is 3 plus 4?").unwrap();
+    let mut expected = again.chat(options).unwrap();
+    for text in ["Who are you?", "What is 3 plus 4?"] {
+        say(&mut expected, text).unwrap();
+    }
+    assert_eq!(
+        chat.conversation().unwrap().messages(),
+        expected.conversation().unwrap().messages()
+    );
+}
