@@ -352,4 +352,21 @@ mod tests {
         files.swap_into(&model, plan, &[Group::Layer(1)]).unwrap();
         assert_eq!(logits(&model), before);
     }
+
+    #[test]
+    fn a_swap_tells_what_loading_tells() {
+        let dir = tempfile::tempdir().unwrap();
+        copy("rdrr-samples/v1-gemma3-q4k", dir.path());
+        let manifest = dir.path().join("manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        let mut json: Value = serde_json::from_str(&text).unwrap();
+        json["quantizationInfo"]["kvCache"] = "q3".into();
+        fs::write(&manifest, json.to_string()).unwrap();
+        let (files, plan) = opened(dir.path());
+        let Loaded { model, warnings } = loaded(&files, &plan);
+        let (_, swapped) = files.swap_into(&model, plan, &[Group::Layer(0)]).unwrap();
+        let is_odd = |warning: &&Warning| matches!(warning, Warning::Oddity { what, .. } if what.contains("q3"));
+        assert_eq!(warnings.iter().filter(is_odd).count(), 1, "{warnings:?}");
+        assert_eq!(swapped.iter().filter(is_odd).count(), 1, "{swapped:?}");
+    }
 }
