@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sterna::native::{ComputeOptions, Device};
-use sterna::{Loaded, ModelFiles, Warning};
+use sterna::{DEFAULT_CTX_LEN, Loaded, ModelFiles, Warning};
 use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_engine::{Activations, CacheType, Model, ModelPlan, SessionOptions};
 use sterna_format::rdrr::RuntimeOptimizations;
@@ -229,9 +229,6 @@ pub(crate) fn thread_count(text: &str) -> Result<NonZero<usize>, String> {
         .ok_or_else(|| format!("expected a number of threads from 1 to {MAX_THREADS}"))
 }
 
-/// Longest default context: a cache for all that some models allow would not fit.
-const DEFAULT_CTX_LIMIT: usize = 4096;
-
 /// Environment variable that limits the instruction set, for tests and bug reports.
 const ISA_VARIABLE: &str = "STERNA_ISA";
 
@@ -283,8 +280,7 @@ impl EngineFlags {
 
     /// Context size for a model trained for `max_ctx`.
     pub(crate) fn ctx_len(&self, max_ctx: usize) -> usize {
-        self.ctx
-            .map_or(max_ctx.min(DEFAULT_CTX_LIMIT), NonZero::get)
+        self.ctx.map_or(max_ctx.min(DEFAULT_CTX_LEN), NonZero::get)
     }
 
     /// Context size for a sequence of exactly `n_tokens`; fails if `--ctx` holds fewer.

@@ -189,7 +189,8 @@ pub(crate) fn answer(
             break;
         }
         let mut lost = None;
-        for (sequence, event) in scheduler.step()? {
+        let stepped = scheduler.step();
+        for (sequence, event) in stepped.or_else(|error| printer.leave(error.into()))? {
             let outcome = match event {
                 Event::Token(token) => {
                     let answer = running.get_mut(&sequence).expect("it was started");
@@ -226,7 +227,8 @@ pub(crate) fn answer(
         if let Some(message) = lost {
             output::note(format_args!("note: {message}; loading the model again"));
             let mut again = true;
-            scheduler.restore(|_| open(std::mem::take(&mut again)))?;
+            let restored = scheduler.restore(|_| open(std::mem::take(&mut again)));
+            restored.or_else(|error| printer.leave(error))?;
         }
     }
     match printer.n_failed {
@@ -360,11 +362,33 @@ impl Printer {
         }
         Ok((self.n_printed - before) as u64)
     }
+
+    /// Prints what there is, as `error` ends the batch: those before it never come.
+    fn leave<T>(&mut self, error: anyhow::Error) -> Result<T> {
+        for report in std::mem::take(&mut self.waiting).into_values() {
+            output::json(&report)?;
+        }
+        Err(error)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_there_is_printed_before_leaving() {
+        let mut printer = Printer::default();
+        printer.add(Report {
+            index: 1,
+            id: None,
+            outcome: failure(&anyhow!("too long")),
+        });
+        assert_eq!(printer.print().unwrap(), 0);
+        let error = printer.leave::<()>(anyhow!("no device")).unwrap_err();
+        assert_eq!(error.to_string(), "no device");
+        assert!(printer.waiting.is_empty());
+    }
 
     #[test]
     fn lines_are_prompts_or_all_json() {

@@ -419,6 +419,28 @@ fn a_lost_device_says_so_and_another_goes_on() {
     assert_eq!(next.read::<f32>(&x, 0..1).unwrap(), [3.0]);
 }
 
+/// Between a future's being polled and the device's being waited for.
+#[test]
+fn what_is_lost_while_it_is_waited_for_says_so_itself() {
+    let Some(device) = open(DeviceOptions::default()) else {
+        return;
+    };
+    let buffer = device.upload(&[1.0f32]).unwrap();
+    let read = ReadRange::of::<f32>(&buffer, 0..1);
+    let mut submission = std::pin::pin!(device.submit(&[], &[read]).unwrap());
+    let waited = device.block_on(std::future::poll_fn(|cx| {
+        let polled = submission.as_mut().poll(cx);
+        if polled.is_pending() {
+            device.lose();
+        }
+        polled
+    }));
+    assert!(
+        matches!(waited, Ok(Err(GpuError::Lost { .. }))),
+        "{waited:?}"
+    );
+}
+
 #[test]
 fn a_submission_is_a_future() {
     use std::pin::Pin;

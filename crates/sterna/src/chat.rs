@@ -1,6 +1,6 @@
 //! A model with its text side, and a conversation with it: the shortest way to chat.
 
-use sterna_engine::{Backend, Sampler, SessionOptions};
+use sterna_engine::{Backend, Sampler, Session, SessionOptions};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatTemplate, DateTime, Encode, Tokenizer};
 
@@ -23,11 +23,12 @@ pub struct TextModel<B: Backend> {
     stop_ids: Vec<u32>,
     recommended: GenerationConfig,
     scheduling: SchedulerOptions,
+    session: SessionOptions,
 }
 
 impl<B: Backend> TextModel<B> {
     /// `model`, which was made from `files`; recommendations in those that are ignored are added to
-    /// `warnings`.
+    /// `warnings`. Its sequences have the cache that a package asks for.
     ///
     /// Errors: files without a tokenizer, or with one that can't be read.
     pub fn new(
@@ -38,7 +39,9 @@ impl<B: Backend> TextModel<B> {
     ) -> Result<TextModel<B>> {
         let tokenizer = files.require_tokenizer()?;
         let recommended = files.generation_config(warnings)?;
+        let max_ctx = model.model().config().max_ctx;
         Ok(TextModel {
+            session: files.session(max_ctx.min(DEFAULT_CTX_LEN)),
             template: files.chat_template(&tokenizer)?,
             stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,
             model,
@@ -46,6 +49,18 @@ impl<B: Backend> TextModel<B> {
             recommended,
             scheduling,
         })
+    }
+
+    /// The same, with contexts of `ctx_len` tokens unless another size is asked for.
+    #[must_use]
+    pub fn with_ctx_len(mut self, ctx_len: usize) -> TextModel<B> {
+        self.session.ctx_len = ctx_len;
+        self
+    }
+
+    /// Settings of its sequences.
+    pub fn session_options(&self) -> &SessionOptions {
+        &self.session
     }
 
     /// The model, with its adapters.
@@ -67,8 +82,14 @@ impl<B: Backend> TextModel<B> {
     ///
     /// Errors: out of memory.
     pub fn sequence(&self, ctx_len: usize) -> Result<Sequence<B>> {
-        let session = self.model.session(SessionOptions::new(ctx_len))?;
-        Ok(Sequence::new(session))
+        Ok(Sequence::new(self.session(ctx_len)?))
+    }
+
+    fn session(&self, ctx_len: usize) -> Result<Session<B>> {
+        self.model.session(SessionOptions {
+            ctx_len,
+            ..self.session
+        })
     }
 
     /// A request to continue `prompt` as text; it ends where this model's answers end.
@@ -96,8 +117,7 @@ impl<B: Backend> TextModel<B> {
             draw_on_device: true,
             ..self.scheduling
         });
-        let max_ctx = self.model.model().config().max_ctx;
-        let ctx_len = options.ctx_len.unwrap_or(max_ctx.min(DEFAULT_CTX_LEN));
+        let ctx_len = options.ctx_len.unwrap_or(self.session.ctx_len);
         let id = scheduler.add(self.sequence(ctx_len)?);
         let mut conversation = self.template.clone().map(Conversation::new);
         match &mut conversation {
@@ -118,13 +138,14 @@ impl<B: Backend> TextModel<B> {
     }
 }
 
-/// Longest default context: a cache for all that some models allow would not fit.
-const DEFAULT_CTX_LEN: usize = 4096;
+/// Longest default context, in tokens: a cache for all that some models allow would not fit.
+pub const DEFAULT_CTX_LEN: usize = 4096;
 
 /// Settings of a [`Chat`].
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// Context size in tokens; what the model was made for, at most 4,096, if not given.
+    /// Context size in tokens; if not given, that of [`TextModel::session_options`]: what the model was made
+    /// for, at most [`DEFAULT_CTX_LEN`], unless it was opened with another.
     pub ctx_len: Option<usize>,
     /// System instructions.
     pub system: Option<String>,
@@ -146,8 +167,9 @@ pub struct Chat<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Chat<'a, B> {
-    /// Begins to answer `text`. The oldest turns are forgotten if the context has no room for all of them and
-    /// an answer. An answer that isn't read to its end is kept as far as it was read.
+    /// Begins to answer `text`. The oldest turns are left out if the context has no room for all of them and
+    /// an answer. An answer that isn't read to its end is kept as far as it was read; so is one whose device
+    /// is lost, after which [`Chat::restore`] lets the chat go on.
     ///
     /// Errors: `text` is longer than the context.
     pub fn say(&mut self, text: &str) -> Result<Answer<'_, 'a, B>> {
@@ -179,6 +201,18 @@ impl<'a, B: Backend> Chat<'a, B> {
             said: String::new(),
             is_over: false,
         })
+    }
+
+    /// Goes on with `model`, the same one loaded again, after an answer has ended with
+    /// [`ErrorCode::DeviceLost`](crate::ErrorCode::DeviceLost). What was said is computed again with the next
+    /// answer.
+    ///
+    /// Errors: out of memory.
+    pub fn restore(&mut self, model: &'a TextModel<B>) -> Result<()> {
+        self.scheduler
+            .restore(|lost| model.session(lost.ctx_len()))?;
+        self.model = model;
+        Ok(())
     }
 
     /// The messages so far; `None` for a base model.

@@ -243,7 +243,7 @@ codes! {
     sterna_format::rdrr::Problems => |_| ErrorCode::InvalidFile;
     sterna_format::safetensors::SafeTensorsError => |_| ErrorCode::InvalidFile;
     sterna_kernels::quant::QuantError => |_| ErrorCode::InvalidFile;
-    sterna_text::TemplateError => |_| ErrorCode::InvalidFile;
+    sterna_text::TemplateError => template_code;
     sterna_text::TokenizerError => |_| ErrorCode::InvalidFile;
     serde_json::Error => |_| ErrorCode::InvalidFile;
     std::io::Error => io_code;
@@ -259,8 +259,32 @@ codes! {
 
 #[cfg(all(feature = "native", not(target_family = "wasm")))]
 fn pull_code(error: &sterna_delivery::pull::PullError) -> ErrorCode {
+    use sterna_delivery::package::PackageError;
+    use sterna_delivery::pull::PullError;
+    use sterna_delivery::store::StoreError;
     match error {
         error if error.signature_error().is_some() => ErrorCode::Untrusted,
+        PullError::NotFetched { source, .. } => pull_code(source),
+        PullError::NoPackage { reasons } => {
+            let first = reasons.first();
+            first.map_or(ErrorCode::NotFound, |(_, error)| pull_code(error))
+        }
+        PullError::NoManifest { .. } => ErrorCode::NotFound,
+        PullError::Folder { source, .. } => io_code(source),
+        PullError::Mismatch { .. }
+        | PullError::Package(PackageError::Mismatch { .. })
+        | PullError::Store(StoreError::Mismatch { .. }) => ErrorCode::HashMismatch,
+        PullError::Package(
+            PackageError::NotSigned { .. } | PackageError::SignatureNotText { .. },
+        ) => ErrorCode::Untrusted,
+        PullError::Package(_) | PullError::Gguf(_) => ErrorCode::InvalidFile,
+        PullError::NoSource
+        | PullError::NotAFolder { .. }
+        | PullError::NoName { .. }
+        | PullError::NameInUse { .. }
+        | PullError::NameTaken { .. }
+        | PullError::Mirrors { .. }
+        | PullError::Url(_) => ErrorCode::InvalidRequest,
         _ => ErrorCode::Io,
     }
 }
@@ -284,6 +308,7 @@ codes! {
 fn gpu_code(error: &sterna_gpu::GpuError) -> ErrorCode {
     match error {
         sterna_gpu::GpuError::NoAdapter { .. } => ErrorCode::NotFound,
+        sterna_gpu::GpuError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
         error if error.is_lost() => ErrorCode::DeviceLost,
         _ => ErrorCode::Compute,
     }
@@ -299,8 +324,7 @@ fn io_code(error: &std::io::Error) -> ErrorCode {
 fn load_code(error: &sterna_engine::LoadError) -> ErrorCode {
     use sterna_engine::LoadError;
     match error {
-        LoadError::Backend(error) if error.is_lost() => ErrorCode::DeviceLost,
-        LoadError::Backend(_) => ErrorCode::Compute,
+        LoadError::Backend(error) => backend_code(error),
         _ => ErrorCode::InvalidFile,
     }
 }
@@ -316,10 +340,28 @@ fn swap_code(error: &sterna_engine::swap::SwapError) -> ErrorCode {
 fn engine_code(error: &sterna_engine::EngineError) -> ErrorCode {
     use sterna_engine::EngineError;
     match error {
-        error if error.is_lost() => ErrorCode::DeviceLost,
         EngineError::ContextFull { .. } => ErrorCode::ContextFull,
-        EngineError::Backend(_) => ErrorCode::Compute,
+        EngineError::Backend(error) => backend_code(error),
         _ => ErrorCode::InvalidRequest,
+    }
+}
+
+fn backend_code(error: &sterna_engine::BackendError) -> ErrorCode {
+    match error {
+        error if error.is_lost() => ErrorCode::DeviceLost,
+        error if error.is_out_of_memory() => ErrorCode::OutOfMemory,
+        _ => ErrorCode::Compute,
+    }
+}
+
+/// Of the template's own refusals, the conversation is to blame.
+fn template_code(error: &sterna_text::TemplateError) -> ErrorCode {
+    use sterna_text::TemplateError;
+    match error {
+        TemplateError::Raised(_) | TemplateError::ConversationTooLarge { .. } => {
+            ErrorCode::InvalidRequest
+        }
+        _ => ErrorCode::InvalidFile,
     }
 }
 
@@ -339,6 +381,101 @@ mod tests {
         );
         assert!(error.find::<serde_json::Error>().is_some());
         assert!(error.find::<std::str::Utf8Error>().is_none());
+    }
+
+    #[test]
+    fn codes_say_whose_fault_it_is() {
+        use sterna_engine::backend::{DeviceError, DeviceErrorKind};
+        use sterna_engine::{BackendError, EngineError, LoadError};
+        use sterna_text::TemplateError;
+
+        for (kind, code) in [
+            (DeviceErrorKind::Lost, ErrorCode::DeviceLost),
+            (DeviceErrorKind::OutOfMemory, ErrorCode::OutOfMemory),
+            (DeviceErrorKind::Other, ErrorCode::Compute),
+        ] {
+            let error = || BackendError::Device(DeviceError::new(kind, "driver"));
+            assert_eq!(Error::from(EngineError::Backend(error())).code(), code);
+            assert_eq!(Error::from(LoadError::Backend(error())).code(), code);
+        }
+        let (len, limit) = (2, 1);
+        for (error, code) in [
+            (
+                TemplateError::Raised("no".into()),
+                ErrorCode::InvalidRequest,
+            ),
+            (
+                TemplateError::ConversationTooLarge { len, limit },
+                ErrorCode::InvalidRequest,
+            ),
+            (
+                TemplateError::TooLarge { len, limit },
+                ErrorCode::InvalidFile,
+            ),
+        ] {
+            assert_eq!(Error::from(error).code(), code);
+        }
+    }
+
+    #[test]
+    #[cfg(all(feature = "native", not(target_family = "wasm")))]
+    fn codes_of_fetching_are_those_of_the_cause() {
+        use std::io;
+
+        use sterna_delivery::hash::{Algorithm, Expected};
+        use sterna_delivery::package::PackageError;
+        use sterna_delivery::pull::PullError;
+
+        let from = || "here".to_owned();
+        let expected = Expected::digest(Algorithm::Sha256, &"0".repeat(64)).unwrap();
+        let mismatch = || expected.verify(b"other").unwrap_err();
+        for (error, code) in [
+            (PullError::NoManifest { from: from() }, ErrorCode::NotFound),
+            (
+                PullError::Mismatch {
+                    file: from(),
+                    problem: mismatch(),
+                },
+                ErrorCode::HashMismatch,
+            ),
+            (
+                PullError::Package(PackageError::Mismatch {
+                    from: from(),
+                    file: from(),
+                    problem: mismatch(),
+                }),
+                ErrorCode::HashMismatch,
+            ),
+            (
+                PullError::Package(PackageError::NotSigned {
+                    from: from(),
+                    signer: "me".into(),
+                }),
+                ErrorCode::Untrusted,
+            ),
+            (
+                PullError::Package(PackageError::NotJson {
+                    from: from(),
+                    problem: serde_json::from_str::<u8>("x").unwrap_err(),
+                }),
+                ErrorCode::InvalidFile,
+            ),
+            (
+                PullError::Folder {
+                    address: from(),
+                    source: io::ErrorKind::NotFound.into(),
+                },
+                ErrorCode::NotFound,
+            ),
+            (PullError::NoSource, ErrorCode::InvalidRequest),
+            (PullError::Ended, ErrorCode::Io),
+        ] {
+            let wrapped = PullError::NotFetched {
+                file: from(),
+                source: Box::new(error),
+            };
+            assert_eq!(Error::from(wrapped).code(), code);
+        }
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub mod fuzzing {
 }
 
 pub use adapted::Adapted;
-pub use chat::{Answer, Chat, ChatOptions, TextModel};
+pub use chat::{Answer, Chat, ChatOptions, DEFAULT_CTX_LEN, TextModel};
 #[doc(hidden)]
 pub use error::Context;
 pub use error::{Error, ErrorCode, Result};

@@ -247,34 +247,58 @@ impl<B: Backend> Scheduler<B> {
     /// prompts, and among equals of those that waited longest. Returns the events, and nothing, immediately,
     /// if there is nothing to do.
     ///
-    /// An answer that fails ends with [`Event::Failed`], without affecting others. If a device is lost, each
-    /// answer that was computed there gets [`Event::DeviceLost`], and [`Scheduler::restore`] lets them
-    /// continue; an answer that loses too many ends.
-    /// Errors: the step failed as a whole; all sequences are unchanged.
+    /// An answer that fails ends with [`Event::Failed`], without affecting others: what can't be computed in
+    /// a shared step is computed alone. If a device is lost, each answer that was computed there gets
+    /// [`Event::DeviceLost`], and [`Scheduler::restore`] lets them continue; an answer that loses too many
+    /// ends.
+    /// Errors: the device can't be waited for; all answers are as before.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Event)>> {
-        let Some(slot) = self.slots.iter().find(|slot| slot.is_running()) else {
+        let parts = self.plan();
+        let Some(first) = parts.first() else {
             return Ok(Vec::new());
         };
-        let model = Arc::clone(slot.sequence.session().model());
-        let waited = model.backend().wait(self.step_async());
-        waited.map_err(EngineError::from)?
+        let model = Arc::clone(self.slots[first.slot].sequence.session().model());
+        let waited = model.backend().wait(self.step_parts(&parts));
+        Ok(waited.map_err(EngineError::from)?)
     }
 
     /// [`Scheduler::step`] for callers that may not block: the device's results are awaited. If the future is
-    /// dropped, all sequences are unchanged.
+    /// dropped, all answers are as before.
     ///
-    /// Errors: as for [`Scheduler::step`].
+    /// Errors: none at present; those of answers are events.
     pub async fn step_async(&mut self) -> Result<Vec<(SequenceId, Event)>> {
-        let begun = self.now();
         let parts = self.plan();
-        match self.compute(&parts).await {
-            Ok(given) => Ok(self.give(&parts, given, begun)),
-            Err(error) if error.is_lost() => Ok(self.lose(&parts, &error)),
-            Err(error) => Err(match parts[..] {
-                [Part { slot, .. }] => self.slots[slot].in_place(error.into()),
-                _ => error.into(),
-            }),
+        Ok(self.step_parts(&parts).await)
+    }
+
+    async fn step_parts(&mut self, parts: &[Part]) -> Vec<(SequenceId, Event)> {
+        let begun = self.now();
+        let mut computed = vec![(parts, self.compute(parts).await)];
+        if parts.len() > 1
+            && let (_, Err(error)) = &computed[0]
+            && !error.is_lost()
+        {
+            // Alone, those fail that are to blame.
+            computed.clear();
+            for part in parts.chunks(1) {
+                let given = self.compute(part).await;
+                let is_lost = given.as_ref().is_err_and(EngineError::is_lost);
+                computed.push((part, given));
+                if is_lost {
+                    break;
+                }
+            }
         }
+        // From here on nothing is awaited, so that no result gets lost.
+        let mut events = Vec::new();
+        for (parts, given) in computed {
+            events.extend(match given {
+                Ok(given) => self.give(parts, given, begun),
+                Err(error) if error.is_lost() => self.lose(parts, &error),
+                Err(error) => self.fail(parts, error),
+            });
+        }
+        events
     }
 
     /// The part of each sequence in the next step, by index.
@@ -371,6 +395,19 @@ impl<B: Backend> Scheduler<B> {
         let took = took.map_or(Duration::ZERO, |(now, begun)| now.saturating_sub(begun));
         for part in parts {
             self.slots[part.slot].account(part.is_prompt, took);
+        }
+        events
+    }
+
+    /// Ends the answer of the one part that failed.
+    fn fail(&mut self, parts: &[Part], error: EngineError) -> Vec<(SequenceId, Event)> {
+        let mut events = Vec::new();
+        if let [Part { slot, .. }] = *parts {
+            let slot = &mut self.slots[slot];
+            if let Some(generator) = &mut slot.generator {
+                generator.fail(error.into());
+            }
+            slot.take_events(&mut events);
         }
         events
     }
@@ -505,13 +542,6 @@ impl<B: Backend> Slot<B> {
         let generator = self.generator.take()?;
         self.sequence.truncate(generator.n_held());
         Some(generator)
-    }
-
-    fn in_place(&self, error: Error) -> Error {
-        match &self.generator {
-            Some(generator) => generator.in_place(error),
-            None => error,
-        }
     }
 }
 

@@ -193,6 +193,7 @@ impl ModelFiles {
                 }
             }
             let mut warnings = shards.into_warnings();
+            warnings.extend(self.warnings());
             let oddity = swap.warnings().first().map(|what| Warning::Oddity {
                 model: self.name().to_owned(),
                 what: what.clone(),

@@ -404,3 +404,126 @@ fn an_answer_goes_on_when_its_device_is_lost() {
         Err("no such file")
     );
 }
+
+/// Lost by another thread, at times that are not chosen: in the midst of recording, submitting or waiting.
+#[test]
+#[cfg(feature = "gpu")]
+fn an_answer_goes_on_whenever_its_device_is_lost() {
+    use std::time::Instant;
+
+    use sterna::scheduler::{Scheduler, SchedulerOptions};
+    use sterna_engine::{Gpu, Session};
+
+    let files = Files::tiny_tales();
+    let open = || -> Option<Session<Gpu>> { Some(session(&files.load(common::gpu()?), 256)) };
+    let mut first = open();
+    if first.is_none() {
+        return;
+    }
+    let prompt = files.encode(&"Once upon a time, there was a fox. ".repeat(9));
+    let mut answer = |lost_after: Option<std::time::Duration>| {
+        let session = first.take().or_else(open).unwrap();
+        let model = Arc::clone(session.model());
+        let sampler = Sampler::new(SamplerConfig::default(), model.config().n_vocab).unwrap();
+        let mut scheduler = Scheduler::new(SchedulerOptions::default());
+        let id = scheduler.add(Sequence::new(session));
+        let request = Request {
+            max_tokens: 12,
+            ..Request::new(prompt.clone(), sampler)
+        };
+        scheduler.start(id, request).unwrap();
+        let begun = Instant::now();
+        let mut n_lost = 0;
+        std::thread::scope(|scope| {
+            if let Some(lost_after) = lost_after {
+                let model = &model;
+                scope.spawn(move || {
+                    std::thread::sleep(lost_after);
+                    model.backend().device().lose();
+                });
+            }
+            while !scheduler.is_idle() {
+                for (_, event) in scheduler.step().unwrap() {
+                    match event {
+                        Event::DeviceLost { .. } => {
+                            n_lost += 1;
+                            scheduler.restore(|_| open().ok_or("no GPU")).unwrap();
+                        }
+                        Event::Failed(error) => panic!("{error:#}"),
+                        _ => {}
+                    }
+                }
+            }
+        });
+        let answer = scheduler.finish(id).unwrap().answer().to_vec();
+        (answer, n_lost, begun.elapsed())
+    };
+    let (expected, _, once) = answer(None);
+    let mut n_lost = 0;
+    for trial in 0..4 {
+        let (found, n, _) = answer(Some(once * trial / 4));
+        assert_eq!(found, expected, "{trial}");
+        assert!(n <= 1, "{trial}: {n}");
+        n_lost += n;
+    }
+    assert!(n_lost > 0);
+}
+
+#[test]
+#[cfg(feature = "gpu")]
+fn a_chat_goes_on_with_the_model_loaded_again() {
+    use std::path::Path;
+
+    use sterna::native::{LoadFrom, LocalModel, Located, Weights};
+    use sterna::sampling::SamplingOptions;
+    use sterna::scheduler::SchedulerOptions;
+    use sterna::{Adapted, Chat, ChatOptions, ErrorCode, TextModel};
+    use sterna_engine::Gpu;
+    use sterna_engine::plan::PlanOptions;
+
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny-tales");
+    let files = LocalModel::open("model", Located::at(&path).unwrap(), None, None).unwrap();
+    let open = || -> Option<TextModel<Gpu>> {
+        let from = LoadFrom {
+            weights: Weights::Mapped,
+            n_threads: 1,
+            progress: &|_| {},
+        };
+        let plan = files.plan(&PlanOptions::default()).unwrap();
+        let model = files.load_on(plan, common::gpu()?, &from).unwrap().model;
+        let options = SchedulerOptions::gpu();
+        let model = TextModel::new(Adapted::new(model), &files, options, &mut Vec::new());
+        Some(model.unwrap())
+    };
+    let options = ChatOptions {
+        ctx_len: Some(256),
+        sampling: SamplingOptions {
+            temperature: Some(0.0),
+            ..SamplingOptions::default()
+        },
+        max_tokens: Some(12),
+        ..ChatOptions::default()
+    };
+    fn say(chat: &mut Chat<'_, Gpu>, text: &str) -> sterna::Result<String> {
+        chat.say(text)?.collect()
+    }
+    let Some(model) = open() else { return };
+    let mut chat = model.chat(options.clone()).unwrap();
+    say(&mut chat, "Who are you?").unwrap();
+    model.model().model().backend().device().lose();
+    for _ in 0..2 {
+        let error = say(&mut chat, "What is 3 plus 4?").unwrap_err();
+        assert_eq!(error.code(), ErrorCode::DeviceLost);
+    }
+    let again = open().unwrap();
+    chat.restore(&again).unwrap();
+    say(&mut chat, "What is 3 plus 4?").unwrap();
+    let mut expected = again.chat(options).unwrap();
+    for text in ["Who are you?", "What is 3 plus 4?"] {
+        say(&mut expected, text).unwrap();
+    }
+    assert_eq!(
+        chat.conversation().unwrap().messages(),
+        expected.conversation().unwrap().messages()
+    );
+}

@@ -416,8 +416,9 @@ fn ruin(model: &Arc<Model<Cpu>>) -> ActiveAdapter<Cpu> {
     }
 }
 
-#[test]
-fn an_answer_that_fails_takes_no_other_along() {
+/// Answers three requests in shared steps, of which the second's sequence is spoiled after four tokens; returns
+/// how that failed. The others are answered as they are alone.
+fn spoiled(spoil: impl Fn(&Arc<Model<Cpu>>, &mut Sequence<Cpu>)) -> sterna::Error {
     let files = Files::stories();
     let model = files.load(cpu());
     let requests: Vec<Request> = fixed_visits()[..3]
@@ -436,9 +437,8 @@ fn an_answer_that_fails_takes_no_other_along() {
     let mut tellings: Vec<Telling> = ids.iter().map(|_| Telling::default()).collect();
     let mut failure = None;
     while !scheduler.is_idle() {
-        if tellings[1].ids.len() == 4 {
-            let sequence = scheduler.sequence_mut(ids[1]).unwrap();
-            sequence.set_adapters(vec![ruin(&model)]).unwrap();
+        if tellings[1].ids.len() == 4 && failure.is_none() {
+            spoil(&model, scheduler.sequence_mut(ids[1]).unwrap());
         }
         for (id, event) in scheduler.step().unwrap() {
             match event {
@@ -450,12 +450,6 @@ fn an_answer_that_fails_takes_no_other_along() {
             }
         }
     }
-    let failure = failure.unwrap();
-    assert_eq!(failure.code(), ErrorCode::Compute);
-    assert!(
-        failure.to_string().contains("none that is finite"),
-        "{failure}"
-    );
     for (i, telling) in tellings.into_iter().enumerate() {
         let expected = alone(
             &model,
@@ -469,6 +463,39 @@ fn an_answer_that_fails_takes_no_other_along() {
             assert_eq!(telling.told(&mut scheduler, ids[i]), expected[0]);
         }
     }
+    failure.unwrap()
+}
+
+#[test]
+fn an_answer_that_fails_takes_no_other_along() {
+    let failure = spoiled(|model, sequence| sequence.set_adapters(vec![ruin(model)]).unwrap());
+    assert_eq!(failure.code(), ErrorCode::Compute);
+    assert!(
+        failure.to_string().contains("none that is finite"),
+        "{failure}"
+    );
+}
+
+#[test]
+fn a_step_that_fails_for_one_is_computed_for_the_others() {
+    // What has to be computed again doesn't fit.
+    let shrink = |model: &Arc<Model<Cpu>>, sequence: &mut Sequence<Cpu>| {
+        *sequence = Sequence::new(session(model, 2));
+    };
+    assert_eq!(spoiled(shrink).code(), ErrorCode::ContextFull);
+    // It is the answer that fails if there is no other, too.
+    let files = Files::stories();
+    let model = files.load(cpu());
+    let (mut scheduler, id) = one(&model, 200, SchedulerOptions::default());
+    let request = fixed_visits()[0].0[0].request(&files);
+    scheduler.start(id, request).unwrap();
+    shrink(&model, scheduler.sequence_mut(id).unwrap());
+    let events = scheduler.step().unwrap();
+    let [(_, Event::Failed(error))] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(error.code(), ErrorCode::ContextFull);
+    assert!(scheduler.is_idle());
 }
 
 fn id_index(ids: &[SequenceId], id: SequenceId) -> usize {
@@ -501,6 +528,38 @@ fn sequences_of_two_models_take_turns() {
     let expected = alone(&models[0], 200, &[request], SchedulerOptions::default());
     for (id, _) in seats {
         assert_eq!(scheduler.finish(id).unwrap().answer(), expected[0].ids);
+    }
+}
+
+/// One model is on the CPU, whose results are there at once, the other on a GPU, whose are waited for.
+#[test]
+#[cfg(feature = "gpu")]
+fn the_device_is_waited_for_whose_turn_it_is() {
+    use sterna_engine::hybrid::OffloadPlan;
+    use sterna_engine::{Hybrid, SessionOptions};
+
+    let Some(gpu) = common::gpu() else { return };
+    let files = Files::tiny_tales();
+    let share = OffloadPlan::new(&files.plan, &SessionOptions::new(200));
+    let models = [
+        files.load(Hybrid::cpu(cpu())),
+        files.load(Hybrid::split(gpu, cpu(), share)),
+    ];
+    let request = fixed_visits()[0].0[0].request(&files);
+    let mut scheduler = Scheduler::new(SchedulerOptions::default());
+    let ids = (models.each_ref()).map(|model| scheduler.add(Sequence::new(session(model, 200))));
+    // The second decodes when the first has yet to read its prompt.
+    scheduler.start(ids[1], request.clone()).unwrap();
+    while scheduler.generator(ids[1]).unwrap().answer().is_empty() {
+        scheduler.step().unwrap();
+    }
+    scheduler.start(ids[0], request).unwrap();
+    assert!(!scheduler.generator(ids[1]).unwrap().is_over());
+    while !scheduler.is_idle() {
+        scheduler.step().unwrap();
+    }
+    for id in ids {
+        assert!(scheduler.finish(id).unwrap().answer().len() > 1);
     }
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Chat {
     options: ChatOptions,
     /// The newest message, if it was answered.
     last: Option<String>,
+    /// Messages that had no room in the newest prompt.
+    n_forgotten: usize,
 }
 
 /// How to talk with a model.
@@ -67,7 +69,7 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) stats: Stats,
-    /// Messages that were forgotten for lack of room.
+    /// Messages that were left out for lack of room.
     n_forgotten: usize,
 }
 
@@ -85,13 +87,14 @@ impl Chat {
             open: Box::new(open),
             options,
             last: None,
+            n_forgotten: 0,
         }
     }
 
     /// Answers `text`, which becomes the newest message, until done or asked to `stop`; passes each piece of
     /// the answer to `tell`.
     ///
-    /// The oldest turns are forgotten if the context has no room for all of them and an answer.
+    /// The oldest turns are left out if the context has no room for all of them and an answer.
     pub(crate) fn answer(
         &mut self,
         text: String,
@@ -111,10 +114,7 @@ impl Chat {
             ..Request::new(ids, options.sampler.clone())
         };
         let started = self.scheduler.start(self.sequence, request);
-        started.map_err(|error| match error.code() {
-            ErrorCode::ContextFull => anyhow!("{error} (--ctx)"),
-            _ => error.into(),
-        })?;
+        started.map_err(with_flag)?;
         let told = self.generate(stop, tell);
         let generator = self.scheduler.finish(self.sequence);
         let generator = generator.expect("an answer was started");
@@ -152,7 +152,8 @@ impl Chat {
             ctx_len,
             max_tokens: *max_tokens,
         };
-        Ok(conversation.prompt(tokenizer, room, Some(now()))?)
+        let prompt = conversation.prompt(tokenizer, room, Some(now()));
+        prompt.map_err(with_flag)
     }
 
     /// Computes the answer that was started, with a progress bar for the prompt; returns its text.
@@ -303,6 +304,7 @@ impl Chat {
             sequence.reset();
         }
         self.last = None;
+        self.n_forgotten = 0;
         output::reply("Forgot everything said.");
     }
 
@@ -325,11 +327,9 @@ impl Chat {
         }
         self.last = Some(text);
         if let Some(conversation) = &mut self.options.conversation {
-            if n_forgotten > 0 {
-                output::note("[forgot the oldest turns: the context is full]");
-            }
             conversation.answered(answer);
         }
+        self.tell_forgotten(n_forgotten);
         if let Some(stop) = stats.stop.filter(|stop| stop.is_cut_off()) {
             output::note(format_args!("[stopped {}]", stop.describe()));
         }
@@ -337,6 +337,14 @@ impl Chat {
             output::reply(format_args!("[{stats}]"));
         }
         Ok(stats)
+    }
+
+    /// Says so if more messages than before have no room.
+    fn tell_forgotten(&mut self, n_forgotten: usize) {
+        if n_forgotten > self.n_forgotten {
+            output::note("[forgot the oldest turns: the context is full]");
+        }
+        self.n_forgotten = n_forgotten;
     }
 
     /// Answers the newest message again. If nothing comes of it, the answer before stays.
@@ -391,6 +399,7 @@ impl Chat {
                 .into_iter()
                 .for_each(|message| conversation.push(message));
         }
+        self.n_forgotten = 0;
         output::reply(format_args!("Loaded {n} messages from {}.", file.display()));
         self.prefill(stop)
     }
@@ -405,7 +414,7 @@ impl Chat {
             conversation,
             tokenizer,
             ..
-        } = &mut self.options;
+        } = &self.options;
         let Some(conversation) = conversation else {
             return Ok(());
         };
@@ -416,15 +425,13 @@ impl Chat {
         {
             return Ok(());
         }
-        let prompt = conversation.prompt(tokenizer, room, Some(now()))?;
-        let ChatPrompt {
-            mut ids,
-            n_forgotten,
-        } = prompt;
-        if n_forgotten > 0 {
-            output::note("[forgot the oldest turns: the context is full]");
-        }
-        ids.truncate(room.ctx_len);
+        let ChatPrompt { ids, n_forgotten } =
+            match conversation.prompt(tokenizer, room, Some(now())) {
+                // The next message may have room without this turn.
+                Err(error) if error.code() == ErrorCode::ContextFull => return Ok(()),
+                prompt => prompt?,
+            };
+        self.tell_forgotten(n_forgotten);
         let chunk = runtime::scheduling(self.sequence().session()).chunk;
         let sequence = self.scheduler.sequence_mut(self.sequence);
         let sequence = sequence.expect("the sequence is never taken out");
@@ -461,6 +468,14 @@ impl Chat {
         }
         let (cached, ctx_len) = (self.sequence().len(), self.sequence().ctx_len());
         output::reply(format_args!("context: {cached} of {ctx_len} tokens in use"));
+    }
+}
+
+/// The error, with the flag that makes room.
+fn with_flag(error: sterna::Error) -> anyhow::Error {
+    match error.code() {
+        ErrorCode::ContextFull => anyhow!("{error} (--ctx)"),
+        _ => error.into(),
     }
 }
 
@@ -604,6 +619,27 @@ mod tests {
         let long = "and then ".repeat(400);
         say(&mut chat, &[&long, "What is 3 plus 4?"]);
         assert_eq!(roles(&chat), [Role::User, Role::Assistant]);
+    }
+
+    #[test]
+    fn a_message_without_room_forgets_nothing() {
+        let mut chat = chat();
+        say(&mut chat, &["What is 3 plus 4?", "Who are you?"]);
+        let before = messages(&chat).to_vec();
+        let long = "and then ".repeat(400);
+        let error = chat.speak(long, || false).unwrap_err().to_string();
+        assert!(
+            error.contains("but the context holds 256 (--ctx)"),
+            "{error}"
+        );
+        assert_eq!(messages(&chat), before);
+        // One that has room only without the first turn, stopped before its first word, and then not.
+        let alone = "and then ".repeat(100);
+        chat.speak(alone.clone(), || true).unwrap();
+        assert_eq!((messages(&chat), chat.n_forgotten), (&before[..], 0));
+        chat.speak(alone, || false).unwrap();
+        assert_eq!(messages(&chat)[..4], before);
+        assert_eq!((messages(&chat).len(), chat.n_forgotten), (6, 2));
     }
 
     #[test]

@@ -32,11 +32,9 @@ impl Settings {
         hints: &RuntimeOptimizations,
         is_tunable: bool,
     ) -> Settings {
-        let resolve = |sizing| hints::resolve(hints, Some(&capabilities(offer, sizing)));
+        let resolve = |sizing| hints::resolve(hints, Some(&Capabilities::new(offer, sizing)));
         // Masked features don't depend on measurements; measurements depend on features.
-        let masked = resolve(Sizing::Rules).choices.without;
-        let masked = masked.into_iter().filter_map(feature);
-        let features = masked.fold(offer.features, Features::without);
+        let features = resolve(Sizing::Rules).choices.mask(offer.features);
         let measured = match is_tunable {
             true => measured(&Key::new(&offer.info, features)),
             false => Tuning::default(),
@@ -77,25 +75,6 @@ fn measured(key: &Key) -> Tuning {
     }
 }
 
-/// The hints' word for `shader-f16` is the format's, for the others our own.
-fn feature(hinted: &str) -> Option<Features> {
-    Features::named(match hinted {
-        "shader-f16" => "f16",
-        name => name,
-    })
-}
-
-fn capabilities(offer: &AdapterCaps, sizing: Sizing) -> Capabilities {
-    let has = |name: &&str| feature(name).is_some_and(|f| offer.features.and(f) == f);
-    Capabilities {
-        name: offer.info.name.clone(),
-        features: hints::FEATURES.into_iter().filter(has).collect(),
-        matrix_units: offer.has_matrix_units(),
-        max_invocations: offer.limits.workgroup_len,
-        sizing,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use sterna_format::DType;
@@ -107,9 +86,9 @@ mod tests {
     #[test]
     fn every_feature_that_hints_know_is_one() {
         for name in hints::FEATURES {
-            assert!(feature(name).is_some(), "{name}");
+            assert!(hints::feature(name).is_some(), "{name}");
         }
-        assert_eq!(feature("f32"), None);
+        assert_eq!(hints::feature("f32"), None);
     }
 
     #[test]

@@ -179,7 +179,7 @@ impl Incoming {
     }
 
     fn flush_journal(&mut self) -> Result<(), StoreError> {
-        if self.journal_every == SYNCED_EVERY && !self.unwritten.is_empty() {
+        if self.journal_every == SYNCED_EVERY && self.unwritten.len() > 0 {
             (self.file.sync_data()).map_err(StoreError::io("make durable", &self.path))?;
         }
         let unwritten = std::mem::take(&mut self.unwritten);

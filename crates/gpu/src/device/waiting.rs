@@ -91,25 +91,31 @@ impl Device {
     /// Blocks on a future that becomes ready once something submitted to this device is done: polls it, and
     /// drives the device while it isn't.
     ///
-    /// Errors: [`GpuError::Lost`], [`GpuError::Timeout`]; [`GpuError::Unsupported`] in a browser, if the
-    /// future isn't ready, and anywhere if it waits for something else.
+    /// A device that is lost meanwhile is left to the future to report, as [`Submission`](crate::Submission)
+    /// does.
+    /// Errors: [`GpuError::Timeout`]; [`GpuError::Lost`] if the device is, and the future still isn't ready;
+    /// [`GpuError::Unsupported`] in a browser, if the future isn't ready, and anywhere if it waits for
+    /// something else.
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, GpuError> {
         let mut future = pin!(future);
         let mut cx = Context::from_waker(Waker::noop());
+        let mut is_lost = false;
         loop {
             AWAITED.set(None);
             if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
                 return Ok(output);
             }
-            match AWAITED.take() {
-                Some(Awaited::Submission(index)) => self.wait(Some(index))?,
-                Some(Awaited::All) => self.wait(None)?,
-                None => {
-                    return Err(GpuError::Unsupported {
-                        what: "waiting for a future".into(),
-                        reason: "it doesn't belong to this device".into(),
-                    });
-                }
+            let waited = match AWAITED.take() {
+                Some(Awaited::Submission(index)) => self.wait(Some(index)),
+                Some(Awaited::All) => self.wait(None),
+                None => Err(GpuError::Unsupported {
+                    what: "waiting for a future".into(),
+                    reason: "it doesn't belong to this device".into(),
+                }),
+            };
+            match waited {
+                Err(error) if error.is_lost() && !is_lost => is_lost = true,
+                waited => waited?,
             }
         }
     }

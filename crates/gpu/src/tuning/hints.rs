@@ -5,6 +5,8 @@
 use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_format::rdrr::hints::Hint;
 
+use crate::{AdapterCaps, Features};
+
 /// What a GPU reports for resolving hints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
@@ -18,6 +20,29 @@ pub struct Capabilities {
     pub max_invocations: u32,
     /// What determines workgroup sizes.
     pub sizing: Sizing,
+}
+
+impl Capabilities {
+    /// Those of the adapter of `offer`.
+    pub fn new(offer: &AdapterCaps, sizing: Sizing) -> Capabilities {
+        let has = |name: &&str| feature(name).is_some_and(|f| offer.features.and(f) == f);
+        Capabilities {
+            name: offer.info.name.clone(),
+            features: FEATURES.into_iter().filter(has).collect(),
+            matrix_units: offer.has_matrix_units(),
+            max_invocations: offer.limits.workgroup_len,
+            sizing,
+        }
+    }
+}
+
+/// The feature that hints call `name`, if there is one: `shader-f16` is the format's word, the others are our
+/// own.
+pub fn feature(name: &str) -> Option<Features> {
+    Features::named(match name {
+        "shader-f16" => "f16",
+        name => name,
+    })
 }
 
 /// What determines workgroup sizes.
@@ -38,6 +63,14 @@ pub struct Choices {
     pub without: Vec<&'static str>,
     /// Workgroup size for products with few rows that were not measured.
     pub gemv_workgroup: Option<u32>,
+}
+
+impl Choices {
+    /// `features` without those to disable.
+    pub fn mask(&self, features: Features) -> Features {
+        let masked = self.without.iter().filter_map(|name| feature(name));
+        masked.fold(features, Features::without)
+    }
 }
 
 /// Hints, resolved.

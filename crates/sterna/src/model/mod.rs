@@ -21,7 +21,7 @@ use serde_json::Value;
 use sterna_delivery::hash::Expected;
 use sterna_delivery::package::MAX_FILE_BYTES;
 use sterna_engine::plan::{PlanOptions, TensorRequest};
-use sterna_engine::{Activations, CacheType, ModelPlan};
+use sterna_engine::{Activations, CacheType, ModelPlan, SessionOptions};
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::{Config, GenerationConfig, parse_json};
 use sterna_format::rdrr::{MANIFEST_FILE, QuantizationInfo, RuntimeOptimizations};
@@ -471,6 +471,15 @@ impl ModelFiles {
             true => Activations::Int8,
             false => Activations::F32,
         })
+    }
+
+    /// Settings of a session that holds `ctx_len` tokens, with the cache that a package asks for.
+    pub fn session(&self, ctx_len: usize) -> SessionOptions {
+        let options = SessionOptions::new(ctx_len);
+        SessionOptions {
+            cache: self.cache_type().unwrap_or(options.cache),
+            ..options
+        }
     }
 
     fn quantization_info(&self) -> Option<&QuantizationInfo> {

@@ -175,7 +175,8 @@ impl LocalModel {
     }
 
     /// Replaces `groups` of `running` by those of these files, of which `plan` was made, as
-    /// [`ModelFiles::swap`] does; only files that hold something of them are read and verified.
+    /// [`ModelFiles::swap`] does; only files that hold something of them are read and verified, as they were
+    /// opened.
     ///
     /// Errors: files that can't be read or aren't what their hash says, another shape; the running model is
     /// unchanged then.
@@ -187,7 +188,12 @@ impl LocalModel {
     ) -> Result<(u64, Vec<Warning>)> {
         let options = LoadOptions::default();
         let machine = self.model.swap(running, plan, groups, options);
-        let swapped = Opened::new(&*self.files).drive(machine)?;
+        let mut opened = Opened::new(&*self.files);
+        for (file, source) in self.model.files().iter().zip(&self.sources) {
+            let source = Some(source.clone());
+            opened.opened.insert(file.name.clone(), source);
+        }
+        let swapped = opened.drive(machine)?;
         self.settle()?;
         Ok(swapped)
     }
@@ -283,10 +289,85 @@ impl<'a> Opened<'a> {
                 Want::Bytes { name, range } => {
                     let file = self.expect(&name)?;
                     // Of a mapped file, all there is costs nothing.
-                    machine.give_bytes(file.slice(range.start, file.len() - range.start)?)?;
+                    let len = file.len().saturating_sub(range.start);
+                    machine.give_bytes(file.slice(range.start, len)?)?;
                 }
             }
         }
         machine.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use sterna_engine::plan::PlanOptions;
+    use sterna_engine::{Cpu, Logits, Session, SessionOptions};
+    use sterna_kernels::Isa;
+
+    use super::*;
+
+    /// A copy of the test data's `model` in `folder`.
+    fn copy(model: &str, folder: &Path) {
+        let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+        for entry in fs::read_dir(testdata.join(model)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+    }
+
+    fn opened(folder: &Path) -> (LocalModel, ModelPlan) {
+        let files = LocalModel::open("model", Located::at(folder).unwrap(), None, None).unwrap();
+        let plan = files.plan(&PlanOptions::default()).unwrap();
+        (files, plan)
+    }
+
+    fn loaded(files: &LocalModel, plan: &ModelPlan) -> Loaded<Cpu> {
+        let options = LoadFrom {
+            weights: Weights::Mapped,
+            n_threads: 1,
+            progress: &|_| {},
+        };
+        let cpu = Cpu::new(1, Isa::detect());
+        files.load_on(plan.clone(), cpu, &options).unwrap()
+    }
+
+    fn logits(model: &Arc<Model<Cpu>>) -> Vec<f32> {
+        let mut session = Session::new(Arc::clone(model), SessionOptions::new(8)).unwrap();
+        session.forward(&[1, 5, 9], Logits::Last).unwrap()
+    }
+
+    #[test]
+    fn groups_are_those_of_the_files_that_were_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        copy("stories260K/hf", dir.path());
+        let (files, plan) = opened(dir.path());
+        let model = loaded(&files, &plan).model;
+        let before = logits(&model);
+        // Another file under the name, shorter than where the weights begin.
+        let weights = dir.path().join("model.safetensors");
+        fs::remove_file(&weights).unwrap();
+        fs::write(&weights, "short").unwrap();
+        files.swap_into(&model, plan, &[Group::Layer(1)]).unwrap();
+        assert_eq!(logits(&model), before);
+    }
+
+    #[test]
+    fn a_swap_tells_what_loading_tells() {
+        let dir = tempfile::tempdir().unwrap();
+        copy("rdrr-samples/v1-gemma3-q4k", dir.path());
+        let manifest = dir.path().join("manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        let mut json: Value = serde_json::from_str(&text).unwrap();
+        json["quantizationInfo"]["kvCache"] = "q3".into();
+        fs::write(&manifest, json.to_string()).unwrap();
+        let (files, plan) = opened(dir.path());
+        let Loaded { model, warnings } = loaded(&files, &plan);
+        let (_, swapped) = files.swap_into(&model, plan, &[Group::Layer(0)]).unwrap();
+        let is_odd = |warning: &&Warning| matches!(warning, Warning::Oddity { what, .. } if what.contains("q3"));
+        assert_eq!(warnings.iter().filter(is_odd).count(), 1, "{warnings:?}");
+        assert_eq!(swapped.iter().filter(is_odd).count(), 1, "{swapped:?}");
     }
 }
