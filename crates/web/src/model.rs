@@ -70,7 +70,7 @@ impl Model {
             .await?,
         );
         let plan = files.plan(&PlanOptions::default())?;
-        let place = Place::choose(options.backend, plan.memory_bytes(), options.threads).await?;
+        let place = Place::choose(&options, plan.memory_bytes(), &files).await?;
         let (loaded, reason) = match place {
             Place::Gpu(gpu) => {
                 let loaded = match place::trust(&gpu, &plan, files.cache_type()).await {
@@ -126,7 +126,7 @@ impl Model {
             Loaded::Cpu(_) => info.backend_reason.clone_from(&self.reason),
             Loaded::Gpu(core) => {
                 info.backend = "gpu";
-                info.adapter = Some(core.backend().device().info().name.clone());
+                info.adapter.clone_from(&self.options.adapter);
             }
         }
         to_js(&info)
@@ -248,7 +248,7 @@ async fn on_cpu(
     progress: &Function,
 ) -> Result<Core<Cpu>> {
     let plan = files.plan(&PlanOptions::default())?;
-    Core::load(files, from, plan, place::cpu(threads), progress).await
+    Core::load(files, from, plan, place::cpu(files, threads), progress).await
 }
 
 fn entry(name: Option<&str>) -> ModelEntry {

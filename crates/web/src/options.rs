@@ -16,6 +16,8 @@ pub(crate) struct ModelOptions {
     pub(crate) backend: BackendChoice,
     #[serde(default = "one")]
     pub(crate) threads: usize,
+    /// What the browser calls the GPU.
+    pub(crate) adapter: Option<String>,
 }
 
 fn one() -> usize {

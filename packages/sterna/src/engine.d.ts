@@ -80,6 +80,8 @@ export interface ModelOptions {
   threads: number
   /** Which GPU, where there are two. */
   device?: 'high-performance' | 'low-power'
+  /** What the browser calls the GPU, to tell software from hardware. */
+  adapter?: string
 }
 export interface ModelInfo {
   architecture: string

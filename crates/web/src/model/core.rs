@@ -12,8 +12,8 @@ use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
 use sterna::swap::{GroupRevision, Revisions};
 use sterna::{
-    Adapted, AdapterFiles, LoadOptions, ModelEntry, ModelFiles, Result, TextModel, Verification,
-    Warning,
+    Adapted, AdapterFiles, DEFAULT_CTX_LEN, LoadOptions, ModelEntry, ModelFiles, Result, TextModel,
+    Verification, Warning,
 };
 use sterna_engine::lora::{ActiveAdapter, Adapter, AdapterOptions};
 use sterna_engine::plan::PlanOptions;
@@ -28,9 +28,6 @@ use crate::options::{
     AdapterUse, EventKind, GenerateOptions, ModelInfo, PromptOptions, Revision, SessionEvent,
     Swapped, TopToken,
 };
-
-/// The longest context of a session that doesn't say: a cache for all that some models allow would not fit.
-const DEFAULT_CONTEXT: usize = 4096;
 
 pub(super) struct Core<B: Backend> {
     model: Arc<Model<B>>,
@@ -61,11 +58,7 @@ impl<B: Backend + 'static> Core<B> {
         backend: B,
         progress: &Function,
     ) -> Result<Core<B>> {
-        let context = plan.config().max_ctx.min(DEFAULT_CONTEXT);
-        let mut options = SessionOptions::new(context);
-        if let Some(cache) = files.cache_type() {
-            options.cache = cache;
-        }
+        let options = files.session(plan.config().max_ctx.min(DEFAULT_CTX_LEN));
         let sizes = Sizes {
             parameters: files.tensors().n_parameters(),
             weight_bytes: plan.memory_bytes(),

@@ -1,12 +1,12 @@
 //! Where a model is computed.
 
-use sterna::{Error, ErrorCode, Result};
+use sterna::{Error, ErrorCode, ModelFiles, Result};
 use sterna_engine::self_test::{SelfTestError, self_test};
 use sterna_engine::{BackendError, CacheType, Cpu, Gpu, ModelPlan};
 use sterna_gpu::{Device, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
 
-use crate::options::{BackendChoice, Reason};
+use crate::options::{BackendChoice, ModelOptions, Reason};
 
 /// Bytes of weights from which on a GPU is taken unasked. Opening one, and compiling its kernels, takes longer
 /// than smaller models need for a whole answer.
@@ -24,41 +24,40 @@ impl Place {
     ///
     /// Errors: the GPU is asked for and there is none.
     pub(super) async fn choose(
-        choice: BackendChoice,
+        options: &ModelOptions,
         memory_bytes: u64,
-        threads: usize,
+        files: &ModelFiles,
     ) -> Result<Place> {
-        match choice {
-            BackendChoice::Cpu => {
-                return Ok(Place::Cpu(Some(because("asked", "the CPU was asked for"))));
-            }
-            BackendChoice::Auto if memory_bytes < PAYS_FROM => {
-                let message = "small models are ready sooner on the CPU";
-                return Ok(Place::Cpu(Some(because("too_small", message))));
-            }
-            BackendChoice::Auto | BackendChoice::Gpu => {}
+        let cpu = |code, message: &str| Ok(Place::Cpu(Some(because(code, message))));
+        let is_auto = options.backend == BackendChoice::Auto;
+        if options.backend == BackendChoice::Cpu {
+            return cpu("asked", "the CPU was asked for");
+        }
+        if is_auto && memory_bytes < PAYS_FROM {
+            return cpu("too_small", "small models are ready sooner on the CPU");
+        }
+        if let Some(name) = &options.adapter
+            && is_auto
+            && is_software(name)
+        {
+            return cpu("software_adapter", &format!("{name} is software"));
         }
         match Device::open_async(&DeviceOptions::default(), |_, _| {}).await {
-            Ok(device) if choice == BackendChoice::Auto && is_software(&device) => {
-                let message = format!("{} is software", device.info().name);
-                Ok(Place::Cpu(Some(because("software_adapter", &message))))
+            Ok(device) => {
+                let gpu = Gpu::new(device, options.threads, Isa::detect());
+                let activations = files.activations().unwrap_or_default();
+                Ok(Place::Gpu(Box::new(gpu.with_activations(activations))))
             }
-            Ok(device) => Ok(Place::Gpu(Box::new(Gpu::new(
-                device,
-                threads,
-                Isa::detect(),
-            )))),
-            Err(error) if choice == BackendChoice::Auto => {
-                Ok(Place::Cpu(Some(because("no_adapter", &error.to_string()))))
-            }
+            Err(error) if is_auto => cpu("no_adapter", &error.to_string()),
             Err(error) => Err(Error::typed(ErrorCode::NotFound, error)),
         }
     }
 }
 
-/// The CPU, on `threads` threads.
-pub(super) fn cpu(threads: usize) -> Cpu {
-    Cpu::new(threads, Isa::detect())
+/// The CPU, on `threads` threads, for the model of `files`.
+pub(super) fn cpu(files: &ModelFiles, threads: usize) -> Cpu {
+    let activations = files.activations().unwrap_or_default();
+    Cpu::new(threads, Isa::detect()).with_activations(activations)
 }
 
 fn because(code: &'static str, message: &str) -> Reason {
@@ -68,9 +67,9 @@ fn because(code: &'static str, message: &str) -> Reason {
     }
 }
 
-/// Browsers don't say that an adapter is software, but by its name.
-fn is_software(device: &Device) -> bool {
-    let name = device.info().name.to_lowercase();
+/// Browsers say only by its name that an adapter is software.
+fn is_software(name: &str) -> bool {
+    let name = name.to_lowercase();
     ["swiftshader", "llvmpipe", "basic render"]
         .iter()
         .any(|software| name.contains(software))

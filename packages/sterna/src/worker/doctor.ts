@@ -34,15 +34,24 @@ async function inspectGpu(): Promise<Doctor['webgpu']> {
   if (!navigator.gpu) return none('no_webgpu', 'This browser has no WebGPU, or not on pages without https.')
   const adapter = await navigator.gpu.requestAdapter().catch(() => null)
   if (!adapter) return none('no_adapter', 'WebGPU found no GPU that it may use.')
-  const { vendor, architecture, device, description } = adapter.info
   const limits: Record<string, number> = {}
   for (const name of ['maxBufferSize', 'maxStorageBufferBindingSize', 'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup'] as const) {
     limits[name] = adapter.limits[name]
   }
   return {
-    ok: true, adapter: [vendor, architecture, device, description].filter(Boolean).join(' '),
+    ok: true, adapter: nameOf(adapter),
     features: [...adapter.features].sort(), limits,
   }
+}
+
+/** What the browser calls the GPU; `undefined` if there is none. */
+export async function adapterName(): Promise<string | undefined> {
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null)
+  return adapter ? nameOf(adapter) : undefined
+}
+
+function nameOf({ info: { vendor, architecture, device, description } }: GPUAdapter): string {
+  return [vendor, architecture, device, description].filter(Boolean).join(' ')
 }
 
 async function inspectStorage(): Promise<Doctor['storage']> {
