@@ -92,9 +92,7 @@ fn a_gguf_file_arrives_once_and_again_when_it_has_changed() {
     let (pulled, _) = fetch(&store, &other);
     assert_eq!(pulled.unwrap().received, 3 << 20);
     assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == changed[NAME]);
-    let swept = store
-        .sweep(sterna_delivery::store::Interrupted::Keep)
-        .unwrap();
+    let swept = store.gc(sterna_delivery::store::Interrupted::Keep).unwrap();
     assert_eq!((swept.n_blobs, swept.unknown.len()), (1, 0));
 }
 
