@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json, json};
 use sterna_engine::ModelPlan;
 use sterna_format::gguf::{Array, Value};
 use sterna_format::rdrr::Tensor;
-use sterna_format::{TensorCatalog, TensorEntry};
+use sterna_format::TensorEntry;
 
 use crate::args::{EngineFlags, ReportFlags};
 use sterna::Header;
