@@ -774,7 +774,7 @@ fn the_address_of_a_gguf_file_is_a_model() {
     assert!(error.contains("nothing vouches for its bytes"), "{error}");
     // It is here: asked for its length, and not fetched again.
     let asked = server.count("stories.gguf");
-    let (ok, _, error) = sterna(&home, &["tokenize", &address, "Once"]);
+    let (ok, _, error) = sterna(&home, &["tokenize", &address, "--text", "Once"]);
     assert!(ok, "{error}");
     assert_eq!(server.count("stories.gguf"), asked + 1);
     let inspected = json_of(&home, &["inspect", &address, "--json"]);
@@ -831,7 +831,7 @@ fn an_address_updates_the_model_of_its_name_and_no_copy() {
         let (ok, _, error) = sterna(&home, args);
         assert!(ok, "{args:?}: {error}");
     };
-    let read = || succeed(&["tokenize", &address, "Once"]);
+    let read = || succeed(&["tokenize", &address, "--text", "Once"]);
     // Names and sizes.
     let has = |expected: &[(&str, u64)]| {
         let listed = json_of(&home, &["list", "--json"]);
