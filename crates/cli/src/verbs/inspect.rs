@@ -11,9 +11,9 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use sterna_engine::ModelPlan;
+use sterna_format::TensorEntry;
 use sterna_format::gguf::{Array, Value};
 use sterna_format::rdrr::Tensor;
-use sterna_format::TensorEntry;
 
 use crate::args::{EngineFlags, ReportFlags};
 use sterna::Header;

@@ -39,7 +39,7 @@ use crate::package::{
 };
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::hugging_face::{Hub, Repository};
-use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url};
+use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url, percent_decoded};
 use crate::store::{Blob, Entry, Pull, Store, portable_name};
 
 pub use self::{
@@ -563,7 +563,10 @@ fn source<'a>(address: &str, notify: &'a Notify<'a>) -> Result<Box<dyn Source + 
 
 /// The default name of a model: the last part of its address.
 fn name_of(address: &str) -> Result<String, PullError> {
-    let path = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let (is_url, path) = match address.split_once("://") {
+        Some((_, rest)) => (true, rest),
+        None => (false, address),
+    };
     let path = path.split(['?', '#']).next().unwrap_or_default();
     let parts: Vec<&str> = path
         .split(['/', '\\'])
@@ -582,6 +585,8 @@ fn name_of(address: &str) -> Result<String, PullError> {
             address: address.to_owned(),
         });
     }
+    let decoded = is_url.then(|| percent_decoded(last)).flatten();
+    let last = decoded.as_deref().unwrap_or(last);
     Ok(portable_name(gguf_file::stem(last)))
 }
 
@@ -608,6 +613,7 @@ mod tests {
             ("http://localhost:8765", "localhost-8765"),
             ("https://example.org/a/tiny-Q4_0.gguf?key=1", "tiny-Q4_0"),
             ("https://example.org/big-00001-of-00003.gguf", "big"),
+            ("https://example.org/a%20tiny.gguf", "a-tiny"),
         ] {
             assert_eq!(name_of(address).unwrap(), name, "{address}");
         }

@@ -13,6 +13,8 @@ mod url;
 pub use self::http::{HttpOptions, HttpSource};
 #[cfg(not(target_family = "wasm"))]
 pub(crate) use self::open::body_fault;
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+pub(crate) use self::url::percent_decoded;
 pub use self::url::{Url, UrlError};
 #[cfg(not(target_family = "wasm"))]
 pub use self::{

@@ -157,7 +157,7 @@ pub(super) fn encoded(path: &str) -> String {
 }
 
 /// The text after percent-decoding, if it is UTF-8.
-pub(super) fn percent_decoded(text: &str) -> Option<String> {
+pub(crate) fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

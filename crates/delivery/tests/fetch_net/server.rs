@@ -173,8 +173,9 @@ fn honest(files: &Files, asked: &Asked) -> Reply {
         .split('?')
         .next()
         .unwrap()
-        .trim_start_matches('/');
-    let Some(file) = files.get(name) else {
+        .trim_start_matches('/')
+        .replace("%20", " ");
+    let Some(file) = files.get(&name) else {
         return Reply::status(404);
     };
     let size = file.len() as u64;
