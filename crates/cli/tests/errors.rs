@@ -375,12 +375,8 @@ fn what_is_no_name_or_no_package_is_said_to_be_that() {
             "error: expected a package, found an empty name",
         ),
         (
-            &["serve", "builtin"],
-            "error: builtin: expected a package, found the model inside this program; `sterna convert builtin",
-        ),
-        (
             &["diff", "builtin", "builtin"],
-            "error: builtin: expected a package",
+            "error: builtin: expected a package, found the model inside this program; `sterna convert builtin",
         ),
     ] {
         let found = refusal(args);

@@ -461,6 +461,151 @@ fn what_cannot_be_served_is_an_error() {
     }
 }
 
+/// A server of the built-in model, which `model` names, and what it says on standard error first.
+fn start_builtin(model: &[&str]) -> (Server, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, address) = listening(
+        Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .arg("serve")
+            .args(model)
+            .args(["--port", "0"])
+            .env("STERNA_HOME", dir.path().join("home"))
+            .stderr(Stdio::piped()),
+    );
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let last = match cfg!(has_pages) {
+        true => "chat in a browser: ",
+        false => "serving ",
+    };
+    let mut told: Vec<String> = Vec::new();
+    while !told.last().is_some_and(|line| line.starts_with(last)) {
+        let mut line = String::new();
+        let n_read = stderr.read_line(&mut line).unwrap();
+        assert!(n_read > 0, "{told:?}");
+        told.push(line.trim_end().to_owned());
+    }
+    let server = Server {
+        child,
+        address,
+        _dir: dir,
+    };
+    (server, told)
+}
+
+#[test]
+fn the_built_in_model_is_served_as_a_package() {
+    let (server, told) = start_builtin(&["builtin"]);
+    let is_told = |text: &str| told.iter().any(|line| line.contains(text));
+    assert!(is_told("into the store, as builtin-rdrr"), "{told:?}");
+    assert!(is_told("serving tiny-tales: "), "{told:?}");
+    let manifest = get(&server, "/manifest.json", &[]);
+    let manifest: Value = serde_json::from_slice(&manifest.body).unwrap();
+    assert_eq!(manifest["modelId"], "tiny-tales");
+}
+
+#[cfg(not(has_pages))]
+#[test]
+fn without_pages_a_model_has_to_be_named() {
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", "--port", "0"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        stderr.starts_with("error: expected a model, found none; ")
+            && stderr.contains("`scripts/build-web.sh`"),
+        "{stderr}"
+    );
+    let server = start();
+    for path in ["/chat", "/chat/", "/tldr/", "/models.json"] {
+        assert_eq!(get(&server, path, &[]).status, 404, "{path}");
+    }
+}
+
+#[cfg(has_pages)]
+#[test]
+fn pages_run_the_built_in_model() {
+    let (server, told) = start_builtin(&[]);
+    let chat = format!("chat in a browser: http://{}/chat/", server.address);
+    assert_eq!(told.last(), Some(&chat));
+    let mut client = Client::connect(&server);
+    let redirect = client.request("GET", "/chat", &[]);
+    assert_eq!(
+        (redirect.status, redirect.header("location")),
+        (307, Some("/chat/"))
+    );
+    for (path, content_type) in [
+        ("/chat/", "text/html; charset=utf-8"),
+        ("/chat/app.js", "text/javascript"),
+        ("/chat/icon.svg", "image/svg+xml"),
+        ("/chat/manifest.webmanifest", "application/manifest+json"),
+        ("/chat/style.css", "text/css"),
+        ("/chat/sw.js", "text/javascript"),
+        ("/chat/sterna.js", "text/javascript"),
+        ("/chat/sterna/index.js", "text/javascript"),
+        ("/chat/sterna/worker/main.js", "text/javascript"),
+        ("/chat/sterna/wasm/sterna_web_bg.wasm", "application/wasm"),
+        ("/tldr/", "text/html; charset=utf-8"),
+        ("/tldr/sterna-tldr.js", "text/javascript"),
+        ("/tldr/sterna.js", "text/javascript"),
+        ("/tldr/sterna/worker/main.js", "text/javascript"),
+        ("/tldr/sterna/wasm/sterna_web_bg.wasm", "application/wasm"),
+    ] {
+        let answer = client.request("GET", path, &[]);
+        assert_eq!(answer.status, 200, "{path}");
+        assert!(!answer.body.is_empty(), "{path}");
+        for (name, value) in [
+            ("content-type", content_type),
+            ("cache-control", "no-cache"),
+            ("access-control-allow-origin", "*"),
+            ("cross-origin-opener-policy", "same-origin"),
+            ("cross-origin-embedder-policy", "require-corp"),
+            ("cross-origin-resource-policy", "cross-origin"),
+            ("x-content-type-options", "nosniff"),
+        ] {
+            assert_eq!(answer.header(name), Some(value), "{path}: {name}");
+        }
+    }
+    // What is in the folders and isn't for browsers.
+    for path in [
+        "/chat/README.md",
+        "/chat/tsconfig.json",
+        "/chat/test/run.mjs",
+        "/chat/sterna/index.d.ts",
+        "/sterna/index.js",
+    ] {
+        assert_eq!(client.request("GET", path, &[]).status, 404, "{path}");
+    }
+    let offers = client.request("GET", "/models.json", &[]);
+    let offers: Value = serde_json::from_slice(&offers.body).unwrap();
+    let index = client.request("GET", "/index.json", &[]);
+    let index: Value = serde_json::from_slice(&index.body).unwrap();
+    let files = index["files"].as_array().unwrap().iter();
+    let size: u64 = files.map(|file| file["size"].as_u64().unwrap()).sum();
+    let offer = json!({"name": "tiny-tales", "address": "models/tiny-tales/", "size": size});
+    assert_eq!(offers, json!([offer]));
+    let there = client.request("GET", "/models/tiny-tales/manifest.json", &[]);
+    assert_eq!(there.status, 200);
+    let root = client.request("GET", "/manifest.json", &[]);
+    assert!(there.body == root.body);
+}
+
+#[cfg(has_pages)]
+#[test]
+fn pages_are_served_with_any_model() {
+    let server = start();
+    assert_eq!(get(&server, "/chat/", &[]).status, 200);
+    let offers = get(&server, "/models.json", &[]);
+    let offers: Value = serde_json::from_slice(&offers.body).unwrap();
+    assert_eq!(offers[0]["name"], "tiny <model>");
+    let address = offers[0]["address"].as_str().unwrap();
+    assert_eq!(address, "models/tiny--model-/");
+    let shard = format!("/{address}shard_00000.bin");
+    let part = get(&server, &shard, &[("Range", "bytes=5-9")]);
+    assert!(part.status == 206 && part.body == shard_bytes()[5..10]);
+}
+
 #[test]
 fn another_model_is_converted_once() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use sterna::native::LocalModel;
+use sterna::native::{BUILTIN, LocalModel};
 use sterna_convert::{PackageOptions, to_package};
 use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_delivery::pull::PullOptions;
@@ -20,8 +20,36 @@ use crate::model::PackagePlace;
 use crate::pull::CONVERTED;
 use crate::{folders, machine, model, output, pull};
 
+/// The name of the built-in model.
+const TALES: &str = "tiny-tales";
+
+/// Where the package of the model called `name` is: there, if it is a package; else in the store, where it is made
+/// now unless it was made before of the same files.
+pub(super) fn find(name: &str) -> Result<PackagePlace> {
+    let made = if name == BUILTIN {
+        let files = model::open(name)?;
+        let state = state_builtin(&files)?;
+        package_of(name, &files, BUILTIN, &state)?
+    } else {
+        let place = PackagePlace::find(name)?;
+        if !is_convertible(&place) {
+            return Ok(place);
+        }
+        let files = model::open(name)?;
+        let (origin, state) = match &place {
+            PackagePlace::Folder(path) => {
+                let origin = fs::canonicalize(path)?.display().to_string();
+                (origin, state(path, &files)?)
+            }
+            PackagePlace::Stored(model) => (model.name().to_owned(), state_stored(model)),
+        };
+        package_of(name, &files, &origin, &state)?
+    };
+    Ok(PackagePlace::Stored(Arc::new(made)))
+}
+
 /// Whether the model in `place` isn't a package.
-pub(super) fn is_convertible(place: &PackagePlace) -> bool {
+fn is_convertible(place: &PackagePlace) -> bool {
     match place {
         PackagePlace::Folder(path) => {
             !path.ends_with(MANIFEST_FILE) && !path.join(MANIFEST_FILE).exists()
@@ -30,17 +58,9 @@ pub(super) fn is_convertible(place: &PackagePlace) -> bool {
     }
 }
 
-/// The package of the model called `name`, which is in `place`, in the store: as it was made before, if the
-/// files are as they were then, or else made now.
-pub(super) fn package_of(name: &str, place: &PackagePlace) -> Result<store::Model> {
-    let files = model::open(name)?;
-    let (origin, state) = match place {
-        PackagePlace::Folder(path) => {
-            let origin = fs::canonicalize(path)?.display().to_string();
-            (origin, state(path, &files)?)
-        }
-        PackagePlace::Stored(model) => (model.name().to_owned(), state_stored(model)),
-    };
+/// The package of the model called `name` in the store: as it was made before of what is at `origin`, if that is in
+/// the same `state`, or else made of `files` now.
+fn package_of(name: &str, files: &LocalModel, origin: &str, state: &str) -> Result<store::Model> {
     let origin = format!("{CONVERTED}{origin}#");
     let source = format!("{origin}{state}");
     let store = pull::store()?;
@@ -68,7 +88,10 @@ pub(super) fn package_of(name: &str, place: &PackagePlace) -> Result<store::Mode
     }
     let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
     let options = PackageOptions {
-        model_id: Some(default.clone()),
+        model_id: Some(match name {
+            BUILTIN => TALES.to_owned(),
+            _ => default.clone(),
+        }),
         n_verify_threads: machine::default_threads(),
         ..PackageOptions::default()
     };
@@ -78,7 +101,7 @@ pub(super) fn package_of(name: &str, place: &PackagePlace) -> Result<store::Mode
         .with_context(|| format!("{}: expected a path in Unicode", staging.folder.display()))?;
     // Complete, and on its way into the store when an earlier start was interrupted.
     staging.clear()?;
-    to_package(&files, &staging.folder, &options, exec, &notify())?;
+    to_package(files, &staging.folder, &options, exec, &notify())?;
     let options = PullOptions {
         replace: before.is_some(),
         name: Some(before.map_or(default, |before| before.name.clone())),
@@ -152,6 +175,25 @@ impl Staging {
         fs::remove_dir_all(&self.folder)
             .with_context(|| format!("{}: cannot remove", self.folder.display()))
     }
+}
+
+/// Something that changes when the files of the built-in model do.
+fn state_builtin(files: &LocalModel) -> Result<String> {
+    const BESIDE: [&str; 4] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    let mut digests = String::new();
+    for file in files.sources() {
+        digests += &format!("{}\n", digest_of(Algorithm::Sha256, &file.bytes()?));
+    }
+    for name in BESIDE {
+        let bytes = files.read_beside(name)?.unwrap_or_default();
+        digests += &format!("{}\n", digest_of(Algorithm::Sha256, &bytes));
+    }
+    Ok(digest_of(Algorithm::Sha256, digests.as_bytes()).to_string())
 }
 
 /// Something that changes when the files of a model in the store do.

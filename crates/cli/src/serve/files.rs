@@ -4,26 +4,46 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 
-use super::package::{Package, ServedFile};
+use super::package::ServedFile;
 use super::range::{self, Wanted};
+use super::site::Site;
 
 /// For files whose name would change with their bytes, and for the others.
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 const REVALIDATE: &str = "no-cache";
 
-/// Answers a request for a file of the package.
+/// Other sites may not have pages in their frames.
+const CONTENT_SECURITY_POLICY: &str = "frame-ancestors 'none'";
+
+/// Answers a request for a file.
 pub(super) async fn file(
-    State(package): State<Arc<Package>>,
-    Path(name): Path<String>,
+    State(site): State<Arc<Site>>,
+    Path(path): Path<String>,
+    uri: Uri,
     method: Method,
     headers: HeaderMap,
 ) -> Response {
-    match package.file(&name) {
+    match site.file(&path) {
         Some(file) => answer(file, &method, &headers),
-        None => (StatusCode::NOT_FOUND, "the package has no such file\n").into_response(),
+        None if site.is_folder(&path) => to_folder(&path, &uri),
+        None => (StatusCode::NOT_FOUND, "there is no such file\n").into_response(),
+    }
+}
+
+/// Sends whoever asks for a folder without the slash at its end to where its page finds its files.
+fn to_folder(path: &str, uri: &Uri) -> Response {
+    let query = uri.query().map(|query| format!("?{query}"));
+    let location = format!("/{path}/{}", query.unwrap_or_default());
+    match HeaderValue::try_from(location) {
+        Ok(location) => {
+            let headers = [(header::LOCATION, location)];
+            (StatusCode::TEMPORARY_REDIRECT, headers).into_response()
+        }
+        // The query has what no header may.
+        Err(_) => StatusCode::BAD_REQUEST.into_response(),
     }
 }
 
@@ -78,6 +98,9 @@ fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
             header::CACHE_CONTROL,
             if is_immutable { IMMUTABLE } else { REVALIDATE },
         );
+        if file.content_type().starts_with("text/html") {
+            insert(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
+        }
     }
     if status.is_success() {
         insert(header::CONTENT_TYPE, file.content_type());

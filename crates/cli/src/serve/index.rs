@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{Html, IntoResponse, Response};
 use serde::Serialize;
 
-use super::package::Package;
+use super::site::Site;
 use crate::output;
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct IndexEntry<'a> {
 }
 
 /// HTML for browsers, and JSON for programs.
-pub(super) async fn folder(state: State<Arc<Package>>, headers: HeaderMap) -> Response {
+pub(super) async fn folder(state: State<Arc<Site>>, headers: HeaderMap) -> Response {
     let wants_html = (headers.get_all(header::ACCEPT).iter()).any(|value| {
         value
             .to_str()
@@ -45,7 +45,8 @@ pub(super) async fn folder(state: State<Arc<Package>>, headers: HeaderMap) -> Re
 }
 
 /// The index for programs.
-pub(super) async fn json(State(package): State<Arc<Package>>) -> Response {
+pub(super) async fn json(State(site): State<Arc<Site>>) -> Response {
+    let package = site.package();
     let files = package.files().map(|file| IndexEntry {
         name: file.name(),
         size: file.size(),
@@ -58,11 +59,16 @@ pub(super) async fn json(State(package): State<Arc<Package>>) -> Response {
     ([(header::CACHE_CONTROL, "no-cache")], Json(index)).into_response()
 }
 
-fn html(package: &Package) -> String {
+fn html(site: &Site) -> String {
+    let package = site.package();
     let title = escaped(package.name());
+    let links = match site.has_pages() {
+        true => "<p><a href=\"chat/\">Chat</a>, <a href=\"tldr/\">a page that sums itself up</a>\n",
+        false => "",
+    };
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
-         <h1>{title}</h1>\n<table>\n"
+         <h1>{title}</h1>\n{links}<table>\n"
     );
     for file in package.files() {
         let (name, size) = (escaped(file.name()), output::Bytes(file.size()));

@@ -1,6 +1,7 @@
 //! Connection handling: limits, timeouts and graceful shutdown.
 
 use std::io;
+use std::net::SocketAddr;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
@@ -34,8 +35,13 @@ const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 /// Threads: files come from memory, and the network is slower than one of them.
 const MAX_THREADS: usize = 4;
 
-/// Serves `router` until Ctrl-C. When it listens, prints `what` it serves and its address.
-pub(super) fn serve(host: &str, port: u16, what: &str, router: Router) -> Result<()> {
+/// Serves `router` until Ctrl-C. When it listens, `tell` is told its address.
+pub(super) fn serve(
+    host: &str,
+    port: u16,
+    router: Router,
+    tell: impl FnOnce(SocketAddr) -> Result<()>,
+) -> Result<()> {
     let n_threads = thread::available_parallelism()
         .map_or(1, NonZero::get)
         .min(MAX_THREADS);
@@ -51,8 +57,7 @@ pub(super) fn serve(host: &str, port: u16, what: &str, router: Router) -> Result
         let address = listener
             .local_addr()
             .context("cannot tell the server's address")?;
-        output::note(what);
-        output::line(format_args!("http://{address}/"))?;
+        tell(address)?;
         let connections = GracefulShutdown::new();
         tokio::select! {
             () = accept(&listener, &router, &connections) => {}

@@ -1,27 +1,34 @@
-//! `sterna serve`: the files of a package over HTTP.
+//! `sterna serve`: the files of a package over HTTP, and pages that run it in a browser.
 //!
-//! [`converted`] makes packages of other models, [`package`] lists the files, [`routes`] maps paths, [`files`] and
-//! [`range`] answer requests for a file, [`index`] renders the folder, and [`listener`] handles connections.
+//! [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
+//! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
+//! renders the folder, and [`listener`] handles connections.
 
 mod converted;
 mod files;
 mod index;
 mod listener;
 mod package;
+mod pages;
 mod range;
 mod routes;
+mod site;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
+use sterna::native::BUILTIN;
 
-use crate::model::PackagePlace;
 use crate::output;
 
 use package::Package;
+use pages::PAGES;
+use site::Site;
 
 const EXAMPLE: &str = "Example:
+  sterna serve
   sterna serve model-rdrr
   sterna serve model-rdrr --host 0.0.0.0 --port 80
   sterna serve model.gguf";
@@ -29,13 +36,15 @@ const EXAMPLE: &str = "Example:
 /// Serve the files of a package over HTTP, to browsers, programs and other machines
 ///
 /// A GGUF file or a checkpoint is converted into the store, once. Only files that the package names are served;
-/// they must not be changed while serving. Ctrl-C waits for transfers to finish; twice, it stops at once.
+/// they must not be changed while serving. A program that was built after the npm package also serves two pages
+/// that run the model in a browser, /chat/ and /tldr/. Ctrl-C waits for transfers to finish; twice, it stops at
+/// once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
     /// Folder with a manifest.json, the name of a package in the store, or another model in a folder or the
-    /// store, which is converted into the store first
-    package: String,
+    /// store, or `builtin`, which are converted into the store first; by default the built-in model, for the pages
+    model: Option<String>,
 
     /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine
     #[arg(long, default_value = "127.0.0.1")]
@@ -48,19 +57,61 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let mut place = PackagePlace::find(&self.package)?;
-        if converted::is_convertible(&place) {
-            place = PackagePlace::Stored(Arc::new(converted::package_of(&self.package, &place)?));
-        }
-        let package = Package::open(&place)?;
-        let n_bytes = package.files().map(|file| file.size()).sum();
+        let model = match self.model.as_deref() {
+            Some(model) => model,
+            None if !PAGES.is_empty() => BUILTIN,
+            None => bail!(
+                "expected a model, found none; the built-in one would be for the pages, which this program was built \
+                 without: `npm ci --prefix packages/sterna`, `scripts/build-web.sh` and `npm run build --prefix \
+                 packages/sterna` make them for its next build"
+            ),
+        };
+        let package = Package::open(&converted::find(model)?)?;
         let what = format!(
             "serving {}: {} files, {}",
             package.name(),
             package.files().count(),
-            output::Bytes(n_bytes),
+            output::Bytes(package.size()),
         );
-        let router = routes::router(Arc::new(package));
-        listener::serve(&self.host, self.port, &what, router)
+        let site = Site::new(package, PAGES);
+        let has_pages = site.has_pages();
+        let tell = |address: SocketAddr| {
+            output::note(&what);
+            output::line(format_args!("http://{address}/"))?;
+            // Not on standard output, where programs read the one address.
+            if has_pages {
+                let host = host_for_browsers(address);
+                output::note(format_args!("chat in a browser: http://{host}/chat/"));
+            }
+            Ok(())
+        };
+        listener::serve(&self.host, self.port, routes::router(Arc::new(site)), tell)
+    }
+}
+
+/// Host and port for a browser on this machine. By the address that means all, browsers don't let pages do what
+/// they let those of this machine do.
+fn host_for_browsers(address: SocketAddr) -> String {
+    match address.ip().is_unspecified() {
+        true => format!("localhost:{}", address.port()),
+        false => address.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn browsers_get_an_address_that_they_trust() {
+        for (address, host) in [
+            ("127.0.0.1:8765", "127.0.0.1:8765"),
+            ("[::1]:8765", "[::1]:8765"),
+            ("192.0.2.1:80", "192.0.2.1:80"),
+            ("0.0.0.0:8765", "localhost:8765"),
+            ("[::]:8765", "localhost:8765"),
+        ] {
+            assert_eq!(host_for_browsers(address.parse().unwrap()), host);
+        }
     }
 }

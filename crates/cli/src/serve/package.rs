@@ -22,9 +22,10 @@ pub(super) struct Package {
 }
 
 /// A file that is open: its bytes, and what answers say of it. Name, entity tag and type are visible ASCII.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ServedFile {
     name: String,
+    content_type: &'static str,
     etag: String,
     bytes: Bytes,
     is_shard: bool,
@@ -56,6 +57,7 @@ impl Package {
             let is_shard = manifest.shards.iter().any(|shard| shard.file_name == name);
             package.add(ServedFile {
                 name: name.to_owned(),
+                content_type: content_type(name),
                 etag: etag(&hashed.digest()),
                 bytes: match is_shard {
                     true => file.bytes()?,
@@ -95,9 +97,25 @@ impl Package {
     pub(super) fn files(&self) -> impl Iterator<Item = &ServedFile> {
         self.files.values()
     }
+
+    /// Bytes in all files.
+    pub(super) fn size(&self) -> u64 {
+        self.files().map(ServedFile::size).sum()
+    }
 }
 
 impl ServedFile {
+    /// A file with these bytes, which may be others at the next start.
+    pub(super) fn new(name: &str, content_type: &'static str, bytes: Bytes) -> ServedFile {
+        ServedFile {
+            name: name.to_owned(),
+            content_type,
+            etag: etag(&digest_of(Algorithm::Sha256, &bytes)),
+            bytes,
+            is_shard: false,
+        }
+    }
+
     /// Its path within the package.
     pub(super) fn name(&self) -> &str {
         &self.name
@@ -131,21 +149,22 @@ impl ServedFile {
 
     /// Its media type.
     pub(super) fn content_type(&self) -> &'static str {
-        match self.name.rsplit_once('.') {
-            Some((_, "json")) => "application/json",
-            Some((_, "minisig" | "txt")) => "text/plain; charset=utf-8",
-            _ => "application/octet-stream",
-        }
+        self.content_type
     }
 }
 
 /// A file that is read now, so that it can be replaced while the server runs.
 fn small(name: &str, bytes: Bytes) -> ServedFile {
-    ServedFile {
-        name: name.to_owned(),
-        etag: etag(&digest_of(Algorithm::Sha256, &bytes)),
-        bytes,
-        is_shard: false,
+    ServedFile::new(name, content_type(name), bytes)
+}
+
+/// The media type of a package's file. None is a page or a script: packages come from strangers, and would share
+/// their origin with the chat.
+fn content_type(name: &str) -> &'static str {
+    match name.rsplit_once('.') {
+        Some((_, "json")) => "application/json",
+        Some((_, "minisig" | "txt")) => "text/plain; charset=utf-8",
+        _ => "application/octet-stream",
     }
 }
 

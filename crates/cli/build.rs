@@ -1,0 +1,141 @@
+//! Collects the pages of `sterna serve`: the examples for browsers, and the npm package that they run on.
+//!
+//! Where that isn't built, or this crate isn't in its repository, the program has no pages.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::{env, fmt::Write};
+
+/// The media types of files that are served, by extension; all others are left out.
+const CONTENT_TYPES: [(&str, &str); 8] = [
+    ("css", "text/css"),
+    ("html", "text/html; charset=utf-8"),
+    ("ico", "image/x-icon"),
+    ("js", "text/javascript"),
+    ("png", "image/png"),
+    ("svg", "image/svg+xml"),
+    ("wasm", "application/wasm"),
+    ("webmanifest", "application/manifest+json"),
+];
+
+/// Where the pages are in the repository, and the folders that they are served in.
+const EXAMPLES: [(&str, &str); 2] = [
+    ("examples/web-chat", "chat/"),
+    ("examples/tldr-widget", "tldr/"),
+];
+
+/// The npm package, and files without which it isn't all there.
+const PACKAGE: &str = "packages/sterna";
+const NEEDED: [&str; 2] = ["index.js", "wasm/sterna_web_bg.wasm"];
+
+/// Paths as they are served, and files.
+type Pages = BTreeMap<String, PathBuf>;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(has_pages)");
+    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../..");
+    let pages = collect(&root).expect("the folders of pages can be read");
+    if !pages.is_empty() {
+        println!("cargo::rustc-cfg=has_pages");
+    }
+    let out = PathBuf::from(variable("OUT_DIR")).join("pages.rs");
+    fs::write(out, table(&pages)).expect("the folder for output can be written");
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).expect("cargo sets it")
+}
+
+/// All files of the pages, or none.
+fn collect(root: &Path) -> io::Result<Pages> {
+    let mut pages = Pages::new();
+    let package = root.join(PACKAGE);
+    let dist = package.join("dist");
+    if !watch_built(&package, &dist) {
+        return Ok(pages);
+    }
+    let examples = EXAMPLES.map(|(folder, served)| (root.join(folder), served));
+    let has_all = NEEDED.iter().all(|file| dist.join(file).is_file())
+        && examples.iter().all(|(folder, _)| folder.is_dir());
+    if has_all {
+        add(&mut pages, &dist, "sterna/", true)?;
+        for (folder, served) in &examples {
+            watch(folder);
+            // Their folders have tests.
+            add(&mut pages, folder, served, false)?;
+        }
+    }
+    Ok(pages)
+}
+
+/// Has cargo watch `dist`, where the build of the npm package goes; false if there is no such place.
+///
+/// For cargo, a watched folder that isn't there has changed at each build. So it is made, as old as the package,
+/// since one that is newer than this build has changed, too.
+fn watch_built(package: &Path, dist: &Path) -> bool {
+    let described = fs::metadata(package.join("package.json"));
+    if let Ok(described) = described
+        && fs::create_dir(dist).is_ok()
+        && let Ok(time) = described.modified()
+    {
+        // Without this, the next build does the work of this one again.
+        let _ = File::open(dist).and_then(|folder| folder.set_modified(time));
+    }
+    let is_there = dist.is_dir();
+    if is_there {
+        watch(dist);
+    }
+    is_there
+}
+
+/// Has cargo run this again when something in `folder` changes.
+fn watch(folder: &Path) {
+    println!("cargo::rerun-if-changed={}", folder.display());
+}
+
+/// Adds the files in `folder`, which are served in `served`; with those of its folders if it is `deep`.
+fn add(pages: &mut Pages, folder: &Path, served: &str, deep: bool) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        let served = format!("{served}{name}");
+        if !path.is_dir() {
+            if content_type(&served).is_some() {
+                pages.insert(served, path);
+            }
+        } else if deep {
+            add(pages, &path, &format!("{served}/"), true)?;
+        }
+    }
+    Ok(())
+}
+
+fn content_type(path: &str) -> Option<&'static str> {
+    let (_, extension) = path.rsplit_once('.')?;
+    let mut types = CONTENT_TYPES.iter();
+    types
+        .find(|(known, _)| *known == extension)
+        .map(|(_, content_type)| *content_type)
+}
+
+/// The pages as an expression of Rust, a slice of `PageFile`.
+fn table(pages: &Pages) -> String {
+    let mut table = "&[\n".to_owned();
+    for (served, file) in pages {
+        let content_type = content_type(served).expect("only such files are added");
+        let file = file
+            .to_str()
+            .expect("the repository is in a path in Unicode");
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            table,
+            "    PageFile {{ path: {served:?}, content_type: {content_type:?}, bytes: include_bytes!({file:?}) }},"
+        );
+    }
+    table + "]\n"
+}
