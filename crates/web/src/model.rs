@@ -124,7 +124,7 @@ impl Model {
         let mut info: ModelInfo = info.map_err(|error| failure(&error))?;
         match &self.loaded {
             Loaded::Cpu(_) => info.backend_reason.clone_from(&self.reason),
-            Loaded::Gpu(core) => {
+            Loaded::Gpu(_) => {
                 info.backend = "gpu";
                 info.adapter.clone_from(&self.options.adapter);
             }
