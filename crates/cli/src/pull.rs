@@ -230,7 +230,10 @@ impl Shown {
 }
 
 fn note(warning: &Warning) {
-    let is_warning = matches!(warning, Warning::NotUsed { .. } | Warning::GivenUp { .. });
+    let is_warning = matches!(
+        warning,
+        Warning::NotUsed { .. } | Warning::GivenUp { .. } | Warning::Unverified { .. }
+    );
     let advice = match warning {
         Warning::NotUsed { reason, .. } => reason.signature_error().map(trust::advice),
         _ => None,

@@ -1,6 +1,7 @@
 //! GGUF files at plain addresses, which nothing describes: no manifest, no listing, no digests.
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -43,11 +44,7 @@ impl Transaction<'_> {
         first: &str,
         before: Option<&Entry>,
     ) -> Result<Pulled, PullError> {
-        if !folder.is_secure() {
-            self.warn(Warning::Unverified {
-                from: self.from.to_owned(),
-            });
-        }
+        let is_secure = folder.is_secure();
         let source = HttpSource::new(folder, HttpOptions::default());
         let source = WarnOnce::new(source, self.notify);
         let names = split_names(first)?.unwrap_or_else(|| vec![first.to_owned()]);
@@ -70,6 +67,11 @@ impl Transaction<'_> {
                 _ => coming.push(self.unhashed(name, &found)?),
             }
             entry.validators.insert(file, found.validator);
+        }
+        if !is_secure && !coming.is_empty() {
+            self.warn(Warning::Unverified {
+                from: self.from.to_owned(),
+            });
         }
         let sizes = coming.iter();
         let sizes: Vec<_> = sizes
@@ -145,6 +147,25 @@ impl Unhashed<'_> {
         &self.gathered[blob.name()]
     }
 
+    /// What comes in a file's place, such as a page to sign in at, must not replace a model.
+    fn check_is_gguf(&self, blob: &fetch::Blob) -> Result<(), SinkError> {
+        let mut start = vec![0; blob.size().min(4) as usize];
+        self.read_at(blob, 0, &mut start)?;
+        if start == b"GGUF" {
+            return Ok(());
+        }
+        self.discard(blob, 0..blob.size())?;
+        let found = start.escape_ascii();
+        Err(SinkError {
+            path: blob.name().into(),
+            action: "keep",
+            source: io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("expected a GGUF file, which begins with `GGUF`, found `{found}`"),
+            ),
+        })
+    }
+
     fn committed(&self, name: &str) -> Option<Blob> {
         let committed = self.committed.lock();
         let committed = committed.unwrap_or_else(PoisonError::into_inner);
@@ -178,6 +199,7 @@ impl Sink for Unhashed<'_> {
     }
 
     fn commit(&self, blob: &fetch::Blob, _: Verified) -> Result<(), SinkError> {
+        self.check_is_gguf(blob)?;
         let stored = self.pull.commit_unhashed(self.gathered(blob));
         let stored = stored.map_err(|error| self.pull.failed(error))?;
         let committed = self.committed.lock();

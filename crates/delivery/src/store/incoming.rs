@@ -17,7 +17,7 @@ use super::{Blob, StoreError, disk, extents::Extents, seal};
 /// Bytes per blob whose arrival may be forgotten if the process is killed.
 const JOURNAL_EVERY: u64 = 64 << 10;
 /// The same of a blob without a digest, whose bytes are made durable before the journal says that they are there.
-const SYNCED_EVERY: u64 = 64 << 20;
+const SYNCED_EVERY: u64 = 16 << 20;
 /// Bytes in a record of the journal: an offset and a length.
 const RECORD: usize = 16;
 /// Set in the length of a record for bytes that have been discarded.

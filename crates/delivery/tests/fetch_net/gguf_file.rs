@@ -20,8 +20,15 @@ use crate::server::{Files, Reply, Server, bytes};
 
 const NAME: &str = "models/a tiny-Q4_0.gguf";
 
+/// Bytes that begin as a GGUF file does.
+fn gguf(seed: u32, len: usize) -> Vec<u8> {
+    let mut file = bytes(seed, len);
+    file[..4].copy_from_slice(b"GGUF");
+    file
+}
+
 fn files() -> Files {
-    Arc::new(BTreeMap::from([(NAME.to_owned(), bytes(3, 3 << 20))]))
+    Arc::new(BTreeMap::from([(NAME.to_owned(), gguf(3, 3 << 20))]))
 }
 
 fn limits() -> Limits {
@@ -81,7 +88,7 @@ fn a_gguf_file_arrives_once_and_again_when_it_has_changed() {
     assert_eq!(again.unwrap().received, 0);
     assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files()[NAME]);
     // Somewhere else there is another one of the name.
-    let changed = Arc::new(BTreeMap::from([(NAME.to_owned(), bytes(4, 3 << 20))]));
+    let changed = Arc::new(BTreeMap::from([(NAME.to_owned(), gguf(4, 3 << 20))]));
     let second = Server::honest(&changed);
     let other = format!("{}/models/a%20tiny-Q4_0.gguf?key=1", second.url());
     let (refused, _) = fetch(&store, &other);
@@ -140,7 +147,7 @@ fn an_interrupted_one_goes_on_only_where_it_is_the_same_file() {
 fn all_parts_of_a_set_arrive_and_a_part_that_is_missing_is_named() {
     let parts = [1, 2].map(|no| format!("big-{no:05}-of-00002.gguf"));
     let both: BTreeMap<_, _> = (parts.iter().cloned())
-        .zip([bytes(5, 1000), bytes(6, 2000)])
+        .zip([gguf(5, 1000), gguf(6, 2000)])
         .collect();
     let server = Server::honest(&Arc::new(both.clone()));
     let dir = tempfile::tempdir().unwrap();
@@ -156,7 +163,7 @@ fn all_parts_of_a_set_arrive_and_a_part_that_is_missing_is_named() {
         error.contains("give the first one") || error.contains("big"),
         "{error}"
     );
-    let one = BTreeMap::from([(parts[0].clone(), bytes(5, 1000))]);
+    let one = BTreeMap::from([(parts[0].clone(), gguf(5, 1000))]);
     let server = Server::honest(&Arc::new(one));
     let other = Store::open(dir.path().join("other")).unwrap();
     let (error, _) = fetch(&other, &format!("{}/{}", server.url(), parts[0]));
@@ -190,4 +197,31 @@ fn a_file_that_changes_on_its_way_is_refused() {
     let error = format!("{error:?} {error}");
     assert!(error.contains("the file changed"), "{error}");
     assert!(store.list().unwrap().is_empty());
+}
+
+#[test]
+fn what_is_no_gguf_file_replaces_nothing() {
+    let page = Arc::new(AtomicBool::new(false));
+    let is_page = page.clone();
+    let server = Server::start(&files(), move |_, mut reply| {
+        if is_page.load(Ordering::Relaxed) {
+            reply.status = 200;
+            reply.body = b"sign in first".to_vec();
+            reply.headers.clear();
+            reply.set("Content-Length", 13);
+        }
+        reply
+    });
+    let address = format!("{}/models/a%20tiny-Q4_0.gguf", server.url());
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    fetch(&store, &address).0.unwrap();
+    page.store(true, Ordering::Relaxed);
+    let error = fetch(&store, &address).0.unwrap_err();
+    let cause = std::error::Error::source(&error).map(ToString::to_string);
+    assert!(
+        cause.unwrap_or_default().contains("found `sign`"),
+        "{error}"
+    );
+    assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files()[NAME]);
 }

@@ -46,7 +46,7 @@ async function inspectGpu(): Promise<Doctor['webgpu']> {
 
 /** What the browser calls the GPU; `undefined` if there is none. */
 export async function adapterName(): Promise<string | undefined> {
-  const adapter = await navigator.gpu?.requestAdapter().catch(() => null)
+  const adapter = await globalThis.navigator?.gpu?.requestAdapter().catch(() => null)
   return adapter ? nameOf(adapter) : undefined
 }
 
