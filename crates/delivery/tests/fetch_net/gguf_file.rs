@@ -21,7 +21,7 @@ use crate::server::{Files, Reply, Server, bytes};
 const NAME: &str = "models/a tiny-Q4_0.gguf";
 
 /// Bytes that begin as a GGUF file does.
-fn gguf(seed: u32, len: usize) -> Vec<u8> {
+fn gguf(seed: u64, len: usize) -> Vec<u8> {
     let mut file = bytes(seed, len);
     file[..4].copy_from_slice(b"GGUF");
     file
