@@ -15,9 +15,9 @@ use sterna_engine::{Sampler, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, Encode, Tokenizer};
 
-use crate::chat::{self, EMPTY_PROMPT};
 use crate::output;
 use crate::progress::Progress;
+use crate::prompt::{EMPTY_PROMPT, now};
 use crate::runtime::{self, StatsReport};
 
 /// A prompt of the file, and what differs for it from the flags.
@@ -323,7 +323,7 @@ impl BatchOptions {
         let input = ChatInput {
             messages,
             add_generation_prompt: true,
-            now: Some(chat::now()),
+            now: Some(now()),
             ..ChatInput::default()
         };
         let prompt = template.prompt(&input, &self.tokenizer)?;

@@ -8,7 +8,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use js_sys::Function;
-use serde::Deserialize;
 use sterna::{Error, ErrorCode, Result};
 use sterna_delivery::fetch::{
     Action, Blob, Failure, Fault, Fetch, HashJob, Limits, RangeSet, RateLimit, Transfer,
@@ -21,7 +20,7 @@ use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen_futures::spawn_local;
 
 use crate::js::{self, Disk, Http, coded, failure, from_js, to_js};
-use crate::options::{DownloadOptions, DownloadProgress, ListedFile};
+use crate::options::{DownloadOptions, DownloadProgress, ListedFile, Trusted};
 use crate::remote::{Remote, head};
 
 use self::signal::Signal;
@@ -83,13 +82,6 @@ impl From<Error> for Stop {
     }
 }
 
-/// A key that packages may be signed with.
-#[derive(Debug, Deserialize)]
-struct Trusted {
-    name: String,
-    key: String,
-}
-
 #[wasm_bindgen]
 impl Download {
     /// Reads what there is to fetch at `addresses`: all but the first are mirrors.
@@ -100,8 +92,7 @@ impl Download {
         options: JsValue,
     ) -> Result<Download, JsValue> {
         let parsed: DownloadOptions = from_js("options", &options)?;
-        let trust: Trust = from_js("options", &options)?;
-        let trust = trust.list()?;
+        let trust = trust_list(&parsed.trust)?;
         let found = Remote::find(&addresses, &disk, &http, parsed.file.as_deref(), &trust).await;
         let remote = found.map_err(|error| failure(&error))?;
         let limits = Limits {
@@ -221,22 +212,14 @@ impl Download {
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Trust {
-    trust: Vec<Trusted>,
-}
-
-impl Trust {
-    fn list(self) -> Result<TrustList, JsValue> {
-        let mut list = TrustList::default();
-        for trusted in self.trust {
-            let key = PublicKey::parse(&trusted.key);
-            let key = key.map_err(|error| coded("invalid_request", &error.to_string()))?;
-            list.insert(trusted.name, key);
-        }
-        Ok(list)
+fn trust_list(keys: &[Trusted]) -> Result<TrustList, JsValue> {
+    let mut list = TrustList::default();
+    for trusted in keys {
+        let key = PublicKey::parse(&trusted.key);
+        let key = key.map_err(|error| coded("invalid_request", &error.to_string()))?;
+        list.insert(trusted.name.clone(), key);
     }
+    Ok(list)
 }
 
 /// The loop that does what the planner says.
@@ -515,24 +498,17 @@ impl Shared {
 
 /// What is stored of `blob`: a line that says what it is, then a line for each range.
 fn journal(blob: &Blob, ranges: &RangeSet) -> String {
-    let mut text = identity(blob);
+    let mut text = blob.identity();
     for range in ranges.iter() {
         text.push_str(&format!("{}-{}\n", range.start, range.end));
     }
     text
 }
 
-fn identity(blob: &Blob) -> String {
-    let etag = blob
-        .etag()
-        .map_or_else(String::new, |etag| format!(" {etag:?}"));
-    format!("{:?} {}{etag}\n", blob.expected(), blob.size())
-}
-
 /// Reads a journal; one of another file says nothing.
 fn parse_journal(blob: &Blob, journal: &str) -> RangeSet {
     let mut ranges = RangeSet::new();
-    let lines = journal.strip_prefix(&identity(blob)).unwrap_or_default();
+    let lines = journal.strip_prefix(&blob.identity()).unwrap_or_default();
     for line in lines.lines() {
         let range = line.split_once('-');
         let range = range.and_then(|(start, end)| Some((start.parse().ok()?, end.parse().ok()?)));

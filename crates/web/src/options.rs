@@ -187,6 +187,15 @@ pub(crate) struct DownloadOptions {
     pub(crate) bytes_per_second: Option<u64>,
     pub(crate) file: Option<String>,
     pub(crate) seed: u64,
+    /// Keys that packages may be signed with.
+    pub(crate) trust: Vec<Trusted>,
+}
+
+/// A key that packages may be signed with.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Trusted {
+    pub(crate) name: String,
+    pub(crate) key: String,
 }
 
 /// A file of a model.

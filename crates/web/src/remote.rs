@@ -179,19 +179,16 @@ impl Remote {
                 Err(error) => problems.push(error),
             }
         }
-        let (manifest, signature, bases, from) = match chosen {
+        let from = urls[0].to_string();
+        let is_offline = chosen.is_none();
+        let (manifest, signature, bases) = match chosen {
             Some((offer, bases)) => {
                 let signature = offer.signature().map(str::to_owned);
-                (
-                    offer.bytes().to_vec(),
-                    signature,
-                    bases,
-                    urls[0].to_string(),
-                )
+                (offer.bytes().to_vec(), signature, bases)
             }
             None => match whole(disk, MANIFEST_FILE).await? {
                 // Nobody answers: what is here is used as it is.
-                Some(manifest) => (manifest, None, urls.to_vec(), urls[0].to_string()),
+                Some(manifest) => (manifest, None, urls.to_vec()),
                 None => {
                     let problem = problems.into_iter().next();
                     return Err(
@@ -200,7 +197,6 @@ impl Remote {
                 }
             },
         };
-        let is_offline = problems_only(&bases, urls, &problems);
         let parsed = Manifest::parse(&manifest)
             .map_err(|error| Error::typed(ErrorCode::InvalidFile, error))?;
         let contents = Contents::of(&from, &parsed).map_err(package)?;
@@ -273,11 +269,6 @@ impl Record {
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .unwrap_or_default())
     }
-}
-
-/// Whether what is used is what was on the disk.
-fn problems_only(bases: &[Url], urls: &[Url], problems: &[Error]) -> bool {
-    bases == urls && problems.len() == urls.len()
 }
 
 /// Deletes files of the package that `before` describes whose digests are others in `now`, so that none of an

@@ -24,7 +24,7 @@ use crate::interrupt::{self, Answering};
 use crate::model::Replaceable;
 use crate::output;
 use crate::progress::Progress;
-pub(crate) use crate::prompt::{EMPTY_PROMPT, now};
+use crate::prompt::{EMPTY_PROMPT, now};
 use crate::runtime;
 
 use command::Command;

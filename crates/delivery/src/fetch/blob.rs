@@ -103,6 +103,13 @@ impl Blob {
         self.etag.as_ref()
     }
 
+    /// A line that tells it from other blobs of its name, for what notes how much of it has arrived.
+    pub fn identity(&self) -> String {
+        let etag = self.etag.as_ref().map(|etag| format!(" {etag:?}"));
+        let etag = etag.unwrap_or_default();
+        format!("{:?} {}{etag}\n", self.expected, self.size)
+    }
+
     /// The digests of its blocks, if they are known.
     pub fn blocks(&self) -> Option<&Arc<BlockDigests>> {
         self.blocks.as_ref()

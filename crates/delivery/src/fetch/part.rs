@@ -72,13 +72,7 @@ impl PartFile {
             .truncate(false))
         .open(&path)
         .map_err(SinkError::of(&path, "open"))?;
-        let etag = blob.etag().map(|etag| format!(" {etag:?}"));
-        let identity = format!(
-            "{:?} {}{}\n",
-            blob.expected(),
-            blob.size(),
-            etag.unwrap_or_default()
-        );
+        let identity = blob.identity();
         let mut text = Vec::new();
         ((&log).take(MAX_LOG).read_to_end(&mut text)).map_err(SinkError::of(&map_path, "read"))?;
         let mut stored = RangeSet::new();

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use sterna_format::gguf::split_names;
+use sterna_format::gguf::{parse_split_name, split_names};
 
 use super::warn_once::WarnOnce;
 use super::{Event, PullError, Pulled, Transaction, Warning, portable};
@@ -24,15 +24,10 @@ pub(super) fn split(url: &Url) -> Option<(Url, String)> {
 
 /// What a GGUF file is called without its end, and of a split set without the number of the part.
 pub(super) fn stem(name: &str) -> &str {
-    let Some(stem) = name.strip_suffix(".gguf") else {
-        return name;
-    };
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-    let split = stem.rsplit_once("-of-").and_then(|(rest, count)| {
-        let (stem, number) = rest.rsplit_once('-')?;
-        (is_number(count) && is_number(number)).then_some(stem)
-    });
-    split.unwrap_or(stem)
+    match parse_split_name(name) {
+        Some((stem, ..)) => stem,
+        None => name.strip_suffix(".gguf").unwrap_or(name),
+    }
 }
 
 impl Transaction<'_> {

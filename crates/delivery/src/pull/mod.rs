@@ -40,7 +40,7 @@ use crate::package::{
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::hugging_face::{Hub, Repository};
 use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url, percent_decoded};
-use crate::store::{Blob, Entry, Pull, Store, portable_name};
+use crate::store::{Blob, Entry, Pull, Store, is_allowed, portable_name};
 
 pub use self::{
     error::{PullError, Rejection, Warning},
@@ -592,8 +592,7 @@ fn name_of(address: &str) -> Result<String, PullError> {
 
 /// `name` without what the store doesn't accept in names of files, such as spaces.
 fn portable(name: &str) -> String {
-    let taken = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    name.replace(|c| !taken(c), "-")
+    name.replace(|c| !is_allowed(c), "-")
 }
 
 #[cfg(test)]

@@ -69,6 +69,7 @@ use self::{
     revision::Revision,
 };
 
+pub(crate) use self::name::is_allowed;
 pub use self::{
     blob::{Blob, Piece},
     error::StoreError,

@@ -80,7 +80,7 @@ fn component_problem(name: &str) -> Option<&'static str> {
     }
 }
 
-fn is_allowed(c: char) -> bool {
+pub(crate) fn is_allowed(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 

@@ -15,7 +15,7 @@ mod write;
 
 pub use error::GgufError;
 pub use metadata::Metadata;
-pub use split::{Model, split_names};
+pub use split::{Model, parse_split_name, split_names};
 pub(crate) use types::type_id;
 pub use value::{Array, Strings, Value};
 pub use write::Writer;

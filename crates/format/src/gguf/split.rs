@@ -159,8 +159,8 @@ fn split_name(stem: &str, no: usize, count: usize) -> String {
     format!("{stem}-{no:05}-of-{count:05}.gguf")
 }
 
-/// Cuts `stem-00001-of-00003.gguf` into stem, number and count.
-fn parse_split_name(name: &str) -> Option<(&str, usize, usize)> {
+/// Cuts `stem-00001-of-00003.gguf` into stem, number and count; `None` if `name` isn't named like a part of a set.
+pub fn parse_split_name(name: &str) -> Option<(&str, usize, usize)> {
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, no) = rest.rsplit_once('-')?;
     let number = |digits: &str| {
