@@ -205,6 +205,8 @@ pub struct DeviceOptions {
     pub adapter: Option<String>,
     /// Prefer a software adapter. Otherwise one is used only if there is no other.
     pub software: bool,
+    /// Prefer an integrated adapter to a discrete one.
+    pub low_power: bool,
     /// Features that may be used if the adapter has them. Tests mask features to reach the kernels without.
     pub features: Features,
     /// Limits the bytes of a binding, to test what happens beyond.
@@ -225,6 +227,7 @@ impl Default for DeviceOptions {
         DeviceOptions {
             adapter: None,
             software: false,
+            low_power: false,
             features: Features::ALL,
             max_binding_bytes: None,
             memory_budget: None,

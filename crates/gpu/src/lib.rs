@@ -12,9 +12,9 @@
 //! - [`graph`] collects operations, fuses them, and replays what it has recorded before;
 //! - [`tuning`] overrides the default launch configurations, and measures which are fastest.
 //!
-//! It is built on `wgpu`, which the public API doesn't expose: natively on Vulkan, Metal and DX12, for
-//! `wasm32-unknown-unknown` on a browser's WebGPU. There no call may block: devices are opened by
-//! [`Device::open_async`], and a [`Submission`] is awaited.
+//! It is built on `wgpu`, which the public API doesn't expose: natively on Vulkan, Metal and DX12. For
+//! `wasm32-unknown-unknown` a browser's WebGPU is spoken to directly, by the same names. There no call may
+//! block: devices are opened by [`Device::open_async`], and a [`Submission`] is awaited.
 //!
 //! ```no_run
 //! use sterna_gpu::{Device, DeviceOptions, Recorder, kernels};
@@ -29,6 +29,8 @@
 //! # Ok::<(), sterna_gpu::GpuError>(())
 //! ```
 
+#[cfg(target_arch = "wasm32")]
+mod browser;
 mod error;
 mod features;
 pub mod graph;
@@ -40,6 +42,11 @@ mod device;
 pub mod kernels;
 pub mod memory;
 mod record;
+
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use ::wgpu;
+#[cfg(target_arch = "wasm32")]
+pub(crate) use browser as wgpu;
 
 pub use error::GpuError;
 pub use features::{AdapterInfo, AdapterKind, Api, DeviceOptions, Features, Limits};

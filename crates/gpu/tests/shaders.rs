@@ -54,7 +54,7 @@ fn every_variant_is_valid_wgsl() {
             // naga takes no `enable subgroups`, and needs none.
             let browser = shader.assemble(Target::Browser, features);
             validate(shader, &browser.replace("enable subgroups;\n", ""));
-            assert!(!browser.contains("var<immediate>"));
+            assert_eq!(browser.contains("var<immediate>"), features.immediates);
             let uses_subgroups = browser.contains("subgroup_");
             assert_eq!(browser.contains("enable subgroups;"), uses_subgroups);
         }

@@ -49,6 +49,12 @@ mod sync;
 mod test_data;
 pub mod vector;
 
+/// Threads that a program in a browser lends to pools: WebAssembly can't start any.
+#[cfg(all(target_family = "wasm", target_feature = "atomics"))]
+pub mod threads {
+    pub use crate::sync::lent::{lend, n_idle, set_clock};
+}
+
 pub use finite::check_finite;
 pub use isa::Isa;
 pub use requantize::requantize;

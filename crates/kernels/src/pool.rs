@@ -41,7 +41,7 @@ const LOOKS: u32 = if IS_MODEL { 1 } else { 32 };
 ///
 /// One operation runs at a time. A second caller waits for its turn, so that a machine is never
 /// asked to run more threads than it was given. Where threads can't be started (WebAssembly without
-/// shared memory) the pool is the calling thread alone.
+/// shared memory, or with too few that are lent) the pool has those that it gets.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,

@@ -12,6 +12,8 @@ mod js;
 mod model;
 mod options;
 mod remote;
+#[cfg(target_feature = "atomics")]
+mod threads;
 
 use sterna_delivery::hash::{Algorithm, digest_of};
 use wasm_bindgen::prelude::wasm_bindgen;

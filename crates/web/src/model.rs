@@ -124,9 +124,9 @@ impl Model {
         let mut info: ModelInfo = info.map_err(|error| failure(&error))?;
         match &self.loaded {
             Loaded::Cpu(_) => info.backend_reason.clone_from(&self.reason),
-            Loaded::Gpu(_) => {
+            Loaded::Gpu(core) => {
                 info.backend = "gpu";
-                info.adapter.clone_from(&self.options.adapter);
+                info.adapter = Some(core.backend().device().info().name.clone());
             }
         }
         to_js(&info)

@@ -16,12 +16,23 @@ pub(crate) struct ModelOptions {
     pub(crate) backend: BackendChoice,
     #[serde(default = "one")]
     pub(crate) threads: usize,
-    /// What the browser calls the GPU.
-    pub(crate) adapter: Option<String>,
+    #[serde(default)]
+    pub(crate) device: DevicePreference,
+    /// Milliseconds after which a GPU that doesn't answer is given up.
+    pub(crate) gpu_timeout: Option<f64>,
 }
 
 fn one() -> usize {
     1
+}
+
+/// Which GPU, where there are two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DevicePreference {
+    #[default]
+    HighPerformance,
+    LowPower,
 }
 
 /// Where a model is to be computed.

@@ -80,8 +80,8 @@ export interface ModelOptions {
   threads: number
   /** Which GPU, where there are two. */
   device?: 'high-performance' | 'low-power'
-  /** What the browser calls the GPU, to tell software from hardware. */
-  adapter?: string
+  /** Milliseconds after which a GPU that doesn't answer is given up; 60,000 as default. */
+  gpuTimeout?: number
 }
 export interface ModelInfo {
   architecture: string
@@ -148,6 +148,12 @@ export class Model {
 export function sha256(bytes: Uint8Array): string
 export function version(): string
 /** wasm-bindgen's initialiser. */
-export default function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<unknown>
-/** Only in the build with threads. */
-export function initThreadPool(n: number): Promise<unknown>
+declare function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<{ memory: WebAssembly.Memory }>
+declare namespace init { let __wbindgen_wasm_module: WebAssembly.Module }
+export default init
+/** The same at once, sharing the memory of another Worker. */
+export function initSync(options: { module: WebAssembly.Module; memory: WebAssembly.Memory }): unknown
+/** Makes this Worker a thread of the engine; doesn't return. Only in the build with threads. */
+export function lendThread(): never
+/** How many such threads wait for something to do. Only in the build with threads. */
+export function idleThreads(): number

@@ -47,7 +47,7 @@ export const Sterna = {
    * (call it again to continue), `not_found`, `io`, `hash_mismatch`, `invalid_file`, `unsupported` as they say.
    */
   async load(source: Source, options: LoadOptions = {}): Promise<Model> {
-    const { backend = 'auto', device, contextLength, signal, onNotice = () => {} } = options
+    const { backend = 'auto', device, gpuTimeout, contextLength, signal, onNotice = () => {} } = options
     const from = wireSource(source, options)
     const name = options.name ?? defaultName(from.source)
     if (from.source.kind === 'address') persist()
@@ -55,7 +55,8 @@ export const Sterna = {
     try {
       await remote.call('engine', wireEngine(options), { signal })
       const info = await remote.call('load', {
-        ...from, backend, name, ...(device ? { device } : {}), ...(contextLength === undefined ? {} : { contextLength }),
+        ...from, backend, name, ...(device ? { device } : {}),
+        ...(gpuTimeout === undefined ? {} : { gpuTimeout }), ...(contextLength === undefined ? {} : { contextLength }),
       }, { signal, onItem: onItem(options) })
       return new Model(remote, info, onNotice, end)
     } catch (error) {

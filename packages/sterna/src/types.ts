@@ -52,6 +52,8 @@ export interface LoadOptions extends SourceOptions {
   backend?: 'auto' | 'cpu' | 'gpu'
   /** Which GPU, where there are two. */
   device?: 'high-performance' | 'low-power'
+  /** Milliseconds after which a GPU that doesn't answer is given up, and the CPU goes on; 60,000 as default. */
+  gpuTimeout?: number
   /** Tokens of context of a session; as default what the model was trained for, at most 4096. */
   contextLength?: number
   /** Threads on the CPU; more than one only where the page is cross-origin isolated. */
@@ -210,6 +212,7 @@ export interface WireEngine {
 export interface WireLoad extends WireSourceOptions {
   backend: 'auto' | 'cpu' | 'gpu'
   device?: 'high-performance' | 'low-power'
+  gpuTimeout?: number
   contextLength?: number
   name: string
 }

@@ -1,13 +1,13 @@
 //! Blocking calls for native programs, which may wait for an adapter.
 
 use super::{AdapterCaps, Device, adapter};
-use crate::{AdapterInfo, DeviceOptions, GpuError};
+use crate::{AdapterInfo, DeviceOptions, GpuError, wgpu};
 
 impl Device {
     /// All adapters, best first.
     pub fn adapters() -> Vec<AdapterInfo> {
         let adapters = pollster::block_on(adapter::adapters(&DeviceOptions::default()));
-        let infos = adapters.iter().map(|a| adapter::describe(&a.get_info()));
+        let infos = adapters.iter().map(adapter::describe);
         infos.collect()
     }
 
@@ -43,5 +43,34 @@ impl Device {
         adjust: impl FnOnce(&AdapterCaps, &mut DeviceOptions),
     ) -> Result<Device, GpuError> {
         pollster::block_on(Device::open_async(options, adjust))
+    }
+
+    /// Waits for a submission, or for all of them.
+    pub(crate) fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+        let polled = self.inner.wgpu.poll(wgpu::PollType::Wait {
+            submission_index: submission,
+            timeout: Some(self.inner.timeout),
+        });
+        self.check("waiting")?;
+        match polled {
+            Ok(_) => Ok(()),
+            Err(wgpu::PollError::Timeout) => Err(GpuError::Timeout {
+                seconds: self.inner.timeout.as_secs(),
+            }),
+            Err(error) => Err(GpuError::Refused {
+                what: "waiting".into(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// Runs callbacks, without waiting.
+    pub(crate) fn poll(&self) -> Result<(), GpuError> {
+        let polled = self.inner.wgpu.poll(wgpu::PollType::Poll);
+        self.check("polling")?;
+        polled.map(|_| ()).map_err(|error| GpuError::Refused {
+            what: "polling".into(),
+            reason: error.to_string(),
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::adapter;
 use crate::kernels::linear::has_matrix_units;
+use crate::wgpu::Adapter;
 use crate::{AdapterInfo, DeviceOptions, Features, Limits};
 
 /// An adapter, and what is negotiated with it if it is opened.
@@ -17,10 +18,10 @@ pub struct AdapterCaps {
 
 impl AdapterCaps {
     /// What `adapter` offers a device with `options`.
-    pub(super) fn of(adapter: &wgpu::Adapter, options: &DeviceOptions) -> AdapterCaps {
+    pub(super) fn of(adapter: &Adapter, options: &DeviceOptions) -> AdapterCaps {
         let negotiated = adapter::negotiate(adapter, options);
         AdapterCaps {
-            info: adapter::describe(&adapter.get_info()),
+            info: adapter::describe(adapter),
             features: negotiated.features,
             limits: negotiated.limits,
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::GpuError;
+use crate::{GpuError, wgpu};
 
 /// What has gone wrong with a device so far.
 #[derive(Debug, Default)]

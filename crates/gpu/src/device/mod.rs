@@ -4,9 +4,11 @@ mod adapter;
 #[cfg(not(target_arch = "wasm32"))]
 mod blocking;
 mod caps;
+mod disk_cache;
 mod health;
 mod pipelines;
 mod scopes;
+#[cfg(not(target_arch = "wasm32"))]
 mod trusted;
 mod waiting;
 
@@ -22,7 +24,7 @@ pub(crate) use waiting::{Arrivals, Awaited};
 use crate::kernels::linear::has_matrix_units;
 use crate::memory::{Buffer, Staging};
 use crate::shader::Shader;
-use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits, Tuning};
+use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits, Tuning, wgpu};
 use health::{Fault, Health};
 use pipelines::Pipelines;
 use scopes::Scopes;
@@ -42,8 +44,6 @@ struct Inner {
     limits: Limits,
     tuning: Tuning,
     timeout: Duration,
-    /// Nanoseconds per timestamp tick.
-    timestamp_ns: f32,
     health: Arc<Health>,
     memory: Arc<Account>,
     pipelines: Pipelines,
@@ -133,28 +133,16 @@ impl Device {
         let mut options = options.clone();
         adjust(&AdapterCaps::of(&adapter, &options), &mut options);
         let options = &options;
-        let info = adapter::describe(&adapter.get_info());
+        let info = adapter::describe(&adapter);
         let negotiated = adapter::negotiate(&adapter, options);
-        let descriptor = wgpu::DeviceDescriptor {
-            label: Some("sterna"),
-            required_features: negotiated.wgpu_features,
-            required_limits: negotiated.wgpu_limits,
-            experimental_features: if negotiated.features.cooperative_matrix {
-                trusted::experimental_features()
-            } else {
-                wgpu::ExperimentalFeatures::disabled()
-            },
-            ..Default::default()
-        };
-        let opened = adapter.request_device(&descriptor).await;
-        let (wgpu, queue) = opened.map_err(|error| GpuError::NoDevice {
+        let opened = adapter::open(&adapter, &negotiated).await;
+        let (wgpu, queue) = opened.map_err(|reason| GpuError::NoDevice {
             adapter: info.name.clone(),
-            reason: error.to_string(),
+            reason,
         })?;
         let health = Health::watch(&wgpu);
         let pipelines = Pipelines::new(&wgpu, &adapter, negotiated.features, options);
         let inner = Inner {
-            timestamp_ns: queue.get_timestamp_period(),
             wgpu,
             queue,
             info,
@@ -254,10 +242,6 @@ impl Device {
         &self.inner.memory
     }
 
-    pub(crate) fn timestamp_ns(&self) -> f32 {
-        self.inner.timestamp_ns
-    }
-
     /// A buffer to bind where a kernel does not use one.
     pub(crate) fn nothing(&self) -> Result<Buffer, GpuError> {
         if let Some(buffer) = self.inner.nothing.get() {
@@ -340,41 +324,33 @@ impl Device {
     pub(crate) fn take_scopes(&self) -> Vec<OpenScope> {
         self.inner.scopes.take()
     }
+}
 
-    /// Waits for a submission, or for all of them.
-    ///
-    /// Errors: [`GpuError::Unsupported`] in a browser, which can't block.
-    pub(crate) fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
-        if cfg!(target_arch = "wasm32") {
-            return Err(GpuError::Unsupported {
-                what: "waiting for the device".into(),
-                reason: "browsers can't block: await the result instead".into(),
-            });
-        }
-        let polled = self.inner.wgpu.poll(wgpu::PollType::Wait {
-            submission_index: submission,
-            timeout: Some(self.inner.timeout),
-        });
-        self.check("waiting")?;
-        match polled {
-            Ok(_) => Ok(()),
-            Err(wgpu::PollError::Timeout) => Err(GpuError::Timeout {
-                seconds: self.inner.timeout.as_secs(),
-            }),
-            Err(error) => Err(GpuError::Refused {
-                what: "waiting".into(),
-                reason: error.to_string(),
-            }),
-        }
+#[cfg(target_arch = "wasm32")]
+impl Device {
+    /// Errors: browsers can't block.
+    pub(crate) fn wait(&self, _: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+        Err(GpuError::Unsupported {
+            what: "waiting for the device".into(),
+            reason: "browsers can't block: await the result instead".into(),
+        })
     }
 
-    /// Runs callbacks, without waiting.
+    /// Stops waiting for a submission that isn't done in time: the device is taken for lost.
+    pub(crate) fn time_out(&self) {
+        let seconds = self.inner.timeout.as_secs_f64();
+        let health = &self.inner.health;
+        health.lose(format!("it didn't finish within {seconds} s"));
+        self.inner.wgpu.destroy();
+    }
+
+    /// How long to wait for a submission.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
+    /// Browsers run callbacks by themselves.
     pub(crate) fn poll(&self) -> Result<(), GpuError> {
-        let polled = self.inner.wgpu.poll(wgpu::PollType::Poll);
-        self.check("polling")?;
-        polled.map(|_| ()).map_err(|error| GpuError::Refused {
-            what: "polling".into(),
-            reason: error.to_string(),
-        })
+        self.check("polling")
     }
 }

@@ -1,20 +1,30 @@
 //! Pipelines: made once for each shader and set of constants, and cached on disk where that helps.
 
 use std::collections::HashMap;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Device, trusted};
+use super::Device;
+use super::disk_cache::DiskCache;
 use crate::shader::{Access, Shader, Target};
-use crate::{DeviceOptions, Features, GpuError};
+use crate::{DeviceOptions, Features, GpuError, wgpu};
 
 /// The shader compiler in use.
 const TARGET: Target = match cfg!(target_arch = "wasm32") {
     true => Target::Browser,
     false => Target::Native,
 };
+
+#[cfg(not(target_arch = "wasm32"))]
+use super::trusted::shader_module;
+
+/// A browser compiles with checks of its own.
+#[cfg(target_arch = "wasm32")]
+fn shader_module(
+    device: &wgpu::Device,
+    descriptor: wgpu::ShaderModuleDescriptor<'_>,
+) -> wgpu::ShaderModule {
+    device.create_shader_module(descriptor)
+}
 
 /// A compiled shader with its bind group layout.
 #[derive(Debug)]
@@ -36,7 +46,7 @@ pub(super) struct Pipelines {
     cache: Option<DiskCache>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic while the lock was held left the map consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -49,9 +59,7 @@ impl Pipelines {
         options: &DeviceOptions,
     ) -> Pipelines {
         let cache = match &options.pipeline_cache {
-            Some(folder) if features.pipeline_cache => {
-                DiskCache::open(device, &adapter.get_info(), folder)
-            }
+            Some(folder) if features.pipeline_cache => DiskCache::open(device, adapter, folder),
             _ => None,
         };
         let params_layout = (!features.immediates).then(|| {
@@ -124,7 +132,7 @@ impl Pipelines {
                 label: Some(shader.name),
                 source: wgpu::ShaderSource::Wgsl(text.into()),
             };
-            trusted::shader_module(device, descriptor)
+            shader_module(device, descriptor)
         });
         let entries: Vec<_> = (0..)
             .zip(shader.bindings)
@@ -163,7 +171,7 @@ impl Pipelines {
                 // Kernels write shared memory before they read it.
                 zero_initialize_workgroup_memory: false,
             },
-            cache: self.cache.as_ref().map(|cache| &cache.wgpu),
+            cache: self.cache.as_ref().map(DiskCache::wgpu),
         });
         Pipeline {
             wgpu: pipeline,
@@ -179,75 +187,4 @@ impl Pipelines {
             _ => Ok(false),
         }
     }
-}
-
-/// Compiled pipelines in a file: a checksum of eight bytes, then the driver's data.
-#[derive(Debug)]
-struct DiskCache {
-    wgpu: wgpu::PipelineCache,
-    path: PathBuf,
-    /// Checksum of the file's contents.
-    saved: Mutex<Option<u64>>,
-}
-
-impl DiskCache {
-    /// `None` if the driver can't cache pipelines.
-    fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, folder: &Path) -> Option<DiskCache> {
-        let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
-        // A file that is unreadable or incomplete is ignored and rewritten.
-        let file = std::fs::read(&path).unwrap_or_default();
-        let data = file
-            .split_first_chunk()
-            .filter(|(sum, data)| u64::from_le_bytes(**sum) == checksum(data));
-        let wgpu = trusted::pipeline_cache(device, data.map(|(_, data)| data));
-        Some(DiskCache {
-            wgpu,
-            path,
-            saved: Mutex::new(data.map(|(sum, _)| u64::from_le_bytes(*sum))),
-        })
-    }
-
-    fn save(&self) -> std::io::Result<bool> {
-        let Some(data) = self.wgpu.get_data() else {
-            return Ok(false);
-        };
-        let sum = checksum(&data);
-        let mut saved = lock(&self.saved);
-        if *saved == Some(sum) {
-            return Ok(false);
-        }
-        if let Some(folder) = self.path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        // Write under another name first: a reader sees the old file or the new one. The name is unique, as
-        // several processes and devices may save at once.
-        static SAVES: AtomicU64 = AtomicU64::new(0);
-        let n = SAVES.fetch_add(1, Ordering::Relaxed);
-        let partial = (self.path).with_extension(format!("{}-{n}.partial", std::process::id()));
-        let written = write_whole(&partial, &[&sum.to_le_bytes(), &data])
-            .and_then(|()| std::fs::rename(&partial, &self.path));
-        if written.is_err() {
-            // There may be no file, or no way to remove it; report the first error.
-            let _ = std::fs::remove_file(&partial);
-        }
-        written?;
-        *saved = Some(sum);
-        Ok(true)
-    }
-}
-
-/// Writes `parts` to a new file and syncs it.
-fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
-    let mut file = std::fs::File::create(path)?;
-    for part in parts {
-        file.write_all(part)?;
-    }
-    file.sync_all()
-}
-
-/// FNV-1a: detects accidents, not malice.
-fn checksum(data: &[u8]) -> u64 {
-    data.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }

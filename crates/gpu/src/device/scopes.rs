@@ -1,9 +1,11 @@
 //! Error scopes: what a device reports for a call, at once or, in a browser, later.
 
-use crate::GpuError;
+use crate::{Device, GpuError};
 
 #[cfg(not(target_arch = "wasm32"))]
 mod kept {
+    use crate::wgpu;
+
     /// Natively no scope stays open.
     #[derive(Debug)]
     pub(crate) enum OpenScope {}
@@ -40,6 +42,8 @@ mod kept {
     use std::fmt;
     use std::pin::Pin;
     use std::sync::{Mutex, PoisonError};
+
+    use crate::wgpu;
 
     /// A scope whose error a browser reports later.
     pub(crate) struct OpenScope {
@@ -85,7 +89,6 @@ mod kept {
 
 use std::task::{Context, Poll};
 
-use crate::Device;
 pub(crate) use kept::OpenScope;
 pub(super) use kept::Scopes;
 

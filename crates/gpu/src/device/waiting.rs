@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::{Device, GpuError};
+use crate::{Device, GpuError, wgpu};
 
 /// Outstanding callbacks of a submission, and whom to wake when they have run.
 #[derive(Debug, Clone)]

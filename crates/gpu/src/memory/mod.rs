@@ -1,6 +1,11 @@
 //! Device memory: buffers, pools of them, and how bytes get in and out.
 
 mod pool;
+#[cfg(not(target_arch = "wasm32"))]
+mod ring;
+#[cfg(target_arch = "wasm32")]
+#[path = "queue.rs"]
+mod ring;
 mod staging;
 mod upload;
 
@@ -16,7 +21,7 @@ pub use upload::Upload;
 use crate::device::Account;
 use crate::error::expect_most;
 use crate::record::ReadRange;
-use crate::{Device, GpuError};
+use crate::{Device, GpuError, wgpu};
 
 /// Memory on a device. Clones share the memory, which is freed with the last of them and with the last
 /// command that uses it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::{Device, GpuError};
+use crate::{Device, GpuError, wgpu};
 
 /// Buffers that can be mapped for reading, by size.
 #[derive(Debug, Default)]

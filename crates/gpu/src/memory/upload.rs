@@ -1,9 +1,7 @@
 //! Uploading weights to the device through a ring of mapped buffers of fixed size.
 
-use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-
 use super::Buffer;
+use super::ring::Ring;
 use crate::error::{expect, expect_most};
 use crate::{Device, GpuError};
 
@@ -14,15 +12,7 @@ use crate::{Device, GpuError};
 pub struct Upload {
     device: Device,
     slot_bytes: usize,
-    /// In the order in which they become free.
-    slots: VecDeque<Slot>,
-}
-
-#[derive(Debug)]
-struct Slot {
-    buffer: wgpu::Buffer,
-    /// The copy that reads it, and where its remapping is reported; `None` if it is mapped.
-    mapping: Option<(wgpu::SubmissionIndex, Receiver<bool>)>,
+    ring: Ring,
 }
 
 impl Upload {
@@ -33,25 +23,10 @@ impl Upload {
         expect("slots of an upload", n_slots.max(1), n_slots)?;
         let rounded = slot_bytes.max(4).next_multiple_of(4);
         expect("bytes of an upload's slot", rounded, slot_bytes)?;
-        let mut slots = VecDeque::with_capacity(n_slots);
-        for _ in 0..n_slots {
-            let buffer = device.checked("a staging buffer", || {
-                device.wgpu().create_buffer(&wgpu::BufferDescriptor {
-                    label: Some("upload"),
-                    size: slot_bytes as u64,
-                    usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
-                    mapped_at_creation: true,
-                })
-            })?;
-            slots.push_back(Slot {
-                buffer,
-                mapping: None,
-            });
-        }
         Ok(Upload {
             device: device.clone(),
             slot_bytes,
-            slots,
+            ring: Ring::new(device, slot_bytes, n_slots)?,
         })
     }
 
@@ -95,7 +70,8 @@ impl Upload {
             piece.clear();
             piece.resize(bytes.next_multiple_of(4), 0);
             fill(start, &mut piece[..bytes])?;
-            self.send(buffer, offset + start as u64, &piece)?;
+            self.ring
+                .send(&self.device, buffer, offset + start as u64, &piece)?;
         }
         Ok(())
     }
@@ -108,59 +84,5 @@ impl Upload {
             piece.copy_from_slice(&bytes[start..][..piece.len()]);
             Ok(())
         })
-    }
-
-    /// Sends one piece, whole words that fit a slot.
-    fn send(&mut self, to: &Buffer, offset: u64, piece: &[u8]) -> Result<(), GpuError> {
-        // A browser can't block on a slot; its queue has buffers of its own.
-        if cfg!(target_arch = "wasm32") {
-            return self.device.write(to, offset, piece);
-        }
-        let Some(mut slot) = self.slots.pop_front() else {
-            // Only if an earlier piece failed in this function.
-            return Err(refused("an earlier upload failed"));
-        };
-        if let Some((copied, mapping)) = slot.mapping.take() {
-            let mapped = loop {
-                match mapping.try_recv() {
-                    Ok(mapped) => break mapped,
-                    Err(TryRecvError::Empty) => self.device.wait(Some(copied.clone()))?,
-                    Err(TryRecvError::Disconnected) => break false,
-                }
-            };
-            if !mapped {
-                return Err(refused("a staging buffer could not be mapped"));
-            }
-        }
-        let bytes = piece.len() as u64;
-        let view = slot.buffer.get_mapped_range_mut(..bytes);
-        let mut view = view.map_err(|error| refused(&error.to_string()))?;
-        view.copy_from_slice(piece);
-        drop(view);
-        let copied = self.device.checked("uploading", || {
-            slot.buffer.unmap();
-            let mut encoder = self
-                .device
-                .wgpu()
-                .create_command_encoder(&Default::default());
-            encoder.copy_buffer_to_buffer(&slot.buffer, 0, to.wgpu(), offset, bytes);
-            self.device.queue().submit([encoder.finish()])
-        })?;
-        let (sender, receiver) = channel();
-        slot.buffer
-            .map_async(wgpu::MapMode::Write, .., move |result| {
-                // The receiver is gone if the upload was dropped.
-                let _ = sender.send(result.is_ok());
-            });
-        slot.mapping = Some((copied, receiver));
-        self.slots.push_back(slot);
-        Ok(())
-    }
-}
-
-fn refused(reason: &str) -> GpuError {
-    GpuError::Refused {
-        what: "uploading".into(),
-        reason: reason.into(),
     }
 }

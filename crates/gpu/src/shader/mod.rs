@@ -20,7 +20,7 @@ use crate::Features;
 pub enum Target {
     /// naga, in `wgpu`: enables subgroups by itself, and has immediates.
     Native,
-    /// A browser: requires `enable` directives, and has no immediates.
+    /// A browser: requires `enable` directives.
     Browser,
 }
 
@@ -101,7 +101,7 @@ impl Shader {
             });
             text.push('\n');
         }
-        if target == Target::Native && features.immediates {
+        if features.immediates {
             text.push_str(&self.source.replace(PARAMS, IMMEDIATE_PARAMS));
         } else {
             text.push_str(self.source);

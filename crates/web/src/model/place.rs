@@ -1,16 +1,21 @@
 //! Where a model is computed.
 
+use std::time::Duration;
+
 use sterna::{Error, ErrorCode, ModelFiles, Result};
 use sterna_engine::self_test::{SelfTestError, self_test};
 use sterna_engine::{BackendError, CacheType, Cpu, Gpu, ModelPlan};
-use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_gpu::{AdapterKind, Device, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
 
-use crate::options::{BackendChoice, ModelOptions, Reason};
+use crate::options::{BackendChoice, DevicePreference, ModelOptions, Reason};
 
 /// Bytes of weights from which on a GPU is taken unasked. Opening one, and compiling its kernels, takes longer
 /// than smaller models need for a whole answer.
 const PAYS_FROM: u64 = 64 << 20;
+
+/// How long a GPU may take for what was submitted, unless asked otherwise.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a model is to be loaded.
 pub(super) enum Place {
@@ -36,13 +41,20 @@ impl Place {
         if is_auto && memory_bytes < PAYS_FROM {
             return cpu("too_small", "small models are ready sooner on the CPU");
         }
-        if let Some(name) = &options.adapter
-            && is_auto
-            && is_software(name)
-        {
-            return cpu("software_adapter", &format!("{name} is software"));
-        }
-        match Device::open_async(&DeviceOptions::default(), |_, _| {}).await {
+        let timeout = options
+            .gpu_timeout
+            .map(|ms| Duration::try_from_secs_f64(ms / 1000.0));
+        let timeout = timeout.and_then(Result::ok).unwrap_or(TIMEOUT);
+        let device_options = DeviceOptions {
+            timeout,
+            low_power: options.device == DevicePreference::LowPower,
+            ..Default::default()
+        };
+        match Device::open_async(&device_options, |_, _| {}).await {
+            Ok(device) if is_auto && device.info().kind == AdapterKind::Software => {
+                let message = format!("{} is software", device.info().name);
+                cpu("software_adapter", &message)
+            }
             Ok(device) => {
                 let gpu = Gpu::new(device, options.threads, Isa::detect());
                 let activations = files.activations().unwrap_or_default();
@@ -65,14 +77,6 @@ fn because(code: &'static str, message: &str) -> Reason {
         code,
         message: message.to_owned(),
     }
-}
-
-/// Browsers say only by its name that an adapter is software.
-fn is_software(name: &str) -> bool {
-    let name = name.to_lowercase();
-    ["swiftshader", "llvmpipe", "basic render"]
-        .iter()
-        .any(|software| name.contains(software))
 }
 
 /// Compares each family of kernels that `plan` needs with the CPU.

@@ -44,12 +44,6 @@ async function inspectGpu(): Promise<Doctor['webgpu']> {
   }
 }
 
-/** What the browser calls the GPU; `undefined` if there is none. */
-export async function adapterName(): Promise<string | undefined> {
-  const adapter = await globalThis.navigator?.gpu?.requestAdapter().catch(() => null)
-  return adapter ? nameOf(adapter) : undefined
-}
-
 function nameOf({ info: { vendor, architecture, device, description } }: GPUAdapter): string {
   return [vendor, architecture, device, description].filter(Boolean).join(' ')
 }

@@ -13,7 +13,7 @@ export interface Engine {
   threads: number
 }
 
-type Build = Pick<typeof Wasm, 'Download' | 'Model' | 'sha256' | 'version' | 'default'> & Partial<Pick<typeof Wasm, 'initThreadPool'>>
+type Build = Pick<typeof Wasm, 'Download' | 'Model' | 'sha256' | 'version'>
 
 /** A module of one function with `i8x16.splat`. */
 const SIMD = new Uint8Array([
@@ -39,18 +39,35 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
   const threads = threadsFor(options)
   try {
     if (threads > 1) {
-      const build: Build = await import('../wasm-threads/sterna_web.js')
-      await build.default({ module_or_path: options.wasmUrl.threads ?? new URL('../wasm-threads/sterna_web_bg.wasm', import.meta.url) })
-      await build.initThreadPool!(threads)
+      const build = await import('../wasm-threads/sterna_web.js')
+      const { memory } = await build.default({ module_or_path: options.wasmUrl.threads ?? new URL('../wasm-threads/sterna_web_bg.wasm', import.meta.url) })
+      await startThreads(threads - 1, build.default.__wbindgen_wasm_module, memory)
+      // Each says that it is ready just before it is.
+      while (build.idleThreads() < threads - 1) await new Promise(resolve => setTimeout(resolve, 1))
       return { ...exportsOf(build), threads }
     }
-    const build: Build = await import('../wasm/sterna_web.js')
+    const build = await import('../wasm/sterna_web.js')
     await build.default({ module_or_path: options.wasmUrl.plain ?? new URL('../wasm/sterna_web_bg.wasm', import.meta.url) })
     return { ...exportsOf(build), threads }
   } catch (error) {
     // A page may be isolated and yet lack that build.
     if (threads > 1) return loadEngine({ ...options, threads: 1 })
     throw new SternaError('worker_failed', `The engine could not be loaded: ${(error as Error).message}`, { cause: error })
+  }
+}
+
+/** Starts `n` Workers that share this one's memory, and end with it. */
+async function startThreads(n: number, module: WebAssembly.Module, memory: WebAssembly.Memory): Promise<void> {
+  const threads = Array.from({ length: n }, () => new Worker(new URL('./thread.js', import.meta.url), { type: 'module', name: 'sterna-thread' }))
+  try {
+    await Promise.all(threads.map(thread => new Promise<void>((resolve, reject) => {
+      thread.addEventListener('message', () => resolve(), { once: true })
+      thread.addEventListener('error', event => reject(new Error(event.message || 'a thread could not be started')), { once: true })
+      thread.postMessage({ module, memory })
+    })))
+  } catch (error) {
+    for (const thread of threads) thread.terminate()
+    throw error
   }
 }
 

@@ -1,5 +1,8 @@
 //! Recorded commands: dispatches recorded once and run any number of times.
 
+#[cfg(not(target_arch = "wasm32"))]
+mod timing;
+
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use crate::device::{Arrivals, Awaited, OpenScope, Pipeline};
 use crate::error::expect;
 use crate::memory::Buffer;
 use crate::shader::{Params as ShaderParams, Shader};
-use crate::{Device, GpuError, Tuning};
+use crate::{Device, GpuError, Tuning, wgpu};
 
 /// Records dispatches.
 ///
@@ -26,6 +29,7 @@ pub struct Recorder {
 
 #[derive(Debug)]
 struct Dispatch {
+    #[cfg_attr(target_arch = "wasm32", allow(dead_code))] // of timings
     name: &'static str,
     pipeline: Arc<Pipeline>,
     buffers: wgpu::BindGroup,
@@ -234,12 +238,12 @@ impl Commands {
         self.dispatches.is_empty()
     }
 
-    /// Encodes some of the dispatches in a pass. The time after each goes to `times`, from query 1 on.
+    /// Encodes some of the dispatches in a pass, with what `after` each adds to it, given its number from 1 on.
     fn encode(
         &self,
         dispatches: Range<usize>,
         pass: &mut wgpu::ComputePass<'_>,
-        times: Option<&wgpu::QuerySet>,
+        after: impl Fn(&mut wgpu::ComputePass<'_>, u32),
     ) {
         let mut last: Option<&Arc<Pipeline>> = None;
         for (i, dispatch) in (1..).zip(&self.dispatches[dispatches]) {
@@ -258,9 +262,7 @@ impl Commands {
             }
             let [x, y] = dispatch.grid;
             pass.dispatch_workgroups(x, y, 1);
-            if let Some(set) = times {
-                pass.write_timestamp(set, i);
-            }
+            after(pass, i);
         }
     }
 }
@@ -298,6 +300,9 @@ pub struct Submission {
     scopes: Vec<OpenScope>,
     /// The submission has been waited for.
     was_awaited: bool,
+    /// When a browser's device is given up; natively those who wait have the time limit.
+    #[cfg(target_arch = "wasm32")]
+    timer: wgpu::Timer,
 }
 
 #[derive(Debug)]
@@ -353,6 +358,10 @@ impl Future for Submission {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        #[cfg(target_arch = "wasm32")]
+        if Pin::new(&mut this.timer).poll(cx).is_ready() {
+            this.device.time_out();
+        }
         this.device.check("waiting")?;
         while let Some(scope) = this.scopes.last_mut() {
             match scope.poll(&this.device, cx)? {
@@ -385,36 +394,11 @@ fn refused(reason: String) -> GpuError {
     }
 }
 
-/// Dispatches that are timed in a pass: a query set has at most 4096 queries, and one is for the beginning.
-const MAX_TIMED: usize = wgpu::QUERY_SET_MAX_QUERIES as usize - 1;
-
-/// Dispatches that are timed together.
-struct TimedPass<'a> {
-    commands: &'a Commands,
-    dispatches: Range<usize>,
-    /// The time before the first, and after each.
-    times: wgpu::QuerySet,
-    /// The offset of these in a buffer, in bytes.
-    resolved_at: u64,
-}
-
-impl TimedPass<'_> {
-    fn n_times(&self) -> u32 {
-        self.dispatches.len() as u32 + 1
-    }
-
-    /// Of its timestamps.
-    fn bytes(&self) -> u64 {
-        u64::from(self.n_times()) * u64::from(wgpu::QUERY_SIZE)
-    }
-
-    fn encode(&self, encoder: &mut wgpu::CommandEncoder, resolved: &wgpu::Buffer) {
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        pass.write_timestamp(&self.times, 0);
-        let dispatches = self.dispatches.clone();
-        (self.commands).encode(dispatches, &mut pass, Some(&self.times));
-        drop(pass);
-        encoder.resolve_query_set(&self.times, 0..self.n_times(), resolved, self.resolved_at);
+/// What timing gives without timestamps.
+fn untimed() -> GpuError {
+    GpuError::Unsupported {
+        what: "timing dispatches".into(),
+        reason: "the device has no timestamps".into(),
     }
 }
 
@@ -438,126 +422,10 @@ impl Device {
             if commands.iter().any(|commands| !commands.is_empty()) {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
                 for commands in commands {
-                    commands.encode(0..commands.len(), &mut pass, None);
+                    commands.encode(0..commands.len(), &mut pass, |_, _| {});
                 }
             }
         })
-    }
-
-    /// Runs commands and returns how long each dispatch took.
-    ///
-    /// Errors: [`GpuError::Unsupported`] without [`Features::timestamps`](crate::Features::timestamps);
-    /// as [`Device::submit`].
-    pub fn time(&self, commands: &[&Commands]) -> Result<Vec<Timing>, GpuError> {
-        self.expect_timestamps()?;
-        let mut passes = Vec::new();
-        let mut bytes = 0;
-        for commands in commands {
-            for first in (0..commands.len()).step_by(MAX_TIMED) {
-                let dispatches = first..commands.len().min(first + MAX_TIMED);
-                let pass = TimedPass {
-                    times: self.timestamps(dispatches.len() as u32 + 1)?,
-                    commands,
-                    dispatches,
-                    resolved_at: bytes,
-                };
-                bytes += pass
-                    .bytes()
-                    .next_multiple_of(wgpu::QUERY_RESOLVE_BUFFER_ALIGNMENT);
-                passes.push(pass);
-            }
-        }
-        if passes.is_empty() {
-            return Ok(Vec::new());
-        }
-        let ticks = self.ticks(bytes, |encoder, resolved| {
-            for pass in &passes {
-                pass.encode(encoder, resolved);
-            }
-        })?;
-        let timings = passes.iter().flat_map(|pass| {
-            let ticks = ticks.get(pass.resolved_at as usize / 8..);
-            let ticks = ticks.unwrap_or_default().windows(2);
-            let dispatches = &pass.commands.dispatches[pass.dispatches.clone()];
-            dispatches
-                .iter()
-                .zip(ticks)
-                .map(|(dispatch, ticks)| Timing {
-                    name: dispatch.name,
-                    grid: dispatch.grid,
-                    us: self.us(ticks),
-                })
-        });
-        Ok(timings.collect())
-    }
-
-    /// Runs commands and returns how long all of them took together, in microseconds.
-    ///
-    /// Errors: as [`Device::time`].
-    pub fn time_together(&self, commands: &[&Commands]) -> Result<f64, GpuError> {
-        self.expect_timestamps()?;
-        let times = self.timestamps(2)?;
-        let bytes = 2 * u64::from(wgpu::QUERY_SIZE);
-        let ticks = self.ticks(bytes, |encoder, resolved| {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            pass.write_timestamp(&times, 0);
-            for commands in commands {
-                commands.encode(0..commands.len(), &mut pass, None);
-            }
-            pass.write_timestamp(&times, 1);
-            drop(pass);
-            encoder.resolve_query_set(&times, 0..2, resolved, 0);
-        })?;
-        Ok(self.us(&ticks))
-    }
-
-    fn expect_timestamps(&self) -> Result<(), GpuError> {
-        if self.features().timestamps {
-            return Ok(());
-        }
-        Err(GpuError::Unsupported {
-            what: "timing dispatches".into(),
-            reason: "the device has no timestamps".into(),
-        })
-    }
-
-    fn timestamps(&self, n: u32) -> Result<wgpu::QuerySet, GpuError> {
-        self.checked("timing dispatches", || {
-            self.wgpu().create_query_set(&wgpu::QuerySetDescriptor {
-                label: None,
-                ty: wgpu::QueryType::Timestamp,
-                count: n,
-            })
-        })
-    }
-
-    /// Submits what `encode` records, and reads the timestamps that it writes to a buffer of `bytes`.
-    fn ticks(
-        &self,
-        bytes: u64,
-        encode: impl FnOnce(&mut wgpu::CommandEncoder, &wgpu::Buffer),
-    ) -> Result<Vec<u64>, GpuError> {
-        let resolved = self.checked("timing dispatches", || {
-            self.wgpu().create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: bytes,
-                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-                mapped_at_creation: false,
-            })
-        })?;
-        let range = 0..bytes;
-        let reads = [(&resolved, &range)].into_iter();
-        let submission = self.submit_with(reads, |encoder| encode(encoder, &resolved))?;
-        let read = submission.wait()?;
-        Ok(bytemuck::pod_collect_to_vec(
-            read.first().map_or(&[], |r| &r[..]),
-        ))
-    }
-
-    /// Microseconds from the first of two timestamps to the second.
-    fn us(&self, ticks: &[u64]) -> f64 {
-        let &[from, to] = ticks else { return 0.0 };
-        to.saturating_sub(from) as f64 * f64::from(self.timestamp_ns()) / 1000.0
     }
 
     /// Submits what `encode` records in an encoder, followed by copies of these ranges of buffers.
@@ -613,6 +481,21 @@ impl Device {
             arrivals,
             scopes: self.take_scopes(),
             was_awaited: false,
+            #[cfg(target_arch = "wasm32")]
+            timer: wgpu::Timer::new(self.timeout()),
         })
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Device {
+    /// Errors: browsers can't time dispatches.
+    pub fn time(&self, _: &[&Commands]) -> Result<Vec<Timing>, GpuError> {
+        Err(untimed())
+    }
+
+    /// Errors: as [`Device::time`].
+    pub fn time_together(&self, _: &[&Commands]) -> Result<f64, GpuError> {
+        Err(untimed())
     }
 }

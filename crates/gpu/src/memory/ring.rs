@@ -1,0 +1,98 @@
+//! Mapped buffers in which uploads wait for the device.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+use super::Buffer;
+use crate::{Device, GpuError, wgpu};
+
+/// Slots, in the order in which they become free.
+#[derive(Debug)]
+pub(super) struct Ring {
+    slots: VecDeque<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    buffer: wgpu::Buffer,
+    /// The copy that reads it, and where its remapping is reported; `None` if it is mapped.
+    mapping: Option<(wgpu::SubmissionIndex, Receiver<bool>)>,
+}
+
+impl Ring {
+    pub(super) fn new(
+        device: &Device,
+        slot_bytes: usize,
+        n_slots: usize,
+    ) -> Result<Ring, GpuError> {
+        let mut slots = VecDeque::with_capacity(n_slots);
+        for _ in 0..n_slots {
+            let buffer = device.checked("a staging buffer", || {
+                device.wgpu().create_buffer(&wgpu::BufferDescriptor {
+                    label: Some("upload"),
+                    size: slot_bytes as u64,
+                    usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+                    mapped_at_creation: true,
+                })
+            })?;
+            slots.push_back(Slot {
+                buffer,
+                mapping: None,
+            });
+        }
+        Ok(Ring { slots })
+    }
+
+    /// Sends one piece, whole words that fit a slot.
+    pub(super) fn send(
+        &mut self,
+        device: &Device,
+        to: &Buffer,
+        offset: u64,
+        piece: &[u8],
+    ) -> Result<(), GpuError> {
+        let Some(mut slot) = self.slots.pop_front() else {
+            // Only if an earlier piece failed in this function.
+            return Err(refused("an earlier upload failed"));
+        };
+        if let Some((copied, mapping)) = slot.mapping.take() {
+            let mapped = loop {
+                match mapping.try_recv() {
+                    Ok(mapped) => break mapped,
+                    Err(TryRecvError::Empty) => device.wait(Some(copied.clone()))?,
+                    Err(TryRecvError::Disconnected) => break false,
+                }
+            };
+            if !mapped {
+                return Err(refused("a staging buffer could not be mapped"));
+            }
+        }
+        let bytes = piece.len() as u64;
+        let view = slot.buffer.get_mapped_range_mut(..bytes);
+        let mut view = view.map_err(|error| refused(&error.to_string()))?;
+        view.copy_from_slice(piece);
+        drop(view);
+        let copied = device.checked("uploading", || {
+            slot.buffer.unmap();
+            let mut encoder = device.wgpu().create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(&slot.buffer, 0, to.wgpu(), offset, bytes);
+            device.queue().submit([encoder.finish()])
+        })?;
+        let (sender, receiver) = channel();
+        slot.buffer
+            .map_async(wgpu::MapMode::Write, .., move |result| {
+                // The receiver is gone if the upload was dropped.
+                let _ = sender.send(result.is_ok());
+            });
+        slot.mapping = Some((copied, receiver));
+        self.slots.push_back(slot);
+        Ok(())
+    }
+}
+
+fn refused(reason: &str) -> GpuError {
+    GpuError::Refused {
+        what: "uploading".into(),
+        reason: reason.into(),
+    }
+}
