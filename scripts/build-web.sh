@@ -1,24 +1,19 @@
 #!/usr/bin/env bash
-# Makes the engine of the npm package, packages/sterna/dist/wasm: the library in WebAssembly with its bindings.
+# Makes the engine of the npm package: the library in WebAssembly with its bindings, in packages/sterna/dist/wasm
+# and, with threads that share memory, in dist/wasm-threads.
 #
-#   build-web.sh [--dev]      --dev: quickly, without optimising the module for size and speed a second time
+#   build-web.sh [--dev]      --dev: quickly, without optimising the modules for size and speed a second time
 #
-# Needs rustup with the target wasm32-unknown-unknown (where rustup can't fetch that, scripts/wasm-toolchain.sh
-# makes a toolchain from Debian's packages). Takes wasm-bindgen from crates.io in the version of Cargo.lock, and
-# wasm-opt from packages/sterna/node_modules where `npm install` has put it.
+# Needs rustup with the target wasm32-unknown-unknown, and the sources of the standard library, which is compiled
+# again for threads (where rustup can't fetch them, scripts/wasm-toolchain.sh makes toolchains from Debian's
+# packages). Takes wasm-bindgen from crates.io in the version of Cargo.lock, and wasm-opt from
+# packages/sterna/node_modules where `npm install` has put it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
-out=packages/sterna/dist/wasm
+dist=packages/sterna/dist
 profile=wasm
 [ "${1:-}" != --dev ] || profile=wasm-dev
-
-if rustup target add wasm32-unknown-unknown; then
-  wasm=(cargo)
-else
-  scripts/wasm-toolchain.sh wasm
-  wasm=(cargo +wasm)
-fi
 
 version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p}' Cargo.lock)
 tools=$target/web-tools
@@ -28,21 +23,44 @@ if [ "$("$tools/bin/wasm-bindgen" --version 2>/dev/null)" != "wasm-bindgen $vers
     --target-dir "$tools/target" --quiet
 fi
 
-RUSTFLAGS="${RUSTFLAGS:-} -Ctarget-feature=+simd128" \
-  "${wasm[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
-mkdir -p "$out"
-"$tools/bin/wasm-bindgen" --target web --no-typescript --remove-name-section --remove-producers-section --out-dir "$out" \
-  "$target/wasm32-unknown-unknown/$profile/sterna_web.wasm"
+# module NAME: binds and optimises what was compiled, and says how large it is.
+module() {
+  local out=$dist/$1 compiled=$2
+  mkdir -p "$out"
+  "$tools/bin/wasm-bindgen" --target web --no-typescript --remove-name-section --remove-producers-section \
+    --out-dir "$out" "$compiled/wasm32-unknown-unknown/$profile/sterna_web.wasm"
+  local wasm=$out/sterna_web_bg.wasm wasm_opt=packages/sterna/node_modules/.bin/wasm-opt file brotli
+  if [ "$profile" = wasm ] && [ -x "$wasm_opt" ]; then
+    "$wasm_opt" -O3 --enable-simd --enable-bulk-memory --enable-nontrapping-float-to-int --enable-sign-ext \
+      --enable-mutable-globals --enable-reference-types --enable-multivalue --enable-bulk-memory-opt \
+      --enable-threads "$wasm" -o "$wasm.opt"
+    mv "$wasm.opt" "$wasm"
+  fi
+  for file in "$wasm" "$out/sterna_web.js"; do
+    brotli=$(node -e 'const z=require("zlib"),f=require("fs");console.log(z.brotliCompressSync(f.readFileSync(process.argv[1])).length)' "$file")
+    printf '%s: %d bytes, %d in brotli\n' "$file" "$(stat -c %s "$file")" "$brotli"
+  done
+}
 
-module=$out/sterna_web_bg.wasm
-wasm_opt=packages/sterna/node_modules/.bin/wasm-opt
-if [ "$profile" = wasm ] && [ -x "$wasm_opt" ]; then
-  "$wasm_opt" -O3 --enable-simd --enable-bulk-memory --enable-nontrapping-float-to-int --enable-sign-ext \
-    --enable-mutable-globals --enable-reference-types --enable-multivalue --enable-bulk-memory-opt \
-    "$module" -o "$module.opt"
-  mv "$module.opt" "$module"
+plain=(cargo)
+if ! rustup target add wasm32-unknown-unknown; then
+  scripts/wasm-toolchain.sh wasm
+  plain=(cargo +wasm)
 fi
-for file in "$module" "$out/sterna_web.js"; do
-  brotli=$(node -e 'const z=require("zlib"),f=require("fs");console.log(z.brotliCompressSync(f.readFileSync(process.argv[1])).length)' "$file")
-  printf '%s: %d bytes, %d in brotli\n' "$file" "$(stat -c %s "$file")" "$brotli"
-done
+flags=${RUSTFLAGS:-}
+RUSTFLAGS="$flags -Ctarget-feature=+simd128" \
+  "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
+module wasm "$target"
+
+# The standard library must have atomics too, and only unstable Cargo compiles it.
+threads=(env RUSTC_BOOTSTRAP=1 cargo -Zbuild-std=std,panic_abort)
+if ! rustup component add rust-src; then
+  scripts/wasm-toolchain.sh wasm-threads
+  threads=(cargo +wasm-threads)
+fi
+links=(--shared-memory --import-memory --max-memory=4294967296
+  --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base)
+RUSTFLAGS="$flags -Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-globals ${links[*]/#/-Clink-arg=}" \
+  "${threads[@]}" build --target wasm32-unknown-unknown --target-dir "$target/wasm-threads" \
+  --profile "$profile" -p sterna-web
+module wasm-threads "$target/wasm-threads"
