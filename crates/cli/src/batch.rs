@@ -82,7 +82,7 @@ fn parse_json(line: &str) -> Line {
             described(&other)
         )),
         Err(error) => Err(anyhow!(
-            "expected a JSON object, found text that is no JSON from column {} on",
+            "expected a JSON object, found text that is no JSON at column {}",
             error.column()
         )),
     };
@@ -495,7 +495,7 @@ mod tests {
             ),
             (
                 "b",
-                "expected a JSON object, found text that is no JSON from column 1 on",
+                "expected a JSON object, found text that is no JSON at column 1",
             ),
             ("[]", "expected a JSON object, found an array"),
             (

@@ -124,9 +124,17 @@ fn in_store(name: &str) -> Result<Option<store::Model>> {
     }
 }
 
+/// Whether `name` is an address, and neither a path nor a name in the store.
+pub(crate) fn is_address(name: &str) -> bool {
+    name.contains("://") && !name.starts_with(HUB)
+}
+
+/// What repositories of Hugging Face are often written with, and begins no address.
+const HUB: &str = "hf:";
+
 /// What to say of a name that means nothing here: what it may have been meant as.
 pub(crate) fn absent(name: &str) -> String {
-    if name.contains("://") && !name.starts_with("hf:") {
+    if is_address(name) {
         return format!(
             "{name}: expected a path or the name of a model in the store, found an address; \
              `sterna pull {name}` fetches it"
@@ -143,7 +151,7 @@ pub(crate) fn absent(name: &str) -> String {
 
 /// The address that `name` is, but for its beginning.
 fn near_address(name: &str) -> Option<String> {
-    let hub = name.strip_prefix("hf:").map(|id| id.trim_matches('/'));
+    let hub = name.strip_prefix(HUB).map(|id| id.trim_matches('/'));
     let (first, rest) = hub.unwrap_or(name).split_once('/')?;
     let is_repository = hub.is_some()
         || (portable_name(first) == first
@@ -462,6 +470,8 @@ pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
                 Some((folder, scale)) => bail!(
                     "--lora {name}: no folder of that name; if {folder} is the adapter, expected a number as its scale, found `{scale}`"
                 ),
+                // Adapters of Hugging Face's repositories are not fetched.
+                None if name.contains(['/', '\\']) => bail!("--lora {name}: no such folder"),
                 None => bail!("--lora {}", absent(name)),
             },
         },

@@ -138,7 +138,7 @@ fn a_line_that_is_no_prompt_leaves_the_others() {
         (
             1,
             Value::Null,
-            "line 3: expected a JSON object, found text that is no JSON from column 1 on",
+            "line 3: expected a JSON object, found text that is no JSON at column 2",
         ),
         (
             2,

@@ -81,7 +81,8 @@ impl PullVerb {
                 self.source
             );
         }
-        if origin.is_none() && !self.source.contains("://") && !Path::new(&self.source).exists() {
+        if origin.is_none() && !model::is_address(&self.source) && !Path::new(&self.source).exists()
+        {
             match self.source.as_str() {
                 BUILTIN => bail!(
                     "{BUILTIN}: expected a model from elsewhere, found the one inside this program, which needs no pull"
