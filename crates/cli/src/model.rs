@@ -236,7 +236,7 @@ fn fetched(address: &str) -> Result<Located> {
     let (meant, default) = source_and_name(address, &PullOptions::default())?;
     let is_source = |source: &str| source == meant;
     let known = store.list()?;
-    let copies = copies(&known, &is_source);
+    let copies = copies(&known, is_source);
     let known = pull::of_source(&known, &default, is_source);
     let name = known.map(|model| model.name.as_str());
     let limits = Limits {
