@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 use sterna::generate::{Event, Request, TextOptions};
 use sterna::native::Device;
 use sterna::sampling::SamplingOptions;
@@ -20,13 +21,17 @@ use crate::progress::Progress;
 use crate::prompt::{EMPTY_PROMPT, now};
 use crate::runtime::{self, StatsReport};
 
-/// A prompt of the file, and what differs for it from the flags.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A line of the file.
 pub(crate) struct Line {
-    /// Returned with the answer.
+    /// Returned with the result.
     id: Option<Value>,
-    prompt: Option<String>,
+    prompt: Result<Prompt>,
+}
+
+/// A prompt, and what differs for it from the flags.
+#[derive(Debug, Default)]
+struct Prompt {
+    text: Option<String>,
     messages: Option<Vec<Value>>,
     temperature: Option<f32>,
     top_k: Option<usize>,
@@ -38,18 +43,13 @@ pub(crate) struct Line {
     presence_penalty: Option<f32>,
     seed: Option<u64>,
     max_tokens: Option<usize>,
-    stop: Option<Stop>,
+    stop: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
-}
-
-/// The prompts in `text`, the content of the file called `name`: one on each line that isn't blank. If the
-/// first begins with `{`, all are JSON.
+/// The lines of `text`, the content of the file called `name`, that aren't blank: each a prompt. If the first
+/// begins with `{`, all are JSON.
+///
+/// Errors: there are none. A line that is no prompt has an error of its own.
 pub(crate) fn parse(name: &str, text: &str) -> Result<Vec<Line>> {
     let lines = text.lines().enumerate();
     let lines: Vec<(usize, &str)> = lines.filter(|(_, line)| !line.trim().is_empty()).collect();
@@ -58,35 +58,115 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Vec<Line>> {
     };
     let is_json = first.trim_start().starts_with('{');
     let lines = lines.into_iter().map(|(index, line)| match is_json {
-        true => parse_json(line).with_context(|| format!("{name}: line {}", index + 1)),
-        false => Ok(Line {
-            prompt: Some(line.to_owned()),
-            ..Line::default()
-        }),
-    });
-    lines.collect()
-}
-
-fn parse_json(line: &str) -> Result<Line> {
-    let line: Line = serde_json::from_str(line)?;
-    match (&line.prompt, &line.messages) {
-        (Some(_), None) | (None, Some(_)) => {}
-        (None, None) => bail!("expected `prompt` or `messages`, found neither"),
-        (Some(_), Some(_)) => bail!("expected `prompt` or `messages`, found both"),
-    }
-    if line.stops().iter().any(String::is_empty) {
-        bail!("`stop`: expected text that ends the answer, found none");
-    }
-    Ok(line)
-}
-
-impl Line {
-    fn stops(&self) -> &[String] {
-        match &self.stop {
-            None => &[],
-            Some(Stop::One(text)) => std::slice::from_ref(text),
-            Some(Stop::Several(texts)) => texts,
+        true => {
+            let Line { id, prompt } = parse_json(line);
+            let prompt = prompt.with_context(|| format!("line {}", index + 1));
+            Line { id, prompt }
         }
+        false => Line {
+            id: None,
+            prompt: Ok(Prompt {
+                text: Some(line.to_owned()),
+                ..Prompt::default()
+            }),
+        },
+    });
+    Ok(lines.collect())
+}
+
+fn parse_json(line: &str) -> Line {
+    let members = match serde_json::from_str(line) {
+        Ok(Value::Object(members)) => Ok(members),
+        Ok(other) => Err(anyhow!(
+            "expected a JSON object, found {}",
+            described(&other)
+        )),
+        Err(error) => Err(anyhow!(
+            "expected a JSON object, found text that is no JSON at column {}",
+            error.column()
+        )),
+    };
+    match members {
+        Ok(mut members) => Line {
+            id: members.remove("id").filter(|id| !id.is_null()),
+            prompt: Prompt::of(Members(members)),
+        },
+        Err(error) => Line {
+            id: None,
+            prompt: Err(error),
+        },
+    }
+}
+
+/// The members of a JSON object that have not been read yet.
+struct Members(Map<String, Value>);
+
+impl Members {
+    fn take<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
+        let value = self.0.remove(name).unwrap_or_default();
+        let found = described(&value);
+        serde_json::from_value(value)
+            .map_err(|_| anyhow!("`{name}`: expected {expected}, found {found}"))
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<f32>> {
+        self.take(name, "a number")
+    }
+
+    fn whole<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>> {
+        self.take(name, "a whole number of at least 0")
+    }
+}
+
+/// What `value` is, in words.
+fn described(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(value) => format!("the number {value}"),
+        Value::String(_) => "text".to_owned(),
+        Value::Array(_) => "an array".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+    }
+}
+
+impl Prompt {
+    fn of(mut members: Members) -> Result<Prompt> {
+        let stop = match members.0.remove("stop") {
+            Some(Value::String(text)) => Some(vec![text]),
+            Some(other) => {
+                members.0.insert("stop".to_owned(), other);
+                members.take("stop", "a text or an array of texts")?
+            }
+            None => None,
+        };
+        let prompt = Prompt {
+            text: members.take("prompt", "text")?,
+            messages: members.take("messages", "an array of messages")?,
+            temperature: members.number("temperature")?,
+            top_k: members.whole("top_k")?,
+            top_p: members.number("top_p")?,
+            min_p: members.number("min_p")?,
+            repeat_penalty: members.number("repeat_penalty")?,
+            repeat_last_n: members.whole("repeat_last_n")?,
+            frequency_penalty: members.number("frequency_penalty")?,
+            presence_penalty: members.number("presence_penalty")?,
+            seed: members.whole("seed")?,
+            max_tokens: members.whole("max_tokens")?,
+            stop: stop.unwrap_or_default(),
+        };
+        if let Some(name) = members.0.keys().next() {
+            bail!("expected `prompt` or `messages`, settings and `id`, found `{name}`");
+        }
+        match (&prompt.text, &prompt.messages) {
+            (Some(_), None) | (None, Some(_)) => {}
+            (None, None) => bail!("expected `prompt` or `messages`, found neither"),
+            (Some(_), Some(_)) => bail!("expected `prompt` or `messages`, found both"),
+        }
+        if prompt.stop.iter().any(String::is_empty) {
+            bail!("`stop`: expected text that ends the answer, found none");
+        }
+        Ok(prompt)
     }
 }
 
@@ -244,10 +324,11 @@ impl BatchOptions {
         scheduler: &mut Scheduler<Device>,
         sequence: SequenceId,
         index: usize,
-        mut line: Line,
+        line: Line,
     ) -> Result<Running, Box<Report>> {
-        let id = line.id.take();
-        let started = self.request(line).and_then(|request| {
+        let Line { id, prompt } = line;
+        let request = prompt.and_then(|prompt| self.request(prompt));
+        let started = request.and_then(|request| {
             let seed = request.sampler.config().seed;
             scheduler.start(sequence, request)?;
             Ok(seed)
@@ -267,50 +348,50 @@ impl BatchOptions {
         }
     }
 
-    fn request(&self, line: Line) -> Result<Request> {
+    fn request(&self, prompt: Prompt) -> Result<Request> {
         let all = &self.sampling;
         let sampling = SamplingOptions {
-            temperature: line.temperature.or(all.temperature),
-            top_k: line.top_k.or(all.top_k),
-            top_p: line.top_p.or(all.top_p),
-            min_p: line.min_p.or(all.min_p),
-            repeat_penalty: line.repeat_penalty.or(all.repeat_penalty),
-            repeat_last_n: line.repeat_last_n.or(all.repeat_last_n),
-            frequency_penalty: line.frequency_penalty.or(all.frequency_penalty),
-            presence_penalty: line.presence_penalty.or(all.presence_penalty),
-            seed: line.seed.or(all.seed),
+            temperature: prompt.temperature.or(all.temperature),
+            top_k: prompt.top_k.or(all.top_k),
+            top_p: prompt.top_p.or(all.top_p),
+            min_p: prompt.min_p.or(all.min_p),
+            repeat_penalty: prompt.repeat_penalty.or(all.repeat_penalty),
+            repeat_last_n: prompt.repeat_last_n.or(all.repeat_last_n),
+            frequency_penalty: prompt.frequency_penalty.or(all.frequency_penalty),
+            presence_penalty: prompt.presence_penalty.or(all.presence_penalty),
+            seed: prompt.seed.or(all.seed),
             ..SamplingOptions::default()
         };
         let sampler = Sampler::new(sampling.config(&self.recommended), self.n_vocab)?;
-        let stop_strings = [&self.stop_strings, line.stops()].concat();
+        let stop_strings = [&self.stop_strings[..], &prompt.stop].concat();
         Ok(Request {
-            max_tokens: line.max_tokens.unwrap_or(self.max_tokens),
+            max_tokens: prompt.max_tokens.unwrap_or(self.max_tokens),
             stop_ids: self.stop_ids.clone(),
             speculate: self.speculate,
             text: Some(TextOptions {
                 tokenizer: self.tokenizer.clone(),
                 stop_strings,
             }),
-            ..Request::new(self.ids(line)?, sampler)
+            ..Request::new(self.ids(prompt)?, sampler)
         })
     }
 
-    /// The tokens of the prompt of `line`.
-    fn ids(&self, line: Line) -> Result<Vec<u32>> {
+    /// The tokens of `prompt`.
+    fn ids(&self, prompt: Prompt) -> Result<Vec<u32>> {
         let Some(template) = &self.template else {
-            let prompt = line.prompt.ok_or_else(|| {
+            let text = prompt.text.ok_or_else(|| {
                 anyhow!("`messages`: expected `prompt`, as there is no chat template")
             })?;
-            return Ok(self.tokenizer.encode(&prompt, Encode::RAW)?);
+            return Ok(self.tokenizer.encode(&text, Encode::RAW)?);
         };
-        let mut messages = match (line.messages, line.prompt) {
+        let mut messages = match (prompt.messages, prompt.text) {
             (Some(messages), _) => messages,
-            (None, prompt) => {
-                let prompt = prompt.unwrap_or_default();
-                if prompt.trim().is_empty() {
+            (None, text) => {
+                let text = text.unwrap_or_default();
+                if text.trim().is_empty() {
                     bail!(EMPTY_PROMPT);
                 }
-                vec![json!({ "role": "user", "content": prompt })]
+                vec![json!({ "role": "user", "content": text })]
             }
         };
         if let Some(system) = &self.system
@@ -394,32 +475,57 @@ mod tests {
     fn lines_are_prompts_or_all_json() {
         let prompts = |text| -> Vec<String> {
             let lines = parse("f", text).unwrap().into_iter();
-            lines.map(|line| line.prompt.unwrap()).collect()
+            lines
+                .map(|line| line.prompt.unwrap().text.unwrap())
+                .collect()
         };
         assert_eq!(prompts("one\n\n two {\n"), ["one", " two {"]);
         assert_eq!(prompts("{\"prompt\": \"one\"}\r\n\n"), ["one"]);
-        for (text, message) in [
-            ("\n \n", "f: expected a prompt on each line, found none"),
-            (
-                "{}",
-                "f: line 1: expected `prompt` or `messages`, found neither",
-            ),
-            (
-                "{\"prompt\": \"a\"}\n\nb",
-                "f: line 3: expected value at line 1 column 1",
-            ),
+        let error = parse("f", "\n \n").err().unwrap().to_string();
+        assert_eq!(error, "f: expected a prompt on each line, found none");
+    }
+
+    #[test]
+    fn a_line_that_is_no_prompt_is_refused_alone() {
+        for (line, message) in [
+            ("{}", "expected `prompt` or `messages`, found neither"),
             (
                 r#"{"prompt": "a", "messages": []}"#,
-                "f: line 1: expected `prompt` or `messages`, found both",
+                "expected `prompt` or `messages`, found both",
+            ),
+            (
+                "b",
+                "expected a JSON object, found text that is no JSON at column 1",
+            ),
+            ("[]", "expected a JSON object, found an array"),
+            (
+                r#"{"prompt": 1}"#,
+                "`prompt`: expected text, found the number 1",
+            ),
+            (
+                r#"{"prompt": "a", "top_k": -1}"#,
+                "`top_k`: expected a whole number of at least 0, found the number -1",
             ),
             (
                 r#"{"prompt": "a", "stop": ["b", ""]}"#,
-                "f: line 1: `stop`: expected text that ends the answer, found none",
+                "`stop`: expected text that ends the answer, found none",
             ),
-            (r#"{"prompt": "a", "top_n": 1}"#, "unknown field `top_n`"),
+            (
+                r#"{"prompt": "a", "stop": 2}"#,
+                "`stop`: expected a text or an array of texts, found the number 2",
+            ),
+            (
+                r#"{"prompt": "a", "top_n": 1}"#,
+                "expected `prompt` or `messages`, settings and `id`, found `top_n`",
+            ),
         ] {
-            let error = format!("{:#}", parse("f", text).unwrap_err());
-            assert!(error.contains(message), "{error}");
+            let text = format!("{{\"prompt\": \"a\"}}\n\n{line}\n");
+            let mut lines = parse("f", &text).unwrap();
+            let error = lines.pop().unwrap().prompt.unwrap_err();
+            assert_eq!(format!("{error:#}"), format!("line 3: {message}"));
+            assert!(lines.pop().unwrap().prompt.is_ok());
         }
+        let line = parse_json(r#"{"id": 7, "prompt": null}"#);
+        assert!(line.id == Some(json!(7)) && line.prompt.is_err());
     }
 }

@@ -5,7 +5,7 @@
 //! on Windows, `~/.config`, `~/.local/share` and `~/.cache` elsewhere.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -55,6 +55,18 @@ fn cache() -> Result<PathBuf> {
     })
 }
 
+/// The path that `typed` means outside of a shell: `~/` is the home folder.
+pub(crate) fn expanded(typed: &str) -> PathBuf {
+    expanded_from(typed, env::home_dir())
+}
+
+fn expanded_from(typed: &str, home: Option<PathBuf>) -> PathBuf {
+    match (typed.strip_prefix("~/"), home) {
+        (Some(path), Some(home)) => home.join(path),
+        _ => Path::new(typed).to_owned(),
+    }
+}
+
 fn find(
     xdg: &str,
     windows: &str,
@@ -76,6 +88,15 @@ fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tilde_is_the_home_folder() {
+        let expanded = |typed| expanded_from(typed, Some("/home/me".into()));
+        assert_eq!(expanded("~/a b"), PathBuf::from("/home/me/a b"));
+        for typed in ["a/~/b", "~me/a", "/a"] {
+            assert_eq!(expanded(typed), PathBuf::from(typed));
+        }
+    }
 
     #[test]
     fn one_variable_beats_the_customs() {

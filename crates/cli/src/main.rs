@@ -42,8 +42,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 /// Run low-bit language models
 ///
 /// MODEL is a GGUF file (or the first of a split set), a folder with config.json and safetensors files, a
-/// package (a folder with manifest.json, its address, or its name in the store), an engine bundle (a folder
-/// with qmodel.tensors), or `builtin`: the small story teller inside this program.
+/// package (a folder with manifest.json), an engine bundle (a folder with qmodel.tensors), the address of a
+/// package, of a GGUF file or of a Hugging Face repository (https://huggingface.co/OWNER/REPO), the name of a
+/// model in the store, or `builtin`: the small story teller inside this program.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version)]
 struct Cli {
@@ -202,6 +203,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The pipe's reader has all it wants.
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,
+        Err(_) if interrupt::is_ending() => ExitCode::from(interrupt::EXIT_CODE),
         Err(error) => {
             output::error(format_args!("{error:#}"));
             exit_code(&error)

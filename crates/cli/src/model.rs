@@ -1,5 +1,6 @@
 //! Models as verbs name them: found, opened, loaded under a progress bar, and what is odd about them told.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use sterna::swap::{Revisions, SwappedGroup};
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::pull::{PullError, PullOptions, source_and_name};
-use sterna_delivery::store::{self, StoreError};
+use sterna_delivery::store::{self, StoreError, portable_name};
 use sterna_engine::plan::{HeadOptions, PlanOptions};
 use sterna_engine::{Backend, Model, ModelPlan, Session};
 use sterna_format::hf::GenerationConfig;
@@ -62,13 +63,16 @@ fn find(model: &str) -> Result<Located> {
     if model == BUILTIN {
         return Ok(builtin());
     }
+    let path = Path::new(model);
+    if !path.exists() && near_address(model).is_some() {
+        bail!(absent(model));
+    }
     if model.contains("://") {
         return fetched(model);
     }
-    let path = Path::new(model);
     // A name of the store can't look like a path in a folder.
     if !path.exists() && !model.contains(['/', '\\']) {
-        let stored = in_store(model)?.with_context(|| unknown(model))?;
+        let stored = in_store(model)?.with_context(|| absent(model))?;
         return Ok(Located::stored(stored)?);
     }
     Ok(Located::at(path)?)
@@ -97,7 +101,7 @@ impl PackagePlace {
         if path.exists() {
             return Ok(PackagePlace::Folder(path.to_owned()));
         }
-        let model = in_store(name)?.with_context(|| unknown(name))?;
+        let model = in_store(name)?.with_context(|| absent(name))?;
         Ok(PackagePlace::Stored(Arc::new(model)))
     }
 
@@ -120,7 +124,60 @@ fn in_store(name: &str) -> Result<Option<store::Model>> {
     }
 }
 
-/// What to say of a name that means nothing here: which names do.
+/// Whether `name` is an address, and neither a path nor a name in the store.
+pub(crate) fn is_address(name: &str) -> bool {
+    name.contains("://") && !name.starts_with(HUB)
+}
+
+/// What repositories of Hugging Face are often written with, and begins no address.
+const HUB: &str = "hf:";
+
+/// What to say of a name that means nothing here: what it may have been meant as.
+pub(crate) fn absent(name: &str) -> String {
+    if is_address(name) {
+        return format!(
+            "{name}: expected a path or the name of a model in the store, found an address; \
+             `sterna pull {name}` fetches it"
+        );
+    }
+    if let Some(address) = near_address(name) {
+        return format!("{name}: no such file or folder; if an address was meant, it is {address}");
+    }
+    match name.contains(['/', '\\']) {
+        true => format!("{name}: no such file or folder"),
+        false => unknown(name),
+    }
+}
+
+/// The address that `name` is, but for its beginning.
+fn near_address(name: &str) -> Option<String> {
+    let hub = name.strip_prefix(HUB).map(|id| id.trim_matches('/'));
+    let (first, rest) = hub.unwrap_or(name).split_once('/')?;
+    let is_repository = hub.is_some()
+        || (portable_name(first) == first
+            && portable_name(rest) == rest
+            && !first.contains('.')
+            && Path::new(rest)
+                .extension()
+                .is_none_or(|end| !is_of_model(end)));
+    if is_repository {
+        return Some(format!("https://huggingface.co/{first}/{rest}"));
+    }
+    let (host, port) = first.split_once(':').unwrap_or((first, "80"));
+    let is_host = (host.contains('.') || host == "localhost" || first != host)
+        && !host.starts_with('.')
+        && portable_name(host) == host
+        && port.parse::<u16>().is_ok();
+    is_host.then(|| format!("https://{name}"))
+}
+
+/// Whether files with this extension are models, or parts of them.
+fn is_of_model(extension: &OsStr) -> bool {
+    let extensions = ["gguf", "safetensors", "json"];
+    (extensions.iter()).any(|known| extension.eq_ignore_ascii_case(known))
+}
+
+/// What to say of a name that no model has: which ones have names.
 fn unknown(name: &str) -> String {
     const SHOWN: usize = 5;
     let models = pull::store().and_then(|store| Ok(store.list()?));
@@ -176,9 +233,10 @@ fn with_advice(error: sterna::Error) -> anyhow::Error {
 /// the store. One that can't be reached is taken as it was last.
 fn fetched(address: &str) -> Result<Located> {
     let store = pull::store()?;
-    let (_, default) = source_and_name(address, &PullOptions::default())?;
-    let is_source = |source: &str| source == address;
+    let (meant, default) = source_and_name(address, &PullOptions::default())?;
+    let is_source = |source: &str| source == meant;
     let known = store.list()?;
+    let copies = copies(&known, is_source);
     let known = pull::of_source(&known, &default, is_source);
     let name = known.map(|model| model.name.as_str());
     let limits = Limits {
@@ -211,12 +269,22 @@ fn fetched(address: &str) -> Result<Located> {
                 "{error:#}; using `{name}` as it is in the store"
             ));
         }
+        (Some(PullError::NameInUse { .. }), None) if !copies.is_empty() => bail!(
+            "{address}: the store has it as {}; expected one of these names",
+            copies.join(" and ")
+        ),
         (Some(error), _) => return Err(pull::with_advice(error)),
     }
     let models = store.list()?;
     let model = pull::of_source(&models, &default, is_source);
     let model = model.with_context(|| format!("{address}: not in the store"))?;
     Ok(Located::stored(store.model(&model.name)?)?)
+}
+
+/// The names of those of `models` whose source is as `is_source` says.
+fn copies(models: &[store::Listed], is_source: impl Fn(&str) -> bool) -> Vec<String> {
+    let copies = models.iter().filter(|model| is_source(&model.entry.source));
+    copies.map(|model| model.name.clone()).collect()
 }
 
 /// Tells what is odd.
@@ -396,7 +464,17 @@ pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
     let named = folder.to_str().filter(|_| !folder.exists());
     let located = match named {
         Some(name) if name.contains("://") => Some(fetched(name)?),
-        Some(name) => in_store(name)?.map(Located::stored).transpose()?,
+        Some(name) => match in_store(name)? {
+            Some(stored) => Some(Located::stored(stored)?),
+            None => match name.rsplit_once('=') {
+                Some((folder, scale)) => bail!(
+                    "--lora {name}: no folder of that name; if {folder} is the adapter, expected a number as its scale, found `{scale}`"
+                ),
+                // Adapters of Hugging Face's repositories are not fetched.
+                None if name.contains(['/', '\\']) => bail!("--lora {name}: no such folder"),
+                None => bail!("--lora {}", absent(name)),
+            },
+        },
         None => None,
     };
     let files = located.map_or_else(|| Arc::new(LocalFolder::new(folder)) as _, |at| at.files);
@@ -407,6 +485,37 @@ pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_nearly_an_address_is_told_from_a_path() {
+        for (name, address) in [
+            ("owner/repo-GGUF", "https://huggingface.co/owner/repo-GGUF"),
+            (
+                "owner/Llama-3.2-1B",
+                "https://huggingface.co/owner/Llama-3.2-1B",
+            ),
+            ("hf:owner/repo", "https://huggingface.co/owner/repo"),
+            ("hf://owner/repo/", "https://huggingface.co/owner/repo"),
+            ("example.org/a/x.gguf", "https://example.org/a/x.gguf"),
+            ("localhost:8765/tiny", "https://localhost:8765/tiny"),
+        ] {
+            assert_eq!(near_address(name).as_deref(), Some(address));
+        }
+        for name in [
+            "tiny",
+            "models/x.gguf",
+            "models/x.GGUF",
+            "no/such/folder",
+            "./owner/repo",
+            "../a",
+            "/a/b",
+            "~/a",
+            "https://example.org/a",
+            "C:/models/x",
+        ] {
+            assert_eq!(near_address(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn names_differ_by_their_letters() {

@@ -22,6 +22,15 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
     )
 }
 
+/// Parses a maximum number of tokens.
+pub(crate) fn max_tokens(text: &str) -> Result<usize, String> {
+    let range = format!("a whole number from 0 to {}", usize::MAX);
+    parse(
+        text,
+        &format!("{range}; without a maximum, the answer is as long as fits"),
+    )
+}
+
 /// Parses a number.
 pub(crate) fn number(text: &str) -> Result<f32, String> {
     parse(text, "a number")
@@ -42,6 +51,10 @@ mod tests {
         assert!(positive("0").unwrap_err().contains("from 1 to"));
         for text in ["-1", "", "1.5", "x", "18446744073709551616"] {
             assert!(whole(text).is_err() && positive(text).is_err(), "{text}");
+            assert!(
+                max_tokens(text).unwrap_err().contains("from 0 to"),
+                "{text}"
+            );
             assert!(seed(text).unwrap_err().contains("from 0 to"), "{text}");
         }
         assert_eq!(number("x"), Err("expected a number".to_owned()));

@@ -13,6 +13,7 @@ use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::store::{Listed, Store, StoreError};
 use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
+use crate::interrupt::Transfer;
 use crate::output::Bytes;
 use crate::progress::Progress;
 use crate::{folders, output, trust};
@@ -86,6 +87,11 @@ fn taken() -> Vec<String> {
     vec![BUILTIN.to_owned()]
 }
 
+/// Whether no model in the store may be called `name`.
+pub(crate) fn is_taken(name: &str) -> bool {
+    taken().iter().any(|taken| taken.eq_ignore_ascii_case(name))
+}
+
 /// Begins the source of packages that were made on this machine; their model's path and state come after.
 pub(crate) const CONVERTED: &str = "convert:";
 
@@ -93,6 +99,27 @@ pub(crate) const CONVERTED: &str = "convert:";
 pub(crate) fn made_from(source: &str) -> Option<&str> {
     let (path, _state) = source.strip_prefix(CONVERTED)?.rsplit_once('#')?;
     Some(path)
+}
+
+/// What a model with this `source` came from, in words.
+pub(crate) fn origin_in_words(source: &str) -> String {
+    match made_from(source) {
+        Some(path) => format!("converted from {path}"),
+        None => format!("from {source}"),
+    }
+}
+
+/// A name like `name` that no model in the store has.
+pub(crate) fn free_name(name: &str) -> String {
+    let models = store().and_then(|store| Ok(store.list()?));
+    // What can't be listed doesn't hinder advice.
+    let models = models.unwrap_or_default();
+    let is_free = |name: &String| {
+        let is_it = |model: &Listed| model.name.eq_ignore_ascii_case(name);
+        !models.iter().any(is_it)
+    };
+    let mut names = (2_u32..).map(|n| format!("{name}-{n}"));
+    names.find(is_free).expect("numbers outnumber models")
 }
 
 /// Fetches the model at `address` into `store`; shows how far it is.
@@ -132,15 +159,21 @@ pub(crate) fn begin(
     name: Option<&str>,
     limits: Limits,
 ) -> Result<Arc<IncomingPackage>> {
+    let transfer = Transfer::begin()?;
     let options = PullOptions {
         name: name.map(str::to_owned),
         limits,
+        cancel: transfer.cancel(),
         hub: Some(Hub::from_env()?),
         taken: taken(),
         ..PullOptions::default()
     };
     let shown = Shown::default();
-    let notify = move |event: Event<'_>| shown.event_of_incoming(event);
+    let notify = move |event: Event<'_>| {
+        // Ends with the thread that fetches.
+        let _ = &transfer;
+        shown.event_of_incoming(event);
+    };
     let address = address.to_owned();
     Ok(IncomingPackage::begin(
         store,
@@ -163,11 +196,23 @@ pub(crate) fn read_remote_package(address: &str) -> Result<Package> {
 /// The error, with what the user can do about it.
 pub(crate) fn with_advice(error: PullError) -> anyhow::Error {
     let advice = match &error {
-        PullError::NameInUse { address, name, .. } => format!(
-            "; `sterna pull {address} NAME` keeps both, `sterna pull {address} {name} --replace` this one alone"
-        ),
-        PullError::NameTaken { address, .. } => {
-            format!("; `sterna pull {address} NAME` fetches it")
+        PullError::NameInUse {
+            address,
+            name,
+            existing,
+        } => {
+            let (origin, free) = (origin_in_words(existing), free_name(name));
+            return anyhow!(
+                "{address}: the store has another model called `{name}`, {origin}; `sterna pull {address} {free}` \
+                 fetches this one as `{free}`, `sterna pull {address} {name} --replace` in its place"
+            );
+        }
+        PullError::NameTaken { address, name } => {
+            let free = free_name(name);
+            return anyhow!(
+                "{address}: `{name}` stands for another model; `sterna pull {address} {free}` fetches this one as \
+                 `{free}`"
+            );
         }
         PullError::NoManifest { from } if Path::new(from).is_dir() => format!(
             "; if it is a model's folder, it runs as it is, and `sterna convert {from} OUT` makes a package of it"

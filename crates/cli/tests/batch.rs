@@ -126,18 +126,48 @@ fn a_prompt_that_fails_leaves_the_others() {
 }
 
 #[test]
-fn what_is_no_batch_is_refused() {
-    for (prompts, message) in [
-        ("", "expected a prompt on each line, found none"),
-        ("{\"prompt\": 1}", "-: line 1: invalid type"),
+fn a_line_that_is_no_prompt_leaves_the_others() {
+    let prompts = "\u{feff}{\"prompt\": \"What is 3 plus 4?\"}\n\nnonsense\n{\"prompt\": 1, \"id\": \"a\"}\n\
+                   {\"id\": \"b\"}\n{\"prompt\": \"Who are you?\", \"max_tokens\": 2}\n";
+    let (results, output) = batch(prompts, &["--temp", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("3 of 5 prompts failed"), "{stderr}");
+    assert_eq!(results[0]["text"], " 3 plus 4 is 7.");
+    for (i, id, message) in [
         (
-            "{\"prompt\": \"a\"}\n{}",
-            "-: line 2: expected `prompt` or `messages`, found neither",
+            1,
+            Value::Null,
+            "line 3: expected a JSON object, found text that is no JSON at column 2",
+        ),
+        (
+            2,
+            json!("a"),
+            "line 4: `prompt`: expected text, found the number 1",
+        ),
+        (
+            3,
+            json!("b"),
+            "line 5: expected `prompt` or `messages`, found neither",
         ),
     ] {
+        assert_eq!(results[i]["index"], i);
+        assert_eq!(
+            (&results[i]["id"], &results[i]["error"]),
+            (&id, &json!(message))
+        );
+    }
+    assert_eq!(results[4]["text"], " I am");
+    assert_eq!(results.len(), 5);
+}
+
+#[test]
+fn an_empty_batch_is_refused() {
+    for prompts in ["", "\u{feff}", " \n\n"] {
         let (results, output) = batch(prompts, &[]);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let message = "-: expected a prompt on each line, found none";
         assert!(results.is_empty() && stderr.contains(message), "{stderr}");
     }
 }

@@ -113,3 +113,29 @@ fn the_summary_says_what_the_file_is() {
     let error = convert(&[text(&adapter), text(&other), "--to", "gguf"]).unwrap_err();
     assert!(error.contains("found an adapter"), "{error}");
 }
+
+#[test]
+fn the_name_of_the_output_says_what_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = testdata("reference-logits/llama");
+    let out = |name: &str| dir.path().join(name);
+    for (name, flags, is_file) in [
+        ("a.gguf", &[][..], true),
+        ("b.GGUF", &[], true),
+        ("c", &[], false),
+        ("d.gguf", &["--to", "package"], false),
+        ("e", &["--to", "gguf"], true),
+    ] {
+        convert(&[&[text(&model), text(&out(name))], flags].concat()).unwrap();
+        assert_eq!(out(name).is_file(), is_file, "{name}");
+    }
+    assert_eq!(
+        fs::read(out("a.gguf")).unwrap(),
+        fs::read(out("e")).unwrap()
+    );
+    // Also where files are looked for.
+    let folder = out("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::rename(out("b.GGUF"), folder.join("b.GGUF")).unwrap();
+    stdout(&["inspect", text(&folder)]);
+}

@@ -86,13 +86,55 @@ fn truncated_files_are_refused() {
         let path = dir.path().join(Path::new(file).file_name().unwrap());
         for len in lengths {
             fs::write(&path, &bytes[..len]).unwrap();
-            let found = inspect(&path);
+            let found = failure(&["inspect", path.to_str().unwrap()]);
             assert!(
                 found.contains(path.to_str().unwrap()),
                 "{len} bytes: {found}"
             );
         }
     }
+}
+
+/// What `sterna` says on standard error when it fails with `args`.
+fn failure(args: &[&str]) -> String {
+    let output = sterna(args);
+    assert_eq!(output.status.code(), Some(1), "sterna {args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn the_header_of_a_truncated_file_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = testdata("stories260K/stories260K-q8_0.gguf");
+    let bytes = fs::read(&whole).unwrap();
+    let path = dir.path().join("cut.gguf");
+    fs::write(&path, &bytes[..300_000]).unwrap();
+    let described = |path: &Path| -> serde_json::Value {
+        let output = sterna(&["inspect", path.to_str().unwrap(), "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let (found, expected) = (described(&path), described(&whole));
+    for key in [
+        "format",
+        "architecture",
+        "metadata",
+        "tensors",
+        "n_parameters",
+        "types",
+    ] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+    let args = ["inspect", path.to_str().unwrap()];
+    let shown = String::from_utf8(sterna(&args).stdout).unwrap();
+    assert!(shown.contains("can't run"), "{shown}");
+    let error = failure(&args);
+    assert!(
+        error.starts_with("error: ") && error.contains("cut.gguf"),
+        "{error}"
+    );
+    // Nothing can be said of half a header.
+    fs::write(&path, &bytes[..5_000]).unwrap();
+    inspect(&path);
 }
 
 #[test]
@@ -378,12 +420,68 @@ fn what_is_no_name_or_no_package_is_said_to_be_that() {
             &["diff", "builtin", "builtin"],
             "error: builtin: expected a package, found the model inside this program; `sterna convert builtin",
         ),
+        (
+            &["verify", "builtin"],
+            "error: builtin: expected a package, found the model inside this program",
+        ),
+        (
+            &["pull", "builtin"],
+            "error: builtin: expected a model from elsewhere, found the one inside this program",
+        ),
     ] {
         let found = refusal(args);
         assert!(
             found.starts_with(message),
             "`{found}` does not say `{message}`"
         );
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said_to_be_missing_and_what_was_meant_is_named() {
+    let nowhere = "no such file or folder, and no model of that name in the store, which ";
+    for (args, message) in [
+        (&["pull", "nope"][..], format!("nope: {nowhere}")),
+        (&["verify", "nope"], format!("nope: {nowhere}")),
+        (&["run", "nope", "-p", "x"], format!("nope: {nowhere}")),
+        (
+            &["run", "-p", "x", "--lora", "nope"],
+            format!("--lora nope: {nowhere}"),
+        ),
+        (
+            &["run", "-p", "x", "--lora", "dir=x"],
+            "--lora dir=x: no folder of that name; if dir is the adapter, expected a number as its scale, \
+             found `x`"
+                .to_owned(),
+        ),
+        (
+            &["convert", "builtin", "no/such/out"],
+            "no/such/out: expected a folder to write it into, found none at no/such".to_owned(),
+        ),
+        (
+            &["convert", "builtin", "no/such/out.gguf"],
+            "no/such/out.gguf: expected a folder to write it into, found none at no/such".to_owned(),
+        ),
+        (
+            &["run", "owner/repo-GGUF", "-p", "x"],
+            "if an address was meant, it is https://huggingface.co/owner/repo-GGUF".to_owned(),
+        ),
+        (
+            &["pull", "hf://owner/repo"],
+            "if an address was meant, it is https://huggingface.co/owner/repo".to_owned(),
+        ),
+        (
+            &["tokenize", "example.org/x.gguf", "--text", "x"],
+            "if an address was meant, it is https://example.org/x.gguf".to_owned(),
+        ),
+        (
+            &["serve", "https://example.org/x", "--port", "0"],
+            "found an address; `sterna pull https://example.org/x` fetches it".to_owned(),
+        ),
+    ] {
+        let found = refusal(args);
+        assert!(found.contains(&message), "`{found}` does not say `{message}`");
+        assert!(!found.contains("os error"), "{found}");
     }
 }
 

@@ -131,7 +131,7 @@ fn hints_are_written_shown_and_given() {
     ];
     let message = refusal(&args);
     assert!(
-        message.contains("--kernel-hint: expected --to package"),
+        message.contains("--kernel-hint: expected a package"),
         "{message}"
     );
 }

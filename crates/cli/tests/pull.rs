@@ -543,13 +543,14 @@ fn names_that_are_taken_are_not_given_to_another_model() {
     ] {
         let error = refusal(&home, args);
         assert!(
-            error.contains("stands for another model") && error.contains("NAME`"),
+            error.contains("stands for another model; `sterna pull")
+                && error.to_lowercase().contains(" builtin-2` fetches"),
             "{error}"
         );
     }
     json_of(&home, &["pull", text(&folder), "m", "--json"]);
     let error = refusal(&home, &["pull", text(&other), "m"]);
-    for part in [text(&folder), text(&other), "--replace`", " NAME`"] {
+    for part in [text(&folder), text(&other), "--replace`", " m-2` fetches"] {
         assert!(error.contains(part), "{part}: {error}");
     }
     assert_eq!(
@@ -804,6 +805,11 @@ fn the_address_of_a_gguf_file_is_a_model() {
         listed.contains("stories-rdrr") && listed.contains("convert:stories#"),
         "{listed}"
     );
+    let (_, listed, _) = sterna(&home, &["list"]);
+    assert!(
+        listed.contains("converted from stories") && !listed.contains('#'),
+        "{listed}"
+    );
     // A server that is gone is no reason not to answer.
     let gone = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -813,6 +819,116 @@ fn the_address_of_a_gguf_file_is_a_model() {
     assert!(!ok && error.contains("other.gguf"), "{error}");
     let error = refusal(&home, &["pull", &address, "--mirror", &server.url]);
     assert!(error.contains("expected no mirrors"), "{error}");
+}
+
+#[test]
+fn what_a_clash_of_names_advises_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let files = dir.path().join("files");
+    let file = testdata("stories260K/stories260K-q8_0.gguf");
+    for folder in ["a", "b"] {
+        fs::create_dir_all(files.join(folder)).unwrap();
+        fs::copy(&file, files.join(folder).join("model.gguf")).unwrap();
+    }
+    let server = Server::start(&files);
+    let address = |folder: &str| format!("{}/{folder}/model.gguf", server.url);
+    let read = |model: &str| sterna(&home, &["tokenize", model, "--text", "Once"]);
+    assert!(read(&address("a")).0);
+    let (ok, _, error) = read(&address("b"));
+    let advice = format!("`sterna pull {} model-2` fetches", address("b"));
+    assert!(!ok && error.contains(&advice), "{error}");
+    assert!(sterna(&home, &["pull", &address("b"), "model-2"]).0);
+    assert!(read(&address("b")).0 && read("model-2").0);
+    // Which of two is meant isn't known, and no further one would help.
+    assert!(sterna(&home, &["cp", "model-2", "model-3"]).0);
+    let error = refusal(&home, &["tokenize", &address("b"), "--text", "Once"]);
+    assert!(
+        error.contains("the store has it as model-2 and model-3"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_address_of_a_manifest_stands_for_its_package() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let package = copy_of(SAMPLE, dir.path().join("package"));
+    let server = Server::start(&package);
+    let pull = |address: &str, more: &[&str]| {
+        let args = [&["pull", address], more, &["--json"]].concat();
+        json_of(&home, &args)["source"].as_str().unwrap().to_owned()
+    };
+    let address = format!("{}/manifest.json", server.url);
+    assert_eq!(pull(&address, &["m"]), server.url);
+    let manifest = package.join("manifest.json");
+    assert_eq!(pull(text(&manifest), &["n"]), text(&package));
+    let error = refusal(&home, &["pull", &server.url, "m", "--file", "Q4_0"]);
+    assert!(
+        error.contains("expected a repository to choose the file `Q4_0` of"),
+        "{error}"
+    );
+}
+
+/// Bytes of the largest file in `folder` and the folders in it.
+#[cfg(unix)]
+fn largest_file(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.path() {
+        path if path.is_dir() => largest_file(&path),
+        path => path.metadata().map_or(0, |metadata| metadata.len()),
+    });
+    sizes.max().unwrap_or(0)
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_pull_of_a_small_file_is_named() {
+    const LEN: usize = 100_000;
+    let dir = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/tiny.gguf", listener.local_addr().unwrap());
+    // Its length, and then half of it.
+    let serving = thread::spawn(move || {
+        let mut kept = Vec::new();
+        for len in [1, LEN] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            lines.find(|line| line.is_empty());
+            let range = format!("bytes 0-{}/{LEN}", len - 1);
+            let head = format!("Content-Range: {range}\r\nContent-Length: {len}\r\nETag: \"x\"");
+            let head = format!("HTTP/1.1 206 X\r\nConnection: close\r\n{head}\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&vec![b'G'; len.div_ceil(2)]).unwrap();
+            kept.push(stream);
+        }
+        kept
+    });
+    let child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["run", &address, "-p", "x"])
+        .env("STERNA_HOME", dir.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _open = serving.join().unwrap();
+    while largest_file(dir.path()) < LEN as u64 / 2 {
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let pid = child.id().to_string();
+    let killed = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(killed.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{error}");
+    assert!(
+        error.contains("what has arrived is kept") && !error.contains("error:"),
+        "{error}"
+    );
+    let (_, _, error) = sterna(dir.path(), &["list"]);
+    assert!(
+        error.contains("interrupted pull of `tiny` left 48.8 KiB"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -353,6 +353,12 @@ fn a_prompt_may_come_from_a_file() {
     let file = file.to_str().unwrap();
     let args = ["run", "-f", file, "--temp", "0"];
     assert_eq!(stdout(&args), "3 plus 4 is 7.\n");
+    // As some editors begin it.
+    let ids = |args: &[&str]| json(args)["ids"].clone();
+    let expected = ids(&["run", "-p", "What is 3 plus 4?", "--temp", "0", "--json"]);
+    std::fs::write(file, "\u{feff}What is 3 plus 4?\n").unwrap();
+    let with_mark = ["run", "-f", file, "--temp", "0", "--json"];
+    assert_eq!(ids(&with_mark), expected);
     let args = ["run", "--file", "-", "--temp", "0"];
     let text = success(&args, sterna_with_input(&args, "What is 3 plus 4?"));
     assert_eq!(text, "3 plus 4 is 7.\n");
@@ -427,7 +433,7 @@ fn numbers_are_refused_by_what_they_may_be() {
         ),
         (
             &["run", "-n", "-1"],
-            "'--max-tokens <N>': expected a whole number from 0",
+            "'--max-tokens <N>': expected a whole number from 0 to 18446744073709551615; without a maximum, the answer",
         ),
         (&["run", "--top-k", "-2"], "expected a whole number from 0"),
         (

@@ -704,17 +704,77 @@ fn the_name_of_a_converted_model_is_settled_first() {
     let told = String::from_utf8(told).unwrap();
     assert!(told.contains("into the store, as model--1--rdrr"), "{told}");
     // The name is taken, which needs no conversion to be found out.
-    let refused = serve(&model("b")).output().unwrap();
+    let other = model("b");
+    let refused = serve(&other).output().unwrap();
     let told = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success());
-    assert!(
-        told.contains("model--1--rdrr: the store has another model of that name"),
-        "{told}"
+    let message = format!(
+        "model--1--rdrr: the store has another model of that name, converted from {}; `sterna serve {} \
+         --name model--1--rdrr-2` serves this one",
+        fs::canonicalize(dir.path().join("a/model (1).gguf"))
+            .unwrap()
+            .display(),
+        other.display()
     );
+    assert!(told.contains(&message), "{told}");
     let left = fs::read_dir(home.join("converting")).unwrap();
     let left: Vec<_> = left
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.is_dir())
         .collect();
     assert_eq!(left, [] as [std::path::PathBuf; 0]);
+    // Under a name of its own, also when it is served again without.
+    for flags in [&["--name", "other"][..], &[]] {
+        let (mut child, _) = listening(serve(&other).args(flags));
+        child.kill().unwrap();
+        let told = child.wait_with_output().unwrap().stderr;
+        let told = String::from_utf8(told).unwrap();
+        let is_converted = told.contains("into the store, as other\n");
+        assert_eq!(is_converted, !flags.is_empty(), "{told}");
+    }
+    let listed = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .arg("list")
+        .env("STERNA_HOME", &home)
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(
+        listed.contains("converted from /") && !listed.contains('#'),
+        "{listed}"
+    );
+    for (model, name, message) in [
+        (
+            other.as_path(),
+            "model--1--rdrr",
+            "another model of that name",
+        ),
+        (&other, "a b", "expected a name such as a-b"),
+        (Path::new("other"), "x", "found the package other"),
+    ] {
+        let refused = serve(model).args(["--name", name]).output().unwrap();
+        let told = String::from_utf8(refused.stderr).unwrap();
+        assert!(
+            !refused.status.success() && told.contains(message),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_found_out_before_anything_is_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let refused = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", "builtin", "--port", &port])
+        .env("STERNA_HOME", dir.path())
+        .output()
+        .unwrap();
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        told.starts_with(&format!("error: cannot listen on 127.0.0.1, port {port}")),
+        "{told}"
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{refusal, stdout, testdata, testdata_json};
+use common::{refusal, stdout, sterna, testdata, testdata_json};
 
 /// A model whose chat template knows tools.
 fn model(dir: &Path) {
@@ -89,6 +89,35 @@ fn a_template_for_tools_is_taken_where_there_are_some() {
     assert_eq!(stdout(&args), "plain");
     let tools = [&args[..], &["--tools", r#"["a"]"#]].concat();
     assert_eq!(stdout(&tools), r#"["a"]"#);
+}
+
+#[test]
+fn tools_without_effect_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let messages = dir.path().join("messages.json");
+    fs::write(
+        &messages,
+        "\u{feff}[{\"role\": \"user\", \"content\": \"Hello!\"}]",
+    )
+    .unwrap();
+    let told = |model: &str| {
+        let messages = messages.to_str().unwrap();
+        let args = [
+            "template",
+            model,
+            "--messages",
+            messages,
+            "--tools",
+            r#"["a"]"#,
+        ];
+        let output = sterna(&args);
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let warning = "warning: --tools: the chat template of builtin makes no use of them";
+    assert!(told("builtin").contains(warning));
+    model(dir.path());
+    assert!(!told(dir.path().to_str().unwrap()).contains("--tools"));
 }
 
 #[test]

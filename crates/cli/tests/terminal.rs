@@ -224,6 +224,11 @@ fn lines_are_edited_and_remembered() {
     chat.type_keys(CTRL_C);
     chat.expect("Ctrl-D or /exit leaves.");
     chat.expect_prompt();
+    let printed = chat.say("/quit now\r");
+    assert!(
+        printed.contains("/quit: expected nothing after it, found `now`."),
+        "{printed:?}"
+    );
     chat.type_keys("/quit\r");
     assert_eq!(chat.end(), Some(0));
 }
@@ -311,6 +316,38 @@ fn any_width_and_any_character_will_do() {
     );
     chat.type_keys("/exit\r");
     assert_eq!(chat.end(), Some(0));
+}
+
+#[test]
+fn conversations_are_saved_in_the_home_folder_and_replace_no_other_file() {
+    let home = tempfile::tempdir().unwrap();
+    let env = [("HOME", home.path().to_str().unwrap())];
+    let args = ["run", "--temp", "0", "-n", "1", "-t", "1", "--no-history"];
+    let mut chat = Terminal::start(home.path(), 200, &args, &env);
+    chat.expect_prompt();
+    chat.say("Who are you?\r");
+    chat.say("/save ~/said.json\r");
+    assert!(home.path().join("said.json").is_file());
+    let printed = chat.say("/load ~/said.json\r");
+    assert!(printed.contains("Loaded 2 messages"), "{printed:?}");
+    fs::write(home.path().join("mine"), "mine").unwrap();
+    let printed = chat.say("/save ~/mine\r");
+    let message = "mine: expected a saved conversation, found another file";
+    assert!(
+        printed.contains("error: not replaced: ") && printed.contains(message),
+        "{printed:?}"
+    );
+    assert_eq!(fs::read(home.path().join("mine")).unwrap(), b"mine");
+    chat.type_keys("/exit\r");
+    assert_eq!(chat.end(), Some(0));
+}
+
+#[test]
+fn a_chat_has_no_json() {
+    let home = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(home.path(), 200, &["run", "--json"], &[]);
+    terminal.expect("--json: expected a prompt");
+    assert_eq!(terminal.end(), Some(1));
 }
 
 #[test]

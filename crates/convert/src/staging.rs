@@ -20,6 +20,15 @@ impl Staging {
         let Some(path) = partial(out) else {
             bail!(InvalidRequest, "{}: expected a name", out.display());
         };
+        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+            bail!(
+                NotFound,
+                "{}: expected a folder to write it into, found none at {}",
+                out.display(),
+                parent.display()
+            );
+        }
         let lock_path = with_suffix(&path, ".lock");
         let what = || lock_path.display().to_string();
         let lock = File::options()

@@ -284,6 +284,7 @@ fn pull_code(error: &sterna_delivery::pull::PullError) -> ErrorCode {
         | PullError::NameInUse { .. }
         | PullError::NameTaken { .. }
         | PullError::Mirrors { .. }
+        | PullError::Choice { .. }
         | PullError::Url(_) => ErrorCode::InvalidRequest,
         _ => ErrorCode::Io,
     }

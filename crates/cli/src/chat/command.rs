@@ -44,6 +44,8 @@ pub(super) enum NoCommand {
     Unknown(String),
     /// A command, and what it lacks.
     Lacks(&'static str, &'static str),
+    /// A command that stands alone, and what follows it.
+    Followed(String, String),
 }
 
 impl fmt::Display for NoCommand {
@@ -53,6 +55,9 @@ impl fmt::Display for NoCommand {
                 write!(f, "There is no command `{name}`; /help lists all.")
             }
             NoCommand::Lacks(command, what) => write!(f, "{command}: expected {what}."),
+            NoCommand::Followed(command, rest) => {
+                write!(f, "{command}: expected nothing after it, found `{rest}`.")
+            }
         }
     }
 }
@@ -73,10 +78,14 @@ impl Command {
             "" => Err(NoCommand::Lacks(command, "the name of a file")),
             file => Ok(file.to_owned()),
         };
+        let alone = |command| match rest {
+            "" => Ok(command),
+            rest => Err(NoCommand::Followed(name.to_owned(), rest.to_owned())),
+        };
         match name {
-            "/help" | "/?" => Ok(Command::Help),
-            "/regenerate" => Ok(Command::Regenerate),
-            "/reset" => Ok(Command::Reset),
+            "/help" | "/?" => alone(Command::Help),
+            "/regenerate" => alone(Command::Regenerate),
+            "/reset" => alone(Command::Reset),
             "/system" => Ok(Command::System(rest.to_owned())),
             "/set" if rest.is_empty() => Ok(Command::Set(None)),
             "/set" => match rest.split_once(char::is_whitespace) {
@@ -94,8 +103,8 @@ impl Command {
                 let model = model.ok_or(NoCommand::Lacks("/swap", "a model"))?;
                 Ok(Command::Swap(model, words.collect()))
             }
-            "/stats" => Ok(Command::Stats),
-            "/exit" | "/quit" | "/bye" => Ok(Command::Exit),
+            "/stats" => alone(Command::Stats),
+            "/exit" | "/quit" | "/bye" => alone(Command::Exit),
             // Pasted text that begins with a path.
             _ if line.contains('\n') => Ok(Command::Say(line.to_owned())),
             _ => Err(NoCommand::Unknown(name.to_owned())),
@@ -141,6 +150,14 @@ mod tests {
             ("/exit", Ok(Command::Exit)),
             ("/quit", Ok(Command::Exit)),
             ("/bye", Ok(Command::Exit)),
+            (
+                "/quit  now ",
+                Err(NoCommand::Followed("/quit".into(), "now".into())),
+            ),
+            (
+                "/reset all",
+                Err(NoCommand::Followed("/reset".into(), "all".into())),
+            ),
             ("/halp me", Err(NoCommand::Unknown("/halp".into()))),
             ("/bin/sh\nexit", Ok(Command::Say("/bin/sh\nexit".into()))),
         ] {

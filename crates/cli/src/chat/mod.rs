@@ -22,10 +22,9 @@ use sterna_text::{Encode, Tokenizer};
 
 use crate::interrupt::{self, Answering};
 use crate::model::Replaceable;
-use crate::output;
 use crate::progress::Progress;
 use crate::prompt::{EMPTY_PROMPT, now};
-use crate::runtime;
+use crate::{folders, output, runtime};
 
 use command::Command;
 use input::{Editor, Lines};
@@ -259,8 +258,8 @@ impl Chat {
                     Ok(())
                 }
                 Command::Set(Some((name, value))) => self.set(&name, &value),
-                Command::Save(file) => self.save(Path::new(&file)),
-                Command::Load(file) => self.load(Path::new(&file), stop),
+                Command::Save(file) => self.save(&folders::expanded(&file)),
+                Command::Load(file) => self.load(&folders::expanded(&file), stop),
                 Command::Swap(model, groups) => self.swap(&model, &groups),
                 Command::Stats => {
                     self.show_stats(stats.as_ref());
@@ -269,7 +268,9 @@ impl Chat {
                 Command::Exit => return Ok(()),
             };
             match done {
-                Err(error) if output::is_closed_stdout(&error) => return Err(error),
+                Err(error) if output::is_closed_stdout(&error) || interrupt::is_ending() => {
+                    return Err(error);
+                }
                 Err(error) => output::error(format_args!("{error:#}")),
                 Ok(()) => {}
             }

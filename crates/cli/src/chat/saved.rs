@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use sterna::conversation::{Message, Role};
 use sterna_delivery::PartialFile;
@@ -37,7 +37,7 @@ struct SavedMessage {
 pub(super) fn save(file: &Path, model: &str, messages: &[Message]) -> Result<()> {
     let name = file.display();
     if file.exists() {
-        read(file).context("expected a saved conversation, or no file")?;
+        read(file).context("not replaced")?;
     }
     let saved = Saved {
         sterna_conversation: VERSION,
@@ -88,7 +88,7 @@ pub(super) fn load(file: &Path) -> Result<(String, Vec<Message>)> {
 fn read(file: &Path) -> Result<Saved> {
     let name = file.display();
     let saved: Saved = serde_json::from_str(&read_text(file)?)
-        .with_context(|| format!("{name}: expected a saved conversation"))?;
+        .map_err(|_| anyhow!("{name}: expected a saved conversation, found another file"))?;
     match saved.sterna_conversation {
         VERSION => Ok(saved),
         found => bail!("{name}: expected version {VERSION} of a saved conversation, found {found}"),
@@ -133,7 +133,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("other.json");
         for (text, message) in [
-            ("hello", "expected a saved conversation"),
+            ("hello", "expected a saved conversation, found another file"),
             (
                 r#"{"sterna_conversation": 2, "model": "", "messages": []}"#,
                 "expected version 1 of a saved conversation, found 2",
@@ -142,7 +142,7 @@ mod tests {
             fs::write(&file, text).unwrap();
             for error in [load(&file).unwrap_err(), save(&file, "", &[]).unwrap_err()] {
                 let error = format!("{error:#}");
-                assert!(error.contains(message), "{error}");
+                assert_eq!(error.matches(message).count(), 1, "{error}");
             }
             assert_eq!(fs::read_to_string(&file).unwrap(), text);
         }

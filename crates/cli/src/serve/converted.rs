@@ -24,15 +24,20 @@ use crate::{folders, machine, model, output, pull};
 const TALES: &str = "tiny-tales";
 
 /// Where the package of the model called `name` is: there, if it is a package; else in the store, where it is made
-/// now unless it was made before of the same files.
-pub(super) fn find(name: &str) -> Result<PackagePlace> {
+/// now, called `wanted` if that is given, unless it was made before of the same files.
+pub(super) fn find(name: &str, wanted: Option<&str>) -> Result<PackagePlace> {
     let made = if name == BUILTIN {
         let files = model::open(name)?;
         let state = state_builtin(&files)?;
-        package_of(name, &files, BUILTIN, &state)?
+        package_of(name, &files, BUILTIN, &state, wanted)?
     } else {
         let place = PackagePlace::find(name)?;
         if !is_convertible(&place) {
+            if let Some(wanted) = wanted {
+                bail!(
+                    "--name {wanted}: expected a model that is converted, found the package {name}"
+                );
+            }
             return Ok(place);
         }
         let files = model::open(name)?;
@@ -43,7 +48,7 @@ pub(super) fn find(name: &str) -> Result<PackagePlace> {
             }
             PackagePlace::Stored(model) => (model.name().to_owned(), state_stored(model)),
         };
-        package_of(name, &files, &origin, &state)?
+        package_of(name, &files, &origin, &state, wanted)?
     };
     Ok(PackagePlace::Stored(Arc::new(made)))
 }
@@ -58,32 +63,43 @@ fn is_convertible(place: &PackagePlace) -> bool {
     }
 }
 
-/// The package of the model called `name` in the store: as it was made before of what is at `origin`, if that is in
-/// the same `state`, or else made of `files` now.
-fn package_of(name: &str, files: &LocalModel, origin: &str, state: &str) -> Result<store::Model> {
+/// The package of the model called `name` in the store, called `wanted` if that is given: as it was made before of
+/// what is at `origin`, if that is in the same `state`, or else made of `files` now.
+fn package_of(
+    name: &str,
+    files: &LocalModel,
+    origin: &str,
+    state: &str,
+    wanted: Option<&str>,
+) -> Result<store::Model> {
     let origin = format!("{CONVERTED}{origin}#");
     let source = format!("{origin}{state}");
     let store = pull::store()?;
-    if let Some(made) = made_before(&store, &source)? {
+    if let Some(made) = made_before(&store, &source, wanted)? {
         return Ok(made);
     }
     let staging = Staging::lock(&origin)?;
     // By whoever held the lock.
-    if let Some(made) = made_before(&store, &source)? {
+    if let Some(made) = made_before(&store, &source, wanted)? {
         return Ok(made);
     }
     let known = store.list()?;
-    let default = portable_name(&format!("{}-rdrr", files.stem()));
+    let default = match wanted {
+        Some(wanted) => wanted.to_owned(),
+        None => portable_name(&format!("{}-rdrr", files.stem())),
+    };
     let is_ours = |source: &str| source.starts_with(&origin);
-    let before = pull::of_source(&known, &default, is_ours);
+    let before = pull::of_source(&known, &default, is_ours)
+        .filter(|before| wanted.is_none_or(|wanted| wanted == before.name));
     let is_taken = |model: &&store::Listed| model.name.eq_ignore_ascii_case(&default);
     if before.is_none()
         && let Some(other) = known.iter().find(is_taken)
     {
         bail!(
-            "{}: the store has another model of that name, from {}; `sterna remove {0}` removes it",
+            "{}: the store has another model of that name, {}; `sterna serve {name} --name {}` serves this one",
             other.name,
-            other.entry.source
+            pull::origin_in_words(&other.entry.source),
+            pull::free_name(&default)
         );
     }
     let exec = Arc::new(Exec::new(machine::default_threads(), isa()?));
@@ -119,10 +135,10 @@ fn package_of(name: &str, files: &LocalModel, origin: &str, state: &str) -> Resu
     Ok(store.model(&pulled.name)?)
 }
 
-/// The package that was made from `source`, if it is in the store, undamaged.
-fn made_before(store: &Store, source: &str) -> Result<Option<store::Model>> {
+/// The package that was made from `source`, if it is in the store, undamaged, and called `wanted` if that is given.
+fn made_before(store: &Store, source: &str, wanted: Option<&str>) -> Result<Option<store::Model>> {
     for made in store.list()? {
-        if made.entry.source == source {
+        if made.entry.source == source && wanted.is_none_or(|wanted| wanted == made.name) {
             match store.model(&made.name) {
                 Err(StoreError::Damaged { .. } | StoreError::DamagedIndex { .. }) => {}
                 made => return Ok(Some(made?)),

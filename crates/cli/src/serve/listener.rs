@@ -1,7 +1,7 @@
 //! Connection handling: limits, timeouts and graceful shutdown.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{self, SocketAddr};
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
@@ -35,43 +35,53 @@ const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 /// Threads: files come from memory, and the network is slower than one of them.
 const MAX_THREADS: usize = 4;
 
-/// Serves `router` until Ctrl-C. When it listens, `tell` is told its address.
-pub(super) fn serve(
-    host: &str,
-    port: u16,
-    router: Router,
-    tell: impl FnOnce(SocketAddr) -> Result<()>,
-) -> Result<()> {
-    let n_threads = thread::available_parallelism()
-        .map_or(1, NonZero::get)
-        .min(MAX_THREADS);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(n_threads)
-        .enable_all()
-        .build()
-        .context("cannot start the server's threads")?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind((host, port))
-            .await
+/// A port of this machine that nobody else can have.
+pub(super) struct Listener(net::TcpListener);
+
+impl Listener {
+    /// The one at `host` and `port`. Who connects waits until it [serves](Self::serve).
+    pub(super) fn bind(host: &str, port: u16) -> Result<Listener> {
+        let listener = net::TcpListener::bind((host, port))
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .with_context(|| format!("cannot listen on {host}, port {port}"))?;
-        let address = listener
-            .local_addr()
-            .context("cannot tell the server's address")?;
-        tell(address)?;
-        let connections = GracefulShutdown::new();
-        tokio::select! {
-            () = accept(&listener, &router, &connections) => {}
-            stopped = stop_asked() => stopped?,
-        }
-        drop(listener);
-        output::note("stopping when the transfers have ended; Ctrl-C stops at once");
-        tokio::select! {
-            () = connections.shutdown() => {}
-            () = time::sleep(STOP_TIMEOUT) => {}
-            stopped = stop_asked() => stopped?,
-        }
-        Ok(())
-    })
+        Ok(Listener(listener))
+    }
+
+    /// Serves `router` until Ctrl-C. Before that, `tell` is told its address.
+    pub(super) fn serve(
+        self,
+        router: Router,
+        tell: impl FnOnce(SocketAddr) -> Result<()>,
+    ) -> Result<()> {
+        let n_threads = thread::available_parallelism()
+            .map_or(1, NonZero::get)
+            .min(MAX_THREADS);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(n_threads)
+            .enable_all()
+            .build()
+            .context("cannot start the server's threads")?;
+        runtime.block_on(async {
+            let listener = TcpListener::from_std(self.0).context("cannot wait for connections")?;
+            let address = listener
+                .local_addr()
+                .context("cannot tell the server's address")?;
+            tell(address)?;
+            let connections = GracefulShutdown::new();
+            tokio::select! {
+                () = accept(&listener, &router, &connections) => {}
+                stopped = stop_asked() => stopped?,
+            }
+            drop(listener);
+            output::note("stopping when the transfers have ended; Ctrl-C stops at once");
+            tokio::select! {
+                () = connections.shutdown() => {}
+                () = time::sleep(STOP_TIMEOUT) => {}
+                stopped = stop_asked() => stopped?,
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Accepts connections, forever.

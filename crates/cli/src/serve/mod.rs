@@ -20,9 +20,11 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use clap::Args;
 use sterna::native::BUILTIN;
+use sterna_delivery::store::portable_name;
 
-use crate::output;
+use crate::{output, pull};
 
+use listener::Listener;
 use package::Package;
 use pages::PAGES;
 use site::Site;
@@ -31,7 +33,8 @@ const EXAMPLE: &str = "Example:
   sterna serve
   sterna serve model-rdrr
   sterna serve model-rdrr --host 0.0.0.0 --port 80
-  sterna serve model.gguf";
+  sterna serve model.gguf
+  sterna serve other/model.gguf --name other-rdrr";
 
 /// Serve the files of a package over HTTP, to browsers, programs and other machines
 ///
@@ -45,6 +48,10 @@ pub(crate) struct Serve {
     /// Folder with a manifest.json, the name of a package in the store, or another model in a folder or the
     /// store, or `builtin`, which are converted into the store first; by default the built-in model, for the pages
     model: Option<String>,
+
+    /// Name in the store of the package that a model is converted into [default: that of the model, and -rdrr]
+    #[arg(long, value_name = "NAME", value_parser = package_name)]
+    name: Option<String>,
 
     /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine
     #[arg(long, default_value = "127.0.0.1")]
@@ -66,7 +73,9 @@ impl Serve {
                  packages/sterna` make them for its next build"
             ),
         };
-        let package = Package::open(&converted::find(model)?)?;
+        // Before what takes time.
+        let listener = Listener::bind(&self.host, self.port)?;
+        let package = Package::open(&converted::find(model, self.name.as_deref())?)?;
         let what = format!(
             "serving {}: {} files, {}",
             package.name(),
@@ -85,7 +94,18 @@ impl Serve {
             }
             Ok(())
         };
-        listener::serve(&self.host, self.port, routes::router(Arc::new(site)), tell)
+        listener.serve(routes::router(Arc::new(site)), tell)
+    }
+}
+
+/// Parses a name for a package in the store.
+fn package_name(name: &str) -> Result<String, String> {
+    match portable_name(name) {
+        portable if portable != name => Err(format!("expected a name such as {portable}")),
+        _ if pull::is_taken(name) => {
+            Err("expected a name that stands for no other model".to_owned())
+        }
+        portable => Ok(portable),
     }
 }
 
@@ -101,6 +121,16 @@ fn host_for_browsers(address: SocketAddr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_those_that_the_store_takes() {
+        assert_eq!(package_name("other-rdrr"), Ok("other-rdrr".to_owned()));
+        let error = package_name("an other").unwrap_err();
+        assert_eq!(error, "expected a name such as an-other");
+        for name in ["", "a/b", "builtin", "Builtin"] {
+            assert!(package_name(name).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn browsers_get_an_address_that_they_trust() {

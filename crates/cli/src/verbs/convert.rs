@@ -34,7 +34,7 @@ use crate::{machine, model};
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  sterna convert Llama-3.2-1B/ llama-rdrr --quantize q4_k_m --embeddings f16\n  \
-                  sterna convert llama-rdrr llama.gguf --to gguf"
+                  sterna convert llama-rdrr llama.gguf"
 )]
 pub(crate) struct Convert {
     /// GGUF file (or the first of a split set), Hugging Face folder, package, or PEFT folder of an adapter
@@ -45,9 +45,9 @@ pub(crate) struct Convert {
     #[arg(value_name = "OUT")]
     out: PathBuf,
 
-    /// Output format
-    #[arg(long, value_enum, default_value_t)]
-    to: To,
+    /// Output format [default: gguf if OUT ends in .gguf, else package]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    to: Option<To>,
 
     /// Type of the matrices in the layers: keep, q4_k_m, q4_k, q5_k, q6_k, q8_0, q4_0, tq2_0, tq1_0, i2_s,
     /// f16, bf16 or f32. Ternary ones are stored as I2_S unless a type that represents them exactly is
@@ -191,13 +191,22 @@ fn kernel_hint(text: &str) -> Result<(String, String), String> {
 }
 
 /// Output formats.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum To {
     /// A folder with a manifest and shards
-    #[default]
     Package,
     /// One file, also for llama.cpp and the like
     Gguf,
+}
+
+impl To {
+    /// That of `out`, by its name.
+    fn of(out: &Path) -> To {
+        match out.extension() {
+            Some(extension) if extension.eq_ignore_ascii_case("gguf") => To::Gguf,
+            _ => To::Package,
+        }
+    }
 }
 
 /// Smallest shard: the alignment of tensors.
@@ -213,9 +222,10 @@ fn shard_size(text: &str) -> Result<NonZero<u64>, String> {
 
 impl Convert {
     pub(crate) fn run(self) -> Result<()> {
+        let to = self.to.unwrap_or_else(|| To::of(&self.out));
         let folder = Path::new(&self.model);
         if folder.join(ADAPTER_CONFIG).exists() {
-            if self.to == To::Gguf {
+            if to == To::Gguf {
                 let model = &self.model;
                 bail!("{model}: expected a model to make a GGUF file of, found an adapter");
             }
@@ -243,7 +253,7 @@ impl Convert {
             embeddings: self.embeddings,
             head: self.head,
         };
-        match self.to {
+        match to {
             To::Package => {
                 let options = PackageOptions {
                     plan,
@@ -260,7 +270,10 @@ impl Convert {
             }
             To::Gguf => {
                 if let Some(flag) = self.manifest.given() {
-                    bail!("{flag}: expected --to package, found --to gguf: it is for manifests");
+                    bail!(
+                        "{flag}: expected a package, which has a manifest, found the GGUF file {}",
+                        self.out.display()
+                    );
                 }
                 let options = GgufOptions {
                     plan,

@@ -11,13 +11,13 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use sterna_engine::ModelPlan;
-use sterna_format::TensorEntry;
-use sterna_format::gguf::{Array, Value};
+use sterna_format::gguf::{Array, Gguf, Metadata, Value};
 use sterna_format::rdrr::Tensor;
+use sterna_format::{TensorCatalog, TensorEntry};
 
 use crate::args::{EngineFlags, ReportFlags};
 use sterna::Header;
-use sterna::native::LocalModel;
+use sterna::native::{LocalModel, SourceFile};
 
 use crate::device;
 use crate::model;
@@ -31,7 +31,8 @@ const EXAMPLE: &str = "Example:
 
 /// Show what a model's files contain
 ///
-/// Reads headers only. Works for files of any architecture, and for files without weights.
+/// Reads headers only. Works for files of any architecture, and for files without weights; of a GGUF file that is
+/// cut off it shows what the header says, and fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Inspect {
@@ -126,8 +127,16 @@ impl Inspect {
                 false => output::line(report.text()),
             };
         }
-        let files = model::open(&self.model)?;
-        let engine = self.flags.engine.for_model(&files);
+        let files = match model::open(&self.model) {
+            Ok(files) => files,
+            Err(error) => {
+                if let Some(report) = Report::of_truncated(path, &error) {
+                    report.print(&self)?;
+                }
+                return Err(error);
+            }
+        };
+        let engine = self.flags.engine.clone().for_model(&files);
         let plan = model::plan(&files, &self.flags.files);
         let memory_bytes = plan.as_ref().map_or(0, ModelPlan::memory_bytes);
         let (model, not_runnable) = match plan {
@@ -172,11 +181,7 @@ impl Inspect {
             metadata,
             tensors,
         };
-        if self.flags.json {
-            output::json(&report)
-        } else {
-            output::line(report.text(self.tensors))
-        }
+        report.print(&self)
     }
 }
 
@@ -217,11 +222,7 @@ fn types(tensors: &[TensorReport]) -> BTreeMap<String, TypeReport> {
 /// Everything else in the files besides tensors, long arrays abbreviated; and why some of it is left out.
 fn metadata(files: &LocalModel) -> (Map<String, Json>, Option<Error>) {
     match files.header() {
-        Header::Gguf { metadata, .. } => {
-            let rows = metadata.iter();
-            let rows = rows.map(|(key, value)| (key.to_owned(), value_to_json(value)));
-            (rows.collect(), None)
-        }
+        Header::Gguf { metadata, .. } => (gguf_metadata(metadata), None),
         Header::SafeTensors { metadata, .. } => {
             let own = metadata
                 .iter()
@@ -245,6 +246,15 @@ fn metadata(files: &LocalModel) -> (Map<String, Json>, Option<Error>) {
         },
     }
 }
+
+fn gguf_metadata(metadata: &Metadata) -> Map<String, Json> {
+    let rows = metadata.iter();
+    let rows = rows.map(|(key, value)| (key.to_owned(), value_to_json(value)));
+    rows.collect()
+}
+
+/// More than any file has.
+const MAX_FILE_BYTES: u64 = 1 << 50;
 
 /// Elements of an array that are shown; the rest is counted.
 const SHOWN: usize = 6;
@@ -394,6 +404,50 @@ impl TensorReport {
 }
 
 impl Report {
+    /// What the header of the GGUF file at `path` says, if that is whole and what it describes isn't, which is
+    /// why opening it failed with `error`.
+    fn of_truncated(path: &Path, error: &Error) -> Option<Report> {
+        if !path.is_file() {
+            return None;
+        }
+        let file = SourceFile::open(path).ok()?;
+        let bytes = file.bytes().ok()?;
+        if Gguf::parse(&bytes, file.len()).is_ok() {
+            return None;
+        }
+        let gguf = Gguf::parse(&bytes, MAX_FILE_BYTES).ok()?;
+        let metadata = gguf.metadata();
+        let mut catalog = TensorCatalog::default();
+        let mut tensors = gguf.tensors().iter().cloned();
+        tensors.try_for_each(|tensor| catalog.insert(tensor)).ok()?;
+        let tensors: Vec<TensorReport> = catalog.iter().map(TensorReport::new).collect();
+        Some(Report {
+            path: path.display().to_string(),
+            format: format!("GGUF v{}", gguf.version()),
+            architecture: metadata.architecture().ok().flatten().map(str::to_owned),
+            files: vec![FileReport {
+                path: file.to_string(),
+                bytes: file.len(),
+            }],
+            bytes: file.len(),
+            n_tensors: tensors.len(),
+            n_parameters: catalog.n_parameters(),
+            types: types(&tensors),
+            model: None,
+            not_runnable: Some(format!("{error:#}")),
+            package: None,
+            metadata: gguf_metadata(metadata),
+            tensors,
+        })
+    }
+
+    fn print(&self, verb: &Inspect) -> Result<()> {
+        match verb.flags.json {
+            true => output::json(self),
+            false => output::line(self.text(verb.tensors)),
+        }
+    }
+
     fn text(&self, lists_tensors: bool) -> String {
         let n_files = self.files.len();
         let files = if n_files == 1 {

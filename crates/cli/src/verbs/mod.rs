@@ -34,6 +34,8 @@ use anyhow::{Context, Result, bail};
 /// Maximum length of a text: hundreds of times what a context holds, and well below what fills the memory.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// The text in `file`, which must be UTF-8.
 pub(crate) fn read_text(file: &Path) -> Result<String> {
     let name = file.display();
@@ -50,11 +52,16 @@ fn read_stdin() -> Result<String> {
     utf8(name, bytes)
 }
 
+/// The text that is `bytes`, without the byte order mark that some editors begin files with.
 fn utf8(name: &str, bytes: Vec<u8>) -> Result<String> {
-    String::from_utf8(bytes).map_err(|error| {
+    let mut text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: expected UTF-8 text, found other bytes at offset {at}")
-    })
+    })?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.remove(0);
+    }
+    Ok(text)
 }
 
 /// All of `source`, unless it is longer than any text.

@@ -7,15 +7,17 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
+use sterna::native::BUILTIN;
 use sterna_delivery::fetch::Limits;
 use sterna_delivery::package::SignatureState;
 use sterna_delivery::pull::{PullOptions, Pulled};
 use sterna_delivery::source::hugging_face::Hub;
 use sterna_delivery::store::{Interrupted, Swept};
 
+use crate::interrupt::Transfer;
 use crate::output::{self, Bytes};
 use crate::size::n_bytes;
-use crate::{interrupt, pull, trust};
+use crate::{model, pull, trust};
 
 /// Fetch a model into the store
 ///
@@ -79,11 +81,22 @@ impl PullVerb {
                 self.source
             );
         }
+        if origin.is_none() && !model::is_address(&self.source) && !Path::new(&self.source).exists()
+        {
+            match self.source.as_str() {
+                BUILTIN => bail!(
+                    "{BUILTIN}: expected a model from elsewhere, found the one inside this program, which needs no pull"
+                ),
+                source => bail!(model::absent(source)),
+            }
+        }
         let (source, name) = match origin {
             Some(origin) => (origin, self.name.or(Some(self.source))),
             None => (self.source, self.name),
         };
+        let transfer = Transfer::begin()?;
         let options = PullOptions {
+            cancel: transfer.cancel(),
             mirrors: self.mirror,
             name,
             file: self.file,
@@ -92,10 +105,6 @@ impl PullVerb {
             hub: Some(Hub::from_env()?),
             ..PullOptions::default()
         };
-        interrupt::say(
-            "\ninterrupted; what has arrived is kept: the same command goes on with it, \
-             `sterna gc --interrupted` deletes it",
-        )?;
         let pulled = pull::pull(&store, &source, options)?;
         if self.json {
             return output::json(&Report::of(&pulled));
@@ -184,7 +193,10 @@ impl Row {
         parts.extend(
             self.source
                 .as_deref()
-                .map(|source| from_here(source).to_owned()),
+                .map(|source| match pull::made_from(source) {
+                    Some(path) => format!("converted from {}", from_here(path)),
+                    None => from_here(source).to_owned(),
+                }),
         );
         match &self.damage {
             Some(problem) => parts.push(format!(

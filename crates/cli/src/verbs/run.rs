@@ -19,7 +19,7 @@ use crate::args::{EngineFlags, ModelFlags};
 use crate::batch::{self, BatchOptions};
 use crate::chat::{Answer, Chat, ChatOptions};
 use crate::model::{self, Replaceable};
-use crate::numbers::{positive, whole};
+use crate::numbers::{max_tokens, positive};
 use crate::output;
 use crate::runtime::StatsReport;
 use crate::sampling::SamplingFlags;
@@ -51,7 +51,8 @@ pub(crate) struct Run {
     file: Option<PathBuf>,
 
     /// Answer each line of a file, several at a time, and print the results as JSON, one on each line, in the
-    /// order of the prompts; a line is a prompt, or JSON with `prompt` or `messages`
+    /// order of the prompts; a line is a prompt, or JSON with `prompt` or `messages`; one that is neither has
+    /// an error as its result
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file"])]
     batch: Option<PathBuf>,
 
@@ -78,7 +79,7 @@ pub(crate) struct Run {
         long,
         aliases = ["predict", "n-predict"],
         value_name = "N",
-        value_parser = whole
+        value_parser = max_tokens
     )]
     max_tokens: Option<usize>,
 
@@ -135,6 +136,13 @@ const STDIN: &str = "-";
 impl Run {
     pub(crate) fn run(mut self) -> Result<()> {
         let start = Instant::now();
+        let is_chat = self.prompt.is_none()
+            && self.file.is_none()
+            && self.batch.is_none()
+            && io::stdin().is_terminal();
+        if is_chat && self.json {
+            bail!("--json: expected a prompt (-p, -f, or on standard input), found a chat");
+        }
         // Before anything that takes time.
         let prompt = match (self.prompt.take(), &self.file) {
             (Some(prompt), _) => Some(prompt),
@@ -213,7 +221,7 @@ impl Run {
 
         let prompt = match prompt {
             Some(prompt) => prompt,
-            None if io::stdin().is_terminal() => return chat.converse(!self.no_history),
+            None if is_chat => return chat.converse(!self.no_history),
             None => without_line_end(super::read_stdin()?),
         };
         let is_shown = !self.json;

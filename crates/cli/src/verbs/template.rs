@@ -83,6 +83,30 @@ impl Template {
         let prompt = template
             .prompt(&input, &tokenizer)
             .with_context(|| file.clone())?;
+        for (flag, without) in [
+            (
+                "--tools",
+                input.tools.is_some().then(|| ChatInput {
+                    tools: None,
+                    ..input.clone()
+                }),
+            ),
+            (
+                "--documents",
+                input.documents.is_some().then(|| ChatInput {
+                    documents: None,
+                    ..input.clone()
+                }),
+            ),
+        ] {
+            let other = without.map(|without| template.prompt(&without, &tokenizer));
+            if other.is_some_and(|other| other.is_ok_and(|other| other.text() == prompt.text())) {
+                output::warning(format_args!(
+                    "{flag}: the chat template of {} makes no use of them",
+                    self.model
+                ));
+            }
+        }
         if self.json {
             return output::json(&Report {
                 prompt: prompt.text(),

@@ -3,21 +3,24 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
-use sterna::native::{FileSet, LocalFolder, SourceFile, StoredFiles, expect_file, read_package};
+use sterna::native::{
+    BUILTIN, FileSet, LocalFolder, SourceFile, StoredFiles, expect_file, read_package,
+};
 use sterna_delivery::hash::{
     Algorithm, BlockDigests, BlockHasher, Digest, Expected, Hasher, Verified,
 };
 use sterna_delivery::package::{Contents, SignatureState, hashed_files, shard_blocks};
 use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_delivery::store::StoreError;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, Tensor};
 
 use crate::output;
 use crate::progress::Progress;
-use crate::{pull, trust};
+use crate::{model, pull, trust};
 
 /// Check every hash of a package, and its signature
 ///
@@ -110,8 +113,14 @@ impl Verify {
 /// Reads all files of a model in the store again, and checks a package as if it lay in a folder. Files that have
 /// changed are put aside, so that the next pull fetches them.
 fn verify_stored(name: &str) -> Result<Findings> {
+    if name == BUILTIN {
+        bail!("{BUILTIN}: expected a package, found the model inside this program");
+    }
     let store = pull::store()?;
-    let damage = store.verify(name).map_err(pull::with_mending)?;
+    let damage = store.verify(name).map_err(|error| match error {
+        StoreError::NoSuchModel { .. } | StoreError::Name { .. } => anyhow!(model::absent(name)),
+        error => pull::with_mending(error),
+    })?;
     if damage.is_empty() {
         let model = store.model(name).map_err(pull::with_mending)?;
         if model.entry().files.contains_key(MANIFEST_FILE) {

@@ -14,6 +14,12 @@ pub enum Fault {
         /// The system's or the library's message.
         message: String,
     },
+    /// No response: nothing listens there.
+    #[error("no answer: {message}")]
+    Closed {
+        /// The system's or the library's message.
+        message: String,
+    },
     /// No secure connection: an untrusted certificate, or no common TLS version.
     #[error("no safe connection: {message}")]
     Insecure {
@@ -143,15 +149,17 @@ pub(super) enum Verdict {
 impl Fault {
     /// Whether asking again may help.
     #[cfg(not(target_family = "wasm"))]
-    pub(super) fn may_pass(&self) -> bool {
+    pub(crate) fn may_pass(&self) -> bool {
         self.verdict() == Verdict::Again
     }
 
     pub(super) fn verdict(&self) -> Verdict {
         match self {
-            Self::Unreachable { .. } | Self::Cut { .. } | Self::Stalled | Self::Busy { .. } => {
-                Verdict::Again
-            }
+            Self::Unreachable { .. }
+            | Self::Closed { .. }
+            | Self::Cut { .. }
+            | Self::Stalled
+            | Self::Busy { .. } => Verdict::Again,
             Self::Refused { .. } | Self::Missing { .. } => Verdict::NotHere,
             Self::NoRanges => Verdict::AskWhole,
             Self::Cancelled => Verdict::Nothing,

@@ -17,6 +17,9 @@ use crate::source::{Answer, Source, body_fault};
 /// Bytes read at once.
 const PIECE: usize = 64 << 10;
 
+/// Retries of a source that has never answered, where nothing listens: it may be about to start.
+const CLOSED_RETRIES: u32 = 2;
+
 /// How often it is looked whether there is something to do.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -86,6 +89,10 @@ pub(crate) fn race<S: Source + ?Sized, T: Send>(
     mut is_enough: impl FnMut(&[Standing<T>], Duration) -> bool,
 ) -> Result<Vec<Standing<T>>, FetchError> {
     let began = Instant::now();
+    let closed_limits = Limits {
+        retries: limits.retries.min(CLOSED_RETRIES),
+        ..limits.clone()
+    };
     let mut jitter = Jitter(limits.seed);
     let mut states: Vec<_> = (sources.iter())
         .map(|source| SourceState::new(source.name().to_owned()))
@@ -134,6 +141,10 @@ pub(crate) fn race<S: Source + ?Sized, T: Send>(
                 Ok(found) => Standing::Has(found),
                 Err(fault) if fault.verdict() == Verdict::Again => {
                     let (state, now) = (&mut states[index], began.elapsed());
+                    let limits = match fault {
+                        Fault::Closed { .. } => &closed_limits,
+                        _ => limits,
+                    };
                     state.fail(&fault, state.n_failures, now, limits, jitter.next());
                     match state.dropped.take() {
                         Some(why) => Standing::GivenUp(why),

@@ -278,6 +278,7 @@ impl SourceState {
         if self.failures > limits.retries {
             self.dropped = Some(match limits.retries {
                 0 => fault.to_string(),
+                1 => format!("{fault} (and no better after 1 retry)"),
                 n => format!("{fault} (and no better after {n} retries)"),
             });
             return false;

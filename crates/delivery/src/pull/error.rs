@@ -21,7 +21,7 @@ pub enum PullError {
     #[error("expected a source, found none")]
     NoSource,
     /// A folder that can't be opened.
-    #[error("{address}")]
+    #[error("{address}: cannot open the folder")]
     Folder {
         /// The folder.
         address: String,
@@ -65,6 +65,16 @@ pub enum PullError {
         address: String,
         /// Number of mirrors.
         found: usize,
+    },
+    /// A file is chosen of what has no choice.
+    #[error(
+        "{address}: expected a repository to choose the file `{file}` of, found another kind of source"
+    )]
+    Choice {
+        /// The address.
+        address: String,
+        /// What was chosen.
+        file: String,
     },
     /// A source that has no manifest.
     #[error("{from}: expected a package, found no {MANIFEST_FILE}")]
@@ -169,10 +179,11 @@ impl fmt::Display for WithSources<'_> {
 impl PullError {
     /// True if nobody answered, or the store can't be written, so that what is in the store already may do.
     pub fn is_unanswered(&self) -> bool {
-        matches!(
-            self,
-            Self::Fetch(_) | Self::NoManifest { .. } | Self::Store(StoreError::Unwritable { .. })
-        )
+        match self {
+            Self::Fetch(error) => !matches!(error, FetchError::Cancelled),
+            Self::NoManifest { .. } | Self::Store(StoreError::Unwritable { .. }) => true,
+            _ => false,
+        }
     }
 
     /// What is wrong with the signature, if that is why the model is refused.

@@ -9,24 +9,41 @@ use sterna_format::gguf::{parse_split_name, split_names};
 
 use super::warn_once::WarnOnce;
 use super::{Event, PullError, Pulled, Transaction, Warning, portable};
-use crate::fetch::{
-    self, Cancel, Described, Present, RangeSet, Sink, SinkError, fetch_from, fetch_rather,
-};
+use crate::fetch::{self, Described, Present, RangeSet, Sink, SinkError, fetch_from, fetch_rather};
 use crate::hash::{Expected, Verified};
 use crate::source::{HttpOptions, HttpSource, Source as _, Url};
 use crate::store::{Blob, Entry, Pull};
 
+/// How the names of GGUF files end, in letters of either case.
+const END: &str = ".gguf";
+
 /// The folder of the GGUF file at `url`, and the file's name; `None` for other addresses.
 pub(super) fn split(url: &Url) -> Option<(Url, String)> {
     let (folder, name) = url.split_file()?;
-    name.ends_with(".gguf").then_some((folder, name))
+    is_name(&name).then_some((folder, name))
+}
+
+/// `name` without the end that says that it is a GGUF file's.
+fn without_end(name: &str) -> Option<&str> {
+    let (rest, end) = name.split_at_checked(name.len().checked_sub(END.len())?)?;
+    end.eq_ignore_ascii_case(END).then_some(rest)
+}
+
+/// Whether a file of this name is a GGUF file.
+pub(super) fn is_name(name: &str) -> bool {
+    without_end(name).is_some()
+}
+
+/// The name of a GGUF file in the store.
+fn stored_name(name: &str) -> String {
+    portable(without_end(name).unwrap_or(name)) + END
 }
 
 /// What a GGUF file is called without its end, and of a split set without the number of the part.
 pub(super) fn stem(name: &str) -> &str {
     match parse_split_name(name) {
         Some((stem, ..)) => stem,
-        None => name.strip_suffix(".gguf").unwrap_or(name),
+        None => without_end(name).unwrap_or(name),
     }
 }
 
@@ -46,10 +63,10 @@ impl Transaction<'_> {
         let mut entry = Entry::new(self.from);
         let mut coming = Vec::new();
         for name in &names {
-            let (found, _) = fetch_from(&[&source], name, self.limits, &Cancel::new(), |source| {
+            let (found, _) = fetch_from(&[&source], name, self.limits, self.cancel, |source| {
                 source.open(name, Some(0..1))?.head.describe(name)
             })?;
-            let file = portable(name);
+            let file = stored_name(name);
             let unchanged = before.and_then(|before| {
                 let blob = *before.files.get(&file)?;
                 let same = before.validators.get(&file) == Some(&found.validator);
@@ -70,7 +87,7 @@ impl Transaction<'_> {
         }
         let sizes = coming.iter();
         let sizes: Vec<_> = sizes
-            .map(|(blob, _)| (portable(blob.name()), blob.size()))
+            .map(|(blob, _)| (stored_name(blob.name()), blob.size()))
             .collect();
         self.announce(&entry, &sizes)?;
         let blobs = coming.iter().map(|(blob, _)| blob.clone()).collect();
@@ -88,13 +105,13 @@ impl Transaction<'_> {
             1,
             &sink,
             self.limits.clone(),
-            &Cancel::new(),
+            self.cancel,
             &mut |event| match event {
                 fetch::Event::Committed { blob, .. } => {
                     let Some(stored) = sink.committed(blob.name()) else {
                         return;
                     };
-                    let file = portable(blob.name());
+                    let file = stored_name(blob.name());
                     match self.pull.commit(&stored) {
                         Ok(path) => (self.notify)(Event::Verified {
                             file: &file,

@@ -23,6 +23,7 @@ mod incoming;
 mod sources;
 mod warn_once;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -68,6 +69,8 @@ pub struct PullOptions {
     pub file: Option<String>,
     /// Parallelism, rate and patience.
     pub limits: Limits,
+    /// Ends the pull early. What has arrived is recorded, and the next pull goes on with it.
+    pub cancel: Cancel,
     /// The server of repositories that the address may refer to; without one, it is a package's address.
     pub hub: Option<Hub>,
 }
@@ -155,6 +158,7 @@ pub fn pull(
         pull: store.pull(&name)?,
         from: &first,
         limits: &options.limits,
+        cancel: &options.cancel,
         notify,
     };
     let no_mirrors = || match options.mirrors.len() {
@@ -162,6 +166,13 @@ pub fn pull(
         found => Err(PullError::Mirrors {
             address: first.clone(),
             found,
+        }),
+    };
+    let no_choice = || match &options.file {
+        None => Ok(()),
+        Some(file) => Err(PullError::Choice {
+            address: first.clone(),
+            file: file.clone(),
         }),
     };
     if let Ok(url) = Url::parse(&first) {
@@ -172,9 +183,11 @@ pub fn pull(
         }
         if let Some((folder, name)) = gguf_file::split(&url) {
             no_mirrors()?;
+            no_choice()?;
             return transaction.gguf_file(folder, &name, before.as_ref());
         }
     }
+    no_choice()?;
     let must_be_signed = before.and_then(|entry| entry.signer);
     let mut opened = vec![source(address, notify)?];
     for mirror in &options.mirrors {
@@ -185,6 +198,7 @@ pub fn pull(
         trust,
         must_be_signed: must_be_signed.as_deref(),
         limits: &options.limits,
+        cancel: &options.cancel,
     };
     let chosen = judge.choose(&all)?;
     transaction.package(chosen)
@@ -198,6 +212,7 @@ pub fn source_and_name(
     address: &str,
     options: &PullOptions,
 ) -> Result<(String, String), PullError> {
+    let address = &*meant(address);
     let first = match address.contains("://") {
         true => address.to_owned(),
         false => (fs::canonicalize(address).map_err(folder_error(address))?)
@@ -220,18 +235,19 @@ pub fn read_remote_package(
     notify: &Notify<'_>,
 ) -> Result<Package, PullError> {
     let source = source(address, notify)?;
-    let limits = Limits::default();
+    let (limits, cancel) = (Limits::default(), Cancel::new());
     let judge = Judge {
         trust,
         must_be_signed: None,
         limits: &limits,
+        cancel: &cancel,
     };
     let Chosen { offer, sources, .. } = judge.choose(&[&*source])?;
     let contents = Contents::of(address, offer.manifest())?;
     let tensors = match contents.tensor_map_file() {
         None => None,
         Some(name) => {
-            let bytes = small(name, &sources, &limits)?;
+            let bytes = small(name, &sources, &limits, &cancel)?;
             if let Some(file) = contents.file(name) {
                 let verified = file.blob().expected().verify(&bytes);
                 verified.map_err(|problem| PackageError::Mismatch {
@@ -278,6 +294,7 @@ struct Transaction<'a> {
     pull: Pull,
     from: &'a str,
     limits: &'a Limits,
+    cancel: &'a Cancel,
     notify: &'a Notify<'a>,
 }
 
@@ -293,7 +310,7 @@ impl Transaction<'_> {
         repository: &Repository,
         file: Option<&str>,
     ) -> Result<Pulled, PullError> {
-        let listing = hub.list(repository, self.limits, &Cancel::new())?;
+        let listing = hub.list(repository, self.limits, self.cancel)?;
         let blobs = hub.select(repository, &listing, file)?;
         let source = hub.source(repository, &listing.commit)?;
         let mut entry = Entry::new(self.from);
@@ -302,7 +319,7 @@ impl Transaction<'_> {
             match HashedFile::try_from(blob) {
                 Ok(file) => large.push(file),
                 Err(blob) => {
-                    let bytes = small(blob.name(), &[&source], self.limits)?;
+                    let bytes = small(blob.name(), &[&source], self.limits, self.cancel)?;
                     verify(&blob, &bytes)?;
                     let file = self.pull.put(Algorithm::Sha256, &bytes)?;
                     entry.files.insert(blob.name().to_owned(), file);
@@ -336,7 +353,7 @@ impl Transaction<'_> {
         let contents = Contents::of(self.from, manifest)?;
         let mut unverified = contents.unverified().to_vec();
         if contents.may_have_config(manifest)
-            && let Some(bytes) = small_if_any(CONFIG_FILE, &sources, self.limits)?
+            && let Some(bytes) = small_if_any(CONFIG_FILE, &sources, self.limits, self.cancel)?
         {
             let file = self.pull.put(Algorithm::Sha256, &bytes)?;
             entry.files.insert(CONFIG_FILE.to_owned(), file);
@@ -344,7 +361,7 @@ impl Transaction<'_> {
         }
         let mut tensors = None;
         for name in contents.unverified() {
-            let bytes = small(name, &sources, self.limits)?;
+            let bytes = small(name, &sources, self.limits, self.cancel)?;
             let file = self.pull.put(Algorithm::Sha256, &bytes)?;
             entry.files.insert(name.clone(), file);
             if contents.tensor_map_file() == Some(name) {
@@ -408,7 +425,7 @@ impl Transaction<'_> {
             let path = self.pull.commit(&blob)?;
             return fs::read(&path).map_err(folder_error(&path.display().to_string()));
         }
-        let bytes = small(file.name(), sources, self.limits)?;
+        let bytes = small(file.name(), sources, self.limits, self.cancel)?;
         let verified = verify(file.blob(), &bytes)?;
         self.pull.write_at(&blob, 0, &bytes)?;
         self.pull.commit_verified(&blob, verified)?;
@@ -434,7 +451,7 @@ impl Transaction<'_> {
             n_sure,
             &self.pull,
             self.limits.clone(),
-            &Cancel::new(),
+            self.cancel,
             &mut |event| match event {
                 fetch::Event::Committed { blob, .. } => {
                     // Every blob that is fetched is a file of the entry.
@@ -506,9 +523,14 @@ fn sizes(files: &[HashedFile]) -> Vec<(String, u64)> {
 }
 
 /// A file without a known digest.
-fn small(name: &str, sources: &[&dyn Source], limits: &Limits) -> Result<Vec<u8>, FetchError> {
+fn small(
+    name: &str,
+    sources: &[&dyn Source],
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Result<Vec<u8>, FetchError> {
     let max = MAX_FILE_BYTES as usize;
-    Ok(fetch_small(name, max, sources, limits, &Cancel::new())?.0)
+    Ok(fetch_small(name, max, sources, limits, cancel)?.0)
 }
 
 /// The same; `None` if the first source that answers says that there is none.
@@ -516,8 +538,9 @@ fn small_if_any(
     name: &str,
     sources: &[&dyn Source],
     limits: &Limits,
+    cancel: &Cancel,
 ) -> Result<Option<Vec<u8>>, FetchError> {
-    let fetched = fetch_from(sources, name, limits, &Cancel::new(), |source| {
+    let fetched = fetch_from(sources, name, limits, cancel, |source| {
         let answer = source.open(name, None);
         match answer.and_then(|answer| read_small(answer, name, MAX_FILE_BYTES as usize, limits)) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -546,7 +569,31 @@ fn folder_error(address: &str) -> impl FnOnce(io::Error) -> PullError {
     move |source| PullError::Folder { address, source }
 }
 
+/// What is meant by `address`: the package that it is the manifest of, or a GGUF file without a slash behind it.
+fn meant(address: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = address.split_once("://") else {
+        let path = Path::new(address);
+        let is_manifest = path.ends_with(MANIFEST_FILE) && path.is_file();
+        return match path.parent().filter(|_| is_manifest) {
+            Some(folder) => Path::new(".")
+                .join(folder)
+                .to_string_lossy()
+                .into_owned()
+                .into(),
+            None => address.into(),
+        };
+    };
+    let (path, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+    let file = path.trim_end_matches('/');
+    match file.rsplit_once('/') {
+        Some((folder, MANIFEST_FILE)) => format!("{scheme}://{folder}{query}").into(),
+        Some((_, name)) if gguf_file::is_name(name) => format!("{scheme}://{file}{query}").into(),
+        _ => address.into(),
+    }
+}
+
 fn source<'a>(address: &str, notify: &'a Notify<'a>) -> Result<Box<dyn Source + 'a>, PullError> {
+    let address = &*meant(address);
     if address.contains("://") {
         let url = Url::parse(address.trim_end_matches('/'))?;
         let source = HttpSource::new(url, HttpOptions::default());
@@ -613,9 +660,25 @@ mod tests {
             ("https://example.org/a/tiny-Q4_0.gguf?key=1", "tiny-Q4_0"),
             ("https://example.org/big-00001-of-00003.gguf", "big"),
             ("https://example.org/a%20tiny.gguf", "a-tiny"),
+            ("https://example.org/tiny.GGUF", "tiny"),
         ] {
             assert_eq!(name_of(address).unwrap(), name, "{address}");
         }
         assert!(name_of("///").is_err());
+    }
+
+    #[test]
+    fn addresses_that_are_nearly_right_are_understood() {
+        for (address, expected) in [
+            ("https://host/p/manifest.json?key=1", "https://host/p?key=1"),
+            ("https://host/manifest.json", "https://host"),
+            ("https://host/p/x.gguf/", "https://host/p/x.gguf"),
+            ("https://host/p/x.GGUF//?a=/", "https://host/p/x.GGUF?a=/"),
+            ("https://host/p/", "https://host/p/"),
+            ("https://manifest.json/", "https://manifest.json/"),
+            ("no/such/manifest.json", "no/such/manifest.json"),
+        ] {
+            assert_eq!(meant(address), expected);
+        }
     }
 }

@@ -31,6 +31,7 @@ pub(super) struct Judge<'a> {
     /// The signer of an earlier revision; then an unsigned one is not trusted.
     pub(super) must_be_signed: Option<&'a str>,
     pub(super) limits: &'a Limits,
+    pub(super) cancel: &'a Cancel,
 }
 
 /// What one source has.
@@ -61,7 +62,7 @@ impl Judge<'_> {
             sources,
             self.limits,
             Duration::ZERO,
-            &Cancel::new(),
+            self.cancel,
             |source| self.ask(source),
             is_enough,
         )?;

@@ -40,8 +40,7 @@ impl<S: Source> Source for WarnOnce<'_, S> {
             Ok(answer) => answer.head.check_kind(name).err(),
             Err(fault) => Some(fault.clone()),
         };
-        if let Some(fault @ (Fault::Unreachable { .. } | Fault::Stalled | Fault::Busy { .. })) =
-            failed
+        if let Some(fault) = failed.filter(Fault::may_pass)
             && before == self.n_interrupts.load(Ordering::SeqCst)
         {
             self.once.call_once(|| {

@@ -184,6 +184,11 @@ fn fault(error: ureq::Error) -> Fault {
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => Fault::Insecure {
             message: error.to_string(),
         },
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Fault::Closed {
+                message: error.to_string(),
+            }
+        }
         error => Fault::Unreachable {
             message: error.to_string(),
         },

@@ -7,10 +7,11 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use sterna_delivery::{
-    fetch::Limits,
+    fetch::{FetchError, Limits},
     pull::{Event, PullError, PullOptions, Pulled, Warning, pull},
     sign::TrustList,
     store::Store,
@@ -33,7 +34,7 @@ fn files() -> Files {
 
 fn limits() -> Limits {
     Limits {
-        backoff_base: std::time::Duration::from_millis(1),
+        backoff_base: Duration::from_millis(1),
         retries: 2,
         ..Limits::default()
     }
@@ -141,6 +142,109 @@ fn an_interrupted_one_goes_on_only_where_it_is_the_same_file() {
         assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files()[NAME]);
         assert!(store.interrupted().unwrap().is_empty());
     }
+}
+
+#[test]
+fn a_cancelled_one_goes_on_however_little_has_arrived() {
+    const LEN: usize = 100_000;
+    let files: Files = Arc::new(BTreeMap::from([(NAME.to_owned(), gguf(7, LEN))]));
+    let stuck = Arc::new(AtomicBool::new(true));
+    let is_stuck = stuck.clone();
+    let server = Server::start(&files, move |asked, mut reply| {
+        // Asked for more than its length.
+        if is_stuck.load(Ordering::Relaxed) && asked.range != Some(0..1) {
+            reply.pause = Duration::from_secs(60);
+        }
+        reply
+    });
+    let address = format!("{}/models/a%20tiny-Q4_0.gguf", server.url());
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let options = PullOptions {
+        limits: limits(),
+        ..PullOptions::default()
+    };
+    let error = pull(
+        &store,
+        &address,
+        &options,
+        &TrustList::default(),
+        &|event| {
+            if let Event::Progress(so_far) = event
+                && so_far.done_bytes >= LEN as u64 / 2
+            {
+                options.cancel.cancel();
+            }
+        },
+    );
+    assert!(matches!(
+        error,
+        Err(PullError::Fetch(FetchError::Cancelled))
+    ));
+    let left = LEN as u64 / 2;
+    assert_eq!(
+        store.interrupted().unwrap(),
+        [("a-tiny-q4_0".to_owned(), left)]
+    );
+    stuck.store(false, Ordering::Relaxed);
+    let (pulled, _) = fetch(&store, &address);
+    assert_eq!(pulled.unwrap().received, LEN as u64 - left);
+    assert!(stored(&store, "a-tiny-Q4_0", "a-tiny-Q4_0.gguf") == files[NAME]);
+}
+
+#[test]
+fn a_name_in_capitals_and_a_slash_too_many_are_understood() {
+    let files: Files = Arc::new(BTreeMap::from([("x.GGUF".to_owned(), gguf(8, 1000))]));
+    let server = Server::honest(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let (pulled, _) = fetch(&store, &format!("{}/x.GGUF/", server.url()));
+    assert_eq!(pulled.unwrap().name, "x");
+    assert!(stored(&store, "x", "x.gguf") == files["x.GGUF"]);
+}
+
+#[test]
+fn a_file_is_chosen_of_repositories_only() {
+    let server = Server::honest(&files());
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let options = PullOptions {
+        file: Some("Q4_0".to_owned()),
+        ..PullOptions::default()
+    };
+    for path in ["/models/a%20tiny-Q4_0.gguf", "/models"] {
+        let address = format!("{}{path}", server.url());
+        let error = pull(&store, &address, &options, &TrustList::default(), &|_| {});
+        assert!(matches!(error, Err(PullError::Choice { .. })), "{error:?}");
+    }
+    assert_eq!(server.n_requests(), 0);
+}
+
+#[test]
+fn where_nothing_listens_is_soon_given_up() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/x.gguf", gone.local_addr().unwrap());
+    drop(gone);
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let pull_with = |retries| {
+        let options = PullOptions {
+            limits: Limits {
+                retries,
+                ..Limits::default()
+            },
+            ..PullOptions::default()
+        };
+        let error = pull(&store, &address, &options, &TrustList::default(), &|_| {});
+        error.unwrap_err().to_string()
+    };
+    let began = Instant::now();
+    let error = pull_with(5);
+    // Half a second and a second at most are waited; machines that run tests are busy.
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(error.contains("no better after 2 retries"), "{error}");
+    let error = pull_with(1);
+    assert!(error.contains("no better after 1 retry)"), "{error}");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn in_folder(folder: &Path) -> Result<Located> {
     files.sort();
     let (files, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|path| {
         path.extension()
-            .is_some_and(|extension| extension == "gguf")
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
     });
     if files.is_empty() {
         bail!(

@@ -15,7 +15,9 @@ pub fn stem(name: &str) -> String {
         .flatten();
     let path = folder.as_deref().unwrap_or(given);
     let stem = match path.extension() {
-        Some(extension) if extension == "gguf" || extension == "safetensors" => path.file_stem(),
+        Some(extension) if extension.eq_ignore_ascii_case("gguf") || extension == "safetensors" => {
+            path.file_stem()
+        }
         _ => path.file_name(),
     };
     stem.map_or_else(
@@ -40,6 +42,7 @@ mod tests {
         for (name, called) in [
             ("no/such/llama.gguf", "llama"),
             ("https://example.org/llama/", "llama"),
+            ("llama.GGUF", "llama"),
             ("llama", "llama"),
             ("/", "model"),
         ] {
