@@ -47,6 +47,20 @@ debian() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# Wine 8, which is Debian's, lacks the library from which Rust's programs have random numbers.
+random_numbers_for_wine() {
+  local library
+  library=$(mktemp -d)/bcryptprimitives.dll
+  x86_64-w64-mingw32-gcc -shared -x c - -o "$library" -ladvapi32 <<'C'
+unsigned char __stdcall SystemFunction036(void *, unsigned long);
+__declspec(dllexport) int __stdcall ProcessPrng(void *bytes, unsigned long long n) {
+  return SystemFunction036(bytes, (unsigned long)n);
+}
+C
+  wine64 wineboot --init
+  cp -n "$library" "${WINEPREFIX:-$HOME/.wine}/drive_c/windows/system32/"
+}
+
 tale() {
   local tale
   tale=$("$@" run -p "Tell me a story about a fox named Ruby." --seed 1 --backend cpu)
@@ -87,6 +101,7 @@ else
   # Debian's package has no command of that name.
   if PATH+=:/usr/lib/wine && debian wine64=wine64; then
     export WINEDEBUG=-all
+    step "Wine" random_numbers_for_wine
     step "a tale on Windows" tale wine64 "$target/x86_64-pc-windows-gnu/debug/sterna.exe"
     step "worker on Windows" env CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=wine64 \
       cargo test --target x86_64-pc-windows-gnu -p sterna-cli --test worker --test worker_protocol

@@ -148,9 +148,7 @@ export class Model {
 export function sha256(bytes: Uint8Array): string
 export function version(): string
 /** wasm-bindgen's initialiser. */
-declare function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<{ memory: WebAssembly.Memory }>
-declare namespace init { let __wbindgen_wasm_module: WebAssembly.Module }
-export default init
+export default function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<{ memory: WebAssembly.Memory }>
 /** The same at once, sharing the memory of another Worker. */
 export function initSync(options: { module: WebAssembly.Module; memory: WebAssembly.Memory }): unknown
 /** Makes this Worker a thread of the engine; doesn't return. Only in the build with threads. */

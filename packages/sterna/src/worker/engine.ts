@@ -40,8 +40,9 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
   try {
     if (threads > 1) {
       const build = await import('../wasm-threads/sterna_web.js')
-      const { memory } = await build.default({ module_or_path: options.wasmUrl.threads ?? new URL('../wasm-threads/sterna_web_bg.wasm', import.meta.url) })
-      await startThreads(threads - 1, build.default.__wbindgen_wasm_module, memory)
+      const module = await compile(options.wasmUrl.threads ?? new URL('../wasm-threads/sterna_web_bg.wasm', import.meta.url))
+      const { memory } = await build.default({ module_or_path: module })
+      await startThreads(threads - 1, module, memory)
       // Each says that it is ready just before it is.
       while (build.idleThreads() < threads - 1) await new Promise(resolve => setTimeout(resolve, 1))
       return { ...exportsOf(build), threads }
@@ -54,6 +55,15 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
     if (threads > 1) return loadEngine({ ...options, threads: 1 })
     throw new SternaError('worker_failed', `The engine could not be loaded: ${(error as Error).message}`, { cause: error })
   }
+}
+
+/** A module of several Workers, which compile it once. */
+async function compile(url: string | URL): Promise<WebAssembly.Module> {
+  const answer = await fetch(url)
+  if (!answer.ok) throw new Error(`${url}: ${answer.status} ${answer.statusText}`)
+  // As it arrives, where the server says what it is.
+  if (answer.headers.get('Content-Type')?.startsWith('application/wasm')) return WebAssembly.compileStreaming(answer)
+  return WebAssembly.compile(await answer.arrayBuffer())
 }
 
 /** Starts `n` Workers that share this one's memory, and end with it. */
