@@ -147,7 +147,7 @@ export class Model {
 /** Hash of bytes, hexadecimal. */
 export function sha256(bytes: Uint8Array): string
 export function version(): string
-/** wasm-bindgen's initialiser. */
-export default function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<unknown>
+/** wasm-bindgen's initialiser; as default it takes the `.wasm` file beside its script. */
+export default function init(options?: { module_or_path: string | URL | WebAssembly.Module }): Promise<unknown>
 /** Only in the build with threads. */
 export function initThreadPool(n: number): Promise<unknown>

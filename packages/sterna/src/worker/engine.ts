@@ -38,17 +38,19 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
   if (!haveSimd()) throw new SternaError('unsupported', 'This browser has no WebAssembly SIMD; browsers since 2023 have.')
   const threads = threadsFor(options)
   try {
+    // The build knows where its own `.wasm` file is; a bundler finds that there.
+    const init = (url: string | undefined) => url === undefined ? undefined : { module_or_path: url }
     if (threads > 1) {
       const build: Build = await import('../wasm-threads/sterna_web.js')
-      await build.default({ module_or_path: options.wasmUrl.threads ?? new URL('../wasm-threads/sterna_web_bg.wasm', import.meta.url) })
+      await build.default(init(options.wasmUrl.threads))
       await build.initThreadPool!(threads)
       return { ...exportsOf(build), threads }
     }
     const build: Build = await import('../wasm/sterna_web.js')
-    await build.default({ module_or_path: options.wasmUrl.plain ?? new URL('../wasm/sterna_web_bg.wasm', import.meta.url) })
+    await build.default(init(options.wasmUrl.plain))
     return { ...exportsOf(build), threads }
   } catch (error) {
-    // A page may be isolated and yet lack that build.
+    // A page may be isolated and the package yet lack that build.
     if (threads > 1) return loadEngine({ ...options, threads: 1 })
     throw new SternaError('worker_failed', `The engine could not be loaded: ${(error as Error).message}`, { cause: error })
   }

@@ -1,0 +1,1 @@
+import { Sterna } from 'sterna'; void Sterna
