@@ -2,7 +2,7 @@
 import { SternaError } from '../error.js'
 import type { Handlers } from '../rpc.js'
 import type { Calls, Progress, WireEngine } from '../types.js'
-import { adapterName, doctor } from './doctor.js'
+import { adapterName, doctor, preferGpu } from './doctor.js'
 import type { Engine } from './engine.js'
 import { Host } from './host.js'
 import * as library from './library.js'
@@ -55,11 +55,11 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
         const progress: Progress = { phase: 'load', doneBytes, totalBytes }
         if (arrived && !context.signal.aborted) context.emit(progress)
       }
+      if (args.device) preferGpu(args.device)
       const adapter = args.backend === 'cpu' ? undefined : await adapterName()
       const model = await Model.load(opened.files, {
         name: args.name, backend: args.backend, threads,
-        ...(opened.entry === undefined ? {} : { entry: opened.entry }), ...(args.device ? { device: args.device } : {}),
-        ...(adapter === undefined ? {} : { adapter }),
+        ...(opened.entry === undefined ? {} : { entry: opened.entry }), ...(adapter === undefined ? {} : { adapter }),
       }, tell)
       host = new Host(model, args.name, threads, args.contextLength, opened)
       return host.info()

@@ -44,6 +44,14 @@ async function inspectGpu(): Promise<Doctor['webgpu']> {
   }
 }
 
+/** Whoever asks this Worker's browser for a GPU from now on asks for this kind: the engine doesn't say which. */
+export function preferGpu(powerPreference: GPUPowerPreference): void {
+  const gpu = globalThis.navigator?.gpu
+  if (!gpu) return
+  const request = gpu.requestAdapter.bind(gpu)
+  gpu.requestAdapter = options => request({ ...options, powerPreference })
+}
+
 /** What the browser calls the GPU; `undefined` if there is none. */
 export async function adapterName(): Promise<string | undefined> {
   const adapter = await globalThis.navigator?.gpu?.requestAdapter().catch(() => null)

@@ -54,7 +54,8 @@ globalThis.tokensOf = async (model, prompt, maxTokens) => {
 }
 globalThis.ready = true
 </script>`
-const mounts = { '/pkg/': dist, '/': Buffer.from(PAGE), ...files }
+const STRICT = PAGE.replace('<title>', "<meta http-equiv=Content-Security-Policy content=\"worker-src 'self'\"><title>")
+const mounts = { '/pkg/': dist, '/': Buffer.from(PAGE), '/strict.html': Buffer.from(STRICT), ...files }
 const [site, isolated, cdn] = [await serve(mounts), await serve(mounts, { isolate: true }), await serve(mounts)]
 const storage = mkdtempSync(path.join(os.tmpdir(), 'sterna-browser-'))
 let browser = await openBrowser(storage)
@@ -338,6 +339,23 @@ const tests = {
       return model.info.name
     }, cdn.url)
     assert.equal(name, 'tiny')
+  },
+
+  async 'a policy against the Worker of another origin is told, and workerUrl helps'() {
+    const page = await open(`${site.url}strict.html`)
+    const { error, name } = await page.evaluate(async url => {
+      const { Sterna } = await import(`${url}pkg/index.js`)
+      const { code, message } = await Sterna.load('./tiny.gguf').catch(error => error)
+      const model = await Sterna.load('./tiny.gguf', { workerUrl: './pkg/worker/main.js' })
+      await model.dispose()
+      return { error: { code, message }, name: model.info.name }
+    }, cdn.url)
+    assert.equal(error.code, 'worker_failed')
+    assert.match(error.message, /worker-src blob:.*workerUrl/)
+    assert.equal(name, 'tiny')
+    const lost = await page.evaluate(() => Sterna.models.list({ workerUrl: './nowhere.js' }).catch(({ code, message }) => ({ code, message })))
+    assert.equal(lost.code, 'worker_failed')
+    assert.match(lost.message, /nowhere\.js/)
   },
 
   async 'the page is not blocked'() {
