@@ -121,7 +121,11 @@ export type EngineEvent =
   | { session: number; type: 'end'; text: string; reason: 'stop' | 'length' | 'context'; promptTokens: number; cachedTokens: number; completionTokens: number }
   | { session: number; type: 'failed'; code: string; message: string }
   | { session: number; type: 'device_lost'; message: string }
-export interface Message { role: 'system' | 'user' | 'assistant' | 'tool'; content: string; [more: string]: unknown }
+export interface Message {
+  role: 'system' | 'user' | 'assistant' | 'tool'
+  content: string
+  [more: string]: unknown
+}
 
 /** A loaded model. */
 export class Model {
