@@ -3,6 +3,7 @@
 // With the engine in dist/wasm, models of ../../testdata; with --fake the engine of test/fake-engine.mjs and
 // files made here, which tries the storage, the locks and the Worker. Names choose tests that contain one.
 import assert from 'node:assert/strict'
+import { createHash } from 'node:crypto'
 import { cpSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
@@ -54,7 +55,8 @@ globalThis.tokensOf = async (model, prompt, maxTokens) => {
 }
 globalThis.ready = true
 </script>`
-const mounts = { '/pkg/': dist, '/': Buffer.from(PAGE), ...files }
+const STRICT = PAGE.replace('<title>', "<meta http-equiv=Content-Security-Policy content=\"worker-src 'self'\"><title>")
+const mounts = { '/pkg/': dist, '/': Buffer.from(PAGE), '/strict.html': Buffer.from(STRICT), ...files }
 const [site, isolated, cdn] = [await serve(mounts), await serve(mounts, { isolate: true }), await serve(mounts)]
 const storage = mkdtempSync(path.join(os.tmpdir(), 'sterna-browser-'))
 let browser = await openBrowser(storage)
@@ -338,6 +340,55 @@ const tests = {
       return model.info.name
     }, cdn.url)
     assert.equal(name, 'tiny')
+  },
+
+  async 'a stored repository is used where nobody answers'() {
+    const file = files['/tiny.gguf']
+    const sha256 = createHash('sha256').update(file).digest('hex')
+    const listing = { sha: '0123456789abcdef0123456789abcdef01234567', siblings: [{ rfilename: 'tiny.gguf', size: file.length, lfs: { sha256, size: file.length } }] }
+    let online = true
+    await browser.route('https://huggingface.co/**', (route, request) => {
+      if (!online) return route.abort('internetdisconnected')
+      const headers = { 'Access-Control-Allow-Origin': '*', 'Access-Control-Expose-Headers': '*', 'Access-Control-Allow-Headers': '*' }
+      if (request.url().includes('/api/')) return route.fulfill({ headers, json: listing })
+      const [, from = 0, to = file.length - 1] = /^bytes=(\d+)-(\d+)?/.exec(request.headers().range ?? '') ?? []
+      const body = file.subarray(Number(from), Number(to) + 1)
+      return route.fulfill({ status: 206, body, headers: { ...headers, 'Content-Range': `bytes ${from}-${Number(from) + body.length - 1}/${file.length}` } })
+    })
+    try {
+      const page = await open()
+      const load = () => page.evaluate(async ([prompt, n]) => {
+        const notices = []
+        const model = await Sterna.load('owner/repo', { onNotice: ({ code }) => notices.push(code) })
+        const { text } = await tokensOf(model, prompt, n)
+        await model.dispose()
+        return { text, notices }
+      }, [reference[0].prompt, Math.min(N_TOKENS, 20)])
+      const before = await load()
+      online = false
+      const after = await load()
+      assert.deepEqual([before.notices, after.notices], [[], ['offline']])
+      assert.equal(after.text, before.text)
+    } finally {
+      await browser.unroute('https://huggingface.co/**')
+    }
+  },
+
+  async 'a policy against the Worker of another origin is told, and workerUrl helps'() {
+    const page = await open(`${site.url}strict.html`)
+    const { error, name } = await page.evaluate(async url => {
+      const { Sterna } = await import(`${url}pkg/index.js`)
+      const { code, message } = await Sterna.load('./tiny.gguf').catch(error => error)
+      const model = await Sterna.load('./tiny.gguf', { workerUrl: './pkg/worker/main.js' })
+      await model.dispose()
+      return { error: { code, message }, name: model.info.name }
+    }, cdn.url)
+    assert.equal(error.code, 'worker_failed')
+    assert.match(error.message, /worker-src blob:.*workerUrl/)
+    assert.equal(name, 'tiny')
+    const lost = await page.evaluate(() => Sterna.models.list({ workerUrl: './nowhere.js' }).catch(({ code, message }) => ({ code, message })))
+    assert.equal(lost.code, 'worker_failed')
+    assert.match(lost.message, /nowhere\.js/)
   },
 
   async 'the page is not blocked'() {
