@@ -6,6 +6,7 @@ import { adapterName, doctor } from './doctor.js'
 import type { Engine } from './engine.js'
 import { Host } from './host.js'
 import * as library from './library.js'
+import { watchGpu } from './watchdog.js'
 
 /** The handlers, over a way to load the engine. */
 export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handlers<Calls> {
@@ -55,6 +56,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
         const progress: Progress = { phase: 'load', doneBytes, totalBytes }
         if (arrived && !context.signal.aborted) context.emit(progress)
       }
+      if (args.backend !== 'cpu') watchGpu()
       const adapter = args.backend === 'cpu' ? undefined : await adapterName()
       const model = await Model.load(opened.files, {
         name: args.name, backend: args.backend, threads,
