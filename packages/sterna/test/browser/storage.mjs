@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict'
 import { writeFileSync } from 'node:fs'
 import path from 'node:path'
-import { browser, files, MIB, N_TOKENS, open, reference, scratch, sentOf, site, until } from './stage.mjs'
+import { wideTales } from './made.mjs'
+import { browser, fake, files, MIB, N_TOKENS, open, reference, scratch, serveAsPackage, sentOf, site, until } from './stage.mjs'
 
 /** Changes one byte of a stored file. */
 const flip = (page, name) => page.evaluate(async name => {
@@ -170,6 +171,21 @@ export const tests = {
       }, store)
       assert.notEqual(text, '')
       assert.deepEqual(stores, [['indexeddb', true]])
+    }
+  },
+
+  async 'a large file arrives in several parts'() {
+    if (fake) return
+    serveAsPackage('wide', wideTales())
+    const page = await open()
+    for (const store of ['opfs', 'indexeddb']) {
+      const damaged = await page.evaluate(async store => {
+        await (await Sterna.load('./wide/', { store, backend: 'cpu' })).dispose()
+        const damaged = await Sterna.models.verify('./wide/')
+        await Sterna.models.purge()
+        return damaged
+      }, store)
+      assert.deepEqual(damaged, [])
     }
   },
 }
