@@ -90,7 +90,7 @@ export interface ModelInfo {
   vocabulary: number
   hasTemplate: boolean
   backend: 'cpu' | 'gpu'
-  /** Why not the GPU: `no_webgpu`, `no_adapter`, `wrong_results`, `device_lost`, `too_small`, `asked` … */
+  /** Why not the GPU: `no_adapter`, `software_adapter`, `wrong_results`, `compute`, `device_lost`, `too_small`, `asked` … */
   backendReason?: { code: string; message: string }
   adapter?: string
   /** Bytes of weights in memory. */

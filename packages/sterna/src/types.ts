@@ -117,7 +117,10 @@ export interface ModelInfo {
   vocabulary: number
   hasTemplate: boolean
   backend: 'cpu' | 'gpu'
-  /** Why the GPU isn't used: `no_webgpu`, `no_adapter`, `wrong_results`, `device_lost`, `too_small`, `asked`. */
+  /**
+   * Why the GPU isn't used: `no_adapter`, `software_adapter`, `wrong_results`, `compute` where it failed or hung
+   * when it was tried, `device_lost`, `too_small`, `asked`.
+   */
   backendReason?: Notice
   adapter?: string
   /** Bytes of weights in memory. */
