@@ -60,7 +60,7 @@ export function talesAdapter(name, seed) {
   const matrix = (...shape) => {
     const values = Float32Array.from({ length: shape[0] * shape[1] }, () => {
       state = (Math.imul(state, 1103515245) + 12345) >>> 0
-      return (state / 2 ** 32 - 0.5) * 0.4
+      return (state / 2 ** 32 - 0.5) * 0.8
     })
     return { dtype: 'F32', shape, data: Buffer.from(values.buffer) }
   }

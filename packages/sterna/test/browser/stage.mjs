@@ -68,7 +68,7 @@ export function serveAsPackage(name, model) {
 
 const PAGE = `<!doctype html><meta charset=utf-8><title>test</title><link rel=icon href=data:,>
 <script type=importmap>{"imports":{"sterna":"/pkg/index.js","doppler":"/pkg/doppler.js","0xbitnet":"/pkg/bitnet.js"}}</script>
-<input type=file><script type=module>
+<input type=file multiple><script type=module>
 import * as api from 'sterna'
 Object.assign(globalThis, api)
 globalThis.tokensOf = async (model, prompt, maxTokens, options) => {
