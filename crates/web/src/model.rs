@@ -44,6 +44,8 @@ pub struct Model {
     files: Rc<ModelFiles>,
     options: ModelOptions,
     reason: Option<Reason>,
+    /// What was swapped: the files, and the groups that were named.
+    swaps: Vec<(Files, Vec<String>)>,
 }
 
 #[wasm_bindgen]
@@ -100,6 +102,7 @@ impl Model {
             files,
             options,
             reason,
+            swaps: Vec::new(),
         })
     }
 
@@ -108,6 +111,10 @@ impl Model {
     pub async fn recover(&mut self, files: Files, progress: Function) -> Result<(), JsValue> {
         let core = on_cpu(&self.files, &files, self.options.threads, &progress).await;
         let mut core = core.map_err(|error| failure(&error))?;
+        for (files, groups) in &self.swaps {
+            let swapped = core.swap(files, &self.options.name, groups).await;
+            swapped.map_err(|error| failure(&error))?;
+        }
         let moved = with!(&mut self.loaded, old => core.take_over(old));
         moved.map_err(|error| failure(&error))?;
         self.loaded = Loaded::Cpu(Box::new(core));
@@ -222,7 +229,9 @@ impl Model {
     pub async fn swap(&mut self, files: Files, groups: Vec<String>) -> Result<JsValue, JsValue> {
         let name = &self.options.name;
         let swapped = with!(&mut self.loaded, core => core.swap(&files, name, &groups).await);
-        to_js(&swapped.map_err(|error| failure(&error))?)
+        let swapped = swapped.map_err(|error| failure(&error))?;
+        self.swaps.push((files, groups));
+        to_js(&swapped)
     }
 
     /// Bytes in use: of this module's memory, and of buffers on the GPU.

@@ -177,19 +177,6 @@ test('a stored repository is used where nobody answers, and that is told', async
   }
 })
 
-test('the kind of GPU that is asked for is what the browser is asked for', async () => {
-  const asked = []
-  const gpu = { requestAdapter: async options => void asked.push(options) ?? null }
-  navigator.gpu = gpu
-  try {
-    await (await Sterna.load(site.url, { device: 'low-power' })).dispose()
-    await navigator.gpu.requestAdapter({ featureLevel: 'core', powerPreference: undefined })
-    assert.deepEqual(asked, [{ powerPreference: 'low-power' }, { featureLevel: 'core', powerPreference: 'low-power' }])
-  } finally {
-    delete navigator.gpu
-  }
-})
-
 test('loading overlaps the download', async () => {
   site.state.msPerPiece = 5
   const opened = await openSource(fake, wireSource(site.url), { signal: new AbortController().signal, emit() {} })

@@ -374,10 +374,12 @@ impl<B: Backend + 'static> Core<B> {
             });
         }
         self.scheduler.finish(id);
-        match self.scheduler.sequence_mut(id) {
-            Some(sequence) => sequence.set_adapters(active),
-            None => Ok(()),
+        if let Some(sequence) = self.scheduler.sequence_mut(id) {
+            sequence.set_adapters(active)?;
+            // What its cache holds was made with the others.
+            sequence.reset();
         }
+        Ok(())
     }
 
     pub(super) async fn swap(

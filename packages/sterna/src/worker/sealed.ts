@@ -20,26 +20,36 @@ export const isOwn = (name: string) => name.startsWith('.')
 export class SealedFolder implements Disk {
   /** Why the browser refused to write or delete. The engine's error doesn't say that. */
   failure: SternaError | undefined
+  /** The last thing that is being done to each file. */
+  #turns = new Map<string, Promise<void>>()
 
   constructor(readonly inner: Folder, private readonly sha256: (bytes: Uint8Array) => string) {}
 
   len(name: string) { return this.inner.len(name) }
   read(name: string, start: number, end: number) { return this.inner.read(name, start, end) }
   journal(name: string) { return this.inner.journal(name) }
-  readBack(name: string, start: number, end: number) { return this.inner.readBack(name, start, end) }
-  writeAt(name: string, offset: number, bytes: Uint8Array) { return this.#noting(() => this.inner.writeAt(name, offset, bytes)) }
-  note(name: string, journal: string) { return this.#noting(() => this.inner.note(name, journal)) }
+  readBack(name: string, start: number, end: number) { return this.#inTurn(name, () => this.inner.readBack(name, start, end)) }
+  writeAt(name: string, offset: number, bytes: Uint8Array) { return this.#change(name, () => this.inner.writeAt(name, offset, bytes)) }
+  note(name: string, journal: string) { return this.#change(name, () => this.inner.note(name, journal)) }
 
-  async #noting(write: () => void | Promise<void>): Promise<void> {
+  /** Several parts of a file arrive at once; a folder does one thing to a file at a time. */
+  #inTurn<T>(name: string, act: () => T | Promise<T>): Promise<T> {
+    const result = (this.#turns.get(name) ?? Promise.resolve()).then(act)
+    const settled = result.then(() => {}, () => {}).then(() => { if (this.#turns.get(name) === settled) this.#turns.delete(name) })
+    this.#turns.set(name, settled)
+    return result
+  }
+
+  async #change(name: string, change: () => void | Promise<void>): Promise<void> {
     try {
-      await write()
+      await this.#inTurn(name, change)
     } catch (error) {
       throw this.failure = SternaError.from(error)
     }
   }
 
   async commit(name: string): Promise<void> {
-    await this.#noting(async () => {
+    await this.#change(name, async () => {
       const size = await this.inner.arrived(name)
       const seal = new Uint8Array(Math.ceil(size / BLOCK) * DIGEST)
       for (let index = 0; index * BLOCK < size; index++) {
@@ -52,7 +62,7 @@ export class SealedFolder implements Disk {
   }
 
   remove(name: string): Promise<void> {
-    return this.#noting(async () => {
+    return this.#change(name, async () => {
       await this.inner.remove(name)
       await this.inner.remove(SEALS + name)
     })
