@@ -1,5 +1,6 @@
 // Downloads, what is stored of them, and sources that aren't downloaded.
 import assert from 'node:assert/strict'
+import { createHash } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { wideTales } from './made.mjs'
