@@ -35,11 +35,10 @@ const files = {
 const model = await Model.load(files, { name: file, entry: path.basename(file), backend: options.backend, threads: 1 }, () => {})
 closeSync(handle)
 const { backend, adapter, backendReason } = model.info()
-const session = model.session()
 
 /** Computes `ids`, then `n` tokens; milliseconds until the first and from there to the last. */
 async function turn(ids, n) {
-  model.reset?.(session)
+  const session = model.session()
   const started = performance.now()
   model.start(session, ids, { temperature: 0, repeatPenalty: 1, maxTokens: n })
   const tokens = []
@@ -51,7 +50,9 @@ async function turn(ids, n) {
       tokens.push(event.id)
     }
   }
-  return { tokens, prefill: first - started, decode: (performance.now() - first) / (tokens.length - 1) }
+  const decode = (performance.now() - first) / (tokens.length - 1)
+  model.close(session)
+  return { tokens, prefill: first - started, decode }
 }
 
 if (options.text !== undefined) {
@@ -62,11 +63,13 @@ if (options.text !== undefined) {
   const ids = Uint32Array.from({ length: Number(options.prompt) }, (_, i) => 260 + i * 37 % 1000)
   await turn(ids, 4)
   const turns = []
+  const { user, system } = process.cpuUsage()
   for (let i = 0; i < Number(options.turns); i++) turns.push(await turn(ids, Number(options.decode)))
   console.log(JSON.stringify({
     backend, adapter, backendReason,
     prefill: +(ids.length / median(turns.map(t => t.prefill)) * 1000).toFixed(1),
     decode: +(1000 / median(turns.map(t => t.decode))).toFixed(1),
+    cpuMsPerToken: +((process.cpuUsage().user + process.cpuUsage().system - user - system) / 1000 / turns.reduce((n, { tokens }) => n + tokens.length, 0)).toFixed(3),
     tokens: turns[0].tokens.length,
   }))
 }

@@ -25,6 +25,7 @@ use crate::kernels::linear::has_matrix_units;
 use crate::memory::{Buffer, Staging};
 use crate::shader::Shader;
 use crate::{AdapterInfo, DeviceOptions, Features, GpuError, Limits, Tuning, wgpu};
+use adapter::Negotiated;
 use health::{Fault, Health};
 use pipelines::Pipelines;
 use scopes::Scopes;
@@ -141,7 +142,14 @@ impl Device {
             reason,
         })?;
         let health = Health::watch(&wgpu);
-        let pipelines = Pipelines::new(&wgpu, &adapter, negotiated.features, options);
+        let pipelines = {
+            let Negotiated {
+                features,
+                immediate_bytes,
+                ..
+            } = negotiated;
+            Pipelines::new(&wgpu, &adapter, features, immediate_bytes, options)
+        };
         let inner = Inner {
             wgpu,
             queue,
@@ -255,8 +263,8 @@ impl Device {
         &self.inner.staging
     }
 
-    /// The layout of parameters in a buffer; `None` if they are immediates.
-    pub(crate) fn params_layout(&self) -> Option<&wgpu::BindGroupLayout> {
+    /// The layout of parameters in a buffer.
+    pub(crate) fn params_layout(&self) -> &wgpu::BindGroupLayout {
         self.inner.pipelines.params_layout()
     }
 

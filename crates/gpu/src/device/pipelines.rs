@@ -31,6 +31,8 @@ fn shader_module(
 pub(crate) struct Pipeline {
     pub(crate) wgpu: wgpu::ComputePipeline,
     pub(crate) layout: wgpu::BindGroupLayout,
+    /// Whether its parameters are immediates.
+    pub(crate) has_immediates: bool,
 }
 
 /// A shader by name, and its constants by name and bits.
@@ -39,10 +41,12 @@ type Key = (&'static str, Vec<(&'static str, u64)>);
 #[derive(Debug)]
 pub(super) struct Pipelines {
     features: Features,
+    /// Parameters of at most so many bytes are immediates.
+    immediate_bytes: u32,
     made: Mutex<HashMap<Key, Arc<Pipeline>>>,
     modules: Mutex<HashMap<&'static str, wgpu::ShaderModule>>,
-    /// The layout of parameters in a buffer, for devices without immediates.
-    params_layout: Option<wgpu::BindGroupLayout>,
+    /// The layout of parameters in a buffer.
+    params_layout: wgpu::BindGroupLayout,
     cache: Option<DiskCache>,
 }
 
@@ -56,29 +60,29 @@ impl Pipelines {
         device: &wgpu::Device,
         adapter: &wgpu::Adapter,
         features: Features,
+        immediate_bytes: u32,
         options: &DeviceOptions,
     ) -> Pipelines {
         let cache = match &options.pipeline_cache {
             Some(folder) if features.pipeline_cache => DiskCache::open(device, adapter, folder),
             _ => None,
         };
-        let params_layout = (!features.immediates).then(|| {
-            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-                label: Some("params"),
-                entries: &[wgpu::BindGroupLayoutEntry {
-                    binding: 0,
-                    visibility: wgpu::ShaderStages::COMPUTE,
-                    ty: wgpu::BindingType::Buffer {
-                        ty: wgpu::BufferBindingType::Uniform,
-                        has_dynamic_offset: true,
-                        min_binding_size: None,
-                    },
-                    count: None,
-                }],
-            })
+        let params_layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some("params"),
+            entries: &[wgpu::BindGroupLayoutEntry {
+                binding: 0,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Uniform,
+                    has_dynamic_offset: true,
+                    min_binding_size: None,
+                },
+                count: None,
+            }],
         });
         Pipelines {
             features,
+            immediate_bytes,
             made: Mutex::default(),
             modules: Mutex::default(),
             params_layout,
@@ -90,8 +94,8 @@ impl Pipelines {
         lock(&self.made).len()
     }
 
-    pub(super) fn params_layout(&self) -> Option<&wgpu::BindGroupLayout> {
-        self.params_layout.as_ref()
+    pub(super) fn params_layout(&self) -> &wgpu::BindGroupLayout {
+        &self.params_layout
     }
 
     pub(super) fn get(
@@ -125,9 +129,15 @@ impl Pipelines {
         shader: &'static Shader,
         constants: &[(&'static str, f64)],
     ) -> Pipeline {
+        let has_immediates =
+            self.features.immediates && shader.params_bytes() <= self.immediate_bytes;
+        let features = Features {
+            immediates: has_immediates,
+            ..self.features
+        };
         let mut modules = lock(&self.modules);
         let module = modules.entry(shader.name).or_insert_with(|| {
-            let text = shader.assemble(TARGET, self.features);
+            let text = shader.assemble(TARGET, features);
             let descriptor = wgpu::ShaderModuleDescriptor {
                 label: Some(shader.name),
                 source: wgpu::ShaderSource::Wgsl(text.into()),
@@ -153,13 +163,16 @@ impl Pipelines {
             label: Some(shader.name),
             entries: &entries,
         });
-        let immediates = self.features.immediates;
-        let params = self.params_layout.as_ref().map(Some);
+        let params = (!has_immediates).then_some(Some(&self.params_layout));
         let groups: Vec<_> = [Some(&layout)].into_iter().chain(params).collect();
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(shader.name),
             bind_group_layouts: &groups,
-            immediate_size: if immediates { shader.params_bytes() } else { 0 },
+            immediate_size: if has_immediates {
+                shader.params_bytes()
+            } else {
+                0
+            },
         });
         let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(shader.name),
@@ -176,6 +189,7 @@ impl Pipelines {
         Pipeline {
             wgpu: pipeline,
             layout,
+            has_immediates,
         }
     }
 

@@ -139,7 +139,7 @@ impl Recorder {
                     entries: &entries,
                 })
         })?;
-        if !self.device.features().immediates {
+        if !pipeline.has_immediates {
             self.params
                 .resize(self.params.len().next_multiple_of(PARAMS_ALIGN), 0);
         }
@@ -165,55 +165,52 @@ impl Recorder {
             params,
             ..
         } = self;
-        let params = match device.params_layout() {
-            None => Params::Immediate(params),
-            Some(layout) => {
-                let most = MAX_PARAMS;
-                let buffer = device.checked("parameters", || {
-                    device.wgpu().create_buffer(&wgpu::BufferDescriptor {
-                        label: Some("params"),
-                        // A binding extends as far beyond the last offset as beyond the first.
-                        size: params.len() as u64 + most,
-                        usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
-                        mapped_at_creation: false,
-                    })
-                })?;
-                device.queue().write_buffer(&buffer, 0, &params);
-                let group = device.noted("parameters", || {
-                    device.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
-                        label: Some("params"),
-                        layout,
-                        entries: &[wgpu::BindGroupEntry {
-                            binding: 0,
-                            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                                buffer: &buffer,
-                                offset: 0,
-                                size: std::num::NonZero::new(most),
-                            }),
-                        }],
-                    })
-                })?;
-                Params::Buffer(group)
-            }
-        };
-        Ok(Commands { dispatches, params })
+        let in_buffer = !dispatches.iter().all(|it| it.pipeline.has_immediates);
+        let group = in_buffer.then(|| params_group(&device, &params));
+        Ok(Commands {
+            dispatches,
+            params,
+            group: group.transpose()?,
+        })
     }
+}
+
+/// Puts parameters into a buffer, to be bound from where those of a dispatch begin.
+fn params_group(device: &Device, params: &[u8]) -> Result<wgpu::BindGroup, GpuError> {
+    let buffer = device.checked("parameters", || {
+        device.wgpu().create_buffer(&wgpu::BufferDescriptor {
+            label: Some("params"),
+            // A binding extends as far beyond the last offset as beyond the first.
+            size: (params.len() as u64 + MAX_PARAMS).next_multiple_of(4),
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    })?;
+    device.queue().write_buffer(&buffer, 0, params);
+    device.noted("parameters", || {
+        device.wgpu().create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some("params"),
+            layout: device.params_layout(),
+            entries: &[wgpu::BindGroupEntry {
+                binding: 0,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &buffer,
+                    offset: 0,
+                    size: std::num::NonZero::new(MAX_PARAMS),
+                }),
+            }],
+        })
+    })
 }
 
 /// Dispatches with all that they use. [`Device::submit`] runs them without allocating.
 #[derive(Debug)]
 pub struct Commands {
     dispatches: Vec<Dispatch>,
-    params: Params,
-}
-
-/// Where parameters are stored.
-#[derive(Debug)]
-enum Params {
-    /// On the host, to be set as immediates.
-    Immediate(Vec<u8>),
-    /// In a buffer on the device, each dispatch's at an offset.
-    Buffer(wgpu::BindGroup),
+    /// Of all dispatches, for those that have them as immediates.
+    params: Vec<u8>,
+    /// The same on the device, if any dispatch has its own in a buffer.
+    group: Option<wgpu::BindGroup>,
 }
 
 /// Timing of one dispatch on the device.
@@ -252,13 +249,11 @@ impl Commands {
                 last = Some(&dispatch.pipeline);
             }
             pass.set_bind_group(0, &dispatch.buffers, &[]);
-            match &self.params {
-                Params::Immediate(bytes) => {
-                    pass.set_immediates(0, &bytes[dispatch.params.clone()]);
-                }
-                Params::Buffer(group) => {
+            match &self.group {
+                Some(group) if !dispatch.pipeline.has_immediates => {
                     pass.set_bind_group(1, group, &[dispatch.params.start as u32]);
                 }
+                _ => pass.set_immediates(0, &self.params[dispatch.params.clone()]),
             }
             let [x, y] = dispatch.grid;
             pass.dispatch_workgroups(x, y, 1);

@@ -38,6 +38,8 @@ pub(in crate::device) fn describe(adapter: &Adapter) -> AdapterInfo {
 
 /// Negotiates what `options` allow and the adapter supports.
 pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -> Negotiated {
+    let immediate_bytes = adapter.limit("maxImmediateSize");
+    let immediate_bytes = immediate_bytes.min(u64::from(IMMEDIATE_BYTES)) as u32;
     let (min_subgroup, max_subgroup) = (
         adapter.info_number("subgroupMinSize"),
         adapter.info_number("subgroupMaxSize"),
@@ -47,8 +49,7 @@ pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -
         subgroups: adapter.has("subgroups") && min_subgroup >= 8,
         f16: adapter.has("shader-f16"),
         dot4: adapter.speaks("packed_4x8_integer_dot_product"),
-        immediates: adapter.speaks("immediate_address_space")
-            && adapter.limit("maxImmediateSize") >= u64::from(IMMEDIATE_BYTES),
+        immediates: adapter.speaks("immediate_address_space") && immediate_bytes > 0,
         // Passes can be timed, dispatches can't.
         timestamps: false,
         pipeline_cache: false,
@@ -70,7 +71,11 @@ pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -
         min_subgroup,
         max_subgroup,
     };
-    Negotiated { features, limits }
+    Negotiated {
+        features,
+        limits,
+        immediate_bytes,
+    }
 }
 
 /// Opens a device with what was negotiated.
@@ -102,7 +107,7 @@ pub(in crate::device) async fn open(
     .map(|name| (name, adapter.limit(name)))
     .into();
     if negotiated.features.immediates {
-        limits.push(("maxImmediateSize", u64::from(IMMEDIATE_BYTES)));
+        limits.push(("maxImmediateSize", u64::from(negotiated.immediate_bytes)));
     }
     adapter.open(&features, &limits).await
 }

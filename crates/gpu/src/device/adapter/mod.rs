@@ -71,9 +71,11 @@ pub(super) async fn choose(options: &DeviceOptions) -> Result<Adapter, GpuError>
 pub(super) struct Negotiated {
     pub(super) features: Features,
     pub(super) limits: Limits,
+    /// Bytes of immediates, if there are any.
+    pub(super) immediate_bytes: u32,
 }
 
-/// Size in bytes of the largest kernel parameters.
+/// Bytes of immediates that are asked for: those of the largest kernel parameters.
 const IMMEDIATE_BYTES: u32 = 128;
 
 /// Bytes of a binding, of which `most` are possible: kernels index in 32-bit words.

@@ -89,7 +89,11 @@ pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -
             1
         },
     };
-    Negotiated { features, limits }
+    Negotiated {
+        features,
+        limits,
+        immediate_bytes: IMMEDIATE_BYTES,
+    }
 }
 
 /// Opens a device with what was negotiated.
