@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use js_sys::{Function, Object};
+use sterna::scheduler::SchedulerOptions;
 use sterna::{Error, ErrorCode, ModelEntry, ModelFiles, OpenOptions, Result};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Cpu, Gpu};
@@ -79,7 +80,10 @@ impl Model {
         let (loaded, reason) = match place {
             Place::Gpu(gpu) => {
                 let loaded = match place::trust(&gpu, &plan, files.cache_type()).await {
-                    Ok(()) => Core::load(&files, from, plan, *gpu, progress).await,
+                    Ok(()) => {
+                        let scheduling = place::scheduling(&gpu);
+                        Core::load(&files, from, plan, *gpu, scheduling, progress).await
+                    }
                     Err(error) => Err(error),
                 };
                 match loaded {
@@ -274,7 +278,8 @@ async fn on_cpu(
     progress: &Function,
 ) -> Result<Core<Cpu>> {
     let plan = files.plan(&PlanOptions::default())?;
-    Core::load(files, from, plan, place::cpu(files, threads), progress).await
+    let (cpu, scheduling) = (place::cpu(files, threads), SchedulerOptions::default());
+    Core::load(files, from, plan, cpu, scheduling, progress).await
 }
 
 fn entry(name: Option<&str>) -> ModelEntry {

@@ -58,6 +58,7 @@ impl<B: Backend + 'static> Core<B> {
         from: &Files,
         plan: ModelPlan,
         backend: B,
+        scheduling: SchedulerOptions,
         progress: &Function,
     ) -> Result<Core<B>> {
         let options = files.session(plan.config().max_ctx.min(DEFAULT_CTX_LEN));
@@ -81,7 +82,7 @@ impl<B: Backend + 'static> Core<B> {
         let scheduling = SchedulerOptions {
             clock: Some(js::now),
             draw_on_device: true,
-            ..SchedulerOptions::default()
+            ..scheduling
         };
         let model = loaded.model;
         let text = match files.tokenizer()? {

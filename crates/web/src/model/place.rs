@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sterna::scheduler::SchedulerOptions;
 use sterna::{Error, ErrorCode, ModelFiles, Result};
 use sterna_engine::self_test::{SelfTestError, self_test};
 use sterna_engine::{BackendError, CacheType, Cpu, Gpu, ModelPlan};
@@ -63,6 +64,14 @@ impl Place {
             Err(error) if is_auto => cpu("no_adapter", &error.to_string()),
             Err(error) => Err(Error::typed(ErrorCode::NotFound, error)),
         }
+    }
+}
+
+/// How much of a prompt a GPU computes at once: software takes seconds for what hardware does at once.
+pub(super) fn scheduling(gpu: &Gpu) -> SchedulerOptions {
+    match gpu.device().info().kind {
+        AdapterKind::Software => SchedulerOptions::default(),
+        _ => SchedulerOptions::gpu(),
     }
 }
 
