@@ -10,9 +10,12 @@ type EngineOptions = Pick<LoadOptions, 'wasmUrl' | 'threads'>
 const text = (address: string | URL) => new URL(address, globalThis.document?.baseURI ?? globalThis.location?.href).href
 
 function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
-  const urls: { plain?: string | URL; threads?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
+  const urls: { plain?: string | URL; threads?: string | URL; constraint?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
   return {
-    wasmUrl: { ...(urls.plain ? { plain: text(urls.plain) } : {}), ...(urls.threads ? { threads: text(urls.threads) } : {}) },
+    wasmUrl: {
+      ...(urls.plain ? { plain: text(urls.plain) } : {}), ...(urls.threads ? { threads: text(urls.threads) } : {}),
+      ...(urls.constraint ? { constraint: text(urls.constraint) } : {}),
+    },
     ...(threads === undefined ? {} : { threads }),
   }
 }
