@@ -132,7 +132,12 @@ fn transcripts_are_true() {
     let mut n = 0;
     for entry in fs::read_dir(golden()).unwrap() {
         let path = entry.unwrap().path();
-        let transcript = Transcript::parse(&fs::read_to_string(&path).unwrap());
+        let text = fs::read_to_string(&path).unwrap();
+        if cfg!(windows) && text.contains("(os error") {
+            eprintln!("SKIPPED {}: another system's words", path.display());
+            continue;
+        }
+        let transcript = Transcript::parse(&text);
         let replayed = transcript.replayed();
         assert_eq!(replayed, transcript, "{}", path.display());
         n += 1;
@@ -488,7 +493,8 @@ fn a_reader_that_leaves_ends_it_quietly() {
     let Worker { child, stdout, .. } = &mut worker;
     let mut stderr = child.stderr.take().unwrap();
     drop(std::mem::replace(stdout, {
-        let other = Command::new("true").stdout(Stdio::piped()).spawn();
+        let mut other = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        let other = other.arg("--version").stdout(Stdio::piped()).spawn();
         BufReader::new(other.unwrap().stdout.unwrap())
     }));
     assert_eq!(ended(child), Some(0));

@@ -3,6 +3,7 @@
 mod core;
 mod place;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use js_sys::{Array, Function, Object, Uint8Array, Uint32Array};
@@ -44,6 +45,10 @@ pub struct Model {
     files: Rc<ModelFiles>,
     options: ModelOptions,
     reason: Option<Reason>,
+    /// What was swapped: the files, and the groups that were named.
+    swaps: Vec<(Files, Vec<String>)>,
+    /// The files of adapters, also of those that only sessions still have.
+    adapters: BTreeMap<String, Files>,
 }
 
 #[wasm_bindgen]
@@ -100,6 +105,8 @@ impl Model {
             files,
             options,
             reason,
+            swaps: Vec::new(),
+            adapters: BTreeMap::new(),
         })
     }
 
@@ -108,6 +115,14 @@ impl Model {
     pub async fn recover(&mut self, files: Files, progress: Function) -> Result<(), JsValue> {
         let core = on_cpu(&self.files, &files, self.options.threads, &progress).await;
         let mut core = core.map_err(|error| failure(&error))?;
+        for (files, groups) in &self.swaps {
+            let swapped = core.swap(files, &self.options.name, groups).await;
+            swapped.map_err(|error| failure(&error))?;
+        }
+        for (name, files) in &self.adapters {
+            let added = core.add_adapter(name.clone(), files, &self.files).await;
+            added.map_err(|error| failure(&error))?;
+        }
         let moved = with!(&mut self.loaded, old => core.take_over(old));
         moved.map_err(|error| failure(&error))?;
         self.loaded = Loaded::Cpu(Box::new(core));
@@ -216,21 +231,30 @@ impl Model {
     #[wasm_bindgen(js_name = addAdapter)]
     pub async fn add_adapter(&mut self, name: String, files: Files) -> Result<(), JsValue> {
         let base = Rc::clone(&self.files);
-        let added = with!(&mut self.loaded, core => core.add_adapter(name, &files, &base).await);
-        added.map_err(|error| failure(&error))
+        let added =
+            with!(&mut self.loaded, core => core.add_adapter(name.clone(), &files, &base).await);
+        added.map_err(|error| failure(&error))?;
+        self.adapters.insert(name, files);
+        Ok(())
     }
 
     /// Forgets an adapter; sessions that use it keep it.
     #[wasm_bindgen(js_name = removeAdapter)]
     pub fn remove_adapter(&mut self, name: &str) {
-        with!(&mut self.loaded, core => core.remove_adapter(name));
+        let is_used = with!(&mut self.loaded, core => {
+            core.remove_adapter(name);
+            core.is_adapter_used(name)
+        });
+        if !is_used {
+            self.adapters.remove(name);
+        }
     }
 
     /// Makes `adapters` those of a session.
     #[wasm_bindgen(js_name = useAdapters)]
     pub fn use_adapters(&mut self, session: u32, adapters: JsValue) -> Result<(), JsValue> {
         let adapters: Vec<AdapterUse> = from_js("adapters", &adapters)?;
-        let used = with!(&mut self.loaded, core => core.use_adapters(session, &adapters));
+        let used = with!(&mut self.loaded, core => core.use_adapters(session, adapters));
         used.map_err(|error| failure(&error))
     }
 
@@ -238,7 +262,9 @@ impl Model {
     pub async fn swap(&mut self, files: Files, groups: Vec<String>) -> Result<JsValue, JsValue> {
         let name = &self.options.name;
         let swapped = with!(&mut self.loaded, core => core.swap(&files, name, &groups).await);
-        to_js(&swapped.map_err(|error| failure(&error))?)
+        let swapped = swapped.map_err(|error| failure(&error))?;
+        self.swaps.push((files, groups));
+        to_js(&swapped)
     }
 
     /// Bytes in use: of this module's memory, and of buffers on the GPU.

@@ -17,4 +17,4 @@ export class Constraint implements Allowing {
   free(): void
 }
 /** wasm-bindgen's initialiser. */
-export default function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<unknown>
+export default function init(options?: { module_or_path: string | URL | WebAssembly.Module }): Promise<unknown>

@@ -15,8 +15,8 @@ import { SternaError } from './error.js'
 import type { Generation } from './generation.js'
 import type { Model } from './model.js'
 import { addressOf, wireSource } from './source.js'
-import { Sterna } from './sterna.js'
-import type { GenerateOptions, LoadOptions, Message, SourceOptions } from './types.js'
+import { Sterna, wireEngine } from './sterna.js'
+import type { EngineOptions, GenerateOptions, LoadOptions, Message, SourceOptions, WorkerOptions } from './types.js'
 
 export interface Shard { index: number; filename: string; size: number; offset: number; hash: string; blake3?: string; hashAlgorithm: string; [more: string]: unknown }
 /** A manifest with its variants of spelling made one. */
@@ -28,10 +28,11 @@ const addressOfManifest = new WeakMap<Manifest, string>()
 let latest: string | undefined
 
 /** Downloads a package into the browser's storage, continuing where an earlier call stopped. */
-export async function downloadModel(url: string | URL, options: SourceOptions = {}): Promise<void> {
+export async function downloadModel(url: string | URL, options: SourceOptions & EngineOptions = {}): Promise<void> {
   const address = addressOf(url)
-  const { remote, end } = connect()
+  const { remote, end } = connect(options)
   try {
+    await remote.call('engine', wireEngine(options))
     await remote.call('fetch', wireSource(address, options), {
       signal: options.signal, onItem: item => { if (!('notice' in item)) options.onProgress?.(item) },
     })
@@ -42,10 +43,10 @@ export async function downloadModel(url: string | URL, options: SourceOptions = 
 }
 
 /** The text of a stored manifest: of the model that was downloaded or used last, or of the one named. */
-export async function loadManifestFromOPFS(model?: string | URL): Promise<string> {
-  const address = model === undefined ? latest ?? (await Sterna.models.list())[0]?.source : addressOf(model)
+export async function loadManifestFromOPFS(model?: string | URL, options: WorkerOptions = {}): Promise<string> {
+  const address = model === undefined ? latest ?? (await Sterna.models.list(options))[0]?.source : addressOf(model)
   if (!address) throw new SternaError('not_found', 'No model is stored; downloadModel first.')
-  const { remote, end } = connect()
+  const { remote, end } = connect(options)
   const text = await remote.call('readText', { id: address, name: 'manifest.json' }).finally(end)
   if (text === null) throw new SternaError('not_found', `${address} isn't in the store; downloadModel first.`)
   addressByText.set(text, address)

@@ -47,6 +47,16 @@ export interface HttpAnswer {
 export interface ListedFile { name: string; size: number; /** complete and verified */ here: boolean }
 export interface DownloadProgress { doneBytes: number; totalBytes: number; receivedBytes: number }
 
+export interface DownloadOptions {
+  parallel?: number
+  bytesPerSecond?: number
+  /** Which file of a repository. */
+  file?: string
+  seed?: number
+  /** Keys that packages may be signed with; a signature by another is refused. */
+  trust?: { name: string; key: string }[]
+}
+
 /** Fetches a package or a GGUF file into a `Disk`; nothing becomes a complete file before it is verified. */
 export class Download {
   /**
@@ -54,7 +64,7 @@ export class Download {
    * its set, or a Hugging Face repository (`https://huggingface.co/OWNER/REPO[/resolve/REV/FILE]`).
    * `addresses` after the first are mirrors. If nobody answers and the disk has all files, that is no error.
    */
-  static open(addresses: string[], disk: Disk, http: Http, options: { parallel?: number; bytesPerSecond?: number; file?: string; seed?: number }): Promise<Download>
+  static open(addresses: string[], disk: Disk, http: Http, options: DownloadOptions): Promise<Download>
   /** All files in the order in which they will be fetched, known after `open`. */
   files(): ListedFile[]
   /** The manifest's text, if it is a package. */
@@ -90,7 +100,10 @@ export interface ModelInfo {
   vocabulary: number
   hasTemplate: boolean
   backend: 'cpu' | 'gpu'
-  /** Why not the GPU: `no_webgpu`, `no_adapter`, `wrong_results`, `device_lost`, `too_small`, `asked` … */
+  /**
+   * Why not the GPU: `asked`, `too_small` (the model), `software_adapter`, `no_adapter`, `wrong_results`,
+   * `device_lost`, or the code of the error with which it failed.
+   */
   backendReason?: { code: string; message: string }
   adapter?: string
   /** Bytes of weights in memory. */
@@ -110,7 +123,11 @@ export type EngineEvent =
   | { session: number; type: 'end'; text: string; reason: 'stop' | 'length' | 'context'; promptTokens: number; cachedTokens: number; completionTokens: number }
   | { session: number; type: 'failed'; code: string; message: string }
   | { session: number; type: 'device_lost'; message: string }
-export interface Message { role: 'system' | 'user' | 'assistant' | 'tool'; content: string; [more: string]: unknown }
+export interface Message {
+  role: 'system' | 'user' | 'assistant' | 'tool'
+  content: string
+  [more: string]: unknown
+}
 
 /** What one answer has to match. Exported by the module of `constraint.d.ts`. */
 export interface Constraint {
@@ -156,8 +173,8 @@ export class Model {
 /** Hash of bytes, hexadecimal. */
 export function sha256(bytes: Uint8Array): string
 export function version(): string
-/** wasm-bindgen's initialiser. */
-export default function init(options: { module_or_path: string | URL | WebAssembly.Module }): Promise<{ memory: WebAssembly.Memory }>
+/** wasm-bindgen's initialiser; as default it takes the `.wasm` file beside its script. */
+export default function init(options?: { module_or_path: string | URL | WebAssembly.Module }): Promise<{ memory: WebAssembly.Memory }>
 /** The same at once, sharing the memory of another Worker. */
 export function initSync(options: { module: WebAssembly.Module; memory: WebAssembly.Memory }): unknown
 /** Makes this Worker a thread of the engine; doesn't return. Only in the build with threads. */

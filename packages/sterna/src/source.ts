@@ -3,10 +3,11 @@ import { SternaError } from './error.js'
 import type { Source, SourceOptions, WireSourceOptions } from './types.js'
 
 export function wireSource(source: Source, options: SourceOptions = {}): WireSourceOptions {
-  const { store = 'auto', verify = 'sample', mirrors = [], file, bytesPerSecond } = options
+  const { store = 'auto', verify = 'sample', mirrors = [], file, bytesPerSecond, trust } = options
   return {
     source: postable(source, mirrors), store, verify,
     ...(file === undefined ? {} : { file }), ...(bytesPerSecond === undefined ? {} : { bytesPerSecond }),
+    ...(trust === undefined ? {} : { trust }),
   }
 }
 

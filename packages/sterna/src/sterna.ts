@@ -1,20 +1,17 @@
-import { connect } from './connect.js'
+import { connect, fullAddress } from './connect.js'
 import { SternaError } from './error.js'
 import { Model } from './model.js'
 import { openai, type OpenAi, type OpenAiOptions } from './openai.js'
 import { addressOf, wireSource } from './source.js'
-import type { Doctor, LoadOptions, Notice, Plan, Progress, Source, SourceOptions, StorageUsage, StoredModel, WireEngine } from './types.js'
+import type { Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, Source, SourceOptions, StorageUsage, StoredModel, WireEngine, WorkerOptions } from './types.js'
 
-type EngineOptions = Pick<LoadOptions, 'wasmUrl' | 'threads'>
-
-const text = (address: string | URL) => new URL(address, globalThis.document?.baseURI ?? globalThis.location?.href).href
-
-function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
+/** What the Worker is told of the engine. */
+export function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
   const urls: { plain?: string | URL; threads?: string | URL; constraint?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
   return {
     wasmUrl: {
-      ...(urls.plain ? { plain: text(urls.plain) } : {}), ...(urls.threads ? { threads: text(urls.threads) } : {}),
-      ...(urls.constraint ? { constraint: text(urls.constraint) } : {}),
+      ...(urls.plain ? { plain: fullAddress(urls.plain).href } : {}), ...(urls.threads ? { threads: fullAddress(urls.threads).href } : {}),
+      ...(urls.constraint ? { constraint: fullAddress(urls.constraint).href } : {}),
     },
     ...(threads === undefined ? {} : { threads }),
   }
@@ -30,8 +27,8 @@ function persist(): void {
 }
 
 /** Uses a Worker of its own for a call that needs no model. */
-async function briefly<T>(use: (remote: ReturnType<typeof connect>['remote']) => Promise<T>): Promise<T> {
-  const { remote, end } = connect()
+async function briefly<T>(options: WorkerOptions, use: (remote: ReturnType<typeof connect>['remote']) => Promise<T>): Promise<T> {
+  const { remote, end } = connect(options)
   try {
     return await use(remote)
   } finally {
@@ -54,7 +51,7 @@ export const Sterna = {
     const from = wireSource(source, options)
     const name = options.name ?? defaultName(from.source)
     if (from.source.kind === 'address') persist()
-    const { remote, end } = connect()
+    const { remote, end } = connect(options)
     try {
       await remote.call('engine', wireEngine(options), { signal })
       const info = await remote.call('load', {
@@ -72,7 +69,7 @@ export const Sterna = {
 
   /** What loading would take, without doing it. */
   plan(source: Source, options: SourceOptions & EngineOptions = {}): Promise<Plan> {
-    return briefly(async remote => {
+    return briefly(options, async remote => {
       await remote.call('engine', wireEngine(options))
       return remote.call('plan', wireSource(source, options), { signal: options.signal })
     })
@@ -80,25 +77,25 @@ export const Sterna = {
 
   /** The models that this origin stores. A model is named by its `id` or by the source it came from. */
   models: {
-    list: (): Promise<StoredModel[]> => briefly(remote => remote.call('list', null)),
+    list: (options: WorkerOptions = {}): Promise<StoredModel[]> => briefly(options, remote => remote.call('list', null)),
     /** Deletes a model; `false` if there is none, `busy` while a tab uses it. */
-    remove: (model: string | URL): Promise<boolean> => briefly(remote => remote.call('remove', idOf(model))),
+    remove: (model: string | URL, options: WorkerOptions = {}): Promise<boolean> => briefly(options, remote => remote.call('remove', idOf(model))),
     /**
      * Hashes every file of a stored model. Gives the names of those that were damaged; they are removed, and
      * fetched again with `mend`.
      */
-    verify: (model: string | URL, options: { mend?: boolean; signal?: AbortSignal; onProgress?: (progress: Progress) => void } & EngineOptions = {}): Promise<string[]> => briefly(async remote => {
+    verify: (model: string | URL, options: { mend?: boolean; signal?: AbortSignal; onProgress?: (progress: Progress) => void } & EngineOptions = {}): Promise<string[]> => briefly(options, async remote => {
       await remote.call('engine', wireEngine(options))
       return remote.call('verify', { id: idOf(model), mend: options.mend ?? false }, { signal: options.signal, onItem: onItem({ onProgress: options.onProgress }) })
     }),
-    usage: (): Promise<StorageUsage> => briefly(remote => remote.call('usage', null)),
+    usage: (options: WorkerOptions = {}): Promise<StorageUsage> => briefly(options, remote => remote.call('usage', null)),
     /** Deletes all models but those in use; how many. */
-    purge: (): Promise<number> => briefly(remote => remote.call('purge', null)),
+    purge: (options: WorkerOptions = {}): Promise<number> => briefly(options, remote => remote.call('purge', null)),
   },
 
   /** What this browser offers, and what would be used. Never rejects for what is missing. */
   doctor(options: EngineOptions = {}): Promise<Doctor> {
-    return briefly(async remote => {
+    return briefly(options, async remote => {
       await remote.call('engine', wireEngine(options))
       return remote.call('doctor', null)
     })

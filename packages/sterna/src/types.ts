@@ -1,4 +1,7 @@
 /** The public shapes, and the calls between the page and the Worker. Sizes are bytes. */
+import type { Message, ModelInfo as EngineInfo } from './engine.js'
+
+export type { Message }
 
 /**
  * Where a model is.
@@ -28,8 +31,25 @@ export interface Progress {
   bytesPerSecond?: number
 }
 
-/** Something that a user may want to know, with a stable code, such as `device_lost` or `damaged_file`. */
+/** Something that a user may want to know, with a stable code: `device_lost`, `damaged_file`, `offline`. */
 export interface Notice { code: string; message: string }
+
+/** A key that packages may be signed with: what `minisign` calls a public key, and a name for messages. */
+export interface TrustedKey { name: string; key: string }
+
+/** Options of everything that starts a Worker. */
+export interface WorkerOptions {
+  /** Address of the package's `worker/main.js` if it isn't beside its scripts. */
+  workerUrl?: string | URL
+}
+
+/** Options of everything that needs the engine. */
+export interface EngineOptions extends WorkerOptions {
+  /** Threads on the CPU; more than one only where the page is cross-origin isolated. */
+  threads?: number
+  /** Address of the `.wasm` file if it isn't beside the package's scripts; for both builds by an object. */
+  wasmUrl?: string | URL | { plain: string | URL; threads?: string | URL; /** What the first `schema` loads. */ constraint?: string | URL }
+}
 
 /** Options of everything that reads a source. */
 export interface SourceOptions {
@@ -45,33 +65,22 @@ export interface SourceOptions {
   verify?: 'sample' | 'full' | 'none'
   /** Upper bound of the rate of a download. */
   bytesPerSecond?: number
+  /** A package with a signature is refused (`untrusted`) unless one of these made it. */
+  trust?: TrustedKey[]
 }
 
-export interface LoadOptions extends SourceOptions {
+export interface LoadOptions extends SourceOptions, EngineOptions {
   /** `auto` takes the GPU if there is one that computes correctly. */
   backend?: 'auto' | 'cpu' | 'gpu'
-  /** Which GPU, where there are two. */
+  /** Which GPU, where there are two; the browser may not follow. */
   device?: 'high-performance' | 'low-power'
   /** Milliseconds after which a GPU that doesn't answer is given up, and the CPU goes on; 60,000 as default. */
   gpuTimeout?: number
   /** Tokens of context of a session; as default what the model was trained for, at most 4096. */
   contextLength?: number
-  /** Threads on the CPU; more than one only where the page is cross-origin isolated. */
-  threads?: number
-  /**
-   * Address of the `.wasm` file if it isn't beside the package's scripts; for all builds by an object. `constraint` is
-   * what the first `schema` loads.
-   */
-  wasmUrl?: string | URL | { plain: string | URL; threads?: string | URL; constraint?: string | URL }
   /** What messages call the model. */
   name?: string
   onNotice?: (notice: Notice) => void
-}
-
-export interface Message {
-  role: 'system' | 'user' | 'assistant' | 'tool'
-  content: string
-  [more: string]: unknown
 }
 
 export interface AdapterUse { name: string; /** 1 as default. */ scale?: number }
@@ -124,20 +133,7 @@ export interface TokenLogprob {
   top: { id: number; text: string; logprob: number }[]
 }
 
-export interface ModelInfo {
-  architecture: string
-  parameters: number
-  maxContext: number
-  vocabulary: number
-  hasTemplate: boolean
-  backend: 'cpu' | 'gpu'
-  /** Why the GPU isn't used: `no_webgpu`, `no_adapter`, `wrong_results`, `device_lost`, `too_small`, `asked`. */
-  backendReason?: Notice
-  adapter?: string
-  /** Bytes of weights in memory. */
-  weightBytes: number
-  cacheBytesPerToken: number
-  warnings: string[]
+export interface ModelInfo extends EngineInfo {
   name: string
   /** 1 without the build with threads. */
   threads: number
@@ -149,6 +145,8 @@ export interface StoredModel {
   /** Names it for `models.remove` and `models.verify`; its address does so, too. */
   id: string
   source: string
+  /** The file of a Hugging Face repository that was asked for. */
+  file?: string
   name: string
   /** Bytes that are stored. */
   bytes: number
@@ -216,6 +214,7 @@ export interface WireSourceOptions {
   verify: 'sample' | 'full' | 'none'
   file?: string
   bytesPerSecond?: number
+  trust?: TrustedKey[]
 }
 export interface WireEngine {
   wasmUrl: { plain?: string; threads?: string; constraint?: string }

@@ -8,7 +8,7 @@ const hex = bytes => Array.from(new Uint8Array(bytes), byte => byte.toString(16)
 const digest = async bytes => hex(await crypto.subtle.digest('SHA-256', bytes))
 
 /** What tests look at and change. */
-export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [], vocabularies: [] }
+export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [], downloads: [], vocabularies: [] }
 
 export default async function init(options) { seen.initialised.push(options) }
 export function sha256() { return '00'.repeat(32) }
@@ -24,8 +24,11 @@ export class Download {
   static async open(addresses, disk, http, options) {
     const download = new Download()
     Object.assign(download, { addresses, disk, http, options, cancelled: false })
+    seen.downloads.push(options)
     const [address] = addresses
-    if (address.endsWith('.gguf')) {
+    if (address.startsWith('https://huggingface.co/')) {
+      await download.readListing(address)
+    } else if (address.endsWith('.gguf')) {
       const name = new URL(address).pathname.split('/').pop()
       const size = await disk.len(name) ?? await sizeOf(http, address)
       download.listed = [{ name, size, address }]
@@ -34,6 +37,13 @@ export class Download {
     }
     for (const file of download.listed) file.here = file.name === 'manifest.json' || await disk.len(file.name) === file.size
     return download
+  }
+  async readListing(address) {
+    const listing = `${address.replace('huggingface.co/', 'huggingface.co/api/models/')}/revision/main?blobs=true`
+    const answer = await this.http.open(listing).catch(error => fail('io', `${listing}: ${error.message}`))
+    if (answer.status !== 200) fail('not_found', `${listing}: no such repository`)
+    const { siblings } = JSON.parse(new TextDecoder().decode(await body(answer)))
+    this.listed = siblings.map(({ rfilename, size }) => ({ name: rfilename, size, address: `${address}/resolve/main/${rfilename}` }))
   }
   async readManifest(address) {
     const { disk, http } = this

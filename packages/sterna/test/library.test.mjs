@@ -141,6 +141,42 @@ test('errors name what is wrong', async () => {
   wrong.close()
 })
 
+test('a stored repository is used where nobody answers, and that is told', async () => {
+  const hub = await serveFiles({
+    '/api/models/owner/repo/revision/main?blobs=true': Buffer.from('{"siblings":[{"rfilename":"tiny.gguf","size":200000}]}'),
+    '/owner/repo/resolve/main/tiny.gguf': bytes(200_000),
+  })
+  const { fetch } = globalThis
+  let online = true
+  globalThis.fetch = async (url, init) => {
+    const { origin, pathname, search } = new URL(url)
+    if (origin !== 'https://huggingface.co') return fetch(url, init)
+    if (!online) throw new TypeError('Failed to fetch')
+    return fetch(new URL(pathname + search, hub.url), init)
+  }
+  try {
+    const trust = [{ name: 'someone', key: 'RWQ' }]
+    await (await Sterna.load('owner/repo', { file: 'tiny.gguf', trust })).dispose()
+    assert.deepEqual(seen.downloads.at(-1).trust, trust)
+    const [stored] = await Sterna.models.list()
+    assert.deepEqual([stored.source, stored.file, stored.complete], ['https://huggingface.co/owner/repo', 'tiny.gguf', true])
+    online = false
+    for (const verify of ['sample', 'full']) {
+      const notices = []
+      await (await Sterna.load('owner/repo', { file: 'tiny.gguf', verify, onNotice: ({ code }) => notices.push(code) })).dispose()
+      assert.deepEqual(notices, ['offline'])
+    }
+    assert.deepEqual([(await Sterna.plan('owner/repo', { file: 'tiny.gguf' })).missingBytes, await Sterna.models.verify(stored.id)], [0, []])
+    await assert.rejects(Sterna.load('owner/repo'), { code: 'io' })
+    const folder = await (await openStore('indexeddb')).folder(stored.id)
+    await folder.remove('tiny.gguf')
+    await assert.rejects(Sterna.load('owner/repo', { file: 'tiny.gguf' }), { code: 'io' })
+  } finally {
+    globalThis.fetch = fetch
+    hub.close()
+  }
+})
+
 test('loading overlaps the download', async () => {
   site.state.msPerPiece = 5
   const opened = await openSource(fake, wireSource(site.url), { signal: new AbortController().signal, emit() {} })

@@ -84,3 +84,19 @@ test('a store that is missing is refused', async () => {
   await assert.rejects(openStore('opfs'), { code: 'unsupported' })
   assert.equal((await openStore('auto')).kind, 'indexeddb')
 })
+
+for (const kind of ['memory', 'indexeddb']) {
+  test(`${kind}: parts of a file arrive at the same time`, async () => {
+    const folder = new SealedFolder(await (await openStore(kind)).folder('parallel'), () => '00'.repeat(32))
+    const data = bytes(12 * MIB)
+    await Promise.all([0, 1, 2].map(async part => {
+      const end = (part + 1) * 4 * MIB
+      for (let at = part * 4 * MIB; at < end; at += 100_000) {
+        await folder.writeAt('x', at, data.subarray(at, Math.min(end, at + 100_000)))
+        if (at / 100_000 % 10 < 1) await folder.note('x', String(at))
+      }
+    }))
+    await folder.commit('x')
+    assert.deepEqual(Buffer.from(await readFile(folder, 'x')), data)
+  })
+}

@@ -13,11 +13,15 @@ pub(crate) use timer::Timer;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::future::poll_fn;
 use std::num::NonZero;
 use std::ops::{BitOr, Deref, RangeFull};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
-use js_sys::{Array, Object};
+use js_sys::{Array, Object, Promise};
 use wasm_bindgen::prelude::Closure;
 use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_futures::{JsFuture, spawn_local};
@@ -223,6 +227,7 @@ impl Device {
         Buffer(Arc::new(OwnedBuffer {
             js,
             size: descriptor.size,
+            lost: self.js.lost(),
         }))
     }
 
@@ -415,6 +420,8 @@ pub(crate) struct Buffer(Arc<OwnedBuffer>);
 struct OwnedBuffer {
     js: js::Buffer,
     size: u64,
+    /// Resolves once its device is lost.
+    lost: Promise,
 }
 
 impl Drop for OwnedBuffer {
@@ -427,6 +434,9 @@ impl Drop for OwnedBuffer {
 pub(crate) enum MapMode {
     Read,
 }
+
+/// How long the news of a loss may take.
+const NEWS_OF_LOSS: Duration = Duration::from_secs(1);
 
 /// A copy of a mapped range.
 #[derive(Debug)]
@@ -455,7 +465,20 @@ impl Buffer {
             MapMode::Read => 1,
         };
         let mapped = JsFuture::from(self.0.js.map_async(mode));
-        spawn_local(async move { callback(mapped.await.map(|_| ())) });
+        let mut lost = JsFuture::from(self.0.lost.clone());
+        spawn_local(async move {
+            let mapped = mapped.await.map(|_| ());
+            if mapped.is_err() {
+                // Browsers tell of a loss after what it spoils.
+                let mut timer = Timer::new(NEWS_OF_LOSS);
+                poll_fn(|cx| match Pin::new(&mut lost).poll(cx) {
+                    Poll::Ready(_) => Poll::Ready(()),
+                    Poll::Pending => Pin::new(&mut timer).poll(cx),
+                })
+                .await;
+            }
+            callback(mapped);
+        });
     }
 
     pub(crate) fn get_mapped_range(&self, _: RangeFull) -> Result<BufferView, Error> {

@@ -37,6 +37,8 @@ pub(super) struct Core<B: Backend> {
     sessions: BTreeMap<u32, SequenceId>,
     next_session: u32,
     adapters: BTreeMap<String, Arc<Adapter<B>>>,
+    /// The adapters of sessions that have any.
+    uses: BTreeMap<u32, Vec<AdapterUse>>,
     revisions: Revisions,
     options: SessionOptions,
     plan: Sizes,
@@ -96,6 +98,7 @@ impl<B: Backend + 'static> Core<B> {
             sessions: BTreeMap::new(),
             next_session: 0,
             adapters: BTreeMap::new(),
+            uses: BTreeMap::new(),
             revisions,
             options,
             plan: sizes,
@@ -103,15 +106,9 @@ impl<B: Backend + 'static> Core<B> {
         })
     }
 
-    /// Continues the sessions of `old`, whose device was lost: what they held is computed again here.
-    ///
-    /// Errors: adapters, which were on the lost device.
+    /// Continues the sessions of `old`, whose device was lost: what they held is computed again here, with
+    /// adapters of the same names.
     pub(super) fn take_over<O: Backend + 'static>(&mut self, old: &mut Core<O>) -> Result<()> {
-        if !old.adapters.is_empty() {
-            return Err(invalid(
-                "the GPU was lost, and the adapters that were on it",
-            ));
-        }
         self.next_session = old.next_session;
         for (session, id) in std::mem::take(&mut old.sessions) {
             let ctx_len = old
@@ -119,12 +116,20 @@ impl<B: Backend + 'static> Core<B> {
                 .sequence(id)
                 .map_or(self.options.ctx_len, Sequence::ctx_len);
             let generator = old.scheduler.finish(id);
-            let id = self.scheduler.add(self.sequence(ctx_len)?);
+            let mut sequence = self.sequence(ctx_len)?;
+            if let Some(uses) = old.uses.remove(&session) {
+                sequence.set_adapters(self.active(&uses)?)?;
+                self.uses.insert(session, uses);
+            }
+            let id = self.scheduler.add(sequence);
             if let Some(generator) = generator {
                 self.scheduler.resume(id, generator)?;
             }
             self.sessions.insert(session, id);
         }
+        // Those that only sessions still have.
+        self.adapters
+            .retain(|name, _| old.adapters.contains_key(name));
         Ok(())
     }
 
@@ -214,6 +219,7 @@ impl<B: Backend + 'static> Core<B> {
     }
 
     pub(super) fn close_session(&mut self, session: u32) {
+        self.uses.remove(&session);
         if let Some(id) = self.sessions.remove(&session) {
             self.scheduler.remove(id);
         }
@@ -369,23 +375,35 @@ impl<B: Backend + 'static> Core<B> {
         self.adapters.remove(name);
     }
 
-    pub(super) fn use_adapters(&mut self, session: u32, uses: &[AdapterUse]) -> Result<()> {
-        let id = self.id(session)?;
-        let mut active = Vec::new();
-        for used in uses {
+    /// Whether a session has the adapter of that name.
+    pub(super) fn is_adapter_used(&self, name: &str) -> bool {
+        self.uses.values().flatten().any(|used| used.name == name)
+    }
+
+    fn active(&self, uses: &[AdapterUse]) -> Result<Vec<ActiveAdapter<B>>> {
+        let active = |used: &AdapterUse| {
             let adapter = self.adapters.get(&used.name);
             let adapter =
                 adapter.ok_or_else(|| invalid(format!("there is no adapter {:?}", used.name)))?;
-            active.push(ActiveAdapter {
+            Ok(ActiveAdapter {
                 adapter: Arc::clone(adapter),
                 scale: used.scale.unwrap_or(1.0),
-            });
-        }
+            })
+        };
+        uses.iter().map(active).collect()
+    }
+
+    pub(super) fn use_adapters(&mut self, session: u32, uses: Vec<AdapterUse>) -> Result<()> {
+        let id = self.id(session)?;
+        let active = self.active(&uses)?;
         self.scheduler.finish(id);
-        match self.scheduler.sequence_mut(id) {
-            Some(sequence) => sequence.set_adapters(active),
-            None => Ok(()),
+        if let Some(sequence) = self.scheduler.sequence_mut(id) {
+            sequence.set_adapters(active)?;
+            // What its cache holds was made with the others.
+            sequence.reset();
         }
+        self.uses.insert(session, uses);
+        Ok(())
     }
 
     pub(super) async fn swap(

@@ -98,6 +98,9 @@ pub(super) fn is_of_device(error: &Error) -> bool {
 pub(super) fn reason(error: &Error) -> Reason {
     let code = match error.find::<SelfTestError>() {
         Some(SelfTestError::Wrong { .. }) => "wrong_results",
+        Some(SelfTestError::Failed { source, .. }) if source.is_lost() => {
+            ErrorCode::DeviceLost.as_str()
+        }
         _ => error.code().as_str(),
     };
     because(code, &format!("{error:#}"))

@@ -90,7 +90,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     useAdapters: adapters => (loaded().useAdapters(adapters), null),
     swap: ({ groups, from }, context) => opening(from, context, async opened => {
       await opened.arrived
-      const swapped = await loaded().with(model => model.swap(opened.files, groups))
+      const swapped = await loaded().swap(model => model.swap(opened.files, groups))
       loaded().opened.push(opened)
       return swapped
     }),

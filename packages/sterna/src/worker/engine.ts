@@ -52,10 +52,10 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
       return { ...exportsOf(build), constraints, threads }
     }
     const build = await import('../wasm/sterna_web.js')
-    await build.default({ module_or_path: options.wasmUrl.plain ?? new URL('../wasm/sterna_web_bg.wasm', import.meta.url) })
+    await build.default(options.wasmUrl.plain === undefined ? undefined : { module_or_path: options.wasmUrl.plain })
     return { ...exportsOf(build), constraints, threads }
   } catch (error) {
-    // A page may be isolated and yet lack that build.
+    // A page may be isolated and the package yet lack that build.
     if (threads > 1) return loadEngine({ ...options, threads: 1 })
     throw new SternaError('worker_failed', `The engine could not be loaded: ${(error as Error).message}`, { cause: error })
   }
@@ -64,7 +64,7 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
 async function loadConstraints({ wasmUrl }: WireEngine): Promise<typeof Constrained> {
   try {
     const build = await import('../wasm-constraint/sterna_constraint_web.js')
-    await build.default({ module_or_path: wasmUrl.constraint ?? new URL('../wasm-constraint/sterna_constraint_web_bg.wasm', import.meta.url) })
+    await build.default(wasmUrl.constraint === undefined ? undefined : { module_or_path: wasmUrl.constraint })
     return build
   } catch (error) {
     throw new SternaError('worker_failed', `The module for schemas could not be loaded: ${(error as Error).message}`, { cause: error })

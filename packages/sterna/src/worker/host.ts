@@ -30,6 +30,8 @@ export class Host {
   #stepping = false
   /** The model's tokens, once a schema has been asked for. */
   #vocabulary: Promise<Vocabulary> | undefined
+  readonly #running = new Set<Promise<unknown>>()
+  #swapping: Promise<void> | undefined
   readonly contextLength: number
   /** Files that adapters and swapped groups may still read. */
   readonly opened: Opened[]
@@ -61,6 +63,14 @@ export class Host {
     return this.with(model => model.close(session))
   }
 
+  /** Runs `use`, which drops what sessions hold, when no answer is running; answers that are asked for meanwhile wait. */
+  async swap<T>(use: (model: Model) => Promise<T>): Promise<T> {
+    while (this.#swapping) await this.#swapping
+    const swapped = Promise.allSettled(this.#running).then(() => this.with(use))
+    const over = this.#swapping = swapped.then(() => {}, () => {}).then(() => { if (this.#swapping === over) this.#swapping = undefined })
+    return swapped
+  }
+
   useAdapters(adapters: AdapterUse[]): void { this.#defaultAdapters = adapters }
 
   /** Token ids of a text, or of messages by the chat template. */
@@ -89,7 +99,18 @@ export class Host {
     }
   }
 
-  async #answer(id: number, { prompt, forget, options, grammar, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
+  async #answer(id: number, args: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
+    while (this.#swapping) await this.#swapping
+    const answer = this.#compute(id, args, signal, emit)
+    this.#running.add(answer)
+    try {
+      return await answer
+    } finally {
+      this.#running.delete(answer)
+    }
+  }
+
+  async #compute(id: number, { prompt, forget, options, grammar, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
     const ended = new Promise<Omit<WireEnd, 'forgotten'>>((end, fail) => {
       this.#answers.set(id, { emit, end, fail })
       signal.addEventListener('abort', () => fail(cancelled(signal)))

@@ -4,9 +4,9 @@
  * Between tabs two locks guard a model's folder: `sterna:get:KEY`, exclusive, is held by the one that fetches,
  * checks or removes; `sterna:use:KEY`, shared, by those that have the files open.
  */
-import type { DownloadProgress, Files, ListedFile } from '../engine.js'
+import type { Download, DownloadProgress, Files, ListedFile } from '../engine.js'
 import { SternaError, cancelled } from '../error.js'
-import type { Notice, Plan, Progress, StorageUsage, StoredModel, StoreKind, WireSourceOptions } from '../types.js'
+import type { Notice, Plan, Progress, StorageUsage, StoredModel, StoreKind, TrustedKey, WireSourceOptions } from '../types.js'
 import type { Engine } from './engine.js'
 import { http } from './http.js'
 import { channel, lock, tryLock, type Release } from './locks.js'
@@ -22,6 +22,7 @@ interface Record {
   source: string
   addresses: string[]
   file?: string
+  trust?: TrustedKey[]
   name: string
   usedAt: number
   files?: { name: string; size: number }[]
@@ -112,13 +113,13 @@ async function fetchInto(
   const done = () => (others.close(), locks.done())
   try {
     const damaged = from.verify === 'none' ? [] : await folder.sample()
-    let download = await openDownload(engine, folder, addresses, from)
+    let download = await openDownload(engine, folder, addresses, from, emit)
     if (from.verify === 'full') {
       const wrong = await download.verify()
       if (wrong.length) {
         damaged.push(...wrong)
         download.free()
-        download = await openDownload(engine, folder, addresses, from)
+        download = await openDownload(engine, folder, addresses, from, emit)
       }
     }
     for (const name of damaged) emit({ notice: { code: 'damaged_file', message: `${name} was damaged in the store and is fetched again.` } })
@@ -131,6 +132,7 @@ async function fetchInto(
     await writeRecord(folder.inner, {
       source: addresses[0]!, addresses, name: nameOf(addresses[0]!), usedAt: Date.now(),
       files: listed.map(({ name, size }) => ({ name, size })), ...(from.file === undefined ? {} : { file: from.file }),
+      ...(from.trust === undefined ? {} : { trust: from.trust }),
     })
     if (signal.aborted) throw cancelled(signal)
     const files = new ArrivingFiles(folder, listed)
@@ -162,11 +164,34 @@ async function fetchInto(
   }
 }
 
-function openDownload(engine: Engine, folder: SealedFolder, addresses: string[], { file, bytesPerSecond }: { file?: string; bytesPerSecond?: number }) {
-  return engine.Download.open(addresses, folder, http, {
-    ...(file === undefined ? {} : { file }), ...(bytesPerSecond === undefined ? {} : { bytesPerSecond }),
-    seed: Math.floor(Math.random() * 2 ** 32),
-  })
+type Opening = Pick<WireSourceOptions, 'file' | 'bytesPerSecond' | 'trust'>
+
+/** Asks what is at an address. Where nobody answers and the folder has a whole model, that is used, and told. */
+async function openDownload(
+  engine: Engine, folder: SealedFolder, addresses: string[], { file, bytesPerSecond, trust }: Opening, emit?: OpenContext['emit'],
+): Promise<Pick<Download, 'files' | 'manifest' | 'run' | 'cancel' | 'verify' | 'free'>> {
+  try {
+    return await engine.Download.open(addresses, folder, http, {
+      ...(file === undefined ? {} : { file }), ...(bytesPerSecond === undefined ? {} : { bytesPerSecond }),
+      ...(trust === undefined ? {} : { trust }), seed: Math.floor(Math.random() * 2 ** 32),
+    })
+  } catch (error) {
+    const { code, message } = SternaError.from(error)
+    const listed = code === 'io' ? await stored(folder) : undefined
+    if (!listed) throw error
+    emit?.({ notice: { code: 'offline', message: `What is stored is used as it is, since nothing newer can be asked for: ${message}` } })
+    return {
+      files: () => listed, manifest: () => undefined, run: async () => {}, cancel() {}, free() {},
+      verify: () => folder.sample('all'),
+    }
+  }
+}
+
+/** The files of the folder's model; `undefined` if one is missing. */
+async function stored(folder: SealedFolder): Promise<ListedFile[] | undefined> {
+  const { files = [] } = await readRecord(folder.inner) ?? {}
+  const sizes = new Map((await folder.entries()).filter(({ complete }) => complete).map(({ name, size }) => [name, size]))
+  return files.length && files.every(({ name, size }) => sizes.get(name) === size) ? files.map(file => ({ ...file, here: true })) : undefined
 }
 
 const sum = (files: readonly { size: number }[]) => files.reduce((total, { size }) => total + size, 0)
@@ -365,7 +390,7 @@ export async function list(): Promise<StoredModel[]> {
       const complete = new Set(entries.filter(entry => entry.complete).map(entry => entry.name))
       models.push({
         id, source: record?.source ?? '', name: record?.name ?? id, bytes: sum(entries), usedAt: record?.usedAt ?? 0, store: store.kind,
-        ...(record?.files ? { totalBytes: sum(record.files) } : {}),
+        ...(record?.file === undefined ? {} : { file: record.file }), ...(record?.files ? { totalBytes: sum(record.files) } : {}),
         complete: record?.files?.every(({ name }) => complete.has(name)) ?? false,
       })
     }
@@ -430,7 +455,7 @@ export async function verify(engine: Engine, idOrAddress: string, mend: boolean,
   try {
     if (!record) throw new SternaError('invalid_file', `${key} has no record; remove it.`)
     damaged = await folder.sample()
-    const download = await openDownload(engine, folder, record.addresses, record)
+    const download = await openDownload(engine, folder, record.addresses, record, context.emit)
     damaged.push(...await download.verify())
     download.free()
   } catch (error) {
@@ -443,7 +468,7 @@ export async function verify(engine: Engine, idOrAddress: string, mend: boolean,
   if (mend && damaged.length) {
     const opened = await openSource(engine, {
       source: { kind: 'address', addresses: record.addresses }, store: store.kind, verify: 'none',
-      ...(record.file === undefined ? {} : { file: record.file }),
+      ...(record.file === undefined ? {} : { file: record.file }), ...(record.trust === undefined ? {} : { trust: record.trust }),
     }, context)
     await opened.arrived.finally(() => opened.close())
   }

@@ -20,26 +20,36 @@ export const isOwn = (name: string) => name.startsWith('.')
 export class SealedFolder implements Disk {
   /** Why the browser refused to write or delete. The engine's error doesn't say that. */
   failure: SternaError | undefined
+  /** The last thing that is being done to each file. */
+  #turns = new Map<string, Promise<void>>()
 
   constructor(readonly inner: Folder, private readonly sha256: (bytes: Uint8Array) => string) {}
 
   len(name: string) { return this.inner.len(name) }
   read(name: string, start: number, end: number) { return this.inner.read(name, start, end) }
   journal(name: string) { return this.inner.journal(name) }
-  readBack(name: string, start: number, end: number) { return this.inner.readBack(name, start, end) }
-  writeAt(name: string, offset: number, bytes: Uint8Array) { return this.#noting(() => this.inner.writeAt(name, offset, bytes)) }
-  note(name: string, journal: string) { return this.#noting(() => this.inner.note(name, journal)) }
+  readBack(name: string, start: number, end: number) { return this.#inTurn(name, () => this.inner.readBack(name, start, end)) }
+  writeAt(name: string, offset: number, bytes: Uint8Array) { return this.#change(name, () => this.inner.writeAt(name, offset, bytes)) }
+  note(name: string, journal: string) { return this.#change(name, () => this.inner.note(name, journal)) }
 
-  async #noting(write: () => void | Promise<void>): Promise<void> {
+  /** Several parts of a file arrive at once; a folder does one thing to a file at a time. */
+  #inTurn<T>(name: string, act: () => T | Promise<T>): Promise<T> {
+    const result = (this.#turns.get(name) ?? Promise.resolve()).then(act)
+    const settled = result.then(() => {}, () => {}).then(() => { if (this.#turns.get(name) === settled) this.#turns.delete(name) })
+    this.#turns.set(name, settled)
+    return result
+  }
+
+  async #change(name: string, change: () => void | Promise<void>): Promise<void> {
     try {
-      await write()
+      await this.#inTurn(name, change)
     } catch (error) {
       throw this.failure = SternaError.from(error)
     }
   }
 
   async commit(name: string): Promise<void> {
-    await this.#noting(async () => {
+    await this.#change(name, async () => {
       const size = await this.inner.arrived(name)
       const seal = new Uint8Array(Math.ceil(size / BLOCK) * DIGEST)
       for (let index = 0; index * BLOCK < size; index++) {
@@ -52,7 +62,7 @@ export class SealedFolder implements Disk {
   }
 
   remove(name: string): Promise<void> {
-    return this.#noting(async () => {
+    return this.#change(name, async () => {
       await this.inner.remove(name)
       await this.inner.remove(SEALS + name)
     })
@@ -67,10 +77,10 @@ export class SealedFolder implements Disk {
    * Compares some blocks of each complete file with their digests: all of a small one, else the first, and one
    * of sixteen by chance. Removes and names files that differ.
    */
-  async sample(): Promise<string[]> {
+  async sample(blocks: 'some' | 'all' = 'some'): Promise<string[]> {
     const damaged: string[] = []
     for (const { name, size, complete } of await this.entries()) {
-      if (complete && !await this.#isWhole(name, size)) {
+      if (complete && !await this.#isWhole(name, size, blocks)) {
         await this.remove(name)
         damaged.push(name)
       }
@@ -78,11 +88,11 @@ export class SealedFolder implements Disk {
     return damaged
   }
 
-  async #isWhole(name: string, size: number): Promise<boolean> {
+  async #isWhole(name: string, size: number, blocks: 'some' | 'all'): Promise<boolean> {
     const seal = await readFile(this.inner, SEALS + name)
     const n = Math.ceil(size / BLOCK)
     if (seal?.length !== n * DIGEST) return false // Also if the file was cut.
-    const step = n <= 4 ? 1 : 16
+    const step = n <= 4 || blocks === 'all' ? 1 : 16
     for (let group = 0; group < n; group += step) {
       const index = group === 0 ? 0 : Math.min(n - 1, group + Math.floor(Math.random() * step))
       const digest = await this.#digest((start, end) => this.inner.read(name, start, end), index, size)

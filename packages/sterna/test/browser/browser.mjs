@@ -21,16 +21,20 @@ const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/ja
 /**
  * Serves `mounts`: from a prefix of paths to a folder, or from a path to bytes.
  *
- * `state.silent(path)` leaves a request unanswered, `state.bytesPerSecond(path)` slows it; `state.sent` has the
- * bytes of bodies by path, `state.requests` what was asked for.
+ * `state.silent(path)` leaves a request unanswered, `state.bytesPerSecond(path)` slows it, `state.before(path)` is
+ * a script to run before that of the path; `state.sent` has the bytes of bodies by path, `state.requests` what was
+ * asked for.
  */
 export async function serve(mounts, { isolate = false } = {}) {
-  const state = { requests: [], sent: {}, silent: () => false, bytesPerSecond: () => Infinity }
+  const state = { reset: () => Object.assign(state, { requests: [], sent: {}, silent: () => false, bytesPerSecond: () => Infinity, before: () => '' }) }
+  state.reset()
   const server = http.createServer(async (request, response) => {
     const name = decodeURIComponent(new URL(request.url, 'http://x').pathname)
     state.requests.push(name)
     if (state.silent(name)) return request.destroy()
-    const body = find(mounts, name)
+    const before = state.before(name)
+    const found = find(mounts, name)
+    const body = found && before ? Buffer.concat([Buffer.from(before), found]) : found
     response.setHeader('Access-Control-Allow-Origin', '*')
     if (isolate) {
       response.setHeader('Cross-Origin-Opener-Policy', 'same-origin')
