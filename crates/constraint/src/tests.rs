@@ -116,8 +116,8 @@ fn what_is_no_grammar_is_refused() {
             "schema: Reference segment",
         ),
         (
-            schema(r#"{"items": {"type": "integer", "minimum": 3, "maximum": 2}}"#),
-            "/items/minimum: Unsatisfiable schema: minimum (3) is greater than maximum (2)",
+            schema(r#"{"type": "integer", "minimum": 3, "maximum": 2}"#),
+            "/minimum: Unsatisfiable schema: minimum (3) is greater than maximum (2)",
         ),
         (Grammar::Regex("(".into()), "regular expression: "),
         (Grammar::Regex("a(?=b)".into()), "regular expression: "),
