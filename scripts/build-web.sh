@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the engine of the npm package: the library in WebAssembly with its bindings, in packages/sterna/dist/wasm
-# and, with threads that share memory, in dist/wasm-threads.
+# and, with threads that share memory, in dist/wasm-threads; and what the first schema loads, in dist/wasm-constraint.
 #
 #   build-web.sh [--dev]      --dev: quickly, without optimising the modules for size and speed a second time
 #
@@ -23,20 +23,21 @@ if [ "$("$tools/bin/wasm-bindgen" --version 2>/dev/null)" != "wasm-bindgen $vers
     --target-dir "$tools/target" --quiet
 fi
 
-# module NAME: binds and optimises what was compiled, and says how large it is.
+# module NAME TARGET [CRATE]: binds and optimises what was compiled, and says how large it is.
 module() {
-  local out=$dist/$1 compiled=$2
+  local out=$dist/$1 compiled=$2 crate=${3:-sterna_web}
   mkdir -p "$out"
   "$tools/bin/wasm-bindgen" --target web --no-typescript --remove-name-section --remove-producers-section \
-    --out-dir "$out" "$compiled/wasm32-unknown-unknown/$profile/sterna_web.wasm"
-  local wasm=$out/sterna_web_bg.wasm wasm_opt=packages/sterna/node_modules/.bin/wasm-opt file brotli
+    --out-dir "$out" "$compiled/wasm32-unknown-unknown/$profile/$crate.wasm"
+  local wasm=$out/${crate}_bg.wasm wasm_opt=packages/sterna/node_modules/.bin/wasm-opt file brotli
+  node packages/sterna/scripts/without-exports.mjs "$wasm" llg_
   if [ "$profile" = wasm ] && [ -x "$wasm_opt" ]; then
     "$wasm_opt" -O3 --enable-simd --enable-bulk-memory --enable-nontrapping-float-to-int --enable-sign-ext \
       --enable-mutable-globals --enable-reference-types --enable-multivalue --enable-bulk-memory-opt \
       --enable-threads "$wasm" -o "$wasm.opt"
     mv "$wasm.opt" "$wasm"
   fi
-  for file in "$wasm" "$out/sterna_web.js"; do
+  for file in "$wasm" "$out/$crate.js"; do
     brotli=$(node -e 'const z=require("zlib"),f=require("fs");console.log(z.brotliCompressSync(f.readFileSync(process.argv[1])).length)' "$file")
     printf '%s: %d bytes, %d in brotli\n' "$file" "$(stat -c %s "$file")" "$brotli"
   done
@@ -51,6 +52,11 @@ flags=${RUSTFLAGS:-}
 RUSTFLAGS="$flags -Ctarget-feature=+simd128" \
   "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
 module wasm "$target"
+# By itself: together with the engine, its dependencies would have the features that either needs. Grammars are read
+# recursively: its stack should not end before the browser's.
+RUSTFLAGS="$flags -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=4194304" \
+  "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-constraint-web
+module wasm-constraint "$target" sterna_constraint_web
 
 # The standard library must have atomics too, and only unstable Cargo compiles it.
 threads=(env RUSTC_BOOTSTRAP=1 cargo -Zbuild-std=std,panic_abort)

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use sterna::generate::{Event, Request, TextOptions};
+use sterna::constraint::Grammar;
+use sterna::generate::{Event, Request, TextOptions, TokenConstraint};
 use sterna::native::Device;
 use sterna::sampling::SamplingOptions;
 use sterna::scheduler::{Scheduler, SequenceId};
@@ -16,6 +17,7 @@ use sterna_engine::{Sampler, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, Encode, Tokenizer};
 
+use crate::grammar::Constraints;
 use crate::output;
 use crate::progress::Progress;
 use crate::prompt::{EMPTY_PROMPT, now};
@@ -44,6 +46,8 @@ struct Prompt {
     seed: Option<u64>,
     max_tokens: Option<usize>,
     stop: Vec<String>,
+    /// What the answer has to match.
+    grammar: Option<Grammar>,
 }
 
 /// The lines of `text`, the content of the file called `name`, that aren't blank: each a prompt. If the first
@@ -116,6 +120,26 @@ impl Members {
     fn whole<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>> {
         self.take(name, "a whole number of at least 0")
     }
+
+    fn grammar(&mut self) -> Result<Option<Grammar>> {
+        let schema = self.0.remove("json_schema");
+        let object: Option<bool> = self.take("json_object", "true or false")?;
+        let regex = self.take("regex", "text")?;
+        let lark = self.take("grammar", "text")?;
+        let asked = [
+            schema.map(|schema| Grammar::JsonSchema(schema.to_string())),
+            object.unwrap_or(false).then_some(Grammar::JsonObject),
+            regex.map(Grammar::Regex),
+            lark.map(Grammar::Lark),
+        ];
+        let mut asked = asked.into_iter().flatten();
+        match (asked.next(), asked.next()) {
+            (grammar, None) => Ok(grammar),
+            _ => bail!(
+                "expected one of `json_schema`, `json_object`, `regex` and `grammar`, found several"
+            ),
+        }
+    }
 }
 
 /// What `value` is, in words.
@@ -154,6 +178,7 @@ impl Prompt {
             seed: members.whole("seed")?,
             max_tokens: members.whole("max_tokens")?,
             stop: stop.unwrap_or_default(),
+            grammar: members.grammar()?,
         };
         if let Some(name) = members.0.keys().next() {
             bail!("expected `prompt` or `messages`, settings and `id`, found `{name}`");
@@ -184,6 +209,9 @@ pub(crate) struct BatchOptions {
     pub(crate) max_tokens: usize,
     /// Maximum tokens to draft.
     pub(crate) speculate: Option<usize>,
+    /// What answers have to match, unless their line says.
+    pub(crate) constraint: Option<Box<dyn TokenConstraint>>,
+    pub(crate) constraints: Constraints,
     pub(crate) n_vocab: usize,
     /// Maximum number of sequences.
     pub(crate) n_parallel: usize,
@@ -363,11 +391,16 @@ impl BatchOptions {
             ..SamplingOptions::default()
         };
         let sampler = Sampler::new(sampling.config(&self.recommended), self.n_vocab)?;
+        let constraint = match &prompt.grammar {
+            Some(grammar) => Some(self.constraints.of(grammar)?),
+            None => self.constraint.clone(),
+        };
         let stop_strings = [&self.stop_strings[..], &prompt.stop].concat();
         Ok(Request {
             max_tokens: prompt.max_tokens.unwrap_or(self.max_tokens),
             stop_ids: self.stop_ids.clone(),
             speculate: self.speculate,
+            constraint,
             text: Some(TextOptions {
                 tokenizer: self.tokenizer.clone(),
                 stop_strings,
@@ -517,6 +550,10 @@ mod tests {
             (
                 r#"{"prompt": "a", "top_n": 1}"#,
                 "expected `prompt` or `messages`, settings and `id`, found `top_n`",
+            ),
+            (
+                r#"{"prompt": "a", "regex": "b", "json_object": true}"#,
+                "expected one of `json_schema`, `json_object`, `regex` and `grammar`, found several",
             ),
         ] {
             let text = format!("{{\"prompt\": \"a\"}}\n\n{line}\n");

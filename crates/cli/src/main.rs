@@ -13,6 +13,7 @@ mod device;
 #[cfg(all(feature = "gpu", target_os = "linux"))]
 mod environment;
 mod folders;
+mod grammar;
 mod interrupt;
 mod machine;
 mod model;

@@ -33,6 +33,8 @@ fn each_prompt_is_answered_as_it_is_alone() {
         json!({ "messages": user("Who are you?") }),
         json!({ "prompt": STORY, "stop": ["no such text", "Ruby"] }),
         json!({ "prompt": STORY, "temperature": 0.7, "top_k": 5, "seed": 6 }),
+        json!({ "prompt": STORY, "regex": "[a-z]{5}( fox)?" }),
+        json!({ "prompt": STORY, "json_schema": { "enum": ["red", 7] } }),
     ];
     let alone = |prompt: &str, flags: &[&str]| {
         json(&[&["run", "-p", prompt, "--json", "--temp", "0"], flags].concat())
@@ -48,6 +50,8 @@ fn each_prompt_is_answered_as_it_is_alone() {
         json(&[
             "run", "-p", STORY, "--json", "--temp", "0.7", "--top-k", "5", "-s", "6",
         ]),
+        alone(STORY, &["--regex", "[a-z]{5}( fox)?"]),
+        alone(STORY, &["-j", r#"{"enum": ["red", 7]}"#]),
     ];
     for parallel in ["1", "3", "8"] {
         let (results, output) = batch(&lines(&prompts), &["--temp", "0", "--parallel", parallel]);

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::fs;
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
 
 use common::{json, on_gpu, refusal, stdout, sterna, sterna_with_input, success, testdata};
+use serde_json::Value;
 
 const STORY: &str = "Tell me a story about a fox named Ruby.";
 
@@ -490,4 +492,70 @@ fn a_prompt_without_text_is_refused_by_a_chat_model_only() {
     let base = testdata("stories260K/hf");
     let args = ["run", base.to_str().unwrap(), "-p", "", "-n", "5"];
     assert!(stdout(&args).len() > 5);
+}
+
+#[test]
+fn answers_match_what_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let schema = folder.path().join("schema.json");
+    let person = r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["name", "age"],
+        "additionalProperties": false}"#;
+    fs::write(&schema, person).unwrap();
+    let grammar = folder.path().join("steps.lark");
+    fs::write(
+        &grammar,
+        "start: step{2}\nstep: \"- \" /[a-z ]{3,12}/ \"\\n\"",
+    )
+    .unwrap();
+    let (schema, grammar) = (schema.to_str().unwrap(), grammar.to_str().unwrap());
+    let is_person = |text: &str| {
+        let person: Value = serde_json::from_str(text).unwrap();
+        person["name"].is_string() && person["age"].is_u64()
+    };
+    let is_list = |text: &str| text.lines().count() == 2 && text.starts_with("- ");
+    let is_object = |text: &str| serde_json::from_str::<Value>(text).unwrap().is_object();
+    let is_number = |text: &str| text.parse::<u8>().is_ok();
+    type Case<'a> = (&'a [&'a str], fn(&str) -> bool);
+    let cases: [Case<'_>; 5] = [
+        (&["--json-schema", schema], is_person),
+        (&["-j", person], is_person),
+        (&["--json-object", "--repeat-penalty", "1.5"], is_object),
+        (&["--regex", "[1-9][0-9]?"], is_number),
+        (&["--grammar", grammar], is_list),
+    ];
+    for (flags, holds) in cases {
+        for sampling in [&["--temperature", "0"][..], &["--seed", "4"]] {
+            let asked = ["run", "-p", STORY, "--json", "--speculate"];
+            let report = json(&[&asked[..], flags, sampling].concat());
+            let text = report["text"].as_str().unwrap();
+            assert!(holds(text), "{flags:?}: {text}");
+            let stop = report["stop"].as_str().unwrap();
+            assert!(
+                ["complete", "stop_token"].contains(&stop),
+                "{flags:?}: {stop}"
+            );
+        }
+    }
+    // A space that is asked for is shown.
+    assert_eq!(stdout(&["run", "-p", STORY, "--regex", "  fox"]), "  fox\n");
+}
+
+#[test]
+fn what_no_answer_can_match_is_refused() {
+    for (flags, message) in [
+        (&["-j", "{"][..], "JSON schema: expected JSON, found none"),
+        (&["-j", "no-such.json"], "no-such.json"),
+        (
+            &["-j", r#"{"type": "objekt"}"#],
+            "JSON schema: /type: Invalid type: objekt",
+        ),
+        (
+            &["--regex", "("],
+            "regular expression: regex parse error: unclosed group",
+        ),
+    ] {
+        let said = refusal(&[&["run", "-p", STORY], flags].concat());
+        assert!(said.contains(message), "{flags:?}: {said}");
+    }
 }

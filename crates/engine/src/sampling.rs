@@ -242,16 +242,40 @@ impl Sampler {
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
+        self.choose().unwrap_or(0)
+    }
+
+    /// The same among the tokens whose bits in `allowed` are set, the lowest first; `None` if all of these are
+    /// at −∞.
+    pub fn sample_allowed(&mut self, logits: &[f32], allowed: &[u32]) -> Option<u32> {
+        self.logits.clear();
+        self.logits.resize(logits.len(), f32::NEG_INFINITY);
+        let words = self.logits.chunks_mut(32).zip(logits.chunks(32));
+        for ((kept, logits), &bits) in words.zip(allowed) {
+            for (bit, (kept, &logit)) in kept.iter_mut().zip(logits).enumerate() {
+                if bits >> bit & 1 == 1 {
+                    *kept = logit;
+                }
+            }
+        }
+        self.choose()
+    }
+
+    /// Chooses a token for `self.logits`; `None` if there is none above −∞.
+    fn choose(&mut self) -> Option<u32> {
         self.adjust();
         let (best_id, best) = self.best();
+        if best == f32::NEG_INFINITY {
+            return None;
+        }
         if self.config.temperature == 0.0 || best.is_infinite() {
-            return best_id;
+            return Some(best_id);
         }
         self.keep_top_k();
         self.weigh(best);
         self.keep_top_p();
         self.keep_min_p();
-        self.draw()
+        Some(self.draw())
     }
 
     /// Applies bias and penalties to `self.logits`. Penalties leave finite logits finite, so that of several
@@ -605,6 +629,20 @@ mod tests {
             } else {
                 prop_assert_eq!(id, 0);
             }
+        }
+
+        #[test]
+        fn what_is_not_allowed_is_at_minus_infinity(
+            config in config(), logits in logits(), bits in prop::collection::vec(any::<u32>(), 47),
+        ) {
+            let is_allowed = |id: usize| bits[id / 32] >> (id % 32) & 1 == 1;
+            let masked = logits.iter().enumerate();
+            let masked: Vec<f32> = masked
+                .map(|(id, &logit)| if is_allowed(id) { logit } else { f32::NEG_INFINITY })
+                .collect();
+            let chosen = sampler(config.clone()).sample_allowed(&logits, &bits);
+            prop_assert!(chosen.is_none_or(|id| is_allowed(id as usize)));
+            prop_assert_eq!(chosen.unwrap_or(0), sampler(config).sample(&masked));
         }
 
         #[test]

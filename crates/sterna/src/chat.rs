@@ -5,9 +5,11 @@ use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapted::Adapted;
+#[cfg(feature = "constraint")]
+use crate::constraint::{self, Constraint, Grammar, Vocabulary};
 use crate::conversation::{Conversation, Room};
 use crate::error::{Context, Result, bail};
-use crate::generate::{Event, FirstWord, Request, Stats, TextOptions};
+use crate::generate::{Event, FirstWord, Request, Stats, TextOptions, TokenConstraint};
 use crate::model::ModelFiles;
 use crate::sampling::SamplingOptions;
 use crate::scheduler::{Scheduler, SchedulerOptions, SequenceId};
@@ -24,6 +26,9 @@ pub struct TextModel<B: Backend> {
     recommended: GenerationConfig,
     scheduling: SchedulerOptions,
     session: SessionOptions,
+    /// Made when it is needed.
+    #[cfg(feature = "constraint")]
+    vocabulary: std::sync::OnceLock<Vocabulary>,
 }
 
 impl<B: Backend> TextModel<B> {
@@ -48,6 +53,8 @@ impl<B: Backend> TextModel<B> {
             tokenizer,
             recommended,
             scheduling,
+            #[cfg(feature = "constraint")]
+            vocabulary: Default::default(),
         })
     }
 
@@ -109,6 +116,21 @@ impl<B: Backend> TextModel<B> {
         })
     }
 
+    /// For [`Request::constraint`]: answers that match `grammar`.
+    ///
+    /// Errors: a grammar that isn't valid, isn't supported, or takes more than the limits allow.
+    #[cfg(feature = "constraint")]
+    pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn TokenConstraint>> {
+        let vocabulary = match self.vocabulary.get() {
+            Some(vocabulary) => vocabulary,
+            None => {
+                let made = constraint::vocabulary(&self.tokenizer)?;
+                self.vocabulary.get_or_init(|| made)
+            }
+        };
+        Ok(Box::new(Constraint::new(vocabulary, grammar)?))
+    }
+
     /// Begins a conversation.
     ///
     /// Errors: out of memory.
@@ -153,6 +175,8 @@ pub struct ChatOptions {
     pub sampling: SamplingOptions,
     /// Maximum tokens of an answer.
     pub max_tokens: Option<usize>,
+    /// What answers have to match.
+    pub constraint: Option<Box<dyn TokenConstraint>>,
     /// The time, for templates that ask for it.
     pub now: Option<DateTime>,
 }
@@ -191,12 +215,15 @@ impl<'a, B: Backend> Chat<'a, B> {
         };
         let mut request = self.model.request(prompt, &self.options.sampling)?;
         request.max_tokens = request.max_tokens.min(max_tokens);
+        request.constraint.clone_from(&self.options.constraint);
         if let Err(error) = self.scheduler.start(self.id, request) {
             self.conversation.iter_mut().for_each(Conversation::unsay);
             return Err(error);
         }
         Ok(Answer {
-            first_word: FirstWord::new(self.conversation.is_some()),
+            first_word: FirstWord::new(
+                self.conversation.is_some() && self.options.constraint.is_none(),
+            ),
             chat: self,
             said: String::new(),
             is_over: false,

@@ -300,6 +300,11 @@ fn local_code(error: &sterna_delivery::LocalFileError) -> ErrorCode {
     }
 }
 
+#[cfg(feature = "constraint")]
+codes! {
+    sterna_constraint::ConstraintError => |_| ErrorCode::InvalidRequest;
+}
+
 #[cfg(feature = "gpu")]
 codes! {
     sterna_gpu::GpuError => gpu_code;

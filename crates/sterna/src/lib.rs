@@ -23,6 +23,7 @@
 //! | open one on this machine | [`native`] |
 //! | talk with a model | [`TextModel::chat`] |
 //! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
+//! | make answers match a schema | [`TextModel::constraint`] |
 //! | run many answers in shared steps | [`scheduler::Scheduler`] |
 //! | replace weights of a running model | [`ModelFiles::swap`] |
 //!
@@ -32,6 +33,8 @@
 
 mod adapted;
 mod chat;
+#[cfg(feature = "constraint")]
+pub mod constraint;
 pub mod conversation;
 mod error;
 pub mod generate;

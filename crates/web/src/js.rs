@@ -5,6 +5,7 @@ use std::ops::Range;
 use js_sys::{Array, Error as JsError, Function, JSON, Promise, Reflect, Uint8Array, WebAssembly};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sterna::generate::{Allowed, TokenConstraint};
 use sterna::{Error, ErrorCode, Result};
 use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen::{JsCast, JsValue};
@@ -63,6 +64,14 @@ extern "C" {
     /// Ends the transfer.
     #[wasm_bindgen(method)]
     pub fn cancel(this: &HttpAnswer);
+
+    /// What an answer has to match, in a module of its own: made for one answer.
+    #[derive(Clone, Debug)]
+    pub type Constraint;
+    #[wasm_bindgen(method, catch, js_name = allowed)]
+    fn js_allowed(this: &Constraint) -> Result<Vec<u32>, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = accept)]
+    fn js_accept(this: &Constraint, id: u32) -> Result<(), JsValue>;
 
     #[wasm_bindgen(js_namespace = performance, js_name = now)]
     fn performance_now() -> f64;
@@ -210,6 +219,33 @@ impl HttpAnswer {
             Err(_) => Ok(None),
         }
     }
+}
+
+impl TokenConstraint for Constraint {
+    fn allowed(&mut self) -> Result<Allowed> {
+        let mut tokens = self.js_allowed().map_err(|error| misfit(&error))?;
+        let end = tokens.pop() == Some(1);
+        Ok(Allowed { tokens, end })
+    }
+
+    fn accept(&mut self, id: u32) -> Result<()> {
+        self.js_accept(id).map_err(|error| misfit(&error))
+    }
+
+    /// Nothing is drafted in a browser.
+    fn n_allowed(&mut self, _: &[u32]) -> usize {
+        0
+    }
+
+    fn boxed(&self) -> Box<dyn TokenConstraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// What a constraint threw: its limits, or a trap.
+fn misfit(error: &JsValue) -> Error {
+    let message = thrown(error).to_string();
+    Error::new(ErrorCode::InvalidRequest, message).context("the schema")
 }
 
 /// The `Error` that JavaScript is thrown.

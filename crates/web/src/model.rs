@@ -6,7 +6,7 @@ mod place;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use js_sys::{Function, Object};
+use js_sys::{Array, Function, Object, Uint8Array, Uint32Array};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{Error, ErrorCode, ModelEntry, ModelFiles, OpenOptions, Result};
 use sterna_engine::plan::PlanOptions;
@@ -15,7 +15,7 @@ use wasm_bindgen::JsValue;
 use wasm_bindgen::prelude::wasm_bindgen;
 
 use crate::files::drive;
-use crate::js::{self, Files, failure, from_js, to_js};
+use crate::js::{self, Constraint, Files, failure, from_js, to_js};
 use crate::options::{AdapterUse, BackendChoice, ModelInfo, ModelOptions, PromptOptions, Reason};
 
 use self::core::Core;
@@ -180,15 +180,31 @@ impl Model {
         with!(&mut self.loaded, core => core.close_session(session));
     }
 
-    /// Begins to answer `prompt` in a session.
+    /// What the tokens spell, for constraints: their bytes, one after the other, and where each ends.
+    pub fn vocabulary(&self) -> Result<Array, JsValue> {
+        let tokens = with!(&self.loaded, core => core.spellings());
+        let tokens = tokens.map_err(|error| failure(&error))?;
+        let ends = tokens.iter().scan(0, |end, token| {
+            *end += token.len() as u32;
+            Some(*end)
+        });
+        let ends: Vec<u32> = ends.collect();
+        let bytes = Uint8Array::from(&tokens.concat()[..]);
+        Ok(Array::of2(&bytes, &Uint32Array::from(&ends[..])))
+    }
+
+    /// Begins to answer `prompt` in a session; `constraint` is what the answer has to match.
     pub fn start(
         &mut self,
         session: u32,
         prompt: Vec<u32>,
         options: JsValue,
+        constraint: Option<Constraint>,
     ) -> Result<(), JsValue> {
         let options = from_js("options", &options)?;
-        let started = with!(&mut self.loaded, core => core.start(session, prompt, &options));
+        let constraint = constraint.map(|constraint| Box::new(constraint) as _);
+        let started =
+            with!(&mut self.loaded, core => core.start(session, prompt, &options, constraint));
         started.map_err(|error| failure(&error))
     }
 

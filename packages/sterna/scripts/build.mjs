@@ -7,7 +7,7 @@ import { fileURLToPath } from 'node:url'
 const root = new URL('..', import.meta.url)
 const at = path => fileURLToPath(new URL(path, root))
 execFileSync(process.execPath, [at('node_modules/typescript/bin/tsc'), '-p', at('tsconfig.json')], { stdio: 'inherit' })
-copyFileSync(at('src/engine.d.ts'), at('dist/engine.d.ts'))
+for (const name of ['engine', 'constraint']) copyFileSync(at(`src/${name}.d.ts`), at(`dist/${name}.d.ts`))
 if (!process.argv.includes('--no-wasm')) {
   for (const build of ['wasm', 'wasm-threads']) {
     if (existsSync(at(`dist/${build}/sterna_web_bg.wasm`))) continue

@@ -9,12 +9,12 @@
  * ```
  *
  * It has the shape of the SDK's interface and imports nothing of it: version 3 for AI SDK 6 and later as
- * default, 2 for AI SDK 5. Text in, text out: tools, files and JSON schemas are reported as unsupported.
+ * default, 2 for AI SDK 5. Text in, text or JSON out: tools and files are reported as unsupported.
  */
 import { SternaError } from './error.js'
 import type { Generation } from './generation.js'
 import type { Model } from './model.js'
-import type { GenerateOptions, Message } from './types.js'
+import type { GenerateOptions, JsonSchema, Message } from './types.js'
 
 interface Part { type: string; text?: string; [more: string]: unknown }
 /** What the SDK calls with; the parts that are used. */
@@ -28,7 +28,7 @@ export interface CallOptions {
   presencePenalty?: number | undefined
   frequencyPenalty?: number | undefined
   seed?: number | undefined
-  responseFormat?: { type: 'text' | 'json' } | undefined
+  responseFormat?: { type: 'text' } | { type: 'json'; schema?: JsonSchema | undefined } | undefined
   tools?: readonly object[] | undefined
   abortSignal?: AbortSignal | undefined
 }
@@ -40,7 +40,7 @@ interface Usage3 {
 }
 interface Usage2 { inputTokens: number | undefined; outputTokens: number | undefined; totalTokens: number | undefined; cachedInputTokens?: number }
 interface Shapes {
-  v2: { usage: Usage2; finish: Reason; warning: { type: 'unsupported-setting'; setting: 'tools' | 'responseFormat'; details?: string } }
+  v2: { usage: Usage2; finish: Reason; warning: { type: 'unsupported-setting'; setting: 'tools'; details?: string } }
   v3: { usage: Usage3; finish: { unified: Reason; raw: string | undefined }; warning: { type: 'unsupported'; feature: string; details?: string } }
 }
 type Version = keyof Shapes
@@ -83,10 +83,8 @@ function languageModel<V extends Version>(model: Model, version: V): SternaLangu
     const unified: Reason = reason === 'stop' ? 'stop' : reason === 'length' || reason === 'context' ? 'length' : 'other'
     return version === 'v2' ? unified : { unified, raw: reason }
   }
-  const warnings = ({ tools, responseFormat }: CallOptions): Shapes[V]['warning'][] => {
-    const unsupported = [...(tools?.length ? ['tools'] as const : []), ...(responseFormat?.type === 'json' ? ['responseFormat'] as const : [])]
-    return unsupported.map(name => version === 'v2' ? { type: 'unsupported-setting', setting: name } : { type: 'unsupported', feature: name })
-  }
+  const warnings = ({ tools }: CallOptions): Shapes[V]['warning'][] =>
+    tools?.length ? [version === 'v2' ? { type: 'unsupported-setting', setting: 'tools' } : { type: 'unsupported', feature: 'tools' }] : []
   return {
     specificationVersion: version, provider: 'sterna', modelId: model.info.name, supportedUrls: {},
     async doGenerate(options) {
@@ -126,6 +124,7 @@ function begin(model: Model, call: CallOptions): Generation {
   const options: { [K in keyof GenerateOptions]: GenerateOptions[K] | undefined } = {
     maxTokens: call.maxOutputTokens, temperature: call.temperature, topP: call.topP, topK: call.topK, presencePenalty: call.presencePenalty,
     frequencyPenalty: call.frequencyPenalty, seed: call.seed, stop: call.stopSequences, signal: call.abortSignal,
+    schema: call.responseFormat?.type === 'json' ? call.responseFormat.schema ?? { type: 'object' } : undefined,
   }
   return model.generate(call.prompt.map(messageOf), Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)))
 }

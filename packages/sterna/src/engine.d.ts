@@ -129,6 +129,13 @@ export interface Message {
   [more: string]: unknown
 }
 
+/** What one answer has to match. Exported by the module of `constraint.d.ts`. */
+export interface Constraint {
+  /** A bit for each token, the lowest first: whether it may come next. One more word is 1 if the answer may end. */
+  allowed(): Uint32Array
+  accept(id: number): void
+}
+
 /** A loaded model. */
 export class Model {
   static load(files: Files, options: ModelOptions, progress: (doneBytes: number, totalBytes: number) => void): Promise<Model>
@@ -140,8 +147,10 @@ export class Model {
   /** A new session; its number. */
   session(contextLength?: number): number
   close(session: number): void
-  /** Begins an answer; a common prefix with what the session holds isn't computed again. */
-  start(session: number, prompt: Uint32Array, options: GenerateOptions): void
+  /** What the tokens spell: their bytes, one after the other, and where each ends. */
+  vocabulary(): [bytes: Uint8Array, ends: Uint32Array]
+  /** Begins an answer, which matches `constraint`; a common prefix with what the session holds isn't computed again. */
+  start(session: number, prompt: Uint32Array, options: GenerateOptions, constraint?: Constraint): void
   /** Ends the answer of a session without another event; what it holds stays. */
   cancel(session: number): void
   /** One shared step of all running answers; no events if nothing runs. Never two at a time. */

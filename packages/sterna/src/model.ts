@@ -3,6 +3,7 @@ import { SternaError } from './error.js'
 import { Generation } from './generation.js'
 import { openai, type OpenAi } from './openai.js'
 import type { Remote } from './rpc.js'
+import { wireGrammar } from './schema.js'
 import { wireSource } from './source.js'
 import type {
   AdapterUse, Calls, GenerateOptions, Message, ModelInfo, Notice, Progress, Sampling, Source, SourceOptions, SwapResult,
@@ -41,10 +42,11 @@ export class Model {
   }
 
   #generate(session: Promise<number> | undefined, prompt: string | Message[], forget: boolean, options: GenerateOptions): Generation {
-    const { signal, stop, tools, adapters, ...sampling } = options
+    const { signal, stop, schema, tools, adapters, ...sampling } = options
+    const grammar = schema === undefined ? undefined : wireGrammar(schema)
     const wire: Sampling = { ...sampling, ...(stop === undefined ? {} : { stop: typeof stop === 'string' ? [stop] : stop }) }
     return new Generation(async (signal, onItem) => this.#remote.call('generate', {
-      prompt, forget, options: wire, ...(session ? { session: await session } : {}), ...(tools ? { tools } : {}), ...(adapters ? { adapters } : {}),
+      prompt, forget, options: wire, ...(session ? { session: await session } : {}), ...(grammar ? { grammar } : {}), ...(tools ? { tools } : {}), ...(adapters ? { adapters } : {}),
     }, { signal, onItem }), signal, notice => this.#notice(notice))
   }
 

@@ -2,7 +2,7 @@
 import { SternaError } from './error.js'
 import type { Generation } from './generation.js'
 import type { Model } from './model.js'
-import type { GenerateOptions, Message, TokenLogprob } from './types.js'
+import type { GenerateOptions, JsonSchema, Message, TokenLogprob } from './types.js'
 
 export interface ChatCompletionRequest {
   messages: Message[]
@@ -76,13 +76,26 @@ export function openai(target: Model | string | URL, options: OpenAiOptions = {}
 /** The options of a request. Throws `unsupported` for what the engine can't do. */
 function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefined): GenerateOptions {
   if ((request.n ?? 1) !== 1) throw new SternaError('unsupported', 'n: one answer at a time in a tab.')
-  if (request.response_format && request.response_format.type !== 'text') throw new SternaError('unsupported', `response_format ${request.response_format.type}: not in a tab.`)
   const all: { [K in keyof GenerateOptions]: GenerateOptions[K] | null | undefined } = {
     maxTokens: request.max_completion_tokens ?? request.max_tokens, temperature: request.temperature ?? 1, topP: request.top_p, topK: request.top_k,
     minP: request.min_p, repeatPenalty: request.repeat_penalty, presencePenalty: request.presence_penalty, frequencyPenalty: request.frequency_penalty,
-    seed: request.seed, stop: request.stop, logprobs: request.logprobs ? request.top_logprobs ?? 0 : undefined, logitBias: request.logit_bias, tools: request.tools, signal,
+    seed: request.seed, stop: request.stop, logprobs: request.logprobs ? request.top_logprobs ?? 0 : undefined, logitBias: request.logit_bias, tools: request.tools, schema: schemaOf(request.response_format), signal,
   }
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== undefined))
+}
+
+/** What `response_format` asks an answer to match. */
+function schemaOf(format: ChatCompletionRequest['response_format']): JsonSchema | undefined {
+  switch (format?.type) {
+    case undefined: case 'text': return undefined
+    case 'json_object': return { type: 'object' }
+    case 'json_schema': {
+      const { schema } = (format.json_schema ?? {}) as { schema?: JsonSchema }
+      if (schema === undefined) throw new SternaError('invalid_request', 'response_format.json_schema.schema: expected a JSON schema, found none.')
+      return schema
+    }
+    default: throw new SternaError('unsupported', `response_format: expected text, json_object or json_schema, found ${format!.type}.`)
+  }
 }
 
 function inTab(model: Model): (request: ChatCompletionRequest, signal?: AbortSignal) => Promise<Answer> {

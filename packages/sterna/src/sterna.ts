@@ -7,9 +7,12 @@ import type { Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, Source
 
 /** What the Worker is told of the engine. */
 export function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
-  const urls: { plain?: string | URL; threads?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
+  const urls: { plain?: string | URL; threads?: string | URL; constraint?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
   return {
-    wasmUrl: { ...(urls.plain ? { plain: fullAddress(urls.plain).href } : {}), ...(urls.threads ? { threads: fullAddress(urls.threads).href } : {}) },
+    wasmUrl: {
+      ...(urls.plain ? { plain: fullAddress(urls.plain).href } : {}), ...(urls.threads ? { threads: fullAddress(urls.threads).href } : {}),
+      ...(urls.constraint ? { constraint: fullAddress(urls.constraint).href } : {}),
+    },
     ...(threads === undefined ? {} : { threads }),
   }
 }

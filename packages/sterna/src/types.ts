@@ -48,7 +48,7 @@ export interface EngineOptions extends WorkerOptions {
   /** Threads on the CPU; more than one only where the page is cross-origin isolated. */
   threads?: number
   /** Address of the `.wasm` file if it isn't beside the package's scripts; for both builds by an object. */
-  wasmUrl?: string | URL | { plain: string | URL; threads?: string | URL }
+  wasmUrl?: string | URL | { plain: string | URL; threads?: string | URL; /** What the first `schema` loads. */ constraint?: string | URL }
 }
 
 /** Options of everything that reads a source. */
@@ -85,6 +85,10 @@ export interface LoadOptions extends SourceOptions, EngineOptions {
 
 export interface AdapterUse { name: string; /** 1 as default. */ scale?: number }
 
+/** A JSON schema. */
+export type JsonSchema = boolean | { readonly [keyword: string]: unknown }
+export type Schema = JsonSchema | { regex: string } | { grammar: string }
+
 export interface GenerateOptions {
   /** As default until the model ends or the context is full. */
   maxTokens?: number
@@ -102,6 +106,11 @@ export interface GenerateOptions {
   logprobs?: number
   /** Added to the logits of token ids. */
   logitBias?: Record<string, number>
+  /**
+   * What the answer matches, unless it is cut off: JSON that a schema describes, a regular expression, or a grammar in
+   * llguidance's variant of Lark. `{ type: 'object' }` is any JSON object.
+   */
+  schema?: Schema
   /** Tools for the chat template. */
   tools?: unknown[]
   /** Instead of those set by `adapters.use`. */
@@ -208,7 +217,7 @@ export interface WireSourceOptions {
   trust?: TrustedKey[]
 }
 export interface WireEngine {
-  wasmUrl: { plain?: string; threads?: string }
+  wasmUrl: { plain?: string; threads?: string; constraint?: string }
   threads?: number
 }
 export interface WireLoad extends WireSourceOptions {
@@ -218,7 +227,8 @@ export interface WireLoad extends WireSourceOptions {
   contextLength?: number
   name: string
 }
-export type Sampling = Omit<GenerateOptions, 'signal' | 'stop' | 'adapters' | 'tools'> & { stop?: string[] }
+export type Sampling = Omit<GenerateOptions, 'signal' | 'stop' | 'adapters' | 'tools' | 'schema'> & { stop?: string[] }
+export interface WireGrammar { kind: 'schema' | 'regex' | 'grammar'; text: string }
 export interface WireGenerate {
   /** A session of `open`; without it one that is shared by such calls. */
   session?: number
@@ -227,6 +237,7 @@ export interface WireGenerate {
   /** Leave out the oldest turns if they don't fit. */
   forget: boolean
   options: Sampling
+  grammar?: WireGrammar
   tools?: unknown[]
   adapters?: AdapterUse[]
 }

@@ -8,7 +8,7 @@ const hex = bytes => Array.from(new Uint8Array(bytes), byte => byte.toString(16)
 const digest = async bytes => hex(await crypto.subtle.digest('SHA-256', bytes))
 
 /** What tests look at and change. */
-export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [], downloads: [] }
+export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [], downloads: [], vocabularies: [] }
 
 export default async function init(options) { seen.initialised.push(options) }
 export function sha256() { return '00'.repeat(32) }
@@ -130,6 +130,19 @@ async function readAll(read, size) {
   return whole
 }
 
+/** The other module: its constraints remember what they were made from. */
+export async function constraints() {
+  class Vocabulary {
+    constructor(bytes, ends) { seen.vocabularies.push([bytes.length, ends.length]) }
+    constraint(kind, text) {
+      if (text === '{"type":"trap"}') throw new RangeError('Maximum call stack size exceeded')
+      if (kind === 'regex' && text === '(') fail('invalid_request', 'regular expression: unclosed group')
+      return { kind, text, free() { this.freed = true } }
+    }
+  }
+  return { Vocabulary }
+}
+
 export class Model {
   static async load(files, options, progress) {
     if (!options.entry) fail('invalid_file', 'a fake model needs an entry')
@@ -164,14 +177,15 @@ export class Model {
     if (!this.sessions.delete(id)) fail('invalid_request', `no session ${id}`)
     seen.sessions.delete(id)
   }
-  start(id, prompt, options) {
+  vocabulary() { return [new TextEncoder().encode(this.words.join('')), Uint32Array.from(this.words, (_, i) => this.words.slice(0, i + 1).join('').length)] }
+  start(id, prompt, options, constraint) {
     const session = this.sessions.get(id)
     if (session.answer) fail('invalid_request', 'already answering')
     if (prompt.length === 0) fail('invalid_request', 'a prompt without tokens')
     if (prompt.length > session.context) fail('context_full', 'the prompt is too long')
     const same = session.held.findIndex((id, i) => prompt[i] !== id)
     const cached = Math.min(same < 0 ? session.held.length : same, prompt.length - 1)
-    seen.starts.push({ id, options })
+    seen.starts.push({ id, options, ...(constraint ? { constraint } : {}) })
     seen.prompts.push(this.decode(prompt))
     session.held = [...prompt]
     const words = [...prompt].map(id => this.words[id]).filter(word => !word.startsWith('<')).reverse()

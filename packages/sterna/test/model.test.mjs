@@ -33,6 +33,28 @@ test('options arrive as the engine spells them', async () => {
   await model.dispose()
 })
 
+test('a schema becomes a constraint, which the answer frees', async () => {
+  const model = await load()
+  const name = { type: 'object', properties: { name: { type: 'string' } } }
+  for (const [schema, kind, text] of [
+    [name, 'schema', JSON.stringify(name)], [true, 'schema', 'true'], [{ regex: 'yes|no' }, 'regex', 'yes|no'], [{ grammar: 'start: "a"' }, 'grammar', 'start: "a"'],
+    // A schema with other keywords that is called so.
+    [{ regex: 'a', type: 'string' }, 'schema', '{"regex":"a","type":"string"}'],
+  ]) {
+    await model.generate('a b', { schema }).text()
+    const { constraint } = seen.starts.at(-1)
+    assert.deepEqual([constraint.kind, constraint.text, constraint.freed], [kind, text, true])
+  }
+  // The module is loaded, and given the vocabulary, once.
+  assert.equal(seen.vocabularies.length, 1)
+  await assert.rejects(model.generate('a', { schema: { regex: '(' } }).text(), { code: 'invalid_request', message: /unclosed group/ })
+  await assert.rejects(model.generate('a', { schema: { type: 'trap' } }).text(), { code: 'invalid_request', message: /more levels/ })
+  for (const schema of [null, [], 'x', { regex: 1 }]) assert.throws(() => model.generate('a', { schema }), { code: 'invalid_request' })
+  await model.generate('a').text()
+  assert.equal(seen.starts.at(-1).constraint, undefined)
+  await model.dispose()
+})
+
 test('an aborted answer rejects, and the next one works', async () => {
   const model = await load()
   seen.stepMs = 5

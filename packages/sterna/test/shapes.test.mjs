@@ -5,7 +5,7 @@ import { indexedDB, IDBKeyRange } from 'fake-indexeddb'
 import { Sterna, openai } from '../dist/index.js'
 import { sterna } from '../dist/ai-sdk.js'
 import { BitNet, GPUDeviceError, initGPU, listCachedModels, deleteCachedModel } from '../dist/bitnet.js'
-import { bytes, makePackage, serveFiles, useFakeEngine } from './helpers.mjs'
+import { bytes, makePackage, seen, serveFiles, useFakeEngine } from './helpers.mjs'
 
 Object.assign(globalThis, { indexedDB, IDBKeyRange })
 let site, model
@@ -34,6 +34,24 @@ test('chat.completions in the tab', async () => {
   assert.equal(chunks.at(-1).usage.completion_tokens, 1)
   await assert.rejects(model.chat.completions.create({ messages, n: 2 }), { code: 'unsupported' })
   await assert.rejects(model.chat.completions.create({ messages }, { signal: AbortSignal.abort() }), { code: 'cancelled' })
+})
+
+test('response formats are schemas', async () => {
+  const schema = { type: 'object', properties: { a: { type: 'null' } } }
+  const asked = async response_format => {
+    await model.chat.completions.create({ messages, response_format })
+    return seen.starts.at(-1).constraint?.text
+  }
+  assert.equal(await asked({ type: 'text' }), undefined)
+  assert.equal(await asked({ type: 'json_object' }), '{"type":"object"}')
+  assert.equal(await asked({ type: 'json_schema', json_schema: { name: 'x', strict: true, schema } }), JSON.stringify(schema))
+  await assert.rejects(asked({ type: 'json_schema' }), { code: 'invalid_request' })
+  await assert.rejects(asked({ type: 'xml' }), { code: 'unsupported' })
+  const prompt = [{ role: 'user', content: 'one' }]
+  const { warnings } = await sterna(model).doGenerate({ prompt, responseFormat: { type: 'json', schema } })
+  assert.deepEqual([warnings, seen.starts.at(-1).constraint.text], [[], JSON.stringify(schema)])
+  await sterna(model).doGenerate({ prompt, responseFormat: { type: 'json' } })
+  assert.equal(seen.starts.at(-1).constraint.text, '{"type":"object"}')
 })
 
 test('chat.completions by a server, by the same call', async () => {

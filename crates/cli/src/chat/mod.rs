@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use sterna::ErrorCode;
 use sterna::conversation::{ChatPrompt, Conversation, Role, Room};
-use sterna::generate::{Event, FirstWord, Generator, Request, Stats, TextOptions};
+use sterna::generate::{Event, FirstWord, Generator, Request, Stats, TextOptions, TokenConstraint};
 use sterna::native::Device;
 use sterna::scheduler::{Scheduler, SequenceId};
 use sterna::sequence::Sequence;
@@ -57,6 +57,8 @@ pub(crate) struct ChatOptions {
     pub(crate) max_tokens: usize,
     /// Maximum tokens to draft.
     pub(crate) speculate: Option<usize>,
+    /// What answers have to match.
+    pub(crate) constraint: Option<Box<dyn TokenConstraint>>,
     /// Show timings after each answer of a conversation.
     pub(crate) shows_timings: bool,
     /// The weights of the model.
@@ -106,6 +108,7 @@ impl Chat {
             max_tokens: options.max_tokens,
             stop_ids: options.stop_ids.clone(),
             speculate: options.speculate,
+            constraint: options.constraint.clone(),
             text: Some(TextOptions {
                 tokenizer: options.tokenizer.clone(),
                 stop_strings: options.stop_strings.clone(),
@@ -519,6 +522,7 @@ mod tests {
             stop_strings: Vec::new(),
             max_tokens: 12,
             speculate: None,
+            constraint: None,
             shows_timings: false,
             weights: Replaceable::new(
                 &files,

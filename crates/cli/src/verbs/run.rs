@@ -18,6 +18,7 @@ use sterna_text::{ChatTemplate, Tokenizer};
 use crate::args::{EngineFlags, ModelFlags};
 use crate::batch::{self, BatchOptions};
 use crate::chat::{Answer, Chat, ChatOptions};
+use crate::grammar::{Constraints, GrammarFlags};
 use crate::model::{self, Replaceable};
 use crate::numbers::{max_tokens, positive};
 use crate::output;
@@ -29,6 +30,7 @@ const EXAMPLE: &str = "Example:
   sterna run model.gguf
   sterna run model.gguf -f prompt.txt
   sterna run model.gguf --batch prompts.jsonl
+  sterna run model.gguf -p 'Describe a fox.' --json-schema animal.json
   echo 'What is 3 plus 4?' | sterna run builtin --temperature 0";
 
 /// Generate text, or chat
@@ -111,6 +113,9 @@ pub(crate) struct Run {
     sampling: SamplingFlags,
 
     #[command(flatten)]
+    grammar: GrammarFlags,
+
+    #[command(flatten)]
     engine: EngineFlags,
 
     #[command(flatten)]
@@ -153,6 +158,7 @@ impl Run {
             Some(file) => Some(batch::parse(&file.to_string_lossy(), &read_file(file)?)?),
             None => None,
         };
+        let grammar = self.grammar.grammar()?;
         let files = model::open(&self.model)?;
         // A model that can't be run has no use for a prompt.
         let plan = model::plan(&files, &self.files)?;
@@ -164,6 +170,10 @@ impl Run {
         let sampling = self.sampling.options();
         let sampler = Sampler::new(sampling.config(&recommended), n_vocab)?;
         let seed = sampler.config().seed;
+        let constraints = Constraints::new(tokenizer.clone());
+        let constraint = grammar
+            .map(|grammar| constraints.of(&grammar))
+            .transpose()?;
         let max_tokens = (self.max_tokens)
             .or(recommended.max_new_tokens)
             .unwrap_or(usize::MAX);
@@ -180,6 +190,8 @@ impl Run {
                 stop_strings: self.stop,
                 max_tokens,
                 speculate: self.speculate,
+                constraint,
+                constraints,
                 n_vocab,
                 n_parallel: self.parallel.get(),
             };
@@ -203,7 +215,7 @@ impl Run {
         if let Some(conversation) = &mut conversation {
             conversation.set_system(self.system);
         }
-        let mut first_word = FirstWord::new(conversation.is_some());
+        let mut first_word = FirstWord::new(conversation.is_some() && constraint.is_none());
         let options = ChatOptions {
             model: self.model,
             sampler,
@@ -213,6 +225,7 @@ impl Run {
             stop_strings: self.stop,
             max_tokens,
             speculate: self.speculate,
+            constraint,
             shows_timings: false,
             weights,
         };

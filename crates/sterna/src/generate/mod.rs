@@ -30,6 +30,7 @@
 //! # }
 //! ```
 
+mod constraint;
 mod first_word;
 mod logprobs;
 mod speculate;
@@ -43,9 +44,11 @@ use sterna_engine::{Logits, Sampler};
 use sterna_text::Tokenizer;
 
 use crate::error::{Error, ErrorCode, Result, bail};
+use constraint::{Constrained, Next};
 use speculate::Drafter;
 use text::TextStream;
 
+pub use constraint::{Allowed, TokenConstraint, spellings};
 pub use first_word::FirstWord;
 pub use logprobs::Logprobs;
 pub use stats::{Stats, StopReason};
@@ -68,6 +71,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// How to decode the tokens to text; without it, there is no text.
     pub text: Option<TextOptions>,
+    /// What the answer has to match. It does unless it is cut off: by a limit, or a stop string.
+    pub constraint: Option<Box<dyn TokenConstraint>>,
 }
 
 impl Request {
@@ -81,6 +86,7 @@ impl Request {
             speculate: None,
             logprobs: None,
             text: None,
+            constraint: None,
         }
     }
 }
@@ -177,6 +183,7 @@ pub struct Generator {
     drafter: Option<Drafter>,
     n_logprobs: Option<usize>,
     text: Option<TextStream>,
+    constraint: Option<Constrained>,
     state: State,
     /// The stop token that ended it.
     stop_id: Option<u32>,
@@ -185,8 +192,9 @@ pub struct Generator {
 
 #[derive(Debug)]
 enum State {
-    /// More of the prompt has to be computed; this many of its tokens were requested last.
-    Prompt { n_asked: usize },
+    /// More of the prompt has to be computed, or of tokens that a constraint left no choice of; this many were
+    /// requested last.
+    Append { n_asked: usize },
     /// The newest token is to be computed, with drafts of those after it.
     Decode { batch: Vec<u32> },
     /// What follows the newest token was computed.
@@ -265,6 +273,7 @@ impl Generator {
             speculate,
             logprobs,
             text,
+            constraint,
         } = request;
         let n_prompt = prompt.len();
         if n_prompt == 0 {
@@ -290,6 +299,7 @@ impl Generator {
         });
         Ok(Generator {
             text: text.map(|options| TextStream::new(options, prompt.last().copied())),
+            constraint: constraint.map(|constraint| Constrained::new(constraint, &stop_ids)),
             tokens: prompt,
             n_prompt,
             n_held,
@@ -299,7 +309,7 @@ impl Generator {
             sampler,
             drafter,
             n_logprobs: logprobs,
-            state: State::Prompt { n_asked: 0 },
+            state: State::Append { n_asked: 0 },
             stop_id: None,
             stats: Stats {
                 n_prompt,
@@ -313,16 +323,16 @@ impl Generator {
     /// events to take first, or the answer is over. Repeated calls return the same.
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
         let max_ids = max_ids.max(1);
-        let one = match self.n_logprobs {
-            None => self.sampler.top().map_or(Logits::Last, Logits::Top),
-            Some(_) => Logits::Last,
+        let one = match (self.n_logprobs, &self.constraint) {
+            (None, None) => self.sampler.top().map_or(Logits::Last, Logits::Top),
+            _ => Logits::Last,
         };
         let (ids, logits, draw) = match &mut self.state {
-            State::Prompt { n_asked } => {
-                let left = &self.tokens[self.n_held..self.n_prompt];
+            State::Append { n_asked } => {
+                let left = &self.tokens[self.n_held..];
                 let ids = &left[..left.len().min(max_ids)];
                 *n_asked = ids.len();
-                // Nothing is sampled before the end of the prompt.
+                // Nothing is sampled before the end of them.
                 let logits = if ids.len() < left.len() {
                     Logits::None
                 } else {
@@ -332,15 +342,18 @@ impl Generator {
             }
             State::Decode { batch } => {
                 batch.truncate(max_ids);
-                match (batch.len(), &self.drafter, self.n_logprobs) {
-                    (1, None, None) => {
+                let is_plain = self.drafter.is_none()
+                    && self.n_logprobs.is_none()
+                    && self.constraint.is_none();
+                match batch.len() {
+                    1 if is_plain => {
                         let draw = Draw {
                             sampler: &self.sampler,
                             n_left: self.max_tokens - self.stats.n_generated,
                         };
                         (&batch[..], one, Some(draw))
                     }
-                    (1, ..) => (&batch[..], one, None),
+                    1 => (&batch[..], one, None),
                     _ => (&batch[..], Logits::All, None),
                 }
             }
@@ -357,11 +370,13 @@ impl Generator {
     /// Takes the result for the tokens that were requested last.
     pub fn give(&mut self, given: Given) {
         match mem::replace(&mut self.state, State::Over) {
-            State::Prompt { n_asked } => {
+            State::Append { n_asked } => {
+                let n_prefilled = n_asked.min(self.n_prompt_left());
                 self.n_held += n_asked;
-                self.stats.n_prefilled += n_asked;
-                self.state = if self.n_held < self.n_prompt {
-                    State::Prompt { n_asked: 0 }
+                self.stats.n_prefilled += n_prefilled;
+                self.stats.n_decoded += n_asked - n_prefilled;
+                self.state = if self.n_held < self.tokens.len() {
+                    State::Append { n_asked: 0 }
                 } else {
                     self.computed(given, Vec::new())
                 };
@@ -407,7 +422,7 @@ impl Generator {
                 State::Over => return None,
                 State::Failed(error) => return Some(Event::Failed(error)),
                 State::Ended => return self.end(),
-                state @ (State::Prompt { .. } | State::Decode { .. }) => {
+                state @ (State::Append { .. } | State::Decode { .. }) => {
                     self.state = state;
                     return None;
                 }
@@ -423,33 +438,54 @@ impl Generator {
 
     /// What to do after a token was chosen.
     fn go_on(&mut self, computed: Option<Computed>) -> State {
+        let next = self.constraint.as_mut().map(Constrained::next).transpose();
+        let only = match next {
+            Err(error) => return State::Failed(error),
+            Ok(Some(Next::End)) => return self.stopped(StopReason::Complete),
+            Ok(Some(&Next::Token(id))) => Some(id),
+            Ok(Some(Next::OneOf(_)) | None) => None,
+        };
         if self.stats.n_generated == self.max_tokens {
             return self.stopped(StopReason::MaxTokens);
         }
-        if self.n_held == self.ctx_len {
+        if self.tokens.len() > self.ctx_len {
             return self.stopped(StopReason::ContextFull);
         }
         let newest = self.tokens[self.n_held];
-        let Some(drafter) = &mut self.drafter else {
-            return State::Decode {
-                batch: vec![newest],
-            };
-        };
         if let Some(computed) = computed.and_then(|computed| computed.behind(newest)) {
-            drafter.confirm();
+            self.drafter.iter_mut().for_each(Drafter::confirm);
             self.n_held += 1;
             self.stats.n_decoded += 1;
             self.stats.n_accepted += 1;
             return State::Computed(computed);
         }
+        // It needs no logits, and is computed together with what follows.
+        if let (Some(id), None) = (only, self.n_logprobs) {
+            return State::Computed(Computed::Token(id));
+        }
+        if self.tokens.len() > self.n_held + 1 {
+            return State::Append { n_asked: 0 };
+        }
+        State::Decode {
+            batch: [&[newest][..], &self.draft()].concat(),
+        }
+    }
+
+    /// Drafts of what follows the newest token.
+    fn draft(&mut self) -> Vec<u32> {
+        let Some(drafter) = &mut self.drafter else {
+            return Vec::new();
+        };
         // Drafts beyond the context or the end of the answer are useless.
         let room = self.ctx_len - self.n_held - 1;
         let wanted = self.max_tokens - self.stats.n_generated - 1;
-        let drafts = drafter.draft(room.min(wanted));
+        let forced = self.constraint.as_mut().map(Constrained::forced);
+        let drafts = drafter.draft(room.min(wanted), &forced.unwrap_or_default());
         let ends = |id: &u32| self.stop_ids.contains(id);
         let drafts = &drafts[..drafts.iter().position(ends).unwrap_or(drafts.len())];
-        State::Decode {
-            batch: [&[newest], drafts].concat(),
+        match &mut self.constraint {
+            Some(constraint) => constraint.cut(drafts).to_vec(),
+            None => drafts.to_vec(),
         }
     }
 
@@ -470,9 +506,29 @@ impl Generator {
             self.state = self.stopped(StopReason::MaxTokens);
             return None;
         }
-        let id = match (&computed, logits) {
-            (Computed::Token(id), _) => *id,
-            (_, logits) => self.sampler.sample(logits.unwrap_or_default()),
+        let next = self.constraint.as_mut().map(Constrained::next).transpose();
+        let id = match (next, &computed) {
+            (Err(error), _) => {
+                self.fail(error);
+                return None;
+            }
+            (Ok(Some(Next::End)), _) => {
+                self.state = self.stopped(StopReason::Complete);
+                return None;
+            }
+            (Ok(Some(&Next::Token(id))), _) | (Ok(None), &Computed::Token(id)) => id,
+            (Ok(None), _) => self.sampler.sample(logits.unwrap_or_default()),
+            (Ok(Some(Next::OneOf(allowed))), _) => {
+                let logits = logits.unwrap_or_default();
+                let Some(id) = self.sampler.sample_allowed(logits, allowed) else {
+                    self.fail(Error::new(
+                        ErrorCode::InvalidRequest,
+                        "the constraint: expected a token that may come next, found all of them banned",
+                    ));
+                    return None;
+                };
+                id
+            }
         };
         let logprobs = logits
             .zip(self.n_logprobs)
@@ -480,6 +536,10 @@ impl Generator {
         if self.stop_ids.contains(&id) {
             self.stop_id = Some(id);
             self.state = self.stopped(StopReason::StopToken);
+            return None;
+        }
+        if let Some(Err(error)) = self.constraint.as_mut().map(|c| c.accept(id)) {
+            self.fail(error);
             return None;
         }
         self.sampler.accept(id);

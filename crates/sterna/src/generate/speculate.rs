@@ -111,11 +111,21 @@ impl Drafter {
         Some(Match { next, len })
     }
 
-    /// Drafts the next tokens: at most `limit`, and none if there is no match or it doesn't pay.
-    pub(super) fn draft(&mut self, limit: usize) -> &[u32] {
+    /// Drafts the next tokens: at most `limit`, and none if there is no match or it doesn't pay. What is
+    /// `forced` takes precedence over what the text suggests.
+    pub(super) fn draft(&mut self, limit: usize, forced: &[u32]) -> &[u32] {
         let cost = |n: usize| BATCH_COST + DRAFT_COST * n as f32;
         self.savings = (self.savings + ALLOWANCE).min(cost(self.max));
         self.drafts.clear();
+        if !forced.is_empty() {
+            let most = self.max.min(limit).min(forced.len());
+            let len = (1..=most).take_while(|&n| self.savings >= cost(n)).count();
+            if len > 0 {
+                self.savings -= cost(len);
+            }
+            self.drafts.extend(&forced[..len]);
+            return &self.drafts;
+        }
         let Some(found) = self.found else {
             return &self.drafts;
         };
@@ -203,7 +213,7 @@ mod tests {
             let mut drafter = drafter(3, text);
             drafter.rates = Rates([1.0; 4]);
             drafter.savings = 3.0;
-            assert_eq!(drafter.draft(100), expected, "{text:?}");
+            assert_eq!(drafter.draft(100, &[]), expected, "{text:?}");
         }
     }
 
@@ -212,7 +222,7 @@ mod tests {
         let (mut lens, mut n_right) = (Vec::new(), 0);
         let mut at = start;
         while at < text.len() {
-            let drafts = drafter.draft(text.len() - at).to_vec();
+            let drafts = drafter.draft(text.len() - at, &[]).to_vec();
             lens.push(drafts.len());
             let pairs = drafts.iter().zip(&text[at..]);
             let right = pairs.take_while(|(a, b)| a == b).count();
@@ -273,7 +283,7 @@ mod tests {
             let (mut balance, mut n_decoded) = (0.0, 0);
             let mut at = start;
             while at < ids.len() {
-                let drafts = drafter.draft(ids.len() - at).to_vec();
+                let drafts = drafter.draft(ids.len() - at, &[]).to_vec();
                 n_decoded += 1;
                 prop_assert!(drafts.len() <= max);
                 if !drafts.is_empty() {

@@ -8,6 +8,8 @@ use std::time::Duration;
 pub enum StopReason {
     /// The model ended it, by one of the stop ids.
     StopToken,
+    /// It matches its constraint, and nothing could be added.
+    Complete,
     /// A stop string appeared.
     StopString,
     /// The token limit was reached.
@@ -25,7 +27,7 @@ impl StopReason {
     /// In words, to follow "stopped".
     pub const fn describe(self) -> &'static str {
         match self {
-            StopReason::StopToken => "at the end of the answer",
+            StopReason::StopToken | StopReason::Complete => "at the end of the answer",
             StopReason::StopString => "at a stop string",
             StopReason::MaxTokens => "at the token limit",
             StopReason::ContextFull => "at the end of the context",
@@ -36,6 +38,7 @@ impl StopReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             StopReason::StopToken => "stop_token",
+            StopReason::Complete => "complete",
             StopReason::StopString => "stop_string",
             StopReason::MaxTokens => "max_tokens",
             StopReason::ContextFull => "context_full",

@@ -240,6 +240,19 @@ impl Tokenizer {
         parts.decoder.finish(bytes)
     }
 
+    /// The bytes that `id` adds to a text, anywhere but at its start; `None` for control tokens, and for ids that
+    /// nothing uses.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let options = Decode { skip_special: true };
+        let place = Place {
+            first: false,
+            last: false,
+            previous: None,
+        };
+        let piece = self.parts.spelling(id, options)?;
+        Some(self.parts.decoder.piece(piece, place).into_owned())
+    }
+
     /// A decoder that takes ids one by one.
     pub fn stream(&self, options: Decode) -> StreamDecoder {
         StreamDecoder::new(self.clone(), options)

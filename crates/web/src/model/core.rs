@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use js_sys::Function;
 use serde_json::Value;
-use sterna::generate::{Event, Logprobs, Request, StopReason, Token};
+use sterna::generate::{self, Event, Logprobs, Request, StopReason, Token, TokenConstraint};
 use sterna::sampling::SamplingOptions;
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
@@ -179,6 +179,10 @@ impl<B: Backend + 'static> Core<B> {
         Ok(self.tokenizer()?.decode(ids, Decode::default()))
     }
 
+    pub(super) fn spellings(&self) -> Result<Vec<Vec<u8>>> {
+        Ok(generate::spellings(self.tokenizer()?))
+    }
+
     pub(super) fn prompt(&self, messages: Vec<Value>, options: PromptOptions) -> Result<Vec<u32>> {
         let text = self.text()?;
         let template = text.template();
@@ -232,6 +236,7 @@ impl<B: Backend + 'static> Core<B> {
         session: u32,
         prompt: Vec<u32>,
         options: &GenerateOptions,
+        constraint: Option<Box<dyn TokenConstraint>>,
     ) -> Result<()> {
         let id = self.id(session)?;
         let mut request = self.request(prompt, &options.sampling())?;
@@ -246,6 +251,7 @@ impl<B: Backend + 'static> Core<B> {
             ));
         }
         request.logprobs = options.logprobs;
+        request.constraint = constraint;
         self.scheduler.start(id, request)
     }
 
@@ -289,7 +295,9 @@ impl<B: Backend + 'static> Core<B> {
                     EventKind::End {
                         text,
                         reason: match reason {
-                            StopReason::StopToken | StopReason::StopString => "stop",
+                            StopReason::StopToken
+                            | StopReason::Complete
+                            | StopReason::StopString => "stop",
                             StopReason::MaxTokens => "length",
                             StopReason::ContextFull => "context",
                         },

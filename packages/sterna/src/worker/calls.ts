@@ -48,7 +48,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     engine: args => (options = args, null),
 
     load: (args, context) => opening(args, { ...context, accept: bytes => library.refuseMemory(bytes, args.backend) }, async opened => {
-      const { Model, threads } = await engine()
+      const { Model, threads, constraints } = await engine()
       let arrived = false
       void opened.arrived.then(() => { arrived = true }, () => {})
       const tell = (doneBytes: number, totalBytes: number) => {
@@ -60,7 +60,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
         ...(opened.entry === undefined ? {} : { entry: opened.entry }), ...(args.device ? { device: args.device } : {}),
         ...(args.gpuTimeout === undefined ? {} : { gpuTimeout: args.gpuTimeout }),
       }, tell)
-      host = new Host(model, args.name, threads, args.contextLength, opened)
+      host = new Host(model, args.name, { threads, constraints }, args.contextLength, opened)
       return host.info()
     }),
 

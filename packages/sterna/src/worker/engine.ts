@@ -1,4 +1,5 @@
 /** Chooses, loads and starts a build of the engine. */
+import type * as Constrained from '../constraint.js'
 import type * as Wasm from '../engine.js'
 import { SternaError } from '../error.js'
 import type { WireEngine } from '../types.js'
@@ -9,6 +10,8 @@ export interface Engine {
   Model: typeof Wasm.Model
   sha256(bytes: Uint8Array): string
   version(): string
+  /** Loads the module for constrained output. */
+  constraints(): Promise<Pick<typeof Constrained, 'Vocabulary'>>
   /** 1 for the plain build. */
   threads: number
 }
@@ -37,6 +40,7 @@ export function threadsFor({ threads, wasmUrl }: WireEngine): number {
 export async function loadEngine(options: WireEngine): Promise<Engine> {
   if (!haveSimd()) throw new SternaError('unsupported', 'This browser has no WebAssembly SIMD; browsers since 2023 have.')
   const threads = threadsFor(options)
+  const constraints = () => loadConstraints(options)
   try {
     if (threads > 1) {
       const build = await import('../wasm-threads/sterna_web.js')
@@ -45,15 +49,25 @@ export async function loadEngine(options: WireEngine): Promise<Engine> {
       await startThreads(threads - 1, module, memory)
       // Each says that it is ready just before it is.
       while (build.idleThreads() < threads - 1) await new Promise(resolve => setTimeout(resolve, 1))
-      return { ...exportsOf(build), threads }
+      return { ...exportsOf(build), constraints, threads }
     }
     const build = await import('../wasm/sterna_web.js')
     await build.default(options.wasmUrl.plain === undefined ? undefined : { module_or_path: options.wasmUrl.plain })
-    return { ...exportsOf(build), threads }
+    return { ...exportsOf(build), constraints, threads }
   } catch (error) {
     // A page may be isolated and the package yet lack that build.
     if (threads > 1) return loadEngine({ ...options, threads: 1 })
     throw new SternaError('worker_failed', `The engine could not be loaded: ${(error as Error).message}`, { cause: error })
+  }
+}
+
+async function loadConstraints({ wasmUrl }: WireEngine): Promise<typeof Constrained> {
+  try {
+    const build = await import('../wasm-constraint/sterna_constraint_web.js')
+    await build.default(wasmUrl.constraint === undefined ? undefined : { module_or_path: wasmUrl.constraint })
+    return build
+  } catch (error) {
+    throw new SternaError('worker_failed', `The module for schemas could not be loaded: ${(error as Error).message}`, { cause: error })
   }
 }
 
@@ -81,6 +95,6 @@ async function startThreads(n: number, module: WebAssembly.Module, memory: WebAs
   }
 }
 
-function exportsOf(build: Build): Omit<Engine, 'threads'> {
+function exportsOf(build: Build): Omit<Engine, 'constraints' | 'threads'> {
   return { Download: build.Download, Model: build.Model, sha256: build.sha256, version: build.version }
 }

@@ -1,7 +1,9 @@
 /** One loaded model: its sessions, and the loop that computes all running answers together. */
+import type { Constraint, Vocabulary } from '../constraint.js'
 import type { EngineEvent, Model } from '../engine.js'
 import { SternaError, cancelled } from '../error.js'
-import type { AdapterUse, Message, ModelInfo, Notice, Usage, WireEnd, WireEvent, WireGenerate } from '../types.js'
+import type { AdapterUse, Message, ModelInfo, Notice, Usage, WireEnd, WireEvent, WireGenerate, WireGrammar } from '../types.js'
+import type { Engine } from './engine.js'
 import type { Opened } from './library.js'
 
 /** An answer in progress. */
@@ -26,13 +28,15 @@ export class Host {
   /** The engine does one thing at a time; this is the end of its queue. */
   #queue: Promise<unknown> = Promise.resolve()
   #stepping = false
+  /** The model's tokens, once a schema has been asked for. */
+  #vocabulary: Promise<Vocabulary> | undefined
   readonly #running = new Set<Promise<unknown>>()
   #swapping: Promise<void> | undefined
   readonly contextLength: number
   /** Files that adapters and swapped groups may still read. */
   readonly opened: Opened[]
 
-  constructor(private readonly model: Model, private readonly name: string, private readonly threads: number, contextLength: number | undefined, opened: Opened) {
+  constructor(private readonly model: Model, private readonly name: string, private readonly engine: Pick<Engine, 'threads' | 'constraints'>, contextLength: number | undefined, opened: Opened) {
     this.contextLength = contextLength ?? Math.min(DEFAULT_CONTEXT, model.info().maxContext)
     this.opened = [opened]
   }
@@ -45,7 +49,7 @@ export class Host {
   }
 
   info(): Promise<ModelInfo> {
-    return this.with(model => ({ ...model.info(), name: this.name, threads: this.threads, contextLength: this.contextLength }))
+    return this.with(model => ({ ...model.info(), name: this.name, threads: this.engine.threads, contextLength: this.contextLength }))
   }
 
   open(contextLength?: number): Promise<number> {
@@ -106,19 +110,21 @@ export class Host {
     }
   }
 
-  async #compute(id: number, { prompt, forget, options, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
+  async #compute(id: number, { prompt, forget, options, grammar, tools, adapters }: WireGenerate, signal: AbortSignal, emit: (event: WireEvent) => void): Promise<WireEnd> {
     const ended = new Promise<Omit<WireEnd, 'forgotten'>>((end, fail) => {
       this.#answers.set(id, { emit, end, fail })
       signal.addEventListener('abort', () => fail(cancelled(signal)))
     })
     ended.catch(() => {})
     let started = false
+    let constraint: Constraint | undefined
     try {
+      constraint = grammar && await this.#constraint(grammar)
       const forgotten = await this.with(model => {
         if (signal.aborted) throw cancelled(signal)
         this.#applyAdapters(model, id, adapters ?? this.#defaultAdapters)
         const { ids, forgotten } = this.#fitting(model, prompt, forget, options.maxTokens, tools)
-        model.start(id, ids, options)
+        model.start(id, ids, options, constraint)
         started = true
         return forgotten
       })
@@ -129,6 +135,19 @@ export class Host {
       throw error
     } finally {
       this.#answers.delete(id)
+      release(constraint)
+    }
+  }
+
+  async #constraint({ kind, text }: WireGrammar): Promise<Constraint> {
+    this.#vocabulary ??= this.engine.constraints().then(({ Vocabulary }) => this.with(model => new Vocabulary(...model.vocabulary())))
+    this.#vocabulary.catch(() => { this.#vocabulary = undefined })
+    const vocabulary = await this.#vocabulary
+    try {
+      return vocabulary.constraint(kind, text)
+    } catch (error) {
+      // What has no code is a trap or a stack that overflowed.
+      throw error instanceof Error && 'code' in error ? error : new SternaError('invalid_request', 'schema: it takes more memory or more levels than there are.', { cause: error })
     }
   }
 
@@ -208,6 +227,11 @@ export class Host {
     await this.with(model => model.free())
     for (const opened of this.opened) opened.close()
   }
+}
+
+/** Frees a constraint; a module that has trapped frees no more. */
+function release(constraint: Constraint | undefined): void {
+  try { constraint?.free() } catch { /* Its memory is gone with it. */ }
 }
 
 /** Without the first question and all up to the next; `undefined` if there is only one. */

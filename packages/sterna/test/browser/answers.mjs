@@ -41,6 +41,45 @@ export const tests = {
     assert.ok(info.backend === 'gpu' && text !== '' && reference[0].text.startsWith(text))
   },
 
+  async 'answers match their schema, on whatever computes'() {
+    if (fake) return
+    const page = await open()
+    const { texts, free, refused, timing } = await page.evaluate(async ({ prompt }) => {
+      const person = {
+        type: 'object', properties: { name: { type: 'string', maxLength: 12 }, age: { type: 'integer', minimum: 0, maximum: 99 } },
+        required: ['name', 'age'], additionalProperties: false,
+      }
+      const model = await Sterna.load('./tiny.gguf', { backend: 'cpu' })
+      const begun = performance.now()
+      await model.generate(prompt, { schema: { regex: 'x' } }).text()
+      const first = performance.now() - begun
+      const asked = [person, { enum: ['red', 7] }, { regex: '[1-9][0-9]?' }, { grammar: 'start: ("- " /[a-z]{2,5}/ "\\n"){2}' }]
+      // At once, with a free one among them.
+      const answers = await Promise.all([undefined, ...asked].flatMap(schema => [{ temperature: 0 }, { temperature: 1, seed: 3 }].map(async sampling => {
+        const generation = model.generate(prompt, { ...sampling, maxTokens: schema ? 200 : 20, ...(schema === undefined ? {} : { schema }) })
+        return [schema === undefined, await generation.text(), generation.reason]
+      })))
+      const alone = await model.generate(prompt, { temperature: 0, maxTokens: 20 }).text()
+      const refused = await model.generate(prompt, { schema: { type: 'objekt' } }).text().catch(({ code, message }) => ({ code, message }))
+      const { choices: [{ message }] } = await model.chat.completions.create({ messages: [{ role: 'user', content: prompt }], response_format: { type: 'json_schema', json_schema: { name: 'p', schema: person } } })
+      const time = async options => {
+        const begun = performance.now()
+        const generation = model.generate(prompt, { temperature: 0, maxTokens: 64, ...options })
+        await generation.text()
+        return (performance.now() - begun) / generation.usage.completionTokens
+      }
+      const timing = { first, free: await time({}), constrained: await time({ schema: { regex: '[a-zA-Z ,.]{400}' } }) }
+      await model.dispose()
+      return { texts: [...answers.filter(([free]) => !free), [false, message.content, 'stop']], free: [answers[0][1], alone], refused, timing }
+    }, reference[0])
+    console.log(`  first ${timing.first.toFixed(0)} ms; ms a token: ${timing.free.toFixed(2)} free, ${timing.constrained.toFixed(2)} constrained`)
+    assert.equal(free[0], free[1])
+    assert.deepEqual([refused.code, /\/type/.test(refused.message)], ['invalid_request', true])
+    const isPerson = text => { const { name, age } = JSON.parse(text); return typeof name === 'string' && Number.isInteger(age) }
+    const holds = [isPerson, text => ['red', 7].includes(JSON.parse(text)), text => /^[1-9][0-9]?$/.test(text), text => /^(- [a-z]{2,5}\n){2}$/.test(text)]
+    texts.forEach(([, text, reason], i) => assert.ok(reason === 'stop' && (holds[i >> 1] ?? isPerson)(text), `${i}: ${reason}: ${text}`))
+  },
+
   async 'an answer is aborted, and the next one is right'() {
     const page = await open()
     const seen = await page.evaluate(async () => {

@@ -1,0 +1,192 @@
+//! What output can be constrained to.
+
+use std::collections::HashSet;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use crate::error::ConstraintError;
+
+/// The longest grammar, in bytes.
+const MAX_LEN: usize = 1 << 20;
+
+/// The most brackets inside one another in a regular expression or a Lark grammar, which are read recursively.
+const MAX_DEPTH: usize = 64;
+
+/// The most rules of a Lark grammar, and the most schemas inside one another: those are read recursively too.
+const MAX_LEVELS: usize = match cfg!(target_family = "wasm") {
+    // Browsers choose the stack.
+    true => 800,
+    false => 8_000,
+};
+
+/// White space between two tokens of JSON: a space, or a line break with indentation. A model that prefers white space
+/// to an answer would otherwise never end it.
+const WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,20}";
+
+/// What output matches, from its first byte to its last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Grammar {
+    /// JSON that this schema, itself JSON, describes.
+    JsonSchema(String),
+    /// Any JSON object.
+    JsonObject,
+    /// A regular expression, in Rust's syntax without look-around and anchors.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+}
+
+impl Grammar {
+    /// What messages call it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Grammar::JsonSchema(_) | Grammar::JsonObject => "JSON schema",
+            Grammar::Regex(_) => "regular expression",
+            Grammar::Lark(_) => "Lark grammar",
+        }
+    }
+
+    /// Where in a schema is what `message` complains of: a JSON pointer to what its last part names.
+    pub(crate) fn place(&self, message: &str) -> Option<String> {
+        let Grammar::JsonSchema(text) = self else {
+            return None;
+        };
+        let schema: Value = serde_json::from_str(text).ok()?;
+        let (_, problem) = message.rsplit_once(": ")?;
+        let words = problem.split(|c: char| !c.is_alphanumeric() && c != '$' && c != '_');
+        words
+            .filter(|word| !word.is_empty())
+            .find_map(|word| find(&schema, word))
+    }
+
+    pub(crate) fn parse(&self) -> Result<TopLevelGrammar, ConstraintError> {
+        let kind = self.kind();
+        let text = match self {
+            Grammar::JsonObject => return Ok(with_whitespace(json!({ "type": "object" }))),
+            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text,
+        };
+        if text.len() > MAX_LEN {
+            return Err(ConstraintError::TooLong {
+                kind,
+                len: text.len(),
+                limit: MAX_LEN,
+            });
+        }
+        if let Grammar::JsonSchema(text) = self {
+            return match serde_json::from_str(text).map_err(ConstraintError::NotJson)? {
+                schema @ Value::Object(_) if levels(&schema) > MAX_LEVELS => {
+                    Err(ConstraintError::NotCompiled {
+                        kind,
+                        message: format!(
+                            "expected at most {MAX_LEVELS} schemas inside one another, counting the depth of \
+                             the whole for each `$ref`, found {}",
+                            levels(&schema)
+                        ),
+                    })
+                }
+                schema @ Value::Object(_) => Ok(with_whitespace(schema)),
+                Value::Bool(true) => Ok(with_whitespace(json!({}))),
+                Value::Bool(false) => Err(ConstraintError::NotCompiled {
+                    kind,
+                    message: "expected one that some value matches, found false".into(),
+                }),
+                other => Err(ConstraintError::NotASchema {
+                    found: name(&other),
+                }),
+            };
+        }
+        if let Some(at) = too_deep(text) {
+            return Err(ConstraintError::TooDeep {
+                kind,
+                at,
+                limit: MAX_DEPTH,
+            });
+        }
+        let n_rules = text.matches(':').count();
+        if matches!(self, Grammar::Lark(_)) && n_rules > MAX_LEVELS {
+            return Err(ConstraintError::NotCompiled {
+                kind,
+                message: format!("expected at most {MAX_LEVELS} rules, found {n_rules}"),
+            });
+        }
+        Ok(match self {
+            Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
+            _ => TopLevelGrammar::from_lark(text.clone()),
+        })
+    }
+}
+
+/// `schema`, with bounded white space unless it has options of its own.
+fn with_whitespace(mut schema: Value) -> TopLevelGrammar {
+    if let Value::Object(schema) = &mut schema {
+        let options = schema.entry("x-guidance").or_insert_with(|| json!({}));
+        if let Value::Object(options) = options
+            && !options.contains_key("whitespace_flexible")
+        {
+            let pattern = options.entry("whitespace_pattern");
+            pattern.or_insert_with(|| WHITESPACE.into());
+        }
+    }
+    TopLevelGrammar::from_grammar(GrammarWithLexer::from_json_schema(schema))
+}
+
+/// How many schemas of `schema` are inside one another at most: each `$ref` may lead to one as deep as the whole.
+fn levels(schema: &Value) -> usize {
+    fn visit<'a>(value: &'a Value, refs: &mut HashSet<&'a str>) -> usize {
+        let inner = match value {
+            Value::Array(values) => values.iter().map(|value| visit(value, refs)).max(),
+            Value::Object(members) => {
+                refs.extend(members.get("$ref").and_then(Value::as_str));
+                members.values().map(|value| visit(value, refs)).max()
+            }
+            _ => return 0,
+        };
+        1 + inner.unwrap_or(0)
+    }
+    let mut refs = HashSet::new();
+    let depth = visit(schema, &mut refs);
+    depth * (1 + refs.len())
+}
+
+/// A JSON pointer to the first keyword or text `word` in `value`.
+fn find(value: &Value, word: &str) -> Option<String> {
+    let inside = |step: &str, value: &Value| match value {
+        Value::String(text) if text == word => Some(format!("/{step}")),
+        value => find(value, word).map(|rest| format!("/{step}{rest}")),
+    };
+    match value {
+        Value::Object(members) if members.contains_key(word) => Some(format!("/{word}")),
+        Value::Object(members) => members.iter().find_map(|(key, value)| inside(key, value)),
+        Value::Array(values) => {
+            let mut values = values.iter().enumerate();
+            values.find_map(|(i, value)| inside(&i.to_string(), value))
+        }
+        _ => None,
+    }
+}
+
+fn name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The byte at which brackets are nested deeper than [`MAX_DEPTH`]; those in strings count too.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    text.bytes().position(|byte| {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth > MAX_DEPTH
+    })
+}
