@@ -468,11 +468,11 @@ pub(crate) fn open_adapter(folder: &Path) -> Result<AdapterFiles> {
             Some(stored) => Some(Located::stored(stored)?),
             None => match name.rsplit_once('=') {
                 Some((folder, scale)) => bail!(
-                    "--lora {name}: no folder of that name; if {folder} is the adapter, expected a number as its scale, found `{scale}`"
+                    "adapter {name}: no folder of that name; if {folder} is the adapter, expected a number as its scale, found `{scale}`"
                 ),
                 // Adapters of Hugging Face's repositories are not fetched.
-                None if name.contains(['/', '\\']) => bail!("--lora {name}: no such folder"),
-                None => bail!("--lora {}", absent(name)),
+                None if name.contains(['/', '\\']) => bail!("adapter {name}: no such folder"),
+                None => bail!("adapter {}", absent(name)),
             },
         },
         None => None,

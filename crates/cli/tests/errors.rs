@@ -446,11 +446,11 @@ fn what_is_not_there_is_said_to_be_missing_and_what_was_meant_is_named() {
         (&["run", "nope", "-p", "x"], format!("nope: {nowhere}")),
         (
             &["run", "-p", "x", "--lora", "nope"],
-            format!("--lora nope: {nowhere}"),
+            format!("adapter nope: {nowhere}"),
         ),
         (
             &["run", "-p", "x", "--lora", "dir=x"],
-            "--lora dir=x: no folder of that name; if dir is the adapter, expected a number as its scale, \
+            "adapter dir=x: no folder of that name; if dir is the adapter, expected a number as its scale, \
              found `x`"
                 .to_owned(),
         ),

@@ -31,6 +31,7 @@
 
 #[cfg(target_arch = "wasm32")]
 mod browser;
+mod checksum;
 mod error;
 mod features;
 pub mod graph;

@@ -37,6 +37,7 @@ mod file {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use crate::checksum::{BASIS, fnv1a};
     use crate::device::pipelines::lock;
     use crate::device::trusted;
 
@@ -61,7 +62,7 @@ mod file {
             let file = std::fs::read(&path).unwrap_or_default();
             let data = file
                 .split_first_chunk()
-                .filter(|(sum, data)| u64::from_le_bytes(**sum) == checksum(data));
+                .filter(|(sum, data)| u64::from_le_bytes(**sum) == fnv1a(BASIS, data));
             let wgpu = trusted::pipeline_cache(device, data.map(|(_, data)| data));
             Some(DiskCache {
                 wgpu,
@@ -80,7 +81,7 @@ mod file {
             let Some(data) = self.wgpu.get_data() else {
                 return Ok(false);
             };
-            let sum = checksum(&data);
+            let sum = fnv1a(BASIS, &data);
             let mut saved = lock(&self.saved);
             if *saved == Some(sum) {
                 return Ok(false);
@@ -112,12 +113,5 @@ mod file {
             file.write_all(part)?;
         }
         file.sync_all()
-    }
-
-    /// FNV-1a: detects accidents, not malice.
-    fn checksum(data: &[u8]) -> u64 {
-        data.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-            (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        })
     }
 }

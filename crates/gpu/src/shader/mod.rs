@@ -13,7 +13,7 @@ pub(crate) use params::{Params, params};
 pub use table::ALL;
 pub(crate) use table::*;
 
-use crate::Features;
+use crate::{Features, checksum};
 
 /// The compiler of the WGSL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,13 +125,8 @@ impl Shader {
 
 /// A hash that differs for other kernels: measurements with some don't apply to others.
 pub fn fingerprint() -> u64 {
-    let mut sum = 0xcbf2_9ce4_8422_2325;
-    // FNV-1a.
-    let mut add = |text: &str| {
-        for byte in text.bytes() {
-            sum = (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
+    let mut sum = checksum::BASIS;
+    let mut add = |text: &str| sum = checksum::fnv1a(sum, text.as_bytes());
     for shader in ALL {
         add(shader.name);
         for features in [Features::ALL, Features::NONE] {
