@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use sterna::constraint::Grammar;
+use sterna::constraint::{Constraints, Grammar};
 use sterna::generate::{Event, Request, TextOptions, TokenConstraint};
 use sterna::native::Device;
 use sterna::sampling::SamplingOptions;
@@ -17,7 +17,6 @@ use sterna_engine::{Sampler, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, Encode, Tokenizer};
 
-use crate::grammar::Constraints;
 use crate::output;
 use crate::progress::Progress;
 use crate::prompt::{EMPTY_PROMPT, now};

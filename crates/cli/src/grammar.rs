@@ -1,13 +1,10 @@
-//! Flags for what an answer has to match, and the constraint that they make.
+//! Flags for what an answer has to match.
 
-use std::cell::OnceCell;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use sterna::constraint::{self, Constraint, Grammar, Vocabulary};
-use sterna::generate::TokenConstraint;
-use sterna_text::Tokenizer;
+use sterna::constraint::Grammar;
 
 use crate::verbs;
 
@@ -63,34 +60,4 @@ impl GrammarFlags {
 /// Whether a schema is given as it is: none is a file of such a name.
 fn is_json(schema: &str) -> bool {
     schema.trim_start().starts_with('{') || matches!(schema.trim(), "true" | "false")
-}
-
-/// Makes constraints for one model.
-pub(crate) struct Constraints {
-    tokenizer: Tokenizer,
-    /// Made when it is needed.
-    vocabulary: OnceCell<Vocabulary>,
-}
-
-impl Constraints {
-    pub(crate) fn new(tokenizer: Tokenizer) -> Constraints {
-        Constraints {
-            tokenizer,
-            vocabulary: OnceCell::new(),
-        }
-    }
-
-    /// Answers that match `grammar`.
-    pub(crate) fn of(&self, grammar: &Grammar) -> Result<Box<dyn TokenConstraint>> {
-        let vocabulary = match self.vocabulary.get() {
-            Some(vocabulary) => vocabulary,
-            None => {
-                let made = constraint::vocabulary(&self.tokenizer)?;
-                self.vocabulary.get_or_init(|| made)
-            }
-        };
-        Ok(Box::new(
-            Constraint::new(vocabulary, grammar).map_err(sterna::Error::from)?,
-        ))
-    }
 }

@@ -6,7 +6,7 @@ use sterna_text::{ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapted::Adapted;
 #[cfg(feature = "constraint")]
-use crate::constraint::{self, Constraint, Grammar, Vocabulary};
+use crate::constraint::{Constraints, Grammar};
 use crate::conversation::{Conversation, Room};
 use crate::error::{Context, Result, bail};
 use crate::generate::{Event, FirstWord, Request, Stats, TextOptions, TokenConstraint};
@@ -26,9 +26,8 @@ pub struct TextModel<B: Backend> {
     recommended: GenerationConfig,
     scheduling: SchedulerOptions,
     session: SessionOptions,
-    /// Made when it is needed.
     #[cfg(feature = "constraint")]
-    vocabulary: std::sync::OnceLock<Vocabulary>,
+    constraints: Constraints,
 }
 
 impl<B: Backend> TextModel<B> {
@@ -49,12 +48,12 @@ impl<B: Backend> TextModel<B> {
             session: files.session(max_ctx.min(DEFAULT_CTX_LEN)),
             template: files.chat_template(&tokenizer)?,
             stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,
+            #[cfg(feature = "constraint")]
+            constraints: Constraints::new(tokenizer.clone()),
             model,
             tokenizer,
             recommended,
             scheduling,
-            #[cfg(feature = "constraint")]
-            vocabulary: Default::default(),
         })
     }
 
@@ -121,14 +120,7 @@ impl<B: Backend> TextModel<B> {
     /// Errors: a grammar that isn't valid, isn't supported, or takes more than the limits allow.
     #[cfg(feature = "constraint")]
     pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn TokenConstraint>> {
-        let vocabulary = match self.vocabulary.get() {
-            Some(vocabulary) => vocabulary,
-            None => {
-                let made = constraint::vocabulary(&self.tokenizer)?;
-                self.vocabulary.get_or_init(|| made)
-            }
-        };
-        Ok(Box::new(Constraint::new(vocabulary, grammar)?))
+        self.constraints.of(grammar)
     }
 
     /// Begins a conversation.

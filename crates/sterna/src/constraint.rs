@@ -20,18 +20,45 @@
 //! # fn main() {}
 //! ```
 
+use std::sync::OnceLock;
+
 pub use sterna_constraint::{Constraint, ConstraintError, Grammar, Vocabulary};
 use sterna_text::Tokenizer;
 
 use crate::error::Result;
 use crate::generate::{Allowed, TokenConstraint, spellings};
 
-/// The vocabulary of `tokenizer`. Making one takes a moment for each 100,000 tokens; all constraints of a model
-/// share it.
-///
-/// Errors: ids that don't fit.
-pub fn vocabulary(tokenizer: &Tokenizer) -> Result<Vocabulary> {
-    Ok(Vocabulary::new(spellings(tokenizer))?)
+/// Makes the constraints of one model. They share its vocabulary, which takes a moment for each 100,000 tokens
+/// and is made with the first.
+#[derive(Debug)]
+pub struct Constraints {
+    tokenizer: Tokenizer,
+    vocabulary: OnceLock<Vocabulary>,
+}
+
+impl Constraints {
+    /// Of the model with this tokenizer.
+    pub fn new(tokenizer: Tokenizer) -> Constraints {
+        Constraints {
+            tokenizer,
+            vocabulary: OnceLock::new(),
+        }
+    }
+
+    /// For [`Request::constraint`](crate::generate::Request::constraint): answers that match `grammar`.
+    ///
+    /// Errors: a grammar that isn't valid, isn't supported, or takes more than the limits allow; ids of tokens that
+    /// don't fit.
+    pub fn of(&self, grammar: &Grammar) -> Result<Box<dyn TokenConstraint>> {
+        let vocabulary = match self.vocabulary.get() {
+            Some(vocabulary) => vocabulary,
+            None => {
+                let made = Vocabulary::new(spellings(&self.tokenizer))?;
+                self.vocabulary.get_or_init(|| made)
+            }
+        };
+        Ok(Box::new(Constraint::new(vocabulary, grammar)?))
+    }
 }
 
 impl TokenConstraint for Constraint {

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use common::{Files, cpu, sampled, session};
 use serde_json::Value;
 use sterna::ErrorCode;
-use sterna::constraint::{Constraint, Grammar, Vocabulary, vocabulary};
+use sterna::constraint::{Constraints, Grammar};
 use sterna::generate::{Event, Generator, Request, StopReason, TextOptions};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
@@ -118,7 +118,7 @@ const PROMPTS: [&str; 2] = [
 struct Subject {
     files: Files,
     model: std::sync::Arc<sterna_engine::Model<Cpu>>,
-    vocabulary: Vocabulary,
+    constraints: Constraints,
 }
 
 /// What an answer is asked for with.
@@ -134,17 +134,15 @@ impl Subject {
     fn new(files: Files) -> Subject {
         Subject {
             model: files.load(cpu()),
-            vocabulary: vocabulary(&files.tokenizer).unwrap(),
+            constraints: Constraints::new(files.tokenizer.clone()),
             files,
         }
     }
 
     fn request(&self, asked: &Asked) -> Request {
         let n_vocab = self.model.config().n_vocab;
-        let constraint = asked.grammar.as_ref().map(|grammar| {
-            let constraint = Constraint::new(&self.vocabulary, grammar).unwrap();
-            Box::new(constraint) as _
-        });
+        let grammar = asked.grammar.as_ref();
+        let constraint = grammar.map(|grammar| self.constraints.of(grammar).unwrap());
         Request {
             max_tokens: 200,
             stop_ids: self.files.tokenizer.end_ids().to_vec(),
@@ -362,7 +360,6 @@ fn tokens_that_are_all_banned_are_an_error() {
         panic!("{events:?}");
     };
     assert_eq!(error.code(), ErrorCode::InvalidRequest);
-    let error = Constraint::new(&subject.vocabulary, &Grammar::Regex("(".into()));
-    let error = sterna::Error::from(error.unwrap_err());
-    assert_eq!(error.code(), ErrorCode::InvalidRequest);
+    let error = subject.constraints.of(&Grammar::Regex("(".into()));
+    assert_eq!(error.unwrap_err().code(), ErrorCode::InvalidRequest);
 }
