@@ -1,9 +1,10 @@
 // Rates of the npm package's engine on WebGPU, through Dawn in Node.js, to compare with `sterna bench`.
 //
-//   node scripts/bench-dawn.mjs MODEL.gguf [--prompt 128] [--decode 64] [--turns 5] [--backend gpu|cpu] [--check IDS]
+//   node scripts/bench-dawn.mjs MODEL.gguf [--prompt 128] [--decode 64] [--turns 5] [--backend gpu|cpu] [--text PROMPT]
 //
 // Needs the engine (scripts/build-web.sh) and Dawn: DAWN names a folder with dawn.node, such as
-// node_modules/webgpu/dist/linux-x64 of the npm package `webgpu`. FLAGS are Dawn's, separated by commas.
+// node_modules/webgpu/dist/linux-x64 of the npm package `webgpu`. FLAGS are Dawn's, separated by spaces.
+// With --text the tokens that follow it are printed, and no rates.
 import { closeSync, openSync, readFileSync, readSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import path from 'node:path'
@@ -17,7 +18,7 @@ let dawn
 if (options.backend === 'gpu') {
   dawn = createRequire(import.meta.url)(path.resolve(process.env.DAWN ?? 'packages/sterna/node_modules/webgpu/dist/linux-x64', 'dawn.node'))
   Object.assign(globalThis, dawn.globals)
-  const gpu = dawn.create((process.env.FLAGS ?? '').split(',').filter(Boolean))
+  const gpu = dawn.create((process.env.FLAGS ?? '').split(' ').filter(Boolean))
   Object.defineProperty(globalThis, 'navigator', { value: { gpu }, configurable: true })
 }
 const built = new URL('../packages/sterna/dist/wasm/', import.meta.url)

@@ -7,12 +7,10 @@ import type { Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, Source
 
 /** What the Worker is told of the engine. */
 export function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
-  const urls: { plain?: string | URL; threads?: string | URL; constraint?: string | URL } = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
+  const urls = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
+  const given = Object.entries<string | URL | undefined>(urls)
   return {
-    wasmUrl: {
-      ...(urls.plain ? { plain: fullAddress(urls.plain).href } : {}), ...(urls.threads ? { threads: fullAddress(urls.threads).href } : {}),
-      ...(urls.constraint ? { constraint: fullAddress(urls.constraint).href } : {}),
-    },
+    wasmUrl: Object.fromEntries(given.flatMap(([name, url]) => url ? [[name, fullAddress(url).href]] : [])),
     ...(threads === undefined ? {} : { threads }),
   }
 }

@@ -2,8 +2,6 @@
 //!
 //! Described in <https://www.w3.org/TR/webgpu/>. What is passed as a descriptor is made by [`object`].
 
-#![allow(unsafe_code)] // of the generated calls
-
 use js_sys::{Array, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 

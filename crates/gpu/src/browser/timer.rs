@@ -1,7 +1,5 @@
 //! A browser's timer, as a future.
 
-#![allow(unsafe_code)] // of the generated calls
-
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;

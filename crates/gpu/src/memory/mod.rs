@@ -3,9 +3,6 @@
 mod pool;
 #[cfg(not(target_arch = "wasm32"))]
 mod ring;
-#[cfg(target_arch = "wasm32")]
-#[path = "queue.rs"]
-mod ring;
 mod staging;
 mod upload;
 

@@ -1,6 +1,7 @@
 //! Uploading weights to the device through a ring of mapped buffers of fixed size.
 
 use super::Buffer;
+#[cfg(not(target_arch = "wasm32"))]
 use super::ring::Ring;
 use crate::error::{expect, expect_most};
 use crate::{Device, GpuError};
@@ -12,6 +13,8 @@ use crate::{Device, GpuError};
 pub struct Upload {
     device: Device,
     slot_bytes: usize,
+    /// A browser's queue has buffers of its own, and can't be waited for.
+    #[cfg(not(target_arch = "wasm32"))]
     ring: Ring,
 }
 
@@ -26,6 +29,7 @@ impl Upload {
         Ok(Upload {
             device: device.clone(),
             slot_bytes,
+            #[cfg(not(target_arch = "wasm32"))]
             ring: Ring::new(device, slot_bytes, n_slots)?,
         })
     }
@@ -70,10 +74,17 @@ impl Upload {
             piece.clear();
             piece.resize(bytes.next_multiple_of(4), 0);
             fill(start, &mut piece[..bytes])?;
-            self.ring
-                .send(&self.device, buffer, offset + start as u64, &piece)?;
+            self.send(buffer, offset + start as u64, &piece)?;
         }
         Ok(())
+    }
+
+    /// Sends one piece, whole words that fit a slot.
+    fn send(&mut self, to: &Buffer, offset: u64, piece: &[u8]) -> Result<(), GpuError> {
+        #[cfg(not(target_arch = "wasm32"))]
+        return self.ring.send(&self.device, to, offset, piece);
+        #[cfg(target_arch = "wasm32")]
+        return self.device.write(to, offset, piece);
     }
 
     /// [`Upload::write_with`] for bytes that are already in memory.

@@ -181,7 +181,7 @@ fn params_group(device: &Device, params: &[u8]) -> Result<wgpu::BindGroup, GpuEr
         device.wgpu().create_buffer(&wgpu::BufferDescriptor {
             label: Some("params"),
             // A binding extends as far beyond the last offset as beyond the first.
-            size: (params.len() as u64 + MAX_PARAMS).next_multiple_of(4),
+            size: params.len() as u64 + MAX_PARAMS,
             usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         })

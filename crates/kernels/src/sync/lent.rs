@@ -31,16 +31,15 @@ static EXCHANGE: Exchange = Exchange {
     changed: Condvar::new(),
 };
 
-static CLOCK: OnceLock<fn() -> f64> = OnceLock::new();
+static CLOCK: OnceLock<fn() -> Duration> = OnceLock::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is locked here is consistent whenever a panic can occur.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the clock of all pools, before any has threads: milliseconds since a moment that is the same for all
-/// threads.
-pub fn set_clock(clock: fn() -> f64) {
+/// Sets the clock of all pools, before any has threads: the time since a moment that is the same for all threads.
+pub fn set_clock(clock: fn() -> Duration) {
     CLOCK.get_or_init(|| clock);
 }
 
@@ -73,8 +72,7 @@ pub(crate) struct Instant(Duration);
 
 impl Instant {
     pub(crate) fn now() -> Instant {
-        let ms = CLOCK.get().map_or(0.0, |clock| clock());
-        Instant(Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default())
+        Instant(CLOCK.get().map_or(Duration::ZERO, |clock| clock()))
     }
 
     pub(crate) fn elapsed(self) -> Duration {
