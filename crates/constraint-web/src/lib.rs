@@ -1,6 +1,6 @@
 //! Constrained output in WebAssembly, apart from the engine: the Worker loads it with the first schema.
 //!
-//! The engine's module gives the vocabulary; before each token it asks a [`Constraint`] what is allowed.
+//! The engine's module gives the vocabulary; before each token it asks a `Constraint` what is allowed.
 //! `packages/sterna/src/constraint.d.ts` has the types of all exports; every failure is an `Error` with a `code`.
 
 #![cfg(target_family = "wasm")]
