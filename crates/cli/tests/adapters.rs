@@ -145,7 +145,7 @@ fn what_does_not_fit_is_refused() {
         (
             "reference-logits/llama",
             "no/such".to_owned(),
-            ["--lora no/such: no such folder", ""],
+            ["adapter no/such: no such folder", ""],
         ),
         (
             "reference-logits/llama",
