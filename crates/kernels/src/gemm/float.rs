@@ -21,6 +21,8 @@ mod lanes;
 mod neon;
 mod portable;
 pub(super) mod rounding;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -28,9 +30,7 @@ use std::ops::Range;
 use sterna_format::DType;
 
 use super::{BlockMatrix, Columns};
-use crate::isa::Isa;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use crate::isa::Level;
+use crate::isa::{Isa, Level};
 use lanes::{Group, Kernel, LANES, ROWS, Stored};
 use rounding::{FloatRows, Precision};
 
@@ -105,7 +105,11 @@ fn kernel(isa: Isa) -> &'static Kernel {
         Level::Avx512 => &avx512::KERNEL,
         #[cfg(target_arch = "aarch64")]
         Level::Neon | Level::NeonDot | Level::I8mm => &neon::KERNEL,
-        _ => &portable::KERNEL,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Level::Simd128 => &wasm::simd128::KERNEL,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Level::Relaxed => &wasm::relaxed::KERNEL,
+        Level::Baseline => &portable::KERNEL,
     }
 }
 

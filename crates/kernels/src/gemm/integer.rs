@@ -8,7 +8,7 @@ mod reference;
     target_arch = "aarch64",
     all(target_arch = "wasm32", target_feature = "simd128")
 ))]
-mod vector;
+pub(super) mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

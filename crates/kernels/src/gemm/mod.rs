@@ -17,7 +17,11 @@ mod block;
 mod float;
 mod integer;
 mod panel;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
 mod prefetch;
 mod screen;
 mod ternary;
@@ -27,6 +31,11 @@ mod ternary_neon;
 mod ternary_wasm;
 #[cfg(target_arch = "x86_64")]
 mod ternary_x86;
+#[cfg(any(
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
+mod unroll;
 
 use std::ops::Range;
 

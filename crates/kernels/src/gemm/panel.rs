@@ -14,6 +14,11 @@ mod lanes;
 mod neon;
 mod portable;
 mod unpack;
+#[cfg(any(
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
+mod unpack_vector;
 #[cfg(target_arch = "x86_64")]
 mod unpack_x86;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -4,7 +4,19 @@
 //! prefetchers detect such streams late or not at all, so memory latency shows: prefetched one tile ahead,
 //! the same kernels read up to twice as fast.
 
+/// Reads `n` bytes from `at` on, or as many as there are: what WebAssembly has instead of prefetching. The lines are
+/// read in their order, so that a hardware prefetcher follows.
+#[cfg(target_arch = "wasm32")]
+#[inline(always)]
+pub(super) fn touch(bytes: &[u8], at: usize, n: usize) {
+    for line in (at..bytes.len().min(at + n)).step_by(64) {
+        // SAFETY: it is one of the bytes. Reading it is all that matters, so it must not be left out.
+        unsafe { bytes.as_ptr().add(line).read_volatile() };
+    }
+}
+
 /// The target of a prefetch.
+#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     /// The nearest cache: for tiles that are small compared to it.
@@ -14,6 +26,7 @@ pub(super) enum Level {
 }
 
 /// Prefetches the lines of `n` bytes from `at` on, which need not be in any allocation.
+#[cfg(not(target_arch = "wasm32"))]
 #[inline(always)]
 pub(super) fn lines(level: Level, at: *const u8, n: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -1,16 +1,18 @@
 //! Ternary dot products with WebAssembly's vectors, and with its relaxed dot products of bytes.
 
 use std::arch::wasm32::*;
+use std::ops::Range;
 
 use super::ternary::{Packed, TILE};
+use super::unroll::each_row;
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
-
-/// Rows of activations taken at a time: with four rows of weights their sums leave half of x86's 16
-/// registers free.
-const ACTS: usize = 2;
 
 /// Half of a block's bytes, and of each of its four groups of elements.
 const HALF: usize = BLOCK_BYTES / 2;
+
+/// Blocks whose products are summed in 16 bits: in each lane two products of at most 2 · 128 for each group of each
+/// half.
+const BLOCKS: usize = i16::MAX as usize / (2 * 2 * 128 * 4 * 2);
 
 /// [`super::ternary::Dots`] with vectors of 16 bytes.
 ///
@@ -21,12 +23,8 @@ pub(super) unsafe fn dots<P: Packed>(
     q: &[&[i8]],
     sums: &mut [[i32; TILE]; TILE],
 ) {
-    for (q, sums) in q.chunks(ACTS).zip(sums.chunks_mut(ACTS)) {
-        match *q {
-            [a] => [sums[0]] = tile::<P, Widened, 1>(rows, [a]),
-            [a, b] => [sums[0], sums[1]] = tile::<P, Widened, 2>(rows, [a, b]),
-            _ => {}
-        }
+    for (q, sums) in q.iter().zip(sums) {
+        *sums = tile::<P, Widened>(rows, q);
     }
 }
 
@@ -42,43 +40,27 @@ pub(super) unsafe fn dots_relaxed<P: Packed>(
     q: &[&[i8]],
     sums: &mut [[i32; TILE]; TILE],
 ) {
-    for (q, sums) in q.chunks(ACTS).zip(sums.chunks_mut(ACTS)) {
-        match *q {
-            [a] => [sums[0]] = tile::<P, Relaxed, 1>(rows, [a]),
-            [a, b] => [sums[0], sums[1]] = tile::<P, Relaxed, 2>(rows, [a, b]),
-            _ => {}
-        }
+    for (q, sums) in q.iter().zip(sums) {
+        *sums = tile::<P, Relaxed>(rows, q);
     }
 }
 
 /// How 16 codes are multiplied with 16 activations.
 trait Dot {
-    /// Converts factors once before each is used with several others.
-    type Operand: Copy;
+    /// Activations, converted once for all rows.
+    type Acts: Copy;
 
-    /// The codes in bits `2 · FIELD` and up of each byte.
-    fn codes<const FIELD: u32>(packed: v128) -> Self::Operand;
+    fn acts(q: v128) -> Self::Acts;
 
-    fn acts(q: v128) -> Self::Operand;
-
-    /// Adds products to four sums; which products go to which sum is unspecified.
-    fn add(sums: v128, codes: Self::Operand, acts: Self::Operand) -> v128;
+    /// Adds the products of the codes in bits `2 · FIELD` and up of each byte to eight sums of i16.
+    fn add<const FIELD: u32>(sums: v128, packed: v128, acts: Self::Acts) -> v128;
 }
 
-/// In 16 bits, even bytes separate from odd ones.
+/// Even bytes separate from odd ones.
 struct Widened;
 
 impl Dot for Widened {
-    type Operand = [v128; 2];
-
-    #[inline(always)]
-    fn codes<const FIELD: u32>(packed: v128) -> [v128; 2] {
-        let three = i16x8_splat(3);
-        [
-            v128_and(u16x8_shr(packed, 2 * FIELD), three),
-            v128_and(u16x8_shr(packed, 2 * FIELD + 8), three),
-        ]
-    }
+    type Acts = [v128; 2];
 
     #[inline(always)]
     fn acts(q: v128) -> [v128; 2] {
@@ -86,9 +68,12 @@ impl Dot for Widened {
     }
 
     #[inline(always)]
-    fn add(sums: v128, codes: [v128; 2], acts: [v128; 2]) -> v128 {
-        let even = i32x4_add(sums, i32x4_dot_i16x8(codes[0], acts[0]));
-        i32x4_add(even, i32x4_dot_i16x8(codes[1], acts[1]))
+    fn add<const FIELD: u32>(sums: v128, packed: v128, acts: [v128; 2]) -> v128 {
+        let three = i16x8_splat(3);
+        let even = v128_and(u16x8_shr(packed, 2 * FIELD), three);
+        let odd = v128_and(u16x8_shr(packed, 2 * FIELD + 8), three);
+        let sums = i16x8_add(sums, i16x8_mul(even, acts[0]));
+        i16x8_add(sums, i16x8_mul(odd, acts[1]))
     }
 }
 
@@ -98,12 +83,7 @@ struct Relaxed;
 
 #[cfg(target_feature = "relaxed-simd")]
 impl Dot for Relaxed {
-    type Operand = v128;
-
-    #[inline(always)]
-    fn codes<const FIELD: u32>(packed: v128) -> v128 {
-        v128_and(u8x16_shr(packed, 2 * FIELD), u8x16_splat(3))
-    }
+    type Acts = v128;
 
     #[inline(always)]
     fn acts(q: v128) -> v128 {
@@ -111,47 +91,69 @@ impl Dot for Relaxed {
     }
 
     #[inline(always)]
-    fn add(sums: v128, codes: v128, acts: v128) -> v128 {
-        i32x4_relaxed_dot_i8x16_i7x16_add(acts, codes, sums)
+    fn add<const FIELD: u32>(sums: v128, packed: v128, acts: v128) -> v128 {
+        // Shifted in pairs, which x86 has an instruction for; bits that cross over are masked.
+        let codes = v128_and(u16x8_shr(packed, 2 * FIELD), u8x16_splat(3));
+        i16x8_add(sums, i16x8_relaxed_dot_i8x16_i7x16(acts, codes))
     }
 }
 
 #[inline(always)]
-fn tile<P: Packed, D: Dot, const T: usize>(
-    rows: &[&[u8]; TILE],
-    q: [&[i8]; T],
-) -> [[i32; TILE]; T] {
-    let n_blocks = q[0].len() / BLOCK;
-    assert!(q.iter().all(|q| q.len() == n_blocks * BLOCK));
+fn tile<P: Packed, D: Dot>(rows: &[&[u8]; TILE], q: &[i8]) -> [i32; TILE] {
+    let n_blocks = q.len() / BLOCK;
+    assert!(q.len() == n_blocks * BLOCK);
     let end = n_blocks
         .checked_sub(1)
         .map_or(0, |last| P::offset(last) + BLOCK_BYTES);
     assert!(rows.iter().all(|row| row.len() >= end));
 
-    let mut sums = [[i32x4_splat(0); TILE]; T];
-    for block in 0..n_blocks {
-        for half in 0..2 {
-            let at = P::offset(block) + half * HALF;
-            // SAFETY: `block` is below `n_blocks`, and rows were seen to have that many.
-            let packed = rows.map(|row| unsafe { v128_load(row.as_ptr().add(at).cast()) });
-            let mut field = |group: usize, codes: [D::Operand; TILE]| {
-                let at = block * BLOCK + group * BLOCK_BYTES + half * HALF;
-                for (sums, q) in sums.iter_mut().zip(q) {
-                    // SAFETY: as above; the activations of a block are 128.
-                    let acts = D::acts(unsafe { v128_load(q.as_ptr().add(at).cast()) });
-                    for (sum, codes) in sums.iter_mut().zip(codes) {
-                        *sum = D::add(*sum, codes, acts);
-                    }
-                }
-            };
-            let group = |field: usize| if P::LOWEST_FIRST { field } else { 3 - field };
-            field(group(0), packed.map(D::codes::<0>));
-            field(group(1), packed.map(D::codes::<1>));
-            field(group(2), packed.map(D::codes::<2>));
-            field(group(3), packed.map(D::codes::<3>));
+    let mut sums = [i32x4_splat(0); TILE];
+    let mut start = 0;
+    while start < n_blocks {
+        let blocks = start..n_blocks.min(start + BLOCKS);
+        start = blocks.end;
+        // SAFETY: `blocks` are below `n_blocks`, and rows and activations were seen to have that many.
+        let products = unsafe { sums_of_blocks::<P, D>(rows, q, blocks) };
+        sums = each_row!(r => i32x4_add(sums[r], i32x4_extadd_pairwise_i16x8(products[r])));
+    }
+    each_row!(r => sum_lanes(sums[r]))
+}
+
+/// Sums of i16 of each row.
+///
+/// # Safety
+/// Rows and activations have the `blocks`, which are at most [`BLOCKS`].
+#[inline(always)]
+unsafe fn sums_of_blocks<P: Packed, D: Dot>(
+    rows: &[&[u8]; TILE],
+    q: &[i8],
+    blocks: Range<usize>,
+) -> [v128; TILE] {
+    let mut sums = [i32x4_splat(0); TILE];
+    for block in blocks {
+        for half in [0, HALF] {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let acts = q.as_ptr().add(block * BLOCK + half);
+                let acts =
+                    each_row!(group => D::acts(v128_load(acts.add(group * BLOCK_BYTES).cast())));
+                let acts = if P::LOWEST_FIRST {
+                    acts
+                } else {
+                    [acts[3], acts[2], acts[1], acts[0]]
+                };
+                let at = P::offset(block) + half;
+                sums = each_row!(r => {
+                    let packed = v128_load(rows[r].as_ptr().add(at).cast());
+                    let sum = D::add::<0>(sums[r], packed, acts[0]);
+                    let sum = D::add::<1>(sum, packed, acts[1]);
+                    let sum = D::add::<2>(sum, packed, acts[2]);
+                    D::add::<3>(sum, packed, acts[3])
+                });
+            }
         }
     }
-    sums.map(|sums| sums.map(sum_lanes))
+    sums
 }
 
 #[inline(always)]

@@ -5,13 +5,16 @@ use std::ops::Range;
 use sterna_format::DType;
 
 use super::kernels::bias;
+#[cfg(any(
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
+use super::unpack_vector;
 #[cfg(target_arch = "x86_64")]
 use super::unpack_x86;
 use super::{Lanes, Panel, ROWS};
 use crate::gemm::ternary::{I2s, Packed, TernaryPacking, Tq20, unpack};
-#[cfg(target_arch = "x86_64")]
-use crate::isa::Level;
-use crate::isa::{Isa, multiversion};
+use crate::isa::{Isa, Level, multiversion};
 use crate::quant::integers::{SUPER_LEN, groups_of_32, super_blocks};
 use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 
@@ -28,7 +31,12 @@ pub(super) fn ternary(isa: Isa, packing: TernaryPacking) -> UnpackTernary {
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 | Level::AvxVnni | Level::Avx512 => unpack_x86::ternary::<P>,
-            _ => ternary_portable::<P>,
+            Level::Baseline => ternary_portable::<P>,
+            #[cfg(any(
+                target_arch = "aarch64",
+                all(target_arch = "wasm32", target_feature = "simd128")
+            ))]
+            _ => unpack_vector::ternary::<P>,
         }
     }
     match packing {
@@ -78,7 +86,16 @@ pub(super) fn blocks(
                 blocks_portable(isa, dtype, &rows, panel);
             }
         }
-        _ => blocks_portable(isa, dtype, &rows, panel),
+        Level::Baseline => blocks_portable(isa, dtype, &rows, panel),
+        #[cfg(any(
+            target_arch = "aarch64",
+            all(target_arch = "wasm32", target_feature = "simd128")
+        ))]
+        _ => {
+            if !unpack_vector::blocks(dtype, &rows, panel) {
+                blocks_portable(isa, dtype, &rows, panel);
+            }
+        }
     }
 }
 

@@ -2,17 +2,22 @@
 
 use super::super::super::activations::QuantizedRow;
 use super::{ROWS, Vector};
+use crate::gemm::unroll::each_row;
 
-/// Elements of a superblock, sums of activations that belong to it, and registers of its codes.
+/// Elements of a superblock, sums of activations that belong to it, and its scales, some of them stored once for
+/// two.
 const LEN: usize = 256;
 const N_SUMS: usize = 16;
-const N_REGISTERS: usize = LEN / 16;
+pub(in crate::gemm) const N_SCALES: usize = LEN / 16;
+
+/// Codes are unpacked in quarters of a superblock, so that few registers are in use at once.
+pub(in crate::gemm) const N_REGISTERS: usize = LEN / 4 / 16;
 
 /// How a type stores its superblocks.
 ///
 /// # Safety
 /// Methods take a pointer to [`Self::BYTES`], and need the instruction set of `V`.
-pub(super) trait SuperBlock {
+pub(in crate::gemm) trait SuperBlock {
     const BYTES: usize;
     /// The offset of `d`, followed by `dmin` if there are minimums.
     const D: usize;
@@ -21,18 +26,20 @@ pub(super) trait SuperBlock {
     /// Registers of codes that share a scale: 1 or 2.
     const REGISTERS_A_SCALE: usize;
 
-    /// The codes as stored, in order.
-    unsafe fn codes<V: Vector>(block: *const u8) -> [V::Bytes; N_REGISTERS];
+    /// The codes of a quarter as stored, in order.
+    unsafe fn codes<V: Vector>(block: *const u8, quarter: usize) -> [V::Bytes; N_REGISTERS];
 
-    /// The scales, signed, and the minimums if there are any, else zeros.
-    unsafe fn scales(block: *const u8) -> [[u8; N_REGISTERS]; 2];
+    /// The scales, signed, in order of the codes; a scale of two registers stands once, and nothing behind the
+    /// last. The minimums of 16 elements each; where codes are biased, the scales instead.
+    unsafe fn scales<V: Vector>(block: *const u8) -> [V::Bytes; 2];
 }
 
 /// As [`super::multiply`].
 ///
 /// # Safety
 /// As there.
-#[inline(always)]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
 pub(super) unsafe fn gemv<V: Vector, B: SuperBlock>(
     rows: &[u8],
     row_bytes: usize,
@@ -47,19 +54,18 @@ pub(super) unsafe fn gemv<V: Vector, B: SuperBlock>(
         // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
-        let next = blocks[0].wrapping_add(ROWS * row_bytes);
+        let next = (i + 1) * ROWS * row_bytes;
         // SAFETY: the instructions by the caller's promise. Every row has `n_blocks` blocks and the
         // activations of that many are there: checked above.
         let sums = unsafe {
             let mut acc = V::splat(0.0);
             for b in 0..n_blocks {
-                let next = next.wrapping_add(b * ROWS * B::BYTES);
-                V::prefetch(next, ROWS * B::BYTES);
+                V::prefetch(rows, next + b * ROWS * B::BYTES, ROWS * B::BYTES);
                 let q = x.q.as_ptr().add(b * LEN);
                 let sums = x.sums.as_ptr().add(b * N_SUMS);
                 let dx = V::splat(*x.scales.get_unchecked(b));
                 acc = V::add(acc, products::<V, B>(blocks, q, sums, dx));
-                blocks = blocks.map(|block| block.wrapping_add(B::BYTES));
+                blocks = each_row!(r => blocks[r].wrapping_add(B::BYTES));
             }
             V::store(acc)
         };
@@ -81,29 +87,70 @@ unsafe fn products<V: Vector, B: SuperBlock>(
 ) -> V::Floats {
     // SAFETY: the caller's promise.
     unsafe {
-        let (mut dots, mut offsets) = ([V::zero(); ROWS], [V::zero(); ROWS]);
-        for (r, block) in blocks.into_iter().enumerate() {
-            let [scales, mins] = B::scales(block);
-            let scales = V::load(scales.as_ptr());
-            dots[r] = scaled_dots::<V, B>(B::codes::<V>(block), q, V::widen(scales));
-            // Scales of 32 elements have their biases in minimums.
-            let weights = if B::BIAS > 0 {
-                scales
-            } else {
-                V::load(mins.as_ptr())
-            };
-            offsets[r] = V::dot_i16(weights, sums);
-        }
+        let prepared = each_row!(r => scales_and_offsets::<V, B>(blocks[r], sums));
+        let mut dots = [V::zero(); ROWS];
+        dots = add_quarter::<V, B>(dots, blocks, &prepared, q, 0);
+        dots = add_quarter::<V, B>(dots, blocks, &prepared, q, 1);
+        dots = add_quarter::<V, B>(dots, blocks, &prepared, q, 2);
+        dots = add_quarter::<V, B>(dots, blocks, &prepared, q, 3);
+        let offsets = each_row!(r => prepared[r].1);
         let (dots, offsets) = (V::sums(dots), V::sums(offsets));
-        let scale = V::mul(V::halves(blocks.map(|block| block.add(B::D))), dx);
+        let scale = V::mul(V::halves(each_row!(r => blocks[r].add(B::D))), dx);
         if B::BIAS > 0 {
             let biased = shifted::<V, B>(offsets);
             V::mul(V::to_f(V::sub_i(dots, biased)), scale)
         } else {
-            let offset = V::mul(V::halves(blocks.map(|block| block.add(B::D + 2))), dx);
+            let offset = V::mul(V::halves(each_row!(r => blocks[r].add(B::D + 2))), dx);
             let product = V::mul(V::to_f(dots), scale);
             V::sub(product, V::mul(V::to_f(offsets), offset))
         }
+    }
+}
+
+/// The scales of a superblock, and its partial sums of `Σ_s min_s · Σ_j q_j`; where codes are biased, of
+/// `Σ_s scale_s · Σ_j q_j`.
+///
+/// # Safety
+/// The instructions of `V`; the block has [`SuperBlock::BYTES`], `sums` [`N_SUMS`] elements.
+#[inline(always)]
+unsafe fn scales_and_offsets<V: Vector, B: SuperBlock>(
+    block: *const u8,
+    sums: *const i16,
+) -> ([i16; N_SCALES], V::Ints) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [stored, mins] = B::scales::<V>(block);
+        let mut scales = [0; N_SCALES];
+        V::store_i16(&mut scales, stored);
+        (scales, V::dot_i16(mins, sums))
+    }
+}
+
+/// Adds the products of a quarter of a superblock of each row.
+///
+/// # Safety
+/// As [`products`].
+#[inline(always)]
+unsafe fn add_quarter<V: Vector, B: SuperBlock>(
+    dots: [V::Ints; ROWS],
+    blocks: [*const u8; ROWS],
+    prepared: &[([i16; N_SCALES], V::Ints); ROWS],
+    q: *const i8,
+    quarter: usize,
+) -> [V::Ints; ROWS] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let q = q.add(quarter * N_REGISTERS * 16);
+        let q = [
+            V::acts(q),
+            V::acts(q.add(16)),
+            V::acts(q.add(32)),
+            V::acts(q.add(48)),
+        ];
+        each_row!(r => {
+            let codes = B::codes::<V>(blocks[r], quarter);
+            scaled_dots::<V, B>(dots[r], codes, q, &prepared[r].0, quarter)
+        })
     }
 }
 
@@ -123,34 +170,30 @@ unsafe fn shifted<V: Vector, B: SuperBlock>(v: V::Ints) -> V::Ints {
     }
 }
 
-/// Partial sums of `Σ_s scale_s · Σ_j code_j · q_j`.
+/// Adds a quarter's partial sums of `Σ_s scale_s · Σ_j code_j · q_j`.
 ///
 /// # Safety
-/// The instructions of `V`; `q` has [`LEN`] elements.
+/// The instructions of `V`.
 #[inline(always)]
 unsafe fn scaled_dots<V: Vector, B: SuperBlock>(
+    sums: V::Ints,
     codes: [V::Bytes; N_REGISTERS],
-    q: *const i8,
-    scales: [V::Ints; 4],
+    q: [V::Acts; N_REGISTERS],
+    scales: &[i16; N_SCALES],
+    quarter: usize,
 ) -> V::Ints {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = V::zero();
-        let mut at = 0;
-        while at < N_REGISTERS {
-            let first = at;
-            let mut dots = [V::zero(); 4];
-            for dots in &mut dots {
-                for _ in 0..B::REGISTERS_A_SCALE {
-                    let q = V::load(q.add(16 * at).cast());
-                    *dots = V::add_dot(*dots, codes[at], q);
-                    at += 1;
-                }
-            }
-            let scales = scales[first / (4 * B::REGISTERS_A_SCALE)];
-            sums = V::add_product(sums, V::sums(dots), scales);
+        let ([a, b, c, d], [x, y, z, w]) = (codes, q);
+        if B::REGISTERS_A_SCALE == 2 {
+            let sums = V::add_scaled([a, b], [x, y], &scales[2 * quarter], sums);
+            V::add_scaled([c, d], [z, w], &scales[2 * quarter + 1], sums)
+        } else {
+            let sums = V::add_scaled([a], [x], &scales[4 * quarter], sums);
+            let sums = V::add_scaled([b], [y], &scales[4 * quarter + 1], sums);
+            let sums = V::add_scaled([c], [z], &scales[4 * quarter + 2], sums);
+            V::add_scaled([d], [w], &scales[4 * quarter + 3], sums)
         }
-        sums
     }
 }
 
@@ -172,55 +215,64 @@ unsafe fn nibbles<V: Vector>(bytes: *const u8) -> [V::Bytes; 4] {
     }
 }
 
-/// Bits 1:0, 3:2, 5:4 and 7:6 of 32 bytes: 128 codes in order.
+/// Bits 1:0 and 3:2 of 32 bytes, or bits 5:4 and 7:6: 64 of 128 codes in order.
 ///
 /// # Safety
 /// The instructions of `V`; 32 bytes.
 #[inline(always)]
-unsafe fn crumbs<V: Vector>(bytes: *const u8) -> [V::Bytes; 8] {
+unsafe fn crumbs<V: Vector>(bytes: *const u8, high: bool) -> [V::Bytes; 4] {
     // SAFETY: the caller's promise.
     unsafe {
         let (a, b) = (V::load(bytes), V::load(bytes.add(16)));
-        [
-            V::and(a, 3),
-            V::and(b, 3),
-            V::right::<2>(a, 3),
-            V::right::<2>(b, 3),
-            V::right::<4>(a, 3),
-            V::right::<4>(b, 3),
-            V::right::<6>(a, 3),
-            V::right::<6>(b, 3),
-        ]
+        if high {
+            [
+                V::right::<4>(a, 3),
+                V::right::<4>(b, 3),
+                V::right::<6>(a, 3),
+                V::right::<6>(b, 3),
+            ]
+        } else {
+            [
+                V::and(a, 3),
+                V::and(b, 3),
+                V::right::<2>(a, 3),
+                V::right::<2>(b, 3),
+            ]
+        }
     }
 }
 
-/// The eight scales and the eight minimums, twice each, that Q4_K and Q5_K pack into twelve bytes: see
+/// The eight scales, and the eight minimums twice each, that Q4_K and Q5_K pack into twelve bytes: see
 /// [`crate::quant`].
 ///
 /// # Safety
 /// Twelve bytes are there.
 #[inline(always)]
-unsafe fn unpack_scales(packed: *const u8) -> [[u8; N_REGISTERS]; 2] {
+unsafe fn unpack_scales<V: Vector>(packed: *const u8) -> [V::Bytes; 2] {
     // SAFETY: the caller's promise.
-    let [a, b, c] = unsafe { packed.cast::<[u32; 3]>().read_unaligned() }.map(u32::from_le);
+    let [a, b, c] = unsafe { three_words(packed) };
     let high = (c & 0x0f0f_0f0f) | (a >> 2 & 0x3030_3030);
     let scales = u64::from(a & 0x3f3f_3f3f) | u64::from(high) << 32;
     let high = (c >> 4 & 0x0f0f_0f0f) | (b >> 2 & 0x3030_3030);
     let mins = u64::from(b & 0x3f3f_3f3f) | u64::from(high) << 32;
-    let mut unpacked = [[0; N_REGISTERS]; 2];
-    unpacked[0][..8].copy_from_slice(&scales.to_le_bytes());
-    for (twice, min) in unpacked[1]
-        .as_chunks_mut()
-        .0
-        .iter_mut()
-        .zip(mins.to_le_bytes())
-    {
-        *twice = [min; 2];
-    }
-    unpacked
+    // SAFETY: the caller's promise.
+    unsafe { [V::bytes(scales, 0), V::twice(mins)] }
 }
 
-pub(super) struct Q4K;
+/// # Safety
+/// Twelve bytes are there.
+#[inline(always)]
+unsafe fn three_words(from: *const u8) -> [u32; 3] {
+    // SAFETY: the caller's promise.
+    let words = unsafe { from.cast::<[u32; 3]>().read_unaligned() };
+    [
+        u32::from_le(words[0]),
+        u32::from_le(words[1]),
+        u32::from_le(words[2]),
+    ]
+}
+
+pub(in crate::gemm) struct Q4K;
 
 impl SuperBlock for Q4K {
     const BYTES: usize = 144;
@@ -229,45 +281,19 @@ impl SuperBlock for Q4K {
     const REGISTERS_A_SCALE: usize = 2;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8) -> [V::Bytes; N_REGISTERS] {
+    unsafe fn codes<V: Vector>(block: *const u8, quarter: usize) -> [V::Bytes; N_REGISTERS] {
         // SAFETY: the caller's promise; the fields fill the block.
-        unsafe {
-            let codes = block.add(16);
-            join_four([
-                nibbles::<V>(codes),
-                nibbles::<V>(codes.add(32)),
-                nibbles::<V>(codes.add(64)),
-                nibbles::<V>(codes.add(96)),
-            ])
-        }
+        unsafe { nibbles::<V>(block.add(16 + 32 * quarter)) }
     }
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> [[u8; N_REGISTERS]; 2] {
+    unsafe fn scales<V: Vector>(block: *const u8) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
-        unsafe { unpack_scales(block.add(4)) }
+        unsafe { unpack_scales::<V>(block.add(4)) }
     }
 }
 
-/// Four times four registers.
-#[inline(always)]
-fn join_four<T: Copy>([a, b, c, d]: [[T; 4]; 4]) -> [T; N_REGISTERS] {
-    [
-        a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2],
-        d[3],
-    ]
-}
-
-/// Two times eight registers.
-#[inline(always)]
-fn join_two<T: Copy>([a, b]: [[T; 8]; 2]) -> [T; N_REGISTERS] {
-    [
-        a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], b[0], b[1], b[2], b[3], b[4], b[5], b[6],
-        b[7],
-    ]
-}
-
-pub(super) struct Q5K;
+pub(in crate::gemm) struct Q5K;
 
 impl SuperBlock for Q5K {
     const BYTES: usize = 176;
@@ -276,70 +302,50 @@ impl SuperBlock for Q5K {
     const REGISTERS_A_SCALE: usize = 2;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8) -> [V::Bytes; N_REGISTERS] {
+    unsafe fn codes<V: Vector>(block: *const u8, quarter: usize) -> [V::Bytes; N_REGISTERS] {
         // SAFETY: the caller's promise; the fields fill the block.
         unsafe {
-            let codes = block.add(48);
-            let [c0, c1, c2, c3] = [
-                nibbles::<V>(codes),
-                nibbles::<V>(codes.add(32)),
-                nibbles::<V>(codes.add(64)),
-                nibbles::<V>(codes.add(96)),
-            ];
+            let [c0, c1, c2, c3] = nibbles::<V>(block.add(48 + 32 * quarter));
             let (a, b) = (V::load(block.add(16)), V::load(block.add(32)));
-            // Bit s becomes bit 4 of sub-block s.
-            [
-                V::or(c0[0], V::left::<4>(a, 16)),
-                V::or(c0[1], V::left::<4>(b, 16)),
-                V::or(c0[2], V::left::<3>(a, 16)),
-                V::or(c0[3], V::left::<3>(b, 16)),
-                V::or(c1[0], V::left::<2>(a, 16)),
-                V::or(c1[1], V::left::<2>(b, 16)),
-                V::or(c1[2], V::left::<1>(a, 16)),
-                V::or(c1[3], V::left::<1>(b, 16)),
-                V::or(c2[0], V::and(a, 16)),
-                V::or(c2[1], V::and(b, 16)),
-                V::or(c2[2], V::right::<1>(a, 16)),
-                V::or(c2[3], V::right::<1>(b, 16)),
-                V::or(c3[0], V::right::<2>(a, 16)),
-                V::or(c3[1], V::right::<2>(b, 16)),
-                V::or(c3[2], V::right::<3>(a, 16)),
-                V::or(c3[3], V::right::<3>(b, 16)),
-            ]
+            // Bit s becomes bit 4 of sub-block s, of which a quarter has two.
+            let [a0, b0, a1, b1] = match quarter {
+                0 => [
+                    V::left::<4>(a, 16),
+                    V::left::<4>(b, 16),
+                    V::left::<3>(a, 16),
+                    V::left::<3>(b, 16),
+                ],
+                1 => [
+                    V::left::<2>(a, 16),
+                    V::left::<2>(b, 16),
+                    V::left::<1>(a, 16),
+                    V::left::<1>(b, 16),
+                ],
+                2 => [
+                    V::and(a, 16),
+                    V::and(b, 16),
+                    V::right::<1>(a, 16),
+                    V::right::<1>(b, 16),
+                ],
+                _ => [
+                    V::right::<2>(a, 16),
+                    V::right::<2>(b, 16),
+                    V::right::<3>(a, 16),
+                    V::right::<3>(b, 16),
+                ],
+            };
+            [V::or(c0, a0), V::or(c1, b0), V::or(c2, a1), V::or(c3, b1)]
         }
     }
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> [[u8; N_REGISTERS]; 2] {
+    unsafe fn scales<V: Vector>(block: *const u8) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
-        unsafe { unpack_scales(block.add(4)) }
+        unsafe { unpack_scales::<V>(block.add(4)) }
     }
 }
 
-pub(super) struct Q6K;
-
-/// The codes of half a block, of 64 bytes of low and 32 of high bits.
-///
-/// # Safety
-/// The instructions of `V`; the bytes.
-#[inline(always)]
-unsafe fn q6_k_half<V: Vector>(low: *const u8, high: *const u8) -> [V::Bytes; 8] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (first, second) = (nibbles::<V>(low), nibbles::<V>(low.add(32)));
-        let (a, b) = (V::load(high), V::load(high.add(16)));
-        [
-            V::or(first[0], V::left::<4>(a, 0x30)),
-            V::or(first[1], V::left::<4>(b, 0x30)),
-            V::or(second[0], V::left::<2>(a, 0x30)),
-            V::or(second[1], V::left::<2>(b, 0x30)),
-            V::or(first[2], V::and(a, 0x30)),
-            V::or(first[3], V::and(b, 0x30)),
-            V::or(second[2], V::right::<2>(a, 0x30)),
-            V::or(second[3], V::right::<2>(b, 0x30)),
-        ]
-    }
-}
+pub(in crate::gemm) struct Q6K;
 
 impl SuperBlock for Q6K {
     const BYTES: usize = 210;
@@ -348,25 +354,42 @@ impl SuperBlock for Q6K {
     const REGISTERS_A_SCALE: usize = 1;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8) -> [V::Bytes; N_REGISTERS] {
+    unsafe fn codes<V: Vector>(block: *const u8, quarter: usize) -> [V::Bytes; N_REGISTERS] {
+        // Half a block has 64 bytes of low and 32 of high bits: its first quarter is in the low nibbles.
         // SAFETY: the caller's promise; the fields fill the block.
         unsafe {
-            join_two([
-                q6_k_half::<V>(block, block.add(128)),
-                q6_k_half::<V>(block.add(64), block.add(160)),
-            ])
+            let (half, low) = (quarter / 2, block.add(64 * (quarter / 2)));
+            let (c0, c1) = (V::load(low), V::load(low.add(16)));
+            let (c2, c3) = (V::load(low.add(32)), V::load(low.add(48)));
+            let high = block.add(128 + 32 * half);
+            let (a, b) = (V::load(high), V::load(high.add(16)));
+            if quarter % 2 == 0 {
+                [
+                    V::or(V::and(c0, 15), V::left::<4>(a, 0x30)),
+                    V::or(V::and(c1, 15), V::left::<4>(b, 0x30)),
+                    V::or(V::and(c2, 15), V::left::<2>(a, 0x30)),
+                    V::or(V::and(c3, 15), V::left::<2>(b, 0x30)),
+                ]
+            } else {
+                [
+                    V::or(V::right::<4>(c0, 15), V::and(a, 0x30)),
+                    V::or(V::right::<4>(c1, 15), V::and(b, 0x30)),
+                    V::or(V::right::<4>(c2, 15), V::right::<2>(a, 0x30)),
+                    V::or(V::right::<4>(c3, 15), V::right::<2>(b, 0x30)),
+                ]
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> [[u8; N_REGISTERS]; 2] {
+    unsafe fn scales<V: Vector>(block: *const u8) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
-        let scales = unsafe { block.add(192).cast::<[u8; N_REGISTERS]>().read() };
-        [scales, [0; N_REGISTERS]]
+        let scales = unsafe { V::load(block.add(192)) };
+        [scales, scales]
     }
 }
 
-pub(super) struct Q2K;
+pub(in crate::gemm) struct Q2K;
 
 impl SuperBlock for Q2K {
     const BYTES: usize = 84;
@@ -375,23 +398,22 @@ impl SuperBlock for Q2K {
     const REGISTERS_A_SCALE: usize = 1;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8) -> [V::Bytes; N_REGISTERS] {
+    unsafe fn codes<V: Vector>(block: *const u8, quarter: usize) -> [V::Bytes; N_REGISTERS] {
         // SAFETY: the caller's promise; the fields fill the block.
-        unsafe { join_two([crumbs::<V>(block.add(16)), crumbs::<V>(block.add(48))]) }
+        unsafe { crumbs::<V>(block.add(16 + 32 * (quarter / 2)), quarter % 2 == 1) }
     }
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> [[u8; N_REGISTERS]; 2] {
+    unsafe fn scales<V: Vector>(block: *const u8) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
-        let packed = unsafe { block.cast::<[u8; N_REGISTERS]>().read() };
-        [
-            packed.map(|packed| packed & 15),
-            packed.map(|packed| packed >> 4),
-        ]
+        unsafe {
+            let packed = V::load(block);
+            [V::and(packed, 15), V::right::<4>(packed, 15)]
+        }
     }
 }
 
-pub(super) struct Q3K;
+pub(in crate::gemm) struct Q3K;
 
 impl SuperBlock for Q3K {
     const BYTES: usize = 110;
@@ -400,51 +422,75 @@ impl SuperBlock for Q3K {
     const REGISTERS_A_SCALE: usize = 1;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8) -> [V::Bytes; N_REGISTERS] {
+    unsafe fn codes<V: Vector>(block: *const u8, quarter: usize) -> [V::Bytes; N_REGISTERS] {
         // SAFETY: the caller's promise; the fields fill the block.
         unsafe {
-            let (c0, c1) = (crumbs::<V>(block.add(32)), crumbs::<V>(block.add(64)));
+            let low = crumbs::<V>(block.add(32 + 32 * (quarter / 2)), quarter % 2 == 1);
             let (a, b) = (V::load(block), V::load(block.add(16)));
-            // Bit s becomes bit 2 of the codes of each 32 elements.
+            // Bit s becomes bit 2 of the codes of each 32 elements, of which a quarter has two.
+            let [a0, b0, a1, b1] = match quarter {
+                0 => [
+                    V::left::<2>(a, 4),
+                    V::left::<2>(b, 4),
+                    V::left::<1>(a, 4),
+                    V::left::<1>(b, 4),
+                ],
+                1 => [
+                    V::and(a, 4),
+                    V::and(b, 4),
+                    V::right::<1>(a, 4),
+                    V::right::<1>(b, 4),
+                ],
+                2 => [
+                    V::right::<2>(a, 4),
+                    V::right::<2>(b, 4),
+                    V::right::<3>(a, 4),
+                    V::right::<3>(b, 4),
+                ],
+                _ => [
+                    V::right::<4>(a, 4),
+                    V::right::<4>(b, 4),
+                    V::right::<5>(a, 4),
+                    V::right::<5>(b, 4),
+                ],
+            };
             [
-                V::or(c0[0], V::left::<2>(a, 4)),
-                V::or(c0[1], V::left::<2>(b, 4)),
-                V::or(c0[2], V::left::<1>(a, 4)),
-                V::or(c0[3], V::left::<1>(b, 4)),
-                V::or(c0[4], V::and(a, 4)),
-                V::or(c0[5], V::and(b, 4)),
-                V::or(c0[6], V::right::<1>(a, 4)),
-                V::or(c0[7], V::right::<1>(b, 4)),
-                V::or(c1[0], V::right::<2>(a, 4)),
-                V::or(c1[1], V::right::<2>(b, 4)),
-                V::or(c1[2], V::right::<3>(a, 4)),
-                V::or(c1[3], V::right::<3>(b, 4)),
-                V::or(c1[4], V::right::<4>(a, 4)),
-                V::or(c1[5], V::right::<4>(b, 4)),
-                V::or(c1[6], V::right::<5>(a, 4)),
-                V::or(c1[7], V::right::<5>(b, 4)),
+                V::or(low[0], a0),
+                V::or(low[1], b0),
+                V::or(low[2], a1),
+                V::or(low[3], b1),
             ]
         }
     }
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> [[u8; N_REGISTERS]; 2] {
+    unsafe fn scales<V: Vector>(block: *const u8) -> [V::Bytes; 2] {
         // Six bits each, plus 32: the low four of scales 0 to 7 and 8 to 15 in the nibbles of eight
         // bytes, the upper two in four more.
         // SAFETY: the caller's promise.
-        let [low, low_rest, high] =
-            unsafe { block.add(96).cast::<[u32; 3]>().read_unaligned() }.map(u32::from_le);
+        let [low, low_rest, high] = unsafe { three_words(block.add(96)) };
         let (nibbles, upper) = (0x0f0f_0f0f, 0x3030_3030);
-        let scales = [
-            low & nibbles | high << 4 & upper,
-            low_rest & nibbles | high << 2 & upper,
-            low >> 4 & nibbles | high & upper,
-            low_rest >> 4 & nibbles | high >> 2 & upper,
-        ];
-        let mut bytes = [0; N_REGISTERS];
-        for (bytes, scales) in bytes.as_chunks_mut().0.iter_mut().zip(scales) {
-            *bytes = scales.to_le_bytes();
-        }
-        [bytes.map(|scale| scale.wrapping_sub(32)), [0; N_REGISTERS]]
+        let two = |low: u32, high: u32| signed(u64::from(low) | u64::from(high) << 32);
+        let (first, second) = (
+            two(
+                low & nibbles | high << 4 & upper,
+                low_rest & nibbles | high << 2 & upper,
+            ),
+            two(
+                low >> 4 & nibbles | high & upper,
+                low_rest >> 4 & nibbles | high >> 2 & upper,
+            ),
+        );
+        // SAFETY: the caller's promise.
+        let scales = unsafe { V::bytes(first, second) };
+        [scales, scales]
     }
+}
+
+/// Less 32 each of eight numbers of six bits.
+#[inline(always)]
+fn signed(scales: u64) -> u64 {
+    // With the top bit set nothing is borrowed from the next byte; 128 − 32 has bits 5 and 6 set.
+    let top = 0x8080_8080_8080_8080;
+    ((scales | top) - 0x2020_2020_2020_2020) ^ top
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::super::super::activations::QuantizedRow;
 use super::{ROWS, Vector};
+use crate::gemm::unroll::each_row;
 
 /// Elements that share a scale of activations.
 const GROUP: usize = 32;
@@ -12,7 +13,7 @@ const GROUP: usize = 32;
 const SUMS_A_GROUP: usize = 2;
 
 /// How a type stores its blocks, all of which begin with their scale.
-pub(super) trait Block {
+pub(in crate::gemm) trait Block {
     const BYTES: usize;
     /// Elements.
     const LEN: usize;
@@ -26,20 +27,34 @@ pub(super) trait Block {
         i
     }
 
+    /// The codes of group `i`, in order; those of a type with a bias of 0 with 128 added.
+    ///
+    /// # Safety
+    /// The instructions of `V`. `block` has [`Self::BYTES`], of which group `i` is a part.
+    unsafe fn codes<V: Vector>(block: *const u8, i: usize) -> [V::Bytes; 2];
+
     /// Partial sums of `Σ_j (code_j + bias) · q_j` over span `i` of a block; of two groups one in the
     /// first two lanes, the other in the last two. `q` is in the order that [`Block::source`] says.
     ///
     /// # Safety
-    /// The instructions of `V`. `block` has [`Self::BYTES`], of which span `i` is a part, `q`
-    /// [`Self::SPAN`] elements.
-    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints;
+    /// As [`Block::codes`]; `q` has [`Self::SPAN`] elements.
+    #[inline(always)]
+    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = Self::codes::<V>(block, i);
+            let sums = V::add_dot(V::zero(), codes[0], V::load(q.cast()));
+            V::add_dot(sums, codes[1], V::load(q.add(16).cast()))
+        }
+    }
 }
 
 /// As [`super::multiply`].
 ///
 /// # Safety
 /// As there.
-#[inline(always)]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
 pub(super) unsafe fn gemv<V: Vector, B: Block>(
     rows: &[u8],
     row_bytes: usize,
@@ -56,21 +71,18 @@ pub(super) unsafe fn gemv<V: Vector, B: Block>(
         // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
-        let next = blocks[0].wrapping_add(ROWS * row_bytes);
+        let next = (i + 1) * ROWS * row_bytes;
         // SAFETY: the instructions by the caller's promise. Every row has `n_blocks` blocks and the
         // activations of that many are there: checked above.
         let sums = unsafe {
             let mut acc = V::splat(0.0);
             for b in 0..n_blocks {
-                let next = next.wrapping_add(b * ROWS * B::BYTES);
-                V::prefetch(next, ROWS * B::BYTES);
+                V::prefetch(rows, next + b * ROWS * B::BYTES, ROWS * B::BYTES);
                 let d = V::halves(blocks);
                 for span in 0..B::LEN / B::SPAN {
                     let at = b * B::LEN + span * B::SPAN;
-                    let mut dots = [V::zero(); ROWS];
-                    for (dots, block) in dots.iter_mut().zip(blocks) {
-                        *dots = B::dots::<V>(block, span, q.as_ptr().add(at));
-                    }
+                    let q = q.as_ptr().add(at);
+                    let dots = each_row!(r => B::dots::<V>(blocks[r], span, q));
                     if B::SPAN == GROUP {
                         acc = add_group::<V, B>(acc, V::sums(dots), d, x, at / GROUP);
                     } else {
@@ -79,7 +91,7 @@ pub(super) unsafe fn gemv<V: Vector, B: Block>(
                         acc = add_group::<V, B>(acc, second, d, x, at / GROUP + 1);
                     }
                 }
-                blocks = blocks.map(|block| block.wrapping_add(B::BYTES));
+                blocks = each_row!(r => blocks[r].wrapping_add(B::BYTES));
             }
             V::store(acc)
         };
@@ -122,26 +134,24 @@ unsafe fn add_group<V: Vector, B: Block>(
     }
 }
 
-/// Partial sums over 32 codes up to 127.
-///
-/// # Safety
-/// The instructions of `V`; 32 activations.
-#[inline(always)]
-unsafe fn dots<V: Vector>(codes: [V::Bytes; 2], q: *const i8) -> V::Ints {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let sums = V::add_dot(V::zero(), codes[0], V::load(q.cast()));
-        V::add_dot(sums, codes[1], V::load(q.add(16).cast()))
-    }
-}
-
 /// `d: f16, codes: [i8; 32]`.
-pub(super) struct Q8_0;
+pub(in crate::gemm) struct Q8_0;
 
 impl Block for Q8_0 {
     const BYTES: usize = 34;
     const LEN: usize = 32;
     const BIAS: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn codes<V: Vector>(block: *const u8, _: usize) -> [V::Bytes; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            [
+                V::flip(V::load(block.add(2))),
+                V::flip(V::load(block.add(18))),
+            ]
+        }
+    }
 
     #[inline(always)]
     unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
@@ -155,7 +165,7 @@ impl Block for Q8_0 {
 }
 
 /// `d: f16, codes: [u8; 16]`: the first 16 elements in low nibbles, the others in high ones.
-pub(super) struct Q4_0;
+pub(in crate::gemm) struct Q4_0;
 
 impl Block for Q4_0 {
     const BYTES: usize = 18;
@@ -163,17 +173,17 @@ impl Block for Q4_0 {
     const BIAS: i32 = 8;
 
     #[inline(always)]
-    unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
+    unsafe fn codes<V: Vector>(block: *const u8, _: usize) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
         unsafe {
             let codes = V::load(block.add(2));
-            dots::<V>([V::and(codes, 15), V::right::<4>(codes, 15)], q)
+            [V::and(codes, 15), V::right::<4>(codes, 15)]
         }
     }
 }
 
 /// `d: f16, high: u32, codes: [u8; 16]`: as [`Q4_0`], with the fifth bits in order.
-pub(super) struct Q5_0;
+pub(in crate::gemm) struct Q5_0;
 
 impl Block for Q5_0 {
     const BYTES: usize = 22;
@@ -181,21 +191,20 @@ impl Block for Q5_0 {
     const BIAS: i32 = 16;
 
     #[inline(always)]
-    unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
+    unsafe fn codes<V: Vector>(block: *const u8, _: usize) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let high = block.add(2).cast::<[u16; 2]>().read_unaligned();
-            let [a, b] = high.map(u16::from_le);
+            let [a, b] = V::spread(block.add(2));
             let codes = V::load(block.add(6));
-            let low = V::or(V::and(codes, 15), V::and(V::spread(a), 16));
-            let high = V::or(V::right::<4>(codes, 15), V::and(V::spread(b), 16));
-            dots::<V>([low, high], q)
+            let low = V::or(V::and(codes, 15), V::and(a, 16));
+            let high = V::or(V::right::<4>(codes, 15), V::and(b, 16));
+            [low, high]
         }
     }
 }
 
 /// `d: f16, bits: [u8; 16]`, element `8j + i` at bit `i` of byte `j`.
-pub(super) struct Q1_0;
+pub(in crate::gemm) struct Q1_0;
 
 impl Block for Q1_0 {
     const BYTES: usize = 18;
@@ -204,13 +213,11 @@ impl Block for Q1_0 {
     const BIAS: i32 = 1;
 
     #[inline(always)]
-    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
+    unsafe fn codes<V: Vector>(block: *const u8, i: usize) -> [V::Bytes; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let bits = block.add(2 + 4 * i).cast::<[u16; 2]>().read_unaligned();
-            let [a, b] = bits.map(u16::from_le);
-            let codes = [V::and(V::spread(a), 2), V::and(V::spread(b), 2)];
-            dots::<V>(codes, q)
+            let [a, b] = V::spread(block.add(2 + 4 * i));
+            [V::and(a, 2), V::and(b, 2)]
         }
     }
 }
@@ -218,13 +225,13 @@ impl Block for Q1_0 {
 /// `d: f16, codes: [u8; N]`, element `4j + i` at bits `2i` of byte `j`.
 ///
 /// A register of codes has two groups, and those at the same bits are multiplied together.
-pub(super) struct Crumbs<const BYTES: usize>;
+pub(in crate::gemm) struct Crumbs<const BYTES: usize>;
 
 /// 64 elements a block.
-pub(super) type Q2_0 = Crumbs<18>;
+pub(in crate::gemm) type Q2_0 = Crumbs<18>;
 
 /// 128 elements a block.
-pub(super) type Q2_0G128 = Crumbs<34>;
+pub(in crate::gemm) type Q2_0G128 = Crumbs<34>;
 
 impl<const BYTES: usize> Block for Crumbs<BYTES> {
     const BYTES: usize = BYTES;
@@ -237,21 +244,45 @@ impl<const BYTES: usize> Block for Crumbs<BYTES> {
     }
 
     #[inline(always)]
+    unsafe fn codes<V: Vector>(block: *const u8, i: usize) -> [V::Bytes; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = V::interleave(fields::<V>(block.add(2 + 16 * (i / 2))));
+            if i % 2 == 0 {
+                [codes[0], codes[1]]
+            } else {
+                [codes[2], codes[3]]
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
         // SAFETY: the caller's promise.
         unsafe {
-            let codes = V::load(block.add(2 + 16 * i));
-            let fields = [
-                V::and(codes, 3),
-                V::right::<2>(codes, 3),
-                V::right::<4>(codes, 3),
-                V::right::<6>(codes, 3),
-            ];
-            let mut sums = V::zero();
-            for (i, field) in fields.into_iter().enumerate() {
-                sums = V::add_dot_by_fours(sums, field, V::load(q.add(16 * i).cast()));
-            }
-            sums
+            let [a, b, c, d] = fields::<V>(block.add(2 + 16 * i));
+            let sums = V::add_dot_by_fours(V::zero(), a, V::load(q.cast()));
+            let sums = V::add_dot_by_fours(sums, b, V::load(q.add(16).cast()));
+            let sums = V::add_dot_by_fours(sums, c, V::load(q.add(32).cast()));
+            V::add_dot_by_fours(sums, d, V::load(q.add(48).cast()))
         }
+    }
+}
+
+/// Bits 1:0, 3:2, 5:4 and 7:6 of 16 bytes.
+///
+/// # Safety
+/// The instructions of `V`; 16 bytes.
+#[inline(always)]
+unsafe fn fields<V: Vector>(bytes: *const u8) -> [V::Bytes; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = V::load(bytes);
+        [
+            V::and(codes, 3),
+            V::right::<2>(codes, 3),
+            V::right::<4>(codes, 3),
+            V::right::<6>(codes, 3),
+        ]
     }
 }

@@ -4,12 +4,12 @@
 //! Unpacking and summing blocks is written once, in terms of [`Vector`]; an instruction set is an
 //! implementation of it.
 
-mod blocks256;
-mod blocks32;
+pub(in crate::gemm) mod blocks256;
+pub(in crate::gemm) mod blocks32;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(in crate::gemm) mod neon;
 #[cfg(target_arch = "wasm32")]
-mod wasm;
+pub(in crate::gemm) mod wasm;
 
 use sterna_format::DType;
 
@@ -93,19 +93,25 @@ unsafe fn multiply<V: Vector>(
 ///
 /// # Safety
 /// Every method needs the instruction set of the type, and data behind its pointers, at any alignment.
-trait Vector {
+pub(in crate::gemm) trait Vector {
     /// Sixteen bytes.
     type Bytes: Copy;
+    /// Sixteen activations.
+    type Acts: Copy;
     /// Four i32.
     type Ints: Copy;
     /// Four f32.
     type Floats: Copy;
 
-    /// Prefetches the lines of `n` bytes from `at` on, which need not be in any allocation, if the target has
-    /// an instruction for it.
-    fn prefetch(at: *const u8, n: usize);
+    /// Prefetches the lines of `n` bytes of `rows` from `at` on; those beyond them too, if the target has an
+    /// instruction for it.
+    fn prefetch(rows: &[u8], at: usize, n: usize);
 
     unsafe fn load(from: *const u8) -> Self::Bytes;
+
+    unsafe fn acts(from: *const i8) -> Self::Acts;
+
+    unsafe fn store_bytes(to: *mut u8, v: Self::Bytes);
 
     unsafe fn and(v: Self::Bytes, mask: u8) -> Self::Bytes;
 
@@ -117,8 +123,23 @@ trait Vector {
     /// `v << N & mask` in each byte, for masks without the `N` lowest bits; `N` is at least 1.
     unsafe fn left<const N: i32>(v: Self::Bytes, mask: u8) -> Self::Bytes;
 
-    /// Bit `i` in all bits of byte `i`.
-    unsafe fn spread(bits: u16) -> Self::Bytes;
+    /// Bit `i` of 32 in all bits of byte `i`.
+    unsafe fn spread(bits: *const u8) -> [Self::Bytes; 2];
+
+    /// The bytes of two numbers, the lowest first.
+    unsafe fn bytes(low: u64, high: u64) -> Self::Bytes;
+
+    /// Each byte of a number twice, the lowest first.
+    unsafe fn twice(bytes: u64) -> Self::Bytes;
+
+    /// Adds 128 to each byte.
+    unsafe fn flip(v: Self::Bytes) -> Self::Bytes;
+
+    /// Byte `j` of vector `i` becomes byte `4j + i` of all.
+    unsafe fn interleave(v: [Self::Bytes; 4]) -> [Self::Bytes; 4];
+
+    /// Four bytes `j` of vector `i` become four bytes `i` of vector `j`.
+    unsafe fn transpose(v: [Self::Bytes; 4]) -> [Self::Bytes; 4];
 
     unsafe fn zero() -> Self::Ints;
 
@@ -127,7 +148,17 @@ trait Vector {
     /// Adds the products of sixteen codes up to 127 and their activations, each to one of the lanes.
     unsafe fn add_dot(sums: Self::Ints, codes: Self::Bytes, q: Self::Bytes) -> Self::Ints;
 
-    /// The same; those of bytes `4i` to `4i + 3` go to lane `i`.
+    /// Adds `scale` times the products of `16 · N` codes and their activations, each to one of the lanes.
+    ///
+    /// `127 · N` times the largest code fits 15 bits, and `scale` is that of a byte.
+    unsafe fn add_scaled<const N: usize>(
+        codes: [Self::Bytes; N],
+        q: [Self::Acts; N],
+        scale: &i16,
+        sums: Self::Ints,
+    ) -> Self::Ints;
+
+    /// The same, without a scale; those of bytes `4i` to `4i + 3` go to lane `i`.
     unsafe fn add_dot_by_fours(sums: Self::Ints, codes: Self::Bytes, q: Self::Bytes) -> Self::Ints;
 
     /// The same for signed codes, and activations from −127; any lanes.
@@ -143,15 +174,12 @@ trait Vector {
     /// last two.
     unsafe fn sums_of_halves(v: [Self::Ints; 4]) -> [Self::Ints; 2];
 
-    /// Signed bytes, four to a vector.
-    unsafe fn widen(v: Self::Bytes) -> [Self::Ints; 4];
+    /// Signed bytes, in order.
+    unsafe fn store_i16(to: &mut [i16; 16], v: Self::Bytes);
 
     unsafe fn sub_i(a: Self::Ints, b: Self::Ints) -> Self::Ints;
 
     unsafe fn shift_left<const N: u32>(v: Self::Ints) -> Self::Ints;
-
-    /// `sums + a · b`.
-    unsafe fn add_product(sums: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
 
     unsafe fn to_f(v: Self::Ints) -> Self::Floats;
 

@@ -7,7 +7,7 @@ use super::Vector;
 use crate::arm::{sdot, widen_halves};
 
 /// With the baseline of 64-bit Arm.
-pub(super) struct Plain;
+pub(in crate::gemm) struct Plain;
 
 /// With dot products of bytes.
 pub(super) struct Dot;
@@ -19,12 +19,13 @@ const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128
 macro_rules! common {
     () => {
         type Bytes = uint8x16_t;
+        type Acts = uint8x16_t;
         type Ints = int32x4_t;
         type Floats = float32x4_t;
 
         #[inline(always)]
-        fn prefetch(at: *const u8, n: usize) {
-            prefetch::lines(prefetch::Level::Second, at, n);
+        fn prefetch(rows: &[u8], at: usize, n: usize) {
+            prefetch::lines(prefetch::Level::Second, rows.as_ptr().wrapping_add(at), n);
         }
 
         #[inline(always)]
@@ -32,6 +33,12 @@ macro_rules! common {
             // SAFETY: every machine of this target has NEON; so in all that follows, and what pointers
             // point to is there by the caller's promise.
             unsafe { vld1q_u8(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn store_bytes(to: *mut u8, v: uint8x16_t) {
+            // SAFETY: as above.
+            unsafe { vst1q_u8(to, v) }
         }
 
         #[inline(always)]
@@ -59,12 +66,72 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn spread(bits: u16) -> uint8x16_t {
-            let [low, high] = bits.to_le_bytes();
+        unsafe fn spread(bits: *const u8) -> [uint8x16_t; 2] {
             // SAFETY: as above.
             unsafe {
-                let bytes = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
-                vtstq_u8(bytes, vld1q_u8(BITS.as_ptr()))
+                let each = vld1q_u8(BITS.as_ptr());
+                let bytes = |at: usize| {
+                    vcombine_u8(vld1_dup_u8(bits.add(at)), vld1_dup_u8(bits.add(at + 1)))
+                };
+                [vtstq_u8(bytes(0), each), vtstq_u8(bytes(2), each)]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn bytes(low: u64, high: u64) -> uint8x16_t {
+            // SAFETY: as above.
+            unsafe { vcombine_u8(vcreate_u8(low), vcreate_u8(high)) }
+        }
+
+        #[inline(always)]
+        unsafe fn twice(bytes: u64) -> uint8x16_t {
+            // SAFETY: as above.
+            unsafe {
+                let v = vcombine_u8(vcreate_u8(bytes), vcreate_u8(bytes));
+                vzip1q_u8(v, v)
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn flip(v: uint8x16_t) -> uint8x16_t {
+            // SAFETY: as above.
+            unsafe { veorq_u8(v, vdupq_n_u8(0x80)) }
+        }
+
+        #[inline(always)]
+        unsafe fn interleave(v: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+            // SAFETY: as above.
+            unsafe {
+                let zip = |a, b| {
+                    let (low, high) = (vzip1q_u8(a, b), vzip2q_u8(a, b));
+                    [vreinterpretq_u16_u8(low), vreinterpretq_u16_u8(high)]
+                };
+                let ([a, b], [c, d]) = (zip(v[0], v[1]), zip(v[2], v[3]));
+                [
+                    vreinterpretq_u8_u16(vzip1q_u16(a, c)),
+                    vreinterpretq_u8_u16(vzip2q_u16(a, c)),
+                    vreinterpretq_u8_u16(vzip1q_u16(b, d)),
+                    vreinterpretq_u8_u16(vzip2q_u16(b, d)),
+                ]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(v: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+            // SAFETY: as above.
+            unsafe {
+                let zip = |a, b| {
+                    let (a, b) = (vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b));
+                    let (low, high) = (vzip1q_u32(a, b), vzip2q_u32(a, b));
+                    [vreinterpretq_u64_u32(low), vreinterpretq_u64_u32(high)]
+                };
+                let ([a, b], [c, d]) = (zip(v[0], v[1]), zip(v[2], v[3]));
+                [
+                    vreinterpretq_u8_u64(vzip1q_u64(a, c)),
+                    vreinterpretq_u8_u64(vzip2q_u64(a, c)),
+                    vreinterpretq_u8_u64(vzip1q_u64(b, d)),
+                    vreinterpretq_u8_u64(vzip2q_u64(b, d)),
+                ]
             }
         }
 
@@ -110,17 +177,12 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn widen(v: uint8x16_t) -> [int32x4_t; 4] {
+        unsafe fn store_i16(to: &mut [i16; 16], v: uint8x16_t) {
             // SAFETY: as above.
             unsafe {
                 let v = vreinterpretq_s8_u8(v);
-                let (a, b) = (vmovl_s8(vget_low_s8(v)), vmovl_high_s8(v));
-                [
-                    vmovl_s16(vget_low_s16(a)),
-                    vmovl_high_s16(a),
-                    vmovl_s16(vget_low_s16(b)),
-                    vmovl_high_s16(b),
-                ]
+                vst1q_s16(to.as_mut_ptr(), vmovl_s8(vget_low_s8(v)));
+                vst1q_s16(to.as_mut_ptr().add(8), vmovl_high_s8(v));
             }
         }
 
@@ -137,9 +199,26 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn add_product(sums: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe fn acts(from: *const i8) -> uint8x16_t {
             // SAFETY: as above.
-            unsafe { vmlaq_s32(sums, a, b) }
+            unsafe { vld1q_u8(from.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn add_scaled<const N: usize>(
+            codes: [uint8x16_t; N],
+            q: [uint8x16_t; N],
+            scale: &i16,
+            sums: int32x4_t,
+        ) -> int32x4_t {
+            // SAFETY: as above.
+            unsafe {
+                let mut dots = Self::zero();
+                for (codes, q) in codes.into_iter().zip(q) {
+                    dots = Self::add_dot(dots, codes, q);
+                }
+                vmlaq_n_s32(sums, dots, i32::from(*scale))
+            }
         }
 
         #[inline(always)]

@@ -2,14 +2,15 @@
 
 use std::arch::wasm32::*;
 
+use super::super::super::prefetch;
 use super::Vector;
 
 /// With products in 16 bits.
-pub(super) struct Widened;
+pub(in crate::gemm) struct Widened;
 
 /// With relaxed dot products of bytes, for codes on which all engines agree: those of seven bits.
 #[cfg(target_feature = "relaxed-simd")]
-pub(super) struct Relaxed;
+pub(in crate::gemm) struct Relaxed;
 
 /// Shared by the two.
 macro_rules! common {
@@ -19,12 +20,20 @@ macro_rules! common {
         type Floats = v128;
 
         #[inline(always)]
-        fn prefetch(_: *const u8, _: usize) {}
+        fn prefetch(rows: &[u8], at: usize, n: usize) {
+            prefetch::touch(rows, at, n);
+        }
 
         #[inline(always)]
         unsafe fn load(from: *const u8) -> v128 {
             // SAFETY: the caller's promise.
             unsafe { v128_load(from.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn store_bytes(to: *mut u8, v: v128) {
+            // SAFETY: the caller's promise.
+            unsafe { v128_store(to.cast(), v) }
         }
 
         #[inline(always)]
@@ -50,12 +59,70 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn spread(bits: u16) -> v128 {
-            let bytes = u16x8_splat(bits);
-            let bytes =
-                u8x16_shuffle::<0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1>(bytes, bytes);
+        unsafe fn spread(bits: *const u8) -> [v128; 2] {
+            // SAFETY: the caller's promise.
+            let v = unsafe { v128_load32_splat(bits.cast()) };
+            let bytes = [
+                u8x16_shuffle::<0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1>(v, v),
+                u8x16_shuffle::<2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3>(v, v),
+            ];
             let bit = u64x2_splat(0x8040_2010_0804_0201);
-            u8x16_eq(v128_and(bytes, bit), bit)
+            [
+                u8x16_eq(v128_and(bytes[0], bit), bit),
+                u8x16_eq(v128_and(bytes[1], bit), bit),
+            ]
+        }
+
+        #[inline(always)]
+        unsafe fn bytes(low: u64, high: u64) -> v128 {
+            u64x2(low, high)
+        }
+
+        #[inline(always)]
+        unsafe fn twice(bytes: u64) -> v128 {
+            let v = u64x2_splat(bytes);
+            u8x16_shuffle::<0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7>(v, v)
+        }
+
+        #[inline(always)]
+        unsafe fn flip(v: v128) -> v128 {
+            v128_xor(v, u8x16_splat(0x80))
+        }
+
+        #[inline(always)]
+        unsafe fn interleave(v: [v128; 4]) -> [v128; 4] {
+            let zip = |a, b| {
+                [
+                    u8x16_shuffle::<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b),
+                    u8x16_shuffle::<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(
+                        a, b,
+                    ),
+                ]
+            };
+            let ([a, b], [c, d]) = (zip(v[0], v[1]), zip(v[2], v[3]));
+            [
+                u16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(a, c),
+                u16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(a, c),
+                u16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(b, d),
+                u16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(b, d),
+            ]
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(v: [v128; 4]) -> [v128; 4] {
+            let zip = |a, b| {
+                [
+                    u32x4_shuffle::<0, 4, 1, 5>(a, b),
+                    u32x4_shuffle::<2, 6, 3, 7>(a, b),
+                ]
+            };
+            let ([a, b], [c, d]) = (zip(v[0], v[1]), zip(v[2], v[3]));
+            [
+                u64x2_shuffle::<0, 2>(a, c),
+                u64x2_shuffle::<1, 3>(a, c),
+                u64x2_shuffle::<0, 2>(b, d),
+                u64x2_shuffle::<1, 3>(b, d),
+            ]
         }
 
         #[inline(always)]
@@ -91,14 +158,13 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn widen(v: v128) -> [v128; 4] {
-            let (a, b) = (i16x8_extend_low_i8x16(v), i16x8_extend_high_i8x16(v));
-            [
-                i32x4_extend_low_i16x8(a),
-                i32x4_extend_high_i16x8(a),
-                i32x4_extend_low_i16x8(b),
-                i32x4_extend_high_i16x8(b),
-            ]
+        unsafe fn store_i16(to: &mut [i16; 16], v: v128) {
+            let [low, high] = [i16x8_extend_low_i8x16(v), i16x8_extend_high_i8x16(v)];
+            // SAFETY: there is room for both.
+            unsafe {
+                v128_store(to.as_mut_ptr().cast(), low);
+                v128_store(to.as_mut_ptr().add(8).cast(), high);
+            }
         }
 
         #[inline(always)]
@@ -112,11 +178,6 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn add_product(sums: v128, a: v128, b: v128) -> v128 {
-            i32x4_add(sums, i32x4_mul(a, b))
-        }
-
-        #[inline(always)]
         unsafe fn to_f(v: v128) -> v128 {
             f32x4_convert_i32x4(v)
         }
@@ -124,13 +185,8 @@ macro_rules! common {
         #[inline(always)]
         unsafe fn halves(from: [*const u8; 4]) -> v128 {
             // SAFETY: the caller's promise.
-            let bits = from.map(|from| unsafe { from.cast::<u16>().read_unaligned() });
-            widen_halves(u32x4(
-                bits[0].into(),
-                bits[1].into(),
-                bits[2].into(),
-                bits[3].into(),
-            ))
+            let bits = |r: usize| unsafe { from[r].cast::<u16>().read_unaligned() }.into();
+            widen_halves(u32x4(bits(0), bits(1), bits(2), bits(3)))
         }
 
         #[inline(always)]
@@ -183,7 +239,7 @@ fn sums_of_halves(v: [v128; 4]) -> [v128; 2] {
 
 /// The f16 in the lower halves of four u32, exactly.
 #[inline(always)]
-fn widen_halves(bits: v128) -> v128 {
+pub(in crate::gemm) fn widen_halves(bits: v128) -> v128 {
     let sign = i32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16);
     let magnitude = i32x4_shl(v128_and(bits, u32x4_splat(0x7fff)), 13);
     // Read as an f32, the exponent is too small by 2^112; subnormals come out right, too.
@@ -195,6 +251,33 @@ fn widen_halves(bits: v128) -> v128 {
 
 impl Vector for Widened {
     common!();
+
+    /// Even bytes and odd ones.
+    type Acts = [v128; 2];
+
+    #[inline(always)]
+    unsafe fn acts(from: *const i8) -> [v128; 2] {
+        // SAFETY: the caller's promise.
+        let q = unsafe { v128_load(from.cast()) };
+        [i16x8_shr(i16x8_shl(q, 8), 8), i16x8_shr(q, 8)]
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled<const N: usize>(
+        codes: [v128; N],
+        q: [[v128; 2]; N],
+        scale: &i16,
+        sums: v128,
+    ) -> v128 {
+        let products = |i: usize| {
+            let even = i16x8_mul(v128_and(codes[i], i16x8_splat(0xff)), q[i][0]);
+            i16x8_add(even, i16x8_mul(u16x8_shr(codes[i], 8), q[i][1]))
+        };
+        let dots = (1..N).fold(products(0), |dots, i| i16x8_add(dots, products(i)));
+        // SAFETY: it is a reference.
+        let scale = unsafe { v128_load16_splat(std::ptr::from_ref(scale).cast()) };
+        i32x4_add(sums, i32x4_dot_i16x8(dots, scale))
+    }
 
     #[inline(always)]
     unsafe fn add_dot(sums: v128, codes: v128, q: v128) -> v128 {
@@ -228,6 +311,28 @@ fn add_dot_signed(sums: v128, codes: v128, q: v128) -> v128 {
 #[cfg(target_feature = "relaxed-simd")]
 impl Vector for Relaxed {
     common!();
+
+    type Acts = v128;
+
+    #[inline(always)]
+    unsafe fn acts(from: *const i8) -> v128 {
+        // SAFETY: the caller's promise.
+        unsafe { v128_load(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled<const N: usize>(
+        codes: [v128; N],
+        q: [v128; N],
+        scale: &i16,
+        sums: v128,
+    ) -> v128 {
+        let products = |i: usize| i16x8_relaxed_dot_i8x16_i7x16(q[i], codes[i]);
+        let dots = (1..N).fold(products(0), |dots, i| i16x8_add(dots, products(i)));
+        // SAFETY: it is a reference.
+        let scale = unsafe { v128_load16_splat(std::ptr::from_ref(scale).cast()) };
+        i32x4_add(sums, i32x4_dot_i16x8(dots, scale))
+    }
 
     #[inline(always)]
     unsafe fn add_dot(sums: v128, codes: v128, q: v128) -> v128 {
