@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes the engine of the npm package: the library in WebAssembly with its bindings, in packages/sterna/dist/wasm
-# and, with threads that share memory, in dist/wasm-threads; and what the first schema loads, in dist/wasm-constraint.
+# Makes the engine of the npm package: the library in WebAssembly with its bindings, in packages/sterna/dist/wasm, with
+# relaxed SIMD in dist/wasm-relaxed, with threads that share memory in dist/wasm-threads, and with both in
+# dist/wasm-threads-relaxed; and what the first schema loads, in dist/wasm-constraint.
 #
 #   build-web.sh [--dev]      --dev: quickly, without optimising the modules for size and speed a second time
 #
@@ -32,9 +33,9 @@ module() {
   local wasm=$out/${crate}_bg.wasm wasm_opt=packages/sterna/node_modules/.bin/wasm-opt file brotli
   node packages/sterna/scripts/without-exports.mjs "$wasm" llg_
   if [ "$profile" = wasm ] && [ -x "$wasm_opt" ]; then
-    "$wasm_opt" -O3 --enable-simd --enable-bulk-memory --enable-nontrapping-float-to-int --enable-sign-ext \
-      --enable-mutable-globals --enable-reference-types --enable-multivalue --enable-bulk-memory-opt \
-      --enable-threads "$wasm" -o "$wasm.opt"
+    "$wasm_opt" -O3 --enable-simd --enable-relaxed-simd --enable-bulk-memory --enable-nontrapping-float-to-int \
+      --enable-sign-ext --enable-mutable-globals --enable-reference-types --enable-multivalue \
+      --enable-bulk-memory-opt --enable-threads "$wasm" -o "$wasm.opt"
     mv "$wasm.opt" "$wasm"
   fi
   for file in "$wasm" "$out/$crate.js"; do
@@ -43,15 +44,21 @@ module() {
   done
 }
 
+# The features of the two kinds of modules, and what is added to their folders' names.
+simd=("+simd128" "+simd128,+relaxed-simd")
+suffix=("" "-relaxed")
+
 plain=(cargo)
 if ! rustup target add wasm32-unknown-unknown; then
   scripts/wasm-toolchain.sh wasm
   plain=(cargo +wasm)
 fi
 flags=${RUSTFLAGS:-}
-RUSTFLAGS="$flags -Ctarget-feature=+simd128" \
-  "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
-module wasm "$target"
+for i in 0 1; do
+  RUSTFLAGS="$flags -Ctarget-feature=${simd[i]}" \
+    "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
+  module "wasm${suffix[i]}" "$target"
+done
 # By itself: together with the engine, its dependencies would have the features that either needs. Grammars are read
 # recursively: its stack should not end before the browser's.
 RUSTFLAGS="$flags -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=4194304" \
@@ -66,7 +73,9 @@ if ! rustup component add rust-src; then
 fi
 links=(--shared-memory --import-memory --max-memory=4294967296
   --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base)
-RUSTFLAGS="$flags -Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-globals ${links[*]/#/-Clink-arg=}" \
-  "${threads[@]}" build --target wasm32-unknown-unknown --target-dir "$target/wasm-threads" \
-  --profile "$profile" -p sterna-web
-module wasm-threads "$target/wasm-threads"
+for i in 0 1; do
+  RUSTFLAGS="$flags -Ctarget-feature=${simd[i]},+atomics,+bulk-memory,+mutable-globals ${links[*]/#/-Clink-arg=}" \
+    "${threads[@]}" build --target wasm32-unknown-unknown --target-dir "$target/wasm-threads" \
+    --profile "$profile" -p sterna-web
+  module "wasm-threads${suffix[i]}" "$target/wasm-threads"
+done

@@ -1,5 +1,5 @@
-// Compiles src to dist. `scripts/build-web.sh` of the repository puts the engine into dist/wasm and
-// dist/wasm-threads; --no-wasm doesn't look for it.
+// Compiles src to dist. `scripts/build-web.sh` of the repository puts the engine's builds into dist/wasm*;
+// --no-wasm doesn't look for them.
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, existsSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
@@ -9,7 +9,7 @@ const at = path => fileURLToPath(new URL(path, root))
 execFileSync(process.execPath, [at('node_modules/typescript/bin/tsc'), '-p', at('tsconfig.json')], { stdio: 'inherit' })
 for (const name of ['engine', 'constraint']) copyFileSync(at(`src/${name}.d.ts`), at(`dist/${name}.d.ts`))
 if (!process.argv.includes('--no-wasm')) {
-  for (const build of ['wasm', 'wasm-threads']) {
+  for (const build of ['wasm', 'wasm-relaxed', 'wasm-threads', 'wasm-threads-relaxed']) {
     if (existsSync(at(`dist/${build}/sterna_web_bg.wasm`))) continue
     console.error(`No engine in dist/${build}: run scripts/build-web.sh in the repository's root.`)
     process.exitCode = 1

@@ -13,7 +13,7 @@ export const seen = fake.seen
 export function useFakeEngine() {
   connectBy(() => {
     const { port1, port2 } = new MessageChannel()
-    serve(port2, makeCalls(async () => ({ ...fake, threads: 1 })))
+    serve(port2, makeCalls(async () => ({ ...fake, threads: 1, relaxedSimd: false })))
     return { remote: new Remote(port1), end: () => port1.close() }
   })
   Object.assign(seen, { starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], downloads: [], vocabularies: [], stepMs: 0, lost: undefined, recovered: 0 })

@@ -1,7 +1,7 @@
 /** What this browser offers. */
 import { SternaError } from '../error.js'
 import type { Doctor, Notice } from '../types.js'
-import { haveSimd, haveThreads, type Engine } from './engine.js'
+import { haveRelaxedSimd, haveSimd, haveThreads, type Engine } from './engine.js'
 import { usage } from './library.js'
 import { haveLocks } from './locks.js'
 import { openStore } from './store.js'
@@ -18,9 +18,10 @@ export async function doctor(engine: () => Promise<Engine>): Promise<Doctor> {
   return {
     ...('version' in loaded ? { version: loaded.version() } : {}),
     engine: 'code' in loaded
-      ? { ok: false, error: loaded, build: haveThreads() ? 'threads' : 'plain' }
-      : { ok: true, build: loaded.threads > 1 ? 'threads' : 'plain' },
+      ? { ok: false, error: loaded, build: buildOf(haveThreads(), haveRelaxedSimd()) }
+      : { ok: true, build: buildOf(loaded.threads > 1, loaded.relaxedSimd) },
     simd: haveSimd(),
+    relaxedSimd: haveRelaxedSimd(),
     crossOriginIsolated: globalThis.crossOriginIsolated === true,
     cores: hardwareConcurrency,
     ...(deviceMemory === undefined ? {} : { deviceMemory }),
@@ -28,6 +29,9 @@ export async function doctor(engine: () => Promise<Engine>): Promise<Doctor> {
     storage,
   }
 }
+
+const buildOf = (threads: boolean, relaxed: boolean) =>
+  threads ? relaxed ? 'threadsRelaxed' : 'threads' : relaxed ? 'relaxed' : 'plain'
 
 async function inspectGpu(): Promise<Doctor['webgpu']> {
   const none = (code: string, message: string) => ({ ok: false, reason: { code, message }, features: [], limits: {} })

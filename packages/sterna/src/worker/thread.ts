@@ -1,8 +1,9 @@
 /** A thread of the engine: a Worker that shares its memory, and never answers another message. */
-import { initSync, lendThread } from '../wasm-threads/sterna_web.js'
+import { threadedBuild, type Share } from './engine.js'
 
-addEventListener('message', ({ data }: MessageEvent<{ module: WebAssembly.Module; memory: WebAssembly.Memory }>) => {
-  initSync(data)
+addEventListener('message', async ({ data: { module, memory, relaxedSimd } }: MessageEvent<Share>) => {
+  const { initSync, lendThread } = await threadedBuild(relaxedSimd)
+  initSync({ module, memory })
   postMessage('ready')
   lendThread()
 }, { once: true })
