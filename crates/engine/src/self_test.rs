@@ -74,6 +74,9 @@ const BOUND: f64 = 0.02;
 const N: usize = 96;
 const K: usize = 512;
 
+/// Rows and columns of the matrices of a feed-forward block.
+const BLOCK_WIDTH: usize = 256;
+
 /// Runs every family of kernels that a model with these `forms` of weights needs on `tested`, once with one row and
 /// once with several.
 ///
@@ -84,8 +87,10 @@ pub async fn self_test<T: Backend>(
     cache: CacheType,
 ) -> Result<(), SelfTestError> {
     let reference = Cpu::new(1, Isa::detect());
+    let want = elements(&reference).await;
+    check("norms and activations", want, elements(tested).await)?;
     for &form in forms {
-        let Some(source) = matrix(form) else {
+        let Some(source) = matrix(form, 5, N, K) else {
             continue;
         };
         for rows in [1, 3, 40] {
@@ -93,12 +98,15 @@ pub async fn self_test<T: Backend>(
             let want = product(&reference, source.clone(), rows).await;
             check(&kernel, want, product(tested, source.clone(), rows).await)?;
         }
+        for rows in [1, 3, 40] {
+            let kernel = format!("{form} feed-forward block of {rows} rows");
+            let want = feed_forward(&reference, form, rows).await;
+            check(&kernel, want, feed_forward(tested, form, rows).await)?;
+        }
         let kernel = format!("{form} embedding");
         let want = embedding(&reference, source.clone()).await;
         check(&kernel, want, embedding(tested, source).await)?;
     }
-    let want = elements(&reference).await;
-    check("norms and activations", want, elements(tested).await)?;
     let prompt = attention(&reference, cache, &[40]).await;
     check(
         "attention of a prompt",
@@ -161,11 +169,11 @@ fn values(seed: u32, n: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(n).collect()
 }
 
-/// A matrix `[N, K]`; `None` for types that nothing is encoded as.
-fn matrix(form: WeightForm) -> Option<LinearSource> {
+/// A matrix `[n, k]`; `None` for types that nothing is encoded as.
+fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSource> {
     let weights = match form {
         WeightForm::Ternary => {
-            let codes = values(3, N * K / 4).into_iter().map(|value| {
+            let codes = values(seed, n * k / 4).into_iter().map(|value| {
                 // Four codes of 0, 1 and 2.
                 let mut rest = ((value + 1.0) * 40.0) as u8;
                 (0..4).fold(0, |byte, _| {
@@ -181,8 +189,8 @@ fn matrix(form: WeightForm) -> Option<LinearSource> {
             }
         }
         WeightForm::Blocks(dtype) => {
-            let mut bytes = vec![0; N * K / dtype.block_len() * dtype.block_bytes()];
-            encode_row(dtype, &values(5, N * K), &mut bytes).ok()?;
+            let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
+            encode_row(dtype, &values(seed, n * k), &mut bytes).ok()?;
             WeightData::Blocks {
                 dtype,
                 bytes: Bytes::from(bytes),
@@ -190,11 +198,7 @@ fn matrix(form: WeightForm) -> Option<LinearSource> {
             }
         }
     };
-    Some(LinearSource {
-        n: N,
-        k: K,
-        weights,
-    })
+    Some(LinearSource { n, k, weights })
 }
 
 /// The stage that operations are told.
@@ -214,11 +218,7 @@ async fn product<B: Backend>(
     let (mut x, mut out) = (b.buffer(), b.buffer());
     b.begin_step()?;
     b.write(&values(7, rows * K), K, &mut x)?;
-    let product = Product {
-        stage: stage(Operation::Product(LinearLayer::Q)),
-        w: &w,
-        out: &mut out,
-    };
+    let product = of_layer(LinearLayer::Q, &w, &mut out);
     b.linear(&x, OutputLayout::Separate, &mut [product])?;
     b.submit(&mut out)?.await
 }
@@ -231,7 +231,62 @@ async fn embedding<B: Backend>(b: &B, source: LinearSource) -> Result<Vec<f32>, 
     b.submit(&mut out)?.await
 }
 
-/// Norm, gate and residual of a feed-forward block.
+/// The product of a layer, with its stage.
+fn of_layer<'a, B: Backend>(
+    layer: LinearLayer,
+    w: &'a B::Linear,
+    out: &'a mut B::Buffer,
+) -> Product<'a, B> {
+    Product {
+        stage: stage(Operation::Product(layer)),
+        w,
+        out,
+    }
+}
+
+/// A feed-forward block, as models have them: devices fuse norm, gate and residual with its products.
+///
+/// Panics if there is no [`matrix`] of this form.
+async fn feed_forward<B: Backend>(
+    b: &B,
+    form: WeightForm,
+    rows: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let load = |seed| {
+        let source = matrix(form, seed, BLOCK_WIDTH, BLOCK_WIDTH);
+        b.load_linear(source.expect("there is one of each form that is tested"))
+    };
+    let (mut gate, mut up, down) = (load(31)?, load(37)?, load(31)?);
+    b.join(&mut [&mut gate, &mut up])?;
+    // What the block adds is to be about as large as what it is added to: neither may be lost in the bound.
+    let size = if form == WeightForm::Ternary {
+        2.7
+    } else {
+        0.05
+    };
+    let norm = values(11, BLOCK_WIDTH).into_iter();
+    let norm = b.load_vector(norm.map(|value| size * (1.0 + value / 2.0)).collect())?;
+
+    let (mut x, mut h) = (b.buffer(), b.buffer());
+    let (mut gated, mut upward) = (b.buffer(), b.buffer());
+    let separate = OutputLayout::Separate;
+    b.begin_step()?;
+    b.write(&values(13, rows * BLOCK_WIDTH), BLOCK_WIDTH, &mut x)?;
+    b.rms_norm(stage(Operation::FfnNorm), &x, &norm, 1e-5, &mut h)?;
+    let both = &mut [
+        of_layer(LinearLayer::Gate, &gate, &mut gated),
+        of_layer(LinearLayer::Up, &up, &mut upward),
+    ];
+    b.linear(&h, separate, both)?;
+    let activation = stage(Operation::Activation);
+    b.gate(activation, Activation::Silu, &mut gated, &upward)?;
+    let downward = &mut [of_layer(LinearLayer::Down, &down, &mut h)];
+    b.linear(&gated, separate, downward)?;
+    b.add(stage(Operation::FfnResidual), &mut x, &h)?;
+    b.submit(&mut x)?.await
+}
+
+/// Norm, gate and residual of a feed-forward block, apart from products.
 async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
     let rows = 3;
     let weight = b.load_vector(values(11, K))?;

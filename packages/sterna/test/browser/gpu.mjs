@@ -89,6 +89,9 @@ const KERNELS = {
   'an embedding': ['params.factor * values', '1.5 * params.factor * values', 'embedding'],
   'a norm': ['* inverse * weight[i]', '* inverse', 'norms'],
   'an activation': ['activate(x[i]) * y[other]', 'activate(x[i])', 'activations'],
+  'a norm within quantization': ['v * inverse * weight[i]', 'v * weight[i]', 'feed-forward'],
+  'a residual within a product': ['select(value.x, old.x + value.x, EPILOGUE == 1u)', 'value.x', 'feed-forward'],
+  'a gate within a product': ['activate(value.x) * value.y', 'activate(value.x)', 'feed-forward'],
   'attention of a prompt': ['sums[c][r] / weight[r]', 'sums[c][r]', 'attention of a prompt'],
   'attention of a token': ['all.x / all.y', 'all.x', 'attention of a token'],
 }
