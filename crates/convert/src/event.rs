@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+#[cfg(not(target_family = "wasm"))]
 use sterna::native::LocalModel;
 use sterna_format::bundle::ArchType;
 
@@ -161,6 +162,7 @@ impl fmt::Display for Warning {
 
 /// Verifies the bytes of a package that haven't been verified yet, on `n_threads` threads: wrong bytes must
 /// not become a model that looks valid.
+#[cfg(not(target_family = "wasm"))]
 pub(crate) fn verify(
     files: &LocalModel,
     n_threads: usize,

@@ -17,8 +17,8 @@ use sterna_format::gguf::{Metadata, Value, Writer};
 use sterna_format::{DType, FileLayout};
 use sterna_kernels::Exec;
 
-use crate::event::{self, Event, Notify, Warning};
-use crate::package::{export, warn_of_inexact, warn_of_types};
+use crate::event::{self, Event, Notify, Step, Warning};
+use crate::package::{warn_of_inexact, warn_of_types};
 use crate::staging::Staging;
 use crate::types::{Encoding, Targets, most_used};
 
@@ -130,6 +130,32 @@ pub fn to_gguf(
         n_tensors,
         size,
     })
+}
+
+/// Feeds `exporter` with everything it needs from `files`, which is `n_bytes`, and passes each tensor to
+/// `take`.
+fn export(
+    files: &LocalModel,
+    exporter: &mut Exporter,
+    n_bytes: u64,
+    notify: &Notify<'_>,
+    mut take: impl FnMut(Exported) -> Result<()>,
+) -> Result<()> {
+    notify(Event::Started {
+        step: Step::Converting,
+        n_bytes,
+    });
+    while let Some(want) = exporter.wanted() {
+        let (bytes, len) = (files.bytes_of(want)?, want.len);
+        let exported = exporter
+            .feed(bytes)
+            .with_context(|| files.name().to_owned())?;
+        if let Some(exported) = exported {
+            take(exported)?;
+        }
+        notify(Event::Advanced { n_bytes: len });
+    }
+    Ok(())
 }
 
 /// The metadata of the file, without its type.

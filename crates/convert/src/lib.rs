@@ -5,6 +5,8 @@
 //! [`Event`]s, and the result is a summary. The model, the keys to trust and the number of threads are
 //! arguments.
 //!
+//! [`Packing`] converts to a package without files or threads, in a browser too: the rest is for native programs.
+//!
 //! ```no_run
 //! use std::{path::Path, sync::Arc};
 //! use sterna::native::{LocalModel, Located};
@@ -23,21 +25,30 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(not(target_family = "wasm"))]
 mod bundle;
 mod event;
+#[cfg(not(target_family = "wasm"))]
 mod gguf;
 mod package;
+#[cfg(not(target_family = "wasm"))]
 mod quantize;
 mod row_chunks;
+#[cfg(not(target_family = "wasm"))]
 mod staging;
 mod types;
 
+#[cfg(not(target_family = "wasm"))]
 pub use bundle::{BundleOptions, BundleSummary, ManifestForm, to_bundle};
 pub use event::{Event, Notify, Step, Warning};
+#[cfg(not(target_family = "wasm"))]
 pub use gguf::{GgufOptions, GgufSummary, to_gguf};
+#[cfg(not(target_family = "wasm"))]
+pub use package::{AdapterPackageOptions, PackageSummary, adapter_to_package, to_package};
 pub use package::{
-    AdapterPackageOptions, GroupVersion, GroupVersions, ManifestDetail, PackageOptions,
-    PackageSummary, Precisions, Statements, adapter_to_package, to_package,
+    GroupVersion, GroupVersions, ManifestDetail, PackageOptions, PackageSink, Packed, Packing,
+    Precisions, Statements, package_bytes,
 };
+#[cfg(not(target_family = "wasm"))]
 pub use quantize::{AdapterOutput, QuantizeSettings, QuantizeSummary, quantize};
 pub use types::{Target, Targets};

@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use bytes::Bytes;
 use common::{
     contents, exec, logit_bits, message, names, open, stories, testdata, try_open, warned,
 };
 use serde_json::{Value, json};
 use sterna_convert::{
     AdapterPackageOptions, Event, GgufOptions, GroupVersions, ManifestDetail, PackageOptions,
-    PackageSummary, Precisions, Statements, Step, Target, Targets, Warning, adapter_to_package,
-    to_gguf, to_package,
+    PackageSink, PackageSummary, Packing, Precisions, Statements, Step, Target, Targets, Warning,
+    adapter_to_package, package_bytes, to_gguf, to_package,
 };
 use sterna_delivery::hash::Algorithm;
 use sterna_format::DType;
@@ -83,6 +84,80 @@ fn ternary_tensors(package: &Path) -> BTreeMap<String, Vec<u8>> {
         tensors.insert(name.clone(), bytes[range].to_vec());
     }
     tensors
+}
+
+/// A package in memory.
+#[derive(Default)]
+struct Memory {
+    files: BTreeMap<String, Vec<u8>>,
+    n_shards: usize,
+}
+
+impl PackageSink for Memory {
+    fn append(&mut self, index: usize, bytes: Bytes) -> sterna::Result<()> {
+        assert_eq!(index, self.n_shards, "shards come one after another");
+        let file = self.files.entry(format!("shard_{index:05}.bin"));
+        file.or_default().extend_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn end_shard(&mut self, index: usize, len: u64) -> sterna::Result<()> {
+        let shard = &self.files[&format!("shard_{index:05}.bin")];
+        assert_eq!(shard.len() as u64, len);
+        self.n_shards += 1;
+        Ok(())
+    }
+
+    fn put(&mut self, name: &str, bytes: Bytes) -> sterna::Result<()> {
+        assert!(!self.files.contains_key("manifest.json"), "it comes last");
+        self.files.insert(name.to_owned(), bytes.into());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_package_in_memory_is_the_one_in_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, model) in [
+        "bitllama-3M/bitllama-3M-tq1_0.gguf",
+        "bitllama-3M/bitllama-3M-f16.gguf",
+        "bitllama-3M/hf-packed",
+        "stories260K/hf",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let files = open(&testdata(model));
+        let mut options = PackageOptions {
+            shard_size: 64 << 10,
+            ..PackageOptions::default()
+        };
+        let out = dir.path().join(i.to_string());
+        to_package(&files, &out, &options, exec(2), &|_| {}).unwrap();
+        // Without files, without threads.
+        options.hash_on_threads = false;
+        let opened = || Ok(Memory::default());
+        let mut packing = Packing::new(&files, &options, exec(1), &|_| {}, opened).unwrap();
+        while let Some(want) = packing.wanted() {
+            let bytes = files.bytes_of(want).unwrap();
+            packing.feed(bytes).unwrap();
+        }
+        let packed = packing.finish().unwrap();
+        let expected = contents(&out);
+        assert_eq!(packed.n_shards, packed.sink.n_shards);
+        assert!(packed.n_shards > 1, "{model}");
+        assert!(packed.sink.files.keys().eq(expected.keys()), "{model}");
+        for (name, bytes) in &expected {
+            assert!(packed.sink.files[name] == *bytes, "{model}: {name}");
+        }
+        // What is asked of a browser's quota is enough, and not absurd.
+        let size: u64 = expected.values().map(|bytes| bytes.len() as u64).sum();
+        let said = package_bytes(&files, &options.plan).unwrap();
+        assert!(
+            size <= said && said < 4 * size,
+            "{model}: {said} for {size}"
+        );
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use sterna::{Machine, Result, Want};
 use crate::js::Files;
 
 /// Bytes that are asked of JavaScript at once: more are copied twice at a time.
-const PIECE: u64 = 8 << 20;
+pub(crate) const PIECE: u64 = 8 << 20;
 
 /// Gives `machine` what it wants of `files`, until it is done.
 pub(crate) async fn drive<T>(mut machine: Machine<'_, T>, files: &Files) -> Result<T> {

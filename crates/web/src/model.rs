@@ -298,7 +298,7 @@ async fn on_cpu(
     Core::load(files, from, plan, cpu, scheduling, progress).await
 }
 
-fn entry(name: Option<&str>) -> ModelEntry {
+pub(crate) fn entry(name: Option<&str>) -> ModelEntry {
     name.map_or(ModelEntry::Folder, |name| ModelEntry::File(name.to_owned()))
 }
 

@@ -225,3 +225,30 @@ pub(crate) struct DownloadProgress {
     pub(crate) total_bytes: u64,
     pub(crate) received_bytes: u64,
 }
+
+/// How to convert a model to a package.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ConversionOptions {
+    /// What messages call the model, and the package is called after.
+    pub(crate) name: String,
+    pub(crate) entry: Option<String>,
+    /// Name of the package.
+    pub(crate) id: Option<String>,
+}
+
+/// A package that was made.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Converted {
+    pub(crate) id: String,
+    pub(crate) files: Vec<ConvertedFile>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// A file of a package that was made.
+#[derive(Debug, Serialize)]
+pub(crate) struct ConvertedFile {
+    pub(crate) name: String,
+    pub(crate) size: u64,
+}

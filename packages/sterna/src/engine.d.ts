@@ -81,6 +81,28 @@ export class Download {
   free(): void
 }
 
+export interface ConversionOptions {
+  /** What messages call the model, and the package is called after: the name of its file without the extension. */
+  name: string
+  /** See `ModelOptions`. */
+  entry?: string
+  /** Name of the package instead of one that is made of `name` and the types of its tensors. */
+  id?: string
+}
+
+/** Converts a model to a package, as `sterna convert` does. */
+export class Conversion {
+  /** Reads what the files are. */
+  static open(files: Files, options: ConversionOptions): Promise<Conversion>
+  /** About how many bytes the package will have, rather too many. */
+  bytes(): number
+  /** Writes the files of the package, the manifest last. Call once. */
+  run(disk: Disk, progress: (doneBytes: number, totalBytes: number) => void): Promise<{ id: string; files: { name: string; size: number }[]; warnings: string[] }>
+  /** Ends `run` with code `cancelled`. */
+  cancel(): void
+  free(): void
+}
+
 export interface ModelOptions {
   /** What messages call it. */
   name: string

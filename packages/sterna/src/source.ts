@@ -2,6 +2,9 @@
 import { SternaError } from './error.js'
 import type { Source, SourceOptions, WireSourceOptions } from './types.js'
 
+/** What the ids of stored models look like. */
+const ID = /^[\w.-]+-[0-9a-f]{16}$/
+
 export function wireSource(source: Source, options: SourceOptions = {}): WireSourceOptions {
   const { store = 'auto', verify = 'sample', mirrors = [], file, bytesPerSecond, trust } = options
   return {
@@ -12,11 +15,12 @@ export function wireSource(source: Source, options: SourceOptions = {}): WireSou
 }
 
 function postable(source: Source, mirrors: (string | URL)[]): WireSourceOptions['source'] {
+  if (typeof source === 'string' && ID.test(source)) return { kind: 'stored', id: source }
   if (typeof source === 'string' || source instanceof URL) return { kind: 'address', addresses: [source, ...mirrors].map(addressOf) }
   if (source instanceof Blob) return { kind: 'files', files: [source as File] }
   if (Array.isArray(source)) return { kind: 'files', files: [...source as File[]] }
   if ((source as FileSystemDirectoryHandle).kind === 'directory') return { kind: 'folder', handle: source as FileSystemDirectoryHandle }
-  throw new SternaError('invalid_request', 'A source is an address, a File, an array of Files, or a directory handle.')
+  throw new SternaError('invalid_request', 'A source is an address, the id of a stored model, a File, an array of Files, or a directory handle.')
 }
 
 /** The full address of a model, as `Source` describes; folders end in a slash. Throws `invalid_request`. */

@@ -3,15 +3,16 @@ import { SternaError } from './error.js'
 import { Model } from './model.js'
 import { openai, type OpenAi, type OpenAiOptions } from './openai.js'
 import { addressOf, wireSource } from './source.js'
-import type { Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, Source, SourceOptions, StorageUsage, StoredModel, WireEngine, WorkerOptions } from './types.js'
+import type { ConvertOptions, ConvertSource, Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, Source, SourceOptions, StorageUsage, StoredModel, WireEngine, WorkerOptions } from './types.js'
 
 /** What the Worker is told of the engine. */
-export function wireEngine({ wasmUrl, threads }: EngineOptions): WireEngine {
+export function wireEngine({ wasmUrl, threads, relaxedSimd }: EngineOptions): WireEngine {
   const urls = typeof wasmUrl === 'string' || wasmUrl instanceof URL ? { plain: wasmUrl } : wasmUrl ?? {}
   const given = Object.entries<string | URL | undefined>(urls)
   return {
     wasmUrl: Object.fromEntries(given.flatMap(([name, url]) => url ? [[name, fullAddress(url).href]] : [])),
     ...(threads === undefined ? {} : { threads }),
+    ...(relaxedSimd === undefined ? {} : { relaxedSimd }),
   }
 }
 
@@ -32,6 +33,11 @@ async function briefly<T>(options: WorkerOptions, use: (remote: ReturnType<typeo
   } finally {
     end()
   }
+}
+
+/** Gives the Worker a moment to note how far a download came, or to delete what it began to write. */
+async function settle(remote: ReturnType<typeof connect>['remote']): Promise<void> {
+  await Promise.race([remote.call('dispose', null).catch(() => {}), new Promise(resolve => setTimeout(resolve, 500))])
 }
 
 /** An id of `models.list`, or the full address of a source. */
@@ -58,10 +64,32 @@ export const Sterna = {
       }, { signal, onItem: onItem(options) })
       return new Model(remote, info, onNotice, end)
     } catch (error) {
-      // The Worker is given a moment to note how far a download came.
-      await Promise.race([remote.call('dispose', null).catch(() => {}), new Promise(resolve => setTimeout(resolve, 500))])
+      await settle(remote)
       end()
       throw SternaError.from(error)
+    }
+  },
+
+  /**
+   * Converts a GGUF file or a checkpoint of the user's to a package in the store, as `sterna convert` does: the same
+   * bytes. It is then a stored model like one that was downloaded, and loaded by its `id`.
+   *
+   * Rejects with a `SternaError`: `quota` before anything is written, `cancelled` by the signal, `invalid_file` and
+   * `unsupported` as they say. Nothing is kept of a conversion that doesn't end.
+   */
+  async convert(source: ConvertSource, options: ConvertOptions = {}): Promise<StoredModel> {
+    const { store = 'auto', name, signal } = options
+    const from = wireSource(source).source
+    persist()
+    const { remote, end } = connect(options)
+    try {
+      await remote.call('engine', wireEngine(options), { signal })
+      return await remote.call('convert', { source: from, store, ...(name === undefined ? {} : { name }) }, { signal, onItem: onItem(options) })
+    } catch (error) {
+      await settle(remote)
+      throw SternaError.from(error)
+    } finally {
+      end()
     }
   },
 
@@ -106,6 +134,7 @@ export const Sterna = {
 }
 
 function defaultName(source: ReturnType<typeof wireSource>['source']): string {
-  const name = source.kind === 'address' ? new URL(source.addresses[0]!).pathname.split('/').filter(Boolean).at(-1) : source.kind === 'files' ? source.files[0]?.name : source.handle.name
+  const name = source.kind === 'address' ? new URL(source.addresses[0]!).pathname.split('/').filter(Boolean).at(-1) : source.kind === 'files' ? source.files[0]?.name
+    : source.kind === 'folder' ? source.handle.name : source.id.replace(/-[0-9a-f]{16}$/, '')
   return name?.replace(/\.gguf$/i, '') || 'model'
 }

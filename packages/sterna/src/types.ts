@@ -11,6 +11,7 @@ export type { Message }
  * - `OWNER/REPO` or `https://huggingface.co/OWNER/REPO`: a Hugging Face repository
  * - a `File` or several: a GGUF file, a split set, or the files of a folder; read where they are, not copied
  * - a directory handle: a package, a checkpoint or a folder with a GGUF file; read where it is
+ * - the `id` of a stored model
  *
  * A relative address begins with `/`, `./` or `../`, or ends in `/`, `.gguf` or `manifest.json`.
  */
@@ -22,16 +23,16 @@ export type StoreKind = 'opfs' | 'indexeddb' | 'memory'
 export interface Progress {
   /**
    * `waiting`: another tab fetches this model, whose progress this is; `download`: bytes arrive, and what has
-   * arrived is loaded; `load`: the rest is loaded from the store.
+   * arrived is loaded; `load`: the rest is loaded from the store; `convert`: the source is read and converted.
    */
-  phase: 'waiting' | 'download' | 'load'
+  phase: 'waiting' | 'download' | 'load' | 'convert'
   doneBytes: number
   totalBytes: number
   /** Bytes per second over the last seconds of a download. */
   bytesPerSecond?: number
 }
 
-/** Something that a user may want to know, with a stable code: `device_lost`, `damaged_file`, `offline`. */
+/** Something that a user may want to know, with a stable code: `device_lost`, `damaged_file`, `offline`, `conversion`. */
 export interface Notice { code: string; message: string }
 
 /** A key that packages may be signed with: what `minisign` calls a public key, and a name for messages. */
@@ -47,8 +48,20 @@ export interface WorkerOptions {
 export interface EngineOptions extends WorkerOptions {
   /** Threads on the CPU; more than one only where the page is cross-origin isolated. */
   threads?: number
-  /** Address of the `.wasm` file if it isn't beside the package's scripts; for both builds by an object. */
-  wasmUrl?: string | URL | { plain: string | URL; threads?: string | URL; /** What the first `schema` loads. */ constraint?: string | URL }
+  /** `false`: no relaxed SIMD, also where the browser has it. */
+  relaxedSimd?: boolean
+  /** Address of the `.wasm` file if it isn't beside the package's scripts; for all builds by an object. */
+  wasmUrl?: string | URL | WasmUrls
+}
+
+/** Addresses of the engine's builds, of which one is loaded. */
+export interface WasmUrls {
+  plain: string | URL
+  relaxed?: string | URL
+  threads?: string | URL
+  threadsRelaxed?: string | URL
+  /** What the first `schema` loads. */
+  constraint?: string | URL
 }
 
 /** Options of everything that reads a source. */
@@ -81,6 +94,20 @@ export interface LoadOptions extends SourceOptions, EngineOptions {
   /** What messages call the model. */
   name?: string
   onNotice?: (notice: Notice) => void
+}
+
+/** What can be converted: a GGUF file, a split set, or a checkpoint. */
+export type ConvertSource = File | readonly File[] | FileSystemDirectoryHandle
+
+export interface ConvertOptions extends EngineOptions {
+  /** What the package is called; as default after the source and the types of its tensors. */
+  name?: string
+  onProgress?: (progress: Progress) => void
+  onNotice?: (notice: Notice) => void
+  /** Stops the conversion; nothing of it is kept. */
+  signal?: AbortSignal
+  /** Where the package is kept; `auto` takes OPFS, else IndexedDB. */
+  store?: Exclude<StoreKind, 'memory'> | 'auto'
 }
 
 export interface AdapterUse { name: string; /** 1 as default. */ scale?: number }
@@ -142,8 +169,9 @@ export interface ModelInfo extends EngineInfo {
 }
 
 export interface StoredModel {
-  /** Names it for `models.remove` and `models.verify`; its address does so, too. */
+  /** Names it for `load`, `models.remove` and `models.verify`; its address does so, too. */
   id: string
+  /** Its address; the `id` of one that was converted here. */
   source: string
   /** The file of a Hugging Face repository that was asked for. */
   file?: string
@@ -184,8 +212,10 @@ export interface StorageUsage {
 /** What this browser offers, and what would be used. */
 export interface Doctor {
   version?: string
-  engine: { ok: boolean; error?: Notice; build: 'plain' | 'threads' }
+  engine: { ok: boolean; error?: Notice; build: 'plain' | 'relaxed' | 'threads' | 'threadsRelaxed' }
   simd: boolean
+  /** Whether relaxed SIMD is there, and exact where the engine uses it. */
+  relaxedSimd: boolean
   crossOriginIsolated: boolean
   cores: number
   /** GiB, rounded and capped by the browser. */
@@ -207,6 +237,7 @@ export type WireSource =
   | { kind: 'address'; addresses: string[] }
   | { kind: 'files'; files: File[] }
   | { kind: 'folder'; handle: FileSystemDirectoryHandle }
+  | { kind: 'stored'; id: string }
 
 export interface WireSourceOptions {
   source: WireSource
@@ -217,8 +248,9 @@ export interface WireSourceOptions {
   trust?: TrustedKey[]
 }
 export interface WireEngine {
-  wasmUrl: { plain?: string; threads?: string; constraint?: string }
+  wasmUrl: { [build in keyof WasmUrls]?: string }
   threads?: number
+  relaxedSimd?: boolean
 }
 export interface WireLoad extends WireSourceOptions {
   backend: 'auto' | 'cpu' | 'gpu'
@@ -226,6 +258,11 @@ export interface WireLoad extends WireSourceOptions {
   gpuTimeout?: number
   contextLength?: number
   name: string
+}
+export interface WireConvert {
+  source: WireSource
+  store: StoreKind | 'auto'
+  name?: string
 }
 export type Sampling = Omit<GenerateOptions, 'signal' | 'stop' | 'adapters' | 'tools' | 'schema'> & { stop?: string[] }
 export interface WireGrammar { kind: 'schema' | 'regex' | 'grammar'; text: string }
@@ -249,6 +286,7 @@ export type Calls = {
   engine: { args: WireEngine; value: null }
   load: { args: WireLoad; item: Progress | { notice: Notice }; value: ModelInfo }
   fetch: { args: WireSourceOptions; item: Progress | { notice: Notice }; value: null }
+  convert: { args: WireConvert; item: Progress | { notice: Notice }; value: StoredModel }
   plan: { args: WireSourceOptions; value: Plan }
   info: { args: null; value: ModelInfo }
   memory: { args: null; value: { wasmBytes: number; gpuBytes: number } }

@@ -143,6 +143,39 @@ export async function constraints() {
   return { Vocabulary }
 }
 
+/** Puts the bytes of the entry into shards of 256 KiB. */
+export class Conversion {
+  static async open(files, options) {
+    if (!options.entry?.endsWith('.gguf')) fail('invalid_file', `${options.name}: not a model`)
+    const size = await files.len(options.entry)
+    if (!size) fail('invalid_file', `${options.name}: empty`)
+    return Object.assign(new Conversion(), { files, options, size })
+  }
+  bytes() { return this.size + 1000 }
+  async run(disk, progress) {
+    const shards = [], listed = []
+    const put = async (name, data) => {
+      if (this.cancelled) fail('cancelled', 'cancelled')
+      await disk.writeAt(name, 0, data)
+      await disk.commit(name)
+      listed.push({ name, size: data.length })
+    }
+    for (let at = 0; at < this.size; at += 4 * BLOCK) {
+      const data = await readAll((start, end) => this.files.read(this.options.entry, at + start, at + end), Math.min(4 * BLOCK, this.size - at))
+      const filename = `shard_${String(shards.length).padStart(5, '0')}.bin`
+      await put(filename, data)
+      shards.push({ index: shards.length, filename, size: data.length, hash: await digest(data) })
+      progress(at + data.length, this.size)
+      await new Promise(done => setTimeout(done, seen.stepMs))
+    }
+    const id = this.options.id ?? `${this.options.name}-wfake`
+    await put('manifest.json', new TextEncoder().encode(JSON.stringify({ version: 1, modelId: id, hashAlgorithm: 'sha256', shards })))
+    return { id, files: listed, warnings: ['it is a fake'] }
+  }
+  cancel() { this.cancelled = true }
+  free() { seen.freed++ }
+}
+
 export class Model {
   static async load(files, options, progress) {
     if (!options.entry) fail('invalid_file', 'a fake model needs an entry')

@@ -4,7 +4,7 @@ import { indexedDB, IDBKeyRange } from 'fake-indexeddb'
 import { Sterna } from '../dist/index.js'
 import { addressOf, wireSource } from '../dist/source.js'
 import { openStore, readFile, writeFile } from '../dist/worker/store.js'
-import { keyOf, openSource, remove } from '../dist/worker/library.js'
+import { convert, keyOf, openSource, remove } from '../dist/worker/library.js'
 import { bytes, makePackage, seen, serveFiles, useFakeEngine } from './helpers.mjs'
 import { locks } from './locks.mjs'
 import * as fake from './fake-engine.mjs'
@@ -225,4 +225,69 @@ test('sources become addresses', () => {
   ]) assert.equal(addressOf(source), address)
   delete globalThis.location
   assert.throws(() => addressOf('./x'), { code: 'invalid_request' })
+})
+
+/** What `Sterna.convert` does in the Worker: a `File` that Node posts loses its name. */
+function converted(source, { onProgress, onNotice, signal = new AbortController().signal, store = 'auto', name } = {}) {
+  const emit = item => 'notice' in item ? onNotice?.(item.notice) : onProgress?.(item)
+  return convert(fake, { source: wireSource(source).source, store, ...(name === undefined ? {} : { name }) }, { signal, emit })
+}
+
+test('a file of the user\'s becomes a stored model', async () => {
+  const file = new File([bytes(700_000)], 'Mine.gguf', { lastModified: 1 })
+  const [progress, notices] = [[], []]
+  const stored = await converted(file, { onProgress: p => progress.push(p), onNotice: n => notices.push(n.code) })
+  assert.deepEqual(progress.at(-1), { phase: 'convert', doneBytes: 700_000, totalBytes: 700_000 })
+  assert.deepEqual(notices, ['conversion'])
+  assert.match(stored.id, /^Mine-[0-9a-f]{16}$/)
+  assert.deepEqual([stored.source, stored.name, stored.complete, stored.store], [stored.id, 'Mine-wfake', true, 'indexeddb'])
+  assert.deepEqual(await Sterna.models.list(), [stored])
+  // Again is no work.
+  progress.length = 0
+  assert.equal((await converted(file, { onProgress: p => progress.push(p) })).id, stored.id)
+  assert.deepEqual(progress, [])
+  const plan = await Sterna.plan(stored.id)
+  assert.deepEqual([plan.missingBytes, plan.fits, plan.totalBytes], [0, true, stored.totalBytes])
+  const model = await Sterna.load(stored.id)
+  assert.equal(model.info.name, 'Mine')
+  await assert.rejects(Sterna.models.remove(stored.id), { code: 'busy' })
+  await model.dispose()
+  assert.deepEqual(await Sterna.models.verify(stored.id), [])
+  const folder = await (await openStore('indexeddb')).folder(stored.id)
+  const data = await readFile(folder, 'shard_00001.bin')
+  data[9] ^= 4
+  await writeFile(folder, 'shard_00001.bin', data)
+  await assert.rejects(Sterna.load(stored.id, { verify: 'full' }), { code: 'hash_mismatch' })
+  await assert.rejects(Sterna.load(stored.id), { code: 'not_found' })
+  assert.equal((await Sterna.models.list())[0].complete, false)
+  assert.equal((await converted(file)).complete, true)
+  await writeFile(folder, 'shard_00000.bin', data)
+  assert.deepEqual(await Sterna.models.verify(stored.id, { mend: true }), ['shard_00000.bin'])
+  assert.equal(await Sterna.models.remove(stored.id), true)
+  await assert.rejects(Sterna.load(stored.id), { code: 'not_found' })
+  assert.equal((await converted(file, { name: 'other' })).name, 'other')
+})
+
+test('what stops a conversion leaves nothing of it', async () => {
+  const file = new File([bytes(700_000)], 'mine.gguf')
+  quota = 600_000
+  await assert.rejects(converted(file), { code: 'quota' })
+  quota = 1e9
+  seen.stepMs = 5
+  const controller = new AbortController()
+  await assert.rejects(converted(file, { signal: controller.signal, onProgress: () => controller.abort() }), { code: 'cancelled' })
+  await assert.rejects(converted(new File([bytes(10)], 'x.txt')), { code: 'invalid_file' })
+  await assert.rejects(converted(site.url), { code: 'invalid_request' })
+  await assert.rejects(Sterna.convert(site.url), { code: 'invalid_request' })
+  await assert.rejects(converted(file, { name: '' }), { code: 'invalid_request' })
+  await assert.rejects(converted(file, { store: 'memory' }), { code: 'unsupported' })
+  assert.deepEqual(await Sterna.models.list(), [])
+})
+
+test('a model is loaded by the id of what was downloaded', async () => {
+  await (await Sterna.load(site.url)).dispose()
+  const [{ id }] = await Sterna.models.list()
+  site.state.requests = []
+  await (await Sterna.load(id)).dispose()
+  assert.deepEqual(site.state.requests, ['/manifest.json'])
 })

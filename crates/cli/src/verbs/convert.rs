@@ -264,6 +264,7 @@ impl Convert {
                     detail: self.manifest.detail(),
                     statements: self.manifest.statements()?,
                     n_verify_threads: machine::default_threads(),
+                    hash_on_threads: true,
                 };
                 let summary = to_package(&files, &self.out, &options, exec, &notify())?;
                 say(&summary, self.json)

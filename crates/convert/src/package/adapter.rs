@@ -14,12 +14,10 @@ use sterna_format::rdrr::lora::{LoraFactor, LoraName};
 use sterna_format::rdrr::{LoraConfig, Manifest, Role, Tensor, TensorMap};
 use sterna_kernels::quant::decode_row;
 
+use super::folder::{Folder, PackageSummary, begin_package, finish_package};
 use super::journal::Journal;
 use super::shards::ShardWriter;
-use super::{
-    DEFAULT_SHARD_SIZE, ManifestDetail, PackageSummary, Statements, begin_package,
-    check_shard_size, finish_package, manifest, stated,
-};
+use super::{DEFAULT_SHARD_SIZE, ManifestDetail, Statements, check_shard_size, manifest, stated};
 
 /// The kind of model in manifests of adapters.
 const MODEL_TYPE: &str = "lora";
@@ -69,7 +67,8 @@ pub fn adapter_to_package(
     let dir = &staging.path;
     // Small: always started over.
     let journal = Journal::fresh(dir)?;
-    let mut writer = ShardWriter::new(dir, options.shard_size, options.algorithm, journal);
+    let folder = Folder::new(dir, journal);
+    let mut writer = ShardWriter::new(folder, options.shard_size, options.algorithm, true);
     let ranks = source.pairs.iter().map(|pair| rank(source, &pair.a));
     let rank = ranks.collect::<Result<Vec<_>>>()?.into_iter().max();
     let (Some(rank), Some(first)) = (rank, source.pairs.first()) else {
@@ -122,7 +121,7 @@ pub fn adapter_to_package(
             })?;
         }
     }
-    let written = writer.finish()?;
+    let (written, mut folder) = writer.finish()?;
     let name = stem(name);
     let n_tensors = tensors.len();
     let mut manifest = Manifest {
@@ -142,7 +141,7 @@ pub fn adapter_to_package(
     let ids = manifest.groups.iter().map(|group| group.id.as_str());
     options.statements.versions.check(ids)?;
     stated::state(&mut manifest, &options.statements, None);
-    manifest::write(dir, &mut manifest, Vec::new(), options.detail)?;
+    manifest::write(&mut folder, &mut manifest, Vec::new(), options.detail)?;
     finish_package(staging, out)?;
     Ok(PackageSummary {
         package: out.to_owned(),

@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna::native::LocalModel;
-use sterna::{Bundled, Context, GGUF_TOKENIZER_FILE, Header, Result};
+use sterna::{Bundled, Context, GGUF_TOKENIZER_FILE, Header, ModelFiles, Result};
 use sterna_format::gguf::{self, Metadata};
 use sterna_format::rdrr::TokenizerEntry;
 
@@ -36,7 +35,7 @@ pub(super) struct Companions {
 
 impl Companions {
     /// Those of the model in `files`.
-    pub(super) fn of(files: &LocalModel, notify: &Notify<'_>) -> Result<Companions> {
+    pub(super) fn of(files: &ModelFiles, notify: &Notify<'_>) -> Result<Companions> {
         let mut eos = files
             .config()?
             .map(|config| config.eos_token_id)
@@ -83,7 +82,7 @@ impl Companions {
         Ok(companions)
     }
 
-    fn take_folder(&mut self, files: &LocalModel) -> Result<()> {
+    fn take_folder(&mut self, files: &ModelFiles) -> Result<()> {
         for name in TAKEN {
             if let Some(bytes) = files.beside(name)? {
                 self.files.push((name.to_owned(), bytes));
@@ -136,6 +135,15 @@ impl Companions {
         });
         Ok(())
     }
+}
+
+/// Bytes of the files beside `files` that a package contains unchanged.
+pub(super) fn taken_bytes(files: &ModelFiles) -> Result<u64> {
+    let mut sum = 0;
+    for name in TAKEN {
+        sum += files.beside(name)?.map_or(0, |bytes| bytes.len() as u64);
+    }
+    Ok(sum)
 }
 
 /// Kind and size of a `tokenizer.json`.

@@ -92,11 +92,6 @@ impl Journal {
         self.state.shards.len()
     }
 
-    /// Whether shard `index` is complete.
-    pub(super) fn is_finished(&self, index: usize) -> bool {
-        index < self.state.shards.len()
-    }
-
     /// Records that the next shard, of `size` bytes, is on disk.
     pub(super) fn note(&mut self, index: usize, size: u64) -> Result<()> {
         assert_eq!(

@@ -1,7 +1,6 @@
 //! The manifest of a package, from what was converted.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -20,8 +19,8 @@ use sterna_format::rdrr::{
 use sterna_kernels::activation::Activation;
 
 use super::shards::{ShardHashes, Written};
+use super::sink::PackageSink;
 use super::stated::ManifestDetail;
-use crate::staging::write_file;
 
 /// The inputs of a manifest besides the bytes that were written.
 pub(super) struct Facts<'a> {
@@ -116,10 +115,10 @@ pub(super) fn of_weights(
     }
 }
 
-/// Writes the files of a package that are not shards to `dir`: those of `beside`, the tensor map, and last
+/// Writes the files of a package that are not shards to `sink`: those of `beside`, the tensor map, and last
 /// the manifest, with the hashes of the others.
 pub(super) fn write(
-    dir: &Path,
+    sink: &mut impl PackageSink,
     manifest: &mut Manifest,
     mut beside: Vec<(String, Bytes)>,
     detail: ManifestDetail,
@@ -141,10 +140,10 @@ pub(super) fn write(
         integrity.block_merkle = None;
         integrity.shard_blocks = None;
     }
-    for (name, bytes) in &beside {
-        write_file(&dir.join(name), bytes)?;
+    for (name, bytes) in beside {
+        sink.put(&name, bytes)?;
     }
-    write_file(&dir.join(MANIFEST_FILE), &manifest.to_json())
+    sink.put(MANIFEST_FILE, manifest.to_json().into())
 }
 
 fn groups(model_type: &str, tensors: &TensorMap, written: &Written) -> Vec<Group> {

@@ -1,45 +1,40 @@
 //! The bytes of a package: tensors in aligned shards, with all hashes computed on the fly.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
-use sterna::{Context, Result};
+use sterna::Result;
 use sterna_delivery::hash::{
     Algorithm, BlockDigests, BlockHasher, DEFAULT_BLOCK_SIZE, Digest, Hasher,
 };
 use sterna_format::rdrr::groups::GroupId;
-use sterna_format::rdrr::{Span, TENSOR_ALIGNMENT, shard_file_name};
+use sterna_format::rdrr::{Span, TENSOR_ALIGNMENT};
 
-use super::journal::Journal;
+use super::sink::PackageSink;
 
 /// Pieces queued for a hashing thread; each is at most a few megabytes.
 const QUEUED: usize = 4;
 /// Bytes read at a time from shards that an earlier run finished.
-const READ_BYTES: usize = 1 << 20;
+const READ_BYTES: u64 = 1 << 20;
 
 /// Writes tensors one after another into shards of at most a given size.
 ///
 /// A tensor begins at a multiple of 4096 bytes. If the rest of a shard can't hold it, it begins a new one;
 /// only tensors larger than a shard are split. Hashing is done by two threads in addition to the one that
-/// writes.
-pub(super) struct ShardWriter {
-    dir: PathBuf,
+/// writes, where there are threads.
+pub(super) struct ShardWriter<S> {
+    sink: S,
     shard_size: u64,
     algorithm: Algorithm,
-    journal: Journal,
-    /// Index of the current shard, its file unless an earlier run finished it, bytes in it.
+    /// Index of the current shard, bytes in it.
     shard: usize,
-    file: Option<File>,
     len: u64,
     /// Bytes of the current tensor that remain.
     left: u64,
-    shards: HashThread<ShardPiece, (Vec<ShardHashes>, Digest)>,
-    tensors: HashThread<TensorPiece, TensorHashes>,
+    shards: Hashing<ShardPiece, HashShards>,
+    tensors: Hashing<TensorPiece, HashTensors>,
 }
 
 /// The hashes of a complete shard.
@@ -79,21 +74,19 @@ enum TensorPiece {
     End,
 }
 
-impl ShardWriter {
-    /// Begins to write into `dir`, or resumes where the run that left `journal` was interrupted: shards that
-    /// it finished are kept, and read for their hashes.
-    pub(super) fn new(dir: &Path, shard_size: u64, algorithm: Algorithm, journal: Journal) -> Self {
+impl<S: PackageSink> ShardWriter<S> {
+    /// Begins to write into `sink`, or resumes where an earlier run was interrupted: shards that it finished
+    /// are kept, and read for their hashes. Hashing is done on threads of its own if `on_threads`.
+    pub(super) fn new(sink: S, shard_size: u64, algorithm: Algorithm, on_threads: bool) -> Self {
         ShardWriter {
-            dir: dir.to_owned(),
+            sink,
             shard_size,
             algorithm,
             shard: 0,
-            file: None,
             len: 0,
             left: 0,
-            shards: HashThread::spawn(move |pieces| hash_shards(algorithm, pieces)),
-            tensors: HashThread::spawn(move |pieces| hash_tensors(algorithm, pieces)),
-            journal,
+            shards: Hashing::begin(HashShards::new(algorithm), on_threads),
+            tensors: Hashing::begin(HashTensors::new(algorithm), on_threads),
         }
     }
 
@@ -111,7 +104,7 @@ impl ShardWriter {
             self.append(gap)?;
         }
         self.left = size;
-        self.tensors.send(TensorPiece::Begin(group));
+        self.tensors.take(TensorPiece::Begin(group));
         let (mut spans, mut rest) = (Vec::new(), size);
         let (mut shard, mut offset) = (self.shard, self.len);
         loop {
@@ -131,25 +124,20 @@ impl ShardWriter {
 
     /// True if an earlier run wrote all `spans`; then [`ShardWriter::skip`] replaces [`ShardWriter::write`].
     pub(super) fn is_written(&self, spans: &[Span]) -> bool {
-        spans
-            .iter()
-            .all(|span| self.journal.is_finished(span.shard))
+        let n_finished = self.sink.n_finished();
+        spans.iter().all(|span| span.shard < n_finished)
     }
 
     /// Reads the current tensor from the shards of an earlier run.
     pub(super) fn skip(&mut self, spans: &[Span]) -> Result<()> {
         for span in spans {
-            let path = self.dir.join(shard_file_name(span.shard));
-            let name = || path.display().to_string();
-            let mut file = File::open(&path).with_context(name)?;
-            file.seek(SeekFrom::Start(span.offset)).with_context(name)?;
-            let mut left = span.size;
-            while left > 0 {
-                let mut piece = vec![0; READ_BYTES.min(left as usize)];
-                file.read_exact(&mut piece)
-                    .with_context(|| format!("{}: shorter than it was", name()))?;
-                left -= piece.len() as u64;
-                self.write(piece.into())?;
+            let mut offset = span.offset;
+            let end = offset + span.size;
+            while offset < end {
+                let n = READ_BYTES.min(end - offset);
+                let piece = self.sink.read_back(span.shard, offset..offset + n)?;
+                self.write(piece)?;
+                offset += n;
             }
         }
         Ok(())
@@ -162,7 +150,7 @@ impl ShardWriter {
             "no more bytes than were said"
         );
         self.left -= bytes.len() as u64;
-        self.tensors.send(TensorPiece::Bytes(bytes.clone()));
+        self.tensors.take(TensorPiece::Bytes(bytes.clone()));
         while !bytes.is_empty() {
             if self.len == self.shard_size {
                 self.end_shard()?;
@@ -172,51 +160,44 @@ impl ShardWriter {
             self.append(piece)?;
         }
         if self.left == 0 {
-            self.tensors.send(TensorPiece::End);
+            self.tensors.take(TensorPiece::End);
         }
         Ok(())
+    }
+
+    /// The sink.
+    pub(super) fn sink(&mut self) -> &mut S {
+        &mut self.sink
     }
 
     /// Ends the last shard.
-    pub(super) fn finish(mut self) -> Result<Written> {
+    pub(super) fn finish(mut self) -> Result<(Written, S)> {
         if self.len > 0 {
             self.end_shard()?;
         }
-        let (shards, blake3) = self.shards.finish();
-        Ok(Written {
+        let (shards, blake3) = self.shards.finish().finish();
+        let written = Written {
             algorithm: self.algorithm,
             shards,
             blake3,
-            tensors: self.tensors.finish(),
-        })
+            tensors: self.tensors.finish().finish(),
+        };
+        Ok((written, self.sink))
     }
 
     fn append(&mut self, bytes: Bytes) -> Result<()> {
-        if !self.journal.is_finished(self.shard) {
-            let path = self.dir.join(shard_file_name(self.shard));
-            let file = match &mut self.file {
-                Some(file) => file,
-                none => {
-                    let file = File::create(&path);
-                    none.insert(file.with_context(|| path.display().to_string())?)
-                }
-            };
-            file.write_all(&bytes)
-                .with_context(|| format!("{}: cannot write", path.display()))?;
+        if self.shard >= self.sink.n_finished() {
+            self.sink.append(self.shard, bytes.clone())?;
         }
         self.len += bytes.len() as u64;
-        self.shards.send(ShardPiece::Bytes(bytes));
+        self.shards.take(ShardPiece::Bytes(bytes));
         Ok(())
     }
 
-    /// Ends the current shard: on disk first, then in the journal.
     fn end_shard(&mut self) -> Result<()> {
-        self.shards.send(ShardPiece::End);
-        if let Some(file) = self.file.take() {
-            let name = shard_file_name(self.shard);
-            file.sync_all()
-                .with_context(|| format!("{}: cannot write", self.dir.join(&name).display()))?;
-            self.journal.note(self.shard, self.len)?;
+        self.shards.take(ShardPiece::End);
+        if self.shard >= self.sink.n_finished() {
+            self.sink.end_shard(self.shard, self.len)?;
         }
         self.shard += 1;
         self.len = 0;
@@ -224,36 +205,60 @@ impl ShardWriter {
     }
 }
 
-/// Hashes shards; also returns the BLAKE3 of all of them together.
-fn hash_shards(
+/// What hashes pieces, one after another.
+trait Hash<T>: Send + 'static {
+    fn take(&mut self, piece: T);
+}
+
+/// Hashes shards, and all of them together with BLAKE3.
+struct HashShards {
     algorithm: Algorithm,
-    pieces: impl Iterator<Item = ShardPiece>,
-) -> (Vec<ShardHashes>, Digest) {
-    let mut all = Hasher::new(Algorithm::Blake3);
-    let mut shards = Vec::new();
-    // Blocks of shards are hashed with BLAKE3 whatever the algorithm of shards: it costs a fifth.
-    let (mut whole, mut in_blocks, mut size) =
-        (Hasher::new(algorithm), blocks(Algorithm::Blake3), 0);
-    for piece in pieces {
+    all: Hasher,
+    /// Of the current shard.
+    whole: Hasher,
+    in_blocks: BlockHasher,
+    size: u64,
+    shards: Vec<ShardHashes>,
+}
+
+impl HashShards {
+    fn new(algorithm: Algorithm) -> HashShards {
+        HashShards {
+            algorithm,
+            all: Hasher::new(Algorithm::Blake3),
+            whole: Hasher::new(algorithm),
+            // Blocks of shards are hashed with BLAKE3 whatever the algorithm of shards: it costs a fifth.
+            in_blocks: blocks(Algorithm::Blake3),
+            size: 0,
+            shards: Vec::new(),
+        }
+    }
+
+    fn finish(self) -> (Vec<ShardHashes>, Digest) {
+        (self.shards, self.all.finish())
+    }
+}
+
+impl Hash<ShardPiece> for HashShards {
+    fn take(&mut self, piece: ShardPiece) {
         match piece {
             ShardPiece::Bytes(bytes) => {
-                size += bytes.len() as u64;
-                whole.update(&bytes);
-                in_blocks.update(&bytes);
-                all.update(&bytes);
+                self.size += bytes.len() as u64;
+                self.whole.update(&bytes);
+                self.in_blocks.update(&bytes);
+                self.all.update(&bytes);
             }
             ShardPiece::End => {
-                let whole = std::mem::replace(&mut whole, Hasher::new(algorithm));
-                let in_blocks = std::mem::replace(&mut in_blocks, blocks(Algorithm::Blake3));
-                shards.push(ShardHashes {
-                    size: std::mem::take(&mut size),
+                let whole = std::mem::replace(&mut self.whole, Hasher::new(self.algorithm));
+                let in_blocks = std::mem::replace(&mut self.in_blocks, blocks(Algorithm::Blake3));
+                self.shards.push(ShardHashes {
+                    size: std::mem::take(&mut self.size),
                     digest: whole.finish(),
                     blocks: in_blocks.finish(),
                 });
             }
         }
     }
-    (shards, all.finish())
 }
 
 /// Hashes blocks of the usual size.
@@ -262,63 +267,108 @@ fn blocks(algorithm: Algorithm) -> BlockHasher {
 }
 
 /// Hashes tensors and the groups that they belong to.
-fn hash_tensors(algorithm: Algorithm, pieces: impl Iterator<Item = TensorPiece>) -> TensorHashes {
-    let mut groups: HashMap<GroupId, Hasher> = HashMap::new();
-    let mut roots = Vec::new();
-    let mut group = GroupId::Other;
-    let mut leaves = blocks(Algorithm::Sha256);
-    for piece in pieces {
+struct HashTensors {
+    algorithm: Algorithm,
+    groups: HashMap<GroupId, Hasher>,
+    roots: Vec<Digest>,
+    /// Of the current tensor.
+    group: GroupId,
+    leaves: BlockHasher,
+}
+
+impl HashTensors {
+    fn new(algorithm: Algorithm) -> HashTensors {
+        HashTensors {
+            algorithm,
+            groups: HashMap::new(),
+            roots: Vec::new(),
+            group: GroupId::Other,
+            leaves: blocks(Algorithm::Sha256),
+        }
+    }
+
+    fn finish(self) -> TensorHashes {
+        TensorHashes {
+            groups: (self.groups.into_iter())
+                .map(|(id, hasher)| (id, hasher.finish()))
+                .collect(),
+            roots: self.roots,
+        }
+    }
+}
+
+impl Hash<TensorPiece> for HashTensors {
+    fn take(&mut self, piece: TensorPiece) {
         match piece {
             TensorPiece::Begin(id) => {
-                group = id;
-                groups.entry(id).or_insert_with(|| Hasher::new(algorithm));
+                self.group = id;
+                let of_group = self.groups.entry(id);
+                of_group.or_insert_with(|| Hasher::new(self.algorithm));
             }
             TensorPiece::Bytes(bytes) => {
-                leaves.update(&bytes);
-                let hasher = groups.get_mut(&group).expect("it was begun");
-                hasher.update(&bytes);
+                self.leaves.update(&bytes);
+                let hasher = self.groups.get_mut(&self.group);
+                hasher.expect("it was begun").update(&bytes);
             }
             TensorPiece::End => {
-                let leaves = std::mem::replace(&mut leaves, blocks(Algorithm::Sha256));
-                roots.push(leaves.finish().merkle_root());
+                let leaves = std::mem::replace(&mut self.leaves, blocks(Algorithm::Sha256));
+                self.roots.push(leaves.finish().merkle_root());
             }
         }
     }
-    TensorHashes {
-        groups: (groups.into_iter())
-            .map(|(id, hasher)| (id, hasher.finish()))
-            .collect(),
-        roots,
-    }
 }
 
-/// A thread that hashes what it is sent, and returns a result at the end.
-struct HashThread<T, R> {
-    sender: SyncSender<T>,
-    thread: JoinHandle<R>,
+/// Hashing what it is given: at once, or on a thread of its own.
+enum Hashing<T, H> {
+    AtOnce(H),
+    OnThread {
+        sender: SyncSender<T>,
+        thread: JoinHandle<H>,
+    },
 }
 
-impl<T: Send + 'static, R: Send + 'static> HashThread<T, R> {
-    fn spawn(hash: impl FnOnce(mpsc::IntoIter<T>) -> R + Send + 'static) -> HashThread<T, R> {
+impl<T: Send + 'static, H: Hash<T>> Hashing<T, H> {
+    fn begin(mut hash: H, on_thread: bool) -> Hashing<T, H> {
+        if !on_thread {
+            return Hashing::AtOnce(hash);
+        }
         let (sender, receiver) = mpsc::sync_channel(QUEUED);
-        let thread = std::thread::spawn(move || hash(receiver.into_iter()));
-        HashThread { sender, thread }
+        let thread = std::thread::spawn(move || {
+            receiver.into_iter().for_each(|piece| hash.take(piece));
+            hash
+        });
+        Hashing::OnThread { sender, thread }
     }
 
-    fn send(&self, piece: T) {
-        self.sender.send(piece).expect("hashing doesn't fail");
+    fn take(&mut self, piece: T) {
+        match self {
+            Hashing::AtOnce(hash) => hash.take(piece),
+            Hashing::OnThread { sender, .. } => {
+                sender.send(piece).expect("hashing doesn't fail");
+            }
+        }
     }
 
-    fn finish(self) -> R {
-        drop(self.sender);
-        self.thread.join().expect("hashing doesn't fail")
+    fn finish(self) -> H {
+        match self {
+            Hashing::AtOnce(hash) => hash,
+            Hashing::OnThread { sender, thread } => {
+                drop(sender);
+                thread.join().expect("hashing doesn't fail")
+            }
+        }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(target_family = "wasm")))]
 mod tests {
-    use sterna_delivery::hash::digest_of;
+    use std::path::Path;
 
+    use sterna_delivery::hash::digest_of;
+    use sterna_format::rdrr::shard_file_name;
+
+    use super::super::folder::Folder;
+    use super::super::journal::Journal;
     use super::*;
 
     /// Writes tensors of these sizes, filled by their index.
@@ -328,7 +378,10 @@ mod tests {
         upto: usize,
         journal: Journal,
     ) -> (Vec<Vec<Span>>, Option<Written>) {
-        let mut writer = ShardWriter::new(dir, 10_000, Algorithm::Sha256, journal);
+        let folder = Folder::new(dir, journal);
+        // Threads change nothing.
+        let on_threads = upto.is_multiple_of(2);
+        let mut writer = ShardWriter::new(folder, 10_000, Algorithm::Sha256, on_threads);
         let mut places = Vec::new();
         for (i, &size) in sizes.iter().take(upto).enumerate() {
             let spans = writer.begin(GroupId::Layer(i as u32 / 2), size).unwrap();
@@ -342,7 +395,7 @@ mod tests {
             }
             places.push(spans);
         }
-        let written = (upto == sizes.len()).then(|| writer.finish().unwrap());
+        let written = (upto == sizes.len()).then(|| writer.finish().unwrap().0);
         (places, written)
     }
 

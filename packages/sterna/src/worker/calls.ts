@@ -69,6 +69,12 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
       opened.close()
       return null
     }),
+    convert: (args, context) => {
+      const converting = engine().then(engine => library.convert(engine, args, context))
+      openings.add(converting)
+      void converting.catch(() => {}).then(() => openings.delete(converting))
+      return converting
+    },
     plan: async args => library.plan(await engine(), args),
     info: () => loaded().info(),
     memory: () => loaded().with(model => model.memory()),
@@ -106,7 +112,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
       const disposing = host
       host = undefined
       await disposing?.dispose()
-      await Promise.all(openings) // A cancelled download notes how far it came.
+      await Promise.allSettled(openings) // A cancelled download notes how far it came.
       return null
     },
   }

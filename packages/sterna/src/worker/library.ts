@@ -6,7 +6,7 @@
  */
 import type { Download, DownloadProgress, Files, ListedFile } from '../engine.js'
 import { SternaError, cancelled } from '../error.js'
-import type { Notice, Plan, Progress, StorageUsage, StoredModel, StoreKind, TrustedKey, WireSourceOptions } from '../types.js'
+import type { Notice, Plan, Progress, StorageUsage, StoredModel, StoreKind, TrustedKey, WireConvert, WireSource, WireSourceOptions } from '../types.js'
 import type { Engine } from './engine.js'
 import { http } from './http.js'
 import { channel, lock, tryLock, type Release } from './locks.js'
@@ -19,7 +19,9 @@ const RECORD = '.record'
 
 /** What is known of a stored model besides its files. */
 interface Record {
+  /** The first address, or the model's id. */
   source: string
+  /** None of a model that was converted here. */
   addresses: string[]
   file?: string
   trust?: TrustedKey[]
@@ -49,15 +51,20 @@ export interface OpenContext {
 
 /** The name of a model's folder: readable, and different for each address. */
 export function keyOf(address: string, file = ''): string {
+  return keyFor(nameOf(address), `${address} ${file}`)
+}
+
+/** The name of a folder: readable by `name`, and different for each `text`. */
+function keyFor(name: string, text: string): string {
   let [a, b] = [0xdeadbeef, 0x41c6ce57]
-  for (const char of `${address} ${file}`) {
+  for (const char of text) {
     const code = char.codePointAt(0)!
     a = Math.imul(a ^ code, 2654435761)
     b = Math.imul(b ^ code, 1597334677)
     ;[a, b] = [(a << 13) | (a >>> 19), (b << 17) | (b >>> 15)]
   }
   const hex = (n: number) => (n >>> 0).toString(16).padStart(8, '0')
-  return `${nameOf(address).replace(/[^\w.-]+/g, '-').slice(0, 60)}-${hex(a)}${hex(b)}`
+  return `${name.replace(/[^\w.-]+/g, '-').slice(0, 60)}-${hex(a)}${hex(b)}`
 }
 
 /** What to call the model of an address. */
@@ -67,10 +74,12 @@ export function nameOf(address: string): string {
 }
 
 /** Opens a source for reading; a download begins and goes on after the return. */
-export async function openSource(engine: Engine, from: WireSourceOptions, context: OpenContext): Promise<Opened> {
+export async function openSource(engine: Engine, asked: WireSourceOptions, context: OpenContext): Promise<Opened> {
+  const from = await resolve(asked)
   const { source } = from
+  if (source.kind === 'stored') return openStored(engine, source.id, from, context)
   if (source.kind !== 'address') {
-    const opened = source.kind === 'files' ? openFiles(source.files) : await openHandle(source.handle)
+    const opened = await openLocal(source)
     context.accept?.(opened.totalBytes)
     return opened
   }
@@ -87,6 +96,114 @@ export async function openSource(engine: Engine, from: WireSourceOptions, contex
     leave()
     throw SternaError.from(error)
   }
+}
+
+/** The addresses that a stored model came from, instead of its id; one that was converted here has none. */
+async function resolve(from: WireSourceOptions): Promise<WireSourceOptions> {
+  if (from.source.kind !== 'stored') return from
+  const { id } = from.source
+  const found = await find(id)
+  const folder = await found?.store.folder(found.key)
+  const record = folder && await readRecord(folder)
+  folder?.close()
+  if (!found || !record) throw new SternaError('not_found', `${id} isn't in the store.`)
+  if (record.addresses.length === 0) return { ...from, store: found.store.kind }
+  const { addresses, file, trust } = record
+  return {
+    ...from, source: { kind: 'address', addresses }, store: found.store.kind,
+    ...(file === undefined ? {} : { file }), ...(trust === undefined ? {} : { trust }),
+  }
+}
+
+/** Opens a model that was converted here. */
+async function openStored(engine: Engine, id: string, { store, verify }: WireSourceOptions, context: OpenContext): Promise<Opened> {
+  const leave = await lock(`sterna:use:${id}`, { mode: 'shared' })
+  let folder: SealedFolder | undefined
+  try {
+    const done = await takeTurn(id, context)
+    try {
+      folder = new SealedFolder(await (await openStore(store)).folder(id), engine.sha256)
+      const damaged = verify === 'none' ? [] : await folder.sample(verify === 'full' ? 'all' : 'some')
+      if (damaged.length) throw new SternaError('hash_mismatch', `${damaged.join(', ')} of ${id} was damaged in the store. Convert the model again.`)
+      const listed = await stored(folder)
+      if (!listed) throw new SternaError('not_found', `${id} isn't complete. Convert the model again.`)
+      const totalBytes = sum(listed)
+      context.accept?.(totalBytes)
+      await writeRecord(folder.inner, { ...(await readRecord(folder.inner))!, usedAt: Date.now() })
+      const { inner } = folder
+      return { files: folder, entry: 'manifest.json', totalBytes, arrived: Promise.resolve(), close: () => (inner.close(), leave()) }
+    } finally {
+      done()
+    }
+  } catch (error) {
+    folder?.inner.close()
+    leave()
+    throw SternaError.from(error)
+  }
+}
+
+/** Converts the user's files to a package in the store. What stops it leaves nothing of it there. */
+export async function convert(engine: Engine, { source, store: kind, name }: WireConvert, context: OpenContext): Promise<StoredModel> {
+  if (source.kind !== 'files' && source.kind !== 'folder') throw new SternaError('invalid_request', 'Only files of the user\'s are converted: a File, an array of Files, or a directory handle.')
+  if (name === '') throw new SternaError('invalid_request', 'A package needs a name; leave `name` out for the usual one.')
+  const local = await openLocal(source)
+  const store = await openStore(kind)
+  if (store.kind === 'memory') throw new SternaError('unsupported', 'This browser, or this page (is it served by https?), has no storage that would keep a converted model.')
+  const key = keyFor(local.stem, ['convert', name ?? '', ...local.stamps].join('\n'))
+  const leave = await lock(`sterna:use:${key}`, { mode: 'shared' })
+  const done = await takeTurn(key, context).catch(error => { throw leave(), error })
+  try {
+    await convertInto(engine, store, key, local, name, context)
+    return await describe(store, key)
+  } finally {
+    leave()
+    done()
+  }
+}
+
+async function convertInto(engine: Engine, store: Store, key: string, local: Local, name: string | undefined, { signal, emit }: OpenContext): Promise<void> {
+  const folder = new SealedFolder(await store.folder(key), engine.sha256)
+  const others = channel<Progress>(`sterna:get:${key}`)
+  try {
+    // The same files were converted before.
+    await folder.sample()
+    if (await stored(folder)) return folder.inner.close()
+    await empty(folder.inner)
+    const options = { name: local.stem, ...(local.entry === undefined ? {} : { entry: local.entry }), ...(name === undefined ? {} : { id: name }) }
+    const conversion = await engine.Conversion.open(local.files, options)
+    const stop = () => conversion.cancel()
+    try {
+      await refuseIfTooLarge(folder, [{ name: local.stem, size: conversion.bytes(), here: false }])
+      // Without a list of files, it isn't complete.
+      const record = { source: key, addresses: [], name: name ?? local.stem, usedAt: Date.now() }
+      await writeRecord(folder.inner, record)
+      if (signal.aborted) throw cancelled(signal)
+      signal.addEventListener('abort', stop)
+      const made = await conversion.run(folder, (doneBytes, totalBytes) => {
+        const progress: Progress = { phase: 'convert', doneBytes, totalBytes }
+        emit(progress)
+        others.say(progress)
+      })
+      if (signal.aborted) throw cancelled(signal)
+      for (const message of made.warnings) emit({ notice: { code: 'conversion', message } })
+      await writeRecord(folder.inner, { ...record, name: made.id, files: made.files })
+    } finally {
+      signal.removeEventListener('abort', stop)
+      conversion.free()
+    }
+    folder.inner.close()
+  } catch (error) {
+    const failure = signal.aborted ? cancelled(signal) : folder.failure ?? SternaError.from(error)
+    await empty(folder.inner).then(() => (folder.inner.close(), store.remove(key))).catch(() => {})
+    throw failure
+  } finally {
+    others.close()
+  }
+}
+
+/** Deletes all files of a folder, those of this package's own too. */
+async function empty(folder: Folder): Promise<void> {
+  for (const { name } of await folder.entries()) await folder.remove(name)
 }
 
 /** Waits until no other tab fetches this model, telling of its progress. */
@@ -267,20 +384,37 @@ class Rate {
 
 // Files of the user's
 
-function openFiles(files: File[]): Opened {
+/** Files where they are. */
+interface Local extends Opened {
+  /** What the model is called, as native programs call it. */
+  stem: string
+  /** What tells these files from others. */
+  stamps: string[]
+}
+
+function openLocal(source: Exclude<WireSource, { kind: 'address' | 'stored' }>): Local | Promise<Local> {
+  return source.kind === 'files' ? openFiles(source.files) : openHandle(source.handle)
+}
+
+const stemOf = (entry: string | undefined, folder: string) => entry?.toLowerCase().endsWith('.gguf') ? entry.split('/').at(-1)!.replace(/\.gguf$/i, '') : folder
+const stampOf = (path: string, { size, lastModified }: File) => `${path} ${size} ${lastModified}`
+
+function openFiles(files: File[]): Local {
   // A dropped folder's paths begin with its name.
   const paths = files.map(file => file.webkitRelativePath?.split('/').slice(1).join('/') || file.name)
+  const entry = entryOf(paths, false)
   const readers = new Map(files.map((file, i) => [paths[i]!, fileReader(file)]))
   return {
     files: {
       len: name => readers.get(name)?.size,
       read: (name, start, end) => present(readers.get(name), name).read(start, end),
     },
-    entry: entryOf(paths, false), totalBytes: sum(files), arrived: Promise.resolve(), close: () => {},
+    entry, totalBytes: sum(files), arrived: Promise.resolve(), close: () => {},
+    stem: stemOf(entry, files[0]?.webkitRelativePath?.split('/')[0] || 'model'), stamps: files.map((file, i) => stampOf(paths[i]!, file)),
   }
 }
 
-async function openHandle(folder: FileSystemDirectoryHandle): Promise<Opened> {
+async function openHandle(folder: FileSystemDirectoryHandle): Promise<Local> {
   const readers = new Map<string, Promise<ReturnType<typeof fileReader> | undefined>>()
   async function open(name: string) {
     const path = name.split('/')
@@ -297,19 +431,22 @@ async function openHandle(folder: FileSystemDirectoryHandle): Promise<Opened> {
     if (!readers.has(name)) readers.set(name, open(name))
     return readers.get(name)!
   }
-  const names: string[] = []
+  const names: string[] = [], stamps: string[] = []
   let totalBytes = 0
   for await (const [name, handle] of folder.entries()) {
     if (handle.kind !== 'file') continue
+    const file = await (handle as FileSystemFileHandle).getFile()
     names.push(name)
-    totalBytes += (await (handle as FileSystemFileHandle).getFile()).size
+    stamps.push(stampOf(name, file))
+    totalBytes += file.size
   }
+  const entry = entryOf(names, false)
   return {
     files: {
       len: async name => (await reader(name))?.size,
       read: async (name, start, end) => present(await reader(name), name).read(start, end),
     },
-    entry: entryOf(names, false), totalBytes, arrived: Promise.resolve(), close: () => {},
+    entry, totalBytes, arrived: Promise.resolve(), close: () => {}, stem: stemOf(entry, folder.name), stamps: stamps.sort(),
   }
 }
 
@@ -321,9 +458,19 @@ function present<T>(value: T | undefined, name: string): T {
 // The stored models
 
 /** What loading would take. Fetches the description only, and keeps nothing of a model that isn't here. */
-export async function plan(engine: Engine, from: WireSourceOptions): Promise<Plan> {
+export async function plan(engine: Engine, asked: WireSourceOptions): Promise<Plan> {
+  const from = await resolve(asked)
+  if (from.source.kind === 'stored') {
+    const { id } = from.source
+    const folder = new SealedFolder(await (await openStore(from.store)).folder(id), engine.sha256)
+    const files = await stored(folder)
+    folder.inner.close()
+    if (!files) throw new SternaError('not_found', `${id} isn't complete. Convert the model again.`)
+    const totalBytes = sum(files)
+    return { files, totalBytes, missingBytes: 0, memoryBytes: totalBytes, fits: fitsMemory(totalBytes) }
+  }
   if (from.source.kind !== 'address') {
-    const { totalBytes } = from.source.kind === 'files' ? openFiles(from.source.files) : await openHandle(from.source.handle)
+    const { totalBytes } = await openLocal(from.source)
     return { files: [], totalBytes, missingBytes: 0, memoryBytes: totalBytes, fits: fitsMemory(totalBytes) }
   }
   const { addresses } = from.source
@@ -382,20 +529,22 @@ async function stores(): Promise<Store[]> {
 export async function list(): Promise<StoredModel[]> {
   const models: StoredModel[] = []
   for (const store of await stores()) {
-    for (const id of await store.keys()) {
-      const folder = await store.folder(id)
-      const entries = await folder.entries()
-      const record = await readRecord(folder)
-      folder.close()
-      const complete = new Set(entries.filter(entry => entry.complete).map(entry => entry.name))
-      models.push({
-        id, source: record?.source ?? '', name: record?.name ?? id, bytes: sum(entries), usedAt: record?.usedAt ?? 0, store: store.kind,
-        ...(record?.file === undefined ? {} : { file: record.file }), ...(record?.files ? { totalBytes: sum(record.files) } : {}),
-        complete: record?.files?.every(({ name }) => complete.has(name)) ?? false,
-      })
-    }
+    for (const id of await store.keys()) models.push(await describe(store, id))
   }
   return models.sort((a, b) => b.usedAt - a.usedAt)
+}
+
+async function describe(store: Store, id: string): Promise<StoredModel> {
+  const folder = await store.folder(id)
+  const entries = await folder.entries()
+  const record = await readRecord(folder)
+  folder.close()
+  const complete = new Set(entries.filter(entry => entry.complete).map(entry => entry.name))
+  return {
+    id, source: record?.source ?? '', name: record?.name ?? id, bytes: sum(entries), usedAt: record?.usedAt ?? 0, store: store.kind,
+    ...(record?.file === undefined ? {} : { file: record.file }), ...(record?.files ? { totalBytes: sum(record.files) } : {}),
+    complete: record?.files?.every(({ name }) => complete.has(name)) ?? false,
+  }
 }
 
 /** The store and folder of an id or an address. */
@@ -454,6 +603,9 @@ export async function verify(engine: Engine, idOrAddress: string, mend: boolean,
   let damaged: string[]
   try {
     if (!record) throw new SternaError('invalid_file', `${key} has no record; remove it.`)
+    // What was converted here has no source to compare with but what was noted when it was written.
+    const isConverted = record.addresses.length === 0
+    if (isConverted) return await folder.sample('all')
     damaged = await folder.sample()
     const download = await openDownload(engine, folder, record.addresses, record, context.emit)
     damaged.push(...await download.verify())

@@ -1,10 +1,10 @@
 // Downloads, what is stored of them, and sources that aren't downloaded.
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { writeFileSync } from 'node:fs'
+import { cpSync, readFileSync, readdirSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
-import { wideTales } from './made.mjs'
-import { browser, fake, files, MIB, N_TOKENS, open, reference, scratch, serveAsPackage, sentOf, site, until } from './stage.mjs'
+import { TALES, wideTales } from './made.mjs'
+import { browser, fake, files, MIB, mounts, N_TOKENS, open, reference, scratch, serveAsPackage, sentOf, site, sterna, until } from './stage.mjs'
 
 /** Changes one byte of a stored file. */
 const flip = (page, name) => page.evaluate(async name => {
@@ -159,6 +159,104 @@ export const tests = {
       return text
     }, Object.keys(files).filter(name => name.startsWith('/package/')).map(name => name.slice('/package/'.length)))
     assert.notEqual(text, '')
+  },
+
+  async 'a dropped GGUF file is converted as the native program does, and runs offline'() {
+    const file = path.join(scratch, 'dropped.gguf')
+    writeFileSync(file, files['/tiny.gguf'])
+    const page = await open()
+    const convert = (page, store) => page.evaluate(async store => {
+      const phases = new Set(), notices = []
+      const stored = await Sterna.convert(document.querySelector('input').files[0], {
+        store, onProgress: ({ phase, doneBytes, totalBytes }) => { phases.add(phase); if (doneBytes > totalBytes) throw new Error('too far') },
+        onNotice: ({ message }) => notices.push(message),
+      })
+      // What was written, as the browser has it.
+      const hashes = {}
+      if (store === 'opfs') {
+        const folder = await (await (await navigator.storage.getDirectory()).getDirectoryHandle('sterna')).getDirectoryHandle(stored.id)
+        for await (const [name, handle] of folder.entries()) {
+          if (name.startsWith('.')) continue
+          const digest = await crypto.subtle.digest('SHA-256', await (await handle.getFile()).arrayBuffer())
+          hashes[name] = Array.from(new Uint8Array(digest), byte => byte.toString(16).padStart(2, '0')).join('')
+        }
+      }
+      return { stored, hashes, phases: [...phases], notices }
+    }, store)
+    for (const store of ['opfs', 'indexeddb']) {
+      await page.setInputFiles('input', file)
+      const { stored, hashes, phases, notices } = await convert(page, store)
+      assert.deepEqual([stored.complete, stored.store, stored.source, phases], [true, store, stored.id, ['convert']])
+      if (!fake && store === 'opfs') {
+        assert.deepEqual(notices, [])
+        const out = path.join(scratch, 'converted')
+        sterna('convert', file, out, '--quiet')
+        const native = Object.fromEntries(readdirSync(out).map(name => [name, createHash('sha256').update(readFileSync(path.join(out, name))).digest('hex')]))
+        assert.deepEqual(hashes, native)
+        assert.equal(stored.name, JSON.parse(readFileSync(path.join(out, 'manifest.json'))).modelId)
+      }
+      // Another page, which has no file; nobody answers but for the package's scripts.
+      site.state.silent = path => !path.startsWith('/pkg/') && path !== '/'
+      const next = await open()
+      const { text, damaged, removed, left } = await next.evaluate(async ({ id, prompt, n }) => {
+        const model = await Sterna.load(id, { backend: 'cpu', verify: 'full' })
+        const { text } = await tokensOf(model, prompt, n)
+        await model.dispose()
+        const damaged = await Sterna.models.verify(id)
+        return { text, damaged, removed: await Sterna.models.remove(id), left: await Sterna.models.list() }
+      }, { id: stored.id, prompt: reference[0].prompt, n: N_TOKENS })
+      assert.equal(text, reference[0].text)
+      assert.deepEqual([damaged, removed, left], [[], true, []])
+      await next.close()
+    }
+  },
+
+  async 'an aborted conversion leaves nothing, and a wrong file is refused'() {
+    const page = await open()
+    const [large, wrong] = ['large.gguf', 'wrong.gguf'].map(name => path.join(scratch, name))
+    writeFileSync(large, files['/big.gguf'])
+    writeFileSync(wrong, fake ? '' : files['/big.gguf'].subarray(0, 1000))
+    await page.setInputFiles('input', [large, wrong])
+    const seen = await page.evaluate(async () => {
+      const [large, wrong] = document.querySelector('input').files
+      const controller = new AbortController()
+      const aborted = await Sterna.convert(large, { signal: controller.signal, onProgress: () => controller.abort() }).catch(({ code }) => code)
+      const refused = await Sterna.convert(wrong).catch(({ code, message }) => [code, message])
+      const models = await (await navigator.storage.getDirectory()).getDirectoryHandle('sterna')
+      const folders = []
+      for await (const name of models.keys()) folders.push(name)
+      return { aborted, refused, folders, models: await Sterna.models.list() }
+    })
+    console.log(`  ${seen.refused}`)
+    assert.deepEqual([seen.aborted, seen.refused[0]], ['cancelled', 'invalid_file'])
+    assert.deepEqual([seen.models, seen.folders], [[], []])
+  },
+
+  async 'a checkpoint\'s folder is converted'() {
+    if (fake) return
+    const page = await open()
+    const names = readdirSync(TALES).filter(name => /\.(json|safetensors)$/.test(name))
+    for (const name of names) mounts[`/tales/${name}`] = readFileSync(path.join(TALES, name))
+    const { name, manifest, text } = await page.evaluate(async names => {
+      const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle('mine', { create: true })
+      for (const name of names) {
+        const writer = await (await folder.getFileHandle(name, { create: true })).createWritable()
+        await writer.write(await (await fetch(`./tales/${name}`)).arrayBuffer())
+        await writer.close()
+      }
+      const { id, name } = await Sterna.convert(folder, { name: 'tales' })
+      const model = await Sterna.load(id, { backend: 'cpu' })
+      const { text } = await tokensOf(model, 'Once upon a time', 8)
+      await model.dispose()
+      const stored = await (await (await navigator.storage.getDirectory()).getDirectoryHandle('sterna')).getDirectoryHandle(id)
+      return { name, text, manifest: await (await (await stored.getFileHandle('manifest.json')).getFile()).text() }
+    }, names)
+    assert.equal(name, 'tales')
+    assert.notEqual(text, '')
+    const [mine, out] = [path.join(scratch, 'mine'), path.join(scratch, 'tales')]
+    cpSync(TALES, mine, { recursive: true })
+    sterna('convert', mine, out, '--id', 'tales', '--quiet')
+    assert.equal(manifest, readFileSync(path.join(out, 'manifest.json'), 'utf8'))
   },
 
   async 'IndexedDB and memory serve where OPFS can\'t'() {
