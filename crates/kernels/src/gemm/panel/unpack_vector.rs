@@ -120,10 +120,10 @@ unsafe fn quarter<B: SuperBlock>(
     // SAFETY: the caller's promise; every machine of the target has the registers.
     unsafe {
         let codes = each_row!(r => B::codes::<Registers>(blocks[r], quarter));
-        for i in 0..N_REGISTERS {
+        each_row!(i => {
             let at = 4 * (quarter * N_REGISTERS + i);
-            set_four(each_row!(r => codes[r][i]), at, part, panel);
-        }
+            set_four(each_row!(r => codes[r][i]), at, part, panel)
+        });
     }
 }
 

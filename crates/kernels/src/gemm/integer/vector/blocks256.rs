@@ -363,7 +363,7 @@ impl SuperBlock for Q6K {
             let (c2, c3) = (V::load(low.add(32)), V::load(low.add(48)));
             let high = block.add(128 + 32 * half);
             let (a, b) = (V::load(high), V::load(high.add(16)));
-            if quarter % 2 == 0 {
+            if quarter.is_multiple_of(2) {
                 [
                     V::or(V::and(c0, 15), V::left::<4>(a, 0x30)),
                     V::or(V::and(c1, 15), V::left::<4>(b, 0x30)),

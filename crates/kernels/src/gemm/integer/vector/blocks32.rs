@@ -248,7 +248,7 @@ impl<const BYTES: usize> Block for Crumbs<BYTES> {
         // SAFETY: the caller's promise.
         unsafe {
             let codes = V::interleave(fields::<V>(block.add(2 + 16 * (i / 2))));
-            if i % 2 == 0 {
+            if i.is_multiple_of(2) {
                 [codes[0], codes[1]]
             } else {
                 [codes[2], codes[3]]
