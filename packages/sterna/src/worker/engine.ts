@@ -3,6 +3,7 @@ import type * as Constrained from '../constraint.js'
 import type * as Wasm from '../engine.js'
 import { SternaError } from '../error.js'
 import type { WireEngine } from '../types.js'
+import { threadedBuild, type Share } from './threaded.js'
 
 /** What the rest of the Worker uses of a build. */
 export interface Engine {
@@ -94,13 +95,6 @@ async function loadWithThreads({ wasmUrl }: WireEngine, threads: number, relaxed
   while (build.idleThreads() < threads - 1) await new Promise(resolve => setTimeout(resolve, 1))
   return exportsOf(build)
 }
-
-/** The bindings of a build with threads. */
-export const threadedBuild = (relaxedSimd: boolean): Promise<typeof Wasm> =>
-  relaxedSimd ? import('../wasm-threads-relaxed/sterna_web.js') : import('../wasm-threads/sterna_web.js')
-
-/** What a thread is told. */
-export interface Share { module: WebAssembly.Module; memory: WebAssembly.Memory; relaxedSimd: boolean }
 
 async function loadConstraints({ wasmUrl }: WireEngine): Promise<typeof Constrained> {
   try {
