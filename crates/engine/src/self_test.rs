@@ -90,7 +90,9 @@ pub async fn self_test<T: Backend>(
     let want = elements(&reference).await;
     check("norms and activations", want, elements(tested).await)?;
     for &form in forms {
-        let Some(source) = matrix(form, 5, N, K) else {
+        let square = |seed| matrix(form, seed, BLOCK_WIDTH, BLOCK_WIDTH);
+        let (Some(source), Some(gate), Some(up)) = (matrix(form, 5, N, K), square(31), square(37))
+        else {
             continue;
         };
         for rows in [1, 3, 40] {
@@ -100,8 +102,8 @@ pub async fn self_test<T: Backend>(
         }
         for rows in [1, 3, 40] {
             let kernel = format!("{form} feed-forward blocks of {rows} rows");
-            let want = feed_forward(&reference, form, rows).await;
-            check(&kernel, want, feed_forward(tested, form, rows).await)?;
+            let want = feed_forward(&reference, &gate, &up, rows).await;
+            check(&kernel, want, feed_forward(tested, &gate, &up, rows).await)?;
         }
         let kernel = format!("{form} embedding");
         let want = embedding(&reference, source.clone()).await;
@@ -244,26 +246,20 @@ fn of_layer<'a, B: Backend>(
     }
 }
 
-/// Feed-forward blocks, as models have them: devices fuse norm, gate and residual with their products.
-///
-/// Panics if there is no [`matrix`] of this form.
+/// Feed-forward blocks, as models have them: devices fuse norm, gate and residual with their products. The matrix
+/// of the gate is that of the last product, too.
 async fn feed_forward<B: Backend>(
     b: &B,
-    form: WeightForm,
+    gate: &LinearSource,
+    up: &LinearSource,
     rows: usize,
 ) -> Result<Vec<f32>, BackendError> {
-    let load = |seed| {
-        let source = matrix(form, seed, BLOCK_WIDTH, BLOCK_WIDTH);
-        b.load_linear(source.expect("there is one of each form that is tested"))
-    };
-    let (mut gate, mut up, down) = (load(31)?, load(37)?, load(31)?);
+    let is_ternary = matches!(gate.weights, WeightData::Ternary { .. });
+    let down = b.load_linear(gate.clone())?;
+    let (mut gate, mut up) = (b.load_linear(gate.clone())?, b.load_linear(up.clone())?);
     b.join(&mut [&mut gate, &mut up])?;
     // What the block adds is to be about as large as what it is added to: neither may be lost in the bound.
-    let size = if form == WeightForm::Ternary {
-        2.7
-    } else {
-        0.05
-    };
+    let size = if is_ternary { 2.7 } else { 0.05 };
     let norm = values(11, BLOCK_WIDTH).into_iter();
     let norm = b.load_vector(norm.map(|value| size * (1.0 + value / 2.0)).collect())?;
 
