@@ -11,6 +11,7 @@ use sterna_format::DType;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 pub use sterna_kernels::attention::CacheType;
+use sterna_kernels::experts::Routing;
 pub use sterna_kernels::gemm::ScreenedRows;
 pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::quant::QuantError;
@@ -40,6 +41,8 @@ pub trait Backend: Sized {
     type Buffer;
     /// Keys and values of the tokens so far, for all layers.
     type Cache: KvCache;
+    /// Which rows are sent to which experts.
+    type Routes;
     /// A pending read-back of a buffer's rows: ready once every earlier operation is done. It may be dropped.
     type Readback: Future<Output = Result<Vec<f32>, BackendError>>;
 
@@ -78,6 +81,8 @@ pub trait Backend: Sized {
 
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
+    /// No routes.
+    fn routes(&self) -> Self::Routes;
     /// An empty cache.
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError>;
 
@@ -173,6 +178,43 @@ pub trait Backend: Sized {
         gate: &mut Self::Buffer,
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
+
+    /// Whether it computes mixtures of experts.
+    fn has_experts(&self) -> bool {
+        false
+    }
+
+    /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router.
+    fn choose_experts(
+        &self,
+        _scores: &Self::Buffer,
+        _routing: &Routing,
+        _routes: &mut Self::Routes,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::NoExperts)
+    }
+
+    /// `out[r] ← x[r] · wᵀ` for each of `products` and every route `r`, with the matrix of its expert; all
+    /// read the same `x`, which has a row as `input` says.
+    fn linear_experts(
+        &self,
+        _routes: &Self::Routes,
+        _x: &Self::Buffer,
+        _input: ExpertInput,
+        _products: &mut [ExpertProduct<'_, Self>],
+    ) -> Result<(), BackendError> {
+        Err(BackendError::NoExperts)
+    }
+
+    /// `out[t] ← Σ weight(r) · y[r]` over the routes `r` of row `t`. `y` has a row for each route.
+    fn combine_experts(
+        &self,
+        _routes: &Self::Routes,
+        _y: &Self::Buffer,
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::NoExperts)
+    }
 
     /// `x ← x + y`.
     fn add(&self, stage: Stage, x: &mut Self::Buffer, y: &Self::Buffer)
@@ -290,6 +332,25 @@ pub struct Product<'a, B: Backend> {
     pub w: &'a B::Linear,
     /// `[n_tokens, n]`.
     pub out: &'a mut B::Buffer,
+}
+
+/// A product of [`Backend::linear_experts`].
+pub struct ExpertProduct<'a, B: Backend> {
+    /// Which linear layer it is.
+    pub stage: Stage,
+    /// `[n, k]` for each expert.
+    pub w: Vec<&'a B::Linear>,
+    /// `[n_routes, n]`.
+    pub out: &'a mut B::Buffer,
+}
+
+/// What the rows of an input of [`Backend::linear_experts`] are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertInput {
+    /// Those of the batch; a row is the input of all of its routes.
+    Tokens,
+    /// One for each route.
+    Routes,
 }
 
 /// How the outputs of one [`Backend::linear`] are laid out.
@@ -446,6 +507,11 @@ pub enum BackendError {
     /// Weights or activations on another device than the operation.
     #[error("an operand is on another device than the operation")]
     WrongDevice,
+    /// A mixture of experts, on a backend that computes none.
+    #[error(
+        "expected a model without experts, which aren't computed on GPUs yet; load it on the CPU"
+    )]
+    NoExperts,
     /// A result that isn't ready, where the platform can't block on it.
     #[error("the result isn't ready yet, and this platform can't block: await it instead")]
     CannotWait,

@@ -29,6 +29,8 @@ pub enum Operation {
     Adapter(LinearLayer),
     /// The bias added to a product.
     Bias(LinearLayer),
+    /// The norm of all queries or all keys of a position together.
+    WholeNorm(LinearLayer),
     /// Attention, with the norms and rotations of its heads.
     Attention,
     /// The norm before the output projection.
@@ -55,7 +57,8 @@ pub enum Operation {
     LogitSoftcap,
 }
 
-/// The linear layers of a model: seven in each transformer block, and the output head.
+/// The linear layers of a model: seven in each transformer block, the router of its experts where it has some,
+/// and the output head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // The names of GGUF.
 pub enum LinearLayer {
@@ -66,6 +69,8 @@ pub enum LinearLayer {
     Gate,
     Up,
     Down,
+    /// The router, which computes the scores of experts.
+    Router,
     /// The output head, which computes logits.
     Head,
 }
@@ -80,6 +85,7 @@ impl LinearLayer {
             LinearLayer::Gate => "gate",
             LinearLayer::Up => "up",
             LinearLayer::Down => "down",
+            LinearLayer::Router => "router",
             LinearLayer::Head => "logits",
         }
     }
@@ -108,6 +114,7 @@ impl fmt::Display for Operation {
             Operation::Product(linear) => (linear.name(), ""),
             Operation::Adapter(linear) => (linear.name(), "_adapter"),
             Operation::Bias(linear) => (linear.name(), "_bias"),
+            Operation::WholeNorm(linear) => (linear.name(), "_norm"),
             Operation::Attention => ("attention", ""),
             Operation::AttnSubNorm => ("attn_sub_norm", ""),
             Operation::PostAttnNorm => ("post_attn_norm", ""),

@@ -41,13 +41,38 @@ pub(crate) struct Layer<L, V> {
     /// On the output of attention.
     pub(crate) post_attn_norm: Option<V>,
     pub(crate) ffn_norm: V,
+    pub(crate) ffn: FeedForward<L, V>,
+    /// On the output of the feed-forward block.
+    pub(crate) post_ffn_norm: Option<V>,
+}
+
+/// The feed-forward network of a block.
+#[derive(Debug, Clone)]
+pub(crate) enum FeedForward<L, V> {
+    /// One network for every row.
+    Dense(Dense<L, V>),
+    /// Several, of which a router chooses some for each row.
+    Experts(Experts<L, V>),
+}
+
+/// A gated network.
+#[derive(Debug, Clone)]
+pub(crate) struct Dense<L, V> {
     pub(crate) gate: Projection<L, V>,
     pub(crate) up: Projection<L, V>,
     /// Before the down projection.
-    pub(crate) ffn_sub_norm: Option<V>,
+    pub(crate) sub_norm: Option<V>,
     pub(crate) down: Projection<L, V>,
-    /// On the output of the feed-forward block.
-    pub(crate) post_ffn_norm: Option<V>,
+}
+
+/// A mixture of experts: gated networks of one shape, one matrix for each in each list.
+#[derive(Debug, Clone)]
+pub(crate) struct Experts<L, V> {
+    /// Gives each row a score for every expert.
+    pub(crate) router: Projection<L, V>,
+    pub(crate) gate: Vec<L>,
+    pub(crate) up: Vec<L>,
+    pub(crate) down: Vec<L>,
 }
 
 /// A linear layer: `y = norm(x) · wᵀ + bias`, with optional norm and bias.
@@ -67,11 +92,22 @@ pub(crate) trait Convert<L, V> {
 }
 
 impl<L, V> Layer<L, V> {
-    /// Its linear layers.
-    pub(crate) fn projections(&self) -> [&Projection<L, V>; 7] {
-        [
-            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
-        ]
+    /// Its linear layers, but for experts.
+    pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
+        let (ffn, router) = match &self.ffn {
+            FeedForward::Dense(Dense { gate, up, down, .. }) => (Some([gate, up, down]), None),
+            FeedForward::Experts(experts) => (None, Some(&experts.router)),
+        };
+        let attention = [&self.q, &self.k, &self.v, &self.o].into_iter();
+        attention.chain(ffn.into_iter().flatten()).chain(router)
+    }
+
+    /// The mixture of experts, if the block has one.
+    pub(crate) fn experts(&self) -> Option<&Experts<L, V>> {
+        match &self.ffn {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
+        }
     }
 
     pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
@@ -86,11 +122,29 @@ impl<L, V> Layer<L, V> {
             o: self.o.convert(c),
             post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),
             ffn_norm: c.vector(self.ffn_norm),
-            gate: self.gate.convert(c),
-            up: self.up.convert(c),
-            ffn_sub_norm: self.ffn_sub_norm.map(|v| c.vector(v)),
-            down: self.down.convert(c),
+            ffn: match self.ffn {
+                FeedForward::Dense(dense) => FeedForward::Dense(Dense {
+                    gate: dense.gate.convert(c),
+                    up: dense.up.convert(c),
+                    sub_norm: dense.sub_norm.map(|v| c.vector(v)),
+                    down: dense.down.convert(c),
+                }),
+                FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
+            },
             post_ffn_norm: self.post_ffn_norm.map(|v| c.vector(v)),
+        }
+    }
+}
+
+impl<L, V> Experts<L, V> {
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Experts<C::Linear, C::Vector> {
+        let mut all = |matrices: Vec<L>| matrices.into_iter().map(|l| c.linear(l)).collect();
+        let (gate, up, down) = (all(self.gate), all(self.up), all(self.down));
+        Experts {
+            router: self.router.convert(c),
+            gate,
+            up,
+            down,
         }
     }
 }

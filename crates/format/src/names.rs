@@ -87,8 +87,17 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         Some(linear) => format!("{}.rms_norm", inverse(&LINEARS, linear)?),
         None => inverse(&LINEARS, module)
             .or_else(|| inverse(norms(model_type), module))
-            .or_else(|| inverse(&OTHER_NORMS, module))?
-            .to_owned(),
+            .or_else(|| inverse(&OTHER_NORMS, module))
+            .map(str::to_owned)
+            .or_else(|| {
+                let mixture = Mixture::of(model_type);
+                if module == ROUTER {
+                    return Some(mixture.router.to_owned());
+                }
+                let (part, expert) = module.split_once('.')?;
+                let part = inverse(&mixture.parts, part).filter(|_| is_index(expert))?;
+                Some(format!("{}{expert}.{part}", mixture.experts))
+            })?,
     };
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
@@ -171,10 +180,7 @@ fn outside_layers(name: &str) -> Option<String> {
 /// `rest` is what follows `layers.`, such as `3.mlp.up_proj.weight`.
 fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     let (layer, rest) = rest.split_once('.')?;
-    let plain = layer.bytes().all(|b| b.is_ascii_digit());
-    // One spelling a number, so that no two names mean the same tensor.
-    if !plain || layer.is_empty() || layer.len() > 4 || (layer.len() > 1 && layer.starts_with('0'))
-    {
+    if !is_index(layer) {
         return None;
     }
     let (module, kind) = rest.rsplit_once('.')?;
@@ -187,8 +193,78 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     }
     let gguf = find(&LINEARS, module)
         .or_else(|| find(norms(model_type), module))
-        .or_else(|| find(&OTHER_NORMS, module))?;
-    Some(format!("blk.{layer}.{gguf}.{kind}"))
+        .or_else(|| find(&OTHER_NORMS, module));
+    if let Some(gguf) = gguf {
+        return Some(format!("blk.{layer}.{gguf}.{kind}"));
+    }
+    let mixture = Mixture::of(model_type);
+    if module == mixture.router {
+        return Some(format!("blk.{layer}.{ROUTER}.{kind}"));
+    }
+    let (expert, part) = module.strip_prefix(mixture.experts)?.split_once('.')?;
+    let gguf = find(&mixture.parts, part).filter(|_| is_index(expert))?;
+    Some(format!("blk.{layer}.{gguf}.{expert}.{kind}"))
+}
+
+/// Whether `text` is a number as names spell it: one spelling a number, so that no two names mean the same
+/// tensor.
+fn is_index(text: &str) -> bool {
+    let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    plain && text.len() <= 4 && (text.len() == 1 || !text.starts_with('0'))
+}
+
+/// Modules of a mixture of experts.
+struct Mixture {
+    router: &'static str,
+    /// What the number of an expert follows.
+    experts: &'static str,
+    /// The matrices of an expert.
+    parts: [(&'static str, &'static str); 3],
+}
+
+impl Mixture {
+    /// What checkpoints of this family call them.
+    fn of(model_type: &str) -> &'static Mixture {
+        match model_type {
+            "mixtral" => &Mixture {
+                router: "block_sparse_moe.gate",
+                experts: "block_sparse_moe.experts.",
+                parts: [("w1", "ffn_gate"), ("w3", "ffn_up"), ("w2", "ffn_down")],
+            },
+            _ => &Mixture {
+                router: "mlp.gate",
+                experts: "mlp.experts.",
+                parts: [
+                    ("gate_proj", "ffn_gate"),
+                    ("up_proj", "ffn_up"),
+                    ("down_proj", "ffn_down"),
+                ],
+            },
+        }
+    }
+}
+
+/// The router of a mixture of experts in GGUF files.
+const ROUTER: &str = "ffn_gate_inp";
+
+/// Whether the tensor with the GGUF or Hugging Face name `name` is the router of a mixture of experts.
+///
+/// ```
+/// use sterna_format::names::is_router;
+///
+/// assert!(is_router("blk.0.ffn_gate_inp.weight"));
+/// assert!(is_router("model.layers.0.mlp.gate.weight"));
+/// assert!(!is_router("model.layers.0.mlp.gate_proj.weight"));
+/// ```
+pub fn is_router(name: &str) -> bool {
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    let families = ["", "mixtral"].map(|model_type| Mixture::of(model_type).router);
+    let ends = |end: &str| {
+        module
+            .strip_suffix(end)
+            .is_some_and(|rest| rest.ends_with('.'))
+    };
+    ends(ROUTER) || families.iter().any(|router| ends(router))
 }
 
 /// The norms that families name differently.
@@ -399,6 +475,26 @@ mod tests {
                 "phi3",
                 "model.layers.1.mlp.gate_up_proj.weight",
                 "blk.1.ffn_up.weight",
+            ),
+            (
+                "mixtral",
+                "model.layers.1.block_sparse_moe.gate.weight",
+                "blk.1.ffn_gate_inp.weight",
+            ),
+            (
+                "mixtral",
+                "model.layers.1.block_sparse_moe.experts.7.w2.weight",
+                "blk.1.ffn_down.7.weight",
+            ),
+            (
+                "olmoe",
+                "model.layers.1.mlp.gate.weight",
+                "blk.1.ffn_gate_inp.weight",
+            ),
+            (
+                "qwen3_moe",
+                "model.layers.1.mlp.experts.127.up_proj.weight",
+                "blk.1.ffn_up.127.weight",
             ),
             (
                 "bitnet",

@@ -32,6 +32,7 @@ mod arm;
 pub mod attention;
 mod dot;
 mod exact;
+pub mod experts;
 mod finite;
 pub mod gemm;
 mod isa;

@@ -190,6 +190,7 @@ impl<R: KvCache, T: KvCache> KvCache for Both<R, T> {
 }
 
 impl<R: Backend, T: Backend> Backend for Compare<R, T> {
+    type Routes = ();
     type Linear = Linear<R, T>;
     type Vector = Both<R::Vector, T::Vector>;
     type Screen = NoScreen;
@@ -246,6 +247,8 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             stage: EMBEDDING,
         }
     }
+
+    fn routes(&self) {}
 
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError> {
         self.state().attention = Work::attention(shape.dtype);

@@ -2,9 +2,10 @@
 
 use sterna_format::gguf::{GgufError, Metadata, Value};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
-use super::{LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
+use super::{ExpertsConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
@@ -25,13 +26,6 @@ impl ModelConfig {
             metadata,
             architecture,
         };
-        if let Some(n @ 1..) = keys.count("expert_count")? {
-            return Err(PlanError::config(
-                "experts",
-                "a model without experts",
-                format!("{n} experts"),
-            ));
-        }
         let n_layers = keys.required("block_count")?;
         if n_layers > MAX_LAYERS {
             return Err(PlanError::config(
@@ -58,6 +52,12 @@ impl ModelConfig {
         let max_ctx = keys.required("context_length")?;
         let (layers, ropes) = keys.layers(family, n_layers, head_dim, max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
+        let experts = keys.experts(family)?;
+        let ffn_dim = match (keys.count("feed_forward_length")?, &experts) {
+            (None, Some(experts)) => experts.ffn_dim,
+            (None, None) => keys.required("feed_forward_length")?,
+            (Some(dim), _) => dim,
+        };
         ModelConfig {
             family,
             n_layers,
@@ -65,7 +65,7 @@ impl ModelConfig {
             n_heads,
             n_kv_heads: keys.count("attention.head_count_kv")?.unwrap_or(n_heads),
             head_dim,
-            ffn_dim: keys.required("feed_forward_length")?,
+            ffn_dim,
             n_vocab,
             max_ctx,
             norm_eps: keys
@@ -80,6 +80,7 @@ impl ModelConfig {
             },
             attn_softcap: keys.float("attn_logit_softcapping")?.or(attn_cap),
             logit_softcap: keys.float("final_logit_softcapping")?.or(logit_cap),
+            experts,
             layers,
             ropes,
         }
@@ -107,6 +108,15 @@ pub(crate) fn family(metadata: &Metadata) -> Result<(&str, &'static Family), Pla
         found: architecture.to_owned(),
         expected: Family::gguf_architectures(),
     })?;
+    let keys = Keys {
+        metadata,
+        architecture,
+    };
+    // Mixtral's models are Llama's with experts there.
+    let family = match (keys.count("expert_count")?, family.name) {
+        (Some(1..), "llama") => Family::mixtral(),
+        _ => family,
+    };
     Ok((architecture, family))
 }
 
@@ -166,6 +176,34 @@ impl<'a> Keys<'a> {
         Ok(None)
     }
 
+    /// The mixture of experts.
+    fn experts(&self, family: &Family) -> Result<Option<ExpertsConfig>, PlanError> {
+        let n_experts = self.count("expert_count")?.filter(|&n| n > 0);
+        let (Some(n_experts), Some(mixture)) = (n_experts, family.mixture) else {
+            return match n_experts {
+                None => Ok(None),
+                Some(n) => Err(PlanError::config(
+                    self.key("expert_count"),
+                    format!("a {} model without experts", family.name),
+                    n,
+                )),
+            };
+        };
+        let renormalised = self.metadata.get_bool(&self.key("expert_weights_norm"))?;
+        let ffn_dim = match self.count("expert_feed_forward_length")? {
+            Some(dim) => dim,
+            None => self.required("feed_forward_length")?,
+        };
+        Ok(Some(ExpertsConfig {
+            routing: Routing {
+                n_experts,
+                n_used: self.required("expert_used_count")?,
+                renormalised: renormalised.unwrap_or(mixture.gguf_renormalised),
+            },
+            ffn_dim,
+        }))
+    }
+
     /// Each layer's window and rotary embedding.
     fn layers(
         &self,
@@ -218,6 +256,7 @@ impl<'a> Keys<'a> {
                         true => Some(usize::from(windowed && local_base.is_some())),
                         false => still,
                     },
+                    has_experts: family.mixture.is_some(),
                 }
             })
             .collect();

@@ -1,9 +1,12 @@
 //! Model configuration from Hugging Face's `config.json`.
 
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
+use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
-use super::{LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude};
+use super::{
+    ExpertsConfig, LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude,
+};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
@@ -27,6 +30,9 @@ impl ModelConfig {
                 format!("at most {MAX_LAYERS}"),
                 n_layers,
             ));
+        }
+        if let Some(limit) = hf.clip_qkv {
+            return Err(PlanError::config("clip_qkv", "nothing", limit));
         }
         if hf.use_bidirectional_attention == Some(true) {
             return Err(PlanError::config(
@@ -66,12 +72,15 @@ impl ModelConfig {
         let rotated = rotated_layers(hf, family, n_layers)?;
         let windows = windows(hf, family, &rotated)?;
         let ropes = ropes(hf, family, head_dim, max_ctx)?;
+        let experts = experts(hf, family)?;
         let layers = rotated
             .iter()
             .zip(&windows)
-            .map(|(&rotated, &window)| LayerConfig {
+            .enumerate()
+            .map(|(i, (&rotated, &window))| LayerConfig {
                 window,
                 rope: rotated.then_some(usize::from(ropes.len() > 1 && window.is_some())),
+                has_experts: experts.is_some() && has_experts(hf, i),
             })
             .collect();
         ModelConfig {
@@ -99,11 +108,40 @@ impl ModelConfig {
             attn_softcap: softcap(hf.attn_logit_softcapping)
                 .filter(|_| family.gguf_softcaps.is_some()),
             logit_softcap: softcap(hf.final_logit_softcapping).filter(|_| family.gemma),
+            experts,
             layers,
             ropes,
         }
         .validated()
     }
+}
+
+/// The mixture of experts.
+fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanError> {
+    let Some(mixture) = family.mixture else {
+        return Ok(None);
+    };
+    let required = |name: &'static str, value: Option<usize>| {
+        value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
+    };
+    let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
+    Ok(Some(ExpertsConfig {
+        routing: Routing {
+            n_experts: required("num_experts", hf.num_experts)?,
+            n_used: required("num_experts_per_tok", hf.num_experts_per_tok)?,
+            renormalised: mixture
+                .hf_renormalised
+                .is_none_or(|default| hf.norm_topk_prob.unwrap_or(default)),
+        },
+        ffn_dim: required("moe_intermediate_size", ffn_dim)?,
+    }))
+}
+
+/// Whether layer `i` of a model with experts has some: all that aren't listed, or every n-th of those.
+fn has_experts(hf: &Config, i: usize) -> bool {
+    let listed = hf.mlp_only_layers.as_ref();
+    let step = hf.decoder_sparse_step.unwrap_or(1);
+    !listed.is_some_and(|dense| dense.contains(&i)) && step > 0 && (i + 1).is_multiple_of(step)
 }
 
 /// The family of a configuration.

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_kernels::activation::Activation;
 
-use super::{LayerConfig, ModelConfig, gguf, yarn_magnitude};
+use super::{ExpertsConfig, LayerConfig, ModelConfig, gguf, yarn_magnitude};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::plan::RopeFactors;
@@ -76,12 +76,31 @@ impl ModelConfig {
             out.count(key, count)?;
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
+        self.put_experts(&mut out)?;
         self.put_softcaps(&mut out)?;
         self.put_what_others_do_not_read(&mut out, named)?;
         self.put_windows(&mut out)?;
         self.put_ropes(&mut out, stored)?;
         self.check_gguf(&out.config, stored)?;
         Ok(out.config)
+    }
+
+    fn put_experts(&self, out: &mut Keys) -> Result<(), PlanError> {
+        let (Some(ExpertsConfig { routing, ffn_dim }), Some(mixture)) =
+            (self.experts, self.family.mixture)
+        else {
+            return Ok(());
+        };
+        out.count("expert_count", routing.n_experts)?;
+        out.count("expert_used_count", routing.n_used)?;
+        if ffn_dim != self.ffn_dim {
+            out.count("expert_feed_forward_length", ffn_dim)?;
+        }
+        if routing.renormalised != mixture.gguf_renormalised {
+            out.put("expert_weights_norm", Value::Bool(routing.renormalised))?;
+            out.remark("expert_weights_norm", "uses the family's default");
+        }
+        Ok(())
     }
 
     fn put_softcaps(&self, out: &mut Keys) -> Result<(), PlanError> {
@@ -284,6 +303,9 @@ impl ModelConfig {
             if self.layers[i].window != read.layers[i].window {
                 return Err(inexpressible("attention window", layer));
             }
+            if self.layers[i].has_experts != read.layers[i].has_experts {
+                return Err(inexpressible("experts", layer));
+            }
             let turns_alike = ctx_lens.iter().all(|&ctx_len| {
                 let (ours, theirs) = (self.angles(i, ctx_len), read.angles(i, ctx_len));
                 match (ours, theirs) {
@@ -399,6 +421,10 @@ mod tests {
                    "sliding_attention", "full_attention", "full_attention"]}),
             json!({"model_type": "phi3"}),
             json!({"model_type": "smollm3"}),
+            json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}),
+            json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 96, "norm_topk_prob": true}),
+            json!({"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2}),
         ] {
             for rope in [
                 json!({}),

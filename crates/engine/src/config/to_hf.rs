@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use sterna_format::hf::Config;
 use sterna_kernels::activation::Activation;
 
-use super::ModelConfig;
+use super::{ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
@@ -47,6 +47,18 @@ impl ModelConfig {
         set("num_key_value_heads", json!(self.n_kv_heads));
         set("head_dim", json!(self.head_dim));
         set("max_position_embeddings", json!(self.max_ctx));
+        if let Some(ExpertsConfig { routing, ffn_dim }) = self.experts {
+            let count = match self.family.hf_name() {
+                "mixtral" => "num_local_experts",
+                _ => "num_experts",
+            };
+            set(count, json!(routing.n_experts));
+            set("num_experts_per_tok", json!(routing.n_used));
+            set("moe_intermediate_size", json!(ffn_dim));
+            set("norm_topk_prob", json!(routing.renormalised));
+            let dense = (0..self.n_layers).filter(|&i| !self.layers[i].has_experts);
+            set("mlp_only_layers", json!(dense.collect::<Vec<_>>()));
+        }
         set("rms_norm_eps", json!(shortest(self.norm_eps)));
         set("tie_word_embeddings", json!(tied));
         let activation = match self.activation {

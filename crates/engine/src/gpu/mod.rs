@@ -164,6 +164,7 @@ pub enum GpuScreen {}
 const MAX_SPLIT_KV_ROWS: usize = 8;
 
 impl Backend for Gpu {
+    type Routes = ();
     type Linear = GpuLinear;
     type Vector = GpuVector;
     type Screen = GpuScreen;
@@ -204,6 +205,8 @@ impl Backend for Gpu {
     fn buffer(&self) -> GpuBuffer {
         GpuBuffer::default()
     }
+
+    fn routes(&self) {}
 
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
         // Weights are loaded before sessions begin: the staging buffers are no longer needed.

@@ -167,6 +167,7 @@ type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 type OfScreen = <Cpu as Backend>::Screen;
 
 impl Backend for Hybrid {
+    type Routes = Routes;
     type Linear = OfLinear;
     type Vector = OfVector;
     type Screen = OfScreen;
@@ -234,6 +235,10 @@ impl Backend for Hybrid {
 
     fn buffer(&self) -> HybridBuffer {
         HybridBuffer::default()
+    }
+
+    fn routes(&self) -> Routes {
+        self.cpu.routes()
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<HybridCache, BackendError> {
@@ -512,6 +517,47 @@ impl Backend for Hybrid {
                 self.gpu()?.gate(stage, activation, gate, up)
             }
         }
+    }
+
+    fn has_experts(&self) -> bool {
+        self.device().is_none()
+    }
+
+    fn choose_experts(
+        &self,
+        scores: &HybridBuffer,
+        routing: &Routing,
+        routes: &mut Routes,
+    ) -> Result<(), BackendError> {
+        (self.cpu).choose_experts(&*self.on_cpu(scores)?, routing, routes)
+    }
+
+    fn linear_experts(
+        &self,
+        routes: &Routes,
+        x: &HybridBuffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Hybrid>],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::with_capacity(products.len());
+        for ExpertProduct { stage, w, out } in products {
+            let w: Option<Vec<_>> = w.iter().map(|w| w.cpu()).collect();
+            own.push(ExpertProduct {
+                stage: *stage,
+                w: w.ok_or(BackendError::WrongDevice)?,
+                out: out.fill_on_cpu(),
+            });
+        }
+        (self.cpu).linear_experts(routes, &*self.on_cpu(x)?, input, &mut own)
+    }
+
+    fn combine_experts(
+        &self,
+        routes: &Routes,
+        y: &HybridBuffer,
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        (self.cpu).combine_experts(routes, &*self.on_cpu(y)?, out.fill_on_cpu())
     }
 
     fn add(

@@ -11,7 +11,7 @@ use crate::plan::{
 };
 use crate::screening::Screening;
 use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
-use crate::weights::{Convert, Group, Layer, Projection};
+use crate::weights::{Convert, Dense, FeedForward, Group, Layer, Projection};
 
 /// Builds weights from their bytes, some or all of a plan.
 pub(crate) struct WeightFeed<B: Backend> {
@@ -206,6 +206,9 @@ impl<B: Backend> WeightFeed<B> {
 
     /// Loads the weights that have arrived, which are all of `group`.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
+        if self.plan.config.experts.is_some() && !backend.has_experts() {
+            return Err(BackendError::NoExperts.into());
+        }
         let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
         let siblings = self.siblings(group);
         let placed = backend.load_group(group, |backend| {
@@ -289,8 +292,10 @@ impl<B: Backend> WeightFeed<B> {
             return Vec::new();
         };
         let layer = &self.plan.weights.layers[i];
-        let families: [&[&Projection<_, _>]; 2] =
-            [&[&layer.q, &layer.k, &layer.v], &[&layer.gate, &layer.up]];
+        let mut families = vec![vec![&layer.q, &layer.k, &layer.v]];
+        if let FeedForward::Dense(Dense { gate, up, .. }) = &layer.ffn {
+            families.push(vec![gate, up]);
+        }
         let plain = families.into_iter().filter(|projections| {
             // Matrices with norms of their own have different inputs.
             projections.iter().all(|p| p.input_norm.is_none())

@@ -12,11 +12,11 @@ use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
     TensorRequest, VectorId, VectorRecipe, is_float, spelled,
 };
-use crate::config::{self, ModelConfig};
+use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
-use crate::family::Family;
+use crate::family::{Family, QkNorms};
 use crate::rope::RopeScaling;
-use crate::weights::{Layer, Projection, Weights};
+use crate::weights::{Dense, Experts, FeedForward, Layer, Projection, Weights};
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
 pub(super) enum BitLinears {
@@ -293,7 +293,6 @@ impl<'a> Planner<'a> {
         let ModelConfig {
             model_dim,
             head_dim,
-            ffn_dim,
             ..
         } = *self.config;
         let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
@@ -322,14 +321,48 @@ impl<'a> Planner<'a> {
                 return Err(self.missing(&name(&format!("{part}.bias")), &[len]));
             }
         }
-        let q_norm = self.optional_norm(&name("attn_q_norm"), head_dim, parts.qk_norms)?;
-        let k_norm = self.optional_norm(&name("attn_k_norm"), head_dim, parts.qk_norms)?;
+        let (q_norm_dim, k_norm_dim) = match parts.qk_norms {
+            QkNorms::Whole => (q_dim, kv_dim),
+            QkNorms::None | QkNorms::Heads => (head_dim, head_dim),
+        };
+        let normed = parts.qk_norms != QkNorms::None;
+        let q_norm = self.optional_norm(&name("attn_q_norm"), q_norm_dim, normed)?;
+        let k_norm = self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?;
         let attn_sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
         let o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
         let post_attn_norm =
             self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
 
         let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
+        let ffn = match (&self.config.experts, self.config.layers[i].has_experts) {
+            (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
+            _ => FeedForward::Dense(self.dense(i)?),
+        };
+        let post_ffn_norm =
+            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
+        Ok(Layer {
+            attn_norm,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            attn_sub_norm,
+            o,
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+        })
+    }
+
+    /// The feed-forward network of block `i`.
+    fn dense(&mut self, i: usize) -> Result<Dense<LinearId, VectorId>, PlanError> {
+        let ModelConfig {
+            model_dim, ffn_dim, ..
+        } = *self.config;
+        let parts = self.config.family.parts;
+        let name = |part: &str| format!("blk.{i}.{part}");
         // Without a separate gate, the up projection contains both, the gate first.
         let (gate, up) = if self.find(&name("ffn_gate.weight")).is_some() {
             (
@@ -347,27 +380,80 @@ impl<'a> Planner<'a> {
                 self.projection(&name("ffn_up"), half(ffn_dim), model_dim)?,
             )
         };
-        let ffn_sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
+        let sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
         let down = self.projection(&name("ffn_down"), Rows::all(model_dim), ffn_dim)?;
-        let post_ffn_norm =
-            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
-        Ok(Layer {
-            attn_norm,
-            q,
-            k,
-            v,
-            q_norm,
-            k_norm,
-            attn_sub_norm,
-            o,
-            post_attn_norm,
-            ffn_norm,
+        Ok(Dense {
             gate,
             up,
-            ffn_sub_norm,
+            sub_norm,
             down,
-            post_ffn_norm,
         })
+    }
+
+    /// The experts of block `i`, one after another.
+    fn experts(
+        &mut self,
+        i: usize,
+        experts: &ExpertsConfig,
+    ) -> Result<Experts<LinearId, VectorId>, PlanError> {
+        let (model_dim, ffn_dim) = (self.config.model_dim, experts.ffn_dim);
+        let n_experts = experts.routing.n_experts;
+        let router = format!("blk.{i}.ffn_gate_inp");
+        let router = self.projection(&router, Rows::all(n_experts), model_dim)?;
+        let mut all = Experts {
+            router,
+            gate: Vec::with_capacity(n_experts),
+            up: Vec::with_capacity(n_experts),
+            down: Vec::with_capacity(n_experts),
+        };
+        for expert in 0..n_experts {
+            for (ids, part, n, k) in [
+                (&mut all.gate, "ffn_gate", ffn_dim, model_dim),
+                (&mut all.up, "ffn_up", ffn_dim, model_dim),
+                (&mut all.down, "ffn_down", model_dim, ffn_dim),
+            ] {
+                ids.push(self.expert(&format!("blk.{i}.{part}"), expert, n_experts, [n, k])?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// A matrix `[n, k]` of one expert: a tensor of its own, or a part of one that has those of all.
+    fn expert(
+        &mut self,
+        name: &str,
+        expert: usize,
+        n_experts: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<LinearId, PlanError> {
+        let stacked_name = format!("{name}_exps.weight");
+        let Some(entry) = self.find(&stacked_name) else {
+            return self.matrix(&format!("{name}.{expert}"), Rows::all(n), k);
+        };
+        check_shape(entry, &[n_experts, n, k])?;
+        let dtype = entry.dtype;
+        if matches!(dtype, DType::I2_S | DType::U8) || !k.is_multiple_of(dtype.block_len()) {
+            return Err(PlanError::TensorType {
+                name: entry.name_in_file().to_owned(),
+                expected: "a type whose blocks fill rows is needed for stacked experts",
+                found: dtype,
+            });
+        }
+        let len = (n * (k / dtype.block_len() * dtype.block_bytes())) as u64;
+        let part = TensorRequest {
+            offset: entry.offset + expert as u64 * len,
+            len,
+            ..whole(entry)
+        };
+        let recipe = LinearRecipe {
+            n,
+            k,
+            first_row: 0,
+            n_stored: n,
+            stored: self.bit_linears.stored(name, dtype),
+            scale: None,
+        };
+        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
     /// A tensor by its full name; from now on it counts as used.

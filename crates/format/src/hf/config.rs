@@ -65,6 +65,20 @@ pub struct Config {
     pub attn_logit_softcapping: Option<f64>,
     pub final_logit_softcapping: Option<f64>,
     pub query_pre_attn_scalar: Option<f64>,
+    /// Experts of a layer; also spelled `num_local_experts`.
+    pub num_experts: Option<usize>,
+    /// Experts that a token is sent to.
+    pub num_experts_per_tok: Option<usize>,
+    /// Width of an expert; `intermediate_size` where there is none.
+    pub moe_intermediate_size: Option<usize>,
+    /// Whether the probabilities of a token's experts add up to 1.
+    pub norm_topk_prob: Option<bool>,
+    /// One layer in this many has experts.
+    pub decoder_sparse_step: Option<usize>,
+    /// Layers without experts, from 0.
+    pub mlp_only_layers: Option<Vec<usize>>,
+    /// A bound on queries, keys and values.
+    pub clip_qkv: Option<f64>,
     pub quantization_config: Option<QuantizationConfig>,
     /// Bits of a weight in 1bitLLM checkpoints, which are float masters.
     pub weight_bits: Option<usize>,
@@ -169,6 +183,18 @@ impl Config {
             attn_logit_softcapping: f64("attn_logit_softcapping")?,
             final_logit_softcapping: f64("final_logit_softcapping")?,
             query_pre_attn_scalar: f64("query_pre_attn_scalar")?,
+            num_experts: get("num_experts")
+                .or_else(|| get("num_local_experts"))
+                .map(|n| n.count())
+                .transpose()?,
+            num_experts_per_tok: count("num_experts_per_tok")?,
+            moe_intermediate_size: count("moe_intermediate_size")?,
+            norm_topk_prob: bool("norm_topk_prob")?,
+            decoder_sparse_step: count("decoder_sparse_step")?,
+            mlp_only_layers: get("mlp_only_layers")
+                .map(|n| n.list(Node::count))
+                .transpose()?,
+            clip_qkv: f64("clip_qkv")?,
             quantization_config: get("quantization_config")
                 .map(|n| QuantizationConfig::read(&n))
                 .transpose()?,

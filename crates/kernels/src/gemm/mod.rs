@@ -210,34 +210,78 @@ pub fn linear(
     scratch: &mut Scratch,
     outputs: &mut [(Matrix<'_>, &mut [f32])],
 ) -> Result<(), ShapeError> {
+    begin(exec, x, k, scratch, outputs)?;
+    run(exec, [(&*scratch, outputs)].into_iter());
+    Ok(())
+}
+
+/// Rows of activations, and the matrices that read them.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// `[m, k]`.
+    pub x: &'a [f32],
+    /// Matrices `[n, k]`, each with its output `[m, n]`.
+    pub outputs: Vec<(Matrix<'a>, &'a mut [f32])>,
+}
+
+/// The products of [`linear`] for several batches, whose tasks are shared out together: small batches keep all
+/// threads busy.
+///
+/// Shapes, errors and exactness: as [`linear`]; all batches have the same `k`.
+pub fn linear_batches(
+    exec: &Exec,
+    k: usize,
+    scratches: &mut Vec<Scratch>,
+    batches: &mut [Batch<'_>],
+) -> Result<(), ShapeError> {
+    scratches.resize_with(scratches.len().max(batches.len()), Scratch::default);
+    for (scratch, Batch { x, outputs }) in scratches.iter_mut().zip(&*batches) {
+        begin(exec, x, k, scratch, outputs)?;
+    }
+    let batches = batches.iter_mut().map(|batch| &mut batch.outputs[..]);
+    run(exec, scratches.iter().zip(batches));
+    Ok(())
+}
+
+/// Checks shapes, and prepares the activations.
+fn begin(
+    exec: &Exec,
+    x: &[f32],
+    k: usize,
+    scratch: &mut Scratch,
+    outputs: &[(Matrix<'_>, &mut [f32])],
+) -> Result<(), ShapeError> {
     let m = shape::rows("linear: activations", x.len(), k)?;
-    for (w, out) in outputs.iter() {
+    for (w, out) in outputs {
         expect_len("linear: columns of a matrix", k, w.k())?;
         expect_len("linear: output", m * w.n(), out.len())?;
     }
-    scratch.prepare(exec, x, k, outputs.iter().map(|(w, _)| *w))?;
-    let scratch = &*scratch;
+    scratch.prepare(exec, x, k, outputs.iter().map(|(w, _)| *w))
+}
 
+/// Computes the products of batches whose activations are prepared, each with its outputs.
+fn run<'a, 'w: 'a, 'o: 'a>(
+    exec: &Exec,
+    batches: impl Iterator<Item = (&'a Scratch, &'a mut [(Matrix<'w>, &'o mut [f32])])>,
+) {
     let mut tasks = Vec::new();
-    let targets: Vec<(Matrix<'_>, Columns<'_>)> = outputs
-        .iter_mut()
-        .enumerate()
-        .map(|(i, (w, out))| {
-            let rows = rows_per_task(w, m);
+    let mut targets = Vec::new();
+    for (scratch, outputs) in batches {
+        for (w, out) in outputs {
+            let rows = rows_per_task(w, out.len().checked_div(w.n()).unwrap_or(0));
             for start in (0..w.n()).step_by(rows) {
-                tasks.push((i, start..w.n().min(start + rows)));
+                tasks.push((targets.len(), start..w.n().min(start + rows)));
             }
             let (n, out) = (w.n(), SharedSlice::new(out));
-            (*w, Columns { out, n })
-        })
-        .collect();
+            targets.push((*w, scratch, Columns { out, n }));
+        }
+    }
     exec.pool.for_ranges(tasks.len(), 1, |range| {
         for (i, rows) in &tasks[range] {
-            let (w, out) = &targets[*i];
+            let (w, scratch, out) = &targets[*i];
             multiply(exec, w, rows.clone(), scratch, out);
         }
     });
-    Ok(())
 }
 
 fn rows_per_task(w: &Matrix<'_>, m: usize) -> usize {
