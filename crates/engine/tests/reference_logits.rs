@@ -133,7 +133,7 @@ models! { check_ternary:
 #[test]
 fn mixtures() {
     for name in ["mixtral", "qwen3-moe", "olmoe"] {
-        check_float(&testdata().join("reference-mixtures").join(name));
+        check_float(&testdata().join("reference-mixtures/hf").join(name));
     }
 }
 

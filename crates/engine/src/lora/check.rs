@@ -129,6 +129,16 @@ pub(super) fn check(
                 found: layer,
             });
         }
+        let of_ffn = matches!(
+            module,
+            Module::Gate | Module::Up | Module::Down | Module::GateUp
+        );
+        if of_ffn && config.layers[layer].has_experts {
+            return Err(AdapterError::Experts {
+                tensor: a.name,
+                layer,
+            });
+        }
         if !scaling.is_finite() {
             return Err(AdapterError::Scaling {
                 tensor: a.name,

@@ -171,6 +171,16 @@ pub enum AdapterError {
         /// The block the tensor is for.
         found: usize,
     },
+    /// A change of a feed-forward network where there are experts.
+    #[error(
+        "tensor `{tensor}`: expected a layer without experts, found layer {layer}, which has some"
+    )]
+    Experts {
+        /// Name in the file.
+        tensor: String,
+        /// The block the tensor is for.
+        layer: usize,
+    },
     /// A matrix whose shape doesn't match the model's layer.
     #[error(
         "tensor `{tensor}`: expected shape {expected} by the {module} of the base model, found {found:?}"

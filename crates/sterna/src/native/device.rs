@@ -158,7 +158,18 @@ pub fn load_on_device(
     warn: &mut dyn FnMut(Warning),
     mut load: impl FnMut(Device) -> Result<Loaded<Device>>,
 ) -> Result<Arc<Model<Device>>> {
-    let preference = request.preference(plan.memory_bytes())?;
+    let mut preference = request.preference(plan.memory_bytes())?;
+    if plan.config().experts.is_some() {
+        let reason = BackendError::NoExperts.to_string();
+        match preference {
+            GpuPreference::Required => bail!(Unsupported, "{reason}"),
+            GpuPreference::IfReal => {
+                preference = GpuPreference::Never;
+                warn(Warning::NotOnGpu { reason });
+            }
+            GpuPreference::Never => {}
+        }
+    }
     let opened = match preference {
         GpuPreference::Never => None,
         GpuPreference::Required => Some(request.open_gpu(configure)?),
