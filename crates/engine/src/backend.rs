@@ -179,15 +179,37 @@ pub trait Backend: Sized {
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Whether it computes layers with a state instead of keys and values.
+    fn has_states(&self) -> bool {
+        false
+    }
+
+    /// A gated short convolution over the positions of each sequence, whose state in the cache becomes that after
+    /// the batch once the cache [advances](KvCache::advance): [`sterna_kernels::conv::gated`].
+    ///
+    /// Shapes: `input` is `[n_tokens, 3 · dim]`, `taps` is `[dim, n_taps]`, `out` becomes `[n_tokens, dim]`.
+    fn convolution(
+        &self,
+        _stage: Stage,
+        _taps: &Self::Vector,
+        _input: &Self::Buffer,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::NoStates)
+    }
+
     /// Whether it computes mixtures of experts.
     fn has_experts(&self) -> bool {
         false
     }
 
-    /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router.
+    /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router,
+    /// and by `bias`, `[n_experts]`.
     fn choose_experts(
         &self,
         _scores: &Self::Buffer,
+        _bias: Option<&Self::Vector>,
         _routing: &Routing,
         _routes: &mut Self::Routes,
     ) -> Result<(), BackendError> {
@@ -427,7 +449,10 @@ pub struct Sequence<'a, C> {
     pub n_rows: usize,
 }
 
-/// Keys and values of a sequence.
+/// Keys and values of a sequence, and the states of layers that have those instead.
+///
+/// Keys and values can be truncated anywhere, states only to positions where they are remembered: checkpoints,
+/// which a cache keeps at some ends of earlier steps, and at its [pin](KvCache::pin).
 pub trait KvCache: Sized {
     /// Tokens in the cache.
     fn len(&self) -> usize;
@@ -437,9 +462,11 @@ pub trait KvCache: Sized {
     }
     /// Advances the length by `n` tokens that every layer has now appended.
     fn advance(&mut self, n: usize);
-    /// Truncates to the first `len` tokens.
+    /// Makes the current length a checkpoint that stays one until the next call or a truncation before it.
+    fn pin(&mut self) {}
+    /// Truncates to the first `len` tokens; to fewer, if there are states and none is remembered there.
     fn truncate(&mut self, len: usize);
-    /// A cache of the first `len` tokens, sharing memory with this one.
+    /// A cache of the first `len` tokens, sharing memory with this one; of fewer, as [`KvCache::truncate`].
     fn fork(&self, len: usize) -> Self;
 }
 
@@ -489,6 +516,8 @@ pub struct CacheShape {
     pub head_dim: usize,
     /// Data type.
     pub dtype: CacheType,
+    /// Whether some layers have a state.
+    pub has_states: bool,
 }
 
 /// Errors of a backend.
@@ -512,6 +541,11 @@ pub enum BackendError {
         "expected a model without experts, which aren't computed on GPUs yet; load it on the CPU"
     )]
     NoExperts,
+    /// Layers with a state, on a backend that computes none.
+    #[error(
+        "expected a model without convolutions, which aren't computed on GPUs yet; load it on the CPU"
+    )]
+    NoStates,
     /// A result that isn't ready, where the platform can't block on it.
     #[error("the result isn't ready yet, and this platform can't block: await it instead")]
     CannotWait,

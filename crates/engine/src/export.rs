@@ -23,7 +23,7 @@ use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
     VectorId, is_float,
 };
-use crate::weights::{Experts, FeedForward, Projection};
+use crate::weights::{Convolution, Experts, FeedForward, Mixer, Projection};
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
 /// conventions of a Hugging Face checkpoint or of a GGUF file. Fused projections are split, or joined where
@@ -188,11 +188,13 @@ struct Target {
     less_one: bool,
     /// The tensor is `[n_experts, n, k]`; this is the matrix of one expert.
     stacked: bool,
+    /// The shape of values that are no list.
+    shape: Option<Vec<usize>>,
 }
 
 impl Target {
     /// The shape of what `recipe` is a part of, if that is the only one.
-    fn shape(&self, recipe: &LinearRecipe) -> Vec<usize> {
+    fn matrix_shape(&self, recipe: &LinearRecipe) -> Vec<usize> {
         match self.stacked {
             true => vec![1, recipe.n, recipe.k],
             false => vec![recipe.n, recipe.k],
@@ -252,8 +254,10 @@ impl Exporter {
                 continue;
             };
             let shape = match &self.plan.specs[id].recipe {
-                Recipe::Vector(recipe) | Recipe::HostVector(recipe) => vec![recipe.len],
-                Recipe::Linear(recipe) => target.shape(recipe),
+                Recipe::Vector(recipe) | Recipe::HostVector(recipe) => {
+                    target.shape.clone().unwrap_or_else(|| vec![recipe.len])
+                }
+                Recipe::Linear(recipe) => target.matrix_shape(recipe),
             };
             match tensors.last_mut() {
                 Some((last, rows)) if last == name => rows[0] += shape[0],
@@ -312,12 +316,13 @@ impl Exporter {
                     };
                     self.in_order(target, stored, recipe.len)
                 };
-                (vec![recipe.len], data)
+                let shape = target.shape.clone();
+                (shape.unwrap_or_else(|| vec![recipe.len]), data)
             }
             (Recipe::Linear(recipe), Some(target)) => {
                 let data = self.matrix(recipe, &spec.parts, parts)?;
                 let data = self.in_order(target, data, recipe.n);
-                (target.shape(recipe), data)
+                (target.matrix_shape(recipe), data)
             }
             (Recipe::Vector(_) | Recipe::Linear(_), None) => {
                 unreachable!("only host vectors have no target")
@@ -503,6 +508,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     };
     naming.set(weights.token_embd.0, "token_embd.weight", false);
     for (i, layer) in weights.layers.iter().enumerate() {
+        let attention = layer.attention();
         let dense = match &layer.ffn {
             FeedForward::Dense(dense) => Some(dense),
             FeedForward::Experts(experts) => {
@@ -512,9 +518,9 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         };
         for (part, id) in [
             ("attn_norm", Some(layer.attn_norm)),
-            ("attn_q_norm", layer.q_norm),
-            ("attn_k_norm", layer.k_norm),
-            ("attn_sub_norm", layer.attn_sub_norm),
+            ("attn_q_norm", attention.and_then(|a| a.q_norm)),
+            ("attn_k_norm", attention.and_then(|a| a.k_norm)),
+            ("attn_sub_norm", attention.and_then(|a| a.sub_norm)),
             ("post_attention_norm", layer.post_attn_norm),
             ("ffn_norm", Some(layer.ffn_norm)),
             ("ffn_sub_norm", dense.and_then(|dense| dense.sub_norm)),
@@ -524,13 +530,18 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
                 naming.norm(id, &format!("blk.{i}.{part}.weight"));
             }
         }
-        for (part, projection, rotated) in [
-            (part("attn_q", "attn_qkv"), &layer.q, true),
-            (part("attn_k", "attn_qkv"), &layer.k, true),
-            (part("attn_v", "attn_qkv"), &layer.v, false),
-            ("attn_output", &layer.o, false),
-        ] {
-            naming.projection(projection, &format!("blk.{i}.{part}"), rotated);
+        match &layer.mixer {
+            Mixer::Attention(attention) => {
+                for (part, projection, rotated) in [
+                    (part("attn_q", "attn_qkv"), &attention.q, true),
+                    (part("attn_k", "attn_qkv"), &attention.k, true),
+                    (part("attn_v", "attn_qkv"), &attention.v, false),
+                    ("attn_output", &attention.o, false),
+                ] {
+                    naming.projection(projection, &format!("blk.{i}.{part}"), rotated);
+                }
+            }
+            Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
         }
         if let Some(dense) = dense {
             for (part, projection) in [
@@ -542,7 +553,11 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             }
         }
     }
-    naming.norm(weights.output_norm, "output_norm.weight");
+    let output_norm = match to {
+        Values::Gguf => config.family.gguf_output_norm,
+        Values::HuggingFace => "output_norm",
+    };
+    naming.norm(weights.output_norm, &format!("{output_norm}.weight"));
     if let Some(head) = &weights.output {
         naming.projection(head, "output", false);
     }
@@ -571,12 +586,35 @@ impl Naming {
             rotated,
             less_one: false,
             stacked: false,
+            shape: None,
         })
+    }
+
+    /// The short convolution of block `i`.
+    fn convolution(
+        &mut self,
+        convolution: &Convolution<LinearId, VectorId>,
+        i: usize,
+        config: &ModelConfig,
+    ) {
+        let name = |part: &str| format!("blk.{i}.shortconv.{part}");
+        self.projection(&convolution.input, &name("in_proj"), false);
+        self.projection(&convolution.output, &name("out_proj"), false);
+        let (dim, n_taps) = (config.model_dim, config.conv_taps.unwrap_or(0));
+        let shape = match self.to {
+            Values::Gguf => vec![dim, n_taps],
+            Values::HuggingFace => vec![dim, 1, n_taps],
+        };
+        self.set(convolution.taps.0, &name("conv.weight"), false)
+            .shape = Some(shape);
     }
 
     /// The mixture of block `i`: in GGUF files the matrices of all experts are one tensor.
     fn experts(&mut self, experts: &Experts<LinearId, VectorId>, i: usize) {
         self.projection(&experts.router, &format!("blk.{i}.ffn_gate_inp"), false);
+        if let Some(bias) = experts.bias {
+            self.set(bias.0, &format!("blk.{i}.exp_probs_b.bias"), false);
+        }
         for (part, ids) in [
             ("ffn_gate", &experts.gate),
             ("ffn_up", &experts.up),

@@ -4,6 +4,7 @@
 //! head follows from its tensors; `docs/families.md` has the sources.
 
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Gating;
 use sterna_kernels::rope::RopeLayout;
 
 /// What distinguishes a family of models that share a graph.
@@ -43,6 +44,8 @@ pub struct Family {
     /// Number of layers of the one size whose attention scale follows from width over heads, not from the
     /// head dimension.
     pub(crate) wide_scale_layers: Option<usize>,
+    /// The norm before the output head in GGUF files.
+    pub(crate) gguf_output_norm: &'static str,
     /// Blocks have experts, all or some.
     pub(crate) mixture: Option<Mixture>,
 }
@@ -78,6 +81,8 @@ pub(crate) struct Mixture {
     pub(crate) gguf_renormalised: bool,
     /// The default of `norm_topk_prob`; `None` if they do, whatever the configuration says.
     pub(crate) hf_renormalised: Option<bool>,
+    /// What makes probabilities of scores.
+    pub(crate) gating: Gating,
 }
 
 /// Which layers are windowed.
@@ -146,7 +151,31 @@ const LLAMA: Family = Family {
     local_rope_base: None,
     no_rope_interval: None,
     wide_scale_layers: None,
+    gguf_output_norm: "output_norm",
     mixture: None,
+};
+
+/// Short convolutions in most layers.
+const LFM2: Family = Family {
+    name: "lfm2",
+    gguf: &["lfm2"],
+    hf: &["lfm2"],
+    gguf_rope: RopeLayout::Halves,
+    gguf_output_norm: "token_embd_norm",
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-5,
+        rope_base: 1_000_000.0,
+        n_heads: Some(32),
+        n_kv_heads: Some(8),
+        max_ctx: 128_000,
+        tied: true,
+        ..HF_DEFAULTS
+    },
+    parts: Parts {
+        qk_norms: QkNorms::Heads,
+        ..PLAIN
+    },
+    ..LLAMA
 };
 
 const QWEN3: Family = Family {
@@ -214,7 +243,7 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 13] = [
+static FAMILIES: [Family; 15] = [
     LLAMA,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
@@ -253,6 +282,18 @@ static FAMILIES: [Family; 13] = [
         ..LLAMA
     },
     QWEN3,
+    LFM2,
+    Family {
+        name: "lfm2-moe",
+        gguf: &["lfm2moe"],
+        hf: &["lfm2_moe"],
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: Some(true),
+            gating: Gating::Sigmoid,
+        }),
+        ..LFM2
+    },
     Family {
         name: "qwen3-moe",
         gguf: &["qwen3moe"],
@@ -266,6 +307,7 @@ static FAMILIES: [Family; 13] = [
         mixture: Some(Mixture {
             gguf_renormalised: true,
             hf_renormalised: Some(false),
+            gating: Gating::Softmax,
         }),
         ..QWEN3
     },
@@ -285,6 +327,7 @@ static FAMILIES: [Family; 13] = [
         mixture: Some(Mixture {
             gguf_renormalised: true,
             hf_renormalised: None,
+            gating: Gating::Softmax,
         }),
         ..LLAMA
     },
@@ -305,6 +348,7 @@ static FAMILIES: [Family; 13] = [
         mixture: Some(Mixture {
             gguf_renormalised: false,
             hf_renormalised: Some(false),
+            gating: Gating::Softmax,
         }),
         ..LLAMA
     },

@@ -16,7 +16,7 @@ use crate::rope::Angles;
 use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
-use crate::weights::{Dense, Experts, FeedForward, Layer, Projection};
+use crate::weights::{self, Convolution, Dense, Experts, FeedForward, Layer, Mixer, Projection};
 
 /// Buffers of a forward pass, reused by the next.
 pub(crate) struct Scratch<B: Backend> {
@@ -24,7 +24,7 @@ pub(crate) struct Scratch<B: Backend> {
     x: B::Buffer,
     /// Input or output of a block, `[m, model_dim]`.
     h: B::Buffer,
-    /// `[m, n_heads · head_dim]`.
+    /// `[m, n_heads · head_dim]`; the input of a convolution, `[m, 3 · model_dim]`.
     q: B::Buffer,
     /// `[m, n_kv_heads · head_dim]`.
     k: B::Buffer,
@@ -116,7 +116,7 @@ impl<B: Backend> Model<B> {
         be.begin_step()?;
         be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
         for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
-            self.attention_block(s, batch, i, layer, settings)?;
+            self.mixer_block(s, batch, i, layer, settings)?;
             self.ffn_block(s, batch, i, layer)?;
         }
         if batch.wanted.is_empty() {
@@ -183,8 +183,8 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// `x ← x + W_o · attention(norm(x))`.
-    fn attention_block(
+    /// `x ← x + mixer(norm(x))`.
+    fn mixer_block(
         &self,
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
@@ -192,9 +192,8 @@ impl<B: Backend> Model<B> {
         layer: &Layer<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
-        let (eps, adapters) = (c.norm_eps, batch.adapters);
         be.rms_norm(
             stage(Operation::AttnNorm),
             &s.x,
@@ -202,6 +201,46 @@ impl<B: Backend> Model<B> {
             eps,
             &mut s.h,
         )?;
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
+            Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
+        }
+        if let Some(norm) = &layer.post_attn_norm {
+            be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
+        }
+        be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
+    }
+
+    /// `h ← W_out · convolution(W_in · h)`.
+    fn convolution(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        convolution: &Convolution<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let separate = OutputLayout::Separate;
+        let input = (LinearLayer::ConvIn, &convolution.input, &mut s.q);
+        self.project(Some(i), separate, &s.h, &mut s.normed, &mut [input])?;
+        let stage = of_layer(i, Operation::Convolution);
+        (self.backend).convolution(stage, &convolution.taps, &s.q, batch.sequences, &mut s.a)?;
+        let output = (LinearLayer::ConvOut, &convolution.output, &mut s.h);
+        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
+    }
+
+    /// `h ← W_o · attention(h)`.
+    fn attention(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        attention: &weights::Attention<B::Linear, B::Vector>,
+        settings: &LayerConfig,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let stage = |operation| of_layer(i, operation);
+        let (eps, adapters) = (c.norm_eps, batch.adapters);
+        let weights = attention;
         // Norms of whole rows need them by themselves.
         let layout = match c.family.parts.qk_norms {
             QkNorms::Whole => OutputLayout::Separate,
@@ -213,9 +252,9 @@ impl<B: Backend> Model<B> {
             &s.h,
             &mut s.normed,
             &mut [
-                (LinearLayer::Q, &layer.q, &mut s.q),
-                (LinearLayer::K, &layer.k, &mut s.k),
-                (LinearLayer::V, &layer.v, &mut s.v),
+                (LinearLayer::Q, &weights.q, &mut s.q),
+                (LinearLayer::K, &weights.k, &mut s.k),
+                (LinearLayer::V, &weights.v, &mut s.v),
             ],
         )?;
         self.adapt(
@@ -228,7 +267,7 @@ impl<B: Backend> Model<B> {
                 (LinearLayer::V, &mut s.v),
             ],
         )?;
-        let (mut q_norm, mut k_norm) = (layer.q_norm.as_ref(), layer.k_norm.as_ref());
+        let (mut q_norm, mut k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
         if c.family.parts.qk_norms == QkNorms::Whole {
             for (linear, x, norm) in [
                 (LinearLayer::Q, &mut s.q, q_norm.take()),
@@ -261,7 +300,7 @@ impl<B: Backend> Model<B> {
             }),
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
-        if let Some(norm) = &layer.attn_sub_norm {
+        if let Some(norm) = &weights.sub_norm {
             be.rms_norm_in_place(stage(Operation::AttnSubNorm), &mut s.a, norm, eps)?;
         }
         self.project(
@@ -269,13 +308,9 @@ impl<B: Backend> Model<B> {
             OutputLayout::Separate,
             &s.a,
             &mut s.normed,
-            &mut [(LinearLayer::O, &layer.o, &mut s.h)],
+            &mut [(LinearLayer::O, &weights.o, &mut s.h)],
         )?;
-        self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])?;
-        if let Some(norm) = &layer.post_attn_norm {
-            be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
-        }
-        be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
+        self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])
     }
 
     /// `x ← x + ffn(norm(x))`.
@@ -373,7 +408,8 @@ impl<B: Backend> Model<B> {
         let Some(mixture) = &c.experts else {
             return Err(BackendError::NoExperts);
         };
-        be.choose_experts(&s.scores, &mixture.routing, &mut s.routes)?;
+        let bias = experts.bias.as_ref();
+        be.choose_experts(&s.scores, bias, &mixture.routing, &mut s.routes)?;
         let products = &mut [
             of_experts(i, LinearLayer::Gate, &experts.gate, &mut s.gate),
             of_experts(i, LinearLayer::Up, &experts.up, &mut s.up),

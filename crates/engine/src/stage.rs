@@ -33,6 +33,8 @@ pub enum Operation {
     WholeNorm(LinearLayer),
     /// Attention, with the norms and rotations of its heads.
     Attention,
+    /// A short convolution, with its gates.
+    Convolution,
     /// The norm before the output projection.
     AttnSubNorm,
     /// The norm of the output of attention, before the residual.
@@ -57,8 +59,8 @@ pub enum Operation {
     LogitSoftcap,
 }
 
-/// The linear layers of a model: seven in each transformer block, the router of its experts where it has some,
-/// and the output head.
+/// The linear layers of a model: seven in each transformer block, two for those of attention where a convolution
+/// takes its place, the router of its experts where it has some, and the output head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // The names of GGUF.
 pub enum LinearLayer {
@@ -69,6 +71,10 @@ pub enum LinearLayer {
     Gate,
     Up,
     Down,
+    /// The input of a convolution and its gates.
+    ConvIn,
+    /// The output projection of a convolution.
+    ConvOut,
     /// The router, which computes the scores of experts.
     Router,
     /// The output head, which computes logits.
@@ -85,6 +91,8 @@ impl LinearLayer {
             LinearLayer::Gate => "gate",
             LinearLayer::Up => "up",
             LinearLayer::Down => "down",
+            LinearLayer::ConvIn => "conv_in",
+            LinearLayer::ConvOut => "conv_out",
             LinearLayer::Router => "router",
             LinearLayer::Head => "logits",
         }
@@ -116,6 +124,7 @@ impl fmt::Display for Operation {
             Operation::Bias(linear) => (linear.name(), "_bias"),
             Operation::WholeNorm(linear) => (linear.name(), "_norm"),
             Operation::Attention => ("attention", ""),
+            Operation::Convolution => ("convolution", ""),
             Operation::AttnSubNorm => ("attn_sub_norm", ""),
             Operation::PostAttnNorm => ("post_attn_norm", ""),
             Operation::AttnResidual => ("attn_residual", ""),

@@ -43,6 +43,7 @@ impl<B> Faulty<B> {
 const AT: usize = 5;
 
 impl<B: Backend> Backend for Faulty<B> {
+    type Routes = ();
     type Linear = B::Linear;
     type Vector = B::Vector;
     type Screen = B::Screen;
@@ -87,6 +88,8 @@ impl<B: Backend> Backend for Faulty<B> {
     fn buffer(&self) -> B::Buffer {
         self.inner.buffer()
     }
+
+    fn routes(&self) {}
 
     fn cache(&self, shape: &CacheShape) -> Result<B::Cache, BackendError> {
         self.inner.cache(shape)

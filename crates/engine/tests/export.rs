@@ -122,6 +122,7 @@ fn hugging_face_models_export_bit_for_bit() {
         "reference-logits",
         "reference-variants",
         "reference-mixtures/hf",
+        "reference-states/hf",
     ] {
         for dir in std::fs::read_dir(testdata().join(set)).unwrap() {
             let dir = dir.unwrap().path();

@@ -137,6 +137,14 @@ fn mixtures() {
     }
 }
 
+/// Layers with states.
+#[test]
+fn states() {
+    for name in ["lfm2", "lfm2-moe"] {
+        check_float(&testdata().join("reference-states/hf").join(name));
+    }
+}
+
 /// Other shapes and settings of the same families: every folder of `testdata/reference-variants`.
 #[test]
 fn variants() {

@@ -34,7 +34,7 @@ pub fn translate(model_type: &str, name: &str) -> Name {
         .unwrap_or(name);
     let known = match name.strip_prefix("layers.") {
         Some(rest) => in_layer(model_type, rest),
-        None => outside_layers(name),
+        None => outside_layers(model_type, name),
     };
     known.map_or(Name::Unknown, Name::Known)
 }
@@ -71,6 +71,7 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let outside = match module {
         "token_embd" => Some(EMBEDDINGS),
+        "output_norm" if is_lfm2(model_type) => Some(LFM2_OUTPUT_NORM),
         "output_norm" => Some(OUTPUT_NORM),
         "output" => Some(HEAD),
         _ => None,
@@ -79,13 +80,17 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         return Some(format!("{}.{kind}", weight.trim_end_matches(".weight")));
     }
     let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
+    if let Some(hf) = expert_bias(model_type).filter(|_| (module, kind) == EXPERT_BIAS) {
+        return Some(format!("model.layers.{layer}.{hf}"));
+    }
     let inverse = |table: &[(&'static str, &str)], module: &str| {
         let row = table.iter().find(|(_, gguf)| *gguf == module);
         row.map(|(hf, _)| *hf)
     };
     let module = match module.strip_suffix("_norm_in") {
         Some(linear) => format!("{}.rms_norm", inverse(&LINEARS, linear)?),
-        None => inverse(&LINEARS, module)
+        None => inverse(own(model_type), module)
+            .or_else(|| inverse(&LINEARS, module))
             .or_else(|| inverse(norms(model_type), module))
             .or_else(|| inverse(&OTHER_NORMS, module))
             .map(str::to_owned)
@@ -166,11 +171,12 @@ fn is_ignored(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq") || OTHER_MODALITIES.iter().any(|p| name.starts_with(p))
 }
 
-fn outside_layers(name: &str) -> Option<String> {
+fn outside_layers(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let module = match module {
         "embed_tokens" => "token_embd",
         "norm" => "output_norm",
+        "embedding_norm" if is_lfm2(model_type) => "output_norm",
         "lm_head" => "output",
         _ => return None,
     };
@@ -183,6 +189,10 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     if !is_index(layer) {
         return None;
     }
+    if expert_bias(model_type).is_some_and(|hf| hf == rest) {
+        let (module, kind) = EXPERT_BIAS;
+        return Some(format!("blk.{layer}.{module}.{kind}"));
+    }
     let (module, kind) = rest.rsplit_once('.')?;
     if !KINDS.contains(&kind) {
         return None;
@@ -191,7 +201,8 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
         let gguf = find(&LINEARS, linear)?;
         return Some(format!("blk.{layer}.{gguf}_norm_in.{kind}"));
     }
-    let gguf = find(&LINEARS, module)
+    let gguf = find(own(model_type), module)
+        .or_else(|| find(&LINEARS, module))
         .or_else(|| find(norms(model_type), module))
         .or_else(|| find(&OTHER_NORMS, module));
     if let Some(gguf) = gguf {
@@ -213,6 +224,41 @@ fn is_index(text: &str) -> bool {
     plain && text.len() <= 4 && (text.len() == 1 || !text.starts_with('0'))
 }
 
+fn is_lfm2(model_type: &str) -> bool {
+    matches!(model_type, "lfm2" | "lfm2_moe")
+}
+
+/// The norm before the output head of LFM2's checkpoints.
+const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
+
+/// Modules that only checkpoints of this family call so.
+fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
+    match is_lfm2(model_type) {
+        true => &[
+            ("self_attn.out_proj", "attn_output"),
+            ("self_attn.q_layernorm", "attn_q_norm"),
+            ("self_attn.k_layernorm", "attn_k_norm"),
+            ("operator_norm", "attn_norm"),
+            ("ffn_norm", "ffn_norm"),
+            ("feed_forward.w1", "ffn_gate"),
+            ("feed_forward.w3", "ffn_up"),
+            ("feed_forward.w2", "ffn_down"),
+            ("conv.in_proj", "shortconv.in_proj"),
+            ("conv.conv", "shortconv.conv"),
+            ("conv.out_proj", "shortconv.out_proj"),
+        ],
+        false => &[],
+    }
+}
+
+/// The bias by which experts are chosen, in GGUF files.
+const EXPERT_BIAS: (&str, &str) = ("exp_probs_b", "bias");
+
+/// The same in checkpoints of this family, whose name has no kind.
+fn expert_bias(model_type: &str) -> Option<&'static str> {
+    is_lfm2(model_type).then_some("feed_forward.expert_bias")
+}
+
 /// Modules of a mixture of experts.
 struct Mixture {
     router: &'static str,
@@ -229,7 +275,12 @@ impl Mixture {
             "mixtral" => &Mixture {
                 router: "block_sparse_moe.gate",
                 experts: "block_sparse_moe.experts.",
-                parts: [("w1", "ffn_gate"), ("w3", "ffn_up"), ("w2", "ffn_down")],
+                parts: W_PARTS,
+            },
+            "lfm2_moe" => &Mixture {
+                router: "feed_forward.gate",
+                experts: "feed_forward.experts.",
+                parts: W_PARTS,
             },
             _ => &Mixture {
                 router: "mlp.gate",
@@ -243,6 +294,8 @@ impl Mixture {
         }
     }
 }
+
+const W_PARTS: [(&str, &str); 3] = [("w1", "ffn_gate"), ("w3", "ffn_up"), ("w2", "ffn_down")];
 
 /// The router of a mixture of experts in GGUF files.
 const ROUTER: &str = "ffn_gate_inp";
@@ -258,7 +311,7 @@ const ROUTER: &str = "ffn_gate_inp";
 /// ```
 pub fn is_router(name: &str) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
-    let families = ["", "mixtral"].map(|model_type| Mixture::of(model_type).router);
+    let families = ["", "mixtral", "lfm2_moe"].map(|model_type| Mixture::of(model_type).router);
     let ends = |end: &str| {
         module
             .strip_suffix(end)
@@ -485,6 +538,22 @@ mod tests {
                 "mixtral",
                 "model.layers.1.block_sparse_moe.experts.7.w2.weight",
                 "blk.1.ffn_down.7.weight",
+            ),
+            ("lfm2", "model.embedding_norm.weight", "output_norm.weight"),
+            (
+                "lfm2",
+                "model.layers.1.conv.conv.weight",
+                "blk.1.shortconv.conv.weight",
+            ),
+            (
+                "lfm2_moe",
+                "model.layers.1.feed_forward.expert_bias",
+                "blk.1.exp_probs_b.bias",
+            ),
+            (
+                "lfm2_moe",
+                "model.layers.1.feed_forward.experts.3.w3.weight",
+                "blk.1.ffn_up.3.weight",
             ),
             (
                 "olmoe",

@@ -16,9 +16,23 @@ pub struct Routing {
     pub n_experts: usize,
     /// Experts that a row is sent to; at most `n_experts`.
     pub n_used: usize,
-    /// Whether the probabilities of those add up to 1; otherwise those of all experts do.
+    /// What makes probabilities of scores.
+    pub gating: Gating,
+    /// Whether the probabilities of the chosen experts are divided by their sum.
     pub renormalised: bool,
 }
+
+/// What makes probabilities of the scores of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gating {
+    /// The softmax of all.
+    Softmax,
+    /// The logistic function of each.
+    Sigmoid,
+}
+
+/// Added to the sum of sigmoids that probabilities are divided by.
+const LEAST_SUM: f32 = 1e-6;
 
 /// The experts of each row of a batch.
 ///
@@ -44,30 +58,62 @@ pub struct Routes {
 impl Routes {
     /// Chooses experts by `scores`, `[m, n_experts]`.
     ///
-    /// Probabilities are the softmax of a row's scores. Of equal scores, that of the lower expert is better;
-    /// NaN is the least of all.
+    /// Experts with the largest sum of probability and `bias`, `[n_experts]`, are chosen, and weighted with their
+    /// probability. Of equals, the lower expert is better; NaN is the least of all.
     /// Errors: [`ShapeError`] if `scores` isn't whole rows; if there are fewer experts than a row is sent to.
-    pub fn choose(&mut self, routing: &Routing, scores: &[f32]) -> Result<(), ShapeError> {
+    pub fn choose(
+        &mut self,
+        routing: &Routing,
+        scores: &[f32],
+        bias: Option<&[f32]>,
+    ) -> Result<(), ShapeError> {
         let Routing {
             n_experts,
             n_used,
+            gating,
             renormalised,
         } = *routing;
+        if let Some(bias) = bias {
+            expect_len("routes: bias", n_experts, bias.len())?;
+        }
         let m = shape::rows("routes: scores", scores.len(), n_experts)?;
         expect_len("routes: experts of a row", n_used.min(n_experts), n_used)?;
         self.n_used = n_used;
         self.weights.clear();
         self.chosen.clear();
         for row in scores.chunks_exact(n_experts.max(1)) {
+            // The order of probabilities is that of scores, and not blurred by rounding.
+            let bias = bias.unwrap_or_default().iter().copied();
+            let biased = row.iter().zip(bias).map(|(&score, bias)| match gating {
+                Gating::Softmax => score,
+                Gating::Sigmoid => sigmoid(score) + bias,
+            });
             self.scores.clear();
-            self.scores.extend(row.iter().copied().zip(0..));
+            match biased.len() {
+                0 => self.scores.extend(row.iter().copied().zip(0..)),
+                _ => self.scores.extend(biased.zip(0..)),
+            }
             self.scores
                 .sort_unstable_by(|(a, i), (b, j)| rank(*b).total_cmp(&rank(*a)).then(i.cmp(j)));
-            let max = self.scores.first().map_or(0.0, |(score, _)| *score);
-            let exps = self.scores.iter().map(|(score, _)| math::exp(score - max));
-            let among = if renormalised { n_used } else { n_experts };
-            let total: f32 = exps.clone().take(among).sum();
-            self.weights.extend(exps.take(n_used).map(|e| e / total));
+            let ordered = self.scores.iter().map(|(_, expert)| row[*expert as usize]);
+            let first = self.weights.len();
+            match gating {
+                Gating::Softmax => {
+                    let max = ordered.clone().next().unwrap_or(0.0);
+                    let exps = ordered.map(|score| math::exp(score - max));
+                    let among = if renormalised { n_used } else { n_experts };
+                    let total: f32 = exps.clone().take(among).sum();
+                    self.weights.extend(exps.take(n_used).map(|e| e / total));
+                }
+                Gating::Sigmoid => {
+                    self.weights.extend(ordered.take(n_used).map(sigmoid));
+                    let chosen = &mut self.weights[first..];
+                    if renormalised {
+                        let total = chosen.iter().sum::<f32>() + LEAST_SUM;
+                        chosen.iter_mut().for_each(|weight| *weight /= total);
+                    }
+                }
+            }
             let best = &self.scores[..n_used];
             self.chosen.extend(best.iter().map(|(_, expert)| *expert));
         }
@@ -167,6 +213,10 @@ impl Routes {
 /// Elements of outputs per task.
 const ELEMENTS_PER_TASK: usize = 8192;
 
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + math::exp(-x))
+}
+
 /// The score, NaN as the least.
 fn rank(score: f32) -> f32 {
     if score.is_nan() {
@@ -192,12 +242,13 @@ mod tests {
     const ROUTING: Routing = Routing {
         n_experts: 4,
         n_used: 2,
+        gating: Gating::Softmax,
         renormalised: true,
     };
 
     fn routes(routing: &Routing, scores: &[f32]) -> Routes {
         let mut routes = Routes::default();
-        routes.choose(routing, scores).unwrap();
+        routes.choose(routing, scores, None).unwrap();
         routes
     }
 
@@ -241,6 +292,24 @@ mod tests {
     }
 
     #[test]
+    fn a_bias_chooses_and_does_not_weigh() {
+        let routing = Routing {
+            gating: Gating::Sigmoid,
+            ..ROUTING
+        };
+        let mut routes = Routes::default();
+        let bias = [0.0, 0.0, 10.0, 0.0];
+        routes
+            .choose(&routing, &[0.0, 1.0, -1.0, 2.0], Some(&bias))
+            .unwrap();
+        assert_eq!(routes.chosen, [2, 3]);
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let want = sigmoid(-1.0) / (sigmoid(-1.0) + sigmoid(2.0) + 1e-6);
+        assert!((f64::from(routes.weights[0]) - want).abs() < 1e-6);
+        assert!(routes.choose(&routing, &[0.0; 4], Some(&[0.0; 3])).is_err());
+    }
+
+    #[test]
     fn outputs_are_weighted_sums_for_every_machine() {
         let (m, width) = (37, 301);
         let routes = routes(&ROUTING, &floats(m * 4, 3));
@@ -273,13 +342,13 @@ mod tests {
     #[test]
     fn shapes_are_checked() {
         let mut routes = Routes::default();
-        assert!(routes.choose(&ROUTING, &[0.0; 5]).is_err());
+        assert!(routes.choose(&ROUTING, &[0.0; 5], None).is_err());
         let routing = Routing {
             n_used: 5,
             ..ROUTING
         };
-        assert!(routes.choose(&routing, &[0.0; 4]).is_err());
-        routes.choose(&ROUTING, &[]).unwrap();
+        assert!(routes.choose(&routing, &[0.0; 4], None).is_err());
+        routes.choose(&ROUTING, &[], None).unwrap();
         assert_eq!((routes.m(), routes.experts().len()), (0, 0));
         assert!(routes.gather(3, &[0.0; 3], &mut []).is_err());
     }

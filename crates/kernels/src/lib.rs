@@ -30,6 +30,7 @@ pub mod activation;
 #[cfg(target_arch = "aarch64")]
 mod arm;
 pub mod attention;
+pub mod conv;
 mod dot;
 mod exact;
 pub mod experts;

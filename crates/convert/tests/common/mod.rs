@@ -31,6 +31,8 @@ pub(crate) fn models() -> Vec<PathBuf> {
         "reference-variants",
         "reference-mixtures/gguf",
         "reference-mixtures/hf",
+        "reference-states/gguf",
+        "reference-states/hf",
     ] {
         for dir in fs::read_dir(testdata(set)).unwrap() {
             let dir = dir.unwrap().path();

@@ -53,6 +53,11 @@ impl ModelConfig {
         let (layers, ropes) = keys.layers(family, n_layers, head_dim, max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
         let experts = keys.experts(family)?;
+        let kv_heads = keys.kv_heads(n_layers)?;
+        let mut layers = layers;
+        for (layer, n) in layers.iter_mut().zip(&kv_heads) {
+            layer.is_convolution = kv_heads.len() == n_layers && *n == 0;
+        }
         let ffn_dim = match (keys.count("feed_forward_length")?, &experts) {
             (None, Some(experts)) => experts.ffn_dim,
             (None, None) => keys.required("feed_forward_length")?,
@@ -63,7 +68,7 @@ impl ModelConfig {
             n_layers,
             model_dim,
             n_heads,
-            n_kv_heads: keys.count("attention.head_count_kv")?.unwrap_or(n_heads),
+            n_kv_heads: kv_heads.iter().copied().max().unwrap_or(n_heads),
             head_dim,
             ffn_dim,
             n_vocab,
@@ -81,6 +86,7 @@ impl ModelConfig {
             attn_softcap: keys.float("attn_logit_softcapping")?.or(attn_cap),
             logit_softcap: keys.float("final_logit_softcapping")?.or(logit_cap),
             experts,
+            conv_taps: keys.count("shortconv.l_cache")?,
             layers,
             ropes,
         }
@@ -176,6 +182,33 @@ impl<'a> Keys<'a> {
         Ok(None)
     }
 
+    /// Key and value heads of each layer, none of those with a convolution; empty if the file gives one number for
+    /// all, or none.
+    fn kv_heads(&self, n_layers: usize) -> Result<Vec<usize>, PlanError> {
+        let key = self.key("attention.head_count_kv");
+        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
+            return Ok(self.count("attention.head_count_kv")?.into_iter().collect());
+        }
+        let heads: Vec<usize> = match self.metadata.get_i32s(&key) {
+            Ok(heads) => heads
+                .unwrap_or_default()
+                .iter()
+                .map(|&n| n.max(0) as usize)
+                .collect(),
+            Err(_) => {
+                let heads = self.metadata.get_u32s(&key)?.unwrap_or_default();
+                heads.iter().map(|&n| n as usize).collect()
+            }
+        };
+        let attends = heads.iter().copied().filter(|&n| n > 0);
+        let alike = attends.clone().min() == attends.max();
+        if heads.len() != n_layers || !alike {
+            let expected = format!("{n_layers} times 0 or the same number");
+            return Err(PlanError::config(key, expected, format!("{heads:?}")));
+        }
+        Ok(heads)
+    }
+
     /// The mixture of experts.
     fn experts(&self, family: &Family) -> Result<Option<ExpertsConfig>, PlanError> {
         let n_experts = self.count("expert_count")?.filter(|&n| n > 0);
@@ -198,6 +231,7 @@ impl<'a> Keys<'a> {
             routing: Routing {
                 n_experts,
                 n_used: self.required("expert_used_count")?,
+                gating: mixture.gating,
                 renormalised: renormalised.unwrap_or(mixture.gguf_renormalised),
             },
             ffn_dim,
@@ -246,6 +280,7 @@ impl<'a> Keys<'a> {
             .or(default)
             .filter(|&w| w > 0);
         let windowed = self.windowed_layers(family, n_layers)?;
+        let n_dense = self.count("leading_dense_block_count")?.unwrap_or(0);
         let layers = (0..n_layers)
             .map(|i| {
                 let windowed = windowed[i];
@@ -256,7 +291,8 @@ impl<'a> Keys<'a> {
                         true => Some(usize::from(windowed && local_base.is_some())),
                         false => still,
                     },
-                    has_experts: family.mixture.is_some(),
+                    is_convolution: false,
+                    has_experts: family.mixture.is_some() && i >= n_dense,
                 }
             })
             .collect();

@@ -53,6 +53,8 @@ pub struct ModelConfig {
     pub logit_softcap: Option<f32>,
     /// The mixture of experts that layers have.
     pub experts: Option<ExpertsConfig>,
+    /// Positions that a short convolution covers, its own included, in layers that have one.
+    pub conv_taps: Option<usize>,
     /// Settings of each layer, `[n_layers]`.
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
@@ -66,6 +68,8 @@ pub struct LayerConfig {
     pub window: Option<usize>,
     /// Index in [`ModelConfig::ropes`]; `None` for no rotary embedding.
     pub rope: Option<usize>,
+    /// Whether a short convolution takes the place of attention.
+    pub is_convolution: bool,
     /// Whether the feed-forward block is a mixture of experts.
     pub has_experts: bool,
 }
@@ -84,6 +88,8 @@ pub struct ExpertsConfig {
 const MAX_COUNT: u64 = 1 << 28;
 /// Maximum number of layers.
 const MAX_LAYERS: usize = 4096;
+/// Maximum positions of a short convolution.
+const MAX_TAPS: usize = 64;
 /// Maximum number of experts: the largest models have 512 in a layer.
 const MAX_EXPERTS: usize = 4096;
 
@@ -96,6 +102,19 @@ impl ModelConfig {
     /// Width of the queries of one position.
     pub fn q_dim(&self) -> usize {
         self.n_heads * self.head_dim
+    }
+
+    /// Whether some layers have a state instead of keys and values.
+    pub fn has_states(&self) -> bool {
+        self.layers.iter().any(|layer| layer.is_convolution)
+    }
+
+    /// Layers with keys and values.
+    pub fn n_attention_layers(&self) -> usize {
+        self.layers
+            .iter()
+            .filter(|layer| !layer.is_convolution)
+            .count()
     }
 
     /// Which row of queries or keys in a Hugging Face checkpoint is row `i` of the engine's.
@@ -170,6 +189,15 @@ impl ModelConfig {
         for layer in &self.layers {
             if layer.window == Some(0) {
                 return Err(PlanError::config("attention window", "at least 1", 0));
+            }
+            if layer.is_convolution && !matches!(self.conv_taps, Some(1..=MAX_TAPS)) {
+                let found = self.conv_taps.unwrap_or(0);
+                let expected = format!("1 to {MAX_TAPS}");
+                return Err(PlanError::config(
+                    "positions of a convolution",
+                    expected,
+                    found,
+                ));
             }
             if layer.has_experts && self.experts.is_none() {
                 return Err(PlanError::config("experts", "a count", "nothing"));

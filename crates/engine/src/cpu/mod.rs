@@ -1,6 +1,7 @@
 //! The CPU backend, on top of `sterna-kernels`.
 
 mod cache;
+mod states;
 
 use std::future::{Ready, ready};
 use std::ops::Range;
@@ -12,7 +13,7 @@ use sterna_kernels::attention::{self, attention};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::quant::QuantError;
-use sterna_kernels::{Exec, Isa, norm, rope, vector};
+use sterna_kernels::{Exec, Isa, conv, norm, rope, vector};
 
 pub use cache::CpuCache;
 
@@ -401,6 +402,32 @@ impl Backend for Cpu {
         )?)
     }
 
+    fn has_states(&self) -> bool {
+        true
+    }
+
+    fn convolution(
+        &self,
+        stage: Stage,
+        taps: &Vec<f32>,
+        input: &CpuBuffer,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let dim = input.width / 3;
+        let n_state = taps.len().saturating_sub(dim);
+        out.shape(input.n_rows(), dim);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let state = cache.state(stage.layer.unwrap_or(0), n_state);
+            let (input, out) = (input.rows(&rows), out.rows_mut(&rows));
+            conv::gated(&self.exec, dim, taps, input, state, out)?;
+        }
+        Ok(())
+    }
+
     fn has_experts(&self) -> bool {
         true
     }
@@ -408,10 +435,12 @@ impl Backend for Cpu {
     fn choose_experts(
         &self,
         scores: &CpuBuffer,
+        bias: Option<&Vec<f32>>,
         routing: &Routing,
         routes: &mut Routes,
     ) -> Result<(), BackendError> {
-        Ok(routes.choose(routing, &scores.values)?)
+        let bias = bias.map(Vec::as_slice);
+        Ok(routes.choose(routing, &scores.values, bias)?)
     }
 
     fn linear_experts(

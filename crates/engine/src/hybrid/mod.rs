@@ -519,6 +519,27 @@ impl Backend for Hybrid {
         }
     }
 
+    fn has_states(&self) -> bool {
+        self.device().is_none()
+    }
+
+    fn convolution(
+        &self,
+        stage: Stage,
+        taps: &OfVector,
+        input: &HybridBuffer,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let taps = taps.cpu().ok_or(BackendError::WrongDevice)?;
+        let own = sequences.iter_mut().map(|s| Sequence {
+            cache: &mut s.cache.cpu,
+            n_rows: s.n_rows,
+        });
+        let own = &mut own.collect::<Vec<_>>()[..];
+        (self.cpu).convolution(stage, taps, &*self.on_cpu(input)?, own, out.fill_on_cpu())
+    }
+
     fn has_experts(&self) -> bool {
         self.device().is_none()
     }
@@ -526,10 +547,15 @@ impl Backend for Hybrid {
     fn choose_experts(
         &self,
         scores: &HybridBuffer,
+        bias: Option<&OfVector>,
         routing: &Routing,
         routes: &mut Routes,
     ) -> Result<(), BackendError> {
-        (self.cpu).choose_experts(&*self.on_cpu(scores)?, routing, routes)
+        let bias = match bias {
+            Some(Either::Gpu(_)) => return Err(BackendError::WrongDevice),
+            bias => bias.and_then(Either::cpu),
+        };
+        (self.cpu).choose_experts(&*self.on_cpu(scores)?, bias, routing, routes)
     }
 
     fn linear_experts(

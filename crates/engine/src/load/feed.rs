@@ -11,7 +11,7 @@ use crate::plan::{
 };
 use crate::screening::Screening;
 use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
-use crate::weights::{Convert, Dense, FeedForward, Group, Layer, Projection};
+use crate::weights::{Attention, Convert, Dense, FeedForward, Group, Layer, Projection};
 
 /// Builds weights from their bytes, some or all of a plan.
 pub(crate) struct WeightFeed<B: Backend> {
@@ -209,6 +209,9 @@ impl<B: Backend> WeightFeed<B> {
         if self.plan.config.experts.is_some() && !backend.has_experts() {
             return Err(BackendError::NoExperts.into());
         }
+        if self.plan.config.has_states() && !backend.has_states() {
+            return Err(BackendError::NoStates.into());
+        }
         let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
         let siblings = self.siblings(group);
         let placed = backend.load_group(group, |backend| {
@@ -292,7 +295,10 @@ impl<B: Backend> WeightFeed<B> {
             return Vec::new();
         };
         let layer = &self.plan.weights.layers[i];
-        let mut families = vec![vec![&layer.q, &layer.k, &layer.v]];
+        let mut families = Vec::new();
+        if let Some(Attention { q, k, v, .. }) = layer.attention() {
+            families.push(vec![q, k, v]);
+        }
         if let FeedForward::Dense(Dense { gate, up, .. }) = &layer.ffn {
             families.push(vec![gate, up]);
         }

@@ -322,7 +322,7 @@ impl ModelPlan {
     /// Bytes of a cache of `ctx_len` positions.
     pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
         let c = &self.config;
-        let position = 2 * c.n_layers as u64 * c.n_kv_heads as u64;
+        let position = 2 * c.n_attention_layers() as u64 * c.n_kv_heads as u64;
         (position * dtype.head_bytes(c.head_dim) as u64).saturating_mul(ctx_len as u64)
     }
 

@@ -7,6 +7,7 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf;
 use sterna_format::names::linear_module;
 use sterna_format::{DType, TensorCatalog, TensorEntry};
+use sterna_kernels::experts::Gating;
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
@@ -16,7 +17,9 @@ use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::family::{Family, QkNorms};
 use crate::rope::RopeScaling;
-use crate::weights::{Dense, Experts, FeedForward, Layer, Projection, Weights};
+use crate::weights::{
+    Attention, Convolution, Dense, Experts, FeedForward, Layer, Mixer, Projection, Weights,
+};
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
 pub(super) enum BitLinears {
@@ -206,7 +209,11 @@ impl<'a> Planner<'a> {
         let layers = (0..self.config.n_layers)
             .map(|i| self.layer(i))
             .collect::<Result<_, _>>()?;
-        let output_norm = self.norm("output_norm", model_dim)?;
+        let output_norm = match self.find("output_norm.weight") {
+            Some(_) => "output_norm",
+            None => self.config.family.gguf_output_norm,
+        };
+        let output_norm = self.norm(output_norm, model_dim)?;
         let output = if may_be_tied && self.find("output.weight").is_none() {
             None
         } else {
@@ -227,10 +234,13 @@ impl<'a> Planner<'a> {
     ) -> Result<(), PlanError> {
         let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
         for (i, layer) in weights.layers.iter().enumerate() {
+            let Some(Attention { q, k, v, .. }) = layer.attention() else {
+                continue;
+            };
             for (part, projection, len) in [
-                ("attn_q", &layer.q, q_dim),
-                ("attn_k", &layer.k, kv_dim),
-                ("attn_v", &layer.v, kv_dim),
+                ("attn_q", q, q_dim),
+                ("attn_k", k, kv_dim),
+                ("attn_v", v, kv_dim),
             ] {
                 if projection.bias.is_none() {
                     return Err(self.missing(&format!("blk.{i}.{part}.bias"), &[len]));
@@ -290,6 +300,37 @@ impl<'a> Planner<'a> {
     }
 
     fn layer(&mut self, i: usize) -> Result<Layer<LinearId, VectorId>, PlanError> {
+        let model_dim = self.config.model_dim;
+        let parts = self.config.family.parts;
+        let name = |part: &str| format!("blk.{i}.{part}");
+
+        let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
+        let mixer = match self.config.layers[i].is_convolution {
+            true => Mixer::Convolution(self.convolution(i)?),
+            false => Mixer::Attention(self.attention(i)?),
+        };
+        let post_attn_norm =
+            self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
+
+        let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
+        let ffn = match (&self.config.experts, self.config.layers[i].has_experts) {
+            (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
+            _ => FeedForward::Dense(self.dense(i)?),
+        };
+        let post_ffn_norm =
+            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
+        Ok(Layer {
+            attn_norm,
+            mixer,
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+        })
+    }
+
+    /// The attention of block `i`.
+    fn attention(&mut self, i: usize) -> Result<Attention<LinearId, VectorId>, PlanError> {
         let ModelConfig {
             model_dim,
             head_dim,
@@ -298,8 +339,6 @@ impl<'a> Planner<'a> {
         let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
         let parts = self.config.family.parts;
         let name = |part: &str| format!("blk.{i}.{part}");
-
-        let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
         let stored = q_dim + 2 * kv_dim;
         let fused = self.find(&name("attn_qkv.weight")).is_some();
         let mut qkv = |part: &str, first, n| {
@@ -328,31 +367,38 @@ impl<'a> Planner<'a> {
         let normed = parts.qk_norms != QkNorms::None;
         let q_norm = self.optional_norm(&name("attn_q_norm"), q_norm_dim, normed)?;
         let k_norm = self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?;
-        let attn_sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
+        let sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
         let o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
-        let post_attn_norm =
-            self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
-
-        let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
-        let ffn = match (&self.config.experts, self.config.layers[i].has_experts) {
-            (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
-            _ => FeedForward::Dense(self.dense(i)?),
-        };
-        let post_ffn_norm =
-            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
-        Ok(Layer {
-            attn_norm,
+        Ok(Attention {
             q,
             k,
             v,
             q_norm,
             k_norm,
-            attn_sub_norm,
+            sub_norm,
             o,
-            post_attn_norm,
-            ffn_norm,
-            ffn,
-            post_ffn_norm,
+        })
+    }
+
+    /// The short convolution of block `i`.
+    fn convolution(&mut self, i: usize) -> Result<Convolution<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        let n_taps = self.config.conv_taps.unwrap_or(0);
+        let name = |part: &str| format!("blk.{i}.shortconv.{part}");
+        let input = self.projection(&name("in_proj"), Rows::all(3 * dim), dim)?;
+        let taps = name("conv.weight");
+        // Checkpoints have a dimension of one between the two.
+        let shape = match self.catalog.get(&taps).map(|entry| entry.shape.len()) {
+            Some(3) => vec![dim, 1, n_taps],
+            _ => vec![dim, n_taps],
+        };
+        let taps = self.vector_of_shape(&taps, &shape, 0.0)?;
+        let taps = VectorId(self.push(taps.0, Recipe::Vector(taps.1)));
+        let output = self.projection(&name("out_proj"), Rows::all(dim), dim)?;
+        Ok(Convolution {
+            input,
+            taps,
+            output,
         })
     }
 
@@ -400,8 +446,15 @@ impl<'a> Planner<'a> {
         let n_experts = experts.routing.n_experts;
         let router = format!("blk.{i}.ffn_gate_inp");
         let router = self.projection(&router, Rows::all(n_experts), model_dim)?;
+        let bias = format!("blk.{i}.exp_probs_b.bias");
+        let biased = experts.routing.gating == Gating::Sigmoid && self.find(&bias).is_some();
+        let bias = match biased {
+            true => Some(self.vector(&bias, n_experts, 0.0)?),
+            false => None,
+        };
         let mut all = Experts {
             router,
+            bias,
             gate: Vec::with_capacity(n_experts),
             up: Vec::with_capacity(n_experts),
             down: Vec::with_capacity(n_experts),
@@ -489,7 +542,16 @@ impl<'a> Planner<'a> {
         len: usize,
         plus: f32,
     ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
-        let entry = self.require(name, &[len])?;
+        self.vector_of_shape(name, &[len], plus)
+    }
+
+    fn vector_of_shape(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        plus: f32,
+    ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
+        let entry = self.require(name, shape)?;
         if !is_float(entry.dtype) {
             return Err(PlanError::TensorType {
                 name: entry.name_in_file().to_owned(),
@@ -499,7 +561,7 @@ impl<'a> Planner<'a> {
         }
         let recipe = VectorRecipe {
             dtype: entry.dtype,
-            len,
+            len: shape.iter().product(),
             plus,
         };
         Ok((vec![whole(entry)], recipe))

@@ -32,6 +32,8 @@ pub struct Config {
     /// Original context length, where it is outside of the RoPE parameters (phi3).
     pub original_max_position_embeddings: Option<usize>,
     pub rms_norm_eps: Option<f64>,
+    /// The same in configurations of LFM2.
+    pub norm_eps: Option<f64>,
     pub hidden_act: Option<String>,
     pub hidden_activation: Option<String>,
     pub tie_word_embeddings: Option<bool>,
@@ -77,6 +79,20 @@ pub struct Config {
     pub decoder_sparse_step: Option<usize>,
     /// Layers without experts, from 0.
     pub mlp_only_layers: Option<Vec<usize>>,
+    /// Layers at the beginning that have no experts.
+    pub num_dense_layers: Option<usize>,
+    /// Factor on what experts give.
+    pub routed_scaling_factor: Option<f64>,
+    /// Positions of a short convolution (`conv_L_cache`).
+    pub conv_l_cache: Option<usize>,
+    pub conv_bias: Option<bool>,
+    /// Layers with attention, where others have a convolution.
+    pub full_attn_idxs: Option<Vec<usize>>,
+    /// What the width of LFM2's feed-forward blocks is derived from.
+    pub block_ff_dim: Option<usize>,
+    pub block_auto_adjust_ff_dim: Option<bool>,
+    pub block_ffn_dim_multiplier: Option<f64>,
+    pub block_multiple_of: Option<usize>,
     /// A bound on queries, keys and values.
     pub clip_qkv: Option<f64>,
     pub quantization_config: Option<QuantizationConfig>,
@@ -154,6 +170,7 @@ impl Config {
             max_position_embeddings: count("max_position_embeddings")?,
             original_max_position_embeddings: count("original_max_position_embeddings")?,
             rms_norm_eps: f64("rms_norm_eps")?,
+            norm_eps: f64("norm_eps")?,
             hidden_act: string("hidden_act")?,
             hidden_activation: string("hidden_activation")?,
             tie_word_embeddings: bool("tie_word_embeddings")?,
@@ -194,6 +211,17 @@ impl Config {
             mlp_only_layers: get("mlp_only_layers")
                 .map(|n| n.list(Node::count))
                 .transpose()?,
+            num_dense_layers: count("num_dense_layers")?,
+            routed_scaling_factor: f64("routed_scaling_factor")?,
+            conv_l_cache: count("conv_L_cache")?,
+            conv_bias: bool("conv_bias")?,
+            full_attn_idxs: get("full_attn_idxs")
+                .map(|n| n.list(Node::count))
+                .transpose()?,
+            block_ff_dim: count("block_ff_dim")?,
+            block_auto_adjust_ff_dim: bool("block_auto_adjust_ff_dim")?,
+            block_ffn_dim_multiplier: f64("block_ffn_dim_multiplier")?,
+            block_multiple_of: count("block_multiple_of")?,
             clip_qkv: f64("clip_qkv")?,
             quantization_config: get("quantization_config")
                 .map(|n| QuantizationConfig::read(&n))
