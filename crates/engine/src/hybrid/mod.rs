@@ -16,10 +16,11 @@ use std::task::{Context, Poll};
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::{Routes, Routing};
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, Decoding, LinearSource, LowRank,
-    OutputLayout, Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, ExpertInput, ExpertProduct,
+    LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;

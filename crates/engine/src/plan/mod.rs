@@ -11,7 +11,7 @@ use sterna_format::names::{hugging_face, translate_catalog};
 use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
-use crate::backend::CacheType;
+use crate::backend::{BackendError, CacheType};
 use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::rope::RopeScaling;
@@ -302,6 +302,14 @@ impl ModelPlan {
             Some(_) => read - self.head_bytes(),
             None => read,
         }
+    }
+
+    /// Why GPUs can't compute the model yet, if they can't.
+    pub fn gpu_obstacle(&self) -> Option<BackendError> {
+        if self.config.has_states() {
+            return Some(BackendError::NoStates);
+        }
+        self.config.experts.map(|_| BackendError::NoExperts)
     }
 
     /// Bytes of the experts that a token isn't sent to.

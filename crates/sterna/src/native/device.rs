@@ -159,16 +159,14 @@ pub fn load_on_device(
     mut load: impl FnMut(Device) -> Result<Loaded<Device>>,
 ) -> Result<Arc<Model<Device>>> {
     let mut preference = request.preference(plan.memory_bytes())?;
-    if plan.config().experts.is_some() {
-        let reason = BackendError::NoExperts.to_string();
-        match preference {
-            GpuPreference::Required => bail!(Unsupported, "{reason}"),
-            GpuPreference::IfReal => {
-                preference = GpuPreference::Never;
-                warn(Warning::NotOnGpu { reason });
-            }
-            GpuPreference::Never => {}
+    match (plan.gpu_obstacle(), preference) {
+        (Some(obstacle), GpuPreference::Required) => bail!(Unsupported, "{obstacle}"),
+        (Some(obstacle), GpuPreference::IfReal) => {
+            preference = GpuPreference::Never;
+            let reason = obstacle.to_string();
+            warn(Warning::NotOnGpu { reason });
         }
+        _ => {}
     }
     let opened = match preference {
         GpuPreference::Never => None,
