@@ -234,13 +234,12 @@ impl<B: Backend> Model<B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
         i: usize,
-        attention: &weights::Attention<B::Linear, B::Vector>,
+        weights: &weights::Attention<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
         let (be, c) = (&self.backend, &self.config);
         let stage = |operation| of_layer(i, operation);
         let (eps, adapters) = (c.norm_eps, batch.adapters);
-        let weights = attention;
         // Norms of whole rows need them by themselves.
         let layout = match c.family.parts.qk_norms {
             QkNorms::Whole => OutputLayout::Separate,

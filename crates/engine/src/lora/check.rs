@@ -129,13 +129,15 @@ pub(super) fn check(
                 found: layer,
             });
         }
-        let of_ffn = matches!(
-            module,
-            Module::Gate | Module::Up | Module::Down | Module::GateUp
-        );
-        if of_ffn && config.layers[layer].has_experts {
-            return Err(AdapterError::Experts {
+        let settings = &config.layers[layer];
+        let is_absent = match module {
+            Module::Gate | Module::Up | Module::Down | Module::GateUp => settings.has_experts,
+            Module::Q | Module::K | Module::V | Module::O | Module::Qkv => settings.is_convolution,
+        };
+        if is_absent {
+            return Err(AdapterError::NoModule {
                 tensor: a.name,
+                module: module.name(),
                 layer,
             });
         }

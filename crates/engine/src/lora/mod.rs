@@ -171,13 +171,16 @@ pub enum AdapterError {
         /// The block the tensor is for.
         found: usize,
     },
-    /// A change of a feed-forward network where there are experts.
+    /// A change of a module that the layer doesn't have: of a feed-forward network where there are experts, of
+    /// attention where there is a convolution.
     #[error(
-        "tensor `{tensor}`: expected a layer without experts, found layer {layer}, which has some"
+        "tensor `{tensor}`: expected a module of layer {layer}, found {module}, which it lacks"
     )]
-    Experts {
+    NoModule {
         /// Name in the file.
         tensor: String,
+        /// Name of the module, such as `q_proj`.
+        module: &'static str,
         /// The block the tensor is for.
         layer: usize,
     },

@@ -316,3 +316,64 @@ fn multiply(exec: &Exec, w: &Matrix<'_>, rows: Range<usize>, scratch: &Scratch, 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sterna_format::DType;
+
+    use super::*;
+    use crate::quant::encode_row_quick;
+    use crate::test_data::{exec_matrix, floats};
+
+    #[test]
+    fn batches_give_the_bits_that_each_gives_alone() {
+        let k = 256;
+        let encoded = |dtype: DType, n: usize| {
+            let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
+            encode_row_quick(dtype, &floats(n * k, 3), &mut bytes).unwrap();
+            (dtype, n, bytes)
+        };
+        let weights = [
+            encoded(DType::Q4_K, 33),
+            encoded(DType::BF16, 17),
+            encoded(DType::Q8_0, 5),
+        ];
+        let matrix = |(dtype, n, bytes): &(DType, usize, Vec<u8>)| {
+            BlockMatrix::new(*dtype, *n, k, Rounding::Blocks, bytes).unwrap()
+        };
+        for exec in exec_matrix() {
+            // Rows of each batch; the scratch is reused for batches of other sizes.
+            let mut scratches = Vec::new();
+            for sizes in [&[1, 3, 0, 40][..], &[7], &[]] {
+                let inputs: Vec<Vec<f32>> =
+                    sizes.iter().map(|m| floats(m * k, *m as u64)).collect();
+                let mut got: Vec<Vec<Vec<f32>>> = (sizes.iter())
+                    .map(|m| {
+                        weights
+                            .iter()
+                            .map(|(_, n, _)| vec![f32::NAN; m * n])
+                            .collect()
+                    })
+                    .collect();
+                let mut batches: Vec<Batch<'_>> = (inputs.iter().zip(&mut got))
+                    .map(|(x, outs)| Batch {
+                        x,
+                        outputs: (weights.iter().zip(outs))
+                            .map(|(w, out)| (Matrix::Blocks(matrix(w)), &mut out[..]))
+                            .collect(),
+                    })
+                    .collect();
+                linear_batches(&exec, k, &mut scratches, &mut batches).unwrap();
+                drop(batches);
+                for (x, got) in inputs.iter().zip(&got) {
+                    for (w, got) in weights.iter().zip(got) {
+                        let mut want = vec![f32::NAN; got.len()];
+                        let outputs = &mut [(Matrix::Blocks(matrix(w)), &mut want[..])];
+                        linear(&exec, x, k, &mut Scratch::default(), outputs).unwrap();
+                        assert_eq!(*got, want, "{exec:?} {}", w.0);
+                    }
+                }
+            }
+        }
+    }
+}
