@@ -327,10 +327,10 @@ mod tests {
 
     #[test]
     fn batches_give_the_bits_that_each_gives_alone() {
-        let k = 256;
+        const K: usize = 256;
         let encoded = |dtype: DType, n: usize| {
-            let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
-            encode_row_quick(dtype, &floats(n * k, 3), &mut bytes).unwrap();
+            let mut bytes = vec![0; n * K / dtype.block_len() * dtype.block_bytes()];
+            encode_row_quick(dtype, &floats(n * K, 3), &mut bytes).unwrap();
             (dtype, n, bytes)
         };
         let weights = [
@@ -338,15 +338,16 @@ mod tests {
             encoded(DType::BF16, 17),
             encoded(DType::Q8_0, 5),
         ];
-        let matrix = |(dtype, n, bytes): &(DType, usize, Vec<u8>)| {
-            BlockMatrix::new(*dtype, *n, k, Rounding::Blocks, bytes).unwrap()
-        };
+        fn matrix((dtype, n, bytes): &(DType, usize, Vec<u8>)) -> Matrix<'_> {
+            let blocks = BlockMatrix::new(*dtype, *n, K, Rounding::Blocks, bytes);
+            Matrix::Blocks(blocks.unwrap())
+        }
         for exec in exec_matrix() {
             // Rows of each batch; the scratch is reused for batches of other sizes.
             let mut scratches = Vec::new();
             for sizes in [&[1, 3, 0, 40][..], &[7], &[]] {
                 let inputs: Vec<Vec<f32>> =
-                    sizes.iter().map(|m| floats(m * k, *m as u64)).collect();
+                    sizes.iter().map(|m| floats(m * K, *m as u64)).collect();
                 let mut got: Vec<Vec<Vec<f32>>> = (sizes.iter())
                     .map(|m| {
                         weights
@@ -359,17 +360,17 @@ mod tests {
                     .map(|(x, outs)| Batch {
                         x,
                         outputs: (weights.iter().zip(outs))
-                            .map(|(w, out)| (Matrix::Blocks(matrix(w)), &mut out[..]))
+                            .map(|(w, out)| (matrix(w), &mut out[..]))
                             .collect(),
                     })
                     .collect();
-                linear_batches(&exec, k, &mut scratches, &mut batches).unwrap();
+                linear_batches(&exec, K, &mut scratches, &mut batches).unwrap();
                 drop(batches);
                 for (x, got) in inputs.iter().zip(&got) {
                     for (w, got) in weights.iter().zip(got) {
                         let mut want = vec![f32::NAN; got.len()];
-                        let outputs = &mut [(Matrix::Blocks(matrix(w)), &mut want[..])];
-                        linear(&exec, x, k, &mut Scratch::default(), outputs).unwrap();
+                        let outputs = &mut [(matrix(w), &mut want[..])];
+                        linear(&exec, x, K, &mut Scratch::default(), outputs).unwrap();
                         assert_eq!(*got, want, "{exec:?} {}", w.0);
                     }
                 }
