@@ -370,9 +370,7 @@ impl<B: Backend> Model<B> {
             &mut s.normed,
             &mut [(LinearLayer::Router, &experts.router, &mut s.scores)],
         )?;
-        let Some(mixture) = &c.experts else {
-            return Err(BackendError::NoExperts);
-        };
+        let mixture = (c.experts.as_ref()).expect("a configuration with such layers has a mixture");
         be.choose_experts(&s.scores, &mixture.routing, &mut s.routes)?;
         let products = &mut [
             of_experts(i, LinearLayer::Gate, &experts.gate, &mut s.gate),

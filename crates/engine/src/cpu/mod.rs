@@ -401,10 +401,6 @@ impl Backend for Cpu {
         )?)
     }
 
-    fn has_experts(&self) -> bool {
-        true
-    }
-
     fn choose_experts(
         &self,
         scores: &CpuBuffer,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sterna_engine::hybrid::OffloadPlan;
 use sterna_engine::{Activations, Cpu, Model, ModelPlan, SessionOptions};
 #[cfg(feature = "gpu")]
-use sterna_engine::{BackendError, Gpu, LoadError};
+use sterna_engine::{Gpu, LoadError};
 #[cfg(feature = "gpu")]
 use sterna_gpu::{AdapterCaps, AdapterInfo, AdapterKind, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
@@ -158,18 +158,7 @@ pub fn load_on_device(
     warn: &mut dyn FnMut(Warning),
     mut load: impl FnMut(Device) -> Result<Loaded<Device>>,
 ) -> Result<Arc<Model<Device>>> {
-    let mut preference = request.preference(plan.memory_bytes())?;
-    if plan.config().experts.is_some() {
-        let reason = BackendError::NoExperts.to_string();
-        match preference {
-            GpuPreference::Required => bail!(Unsupported, "{reason}"),
-            GpuPreference::IfReal => {
-                preference = GpuPreference::Never;
-                warn(Warning::NotOnGpu { reason });
-            }
-            GpuPreference::Never => {}
-        }
-    }
+    let preference = request.preference(plan.memory_bytes())?;
     let opened = match preference {
         GpuPreference::Never => None,
         GpuPreference::Required => Some(request.open_gpu(configure)?),
