@@ -79,6 +79,12 @@ pub trait Backend: Sized {
         Ok(())
     }
 
+    /// Tells the backend that `experts` are all matrices of a mixture, before the first product with them, so
+    /// that it may store them where it finds that of any expert.
+    fn join_experts(&self, _experts: &mut ExpertMatrices<'_, Self>) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
     /// No routes.
@@ -196,47 +202,36 @@ pub trait Backend: Sized {
         _sequences: &mut [Sequence<'_, Self::Cache>],
         _out: &mut Self::Buffer,
     ) -> Result<(), BackendError> {
-        Err(BackendError::NoStates)
-    }
-
-    /// Whether it computes mixtures of experts.
-    fn has_experts(&self) -> bool {
-        false
+        Err(BackendError::Unsupported(CONVOLUTIONS))
     }
 
     /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router,
     /// and by `bias`, `[n_experts]`.
     fn choose_experts(
         &self,
-        _scores: &Self::Buffer,
-        _bias: Option<&Self::Vector>,
-        _routing: &Routing,
-        _routes: &mut Self::Routes,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::NoExperts)
-    }
+        scores: &Self::Buffer,
+        bias: Option<&Self::Vector>,
+        routing: &Routing,
+        routes: &mut Self::Routes,
+    ) -> Result<(), BackendError>;
 
     /// `out[r] ← x[r] · wᵀ` for each of `products` and every route `r`, with the matrix of its expert; all
-    /// read the same `x`, which has a row as `input` says.
+    /// read the same `x`, which has a row as `input` says. The order of routes is the backend's own.
     fn linear_experts(
         &self,
-        _routes: &Self::Routes,
-        _x: &Self::Buffer,
-        _input: ExpertInput,
-        _products: &mut [ExpertProduct<'_, Self>],
-    ) -> Result<(), BackendError> {
-        Err(BackendError::NoExperts)
-    }
+        routes: &Self::Routes,
+        x: &Self::Buffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Self>],
+    ) -> Result<(), BackendError>;
 
     /// `out[t] ← Σ weight(r) · y[r]` over the routes `r` of row `t`. `y` has a row for each route.
     fn combine_experts(
         &self,
-        _routes: &Self::Routes,
-        _y: &Self::Buffer,
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::NoExperts)
-    }
+        routes: &Self::Routes,
+        y: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `x ← x + y`.
     fn add(&self, stage: Stage, x: &mut Self::Buffer, y: &Self::Buffer)
@@ -296,6 +291,11 @@ pub trait Backend: Sized {
         Ok(None)
     }
 }
+
+/// What [`BackendError::Unsupported`] calls layers with a state.
+pub(crate) const CONVOLUTIONS: &str = "short convolutions";
+/// What it calls mixtures whose scores become probabilities one by one.
+pub(crate) const SIGMOIDS: &str = "experts that are chosen by sigmoids";
 
 /// Decoding steps that a device takes on its own, each with the token sampled by the previous step.
 ///
@@ -364,6 +364,16 @@ pub struct ExpertProduct<'a, B: Backend> {
     pub w: Vec<&'a B::Linear>,
     /// `[n_routes, n]`.
     pub out: &'a mut B::Buffer,
+}
+
+/// The matrices of a mixture of experts: of each kind one for every expert, in order.
+pub struct ExpertMatrices<'a, B: Backend> {
+    /// Of gates.
+    pub gate: Vec<&'a mut B::Linear>,
+    /// What gates are multiplied with, of the same shape.
+    pub up: Vec<&'a mut B::Linear>,
+    /// Of outputs.
+    pub down: Vec<&'a mut B::Linear>,
 }
 
 /// What the rows of an input of [`Backend::linear_experts`] are.
@@ -536,16 +546,9 @@ pub enum BackendError {
     /// Weights or activations on another device than the operation.
     #[error("an operand is on another device than the operation")]
     WrongDevice,
-    /// A mixture of experts, on a backend that computes none.
-    #[error(
-        "expected a model without experts, which aren't computed on GPUs yet; load it on the CPU"
-    )]
-    NoExperts,
-    /// Layers with a state, on a backend that computes none.
-    #[error(
-        "expected a model without convolutions, which aren't computed on GPUs yet; load it on the CPU"
-    )]
-    NoStates,
+    /// Layers of a kind that the backend doesn't compute.
+    #[error("expected a model without {0}, which GPUs don't compute yet; load it on the CPU")]
+    Unsupported(&'static str),
     /// A result that isn't ready, where the platform can't block on it.
     #[error("the result isn't ready yet, and this platform can't block: await it instead")]
     CannotWait,

@@ -404,9 +404,7 @@ impl<B: Backend> Model<B> {
             &mut s.normed,
             &mut [(LinearLayer::Router, &experts.router, &mut s.scores)],
         )?;
-        let Some(mixture) = &c.experts else {
-            return Err(BackendError::NoExperts);
-        };
+        let mixture = (c.experts.as_ref()).expect("a configuration with such layers has a mixture");
         let bias = experts.bias.as_ref();
         be.choose_experts(&s.scores, bias, &mixture.routing, &mut s.routes)?;
         let products = &mut [

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
-    Attention, CacheShape, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
-    WeightData,
+    Attention, CacheShape, ExpertInput, ExpertMatrices, ExpertProduct, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, Sequence, WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
 use sterna_engine::stage::Stage;
@@ -21,6 +21,7 @@ use sterna_engine::{
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 
 /// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
 struct Faulty<B> {
@@ -49,6 +50,7 @@ impl<B: Backend> Backend for Faulty<B> {
     type Screen = B::Screen;
     type Buffer = B::Buffer;
     type Cache = B::Cache;
+    type Routes = B::Routes;
     type Readback = B::Readback;
 
     fn host(&self) -> &Exec {
@@ -89,7 +91,16 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.buffer()
     }
 
-    fn routes(&self) {}
+    fn routes(&self) -> B::Routes {
+        self.inner.routes()
+    }
+
+    fn join_experts(&self, experts: &mut ExpertMatrices<'_, Self>) -> Result<(), BackendError> {
+        let [gate, up, down] = [&mut experts.gate, &mut experts.up, &mut experts.down]
+            .map(|set| set.iter_mut().map(|matrix| &mut **matrix).collect());
+        self.inner
+            .join_experts(&mut ExpertMatrices { gate, up, down })
+    }
 
     fn cache(&self, shape: &CacheShape) -> Result<B::Cache, BackendError> {
         self.inner.cache(shape)
@@ -240,6 +251,43 @@ impl<B: Backend> Backend for Faulty<B> {
         up: &B::Buffer,
     ) -> Result<(), BackendError> {
         self.inner.gate(stage, activation, gate, up)
+    }
+
+    fn choose_experts(
+        &self,
+        scores: &B::Buffer,
+        bias: Option<&B::Vector>,
+        routing: &Routing,
+        routes: &mut B::Routes,
+    ) -> Result<(), BackendError> {
+        self.inner.choose_experts(scores, bias, routing, routes)
+    }
+
+    fn linear_experts(
+        &self,
+        routes: &B::Routes,
+        x: &B::Buffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Faulty<B>>],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::new();
+        for ExpertProduct { stage, w, out } in products {
+            own.push(ExpertProduct {
+                stage: *stage,
+                w: w.clone(),
+                out: &mut **out,
+            });
+        }
+        self.inner.linear_experts(routes, x, input, &mut own)
+    }
+
+    fn combine_experts(
+        &self,
+        routes: &B::Routes,
+        y: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.combine_experts(routes, y, out)
     }
 
     fn add(&self, stage: Stage, x: &mut B::Buffer, y: &B::Buffer) -> Result<(), BackendError> {
@@ -434,7 +482,11 @@ mod gpu {
             paths
         };
         let mut sources = Vec::new();
-        for folder in ["reference-logits", "reference-variants"] {
+        for folder in [
+            "reference-logits",
+            "reference-variants",
+            "reference-mixtures/hf",
+        ] {
             let dirs = models(folder, "config.json");
             sources.extend(dirs.into_iter().map(|dir| (dir.clone(), plan_hf(&dir))));
         }

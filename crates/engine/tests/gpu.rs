@@ -83,6 +83,20 @@ fn reference_models() {
 }
 
 #[test]
+fn mixtures_of_experts() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["mixtral", "qwen3-moe", "olmoe"] {
+        let dirs = testdata().join("reference-mixtures");
+        let hf = dirs.join("hf").join(name);
+        let gguf = dirs.join("gguf").join(name).join("model.gguf");
+        let ids = reference_ids(&hf);
+        for source in [Source::Hf(hf), Source::Gguf(gguf)] {
+            check_model(&gpu, &source, &ids, MAX_ERROR_FLOAT);
+        }
+    }
+}
+
+#[test]
 fn every_stored_type() {
     let Some(gpu) = gpu() else { return };
     let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join("reference-gguf"))

@@ -115,8 +115,12 @@ fn check(
 fn greedy_tokens_are_the_hosts() {
     let Some(gpu) = gpu() else { return };
     let greedy = SamplerConfig::default();
-    // Small models of every kind: soft caps, windows, several rotary embeddings or none, tied heads.
-    for kind in ["reference-logits", "reference-variants"] {
+    // Small models of every kind: soft caps, windows, several rotary embeddings or none, tied heads, experts.
+    for kind in [
+        "reference-logits",
+        "reference-variants",
+        "reference-mixtures/hf",
+    ] {
         let dirs = std::fs::read_dir(testdata().join(kind)).unwrap();
         let dirs = dirs.map(|entry| entry.unwrap().path());
         for dir in dirs.filter(|path| path.join("config.json").exists()) {

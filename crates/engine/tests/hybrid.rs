@@ -66,7 +66,7 @@ fn ids(n: usize, n_vocab: usize) -> Vec<u32> {
     (0..n as u32).map(|i| 1 + i * 37 % (n_vocab - 1)).collect()
 }
 
-/// Ternary and block types, tied and untied heads, norms of heads, biases, windows, soft caps.
+/// Ternary and block types, tied and untied heads, norms of heads, biases, windows, soft caps, experts.
 fn sources() -> Vec<(Source, f64)> {
     vec![
         (hf("reference-logits/bitnet-packed"), MAX_ERROR_INT8),
@@ -83,6 +83,8 @@ fn sources() -> Vec<(Source, f64)> {
             hf("reference-variants/bitnet-packed-silu-untied"),
             MAX_ERROR_INT8,
         ),
+        (hf("reference-mixtures/hf/mixtral"), MAX_ERROR_FLOAT),
+        (hf("reference-mixtures/hf/olmoe"), MAX_ERROR_FLOAT),
         (gguf("llama-q8-0"), MAX_ERROR_INT8),
         (gguf("llama-q4-k-m"), MAX_ERROR_INT8),
         (hf("bitllama-3M/hf-packed"), MAX_ERROR_INT8),

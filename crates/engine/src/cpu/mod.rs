@@ -428,10 +428,6 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn has_experts(&self) -> bool {
-        true
-    }
-
     fn choose_experts(
         &self,
         scores: &CpuBuffer,

@@ -9,9 +9,10 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
 use sterna_format::{DType, TensorCatalog, TensorEntry};
+use sterna_kernels::experts::Gating;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
-use crate::backend::{BackendError, CacheType};
+use crate::backend::{BackendError, CONVOLUTIONS, CacheType, SIGMOIDS};
 use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::rope::RopeScaling;
@@ -307,9 +308,10 @@ impl ModelPlan {
     /// Why GPUs can't compute the model yet, if they can't.
     pub fn gpu_obstacle(&self) -> Option<BackendError> {
         if self.config.has_states() {
-            return Some(BackendError::NoStates);
+            return Some(BackendError::Unsupported(CONVOLUTIONS));
         }
-        self.config.experts.map(|_| BackendError::NoExperts)
+        let gating = self.config.experts.map(|experts| experts.routing.gating);
+        (gating == Some(Gating::Sigmoid)).then_some(BackendError::Unsupported(SIGMOIDS))
     }
 
     /// Bytes of the experts that a token isn't sent to.
