@@ -8,7 +8,7 @@ use std::time::Duration;
 use sterna_engine::hybrid::OffloadPlan;
 use sterna_engine::{Activations, Cpu, Model, ModelPlan, SessionOptions};
 #[cfg(feature = "gpu")]
-use sterna_engine::{Gpu, LoadError};
+use sterna_engine::{BackendError, Gpu, LoadError};
 #[cfg(feature = "gpu")]
 use sterna_gpu::{AdapterCaps, AdapterInfo, AdapterKind, DeviceOptions, GpuError};
 use sterna_kernels::Isa;
