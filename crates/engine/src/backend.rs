@@ -526,8 +526,6 @@ pub struct CacheShape {
     pub head_dim: usize,
     /// Data type.
     pub dtype: CacheType,
-    /// Whether some layers have a state.
-    pub has_states: bool,
 }
 
 /// Errors of a backend.

@@ -193,11 +193,13 @@ struct Target {
 }
 
 impl Target {
-    /// The shape of what `recipe` is a part of, if that is the only one.
-    fn matrix_shape(&self, recipe: &LinearRecipe) -> Vec<usize> {
-        match self.stacked {
-            true => vec![1, recipe.n, recipe.k],
-            false => vec![recipe.n, recipe.k],
+    /// The shape of what `recipe` makes a part of, if that is the only one.
+    fn shape(&self, recipe: &Recipe) -> Vec<usize> {
+        match (recipe, &self.shape) {
+            (_, Some(shape)) => shape.clone(),
+            (Recipe::Vector(recipe) | Recipe::HostVector(recipe), None) => vec![recipe.len],
+            (Recipe::Linear(recipe), None) if self.stacked => vec![1, recipe.n, recipe.k],
+            (Recipe::Linear(recipe), None) => vec![recipe.n, recipe.k],
         }
     }
 }
@@ -253,12 +255,7 @@ impl Exporter {
             let Some(target @ Target { name, .. }) = &self.targets[id] else {
                 continue;
             };
-            let shape = match &self.plan.specs[id].recipe {
-                Recipe::Vector(recipe) | Recipe::HostVector(recipe) => {
-                    target.shape.clone().unwrap_or_else(|| vec![recipe.len])
-                }
-                Recipe::Linear(recipe) => target.matrix_shape(recipe),
-            };
+            let shape = target.shape(&self.plan.specs[id].recipe);
             match tensors.last_mut() {
                 Some((last, rows)) if last == name => rows[0] += shape[0],
                 _ => tensors.push((name, shape)),
@@ -316,13 +313,12 @@ impl Exporter {
                     };
                     self.in_order(target, stored, recipe.len)
                 };
-                let shape = target.shape.clone();
-                (shape.unwrap_or_else(|| vec![recipe.len]), data)
+                (target.shape(&spec.recipe), data)
             }
             (Recipe::Linear(recipe), Some(target)) => {
                 let data = self.matrix(recipe, &spec.parts, parts)?;
                 let data = self.in_order(target, data, recipe.n);
-                (target.matrix_shape(recipe), data)
+                (target.shape(&spec.recipe), data)
             }
             (Recipe::Vector(_) | Recipe::Linear(_), None) => {
                 unreachable!("only host vectors have no target")

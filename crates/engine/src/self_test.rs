@@ -396,7 +396,6 @@ async fn attention<B: Backend>(
 ) -> Result<Vec<f32>, BackendError> {
     let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
     let mut cache = b.cache(&CacheShape {
-        has_states: false,
         n_layers: 1,
         n_kv_heads,
         head_dim,

@@ -183,7 +183,6 @@ impl<B: Backend> Session<B> {
             n_kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
             dtype: options.cache,
-            has_states: config.has_states(),
         })?;
         let scratch = Scratch::new(&model.backend);
         Ok(Session {

@@ -164,7 +164,7 @@ fn configurations_that_contradict_their_files() {
         (
             "reference-mixtures/hf/qwen3-moe",
             json!({"mlp_only_layers": [1]}),
-            "`model.layers.1.mlp.gate_proj.weight` is missing",
+            "`model.layers.1.mlp.up_proj.weight` is missing",
         ),
         (
             "reference-mixtures/hf/olmoe",

@@ -169,9 +169,9 @@ fn states_of_sequences_in_a_batch_are_their_own() {
     }
 }
 
-/// Long prompts are computed in chunks; what fails in a later one leaves the sequence as it was.
+/// However many chunks a call computes, and checkpoints with them, the sequence can go back to where it began.
 #[test]
-fn a_prompt_that_ends_too_late_leaves_the_states() {
+fn where_a_call_began_stays_a_checkpoint() {
     let model = stateful();
     let options = SessionOptions {
         chunk: 3,
@@ -179,7 +179,7 @@ fn a_prompt_that_ends_too_late_leaves_the_states() {
     };
     let mut session = Session::new(Arc::clone(&model), options).unwrap();
     session.forward(&few_ids(10), Logits::None).unwrap();
-    // Dropped before it has begun, and after all of it but the last is computed.
+    // Dropped before it has begun.
     drop(session.forward_async(&few_ids(100), Logits::Last));
     assert_eq!(session.len(), 10);
     session.forward(&few_ids(100), Logits::None).unwrap();

@@ -641,7 +641,7 @@ mod tests {
             "model.layers.-1.mlp.up_proj.weight",
             "model.layers.99999.mlp.up_proj.weight",
             "model.layers.0.mlp.up_proj.lora_a",
-            "model.layers.0.mlp.experts.0.up_proj.weight",
+            "model.layers.0.mlp.experts.00.up_proj.weight",
             "model.layers.0.pre_feedforward_layernorm.weight",
             "model.layers.0.input_layernorm.rms_norm.weight",
         ] {

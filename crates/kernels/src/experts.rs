@@ -83,16 +83,17 @@ impl Routes {
         self.chosen.clear();
         for row in scores.chunks_exact(n_experts.max(1)) {
             // The order of probabilities is that of scores, and not blurred by rounding.
-            let bias = bias.unwrap_or_default().iter().copied();
-            let biased = row.iter().zip(bias).map(|(&score, bias)| match gating {
-                Gating::Softmax => score,
-                Gating::Sigmoid => sigmoid(score) + bias,
-            });
+            let ranked = row
+                .iter()
+                .zip(0..)
+                .map(|(&score, expert)| match (gating, bias) {
+                    (Gating::Sigmoid, Some(bias)) => {
+                        (sigmoid(score) + bias[expert as usize], expert)
+                    }
+                    _ => (score, expert),
+                });
             self.scores.clear();
-            match biased.len() {
-                0 => self.scores.extend(row.iter().copied().zip(0..)),
-                _ => self.scores.extend(biased.zip(0..)),
-            }
+            self.scores.extend(ranked);
             self.scores
                 .sort_unstable_by(|(a, i), (b, j)| rank(*b).total_cmp(&rank(*a)).then(i.cmp(j)));
             let ordered = self.scores.iter().map(|(_, expert)| row[*expert as usize]);

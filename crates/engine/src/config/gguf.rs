@@ -50,18 +50,13 @@ impl ModelConfig {
             ));
         }
         let max_ctx = keys.required("context_length")?;
-        let (layers, ropes) = keys.layers(family, n_layers, head_dim, max_ctx)?;
+        let kv_heads = keys.kv_heads(n_layers, n_heads)?;
+        let (layers, ropes) = keys.layers(family, &kv_heads, head_dim, max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
         let experts = keys.experts(family)?;
-        let kv_heads = keys.kv_heads(n_layers)?;
-        let mut layers = layers;
-        for (layer, n) in layers.iter_mut().zip(&kv_heads) {
-            layer.is_convolution = kv_heads.len() == n_layers && *n == 0;
-        }
         let ffn_dim = match (keys.count("feed_forward_length")?, &experts) {
             (None, Some(experts)) => experts.ffn_dim,
-            (None, None) => keys.required("feed_forward_length")?,
-            (Some(dim), _) => dim,
+            _ => keys.required("feed_forward_length")?,
         };
         ModelConfig {
             family,
@@ -182,12 +177,12 @@ impl<'a> Keys<'a> {
         Ok(None)
     }
 
-    /// Key and value heads of each layer, none of those with a convolution; empty if the file gives one number for
-    /// all, or none.
-    fn kv_heads(&self, n_layers: usize) -> Result<Vec<usize>, PlanError> {
+    /// Key and value heads of each layer: 0 of those with a convolution, as many as heads if the file doesn't say.
+    fn kv_heads(&self, n_layers: usize, n_heads: usize) -> Result<Vec<usize>, PlanError> {
         let key = self.key("attention.head_count_kv");
         if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
-            return Ok(self.count("attention.head_count_kv")?.into_iter().collect());
+            let n = self.count("attention.head_count_kv")?.unwrap_or(n_heads);
+            return Ok(vec![n; n_layers]);
         }
         let heads: Vec<usize> = match self.metadata.get_i32s(&key) {
             Ok(heads) => heads
@@ -242,7 +237,7 @@ impl<'a> Keys<'a> {
     fn layers(
         &self,
         family: &Family,
-        n_layers: usize,
+        kv_heads: &[usize],
         head_dim: usize,
         max_ctx: usize,
     ) -> Result<(Vec<LayerConfig>, Vec<RopeConfig>), PlanError> {
@@ -279,6 +274,7 @@ impl<'a> Keys<'a> {
             .count("attention.sliding_window")?
             .or(default)
             .filter(|&w| w > 0);
+        let n_layers = kv_heads.len();
         let windowed = self.windowed_layers(family, n_layers)?;
         let n_dense = self.count("leading_dense_block_count")?.unwrap_or(0);
         let layers = (0..n_layers)
@@ -291,7 +287,7 @@ impl<'a> Keys<'a> {
                         true => Some(usize::from(windowed && local_base.is_some())),
                         false => still,
                     },
-                    is_convolution: false,
+                    is_convolution: kv_heads[i] == 0,
                     has_experts: family.mixture.is_some() && i >= n_dense,
                 }
             })

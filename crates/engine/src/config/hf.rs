@@ -20,9 +20,6 @@ impl ModelConfig {
     /// The configuration in `hf`, for a model with `n_vocab` embeddings.
     pub(crate) fn from_hf(hf: &Config, n_vocab: usize) -> Result<Self, PlanError> {
         let family = family(hf)?;
-        let required = |name: &'static str, value: Option<usize>| {
-            value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
-        };
         let n_layers = required("num_hidden_layers", hf.num_hidden_layers)?;
         if n_layers > MAX_LAYERS {
             return Err(PlanError::config(
@@ -172,9 +169,6 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
     let Some(mixture) = family.mixture else {
         return Ok(None);
     };
-    let required = |name: &'static str, value: Option<usize>| {
-        value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
-    };
     let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
     if let Some(factor) = hf.routed_scaling_factor.filter(|&factor| factor != 1.0) {
         return Err(PlanError::config("routed_scaling_factor", "1", factor));
@@ -200,6 +194,10 @@ fn has_experts(hf: &Config, i: usize) -> bool {
     }
     let step = hf.decoder_sparse_step.unwrap_or(1);
     !listed.is_some_and(|dense| dense.contains(&i)) && step > 0 && (i + 1).is_multiple_of(step)
+}
+
+fn required(name: &'static str, value: Option<usize>) -> Result<usize, PlanError> {
+    value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
 }
 
 /// The family of a configuration.

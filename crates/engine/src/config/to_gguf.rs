@@ -69,13 +69,17 @@ impl ModelConfig {
             ("block_count", self.n_layers),
             ("feed_forward_length", self.ffn_dim),
             ("attention.head_count", self.n_heads),
+        ] {
+            out.count(key, count)?;
+        }
+        self.put_kv_heads(&mut out)?;
+        for (key, count) in [
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.ropes[0].dim),
         ] {
             out.count(key, count)?;
         }
-        self.put_layers(&mut out)?;
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
         self.put_experts(&mut out)?;
         self.put_softcaps(&mut out)?;
@@ -86,7 +90,7 @@ impl ModelConfig {
         Ok(out.config)
     }
 
-    fn put_layers(&self, out: &mut Keys) -> Result<(), PlanError> {
+    fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
         const HEADS: &str = "attention.head_count_kv";
         let Some(n_taps) = self.conv_taps else {
             return out.count(HEADS, self.n_kv_heads);

@@ -18,7 +18,7 @@ pub struct CpuCache {
     len: usize,
     /// Pages of each layer.
     layers: Vec<Vec<Arc<KvPage>>>,
-    /// States of layers that have those.
+    /// States of layers that have those, once one was asked for.
     states: Option<States>,
 }
 
@@ -28,7 +28,7 @@ impl CpuCache {
             shape: *shape,
             len: 0,
             layers: vec![Vec::new(); shape.n_layers],
-            states: shape.has_states.then(|| States::new(shape.n_layers)),
+            states: None,
         }
     }
 

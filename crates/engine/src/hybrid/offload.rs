@@ -40,7 +40,6 @@ impl OffloadPlan {
     pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
         let c = plan.config();
         let cache = CacheShape {
-            has_states: c.has_states(),
             n_layers: c.n_layers,
             n_kv_heads: c.n_kv_heads,
             head_dim: c.head_dim,

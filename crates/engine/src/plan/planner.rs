@@ -392,8 +392,8 @@ impl<'a> Planner<'a> {
             Some(3) => vec![dim, 1, n_taps],
             _ => vec![dim, n_taps],
         };
-        let taps = self.vector_of_shape(&taps, &shape, 0.0)?;
-        let taps = VectorId(self.push(taps.0, Recipe::Vector(taps.1)));
+        let (parts, recipe) = self.vector_of_shape(&taps, &shape, 0.0)?;
+        let taps = VectorId(self.push(parts, Recipe::Vector(recipe)));
         let output = self.projection(&name("out_proj"), Rows::all(dim), dim)?;
         Ok(Convolution {
             input,
@@ -492,20 +492,12 @@ impl<'a> Planner<'a> {
                 found: dtype,
             });
         }
-        let len = (n * (k / dtype.block_len() * dtype.block_bytes())) as u64;
-        let part = TensorRequest {
-            offset: entry.offset + expert as u64 * len,
-            len,
-            ..whole(entry)
-        };
-        let recipe = LinearRecipe {
+        let rows = Rows {
+            first: expert * n,
             n,
-            k,
-            first_row: 0,
-            n_stored: n,
-            stored: self.bit_linears.stored(name, dtype),
-            scale: None,
+            stored: n_experts * n,
         };
+        let (part, recipe) = self.rows_of(name, entry, rows, k);
         Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
@@ -676,12 +668,7 @@ impl<'a> Planner<'a> {
                 found: entry.shape.clone(),
             });
         }
-        let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
-        parts[0].offset += rows.first as u64 * row_bytes;
-        parts[0].len = rows.n as u64 * row_bytes;
-        recipe.first_row = 0;
-        recipe.n_stored = rows.n;
-        recipe.stored = self.bit_linears.stored(name, entry.dtype);
+        (parts[0], recipe) = self.rows_of(name, entry, rows, k);
         // Some files store the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and Hugging
         // Face's with codes that aren't packed.
         for (scale_name, divides) in [
@@ -697,6 +684,31 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(LinearId(self.push(parts, Recipe::Linear(recipe))))
+    }
+
+    /// The bytes of `rows` of the layer `name`, which `entry` has as whole blocks, and what becomes of them.
+    fn rows_of(
+        &self,
+        name: &str,
+        entry: &TensorEntry,
+        rows: Rows,
+        k: usize,
+    ) -> (TensorRequest, LinearRecipe) {
+        let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
+        let part = TensorRequest {
+            offset: entry.offset + rows.first as u64 * row_bytes,
+            len: rows.n as u64 * row_bytes,
+            ..whole(entry)
+        };
+        let recipe = LinearRecipe {
+            n: rows.n,
+            k,
+            first_row: 0,
+            n_stored: rows.n,
+            stored: self.bit_linears.stored(name, entry.dtype),
+            scale: None,
+        };
+        (part, recipe)
     }
 
     /// A tensor of one number.
