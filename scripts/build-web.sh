@@ -3,7 +3,8 @@
 # relaxed SIMD in dist/wasm-relaxed, with threads that share memory in dist/wasm-threads, and with both in
 # dist/wasm-threads-relaxed; and what the first schema loads, in dist/wasm-constraint.
 #
-#   build-web.sh [--dev]      --dev: quickly, without optimising the modules for size and speed a second time
+#   build-web.sh [--dev]      --dev: quickly, without optimising the modules for size and speed a second time, or
+#                             saying how large they are in brotli
 #
 # Needs rustup with the target wasm32-unknown-unknown, and the sources of the standard library, which is compiled
 # again for threads (where rustup can't fetch them, scripts/wasm-toolchain.sh makes toolchains from Debian's
@@ -19,9 +20,12 @@ profile=wasm
 version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p}' Cargo.lock)
 tools=$target/web-tools
 if [ "$("$tools/bin/wasm-bindgen" --version 2>/dev/null)" != "wasm-bindgen $version" ]; then
-  # Into a target of its own: its dependencies are no others'.
-  cargo install wasm-bindgen-cli --version "$version" --no-default-features --root "$tools" \
-    --target-dir "$tools/target" --quiet
+  # Into a target of its own: its dependencies are no others'. Five modules take less time to bind than it takes to
+  # optimise what binds them.
+  quick=()
+  [ "$profile" = wasm ] || quick=(env CARGO_PROFILE_RELEASE_OPT_LEVEL=1)
+  "${quick[@]}" cargo install wasm-bindgen-cli --version "$version" --no-default-features --bin wasm-bindgen \
+    --root "$tools" --target-dir "$tools/target" --quiet
 fi
 
 # module NAME TARGET [CRATE]: binds and optimises what was compiled, and says how large it is.
@@ -39,6 +43,10 @@ module() {
     mv "$wasm.opt" "$wasm"
   fi
   for file in "$wasm" "$out/$crate.js"; do
+    if [ "$profile" != wasm ]; then
+      printf '%s: %d bytes\n' "$file" "$(stat -c %s "$file")"
+      continue
+    fi
     brotli=$(node -e 'const z=require("zlib"),f=require("fs");console.log(z.brotliCompressSync(f.readFileSync(process.argv[1])).length)' "$file")
     printf '%s: %d bytes, %d in brotli\n' "$file" "$(stat -c %s "$file")" "$brotli"
   done

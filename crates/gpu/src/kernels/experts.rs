@@ -34,7 +34,7 @@ impl Routes<'_> {
 
     /// Errors unless the buffers have room for all routes, which 32-bit indices reach.
     pub(super) fn check(&self) -> Result<(), GpuError> {
-        let len = self.n_rows.checked_mul(self.n_used).unwrap_or(usize::MAX);
+        let len = self.n_rows.saturating_mul(self.n_used);
         for buffer in [self.experts, self.weights] {
             let most = (buffer.bytes() / 4).min(u64::from(u32::MAX));
             expect_most("routes", most as usize, len)?;
