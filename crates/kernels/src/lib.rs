@@ -36,6 +36,8 @@ mod exact;
 pub mod experts;
 mod finite;
 pub mod gemm;
+#[cfg(test)]
+mod golden;
 mod isa;
 mod math;
 pub mod norm;

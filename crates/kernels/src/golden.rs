@@ -4,17 +4,15 @@
 //! instruction set they have, must all come to these; `scripts/test-emulated.sh` runs the latter two. A
 //! change that alters one changes what models say, and belongs into the change log.
 
+use crate::activation::{Activation, gate};
+use crate::attention::{self, AttentionShape, CacheType, KvPage, PAGE_LEN, attention};
+use crate::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix, TernaryPacking, linear};
+use crate::norm::rms_norm_into;
+use crate::quant::{decode_row, encode_row, q8, ternary};
+use crate::rope::{RopeLayout, rope};
+use crate::vector::softcap;
+use crate::{Exec, Isa, requantize};
 use sterna_format::DType;
-use sterna_kernels::activation::{Activation, gate};
-use sterna_kernels::attention::{self, AttentionShape, CacheType, KvPage, PAGE_LEN, attention};
-use sterna_kernels::gemm::{
-    self, BlockMatrix, Matrix, Rounding, TernaryMatrix, TernaryPacking, linear,
-};
-use sterna_kernels::norm::rms_norm_into;
-use sterna_kernels::quant::{decode_row, encode_row, q8, ternary};
-use sterna_kernels::rope::{RopeLayout, rope};
-use sterna_kernels::vector::softcap;
-use sterna_kernels::{Exec, Isa, requantize};
 
 /// What is computed, and the hash of all it gives.
 type Hashes = Vec<(String, u64)>;
