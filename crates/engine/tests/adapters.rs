@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use common::{load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata};
 use sterna_engine::backend::{
-    LinearSource, LowRank, OutputLayout, Product, TernaryPacking, WeightData,
+    LinearSource, LowRank, OutputLayout, Product, Rounding, TernaryPacking, WeightData,
 };
 use sterna_engine::lora::{
     ActiveAdapter, AdapterError, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module,
@@ -239,7 +239,7 @@ fn floats(n: usize, k: usize, values: &[f32]) -> LinearSource {
         weights: WeightData::Blocks {
             dtype: DType::F32,
             bytes: f32_bytes(values),
-            int8_activations: false,
+            rounding: Rounding::Blocks,
         },
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::attention::{self, attention};
+use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::quant::QuantError;
@@ -18,7 +19,7 @@ use sterna_kernels::{Exec, Isa, conv, norm, rope, vector};
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, ExpertInput, ExpertProduct, KvCache,
+    Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertProduct, KvCache,
     LinearSource, LowRank, OutputLayout, Product, Rotation, ScreenedRows, Sequence, WeightData,
 };
 use crate::rope::Angles;
@@ -51,6 +52,10 @@ pub struct Cpu {
     low_rank: Mutex<LowRankScratch>,
     /// Rows of experts, likewise.
     experts: Mutex<ExpertScratch>,
+    /// Gates of attention, likewise.
+    gates: Mutex<Vec<f32>>,
+    /// Queries, keys and values after their convolution, likewise.
+    convolved: Mutex<Vec<f32>>,
 }
 
 /// Memory for [`Backend::linear_experts`].
@@ -81,6 +86,8 @@ impl Cpu {
             spans: Mutex::default(),
             low_rank: Mutex::default(),
             experts: Mutex::default(),
+            gates: Mutex::default(),
+            convolved: Mutex::default(),
         }
     }
 
@@ -119,12 +126,12 @@ impl CpuLinear {
             WeightData::Blocks {
                 dtype,
                 bytes,
-                int8_activations,
+                rounding,
             } => {
                 let rounding = match self.activations {
                     // The model was trained this way, whatever its weights are stored as.
-                    _ if *int8_activations => Rounding::Row,
-                    Activations::Int8 => Rounding::Blocks,
+                    _ if *rounding == Rounding::Row => Rounding::Row,
+                    Activations::Int8 => *rounding,
                     Activations::F32 => Rounding::None,
                 };
                 Matrix::Blocks(BlockMatrix::new(*dtype, *n, *k, rounding, bytes)?)
@@ -341,6 +348,7 @@ impl Backend for Cpu {
             layer,
             shape,
             q,
+            gated,
             k,
             v,
             q_norm,
@@ -351,6 +359,11 @@ impl Backend for Cpu {
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        if gated {
+            vector::split_runs(shape.head_dim, &mut q.values, &mut gates)?;
+            q.width /= 2;
+        }
         for (x, weight) in [(&mut *q, q_norm), (&mut *k, k_norm)] {
             if let Some(weight) = weight {
                 self.norm_heads(x, weight, eps)?;
@@ -383,6 +396,9 @@ impl Backend for Cpu {
                 &mut scratch,
                 out.rows_mut(&rows),
             )?;
+        }
+        if gated {
+            vector::gate(&self.exec, &mut out.values, &gates)?;
         }
         Ok(())
     }
@@ -426,6 +442,73 @@ impl Backend for Cpu {
             conv::gated(&self.exec, dim, taps, input, state, out)?;
         }
         Ok(())
+    }
+
+    fn delta_net(
+        &self,
+        stage: Stage,
+        DeltaNet {
+            shape,
+            taps,
+            a,
+            dt_bias,
+            norm,
+            eps,
+            qkv,
+            gate,
+            alpha,
+            beta,
+        }: DeltaNet<'_, Cpu>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let exec = &self.exec;
+        let n_window = taps.len().saturating_sub(shape.channels());
+        out.shape(qkv.n_rows(), shape.values());
+        let mut convolved = self
+            .convolved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let n_state = n_window + shape.state();
+            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
+            let (window, before) = before.split_at(n_window);
+            let (next_window, after) = after.split_at_mut(n_window);
+            let input = qkv.rows(&rows);
+            convolved.resize(input.len(), 0.0);
+            let window = (window, next_window);
+            conv::silu(exec, shape.channels(), taps, input, window, &mut convolved)?;
+            let inputs = DeltaInputs {
+                qkv: &mut convolved,
+                alpha: alpha.rows_mut(&rows),
+                beta: beta.rows_mut(&rows),
+                a,
+                dt_bias,
+            };
+            delta_rule(exec, &shape, inputs, (before, after), out.rows_mut(&rows))?;
+        }
+        norm::rms_norm(exec, &mut out.values, norm, eps)?;
+        activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
+        std::mem::swap(&mut gate.values, &mut out.values);
+        Ok(())
+    }
+
+    fn add_gated(
+        &self,
+        _: Stage,
+        x: &mut CpuBuffer,
+        y: &CpuBuffer,
+        gate: &CpuBuffer,
+    ) -> Result<(), BackendError> {
+        Ok(vector::add_gated(
+            &self.exec,
+            &mut x.values,
+            &y.values,
+            &gate.values,
+        )?)
     }
 
     fn choose_experts(

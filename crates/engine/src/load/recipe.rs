@@ -7,7 +7,7 @@ use sterna_kernels::quant::{QuantError, decode_row};
 use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
 
 use super::LoadError;
-use crate::backend::{TernaryPacking, WeightData};
+use crate::backend::{Rounding, TernaryPacking, WeightData};
 use crate::plan::{LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float};
 
 /// Fails at the first weight that is NaN or infinite.
@@ -53,7 +53,7 @@ pub(crate) fn vector(
         source,
     })?;
     for (index, value) in values.iter_mut().enumerate() {
-        *value += recipe.plus;
+        *value = recipe.transform.apply(*value);
         if !value.is_finite() {
             return Err(LoadError::NotFinite {
                 name: request.name_in_file().to_owned(),
@@ -77,9 +77,19 @@ pub(crate) fn linear(
         name: requests[0].name_in_file().to_owned(),
         source,
     };
-    let bytes = &parts[0];
+    let joined;
+    let bytes = match recipe.n_runs {
+        1 => &parts[0],
+        n_runs => {
+            joined = Bytes::from(parts[..n_runs].concat());
+            &joined
+        }
+    };
     let given_scale = match &recipe.scale {
-        Some(scale) => Some(read_scale(scale, &requests[1], &parts[1])?),
+        Some(scale) => {
+            let at = recipe.n_runs;
+            Some(read_scale(scale, &requests[at], &parts[at])?)
+        }
         None => None,
     };
     let pack = |layout| {
@@ -88,11 +98,11 @@ pub(crate) fn linear(
             .map(Bytes::from)
             .map_err(weights_error)
     };
-    let blocks = |dtype, int8_activations| match given_scale {
+    let blocks = |dtype, rounding| match given_scale {
         None => Ok(WeightData::Blocks {
             dtype,
             bytes: bytes.clone(),
-            int8_activations,
+            rounding,
         }),
         Some(_) => Err(LoadError::NoCommonScale {
             name: requests[1].name_in_file().to_owned(),
@@ -107,7 +117,8 @@ pub(crate) fn linear(
     };
     let unit = given_scale.unwrap_or(1.0);
     match recipe.stored {
-        Stored::Blocks(dtype) => blocks(dtype, false),
+        Stored::Blocks(dtype) if recipe.precise && is_float(dtype) => blocks(dtype, Rounding::None),
+        Stored::Blocks(dtype) => blocks(dtype, Rounding::Blocks),
         Stored::Masters(dtype) => {
             dense(repack::master_trits(host, dtype, n, k, bytes, unit).map_err(weights_error)?)
         }
@@ -127,7 +138,7 @@ pub(crate) fn linear(
             let common = repack::common_scale(host, dtype, n, bytes).map_err(weights_error)?;
             match common {
                 Some(scale) => dense((ternary_layout(dtype, scale), scale * unit)),
-                None => blocks(dtype, true),
+                None => blocks(dtype, Rounding::Row),
             }
         }
         Stored::Packed => dense((Layout::HuggingFace, unit)),
@@ -165,7 +176,7 @@ pub(super) fn encode(
     Ok(WeightData::Blocks {
         dtype: to,
         bytes: bytes.into(),
-        int8_activations: false,
+        rounding: Rounding::Blocks,
     })
 }
 

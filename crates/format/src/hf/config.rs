@@ -83,6 +83,20 @@ pub struct Config {
     pub num_dense_layers: Option<usize>,
     /// Factor on what experts give.
     pub routed_scaling_factor: Option<f64>,
+    /// Width of the expert that every token is sent to.
+    pub shared_expert_intermediate_size: Option<usize>,
+    /// Positions of the convolution of a gated delta net.
+    pub linear_conv_kernel_dim: Option<usize>,
+    pub linear_key_head_dim: Option<usize>,
+    pub linear_num_key_heads: Option<usize>,
+    pub linear_value_head_dim: Option<usize>,
+    pub linear_num_value_heads: Option<usize>,
+    /// `tiled` if values are in the order of GGUF files; no other program writes it.
+    pub linear_value_head_order: Option<String>,
+    /// One layer in this many has attention, the others a gated delta net.
+    pub full_attention_interval: Option<usize>,
+    /// Whether queries come with gates of what attention gives.
+    pub attn_output_gate: Option<bool>,
     /// Positions of a short convolution (`conv_L_cache`).
     pub conv_l_cache: Option<usize>,
     pub conv_bias: Option<bool>,
@@ -213,6 +227,15 @@ impl Config {
                 .transpose()?,
             num_dense_layers: count("num_dense_layers")?,
             routed_scaling_factor: f64("routed_scaling_factor")?,
+            shared_expert_intermediate_size: count("shared_expert_intermediate_size")?,
+            linear_conv_kernel_dim: count("linear_conv_kernel_dim")?,
+            linear_key_head_dim: count("linear_key_head_dim")?,
+            linear_num_key_heads: count("linear_num_key_heads")?,
+            linear_value_head_dim: count("linear_value_head_dim")?,
+            linear_num_value_heads: count("linear_num_value_heads")?,
+            linear_value_head_order: string("linear_value_head_order")?,
+            full_attention_interval: count("full_attention_interval")?,
+            attn_output_gate: bool("attn_output_gate")?,
             conv_l_cache: count("conv_L_cache")?,
             conv_bias: bool("conv_bias")?,
             full_attn_idxs: get("full_attn_idxs")
