@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use sterna_kernels::experts::Routing;
 pub use sterna_kernels::gemm::Rounding;
 pub use sterna_kernels::gemm::ScreenedRows;
 pub use sterna_kernels::gemm::TernaryPacking;
+use sterna_kernels::hadamard;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
@@ -322,7 +324,9 @@ pub trait Backend: Sized {
 
 /// What [`BackendError::Unsupported`] calls layers with a state.
 pub(crate) const CONVOLUTIONS: &str = "short convolutions";
-/// Likewise.
+/// What it calls matrices that are stored rotated.
+pub(crate) const ROTATIONS: &str = "rotated matrices";
+/// What it calls layers with another state.
 pub(crate) const DELTA_NETS: &str = "gated delta nets";
 /// What it calls attention whose output is gated.
 pub(crate) const OUTPUT_GATES: &str = "gates of attention";
@@ -549,6 +553,9 @@ pub struct LinearSource {
     pub k: usize,
     /// The weights.
     pub weights: WeightData,
+    /// What rows of the matrix were rotated by: inputs of products have to be too, and rows that are looked up
+    /// rotated back.
+    pub rotation: Option<Arc<hadamard::Rotation>>,
 }
 
 /// The form of the weights of a [`LinearSource`].

@@ -214,7 +214,12 @@ fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSourc
             }
         }
     };
-    Some(LinearSource { n, k, weights })
+    Some(LinearSource {
+        n,
+        k,
+        weights,
+        rotation: None,
+    })
 }
 
 /// The stage that operations are told.

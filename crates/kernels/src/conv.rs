@@ -190,10 +190,16 @@ mod tests {
         sums(dim, w, x).into_iter().map(math::silu).collect()
     }
 
-    type Call = dyn Fn(&Exec, &[f32], (&[f32], &mut [f32]), &mut [f32]) -> Result<(), ShapeError>;
+    type State<'a> = (&'a [f32], &'a mut [f32]);
 
     /// Compares `call` for inputs of `width` values for every channel with what it should give.
-    fn check(shape: (usize, usize, usize), width: usize, x: &[f32], want: &[f32], call: &Call) {
+    fn check(
+        shape: (usize, usize, usize),
+        width: usize,
+        x: &[f32],
+        want: &[f32],
+        call: impl Fn(&Exec, &[f32], State<'_>, &mut [f32]) -> Result<(), ShapeError>,
+    ) {
         let (m, dim, taps) = shape;
         for exec in exec_matrix() {
             for chunk in [1, 2, m.max(1)] {
@@ -218,12 +224,12 @@ mod tests {
             let w = floats(taps * dim, 1);
             let bcx = floats(m * 3 * dim, 2);
             let want = expected_gated(dim, &w, &bcx);
-            check(shape, 3, &bcx, &want, &|exec, x, state, out| {
+            check(shape, 3, &bcx, &want, |exec, x, state, out| {
                 gated(exec, dim, &w, x, state, out)
             });
             let x = floats(m * dim, 3);
             let want = expected_silu(dim, &w, &x);
-            check(shape, 1, &x, &want, &|exec, x, state, out| {
+            check(shape, 1, &x, &want, |exec, x, state, out| {
                 silu(exec, dim, &w, x, state, out)
             });
         }

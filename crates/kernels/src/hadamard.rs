@@ -74,6 +74,11 @@ impl Rotation {
         self.signs.len()
     }
 
+    /// An error if rows have another number of elements.
+    pub fn expect_width(&self, k: usize) -> Result<(), ShapeError> {
+        expect_len("rotation: elements of a row", k, self.width())
+    }
+
     /// Elements of a run.
     pub fn block(&self) -> usize {
         self.block

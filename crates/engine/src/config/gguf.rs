@@ -1,6 +1,9 @@
 //! Model configuration from GGUF metadata.
 
+use std::sync::Arc;
+
 use sterna_format::gguf::{GgufError, Metadata, Value};
+use sterna_format::hadamard::{Hadamard, HadamardError, ReadHadamardError};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
@@ -92,6 +95,7 @@ impl ModelConfig {
                 taps => taps,
             },
             delta: keys.delta(family)?,
+            hadamard: hadamard(metadata)?.map(Arc::new),
             layers,
             ropes,
         }
@@ -108,6 +112,18 @@ pub(crate) fn check_vocab(
     let keys = Keys::of(metadata)?;
     let said = keys.count("vocab_size")?;
     super::check_vocab(&keys.key("vocab_size"), said, n_vocab)
+}
+
+/// Which matrices are stored rotated.
+fn hadamard(metadata: &Metadata) -> Result<Option<Hadamard>, PlanError> {
+    Hadamard::of_gguf(metadata).map_err(|error| match error {
+        ReadHadamardError::Gguf(error) => error.into(),
+        ReadHadamardError::Unknown(HadamardError {
+            key,
+            expected,
+            found,
+        }) => PlanError::config(key, expected, found),
+    })
 }
 
 /// The blocks in the file: those of the model, and what may follow them.

@@ -1,5 +1,7 @@
 //! Model configuration from Hugging Face's `config.json`.
 
+use std::sync::Arc;
+
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Routing;
@@ -117,6 +119,7 @@ impl ModelConfig {
             experts,
             conv_taps: hf.conv_l_cache.or(hf.linear_conv_kernel_dim),
             delta: delta(hf, family)?,
+            hadamard: hf.prism_hadamard.clone().map(Arc::new),
             layers,
             ropes,
         }

@@ -7,6 +7,9 @@ mod testing;
 pub(crate) mod to_gguf;
 mod to_hf;
 
+use std::sync::Arc;
+
+use sterna_format::hadamard::Hadamard;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
@@ -58,6 +61,8 @@ pub struct ModelConfig {
     pub conv_taps: Option<usize>,
     /// Heads of gated delta nets, in layers that have one.
     pub delta: Option<DeltaShape>,
+    /// Which matrices are stored in a rotated basis.
+    pub hadamard: Option<Arc<Hadamard>>,
     /// Settings of each layer, `[n_layers]`.
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.

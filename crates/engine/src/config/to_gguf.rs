@@ -83,6 +83,13 @@ impl ModelConfig {
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
         self.put_experts(&mut out)?;
+        if let Some(hadamard) = &self.hadamard {
+            if self.delta.map(|delta| delta.order) != self.family.delta {
+                let found = "values in another order than the matrices that are rotated";
+                return Err(inexpressible("rotation", found));
+            }
+            hadamard.put(&mut out.config.metadata)?;
+        }
         self.put_softcaps(&mut out)?;
         self.put_what_others_do_not_read(&mut out, named)?;
         self.put_windows(&mut out)?;

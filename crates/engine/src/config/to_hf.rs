@@ -100,6 +100,10 @@ impl ModelConfig {
             });
             set("layer_types", json!(kinds.collect::<Vec<_>>()));
         }
+        if let Some(hadamard) = &self.hadamard {
+            let (name, member) = hadamard.to_json();
+            set(name, member);
+        }
         set("rms_norm_eps", json!(shortest(self.norm_eps)));
         set("tie_word_embeddings", json!(tied));
         let activation = match self.activation {

@@ -8,7 +8,9 @@ use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requanti
 
 use super::LoadError;
 use crate::backend::{Rounding, TernaryPacking, WeightData};
-use crate::plan::{LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float};
+use crate::plan::{
+    LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float, multiplied_as,
+};
 
 /// Fails at the first weight that is NaN or infinite.
 pub(super) fn check_finite(
@@ -159,6 +161,29 @@ pub(crate) fn linear(
                 scale: given_scale.unwrap_or(1.0),
             })
         }
+    }
+}
+
+/// Blocks of a type that is only stored in one that is multiplied, with the same values.
+pub(super) fn unpacked(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    weights: WeightData,
+) -> Result<WeightData, QuantError> {
+    match weights {
+        WeightData::Blocks {
+            dtype,
+            bytes,
+            rounding,
+        } if multiplied_as(dtype) != dtype => {
+            let to = multiplied_as(dtype);
+            Ok(WeightData::Blocks {
+                dtype: to,
+                bytes: requantize(host, recipe.n, recipe.k, dtype, &bytes, to)?.into(),
+                rounding,
+            })
+        }
+        weights => Ok(weights),
     }
 }
 

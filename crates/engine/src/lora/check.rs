@@ -99,6 +99,7 @@ impl Factor {
                 bytes: self.bytes,
                 rounding: Rounding::Blocks,
             },
+            rotation: None,
         }
     }
 }

@@ -4,16 +4,19 @@ mod head;
 mod planner;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
 use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::experts::Gating;
+use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, OUTPUT_GATES, SHARED_EXPERTS, SIGMOIDS,
+    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, OUTPUT_GATES, ROTATIONS, SHARED_EXPERTS,
+    SIGMOIDS,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
@@ -63,6 +66,8 @@ pub struct ModelPlan {
     pub(crate) specs: Vec<Spec>,
     pub(crate) head: Head,
     pub(crate) values: Values,
+    /// What rows of matrices were rotated by.
+    pub(crate) rotations: Vec<Arc<Rotation>>,
     /// What is odd about the configuration.
     oddity: Option<String>,
 }
@@ -209,6 +214,8 @@ pub(crate) struct LinearRecipe {
     /// Floats are multiplied with activations as they are, not rounded so that products are exact: delta nets divide
     /// by small numbers.
     pub(crate) precise: bool,
+    /// Index in [`ModelPlan::rotations`] of what its rows were rotated by.
+    pub(crate) rotation: Option<usize>,
 }
 
 /// How a matrix is stored, and what it becomes.
@@ -256,8 +263,9 @@ impl ModelPlan {
         planner.skip_blocks_after(config::gguf::n_blocks(metadata)?);
         let rope_factors = planner.rope_factors(metadata)?;
         let weights = planner.weights(true)?;
-        let specs = planner.finish()?;
+        let (specs, rotations) = planner.finish()?;
         Ok(ModelPlan {
+            rotations,
             config,
             weights,
             rope_factors,
@@ -289,8 +297,9 @@ impl ModelPlan {
         if hf.attention_bias == Some(true) {
             planner.check_biases(&weights)?;
         }
-        let specs = planner.finish()?;
+        let (specs, rotations) = planner.finish()?;
         Ok(ModelPlan {
+            rotations,
             config,
             weights,
             rope_factors: None,
@@ -350,6 +359,7 @@ impl ModelPlan {
             (has_mixer(MixerKind::Convolution), CONVOLUTIONS),
             (has_mixer(MixerKind::DeltaNet), DELTA_NETS),
             (c.family.parts.output_gates, OUTPUT_GATES),
+            (c.hadamard.is_some(), ROTATIONS),
             (
                 c.experts
                     .is_some_and(|e| e.routing.gating == Gating::Sigmoid),
@@ -410,7 +420,7 @@ impl ModelPlan {
         });
         recipes
             .flat_map(|recipe| match recipe.stored {
-                Stored::Blocks(dtype) => vec![WeightForm::Blocks(dtype)],
+                Stored::Blocks(dtype) => vec![WeightForm::Blocks(multiplied_as(dtype))],
                 Stored::BitLinear(dtype) => vec![WeightForm::Blocks(dtype), WeightForm::Ternary],
                 Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => vec![WeightForm::Ternary],
             })
@@ -444,7 +454,16 @@ impl Spec {
             Recipe::Linear(recipe) if recipe.becomes_packed_trits() => {
                 recipe.n as u64 * row_bytes(recipe.k) as u64
             }
-            Recipe::Linear(recipe) => self.parts[..recipe.n_runs].iter().map(|r| r.len).sum(),
+            Recipe::Linear(recipe) => {
+                let stored: u64 = self.parts[..recipe.n_runs].iter().map(|r| r.len).sum();
+                match recipe.stored {
+                    Stored::Blocks(dtype) => {
+                        let bytes = |dtype: DType| dtype.block_bytes() as u64;
+                        stored / bytes(dtype) * bytes(multiplied_as(dtype))
+                    }
+                    _ => stored,
+                }
+            }
         }
     }
 }
@@ -459,6 +478,14 @@ impl LinearRecipe {
             Stored::BitLinear(dtype) => is_float(dtype) || dtype == DType::TQ1_0,
             Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => true,
         }
+    }
+}
+
+/// The type that blocks of `dtype` are multiplied as: with the same values, and with kernels.
+pub(crate) fn multiplied_as(dtype: DType) -> DType {
+    match dtype {
+        DType::PTQ1_0 => DType::PQ2_0,
+        dtype => dtype,
     }
 }
 

@@ -1,14 +1,16 @@
 //! Finding each weight's tensors, and checking them.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use regex_lite::{Regex, RegexBuilder};
 use sterna_format::gguf::Metadata;
 use sterna_format::hf;
 use sterna_format::names::linear_module;
 use sterna_format::{DType, TensorCatalog, TensorEntry};
-use sterna_kernels::delta::DeltaShape;
+use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
+use sterna_kernels::hadamard::{Regroup, Rotation};
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
@@ -142,6 +144,9 @@ impl BitLinears {
     }
 }
 
+/// What says which matrices are rotated.
+const ROTATED: &str = "prism.hadamard.weight_names";
+
 /// A norm that is before the feed-forward block in some families, and of what attention gives in others.
 const POST_ATTENTION_NORM: &str = "post_attention_norm";
 
@@ -156,6 +161,7 @@ pub(super) struct Planner<'a> {
     norms: Transform,
     used: HashSet<&'a str>,
     specs: Vec<Spec>,
+    rotations: Vec<Arc<Rotation>>,
 }
 
 /// Rows of a stored matrix that make up one projection.
@@ -209,6 +215,7 @@ impl<'a> Planner<'a> {
             },
             used: HashSet::new(),
             specs: Vec::new(),
+            rotations: Vec::new(),
         })
     }
 
@@ -273,15 +280,20 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The specs, once every tensor has been used.
-    pub(super) fn finish(self) -> Result<Vec<Spec>, PlanError> {
+    /// The specs and the rotations that they refer to, once every tensor has been used.
+    pub(super) fn finish(self) -> Result<(Vec<Spec>, Vec<Arc<Rotation>>), PlanError> {
+        let mut rotated = self.config.hadamard.iter().flat_map(|h| h.names());
+        if let Some(name) = rotated.find(|name| !self.used.contains(name)) {
+            let found = format!("`{name}`");
+            return Err(PlanError::config(ROTATED, "names of tensors", found));
+        }
         let mut unused = self
             .catalog
             .iter()
             .filter(|t| !self.used.contains(t.name.as_str()))
             .map(TensorEntry::name_in_file);
         match unused.next() {
-            None => Ok(self.specs),
+            None => Ok((self.specs, self.rotations)),
             Some(first) => Err(PlanError::UnusedTensors {
                 first: first.to_owned(),
                 count: 1 + unused.count(),
@@ -529,7 +541,7 @@ impl<'a> Planner<'a> {
                     n: runs.n,
                     stored: n_stored,
                 };
-                let (part, own) = self.rows_of(name, entry, rows, k);
+                let (part, own) = self.rows_of(name, entry, rows, k)?;
                 parts.push(part);
                 n += rows.n;
                 recipe = Some(own);
@@ -657,7 +669,7 @@ impl<'a> Planner<'a> {
         if entry.shape.len() == 1 {
             check_shape(entry, &[k])?;
             expect_whole_blocks(entry, k)?;
-            let (part, recipe) = self.rows_of(name, entry, Rows::all(1), k);
+            let (part, recipe) = self.rows_of(name, entry, Rows::all(1), k)?;
             return Ok(Projection {
                 input_norm: None,
                 weight: LinearId(self.push(vec![part], Recipe::Linear(recipe))),
@@ -686,7 +698,7 @@ impl<'a> Planner<'a> {
             n,
             stored: n_experts * n,
         };
-        let (part, recipe) = self.rows_of(name, entry, rows, k);
+        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
         Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
@@ -820,6 +832,7 @@ impl<'a> Planner<'a> {
         let Some(entry) = self.find(&weight_name) else {
             return Err(self.missing(&weight_name, &shape));
         };
+        let rotation = self.rotation(entry, k)?;
         let mut parts = vec![whole(entry)];
         let mut recipe = LinearRecipe {
             n: rows.n,
@@ -830,6 +843,7 @@ impl<'a> Planner<'a> {
             scale: None,
             n_runs: 1,
             precise: self.config.delta.is_some(),
+            rotation,
         };
         if entry.dtype == DType::U8 {
             check_shape(entry, &[rows.stored.div_ceil(4), k])?;
@@ -865,7 +879,7 @@ impl<'a> Planner<'a> {
                 found: entry.shape.clone(),
             });
         }
-        (parts[0], recipe) = self.rows_of(name, entry, rows, k);
+        (parts[0], recipe) = self.rows_of(name, entry, rows, k)?;
         // Some files store the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and Hugging
         // Face's with codes that aren't packed.
         for (scale_name, divides) in [
@@ -883,14 +897,58 @@ impl<'a> Planner<'a> {
         Ok(LinearId(self.push(parts, Recipe::Linear(recipe))))
     }
 
+    /// What the rows of `entry`, of `k` elements, were rotated by.
+    fn rotation(&mut self, entry: &TensorEntry, k: usize) -> Result<Option<usize>, PlanError> {
+        let Some(hadamard) = &self.config.hadamard else {
+            return Ok(None);
+        };
+        if !hadamard.is_rotated(&entry.name) {
+            return Ok(None);
+        }
+        if matches!(entry.dtype, DType::U8 | DType::I2_S) {
+            return Err(PlanError::TensorType {
+                name: entry.name_in_file().to_owned(),
+                expected: "blocks are needed where a matrix is rotated",
+                found: entry.dtype,
+            });
+        }
+        let Some(signs) = hadamard.signs(k) else {
+            let expected = format!("one of {k}, for tensor `{}`", entry.name_in_file());
+            return Err(PlanError::config(
+                "prism.hadamard.sign_widths",
+                expected,
+                "none",
+            ));
+        };
+        // The engine's values are in the order of the file, and the columns of this matrix may not be.
+        let regroup = self.config.delta.filter(|delta| {
+            entry.name.ends_with(".ssm_out.weight")
+                && hadamard.has_grouped_values()
+                && delta.order == HeadOrder::Tiled
+        });
+        let regroup = regroup.map(|delta| Regroup {
+            n_groups: delta.n_key_heads,
+            n_each: delta.n_value_heads / delta.n_key_heads,
+            head_dim: delta.value_dim,
+        });
+        let rotation = Rotation::new(hadamard.block_size(), signs, regroup)
+            .map_err(|error| PlanError::config(ROTATED, "rows of whole runs", error))?;
+        let known = self.rotations.iter().position(|known| **known == rotation);
+        Ok(Some(known.unwrap_or_else(|| {
+            self.rotations.push(Arc::new(rotation));
+            self.rotations.len() - 1
+        })))
+    }
+
     /// The bytes of `rows` of the layer `name`, which `entry` has as whole blocks, and what becomes of them.
     fn rows_of(
-        &self,
+        &mut self,
         name: &str,
         entry: &TensorEntry,
         rows: Rows,
         k: usize,
-    ) -> (TensorRequest, LinearRecipe) {
+    ) -> Result<(TensorRequest, LinearRecipe), PlanError> {
+        let rotation = self.rotation(entry, k)?;
         let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
         let part = TensorRequest {
             offset: entry.offset + rows.first as u64 * row_bytes,
@@ -906,8 +964,9 @@ impl<'a> Planner<'a> {
             scale: None,
             n_runs: 1,
             precise: self.config.delta.is_some(),
+            rotation,
         };
-        (part, recipe)
+        Ok((part, recipe))
     }
 
     /// A tensor of one number.

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::ConfigError;
 use super::node::{self, Node};
 use super::rope::{RopeParameters, RopeSet};
+use crate::hadamard::{self, Hadamard};
 use crate::json::Json;
 
 /// The facts of `config.json`, under their names there. What the file doesn't say is `None` or
@@ -110,6 +111,8 @@ pub struct Config {
     /// A bound on queries, keys and values.
     pub clip_qkv: Option<f64>,
     pub quantization_config: Option<QuantizationConfig>,
+    /// Which matrices are stored in a rotated basis, of packages made of such GGUF files.
+    pub prism_hadamard: Option<Hadamard>,
     /// Bits of a weight in 1bitLLM checkpoints, which are float masters.
     pub weight_bits: Option<usize>,
     /// Bits of an activation in 1bitLLM checkpoints.
@@ -248,6 +251,9 @@ impl Config {
             clip_qkv: f64("clip_qkv")?,
             quantization_config: get("quantization_config")
                 .map(|n| QuantizationConfig::read(&n))
+                .transpose()?,
+            prism_hadamard: get(hadamard::MEMBER)
+                .map(|n| Hadamard::read(&n))
                 .transpose()?,
             weight_bits: count("weight_bits")?,
             input_bits: count("input_bits")?,
