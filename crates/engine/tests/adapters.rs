@@ -234,6 +234,7 @@ fn f32_bytes(values: &[f32]) -> Bytes {
 
 fn floats(n: usize, k: usize, values: &[f32]) -> LinearSource {
     LinearSource {
+        rotation: None,
         n,
         k,
         weights: WeightData::Blocks {
@@ -259,6 +260,7 @@ fn ternary_linear_with_an_adapter_is_the_scalar_sum() {
         let cpu = Cpu::new(2, isa);
         let table = cpu.load_linear(floats(M, K, &x)).unwrap();
         let w = LinearSource {
+            rotation: None,
             n: N,
             k: K,
             weights: WeightData::Ternary {
