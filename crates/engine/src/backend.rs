@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -11,9 +12,12 @@ use sterna_format::DType;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 pub use sterna_kernels::attention::CacheType;
+use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
+pub use sterna_kernels::gemm::Rounding;
 pub use sterna_kernels::gemm::ScreenedRows;
 pub use sterna_kernels::gemm::TernaryPacking;
+use sterna_kernels::hadamard;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, ShapeError};
 
@@ -205,6 +209,32 @@ pub trait Backend: Sized {
         Err(BackendError::Unsupported(CONVOLUTIONS))
     }
 
+    /// A gated delta net over the positions of each sequence, whose state in the cache becomes that after the batch
+    /// once the cache advances: a convolution of queries, keys and values ([`sterna_kernels::conv::silu`]), the rule
+    /// ([`sterna_kernels::delta`]), and for each head the norm of what it gives, times `silu(gate)`.
+    ///
+    /// `out` becomes `[n_tokens, values]`. The other buffers of `net` are unspecified afterwards.
+    fn delta_net(
+        &self,
+        _stage: Stage,
+        _net: DeltaNet<'_, Self>,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(DELTA_NETS))
+    }
+
+    /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`. `gate` is `[n_tokens, 1]`.
+    fn add_gated(
+        &self,
+        _stage: Stage,
+        _x: &mut Self::Buffer,
+        _y: &Self::Buffer,
+        _gate: &Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(SHARED_EXPERTS))
+    }
+
     /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router,
     /// and by `bias`, `[n_experts]`.
     fn choose_experts(
@@ -294,6 +324,14 @@ pub trait Backend: Sized {
 
 /// What [`BackendError::Unsupported`] calls layers with a state.
 pub(crate) const CONVOLUTIONS: &str = "short convolutions";
+/// What it calls matrices that are stored rotated.
+pub(crate) const ROTATIONS: &str = "rotated matrices";
+/// What it calls layers with another state.
+pub(crate) const DELTA_NETS: &str = "gated delta nets";
+/// What it calls attention whose output is gated.
+pub(crate) const OUTPUT_GATES: &str = "gates of attention";
+/// What it calls experts that every row is sent to.
+pub(crate) const SHARED_EXPERTS: &str = "shared experts";
 /// What it calls mixtures whose scores become probabilities one by one.
 pub(crate) const SIGMOIDS: &str = "experts that are chosen by sigmoids";
 
@@ -401,8 +439,10 @@ pub struct Attention<'a, B: Backend> {
     pub layer: usize,
     /// Heads, scale, cap and window.
     pub shape: AttentionShape,
-    /// Queries, `[n_tokens, n_heads · head_dim]`.
+    /// Queries, `[n_tokens, n_heads · head_dim]`; with gates `[n_tokens, n_heads, 2, head_dim]`.
     pub q: &'a mut B::Buffer,
+    /// Whether each query is followed by a gate, with whose sigmoid the output for it is multiplied.
+    pub gated: bool,
     /// Keys, `[n_tokens, n_kv_heads · head_dim]`.
     pub k: &'a mut B::Buffer,
     /// Values, `[n_tokens, n_kv_heads · head_dim]`.
@@ -415,6 +455,30 @@ pub struct Attention<'a, B: Backend> {
     pub eps: f32,
     /// Rotates the heads of queries and keys, after the norms.
     pub rope: Option<Rotation<'a>>,
+}
+
+/// The inputs of [`Backend::delta_net`], as the projections computed them, and its parameters.
+pub struct DeltaNet<'a, B: Backend> {
+    /// Its heads.
+    pub shape: DeltaShape,
+    /// `[channels, n_taps]`.
+    pub taps: &'a B::Vector,
+    /// `[n_value_heads]`.
+    pub a: &'a B::Vector,
+    /// `[n_value_heads]`.
+    pub dt_bias: &'a B::Vector,
+    /// Normalises what each head gives, `[value_dim]`.
+    pub norm: &'a B::Vector,
+    /// Epsilon of the norm.
+    pub eps: f32,
+    /// Queries, keys and values, `[n_tokens, channels]`.
+    pub qkv: &'a mut B::Buffer,
+    /// `[n_tokens, values]`.
+    pub gate: &'a mut B::Buffer,
+    /// `[n_tokens, n_value_heads]`.
+    pub alpha: &'a mut B::Buffer,
+    /// `[n_tokens, n_value_heads]`.
+    pub beta: &'a mut B::Buffer,
 }
 
 /// The rotary embedding of a batch.
@@ -489,6 +553,9 @@ pub struct LinearSource {
     pub k: usize,
     /// The weights.
     pub weights: WeightData,
+    /// What rows of the matrix were rotated by: inputs of products have to be too, and rows that are looked up
+    /// rotated back.
+    pub rotation: Option<Arc<hadamard::Rotation>>,
 }
 
 /// The form of the weights of a [`LinearSource`].
@@ -500,9 +567,9 @@ pub enum WeightData {
         dtype: DType,
         /// The blocks.
         bytes: Bytes,
-        /// Activations are quantized to int8 first, one scale per row: a BitLinear layer whose weights don't
-        /// share one scale.
-        int8_activations: bool,
+        /// How activations are rounded first: [`Rounding::Row`] in a BitLinear layer whose weights don't share one
+        /// scale.
+        rounding: Rounding,
     },
     /// Trits with one scale; activations are int8.
     Ternary {

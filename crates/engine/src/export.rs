@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use sterna_format::DType;
 use sterna_format::gguf::Metadata;
 use sterna_format::names::hugging_face;
+use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::quant::ternary::{BLOCK, BLOCK_BYTES, Layout, row_bytes, unpack_row};
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::{Exec, repack};
@@ -20,10 +21,12 @@ use crate::config::to_gguf::{DIVISORS, GgufConfig, LONG, SHORT};
 use crate::error::PlanError;
 use crate::load::{LoadError, expect_wanted, linear, vector};
 use crate::plan::{
-    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
-    VectorId, is_float,
+    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Transform,
+    Values, VectorId, is_float,
 };
-use crate::weights::{Convolution, Experts, FeedForward, Mixer, Projection};
+use crate::weights::{
+    Convolution, DeltaNet, Experts, FeedForward, Mixer, Projection, SharedExpert,
+};
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
 /// conventions of a Hugging Face checkpoint or of a GGUF file. Fused projections are split, or joined where
@@ -182,14 +185,28 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
 #[derive(Debug, Clone)]
 struct Target {
     name: String,
-    /// Rows are those of rotated heads, whose order differs in GGUF files of some families.
-    rotated: bool,
-    /// One has to be subtracted from every value.
-    less_one: bool,
+    order: Order,
+    /// What made the values of stored ones, and has to be undone.
+    undo: Transform,
     /// The tensor is `[n_experts, n, k]`; this is the matrix of one expert.
     stacked: bool,
     /// The shape of values that are no list.
     shape: Option<Vec<usize>>,
+}
+
+/// Which order rows are in, where files of one kind differ from those of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// The same everywhere.
+    Same,
+    /// Those of rotated heads.
+    Rotated,
+    /// Some rows, and then those of value heads of a delta net, so many each.
+    ValueHeads { first: usize, each: usize },
+    /// Columns of value heads, so many each.
+    ValueColumns { each: usize },
+    /// Betas of all value heads and then alphas, of which GGUF files have those of one key head after another.
+    BetaAlpha,
 }
 
 impl Target {
@@ -296,12 +313,12 @@ impl Exporter {
                 let values = vector(recipe, &spec.parts[0], &parts[0])?;
                 let data = if self.to == Values::Gguf {
                     // The target stores norms and biases as floats, without the offset.
-                    self.in_order(target, f32s(&values), recipe.len)
-                } else if target.less_one {
-                    let (data, exact) = less_one(&values);
+                    self.in_order(target, f32s(&values), recipe.len)?
+                } else if target.undo != Transform::None {
+                    let (data, exact) = undone(&values, target.undo);
                     if !exact {
                         self.warnings.push(format!(
-                            "tensor `{}`: not all values are exact as 1 plus a float",
+                            "tensor `{}`: not all values are exact in the form that checkpoints have",
                             target.name
                         ));
                     }
@@ -311,13 +328,13 @@ impl Exporter {
                         dtype: recipe.dtype,
                         bytes: parts[0].clone(),
                     };
-                    self.in_order(target, stored, recipe.len)
+                    self.in_order(target, stored, recipe.len)?
                 };
                 (target.shape(&spec.recipe), data)
             }
             (Recipe::Linear(recipe), Some(target)) => {
                 let data = self.matrix(recipe, &spec.parts, parts)?;
-                let data = self.in_order(target, data, recipe.n);
+                let data = self.in_order(target, data, recipe.n)?;
                 (target.shape(&spec.recipe), data)
             }
             (Recipe::Vector(_) | Recipe::Linear(_), None) => {
@@ -333,6 +350,16 @@ impl Exporter {
         if next.is_some_and(|next| next.name == tensor.name) {
             self.begun = Some(tensor);
             return Ok(None);
+        }
+        if let (Some(Order::BetaAlpha), Some(delta)) =
+            (target.map(|target| target.order), &self.plan.config.delta)
+        {
+            let each = delta.n_value_heads / delta.n_key_heads;
+            let n = tensor.shape[0];
+            tensor.data = tensor.data.with_rows(n, |row| {
+                let (of_alpha, head) = (row / delta.n_value_heads, row % delta.n_value_heads);
+                (head / each * 2 + of_alpha) * each + head % each
+            });
         }
         Ok(Some(tensor))
     }
@@ -365,35 +392,71 @@ impl Exporter {
         })
     }
 
-    /// `data`, which are `n` rows as stored, in the row order of exported tensors.
-    fn in_order(&self, target: &Target, data: ExportedData, n: usize) -> ExportedData {
-        let layout = self.in_gguf.ropes[0].layout;
-        if !target.rotated || self.plan.values == self.to || layout != RopeLayout::Pairs {
-            return data;
-        }
-        let permuted = |bytes: Bytes| -> Bytes {
-            let stride = bytes.len() / n;
-            let mut out = vec![0; bytes.len()];
-            for row in 0..n {
-                let of_checkpoint = self.in_gguf.checkpoint_row(row);
-                let (from, to) = match self.to {
-                    Values::HuggingFace => (row, of_checkpoint),
-                    Values::Gguf => (of_checkpoint, row),
-                };
-                out[to * stride..][..stride].copy_from_slice(&bytes[from * stride..][..stride]);
+    /// `data`, which are `n` rows as stored, in the order of exported tensors.
+    ///
+    /// Errors: [`PlanError::Inexpressible`] if columns are in blocks of several heads.
+    fn in_order(
+        &self,
+        target: &Target,
+        data: ExportedData,
+        n: usize,
+    ) -> Result<ExportedData, PlanError> {
+        let delta = match &self.plan.config.delta {
+            Some(delta) if self.to == Values::Gguf => {
+                let to = self.plan.config.family.delta;
+                Some(delta).filter(|delta| to.is_some_and(|to| to != delta.order))
             }
-            out.into()
+            _ => None,
         };
-        match data {
-            ExportedData::Blocks { dtype, bytes } => ExportedData::Blocks {
-                dtype,
-                bytes: permuted(bytes),
-            },
-            ExportedData::Ternary { codes, scale } => ExportedData::Ternary {
-                codes: permuted(codes),
-                scale,
-            },
-        }
+        let place = |delta: &DeltaShape, head: usize| {
+            let each = delta.n_value_heads / delta.n_key_heads;
+            match delta.order {
+                HeadOrder::Grouped => head % each * delta.n_key_heads + head / each,
+                HeadOrder::Tiled => head % delta.n_key_heads * each + head / delta.n_key_heads,
+            }
+        };
+        Ok(match (target.order, delta) {
+            (Order::Rotated, _) => {
+                let layout = self.in_gguf.ropes[0].layout;
+                if self.plan.values == self.to || layout != RopeLayout::Pairs {
+                    return Ok(data);
+                }
+                let in_checkpoint: Vec<usize> =
+                    (0..n).map(|row| self.in_gguf.checkpoint_row(row)).collect();
+                match self.to {
+                    Values::HuggingFace => data.with_rows(n, |row| in_checkpoint[row]),
+                    Values::Gguf => {
+                        let mut places = vec![0; n];
+                        for (row, &of_checkpoint) in in_checkpoint.iter().enumerate() {
+                            places[of_checkpoint] = row;
+                        }
+                        data.with_rows(n, |row| places[row])
+                    }
+                }
+            }
+            (Order::ValueHeads { first, each }, Some(delta)) => {
+                data.with_rows(n, |row| match row.checked_sub(first) {
+                    Some(row) => first + place(delta, row / each) * each + row % each,
+                    None => row,
+                })
+            }
+            (Order::ValueColumns { each }, Some(delta)) => {
+                // Every run of columns is moved as if it were a row.
+                let block_len = match &data {
+                    ExportedData::Blocks { dtype, .. } => dtype.block_len(),
+                    ExportedData::Ternary { .. } => BLOCK,
+                };
+                if !each.is_multiple_of(block_len) {
+                    let found = format!("heads of {each} columns in blocks of {block_len}");
+                    return Err(PlanError::inexpressible(&target.name, "GGUF", found));
+                }
+                let heads = delta.n_value_heads;
+                data.with_rows(n * heads, |run| {
+                    run / heads * heads + place(delta, run % heads)
+                })
+            }
+            (Order::Same | Order::BetaAlpha, _) | (_, None) => data,
+        })
     }
 
     /// What could not be exported exactly so far.
@@ -420,6 +483,31 @@ impl Exporter {
             config = config.validated()?;
         }
         Ok(config.to_hf(self.is_tied())?)
+    }
+}
+
+impl ExportedData {
+    /// The same with row `i` of `n` where `place` says.
+    fn with_rows(self, n: usize, place: impl Fn(usize) -> usize) -> ExportedData {
+        let moved = |bytes: Bytes| -> Bytes {
+            let stride = bytes.len() / n.max(1);
+            let mut out = vec![0; bytes.len()];
+            for row in 0..n {
+                let to = place(row) * stride;
+                out[to..to + stride].copy_from_slice(&bytes[row * stride..][..stride]);
+            }
+            out.into()
+        };
+        match self {
+            ExportedData::Blocks { dtype, bytes } => ExportedData::Blocks {
+                dtype,
+                bytes: moved(bytes),
+            },
+            ExportedData::Ternary { codes, scale } => ExportedData::Ternary {
+                codes: moved(codes),
+                scale,
+            },
+        }
     }
 }
 
@@ -459,11 +547,18 @@ impl Exported {
     }
 }
 
-/// Floats minus 1, and whether adding 1 restores all of them exactly.
-fn less_one(values: &[f32]) -> (ExportedData, bool) {
-    let less: Vec<f32> = values.iter().map(|v| v - 1.0).collect();
-    let exact = less.iter().zip(values).all(|(less, v)| less + 1.0 == *v);
-    (f32s(&less), exact)
+/// What `transform` makes `values` of, and whether it gives them back: floats less one exactly, logarithms to within
+/// some units in the last place.
+fn undone(values: &[f32], transform: Transform) -> (ExportedData, bool) {
+    let stored: Vec<f32> = values.iter().map(|&value| transform.undo(value)).collect();
+    let tolerance = match transform {
+        Transform::MinusExp => 1e-6,
+        Transform::None | Transform::PlusOne => 0.0,
+    };
+    let exact = stored.iter().zip(values).all(|(&stored, &value)| {
+        (transform.apply(stored) - value).abs() <= tolerance * value.abs()
+    });
+    (f32s(&stored), exact)
 }
 
 /// Values unchanged.
@@ -481,18 +576,19 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     let mut naming = Naming {
         to,
         model_type: config.family.hf_name(),
-        norms_less_one: plan.values == Values::Gguf && config.family.gemma,
+        in_gguf: plan.values == Values::Gguf,
+        norms_less_one: config.family.norms_less_one,
         targets: vec![None; plan.specs.len()],
     };
     let weights = &plan.weights;
     if to == Values::Gguf {
         match plan.rope_factors {
             Some(RopeFactors::One(id)) => {
-                naming.set(id.0, DIVISORS, false);
+                naming.set(id.0, DIVISORS);
             }
             Some(RopeFactors::ShortAndLong { short, long, .. }) => {
-                naming.set(short.0, SHORT, false);
-                naming.set(long.0, LONG, false);
+                naming.set(short.0, SHORT);
+                naming.set(long.0, LONG);
             }
             None => {}
         }
@@ -502,7 +598,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         true => fused_name,
         false => own,
     };
-    naming.set(weights.token_embd.0, "token_embd.weight", false);
+    naming.set(weights.token_embd.0, "token_embd.weight");
     for (i, layer) in weights.layers.iter().enumerate() {
         let attention = layer.attention();
         let dense = match &layer.ffn {
@@ -518,7 +614,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             ("attn_k_norm", attention.and_then(|a| a.k_norm)),
             ("attn_sub_norm", attention.and_then(|a| a.sub_norm)),
             ("post_attention_norm", layer.post_attn_norm),
-            ("ffn_norm", Some(layer.ffn_norm)),
+            (config.family.ffn_norm, Some(layer.ffn_norm)),
             ("ffn_sub_norm", dense.and_then(|dense| dense.sub_norm)),
             ("post_ffw_norm", layer.post_ffn_norm),
         ] {
@@ -528,16 +624,17 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         }
         match &layer.mixer {
             Mixer::Attention(attention) => {
-                for (part, projection, rotated) in [
-                    (part("attn_q", "attn_qkv"), &attention.q, true),
-                    (part("attn_k", "attn_qkv"), &attention.k, true),
-                    (part("attn_v", "attn_qkv"), &attention.v, false),
-                    ("attn_output", &attention.o, false),
+                for (part, projection, order) in [
+                    (part("attn_q", "attn_qkv"), &attention.q, Order::Rotated),
+                    (part("attn_k", "attn_qkv"), &attention.k, Order::Rotated),
+                    (part("attn_v", "attn_qkv"), &attention.v, Order::Same),
+                    ("attn_output", &attention.o, Order::Same),
                 ] {
-                    naming.projection(projection, &format!("blk.{i}.{part}"), rotated);
+                    naming.projection(projection, &format!("blk.{i}.{part}"), order);
                 }
             }
             Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
+            Mixer::DeltaNet(net) => naming.delta_net(net, i, config),
         }
         if let Some(dense) = dense {
             for (part, projection) in [
@@ -545,7 +642,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
                 ("ffn_up", &dense.up),
                 ("ffn_down", &dense.down),
             ] {
-                naming.projection(projection, &format!("blk.{i}.{part}"), false);
+                naming.projection(projection, &format!("blk.{i}.{part}"), Order::Same);
             }
         }
     }
@@ -555,7 +652,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     };
     naming.norm(weights.output_norm, &format!("{output_norm}.weight"));
     if let Some(head) = &weights.output {
-        naming.projection(head, "output", false);
+        naming.projection(head, "output", Order::Same);
     }
     naming.targets
 }
@@ -564,13 +661,14 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
 struct Naming {
     to: Values,
     model_type: &'static str,
+    /// The plan's values are those of GGUF files.
+    in_gguf: bool,
     norms_less_one: bool,
     targets: Vec<Option<Target>>,
 }
 
 impl Naming {
-    /// `rotated` are rows of heads that rotate.
-    fn set(&mut self, id: usize, name: &str, rotated: bool) -> &mut Target {
+    fn set(&mut self, id: usize, name: &str) -> &mut Target {
         let name = match self.to {
             Values::Gguf => name.to_owned(),
             Values::HuggingFace => {
@@ -579,8 +677,8 @@ impl Naming {
         };
         self.targets[id].insert(Target {
             name,
-            rotated,
-            less_one: false,
+            order: Order::Same,
+            undo: Transform::None,
             stacked: false,
             shape: None,
         })
@@ -594,22 +692,73 @@ impl Naming {
         config: &ModelConfig,
     ) {
         let name = |part: &str| format!("blk.{i}.shortconv.{part}");
-        self.projection(&convolution.input, &name("in_proj"), false);
-        self.projection(&convolution.output, &name("out_proj"), false);
-        let (dim, n_taps) = (config.model_dim, config.conv_taps.unwrap_or(0));
+        self.projection(&convolution.input, &name("in_proj"), Order::Same);
+        self.projection(&convolution.output, &name("out_proj"), Order::Same);
+        let taps = (config.model_dim, config.conv_taps.unwrap_or(0));
+        self.taps(convolution.taps, &name("conv.weight"), taps);
+    }
+
+    fn taps(&mut self, id: VectorId, name: &str, (dim, n_taps): (usize, usize)) -> &mut Target {
         let shape = match self.to {
             Values::Gguf => vec![dim, n_taps],
             Values::HuggingFace => vec![dim, 1, n_taps],
         };
-        self.set(convolution.taps.0, &name("conv.weight"), false)
-            .shape = Some(shape);
+        let target = self.set(id.0, name);
+        target.shape = Some(shape);
+        target
+    }
+
+    /// The gated delta net of block `i`.
+    fn delta_net(&mut self, net: &DeltaNet<LinearId, VectorId>, i: usize, config: &ModelConfig) {
+        let Some(delta) = &config.delta else {
+            return;
+        };
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let values = |first, each| Order::ValueHeads { first, each };
+        let of_values = values(2 * delta.keys(), delta.value_dim);
+        self.projection(&net.qkv, &name("attn_qkv"), of_values);
+        self.projection(&net.gate, &name("attn_gate"), values(0, delta.value_dim));
+        let joined = self.to == Values::Gguf && config.family.delta == Some(HeadOrder::Grouped);
+        for (part, projection) in [("ssm_alpha", &net.alpha), ("ssm_beta", &net.beta)] {
+            match joined {
+                true => self.projection(projection, &name("ssm_ba"), Order::BetaAlpha),
+                false => self.projection(projection, &name(part), values(0, 1)),
+            }
+        }
+        let columns = Order::ValueColumns {
+            each: delta.value_dim,
+        };
+        self.projection(&net.output, &name("ssm_out"), columns);
+        let taps = (delta.channels(), config.conv_taps.unwrap_or(0));
+        self.taps(net.taps, &name("ssm_conv1d.weight"), taps).order = of_values;
+        let undo = match self.in_gguf {
+            true => Transform::MinusExp,
+            false => Transform::None,
+        };
+        let of_a = self.set(net.a.0, &name("ssm_a"));
+        (of_a.order, of_a.undo) = (values(0, 1), undo);
+        self.set(net.dt_bias.0, &name("ssm_dt.bias")).order = values(0, 1);
+        self.set(net.norm.0, &name("ssm_norm.weight"));
     }
 
     /// The mixture of block `i`: in GGUF files the matrices of all experts are one tensor.
     fn experts(&mut self, experts: &Experts<LinearId, VectorId>, i: usize) {
-        self.projection(&experts.router, &format!("blk.{i}.ffn_gate_inp"), false);
+        let name = |part: &str| format!("blk.{i}.{part}");
+        self.projection(&experts.router, &name("ffn_gate_inp"), Order::Same);
         if let Some(bias) = experts.bias {
-            self.set(bias.0, &format!("blk.{i}.exp_probs_b.bias"), false);
+            self.set(bias.0, &name("exp_probs_b.bias"));
+        }
+        if let Some(SharedExpert { network, gate }) = &experts.shared {
+            for (part, projection) in [
+                ("ffn_gate_shexp", Some(&network.gate)),
+                ("ffn_up_shexp", Some(&network.up)),
+                ("ffn_down_shexp", Some(&network.down)),
+                ("ffn_gate_inp_shexp", gate.as_ref()),
+            ] {
+                if let Some(projection) = projection {
+                    self.projection(projection, &name(part), Order::Same);
+                }
+            }
         }
         for (part, ids) in [
             ("ffn_gate", &experts.gate),
@@ -619,11 +768,11 @@ impl Naming {
             for (expert, id) in ids.iter().enumerate() {
                 match self.to {
                     Values::Gguf => {
-                        let target = self.set(id.0, &format!("blk.{i}.{part}_exps.weight"), false);
+                        let target = self.set(id.0, &format!("blk.{i}.{part}_exps.weight"));
                         target.stacked = true;
                     }
                     Values::HuggingFace => {
-                        self.set(id.0, &format!("blk.{i}.{part}.{expert}.weight"), false);
+                        self.set(id.0, &format!("blk.{i}.{part}.{expert}.weight"));
                     }
                 }
             }
@@ -631,17 +780,20 @@ impl Naming {
     }
 
     fn norm(&mut self, id: VectorId, name: &str) {
-        let less_one = self.norms_less_one;
-        self.set(id.0, name, false).less_one = less_one;
+        let undo = match self.in_gguf && self.norms_less_one {
+            true => Transform::PlusOne,
+            false => Transform::None,
+        };
+        self.set(id.0, name).undo = undo;
     }
 
-    fn projection(&mut self, p: &Projection<LinearId, VectorId>, name: &str, rotated: bool) {
+    fn projection(&mut self, p: &Projection<LinearId, VectorId>, name: &str, order: Order) {
         if let Some(id) = p.input_norm {
-            self.set(id.0, &format!("{name}_norm_in.weight"), false);
+            self.set(id.0, &format!("{name}_norm_in.weight"));
         }
-        self.set(p.weight.0, &format!("{name}.weight"), rotated);
+        self.set(p.weight.0, &format!("{name}.weight")).order = order;
         if let Some(id) = p.bias {
-            self.set(id.0, &format!("{name}.bias"), rotated);
+            self.set(id.0, &format!("{name}.bias")).order = order;
         }
     }
 }

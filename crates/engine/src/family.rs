@@ -4,6 +4,7 @@
 //! head follows from its tensors; `docs/families.md` has the sources.
 
 use sterna_kernels::activation::Activation;
+use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::Gating;
 use sterna_kernels::rope::RopeLayout;
 
@@ -24,9 +25,11 @@ pub struct Family {
     pub(crate) gguf_fused: bool,
     /// Tensors that every layer must have besides the common ones.
     pub(crate) parts: Parts,
-    /// Gemma's conventions: embeddings times the square root of the width; in Hugging Face files, norm
-    /// weights minus one and the attention scale in `query_pre_attn_scalar`.
+    /// Gemma's conventions: embeddings times the square root of the width; in Hugging Face files, the attention
+    /// scale in `query_pre_attn_scalar`.
     pub(crate) gemma: bool,
+    /// Norm weights in Hugging Face files are stored less one.
+    pub(crate) norms_less_one: bool,
     /// Every linear layer is a BitLinear, however it is stored.
     pub(crate) bit_linear: bool,
     /// Which layers are windowed, where the file has a window but no pattern.
@@ -46,8 +49,12 @@ pub struct Family {
     pub(crate) wide_scale_layers: Option<usize>,
     /// The norm before the output head in GGUF files.
     pub(crate) gguf_output_norm: &'static str,
+    /// What the norm before the feed-forward block is called in GGUF files.
+    pub(crate) ffn_norm: &'static str,
     /// Blocks have experts, all or some.
     pub(crate) mixture: Option<Mixture>,
+    /// Blocks have a gated delta net, all or some: the order of its value heads in GGUF files.
+    pub(crate) delta: Option<HeadOrder>,
 }
 
 /// Tensors beyond attention and feed-forward projections and their input norms.
@@ -61,6 +68,8 @@ pub(crate) struct Parts {
     pub(crate) post_norms: bool,
     /// Biases of the query, key and value projections.
     pub(crate) qkv_biases: bool,
+    /// Every query is followed by a gate of what attention gives for it.
+    pub(crate) output_gates: bool,
 }
 
 /// Norms of queries and keys.
@@ -111,6 +120,8 @@ pub(crate) struct HfDefaults {
     pub(crate) window: Option<usize>,
     /// Width over heads if `None`.
     pub(crate) head_dim: Option<usize>,
+    /// The part of a head that is rotated; all of it, whatever a configuration says, if `None`.
+    pub(crate) partial_rotary: Option<f64>,
     pub(crate) max_ctx: usize,
     /// Whether the embedding table is also the output head.
     pub(crate) tied: bool,
@@ -121,6 +132,7 @@ const PLAIN: Parts = Parts {
     sub_norms: false,
     post_norms: false,
     qkv_biases: false,
+    output_gates: false,
 };
 
 const HF_DEFAULTS: HfDefaults = HfDefaults {
@@ -130,6 +142,7 @@ const HF_DEFAULTS: HfDefaults = HfDefaults {
     n_kv_heads: None,
     window: None,
     head_dim: None,
+    partial_rotary: None,
     max_ctx: 2048,
     tied: false,
 };
@@ -143,6 +156,7 @@ const LLAMA: Family = Family {
     gguf_fused: false,
     parts: PLAIN,
     gemma: false,
+    norms_less_one: false,
     bit_linear: false,
     windows: WindowPattern::None,
     hf_defaults: HF_DEFAULTS,
@@ -152,7 +166,9 @@ const LLAMA: Family = Family {
     no_rope_interval: None,
     wide_scale_layers: None,
     gguf_output_norm: "output_norm",
+    ffn_norm: "ffn_norm",
     mixture: None,
+    delta: None,
 };
 
 /// Short convolutions in most layers.
@@ -196,6 +212,30 @@ const QWEN3: Family = Family {
     ..LLAMA
 };
 
+/// Gated delta nets in three layers of four.
+const QWEN35: Family = Family {
+    name: "qwen3.5",
+    gguf: &["qwen35"],
+    hf: &["qwen3_5_text", "qwen3_5"],
+    windows: WindowPattern::None,
+    norms_less_one: true,
+    ffn_norm: "post_attention_norm",
+    hf_defaults: HfDefaults {
+        head_dim: Some(256),
+        partial_rotary: Some(0.25),
+        n_kv_heads: Some(2),
+        max_ctx: 32_768,
+        ..HF_DEFAULTS
+    },
+    parts: Parts {
+        qk_norms: QkNorms::Heads,
+        output_gates: true,
+        ..PLAIN
+    },
+    delta: Some(HeadOrder::Tiled),
+    ..QWEN3
+};
+
 /// BitNet b1.58: sub-norms, every projection ternary.
 const BITNET: Family = Family {
     name: "bitnet",
@@ -227,6 +267,7 @@ const GEMMA2: Family = Family {
         ..PLAIN
     },
     gemma: true,
+    norms_less_one: true,
     windows: WindowPattern::AllButEvery(2),
     hf_defaults: HfDefaults {
         head_dim: Some(256),
@@ -243,7 +284,7 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 15] = [
+static FAMILIES: [Family; 18] = [
     LLAMA,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
@@ -351,6 +392,30 @@ static FAMILIES: [Family; 15] = [
             gating: Gating::Softmax,
         }),
         ..LLAMA
+    },
+    QWEN35,
+    Family {
+        name: "qwen3.5-moe",
+        gguf: &["qwen35moe"],
+        hf: &["qwen3_5_moe_text", "qwen3_5_moe"],
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: None,
+            gating: Gating::Softmax,
+        }),
+        ..QWEN35
+    },
+    Family {
+        name: "qwen3-next",
+        gguf: &["qwen3next"],
+        hf: &["qwen3_next"],
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: Some(true),
+            gating: Gating::Softmax,
+        }),
+        delta: Some(HeadOrder::Grouped),
+        ..QWEN35
     },
     GEMMA2,
     Family {

@@ -5,8 +5,8 @@ use std::ops::Range;
 use sterna_kernels::attention::AttentionShape;
 
 use crate::backend::{
-    Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product, Rotation,
-    ScreenedRows, Sequence,
+    self, Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product,
+    Rotation, ScreenedRows, Sequence,
 };
 use crate::config::LayerConfig;
 use crate::family::QkNorms;
@@ -16,7 +16,10 @@ use crate::rope::Angles;
 use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
-use crate::weights::{self, Convolution, Dense, Experts, FeedForward, Layer, Mixer, Projection};
+use crate::weights::{
+    self, Convolution, DeltaNet, Dense, Experts, FeedForward, Layer, Mixer, Projection,
+    SharedExpert,
+};
 
 /// Buffers of a forward pass, reused by the next.
 pub(crate) struct Scratch<B: Backend> {
@@ -24,20 +27,23 @@ pub(crate) struct Scratch<B: Backend> {
     x: B::Buffer,
     /// Input or output of a block, `[m, model_dim]`.
     h: B::Buffer,
-    /// `[m, n_heads · head_dim]`; the input of a convolution, `[m, 3 · model_dim]`.
+    /// `[m, n_heads · head_dim]`, with gates twice as wide; the input of a convolution, `[m, 3 · model_dim]`, or of
+    /// a delta net, `[m, channels]`.
     q: B::Buffer,
-    /// `[m, n_kv_heads · head_dim]`.
+    /// `[m, n_kv_heads · head_dim]`; of a delta net what decays follow from, `[m, n_value_heads]`.
     k: B::Buffer,
-    /// `[m, n_kv_heads · head_dim]`.
+    /// `[m, n_kv_heads · head_dim]`; of a delta net its betas, `[m, n_value_heads]`.
     v: B::Buffer,
-    /// Output of attention, `[m, n_heads · head_dim]`.
+    /// Output of attention, `[m, n_heads · head_dim]`; of a delta net, `[m, values]`.
     a: B::Buffer,
-    /// `[m, ffn_dim]`; of experts, `[routes, ffn_dim]`.
+    /// `[m, ffn_dim]`; of experts, `[routes, ffn_dim]`; the gates of a delta net, `[m, values]`.
     gate: B::Buffer,
-    /// The same.
+    /// `[m, ffn_dim]`; of experts, `[routes, ffn_dim]`.
     up: B::Buffer,
-    /// Scores of experts, `[m, n_experts]`.
+    /// Scores of experts, `[m, n_experts]`; of the shared one, `[m, 1]`.
     scores: B::Buffer,
+    /// What the shared expert gives, `[m, model_dim]`.
+    shared: B::Buffer,
     /// What experts give, `[routes, model_dim]`.
     given: B::Buffer,
     /// The experts of each row.
@@ -63,6 +69,7 @@ impl<B: Backend> Scratch<B> {
             gate: buffer(),
             up: buffer(),
             scores: buffer(),
+            shared: buffer(),
             given: buffer(),
             routes: backend.routes(),
             normed: buffer(),
@@ -204,6 +211,7 @@ impl<B: Backend> Model<B> {
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
             Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
+            Mixer::DeltaNet(net) => self.delta_net(s, batch, i, net)?,
         }
         if let Some(norm) = &layer.post_attn_norm {
             be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
@@ -228,6 +236,41 @@ impl<B: Backend> Model<B> {
         self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }
 
+    /// `h ← W_out · delta_net(h)`.
+    fn delta_net(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        net: &DeltaNet<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let separate = OutputLayout::Separate;
+        let inputs = &mut [
+            (LinearLayer::DeltaQkv, &net.qkv, &mut s.q),
+            (LinearLayer::DeltaGate, &net.gate, &mut s.gate),
+            (LinearLayer::DeltaAlpha, &net.alpha, &mut s.k),
+            (LinearLayer::DeltaBeta, &net.beta, &mut s.v),
+        ];
+        self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
+        let shape = self.config.delta;
+        let inputs = backend::DeltaNet {
+            shape: shape.expect("a configuration with such layers has their heads"),
+            taps: &net.taps,
+            a: &net.a,
+            dt_bias: &net.dt_bias,
+            norm: &net.norm,
+            eps: self.config.norm_eps,
+            qkv: &mut s.q,
+            gate: &mut s.gate,
+            alpha: &mut s.k,
+            beta: &mut s.v,
+        };
+        let stage = of_layer(i, Operation::DeltaNet);
+        (self.backend).delta_net(stage, inputs, batch.sequences, &mut s.a)?;
+        let output = (LinearLayer::DeltaOut, &net.output, &mut s.h);
+        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
+    }
+
     /// `h ← W_o · attention(h)`.
     fn attention(
         &self,
@@ -241,7 +284,8 @@ impl<B: Backend> Model<B> {
         let stage = |operation| of_layer(i, operation);
         let (eps, adapters) = (c.norm_eps, batch.adapters);
         // Norms of whole rows need them by themselves.
-        let layout = match c.family.parts.qk_norms {
+        let parts = c.family.parts;
+        let layout = match parts.qk_norms {
             QkNorms::Whole => OutputLayout::Separate,
             QkNorms::None | QkNorms::Heads => OutputLayout::SideBySide,
         };
@@ -267,7 +311,7 @@ impl<B: Backend> Model<B> {
             ],
         )?;
         let (mut q_norm, mut k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
-        if c.family.parts.qk_norms == QkNorms::Whole {
+        if parts.qk_norms == QkNorms::Whole {
             for (linear, x, norm) in [
                 (LinearLayer::Q, &mut s.q, q_norm.take()),
                 (LinearLayer::K, &mut s.k, k_norm.take()),
@@ -288,6 +332,7 @@ impl<B: Backend> Model<B> {
                 window: settings.window,
             },
             q: &mut s.q,
+            gated: parts.output_gates,
             k: &mut s.k,
             v: &s.v,
             q_norm,
@@ -425,7 +470,39 @@ impl<B: Backend> Model<B> {
             &mut s.given,
         )];
         be.linear_experts(&s.routes, &s.gate, ExpertInput::Routes, down)?;
-        be.combine_experts(&s.routes, &s.given, &mut s.h)
+        let Some(shared) = &experts.shared else {
+            return be.combine_experts(&s.routes, &s.given, &mut s.h);
+        };
+        let is_gated = self.shared_expert(s, i, shared)?;
+        be.combine_experts(&s.routes, &s.given, &mut s.h)?;
+        let stage = stage(Operation::SharedExpert);
+        match is_gated {
+            true => be.add_gated(stage, &mut s.h, &s.shared, &s.scores),
+            false => be.add(stage, &mut s.h, &s.shared),
+        }
+    }
+
+    /// What the expert of every row gives for `h`, and in `scores` how much it counts; whether it has such a gate.
+    fn shared_expert(
+        &self,
+        s: &mut Scratch<B>,
+        i: usize,
+        SharedExpert { network, gate }: &SharedExpert<B::Linear, B::Vector>,
+    ) -> Result<bool, BackendError> {
+        let separate = OutputLayout::Separate;
+        let mut inputs = vec![
+            (LinearLayer::SharedGate, &network.gate, &mut s.gate),
+            (LinearLayer::SharedUp, &network.up, &mut s.up),
+        ];
+        if let Some(gate) = gate {
+            inputs.push((LinearLayer::SharedScore, gate, &mut s.scores));
+        }
+        self.project(Some(i), separate, &s.h, &mut s.normed, &mut inputs)?;
+        let stage = of_layer(i, Operation::Activation);
+        (self.backend).gate(stage, self.config.activation, &mut s.gate, &s.up)?;
+        let output = (LinearLayer::SharedDown, &network.down, &mut s.shared);
+        self.project(Some(i), separate, &s.gate, &mut s.normed, &mut [output])?;
+        Ok(gate.is_some())
     }
 
     /// Runs linear layers that read the same input; together, unless each has a norm of its own.

@@ -18,7 +18,7 @@ use sterna_kernels::quant::encode_row;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CacheType, ExpertInput, ExpertMatrices,
-    ExpertProduct, KvCache, LinearSource, OutputLayout, Product, Rotation, Sequence,
+    ExpertProduct, KvCache, LinearSource, OutputLayout, Product, Rotation, Rounding, Sequence,
     TernaryPacking, WeightData,
 };
 use crate::cpu::Cpu;
@@ -210,11 +210,16 @@ fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSourc
             WeightData::Blocks {
                 dtype,
                 bytes: Bytes::from(bytes),
-                int8_activations: false,
+                rounding: Rounding::Blocks,
             }
         }
     };
-    Some(LinearSource { n, k, weights })
+    Some(LinearSource {
+        n,
+        k,
+        weights,
+        rotation: None,
+    })
 }
 
 /// The stage that operations are told.
@@ -444,6 +449,7 @@ async fn attention<B: Backend>(
                 window: None,
             },
             q: &mut q,
+            gated: false,
             k: &mut k,
             v: &v,
             q_norm: None,

@@ -35,6 +35,8 @@ pub enum Operation {
     Attention,
     /// A short convolution, with its gates.
     Convolution,
+    /// A gated delta net, with its convolution, norms and gates.
+    DeltaNet,
     /// The norm before the output projection.
     AttnSubNorm,
     /// The norm of the output of attention, before the residual.
@@ -47,6 +49,8 @@ pub enum Operation {
     Activation,
     /// The norm before the down projection.
     FfnSubNorm,
+    /// The sum of what chosen experts give and the shared one.
+    SharedExpert,
     /// The norm of the output of the feed-forward network, before the residual.
     PostFfnNorm,
     /// The residual after the feed-forward network, which ends a block.
@@ -59,8 +63,8 @@ pub enum Operation {
     LogitSoftcap,
 }
 
-/// The linear layers of a model: seven in each transformer block, two for those of attention where a convolution
-/// takes its place, the router of its experts where it has some, and the output head.
+/// The linear layers of a model: seven in each transformer block, others for those of attention where a convolution
+/// or a delta net takes its place, the router of its experts where it has some, and the output head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // The names of GGUF.
 pub enum LinearLayer {
@@ -75,6 +79,22 @@ pub enum LinearLayer {
     ConvIn,
     /// The output projection of a convolution.
     ConvOut,
+    /// Queries, keys and values of a delta net.
+    DeltaQkv,
+    /// The gates of what a delta net gives.
+    DeltaGate,
+    /// What the decays of a delta net follow from.
+    DeltaAlpha,
+    /// How far a delta net moves its state.
+    DeltaBeta,
+    /// The output projection of a delta net.
+    DeltaOut,
+    /// Of the expert of every row.
+    SharedGate,
+    SharedUp,
+    SharedDown,
+    /// How much the expert of every row counts.
+    SharedScore,
     /// The router, which computes the scores of experts.
     Router,
     /// The output head, which computes logits.
@@ -93,6 +113,15 @@ impl LinearLayer {
             LinearLayer::Down => "down",
             LinearLayer::ConvIn => "conv_in",
             LinearLayer::ConvOut => "conv_out",
+            LinearLayer::DeltaQkv => "delta_qkv",
+            LinearLayer::DeltaGate => "delta_gate",
+            LinearLayer::DeltaAlpha => "delta_alpha",
+            LinearLayer::DeltaBeta => "delta_beta",
+            LinearLayer::DeltaOut => "delta_out",
+            LinearLayer::SharedGate => "shared_gate",
+            LinearLayer::SharedUp => "shared_up",
+            LinearLayer::SharedDown => "shared_down",
+            LinearLayer::SharedScore => "shared_score",
             LinearLayer::Router => "router",
             LinearLayer::Head => "logits",
         }
@@ -125,12 +154,14 @@ impl fmt::Display for Operation {
             Operation::WholeNorm(linear) => (linear.name(), "_norm"),
             Operation::Attention => ("attention", ""),
             Operation::Convolution => ("convolution", ""),
+            Operation::DeltaNet => ("delta_net", ""),
             Operation::AttnSubNorm => ("attn_sub_norm", ""),
             Operation::PostAttnNorm => ("post_attn_norm", ""),
             Operation::AttnResidual => ("attn_residual", ""),
             Operation::FfnNorm => ("ffn_norm", ""),
             Operation::Activation => ("activation", ""),
             Operation::FfnSubNorm => ("ffn_sub_norm", ""),
+            Operation::SharedExpert => ("shared_expert", ""),
             Operation::PostFfnNorm => ("post_ffn_norm", ""),
             Operation::FfnResidual => ("ffn_residual", ""),
             Operation::Layer => ("layer", ""),

@@ -44,11 +44,14 @@ pub(crate) enum Mixer<L, V> {
     Attention(Attention<L, V>),
     /// A short convolution over the latest positions.
     Convolution(Convolution<L, V>),
+    /// Linear attention with a state.
+    DeltaNet(DeltaNet<L, V>),
 }
 
 /// Attention.
 #[derive(Debug, Clone)]
 pub(crate) struct Attention<L, V> {
+    /// Each query may be followed by a gate of what attention gives for it.
     pub(crate) q: Projection<L, V>,
     pub(crate) k: Projection<L, V>,
     pub(crate) v: Projection<L, V>,
@@ -68,6 +71,28 @@ pub(crate) struct Convolution<L, V> {
     pub(crate) input: Projection<L, V>,
     /// `[model_dim, taps]`.
     pub(crate) taps: V,
+    pub(crate) output: Projection<L, V>,
+}
+
+/// A gated delta net ([`sterna_kernels::delta`]).
+#[derive(Debug, Clone)]
+pub(crate) struct DeltaNet<L, V> {
+    /// `[channels, model_dim]`: queries, keys and values.
+    pub(crate) qkv: Projection<L, V>,
+    /// `[values, model_dim]`: gates of the output.
+    pub(crate) gate: Projection<L, V>,
+    /// `[n_value_heads, model_dim]`: what decays follow from.
+    pub(crate) alpha: Projection<L, V>,
+    /// `[n_value_heads, model_dim]`.
+    pub(crate) beta: Projection<L, V>,
+    /// `[channels, taps]`.
+    pub(crate) taps: V,
+    /// `[n_value_heads]`.
+    pub(crate) a: V,
+    /// `[n_value_heads]`.
+    pub(crate) dt_bias: V,
+    /// Of the output of each head, `[value_dim]`.
+    pub(crate) norm: V,
     pub(crate) output: Projection<L, V>,
 }
 
@@ -100,6 +125,16 @@ pub(crate) struct Experts<L, V> {
     pub(crate) gate: Vec<L>,
     pub(crate) up: Vec<L>,
     pub(crate) down: Vec<L>,
+    /// What every row is sent to as well.
+    pub(crate) shared: Option<SharedExpert<L, V>>,
+}
+
+/// The expert of every row.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedExpert<L, V> {
+    pub(crate) network: Dense<L, V>,
+    /// `[1, model_dim]`: the output is multiplied by the sigmoid of what it gives.
+    pub(crate) gate: Option<Projection<L, V>>,
 }
 
 /// A linear layer: `y = norm(x) · wᵀ + bias`, with optional norm and bias.
@@ -119,28 +154,38 @@ pub(crate) trait Convert<L, V> {
 }
 
 impl<L, V> Layer<L, V> {
-    /// Its linear layers, but for experts.
+    /// Its linear layers, but for those of experts that rows are chosen for.
     pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
-        let (ffn, router) = match &self.ffn {
-            FeedForward::Dense(Dense { gate, up, down, .. }) => (Some([gate, up, down]), None),
-            FeedForward::Experts(experts) => (None, Some(&experts.router)),
+        let mut all = match &self.mixer {
+            Mixer::Attention(Attention { q, k, v, o, .. }) => vec![q, k, v, o],
+            Mixer::Convolution(Convolution { input, output, .. }) => vec![input, output],
+            Mixer::DeltaNet(DeltaNet {
+                qkv,
+                gate,
+                alpha,
+                beta,
+                output,
+                ..
+            }) => vec![qkv, gate, alpha, beta, output],
         };
-        let (attention, convolution) = match &self.mixer {
-            Mixer::Attention(Attention { q, k, v, o, .. }) => (Some([q, k, v, o]), None),
-            Mixer::Convolution(Convolution { input, output, .. }) => (None, Some([input, output])),
-        };
-        let mixer = attention
-            .into_iter()
-            .flatten()
-            .chain(convolution.into_iter().flatten());
-        mixer.chain(ffn.into_iter().flatten()).chain(router)
+        match &self.ffn {
+            FeedForward::Dense(Dense { gate, up, down, .. }) => all.extend([gate, up, down]),
+            FeedForward::Experts(Experts { router, shared, .. }) => {
+                all.push(router);
+                if let Some(SharedExpert { network, gate }) = shared {
+                    all.extend([&network.gate, &network.up, &network.down]);
+                    all.extend(gate);
+                }
+            }
+        }
+        all.into_iter()
     }
 
     /// The attention, if the block has one.
     pub(crate) fn attention(&self) -> Option<&Attention<L, V>> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) => None,
+            Mixer::Convolution(_) | Mixer::DeltaNet(_) => None,
         }
     }
 
@@ -170,19 +215,36 @@ impl<L, V> Layer<L, V> {
                     taps: c.vector(convolution.taps),
                     output: convolution.output.convert(c),
                 }),
+                Mixer::DeltaNet(net) => Mixer::DeltaNet(DeltaNet {
+                    qkv: net.qkv.convert(c),
+                    gate: net.gate.convert(c),
+                    alpha: net.alpha.convert(c),
+                    beta: net.beta.convert(c),
+                    taps: c.vector(net.taps),
+                    a: c.vector(net.a),
+                    dt_bias: c.vector(net.dt_bias),
+                    norm: c.vector(net.norm),
+                    output: net.output.convert(c),
+                }),
             },
             post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),
             ffn_norm: c.vector(self.ffn_norm),
             ffn: match self.ffn {
-                FeedForward::Dense(dense) => FeedForward::Dense(Dense {
-                    gate: dense.gate.convert(c),
-                    up: dense.up.convert(c),
-                    sub_norm: dense.sub_norm.map(|v| c.vector(v)),
-                    down: dense.down.convert(c),
-                }),
+                FeedForward::Dense(dense) => FeedForward::Dense(dense.convert(c)),
                 FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
             },
             post_ffn_norm: self.post_ffn_norm.map(|v| c.vector(v)),
+        }
+    }
+}
+
+impl<L, V> Dense<L, V> {
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Dense<C::Linear, C::Vector> {
+        Dense {
+            gate: self.gate.convert(c),
+            up: self.up.convert(c),
+            sub_norm: self.sub_norm.map(|v| c.vector(v)),
+            down: self.down.convert(c),
         }
     }
 }
@@ -197,6 +259,10 @@ impl<L, V> Experts<L, V> {
             gate,
             up,
             down,
+            shared: self.shared.map(|shared| SharedExpert {
+                network: shared.network.convert(c),
+                gate: shared.gate.map(|gate| gate.convert(c)),
+            }),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use common::{load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata};
 use sterna_engine::backend::{
-    LinearSource, LowRank, OutputLayout, Product, TernaryPacking, WeightData,
+    LinearSource, LowRank, OutputLayout, Product, Rounding, TernaryPacking, WeightData,
 };
 use sterna_engine::lora::{
     ActiveAdapter, AdapterError, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module,
@@ -234,12 +234,13 @@ fn f32_bytes(values: &[f32]) -> Bytes {
 
 fn floats(n: usize, k: usize, values: &[f32]) -> LinearSource {
     LinearSource {
+        rotation: None,
         n,
         k,
         weights: WeightData::Blocks {
             dtype: DType::F32,
             bytes: f32_bytes(values),
-            int8_activations: false,
+            rounding: Rounding::Blocks,
         },
     }
 }
@@ -259,6 +260,7 @@ fn ternary_linear_with_an_adapter_is_the_scalar_sum() {
         let cpu = Cpu::new(2, isa);
         let table = cpu.load_linear(floats(M, K, &x)).unwrap();
         let w = LinearSource {
+            rotation: None,
             n: N,
             k: K,
             weights: WeightData::Ternary {

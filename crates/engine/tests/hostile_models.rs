@@ -66,6 +66,8 @@ fn damaged_gguf_files() {
         "reference-mixtures/gguf/mixtral",
         "reference-mixtures/gguf/qwen3-moe",
         "reference-states/gguf/lfm2",
+        "reference-states/gguf/qwen3-next",
+        "reference-states/gguf/bonsai2-ptq1_0",
     ] {
         let dir = testdata().join(name);
         let file = read(&files(&dir, "gguf")[0]).to_vec();
@@ -177,6 +179,41 @@ fn configurations_that_contradict_their_files() {
             "routed_scaling_factor: expected 1, found 2.5",
         ),
         (
+            "reference-states/hf/qwen3.5",
+            json!({"linear_num_value_heads": 3}),
+            "value heads of a delta net: expected a multiple of 2 key heads, found 3",
+        ),
+        (
+            "reference-states/hf/qwen3.5",
+            json!({"linear_key_head_dim": 1_000_000}),
+            "key width of a delta net: expected 1 to 1024, found 1000000",
+        ),
+        (
+            "reference-states/hf/qwen3.5",
+            json!({"linear_num_value_heads": 1024, "linear_key_head_dim": 1024, "linear_value_head_dim": 1024}),
+            "elements of a state: expected at most 268435456, found 1073741824",
+        ),
+        (
+            "reference-states/hf/qwen3.5",
+            json!({"linear_num_key_heads": null}),
+            "linear_num_key_heads: expected a count, found nothing",
+        ),
+        (
+            "reference-states/hf/qwen3.5",
+            json!({"attn_output_gate": false}),
+            "attn_output_gate: expected true, found false",
+        ),
+        (
+            "reference-states/hf/qwen3-next",
+            json!({"shared_expert_intermediate_size": 49}),
+            "mlp.shared_expert.gate_proj.weight`: expected shape [49, 128], found [48, 128]",
+        ),
+        (
+            "reference-states/hf/qwen3-next",
+            json!({"linear_num_value_heads": 8}),
+            "linear_attn.in_proj_qkvz.weight`: expected shape",
+        ),
+        (
             "reference-states/hf/lfm2",
             json!({"conv_L_cache": 65}),
             "positions of a convolution: expected 1 to 64, found 65",
@@ -198,6 +235,69 @@ fn configurations_that_contradict_their_files() {
     ] {
         let error = contradiction("reference-logits/llama", changes.clone());
         assert_eq!(error, None, "{changes}");
+    }
+}
+
+/// Weights that are rotated, whose file says something else about it.
+#[test]
+fn rotations_that_are_not_known() {
+    let dir = testdata().join("reference-states/gguf/bonsai2-ptq1_0");
+    let file = read(&files(&dir, "gguf")[0]);
+    let model = Gguf::parse(&file, file.len() as u64).unwrap();
+    let model = gguf::Model::from_parts(vec![model]).unwrap();
+    let with = |name: &str, value: gguf::Value| {
+        let name = format!("prism.hadamard.{name}");
+        let mut metadata = gguf::Metadata::default();
+        for (key, value) in model.metadata().iter().filter(|(key, _)| *key != name) {
+            metadata.insert(key, value.clone()).unwrap();
+        }
+        metadata.insert(&name, value).unwrap();
+        let plan = ModelPlan::from_gguf(&metadata, model.tensors(), &PlanOptions::default());
+        plan.err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
+    };
+    let string = |text: &str| gguf::Value::String(text.to_owned());
+    let names = |names: &[&str]| gguf::Value::Array(gguf::Array::String(names.iter().collect()));
+    for (key, value, expected) in [
+        (
+            "version",
+            gguf::Value::U32(3),
+            "version: expected 1 or 2, found 3",
+        ),
+        (
+            "transform",
+            string("dct"),
+            "transform: expected `normalized-sylvester",
+        ),
+        (
+            "sign_mode",
+            string("random"),
+            "sign_mode: expected `explicit` or `identity`",
+        ),
+        (
+            "block_size",
+            gguf::Value::U32(96),
+            "block_size: expected a power of two",
+        ),
+        (
+            "twist",
+            gguf::Value::U32(1),
+            "twist: expected a key that is known",
+        ),
+        (
+            "weight_names",
+            names(&["blk.0.attn_qkv.weight", "blk.99.ffn_up.weight"]),
+            "weight_names: expected names of tensors, found `blk.99.ffn_up.weight`",
+        ),
+        (
+            "sign_widths",
+            gguf::Value::Array(gguf::Array::I32(vec![128])),
+            "sign_values: expected 128 of them",
+        ),
+    ] {
+        let error = with(key, value);
+        assert!(error.contains(expected), "{key}: {error}");
     }
 }
 
@@ -247,6 +347,8 @@ fn damaged_configurations() {
         "reference-mixtures/hf/olmoe",
         "reference-states/hf/lfm2",
         "reference-states/hf/lfm2-moe",
+        "reference-states/hf/qwen3.5",
+        "reference-states/hf/qwen3-next",
     ] {
         let dir = testdata().join(name);
         let text = String::from_utf8(read(&dir.join("config.json")).to_vec()).unwrap();

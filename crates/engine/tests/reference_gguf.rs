@@ -16,6 +16,8 @@ const MAX_DIFFERENCE: f32 = 1e-3;
 /// that. These models give 2 to 3 %, and largest differences of 0.3 to 1.7, which are llama.cpp's own
 /// (0.4 to 1.7, in the README of the folder). A block read wrongly is off by tens of percent.
 const MAX_ROUNDING_ERROR: f64 = 0.04;
+/// The same of models with delta nets, which divide what a head gives by its size, however small that is.
+const MAX_ROUNDING_ERROR_DELTA: f64 = 0.06;
 /// Layers trained with int8 activations: one flipped rounding moves the logits of so narrow a model by some tenths.
 const MAX_NLL_DIFFERENCE: f64 = 0.02;
 const TERNARY_MARGIN: f32 = 0.5;
@@ -37,7 +39,11 @@ fn check(dir: &Path) {
     };
     let whole = run(Activations::F32);
     let error = error_share(&run(Activations::Int8), &whole);
-    assert!(error < MAX_ROUNDING_ERROR, "int8 is off by {error}");
+    let bound = match name.starts_with("bonsai2") || name.starts_with("qwen3.5") {
+        true => MAX_ROUNDING_ERROR_DELTA,
+        false => MAX_ROUNDING_ERROR,
+    };
+    assert!(error < bound, "int8 is off by {error}");
     if !int8 {
         let difference = max_difference(&whole, &reference.logits);
         assert!(difference < MAX_DIFFERENCE, "differs by {difference}");

@@ -140,7 +140,14 @@ fn mixtures() {
 /// Layers with states.
 #[test]
 fn states() {
-    for name in ["lfm2", "lfm2-moe"] {
+    for name in [
+        "lfm2",
+        "lfm2-moe",
+        "qwen3.5",
+        "qwen3.5-tied",
+        "qwen3.5-moe",
+        "qwen3-next",
+    ] {
         check_float(&testdata().join("reference-states/hf").join(name));
     }
 }

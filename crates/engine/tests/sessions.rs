@@ -102,9 +102,12 @@ fn forks_share_a_prefix_and_nothing_else() {
     assert_eq!(other, want);
 }
 
-/// A model most of whose layers have a state.
-fn stateful() -> Arc<Model<Cpu>> {
-    load_hf(&testdata().join("reference-states/hf/lfm2-moe"))
+/// Models most of whose layers have a state, one for each kind.
+fn stateful() -> [Arc<Model<Cpu>>; 2] {
+    ["lfm2-moe", "qwen3.5-moe"].map(|name| {
+        let dir = testdata().join("reference-states/hf").join(name);
+        load_hf(&dir)
+    })
 }
 
 /// Ids of its vocabulary.
@@ -114,12 +117,17 @@ fn few_ids(n: usize) -> Vec<u32> {
 
 #[test]
 fn states_are_truncated_to_a_checkpoint_and_give_the_bits_of_a_fresh_computation() {
-    let model = stateful();
+    for model in stateful() {
+        check_truncation(&model);
+    }
+}
+
+fn check_truncation(model: &Arc<Model<Cpu>>) {
     let ids = few_ids(130);
-    let want = session(&model).forward(&ids, Logits::Last).unwrap();
+    let want = session(model).forward(&ids, Logits::Last).unwrap();
     for parts in [&[130][..], &[50, 40, 40], &[1, 1, 1, 60, 67]] {
         for kept in [0, 1, 50, 63, 89, 90, 129, 130] {
-            let mut again = session(&model);
+            let mut again = session(model);
             let mut ends = vec![0];
             let mut rest = &ids[..];
             for &n in parts {
@@ -146,9 +154,14 @@ fn states_are_truncated_to_a_checkpoint_and_give_the_bits_of_a_fresh_computation
 
 #[test]
 fn states_of_sequences_in_a_batch_are_their_own() {
-    let model = stateful();
+    for model in stateful() {
+        check_batches(&model);
+    }
+}
+
+fn check_batches(model: &Arc<Model<Cpu>>) {
     let parts = [few_ids(40), few_ids(61)[30..].to_vec(), vec![9, 9]];
-    let mut sessions: Vec<_> = parts.iter().map(|_| session(&model)).collect();
+    let mut sessions: Vec<_> = parts.iter().map(|_| session(model)).collect();
     for chunk in 0..2 {
         let mut steps: Vec<_> = (sessions.iter_mut().zip(&parts))
             .map(|(session, ids)| {
@@ -163,7 +176,7 @@ fn states_of_sequences_in_a_batch_are_their_own() {
         let got = Session::forward_together(&mut steps).unwrap();
         for (got, ids) in got.iter().zip(&parts) {
             let end = [ids.len() / 2, ids.len()][chunk];
-            let want = session(&model).forward(&ids[..end], Logits::Last).unwrap();
+            let want = session(model).forward(&ids[..end], Logits::Last).unwrap();
             assert_eq!(*got, want);
         }
     }
@@ -172,12 +185,17 @@ fn states_of_sequences_in_a_batch_are_their_own() {
 /// However many chunks a call computes, and checkpoints with them, the sequence can go back to where it began.
 #[test]
 fn where_a_call_began_stays_a_checkpoint() {
-    let model = stateful();
+    for model in stateful() {
+        check_beginning(&model);
+    }
+}
+
+fn check_beginning(model: &Arc<Model<Cpu>>) {
     let options = SessionOptions {
         chunk: 3,
         ..SessionOptions::new(N_CTX)
     };
-    let mut session = Session::new(Arc::clone(&model), options).unwrap();
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
     session.forward(&few_ids(10), Logits::None).unwrap();
     // Dropped before it has begun.
     drop(session.forward_async(&few_ids(100), Logits::Last));

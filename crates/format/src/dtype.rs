@@ -58,12 +58,14 @@ pub enum DType {
     Q2_0_G128,
     /// The same block as [`DType::Q2_0_G128`], under a type id of its own.
     PQ2_0,
+    /// Trits in base 3, groups of 128.
+    PTQ1_0,
     MXFP4,
 }
 
 impl DType {
     /// Every type, for tests and tables.
-    pub const ALL: [DType; 38] = [
+    pub const ALL: [DType; 39] = [
         DType::F64,
         DType::F32,
         DType::F16,
@@ -101,6 +103,7 @@ impl DType {
         DType::Q2_0,
         DType::Q2_0_G128,
         DType::PQ2_0,
+        DType::PTQ1_0,
         DType::MXFP4,
     ];
 
@@ -130,6 +133,7 @@ impl DType {
             DType::Q1_0 => (128, 18),
             DType::Q2_0 => (64, 18),
             DType::Q2_0_G128 | DType::PQ2_0 => (128, 34),
+            DType::PTQ1_0 => (128, 28),
             DType::MXFP4 => (32, 17),
         }
     }
@@ -205,6 +209,7 @@ impl DType {
             DType::Q2_0 => "Q2_0",
             DType::Q2_0_G128 => "Q2_0_G128",
             DType::PQ2_0 => "PQ2_0",
+            DType::PTQ1_0 => "PTQ1_0",
             DType::MXFP4 => "MXFP4",
         }
     }

@@ -38,6 +38,7 @@ pub mod digest;
 mod dtype;
 mod file_name;
 pub mod gguf;
+pub mod hadamard;
 pub mod hf;
 mod json;
 pub mod model;

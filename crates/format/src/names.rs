@@ -68,6 +68,11 @@ pub fn linear_module(name: &str) -> Option<String> {
 /// assert_eq!(name.as_deref(), Some("model.layers.7.pre_feedforward_layernorm.weight"));
 /// ```
 pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
+    if let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|n| n.split_once('.'))
+        && let Some((hf, _)) = bare(model_type).iter().find(|(_, gguf)| *gguf == rest)
+    {
+        return Some(format!("model.layers.{layer}.{hf}"));
+    }
     let (module, kind) = name.rsplit_once('.')?;
     let outside = match module {
         "token_embd" => Some(EMBEDDINGS),
@@ -80,9 +85,6 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         return Some(format!("{}.{kind}", weight.trim_end_matches(".weight")));
     }
     let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
-    if let Some(hf) = expert_bias(model_type).filter(|_| (module, kind) == EXPERT_BIAS) {
-        return Some(format!("model.layers.{layer}.{hf}"));
-    }
     let inverse = |table: &[(&'static str, &str)], module: &str| {
         let row = table.iter().find(|(_, gguf)| *gguf == module);
         row.map(|(hf, _)| *hf)
@@ -155,7 +157,9 @@ const PREFIXES: [&str; 4] = [
     "model.",
 ];
 
-const OTHER_MODALITIES: [&str; 8] = [
+/// What the language model doesn't need: other modalities, and layers that predict several tokens at once.
+const OTHER_PARTS: [&str; 9] = [
+    "mtp.",
     "vision_tower.",
     "vision_model.",
     "visual.",
@@ -168,7 +172,7 @@ const OTHER_MODALITIES: [&str; 8] = [
 
 fn is_ignored(name: &str) -> bool {
     // Older checkpoints store the rotation frequencies, which the configuration gives as well.
-    name.ends_with("rotary_emb.inv_freq") || OTHER_MODALITIES.iter().any(|p| name.starts_with(p))
+    name.ends_with("rotary_emb.inv_freq") || OTHER_PARTS.iter().any(|p| name.starts_with(p))
 }
 
 fn outside_layers(model_type: &str, name: &str) -> Option<String> {
@@ -189,9 +193,8 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     if !is_index(layer) {
         return None;
     }
-    if expert_bias(model_type).is_some_and(|hf| hf == rest) {
-        let (module, kind) = EXPERT_BIAS;
-        return Some(format!("blk.{layer}.{module}.{kind}"));
+    if let Some(gguf) = find(bare(model_type), rest) {
+        return Some(format!("blk.{layer}.{gguf}"));
     }
     let (module, kind) = rest.rsplit_once('.')?;
     if !KINDS.contains(&kind) {
@@ -231,32 +234,66 @@ fn is_lfm2(model_type: &str) -> bool {
 /// The norm before the output head of LFM2's checkpoints.
 const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
 
+/// Whether layers of the family have a gated delta net.
+fn is_delta_net(model_type: &str) -> bool {
+    model_type == "qwen3_next" || model_type.starts_with("qwen3_5")
+}
+
 /// Modules that only checkpoints of this family call so.
 fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
-    match is_lfm2(model_type) {
-        true => &[
-            ("self_attn.out_proj", "attn_output"),
-            ("self_attn.q_layernorm", "attn_q_norm"),
-            ("self_attn.k_layernorm", "attn_k_norm"),
-            ("operator_norm", "attn_norm"),
-            ("ffn_norm", "ffn_norm"),
-            ("feed_forward.w1", "ffn_gate"),
-            ("feed_forward.w3", "ffn_up"),
-            ("feed_forward.w2", "ffn_down"),
-            ("conv.in_proj", "shortconv.in_proj"),
-            ("conv.conv", "shortconv.conv"),
-            ("conv.out_proj", "shortconv.out_proj"),
-        ],
-        false => &[],
+    if is_lfm2(model_type) {
+        &LFM2
+    } else if is_delta_net(model_type) {
+        &DELTA_NET
+    } else {
+        &[]
     }
 }
 
-/// The bias by which experts are chosen, in GGUF files.
-const EXPERT_BIAS: (&str, &str) = ("exp_probs_b", "bias");
+const LFM2: [(&str, &str); 11] = [
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.out_proj", "shortconv.out_proj"),
+];
 
-/// The same in checkpoints of this family, whose name has no kind.
-fn expert_bias(model_type: &str) -> Option<&'static str> {
-    is_lfm2(model_type).then_some("feed_forward.expert_bias")
+const DELTA_NET: [(&str, &str); 14] = [
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    // Both of the two in one matrix, in checkpoints of Qwen3-Next.
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+    (module::POST_ATTENTION_NORM, "post_attention_norm"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+];
+
+/// Tensors whose names in checkpoints of this family end with no kind.
+fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
+    if is_lfm2(model_type) {
+        &[("feed_forward.expert_bias", "exp_probs_b.bias")]
+    } else if is_delta_net(model_type) {
+        &[
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+        ]
+    } else {
+        &[]
+    }
 }
 
 /// Modules of a mixture of experts.
@@ -564,6 +601,27 @@ mod tests {
                 "qwen3_moe",
                 "model.layers.1.mlp.experts.127.up_proj.weight",
                 "blk.1.ffn_up.127.weight",
+            ),
+            (
+                "qwen3_5_text",
+                "model.language_model.layers.1.linear_attn.in_proj_qkv.weight",
+                "blk.1.attn_qkv.weight",
+            ),
+            ("qwen3_5", "model.layers.1.linear_attn.A_log", "blk.1.ssm_a"),
+            (
+                "qwen3_5_moe_text",
+                "model.layers.1.linear_attn.dt_bias",
+                "blk.1.ssm_dt.bias",
+            ),
+            (
+                "qwen3_next",
+                "model.layers.1.post_attention_layernorm.weight",
+                "blk.1.post_attention_norm.weight",
+            ),
+            (
+                "qwen3_next",
+                "model.layers.1.mlp.shared_expert_gate.weight",
+                "blk.1.ffn_gate_inp_shexp.weight",
             ),
             (
                 "bitnet",

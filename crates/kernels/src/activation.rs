@@ -40,7 +40,7 @@ pub fn gate(
 multiversion! {
     fn silu(gate: &mut [f32], up: &[f32]) {
         for (g, u) in gate.iter_mut().zip(up) {
-            *g = *g / (1.0 + math::exp(-*g)) * u;
+            *g = math::silu(*g) * u;
         }
     }
 }

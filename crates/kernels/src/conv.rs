@@ -1,7 +1,10 @@
 //! Short causal convolutions over the positions of a sequence.
 
+use std::ops::Range;
+
 use crate::Exec;
 use crate::isa::multiversion;
+use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
 
@@ -12,8 +15,8 @@ const CHANNELS: usize = 64;
 /// `u[t, c] = B[t, c] · x[t, c]`.
 ///
 /// Shapes: `bcx` is `[m, 3 · dim]`, the rows of `B`, `C` and `x` side by side; `w` is `[dim, taps]`; `out` is
-/// `[m, dim]`. `state` is `[taps − 1, dim]`: `u` at the positions before, zeros at the beginning; it becomes that
-/// after the last row.
+/// `[m, dim]`. `before` is `[taps − 1, dim]`: `u` at the positions before, zeros at the beginning; `after` becomes
+/// that after the last row.
 /// Exactness: sums are taken from the earliest position on, in f32, so that results don't depend on how positions
 /// are divided into calls.
 /// Errors: [`ShapeError`] if a slice has the wrong length.
@@ -22,61 +25,109 @@ pub fn gated(
     dim: usize,
     w: &[f32],
     bcx: &[f32],
-    state: &mut [f32],
+    (before, after): (&[f32], &mut [f32]),
     out: &mut [f32],
+) -> Result<(), ShapeError> {
+    expect_len("convolution: input", 3 * out.len(), bcx.len())?;
+    let part = |i: usize, t: usize, channels: &Range<usize>| {
+        let first = (3 * t + i) * dim;
+        &bcx[first + channels.start..first + channels.end]
+    };
+    convolve(
+        exec,
+        (dim, w),
+        (before, after),
+        out,
+        |t, channels, u| multiply(exec.isa, part(0, t, channels), part(2, t, channels), u),
+        |t, channels, out| scale(exec.isa, part(1, t, channels), out),
+    )
+}
+
+/// A convolution of every channel by itself: `out[t, c] = silu(Σ_j w[c, j] · x[t + j − (taps − 1), c])`.
+///
+/// Shapes: `x` and `out` are `[m, dim]`, `w` and the state as those of [`gated`], of `x`.
+/// Exactness and errors: as [`gated`].
+pub fn silu(
+    exec: &Exec,
+    dim: usize,
+    w: &[f32],
+    x: &[f32],
+    (before, after): (&[f32], &mut [f32]),
+    out: &mut [f32],
+) -> Result<(), ShapeError> {
+    expect_len("convolution: input", out.len(), x.len())?;
+    convolve(
+        exec,
+        (dim, w),
+        (before, after),
+        out,
+        |t, channels, u| {
+            u[..channels.len()].copy_from_slice(&x[t * dim..][channels.clone()]);
+        },
+        |_, _, out| activate(exec.isa, out),
+    )
+}
+
+/// Convolves what `input` writes for a row and a range of channels; `finish` makes an output of sums.
+fn convolve(
+    exec: &Exec,
+    (dim, w): (usize, &[f32]),
+    (before, after): (&[f32], &mut [f32]),
+    out: &mut [f32],
+    input: impl Fn(usize, &Range<usize>, &mut [f32; CHANNELS]) + Sync,
+    finish: impl Fn(usize, &Range<usize>, &mut [f32]) + Sync,
 ) -> Result<(), ShapeError> {
     let m = out.len().checked_div(dim).unwrap_or(0);
     let taps = w.len().checked_div(dim).unwrap_or(0);
+    let n_state = taps.saturating_sub(1) * dim;
     expect_len("convolution: output", m * dim, out.len())?;
     expect_len("convolution: weights", taps * dim, w.len())?;
-    expect_len("convolution: input", 3 * out.len(), bcx.len())?;
-    expect_len(
-        "convolution: state",
-        taps.saturating_sub(1) * dim,
-        state.len(),
-    )?;
-    let (out, state) = (SharedSlice::new(out), SharedSlice::new(state));
+    expect_len("convolution: state", n_state, before.len())?;
+    expect_len("convolution: next state", n_state, after.len())?;
+    let (out, after) = (SharedSlice::new(out), SharedSlice::new(after));
     exec.pool.for_ranges(dim.div_ceil(CHANNELS), 1, |tasks| {
         let mut window = vec![[0.0; CHANNELS]; taps];
         let mut weights = window.clone();
         for task in tasks {
-            let first = task * CHANNELS;
-            let n = CHANNELS.min(dim - first);
+            let channels = task * CHANNELS..dim.min((task + 1) * CHANNELS);
+            let n = channels.len();
             for (j, weights) in weights.iter_mut().enumerate() {
-                for (c, weight) in weights[..n].iter_mut().enumerate() {
-                    *weight = w[(first + c) * taps + j];
+                for (weight, c) in weights.iter_mut().zip(channels.clone()) {
+                    *weight = w[c * taps + j];
                 }
             }
-            // SAFETY: the channels of a task are no other's.
-            let (out_at, state_at) = unsafe {
-                (
-                    |t: usize| out.range_mut(t * dim + first..t * dim + first + n),
-                    |j: usize| state.range_mut(j * dim + first..j * dim + first + n),
-                )
-            };
+            let at = |row: usize| row * dim + channels.start..row * dim + channels.end;
             for (j, window) in window.iter_mut().take(taps.saturating_sub(1)).enumerate() {
-                window[..n].copy_from_slice(state_at(j));
+                window[..n].copy_from_slice(&before[at(j)]);
             }
             for t in 0..m {
-                let row = &bcx[t * 3 * dim..(t + 1) * 3 * dim];
-                let part = |i: usize| &row[i * dim + first..][..n];
                 if let Some(last) = window.last_mut() {
-                    multiply(exec.isa, part(0), part(2), last);
+                    input(t, &channels, last);
                 }
-                let out = out_at(t);
+                // SAFETY: the channels of a task are no other's.
+                let out = unsafe { out.range_mut(at(t)) };
                 out.fill(0.0);
                 for (weights, window) in weights.iter().zip(&window) {
                     accumulate(exec.isa, weights, window, out);
                 }
-                scale(exec.isa, part(1), out);
+                finish(t, &channels, out);
                 window.rotate_left(1.min(taps));
             }
             for (j, window) in window.iter().take(taps.saturating_sub(1)).enumerate() {
-                state_at(j).copy_from_slice(&window[..n]);
+                // SAFETY: as above.
+                unsafe { after.range_mut(at(j)) }.copy_from_slice(&window[..n]);
             }
         }
     });
     Ok(())
+}
+
+multiversion! {
+    fn activate(x: &mut [f32]) {
+        for x in x {
+            *x = math::silu(*x);
+        }
+    }
 }
 
 multiversion! {
@@ -108,44 +159,79 @@ mod tests {
     use super::*;
     use crate::test_data::{exec_matrix, floats};
 
-    /// The definition.
-    fn expected(dim: usize, w: &[f32], bcx: &[f32]) -> Vec<f32> {
-        let (taps, m) = (w.len() / dim, bcx.len() / (3 * dim));
-        let at = |t: usize, i: usize, c: usize| bcx[(t * 3 + i) * dim + c];
+    /// The definition, of inputs `u`, `[m, dim]`.
+    fn sums(dim: usize, w: &[f32], u: &[f32]) -> Vec<f32> {
+        let (taps, m) = (w.len() / dim, u.len() / dim);
         let mut out = Vec::new();
         for t in 0..m {
             for c in 0..dim {
                 let mut sum = 0.0;
                 for j in 0..taps {
-                    let u = (t + j + 1)
-                        .checked_sub(taps)
-                        .map(|t| at(t, 0, c) * at(t, 2, c));
+                    let u = (t + j + 1).checked_sub(taps).map(|t| u[t * dim + c]);
                     sum += w[c * taps + j] * u.unwrap_or(0.0);
                 }
-                out.push(sum * at(t, 1, c));
+                out.push(sum);
             }
         }
         out
     }
 
+    fn expected_gated(dim: usize, w: &[f32], bcx: &[f32]) -> Vec<f32> {
+        let part = |i: usize| {
+            bcx.chunks(3 * dim)
+                .flat_map(move |row| &row[i * dim..][..dim])
+        };
+        let u: Vec<f32> = part(0).zip(part(2)).map(|(b, x)| b * x).collect();
+        let sums = sums(dim, w, &u);
+        sums.iter().zip(part(1)).map(|(sum, c)| sum * c).collect()
+    }
+
+    fn expected_silu(dim: usize, w: &[f32], x: &[f32]) -> Vec<f32> {
+        sums(dim, w, x).into_iter().map(math::silu).collect()
+    }
+
+    type State<'a> = (&'a [f32], &'a mut [f32]);
+
+    /// Compares `call` for inputs of `width` values for every channel with what it should give.
+    fn check(
+        shape: (usize, usize, usize),
+        width: usize,
+        x: &[f32],
+        want: &[f32],
+        call: impl Fn(&Exec, &[f32], State<'_>, &mut [f32]) -> Result<(), ShapeError>,
+    ) {
+        let (m, dim, taps) = shape;
+        for exec in exec_matrix() {
+            for chunk in [1, 2, m.max(1)] {
+                let mut state = vec![0.0; (taps - 1) * dim];
+                let mut got = Vec::new();
+                for x in x.chunks(chunk * width * dim) {
+                    let mut out = vec![f32::NAN; x.len() / width];
+                    let mut after = vec![f32::NAN; state.len()];
+                    call(&exec, x, (&state, &mut after), &mut out).unwrap();
+                    state = after;
+                    got.extend(out);
+                }
+                assert_eq!(got, want, "{shape:?} {chunk} {exec:?}");
+            }
+        }
+    }
+
     #[test]
     fn every_machine_and_every_division_into_calls_gives_the_definition() {
-        for (m, dim, taps) in [(1, 1, 1), (7, 130, 3), (5, 64, 4), (3, 5, 8), (0, 4, 3)] {
+        for shape in [(1, 1, 1), (7, 130, 3), (5, 64, 4), (3, 5, 8), (0, 4, 3)] {
+            let (m, dim, taps) = shape;
             let w = floats(taps * dim, 1);
             let bcx = floats(m * 3 * dim, 2);
-            let want = expected(dim, &w, &bcx);
-            for exec in exec_matrix() {
-                for chunk in [1, 2, m.max(1)] {
-                    let mut state = vec![0.0; (taps - 1) * dim];
-                    let mut got = Vec::new();
-                    for bcx in bcx.chunks(chunk * 3 * dim) {
-                        let mut out = vec![f32::NAN; bcx.len() / 3];
-                        gated(&exec, dim, &w, bcx, &mut state, &mut out).unwrap();
-                        got.extend(out);
-                    }
-                    assert_eq!(got, want, "{m} {dim} {taps} {chunk} {exec:?}");
-                }
-            }
+            let want = expected_gated(dim, &w, &bcx);
+            check(shape, 3, &bcx, &want, |exec, x, state, out| {
+                gated(exec, dim, &w, x, state, out)
+            });
+            let x = floats(m * dim, 3);
+            let want = expected_silu(dim, &w, &x);
+            check(shape, 1, &x, &want, |exec, x, state, out| {
+                silu(exec, dim, &w, x, state, out)
+            });
         }
     }
 
@@ -153,13 +239,16 @@ mod tests {
     fn shapes_are_checked() {
         let exec = Exec::new(1, crate::Isa::detect());
         let call = |w, x, state, out| {
-            let (w, x) = (vec![0.0; w], vec![0.0; x]);
-            gated(&exec, 4, &w, &x, &mut vec![0.0; state], &mut vec![0.0; out])
+            let (w, x, before) = (vec![0.0; w], vec![0.0; x], vec![0.0; state]);
+            let state = (&before[..], &mut vec![0.0; state][..]);
+            gated(&exec, 4, &w, &x, state, &mut vec![0.0; out])
         };
         assert!(call(12, 24, 8, 8).is_ok());
         assert!(call(12, 23, 8, 8).is_err());
         assert!(call(13, 24, 8, 8).is_err());
         assert!(call(12, 24, 9, 8).is_err());
         assert!(call(12, 24, 8, 9).is_err());
+        let state = (&[0.0; 8][..], &mut [0.0; 4][..]);
+        assert!(silu(&exec, 4, &[0.0; 12], &[0.0; 8], state, &mut [0.0; 8]).is_err());
     }
 }

@@ -88,7 +88,7 @@ impl Routes {
                 .zip(0..)
                 .map(|(&score, expert)| match (gating, bias) {
                     (Gating::Sigmoid, Some(bias)) => {
-                        (sigmoid(score) + bias[expert as usize], expert)
+                        (math::sigmoid(score) + bias[expert as usize], expert)
                     }
                     _ => (score, expert),
                 });
@@ -107,7 +107,7 @@ impl Routes {
                     self.weights.extend(exps.take(n_used).map(|e| e / total));
                 }
                 Gating::Sigmoid => {
-                    self.weights.extend(ordered.take(n_used).map(sigmoid));
+                    self.weights.extend(ordered.take(n_used).map(math::sigmoid));
                     let chosen = &mut self.weights[first..];
                     if renormalised {
                         let total = chosen.iter().sum::<f32>() + LEAST_SUM;
@@ -213,10 +213,6 @@ impl Routes {
 
 /// Elements of outputs per task.
 const ELEMENTS_PER_TASK: usize = 8192;
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + math::exp(-x))
-}
 
 /// The score, NaN as the least.
 fn rank(score: f32) -> f32 {

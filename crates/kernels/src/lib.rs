@@ -31,6 +31,7 @@ pub mod activation;
 mod arm;
 pub mod attention;
 pub mod conv;
+pub mod delta;
 mod dot;
 mod exact;
 pub mod experts;
@@ -38,6 +39,7 @@ mod finite;
 pub mod gemm;
 #[cfg(test)]
 mod golden;
+pub mod hadamard;
 mod isa;
 mod math;
 pub mod norm;

@@ -42,6 +42,18 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
+/// `x / (1 + e^−x)`, as exact as [`exp`].
+#[inline(always)]
+pub(crate) fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// `1 / (1 + e^−x)`, likewise.
+#[inline(always)]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
 /// `tanh x`, within 1e-6 absolute.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {

@@ -63,6 +63,7 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
         moe_config: c.experts.map(|experts| MoeConfig {
             n_experts: experts.routing.n_experts as u64,
             n_experts_per_token: experts.routing.n_used as u64,
+            n_shared_experts: experts.shared_ffn_dim.map(|_| 1),
             ..MoeConfig::default()
         }),
         config: Some(facts.hf),

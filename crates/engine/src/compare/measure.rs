@@ -2,7 +2,7 @@
 
 use sterna_format::DType;
 
-use crate::backend::{CacheType, WeightData};
+use crate::backend::{CacheType, Rounding, WeightData};
 use crate::stage::Stage;
 
 /// The results of a stage on both backends.
@@ -154,7 +154,7 @@ impl Work {
         match weights {
             WeightData::Ternary { .. } => Work::Ternary,
             WeightData::Blocks {
-                int8_activations: true,
+                rounding: Rounding::Row,
                 ..
             } => Work::Ternary,
             WeightData::Blocks { dtype, .. } => match dtype {

@@ -1,11 +1,18 @@
 //! Model configuration from GGUF metadata.
 
+use std::sync::Arc;
+
 use sterna_format::gguf::{GgufError, Metadata, Value};
+use sterna_format::hadamard::{Hadamard, HadamardError, ReadHadamardError};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
-use super::{ExpertsConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
+use super::hf::FULL_ATTENTION_INTERVAL;
+use super::{
+    ExpertsConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind, ModelConfig, yarn_magnitude,
+};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
@@ -26,12 +33,13 @@ impl ModelConfig {
             metadata,
             architecture,
         };
-        let n_layers = keys.required("block_count")?;
-        if n_layers > MAX_LAYERS {
+        let n_blocks = keys.required("block_count")?;
+        let n_layers = n_blocks.saturating_sub(keys.n_predicting()?);
+        if n_blocks > MAX_LAYERS {
             return Err(PlanError::config(
                 "layers",
                 format!("at most {MAX_LAYERS}"),
-                n_layers,
+                n_blocks,
             ));
         }
         let model_dim = keys.required("embedding_length")?;
@@ -50,7 +58,8 @@ impl ModelConfig {
             ));
         }
         let max_ctx = keys.required("context_length")?;
-        let kv_heads = keys.kv_heads(n_layers, n_heads)?;
+        let mut kv_heads = keys.kv_heads(n_blocks, n_heads)?;
+        kv_heads.truncate(n_layers);
         let (layers, ropes) = keys.layers(family, &kv_heads, head_dim, max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
         let experts = keys.experts(family)?;
@@ -81,7 +90,12 @@ impl ModelConfig {
             attn_softcap: keys.float("attn_logit_softcapping")?.or(attn_cap),
             logit_softcap: keys.float("final_logit_softcapping")?.or(logit_cap),
             experts,
-            conv_taps: keys.count("shortconv.l_cache")?,
+            conv_taps: match keys.count("shortconv.l_cache")? {
+                None => keys.count("ssm.conv_kernel")?,
+                taps => taps,
+            },
+            delta: keys.delta(family)?,
+            hadamard: hadamard(metadata)?.map(Arc::new),
             layers,
             ropes,
         }
@@ -98,6 +112,23 @@ pub(crate) fn check_vocab(
     let keys = Keys::of(metadata)?;
     let said = keys.count("vocab_size")?;
     super::check_vocab(&keys.key("vocab_size"), said, n_vocab)
+}
+
+/// Which matrices are stored rotated.
+fn hadamard(metadata: &Metadata) -> Result<Option<Hadamard>, PlanError> {
+    Hadamard::of_gguf(metadata).map_err(|error| match error {
+        ReadHadamardError::Gguf(error) => error.into(),
+        ReadHadamardError::Unknown(HadamardError {
+            key,
+            expected,
+            found,
+        }) => PlanError::config(key, expected, found),
+    })
+}
+
+/// The blocks in the file: those of the model, and what may follow them.
+pub(crate) fn n_blocks(metadata: &Metadata) -> Result<usize, PlanError> {
+    Keys::of(metadata)?.required("block_count")
 }
 
 /// The architecture of a model, and its family.
@@ -230,7 +261,66 @@ impl<'a> Keys<'a> {
                 renormalised: renormalised.unwrap_or(mixture.gguf_renormalised),
             },
             ffn_dim,
+            shared_ffn_dim: (self.count("expert_shared_feed_forward_length")?)
+                .filter(|&dim| dim > 0),
         }))
+    }
+
+    /// The heads of gated delta nets.
+    fn delta(&self, family: &Family) -> Result<Option<DeltaShape>, PlanError> {
+        let Some(order) = family.delta else {
+            return Ok(None);
+        };
+        let n_value_heads = self.required("ssm.time_step_rank")?;
+        let inner = self.required("ssm.inner_size")?;
+        if inner.checked_rem(n_value_heads) != Some(0) {
+            return Err(PlanError::config(
+                self.key("ssm.inner_size"),
+                format!("a multiple of {n_value_heads} heads"),
+                inner,
+            ));
+        }
+        Ok(Some(DeltaShape {
+            n_key_heads: self.required("ssm.group_count")?,
+            n_value_heads,
+            key_dim: self.required("ssm.state_size")?,
+            value_dim: inner / n_value_heads,
+            order,
+        }))
+    }
+
+    /// Blocks that predict several tokens at once, after those of the model.
+    fn n_predicting(&self) -> Result<usize, PlanError> {
+        Ok(self.count("nextn_predict_layers")?.unwrap_or(0))
+    }
+
+    /// What mixes positions in each layer.
+    fn mixers(&self, family: &Family, kv_heads: &[usize]) -> Result<Vec<MixerKind>, PlanError> {
+        let n_layers = kv_heads.len();
+        let of = |has_state: bool, kind| match has_state {
+            true => kind,
+            false => MixerKind::Attention,
+        };
+        if family.delta.is_none() {
+            let mixer = |&n| of(n == 0, MixerKind::Convolution);
+            return Ok(kv_heads.iter().map(mixer).collect());
+        }
+        let key = self.key("attention.recurrent_layers");
+        if let Some(listed) = self.metadata.get_bools(&key)? {
+            if listed.len() < n_layers {
+                let expected = format!("{n_layers} entries");
+                return Err(PlanError::config(key, expected, listed.len()));
+            }
+            let listed = listed[..n_layers].iter();
+            return Ok(listed.map(|&has| of(has, MixerKind::DeltaNet)).collect());
+        }
+        let interval = self.count("full_attention_interval")?;
+        let interval = interval.unwrap_or(FULL_ATTENTION_INTERVAL);
+        let mixer = |i: usize| {
+            let attends = interval > 0 && i.is_multiple_of(interval);
+            of(!attends, MixerKind::DeltaNet)
+        };
+        Ok((1..=n_layers).map(mixer).collect())
     }
 
     /// Each layer's window and rotary embedding.
@@ -276,6 +366,7 @@ impl<'a> Keys<'a> {
             .filter(|&w| w > 0);
         let n_layers = kv_heads.len();
         let windowed = self.windowed_layers(family, n_layers)?;
+        let mixers = self.mixers(family, kv_heads)?;
         let n_dense = self.count("leading_dense_block_count")?.unwrap_or(0);
         let layers = (0..n_layers)
             .map(|i| {
@@ -287,7 +378,7 @@ impl<'a> Keys<'a> {
                         true => Some(usize::from(windowed && local_base.is_some())),
                         false => still,
                     },
-                    is_convolution: kv_heads[i] == 0,
+                    mixer: mixers[i],
                     has_experts: family.mixture.is_some() && i >= n_dense,
                 }
             })

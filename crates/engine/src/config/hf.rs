@@ -1,11 +1,15 @@
 //! Model configuration from Hugging Face's `config.json`.
 
+use std::sync::Arc;
+
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
+use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
 use super::{
-    ExpertsConfig, LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude,
+    ExpertsConfig, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig, long_rope_magnitude,
+    yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
@@ -13,6 +17,8 @@ use crate::rope::{RopeConfig, RopeScaling};
 
 /// Default of `query_pre_attn_scalar` in Gemma configurations.
 const GEMMA_ATTN_SCALAR: f64 = 256.0;
+/// Default of `full_attention_interval`.
+pub(super) const FULL_ATTENTION_INTERVAL: usize = 4;
 /// Default of the first windowed layer in Qwen configurations.
 const QWEN_MAX_WINDOW_LAYERS: usize = 28;
 
@@ -70,7 +76,7 @@ impl ModelConfig {
         let windows = windows(hf, family, &rotated)?;
         let ropes = ropes(hf, family, head_dim, max_ctx)?;
         let experts = experts(hf, family)?;
-        let convolutions = convolutions(hf, n_layers)?;
+        let mixers = mixers(hf, family, n_layers)?;
         let layers = rotated
             .iter()
             .zip(&windows)
@@ -78,7 +84,7 @@ impl ModelConfig {
             .map(|(i, (&rotated, &window))| LayerConfig {
                 window,
                 rope: rotated.then_some(usize::from(ropes.len() > 1 && window.is_some())),
-                is_convolution: convolutions[i],
+                mixer: mixers[i],
                 has_experts: experts.is_some() && has_experts(hf, i),
             })
             .collect();
@@ -111,7 +117,9 @@ impl ModelConfig {
                 .filter(|_| family.gguf_softcaps.is_some()),
             logit_softcap: softcap(hf.final_logit_softcapping).filter(|_| family.gemma),
             experts,
-            conv_taps: hf.conv_l_cache,
+            conv_taps: hf.conv_l_cache.or(hf.linear_conv_kernel_dim),
+            delta: delta(hf, family)?,
+            hadamard: hf.prism_hadamard.clone().map(Arc::new),
             layers,
             ropes,
         }
@@ -119,41 +127,82 @@ impl ModelConfig {
     }
 }
 
-/// Which layers have a short convolution instead of attention.
-fn convolutions(hf: &Config, n_layers: usize) -> Result<Vec<bool>, PlanError> {
-    if hf.conv_l_cache.is_none() {
-        return Ok(vec![false; n_layers]);
-    }
-    if hf.conv_bias == Some(true) {
-        return Err(PlanError::config("conv_bias", "false", "true"));
+/// What mixes positions in each layer.
+fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind>, PlanError> {
+    let (name, kind) = match (family.delta, hf.conv_l_cache) {
+        (Some(_), _) => ("linear_attention", MixerKind::DeltaNet),
+        (None, Some(_)) => ("conv", MixerKind::Convolution),
+        (None, None) => return Ok(vec![MixerKind::Attention; n_layers]),
+    };
+    for (key, value, expected) in [
+        ("conv_bias", hf.conv_bias, false),
+        ("attn_output_gate", hf.attn_output_gate, true),
+    ] {
+        if value == Some(!expected) {
+            return Err(PlanError::config(key, expected.to_string(), !expected));
+        }
     }
     if let Some(types) = &hf.layer_types {
         check_per_layer("layer_types", types.len(), n_layers)?;
-        let kinds = types.iter().map(|kind| match kind.as_str() {
-            "conv" => Ok(true),
-            "full_attention" => Ok(false),
+        let kinds = types.iter().map(|found| match found.as_str() {
+            "full_attention" => Ok(MixerKind::Attention),
+            found if found == name => Ok(kind),
             other => {
+                let expected = format!("{name} or full_attention");
                 let found = format!("`{other}`");
-                Err(PlanError::config(
-                    "layer_types",
-                    "conv or full_attention",
-                    found,
-                ))
+                Err(PlanError::config("layer_types", expected, found))
             }
         });
         return kinds.collect();
     }
-    let Some(attention) = &hf.full_attn_idxs else {
-        return Err(PlanError::config("layer_types", "a list", "nothing"));
+    let attends = |i: usize| match (family.delta, &hf.full_attn_idxs) {
+        (Some(_), _) => {
+            let interval = hf
+                .full_attention_interval
+                .unwrap_or(FULL_ATTENTION_INTERVAL);
+            Ok(interval > 0 && (i + 1).is_multiple_of(interval))
+        }
+        (None, Some(attention)) => Ok(attention.contains(&i)),
+        (None, None) => Err(PlanError::config("layer_types", "a list", "nothing")),
     };
-    Ok((0..n_layers).map(|i| !attention.contains(&i)).collect())
+    let mixer = |i| {
+        Ok(match attends(i)? {
+            true => MixerKind::Attention,
+            false => kind,
+        })
+    };
+    (0..n_layers).map(mixer).collect()
+}
+
+/// The heads of gated delta nets.
+fn delta(hf: &Config, family: &Family) -> Result<Option<DeltaShape>, PlanError> {
+    if family.delta.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(DeltaShape {
+        n_key_heads: required("linear_num_key_heads", hf.linear_num_key_heads)?,
+        n_value_heads: required("linear_num_value_heads", hf.linear_num_value_heads)?,
+        key_dim: required("linear_key_head_dim", hf.linear_key_head_dim)?,
+        value_dim: required("linear_value_head_dim", hf.linear_value_head_dim)?,
+        order: match hf.linear_value_head_order.as_deref() {
+            None | Some("grouped") => HeadOrder::Grouped,
+            Some("tiled") => HeadOrder::Tiled,
+            Some(other) => {
+                let found = format!("`{other}`");
+                let key = "linear_value_head_order";
+                return Err(PlanError::config(key, "grouped or tiled", found));
+            }
+        },
+    }))
 }
 
 /// Width of the feed-forward block. LFM2's configurations may give what it is derived from.
 fn ffn_dim(hf: &Config) -> Option<usize> {
-    let given = hf.block_ff_dim.or(hf.intermediate_size)?;
+    // All layers may have experts.
+    let given = hf.block_ff_dim.or(hf.intermediate_size);
+    let given = given.or(hf.moe_intermediate_size)?;
     if hf.conv_l_cache.is_none() || hf.num_experts.is_some() {
-        return hf.intermediate_size;
+        return hf.intermediate_size.or(hf.moe_intermediate_size);
     }
     if hf.block_auto_adjust_ff_dim == Some(false) {
         return Some(given);
@@ -183,6 +232,7 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
                 .is_none_or(|default| hf.norm_topk_prob.unwrap_or(default)),
         },
         ffn_dim: required("moe_intermediate_size", ffn_dim)?,
+        shared_ffn_dim: hf.shared_expert_intermediate_size.filter(|&dim| dim > 0),
     }))
 }
 
@@ -311,13 +361,9 @@ fn ropes(
     max_ctx: usize,
 ) -> Result<Vec<RopeConfig>, PlanError> {
     let full = hf.rope("full_attention");
-    let mut ropes = vec![rope(
-        hf,
-        &full,
-        family.hf_defaults.rope_base,
-        head_dim,
-        max_ctx,
-    )?];
+    let defaults = &family.hf_defaults;
+    let whole = (head_dim, defaults.partial_rotary);
+    let mut ropes = vec![rope(hf, &full, defaults.rope_base, whole, max_ctx)?];
     if let Some(base) = family.local_rope_base {
         let listed = match &hf.rope_parameters {
             Some(RopeSet::PerLayerType(types)) => types.get("sliding_attention").cloned(),
@@ -326,7 +372,7 @@ fn ropes(
         // A file with a single set of parameters means it for full layers.
         let local = listed.unwrap_or_default();
         let base = hf.rope_local_base_freq.unwrap_or(base);
-        ropes.push(rope(hf, &local, base, head_dim, max_ctx)?);
+        ropes.push(rope(hf, &local, base, whole, max_ctx)?);
     }
     Ok(ropes)
 }
@@ -335,7 +381,7 @@ fn rope(
     hf: &Config,
     parameters: &RopeParameters,
     default_base: f64,
-    head_dim: usize,
+    (head_dim, partial): (usize, Option<f64>),
     max_ctx: usize,
 ) -> Result<RopeConfig, PlanError> {
     let is_phi3 = hf.model_type.as_deref() == Some("phi3");
@@ -345,9 +391,9 @@ fn rope(
         None => "default",
     };
     let scaling = rope_scaling(hf, parameters, kind, max_ctx)?;
-    let dim = match parameters.partial_rotary_factor {
+    let dim = match parameters.partial_rotary_factor.or(partial) {
         // The unscaled embedding of the other families rotates whole heads, whatever the file says.
-        Some(part) if scaling != RopeScaling::None || is_phi3 => {
+        Some(part) if scaling != RopeScaling::None || is_phi3 || partial.is_some() => {
             if !(part > 0.0 && part <= 1.0) {
                 return Err(PlanError::config(
                     "partial_rotary_factor",

@@ -7,7 +7,11 @@ mod testing;
 pub(crate) mod to_gguf;
 mod to_hf;
 
+use std::sync::Arc;
+
+use sterna_format::hadamard::Hadamard;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
@@ -53,8 +57,12 @@ pub struct ModelConfig {
     pub logit_softcap: Option<f32>,
     /// The mixture of experts that layers have.
     pub experts: Option<ExpertsConfig>,
-    /// Positions that a short convolution covers, its own included, in layers that have one.
+    /// Positions that a convolution covers, its own included, in layers that have one.
     pub conv_taps: Option<usize>,
+    /// Heads of gated delta nets, in layers that have one.
+    pub delta: Option<DeltaShape>,
+    /// Which matrices are stored in a rotated basis.
+    pub hadamard: Option<Arc<Hadamard>>,
     /// Settings of each layer, `[n_layers]`.
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
@@ -68,10 +76,29 @@ pub struct LayerConfig {
     pub window: Option<usize>,
     /// Index in [`ModelConfig::ropes`]; `None` for no rotary embedding.
     pub rope: Option<usize>,
-    /// Whether a short convolution takes the place of attention.
-    pub is_convolution: bool,
+    /// What mixes positions.
+    pub mixer: MixerKind,
     /// Whether the feed-forward block is a mixture of experts.
     pub has_experts: bool,
+}
+
+/// What mixes the positions of a sequence in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MixerKind {
+    /// Attention.
+    Attention,
+    /// A short convolution.
+    Convolution,
+    /// A gated delta net.
+    DeltaNet,
+}
+
+impl MixerKind {
+    /// Whether it remembers a state instead of keys and values.
+    pub fn has_state(self) -> bool {
+        self != MixerKind::Attention
+    }
 }
 
 /// A mixture of experts.
@@ -82,6 +109,8 @@ pub struct ExpertsConfig {
     pub routing: Routing,
     /// Width of an expert.
     pub ffn_dim: usize,
+    /// Width of the expert that every row is sent to, if there is one.
+    pub shared_ffn_dim: Option<usize>,
 }
 
 /// Largest accepted count or width: enough for any model, and small enough that products of two fit 64 bits.
@@ -90,6 +119,9 @@ const MAX_COUNT: u64 = 1 << 28;
 const MAX_LAYERS: usize = 4096;
 /// Maximum positions of a short convolution.
 const MAX_TAPS: usize = 64;
+/// Maximum heads of a delta net, and elements of one: products of three fit 64 bits, and on machines of 32 bits what
+/// is checked before them does.
+const MAX_DELTA: usize = 1 << 10;
 /// Maximum number of experts: the largest models have 512 in a layer.
 const MAX_EXPERTS: usize = 4096;
 
@@ -104,16 +136,24 @@ impl ModelConfig {
         self.n_heads * self.head_dim
     }
 
+    /// Rows of the matrix of queries: their elements, and those of gates where they come with some.
+    pub(crate) fn q_rows(&self) -> usize {
+        match self.family.parts.output_gates {
+            true => 2 * self.q_dim(),
+            false => self.q_dim(),
+        }
+    }
+
     /// Whether some layers have a state instead of keys and values.
     pub fn has_states(&self) -> bool {
-        self.layers.iter().any(|layer| layer.is_convolution)
+        self.layers.iter().any(|layer| layer.mixer.has_state())
     }
 
     /// Layers with keys and values.
     pub fn n_attention_layers(&self) -> usize {
         self.layers
             .iter()
-            .filter(|layer| !layer.is_convolution)
+            .filter(|layer| !layer.mixer.has_state())
             .count()
     }
 
@@ -190,7 +230,7 @@ impl ModelConfig {
             if layer.window == Some(0) {
                 return Err(PlanError::config("attention window", "at least 1", 0));
             }
-            if layer.is_convolution && !matches!(self.conv_taps, Some(1..=MAX_TAPS)) {
+            if layer.mixer.has_state() && !matches!(self.conv_taps, Some(1..=MAX_TAPS)) {
                 let found = self.conv_taps.unwrap_or(0);
                 let expected = format!("1 to {MAX_TAPS}");
                 return Err(PlanError::config(
@@ -205,6 +245,18 @@ impl ModelConfig {
         }
         if let Some(experts) = &self.experts {
             experts.check()?;
+        }
+        let has_delta = |layer: &LayerConfig| layer.mixer == MixerKind::DeltaNet;
+        match &self.delta {
+            Some(delta) => check_delta(delta)?,
+            None if self.layers.iter().any(has_delta) => {
+                return Err(PlanError::config(
+                    "heads of a delta net",
+                    "counts",
+                    "nothing",
+                ));
+            }
+            None => {}
         }
         for rope in &self.ropes {
             self.check_rope(rope)?;
@@ -307,6 +359,11 @@ impl ExpertsConfig {
             ("experts", MAX_EXPERTS, n_experts),
             ("experts of a token", n_experts, n_used),
             ("width of an expert", MAX_COUNT as usize, self.ffn_dim),
+            (
+                "width of the shared expert",
+                MAX_COUNT as usize,
+                self.shared_ffn_dim.unwrap_or(1),
+            ),
         ] {
             if value == 0 || value > most {
                 return Err(PlanError::config(what, format!("1 to {most}"), value));
@@ -314,6 +371,41 @@ impl ExpertsConfig {
         }
         Ok(())
     }
+}
+
+fn check_delta(delta: &DeltaShape) -> Result<(), PlanError> {
+    let DeltaShape {
+        n_key_heads,
+        n_value_heads,
+        key_dim,
+        value_dim,
+        ..
+    } = *delta;
+    for (what, value) in [
+        ("key heads of a delta net", n_key_heads),
+        ("value heads of a delta net", n_value_heads),
+        ("key width of a delta net", key_dim),
+        ("value width of a delta net", value_dim),
+    ] {
+        if value == 0 || value > MAX_DELTA {
+            return Err(PlanError::config(what, format!("1 to {MAX_DELTA}"), value));
+        }
+    }
+    if !n_value_heads.is_multiple_of(n_key_heads) {
+        return Err(PlanError::config(
+            "value heads of a delta net",
+            format!("a multiple of {n_key_heads} key heads"),
+            n_value_heads,
+        ));
+    }
+    if delta.state() as u64 > MAX_COUNT {
+        return Err(PlanError::config(
+            "elements of a state",
+            format!("at most {MAX_COUNT}"),
+            delta.state(),
+        ));
+    }
+    Ok(())
 }
 
 /// Fails if a configuration says at `key` that there are more tokens than `n_vocab`, the rows of the embedding

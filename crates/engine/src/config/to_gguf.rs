@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
 
 use super::{ExpertsConfig, LayerConfig, ModelConfig, gguf, yarn_magnitude};
@@ -82,6 +83,13 @@ impl ModelConfig {
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
         self.put_experts(&mut out)?;
+        if let Some(hadamard) = &self.hadamard {
+            if self.delta.map(|delta| delta.order) != self.family.delta {
+                let found = "values in another order than the matrices that are rotated";
+                return Err(inexpressible("rotation", found));
+            }
+            hadamard.put(&mut out.config.metadata)?;
+        }
         self.put_softcaps(&mut out)?;
         self.put_what_others_do_not_read(&mut out, named)?;
         self.put_windows(&mut out)?;
@@ -92,25 +100,75 @@ impl ModelConfig {
 
     fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
         const HEADS: &str = "attention.head_count_kv";
-        let Some(n_taps) = self.conv_taps else {
-            return out.count(HEADS, self.n_kv_heads);
+        let n_taps = match (self.conv_taps, self.delta) {
+            (Some(n_taps), None) => n_taps,
+            (n_taps, delta) => {
+                out.count(HEADS, self.n_kv_heads)?;
+                return match (n_taps, delta) {
+                    (Some(n_taps), Some(delta)) => self.put_delta(out, n_taps, &delta),
+                    _ => Ok(()),
+                };
+            }
         };
         let n_kv_heads =
             i32::try_from(self.n_kv_heads).map_err(|_| inexpressible(HEADS, self.n_kv_heads))?;
-        let heads = self.layers.iter().map(|layer| match layer.is_convolution {
-            true => 0,
-            false => n_kv_heads,
-        });
+        let heads = self
+            .layers
+            .iter()
+            .map(|layer| match layer.mixer.has_state() {
+                true => 0,
+                false => n_kv_heads,
+            });
         out.put(HEADS, Value::Array(Array::I32(heads.collect())))?;
         out.count("shortconv.l_cache", n_taps)
     }
 
+    fn put_delta(
+        &self,
+        out: &mut Keys,
+        n_taps: usize,
+        delta: &DeltaShape,
+    ) -> Result<(), PlanError> {
+        for (key, count) in [
+            ("ssm.conv_kernel", n_taps),
+            ("ssm.state_size", delta.key_dim),
+            ("ssm.group_count", delta.n_key_heads),
+            ("ssm.time_step_rank", delta.n_value_heads),
+            ("ssm.inner_size", delta.values()),
+        ] {
+            out.count(key, count)?;
+        }
+        let recurrent = self.layers.iter().map(|layer| layer.mixer.has_state());
+        let recurrent = Value::Array(Array::Bool(recurrent.collect()));
+        out.put("attention.recurrent_layers", recurrent)?;
+        let attends = |i: &usize| !self.layers[*i].mixer.has_state();
+        if let Some(first) = (0..self.n_layers).find(attends) {
+            out.count("full_attention_interval", first + 1)?;
+        }
+        // The rotation of text doesn't depend on them, and llama.cpp expects them.
+        if self.family.delta == Some(HeadOrder::Tiled) {
+            let pairs = i32::try_from(self.ropes[0].pairs())
+                .map_err(|_| inexpressible("rope.dimension_sections", self.ropes[0].pairs()))?;
+            let third = pairs / 3;
+            let sections = vec![pairs - 2 * third, third, third, 0];
+            let sections = Value::Array(Array::I32(sections));
+            out.put("rope.dimension_sections", sections)?;
+        }
+        Ok(())
+    }
+
     fn put_experts(&self, out: &mut Keys) -> Result<(), PlanError> {
-        let (Some(ExpertsConfig { routing, ffn_dim }), Some(mixture)) =
-            (self.experts, self.family.mixture)
-        else {
+        let (Some(experts), Some(mixture)) = (self.experts, self.family.mixture) else {
             return Ok(());
         };
+        let ExpertsConfig {
+            routing,
+            ffn_dim,
+            shared_ffn_dim,
+        } = experts;
+        if let Some(dim) = shared_ffn_dim {
+            out.count("expert_shared_feed_forward_length", dim)?;
+        }
         out.count("expert_count", routing.n_experts)?;
         out.count("expert_used_count", routing.n_used)?;
         let n_dense = self
@@ -334,8 +392,8 @@ impl ModelConfig {
             if self.layers[i].window != read.layers[i].window {
                 return Err(inexpressible("attention window", layer));
             }
-            if self.layers[i].is_convolution != read.layers[i].is_convolution {
-                return Err(inexpressible("convolution", layer));
+            if self.layers[i].mixer != read.layers[i].mixer {
+                return Err(inexpressible("attention or its place", layer));
             }
             if self.layers[i].has_experts != read.layers[i].has_experts {
                 return Err(inexpressible("experts", layer));
@@ -360,6 +418,9 @@ impl ModelConfig {
             input_norm_eps: read.input_norm_eps,
             layers: Vec::new(),
             ropes: Vec::new(),
+            // Heads are written in the order of the family.
+            delta: (config.delta.zip(self.family.delta))
+                .map(|(delta, order)| DeltaShape { order, ..delta }),
             ..config.clone()
         };
         let (ours, theirs) = (rest(self), rest(&read));

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 use sterna_format::hf::Config;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::delta::HeadOrder;
 
-use super::{ExpertsConfig, ModelConfig};
+use super::{ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
@@ -47,7 +48,12 @@ impl ModelConfig {
         set("num_key_value_heads", json!(self.n_kv_heads));
         set("head_dim", json!(self.head_dim));
         set("max_position_embeddings", json!(self.max_ctx));
-        if let Some(ExpertsConfig { routing, ffn_dim }) = self.experts {
+        if let Some(ExpertsConfig {
+            routing,
+            ffn_dim,
+            shared_ffn_dim,
+        }) = self.experts
+        {
             let count = match self.family.hf_name() {
                 "mixtral" => "num_local_experts",
                 _ => "num_experts",
@@ -56,24 +62,47 @@ impl ModelConfig {
             set("num_experts_per_tok", json!(routing.n_used));
             set("moe_intermediate_size", json!(ffn_dim));
             set("norm_topk_prob", json!(routing.renormalised));
+            if let Some(dim) = shared_ffn_dim {
+                set("shared_expert_intermediate_size", json!(dim));
+            }
             let dense = (0..self.n_layers).filter(|&i| !self.layers[i].has_experts);
             let dense: Vec<_> = dense.collect();
             // Configurations say which are dense in one way or the other.
-            match self.conv_taps {
-                Some(_) => set("num_dense_layers", json!(dense.len())),
-                None => set("mlp_only_layers", json!(dense)),
+            match self
+                .layers
+                .iter()
+                .any(|layer| layer.mixer == MixerKind::Convolution)
+            {
+                true => set("num_dense_layers", json!(dense.len())),
+                false => set("mlp_only_layers", json!(dense)),
             }
         }
-        if let Some(n_taps) = self.conv_taps {
+        if let (Some(n_taps), Some(delta)) = (self.conv_taps, &self.delta) {
+            set("linear_conv_kernel_dim", json!(n_taps));
+            set("linear_num_key_heads", json!(delta.n_key_heads));
+            set("linear_num_value_heads", json!(delta.n_value_heads));
+            set("linear_key_head_dim", json!(delta.key_dim));
+            set("linear_value_head_dim", json!(delta.value_dim));
+            if delta.order == HeadOrder::Tiled {
+                set("linear_value_head_order", json!("tiled"));
+            }
+        } else if let Some(n_taps) = self.conv_taps {
             set("conv_L_cache", json!(n_taps));
             set("conv_bias", json!(false));
             set("block_auto_adjust_ff_dim", json!(false));
             set("norm_eps", json!(shortest(self.norm_eps)));
-            let kinds = self.layers.iter().map(|layer| match layer.is_convolution {
-                true => "conv",
-                false => "full_attention",
+        }
+        if self.has_states() {
+            let kinds = self.layers.iter().map(|layer| match layer.mixer {
+                MixerKind::Attention => "full_attention",
+                MixerKind::Convolution => "conv",
+                MixerKind::DeltaNet => "linear_attention",
             });
             set("layer_types", json!(kinds.collect::<Vec<_>>()));
+        }
+        if let Some(hadamard) = &self.hadamard {
+            let (name, member) = hadamard.to_json();
+            set(name, member);
         }
         set("rms_norm_eps", json!(shortest(self.norm_eps)));
         set("tie_word_embeddings", json!(tied));
@@ -138,6 +167,10 @@ impl ModelConfig {
         let full = &self.ropes[0];
         set("rope_theta", json!(full.base));
         set("rope_scaling", self.rope_scaling(full));
+        if self.family.hf_defaults.partial_rotary.is_some() {
+            let part = full.dim as f64 / self.head_dim as f64;
+            set("partial_rotary_factor", json!(part));
+        }
         if self.family.local_rope_base.is_some() {
             set("rope_local_base_freq", json!(self.ropes[1].base));
         }
@@ -161,7 +194,12 @@ impl ModelConfig {
             })
         };
         let mut scaling = match &rope.scaling {
-            RopeScaling::None if rope.dim == self.head_dim => return Value::Null,
+            RopeScaling::None
+                if rope.dim == self.head_dim
+                    || self.family.hf_defaults.partial_rotary.is_some() =>
+            {
+                return Value::Null;
+            }
             RopeScaling::None => list(&ones(), self.max_ctx, 1.0),
             RopeScaling::Factors(factors) => list(factors, self.max_ctx, 1.0),
             RopeScaling::LongRope {

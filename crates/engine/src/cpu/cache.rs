@@ -32,9 +32,9 @@ impl CpuCache {
         }
     }
 
-    /// The state of a layer, `n` values, which are zeros at the beginning: that after the tokens so far, to be
-    /// overwritten with the one after those that the cache advances by next.
-    pub(super) fn state(&mut self, layer: usize, n: usize) -> &mut [f32] {
+    /// The state of a layer after the tokens so far, `n` values, which are zeros at the beginning; and where the one
+    /// after those that the cache advances by next goes, whose values are unspecified.
+    pub(super) fn state(&mut self, layer: usize, n: usize) -> (&[f32], &mut [f32]) {
         let n_layers = self.shape.n_layers;
         let states = self.states.get_or_insert_with(|| States::new(n_layers));
         states.next(layer, n)

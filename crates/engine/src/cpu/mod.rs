@@ -10,16 +10,19 @@ use std::sync::{Mutex, PoisonError};
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::attention::{self, attention};
+use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
+use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::{Exec, Isa, conv, norm, rope, vector};
 
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, ExpertInput, ExpertProduct, KvCache,
-    LinearSource, LowRank, OutputLayout, Product, Rotation, ScreenedRows, Sequence, WeightData,
+    self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertProduct,
+    KvCache, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows, Sequence,
+    WeightData,
 };
 use crate::rope::Angles;
 use crate::stage::Stage;
@@ -51,6 +54,21 @@ pub struct Cpu {
     low_rank: Mutex<LowRankScratch>,
     /// Rows of experts, likewise.
     experts: Mutex<ExpertScratch>,
+    /// Rotated activations, likewise.
+    rotated: Mutex<RotatedScratch>,
+    /// Gates of attention, likewise.
+    gates: Mutex<Vec<f32>>,
+    /// Queries, keys and values after their convolution, likewise.
+    convolved: Mutex<Vec<f32>>,
+}
+
+/// Memory for inputs of matrices that are stored rotated.
+#[derive(Debug, Default)]
+struct RotatedScratch {
+    /// The input, for each rotation.
+    rows: Vec<Vec<f32>>,
+    /// Quantized activations, likewise.
+    forms: Vec<gemm::Scratch>,
 }
 
 /// Memory for [`Backend::linear_experts`].
@@ -81,6 +99,9 @@ impl Cpu {
             spans: Mutex::default(),
             low_rank: Mutex::default(),
             experts: Mutex::default(),
+            rotated: Mutex::default(),
+            gates: Mutex::default(),
+            convolved: Mutex::default(),
         }
     }
 
@@ -114,17 +135,17 @@ pub struct CpuLinear {
 
 impl CpuLinear {
     fn matrix(&self) -> Result<Matrix<'_>, BackendError> {
-        let LinearSource { n, k, weights } = &self.source;
+        let LinearSource { n, k, weights, .. } = &self.source;
         Ok(match weights {
             WeightData::Blocks {
                 dtype,
                 bytes,
-                int8_activations,
+                rounding,
             } => {
                 let rounding = match self.activations {
                     // The model was trained this way, whatever its weights are stored as.
-                    _ if *int8_activations => Rounding::Row,
-                    Activations::Int8 => Rounding::Blocks,
+                    _ if *rounding == Rounding::Row => Rounding::Row,
+                    Activations::Int8 => *rounding,
                     Activations::F32 => Rounding::None,
                 };
                 Matrix::Blocks(BlockMatrix::new(*dtype, *n, *k, rounding, bytes)?)
@@ -135,6 +156,11 @@ impl CpuLinear {
                 scale,
             } => Matrix::Ternary(TernaryMatrix::packed(*packing, *n, *k, *scale, codes)?),
         })
+    }
+
+    /// What its rows were rotated by.
+    fn rotation(&self) -> Option<&Rotation> {
+        self.source.rotation.as_deref()
     }
 
     /// Its blocks; an error if it is ternary.
@@ -203,6 +229,9 @@ impl Backend for Cpu {
             activations: self.activations,
         };
         linear.matrix()?;
+        if let Some(rotation) = linear.rotation() {
+            rotation.expect_width(linear.source.k)?;
+        }
         Ok(linear)
     }
 
@@ -238,6 +267,9 @@ impl Backend for Cpu {
         let rows = table.matrix()?;
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
             rows.decode_row(&self.exec, id as usize, out);
+            if let Some(rotation) = table.rotation() {
+                rotation.undo(&self.exec, out)?;
+            }
         }
         if scale != 1.0 {
             vector::scale(&self.exec, out, scale);
@@ -275,18 +307,38 @@ impl Backend for Cpu {
         _: OutputLayout,
         products: &mut [Product<'_, Cpu>],
     ) -> Result<(), BackendError> {
-        let mut matrices = Vec::with_capacity(products.len());
+        // Matrices that read the input as it is, and those that read it rotated in one way.
+        let mut groups: Vec<(Option<&Rotation>, Vec<_>)> = Vec::with_capacity(1);
         for Product { w, out, .. } in products {
-            matrices.push((w.matrix()?, out.shape(x.n_rows(), w.source.n)));
+            let matrix = (w.matrix()?, out.shape(x.n_rows(), w.source.n));
+            let rotation = w.rotation();
+            match groups.iter_mut().find(|(of, _)| *of == rotation) {
+                Some((_, matrices)) => matrices.push(matrix),
+                None => groups.push((rotation, vec![matrix])),
+            }
         }
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(gemm::linear(
-            &self.exec,
-            &x.values,
-            x.width,
-            &mut scratch,
-            &mut matrices,
-        )?)
+        if let [(None, matrices)] = &mut groups[..] {
+            let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            let linear = gemm::linear(&self.exec, &x.values, x.width, &mut scratch, matrices);
+            return Ok(linear?);
+        }
+        let mut rotated = self.rotated.lock().unwrap_or_else(PoisonError::into_inner);
+        let RotatedScratch { rows, forms } = &mut *rotated;
+        rows.resize_with(groups.len().max(rows.len()), Vec::new);
+        let mut batches = Vec::with_capacity(groups.len());
+        for ((rotation, outputs), rows) in groups.into_iter().zip(rows) {
+            let x = match rotation {
+                None => &x.values[..],
+                Some(rotation) => {
+                    rows.resize(x.values.len(), 0.0);
+                    rotation.rotate(&self.exec, &x.values, rows)?;
+                    rows
+                }
+            };
+            batches.push(gemm::Batch { x, outputs });
+        }
+        let linear = gemm::linear_batches(&self.exec, x.width, forms, &mut batches);
+        Ok(linear?)
     }
 
     fn linear_top(
@@ -299,8 +351,17 @@ impl Backend for Cpu {
         out: &mut CpuBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         let out = out.shape(1, w.source.n);
+        let mut rotated = Vec::new();
+        let x = match w.rotation() {
+            None => &x.values,
+            Some(rotation) => {
+                rotated.resize(x.values.len(), 0.0);
+                rotation.rotate(&self.exec, &x.values, &mut rotated)?;
+                &rotated
+            }
+        };
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(screen.top(&self.exec, &w.blocks()?, &x.values, top, &mut scratch, out)?)
+        Ok(screen.top(&self.exec, &w.blocks()?, x, top, &mut scratch, out)?)
     }
 
     fn add_low_rank(
@@ -341,6 +402,7 @@ impl Backend for Cpu {
             layer,
             shape,
             q,
+            gated,
             k,
             v,
             q_norm,
@@ -351,12 +413,17 @@ impl Backend for Cpu {
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        if gated {
+            vector::split_runs(shape.head_dim, &mut q.values, &mut gates)?;
+            q.width /= 2;
+        }
         for (x, weight) in [(&mut *q, q_norm), (&mut *k, k_norm)] {
             if let Some(weight) = weight {
                 self.norm_heads(x, weight, eps)?;
             }
         }
-        if let Some(Rotation { angles, .. }) = rope {
+        if let Some(backend::Rotation { angles, .. }) = rope {
             let Angles {
                 cos,
                 sin,
@@ -383,6 +450,9 @@ impl Backend for Cpu {
                 &mut scratch,
                 out.rows_mut(&rows),
             )?;
+        }
+        if gated {
+            vector::gate(&self.exec, &mut out.values, &gates)?;
         }
         Ok(())
     }
@@ -428,6 +498,73 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn delta_net(
+        &self,
+        stage: Stage,
+        DeltaNet {
+            shape,
+            taps,
+            a,
+            dt_bias,
+            norm,
+            eps,
+            qkv,
+            gate,
+            alpha,
+            beta,
+        }: DeltaNet<'_, Cpu>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let exec = &self.exec;
+        let n_window = taps.len().saturating_sub(shape.channels());
+        out.shape(qkv.n_rows(), shape.values());
+        let mut convolved = self
+            .convolved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let n_state = n_window + shape.state();
+            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
+            let (window, before) = before.split_at(n_window);
+            let (next_window, after) = after.split_at_mut(n_window);
+            let input = qkv.rows(&rows);
+            convolved.resize(input.len(), 0.0);
+            let window = (window, next_window);
+            conv::silu(exec, shape.channels(), taps, input, window, &mut convolved)?;
+            let inputs = DeltaInputs {
+                qkv: &mut convolved,
+                alpha: alpha.rows_mut(&rows),
+                beta: beta.rows_mut(&rows),
+                a,
+                dt_bias,
+            };
+            delta_rule(exec, &shape, inputs, (before, after), out.rows_mut(&rows))?;
+        }
+        norm::rms_norm(exec, &mut out.values, norm, eps)?;
+        activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
+        std::mem::swap(&mut gate.values, &mut out.values);
+        Ok(())
+    }
+
+    fn add_gated(
+        &self,
+        _: Stage,
+        x: &mut CpuBuffer,
+        y: &CpuBuffer,
+        gate: &CpuBuffer,
+    ) -> Result<(), BackendError> {
+        Ok(vector::add_gated(
+            &self.exec,
+            &mut x.values,
+            &y.values,
+            &gate.values,
+        )?)
+    }
+
     fn choose_experts(
         &self,
         scores: &CpuBuffer,
@@ -449,6 +586,21 @@ impl Backend for Cpu {
         let mut scratch = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
         let ExpertScratch { rows, forms } = &mut *scratch;
         let (width, n_routes) = (x.width, routes.rows().len());
+        let mut rotations = products.iter().flat_map(|p| &p.w).map(|w| w.rotation());
+        let rotation = rotations.next().flatten();
+        if rotations.any(|other| other != rotation) {
+            return Err(BackendError::Unsupported(ROTATIONS));
+        }
+        let rotated;
+        let x = match rotation {
+            None => x,
+            Some(rotation) => {
+                let mut values = vec![0.0; x.values.len()];
+                rotation.rotate(&self.exec, &x.values, &mut values)?;
+                rotated = CpuBuffer { width, values };
+                &rotated
+            }
+        };
         // All experts of a single row read it where it is.
         let shared = input == ExpertInput::Tokens && routes.m() == 1;
         let mut input = match input {

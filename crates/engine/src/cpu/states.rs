@@ -23,6 +23,10 @@ pub(super) struct States {
     pinned: usize,
     /// States after the tokens that are being computed, of the layers that have been.
     next: Vec<Option<Vec<f32>>>,
+    /// The state at the beginning, for layers that have the largest.
+    zeros: Vec<f32>,
+    /// Memory of states that aren't remembered any more.
+    spare: Vec<Vec<f32>>,
 }
 
 impl States {
@@ -32,19 +36,30 @@ impl States {
             checkpoints: Vec::new(),
             pinned: 0,
             next: vec![None; n_layers],
+            zeros: Vec::new(),
+            spare: Vec::new(),
         }
     }
 
-    /// A copy of the `n` values of the state of `layer` at the end, which will be that of the next position.
-    pub(super) fn next(&mut self, layer: usize, n: usize) -> &mut [f32] {
-        let mut state = self.next[layer].take().unwrap_or_default();
-        state.clear();
+    /// The `n` values of the state of `layer` at the end, and where those of the next position go, which are
+    /// unspecified.
+    pub(super) fn next(&mut self, layer: usize, n: usize) -> (&[f32], &mut [f32]) {
         let last = self.checkpoints.last().map(|(_, states)| &states[layer]);
-        match last.filter(|last| last.len() == n) {
-            Some(last) => state.extend_from_slice(last),
-            None => state.resize(n, 0.0),
-        }
-        self.next[layer].insert(state)
+        let before = match last.filter(|last| last.len() == n) {
+            Some(last) => &last[..],
+            None => {
+                if self.zeros.len() < n {
+                    self.zeros.resize(n, 0.0);
+                }
+                &self.zeros[..n]
+            }
+        };
+        let unused = self.next[layer].take().filter(|state| state.len() == n);
+        let state = unused.unwrap_or_else(|| {
+            let spare = self.spare.iter().position(|state| state.len() == n);
+            spare.map_or_else(|| vec![0.0; n], |i| self.spare.swap_remove(i))
+        });
+        (before, self.next[layer].insert(state))
     }
 
     /// Makes the states that were computed those at position `len`.
@@ -56,7 +71,9 @@ impl States {
         self.checkpoints.push((len, states.collect()));
         while self.is_too_much() {
             let least = self.least_useful();
-            self.checkpoints.remove(least);
+            let (_, states) = self.checkpoints.remove(least);
+            // Forks may remember some of them.
+            self.spare = states.into_iter().filter_map(Arc::into_inner).collect();
         }
     }
 
@@ -108,12 +125,13 @@ mod tests {
     /// Appends `n` tokens; the state counts them.
     fn append(states: &mut States, n: usize) {
         let end = states.end() + n;
-        states.next(1, 1)[0] += n as f32;
+        let (before, after) = states.next(1, 1);
+        after[0] = before[0] + n as f32;
         states.advance(end);
     }
 
     fn count(states: &mut States) -> f32 {
-        states.next(1, 1)[0]
+        states.next(1, 1).0[0]
     }
 
     #[test]
@@ -129,7 +147,7 @@ mod tests {
         append(&mut fork, 2);
         assert_eq!((count(&mut fork), count(&mut states)), (10.0, 9.0));
         // What was computed and not taken is gone.
-        states.next(1, 1)[0] = 77.0;
+        states.next(1, 1).1[0] = 77.0;
         assert_eq!(states.truncate(7), 5);
         assert_eq!(count(&mut states), 5.0);
         assert_eq!(states.truncate(4), 0);

@@ -33,7 +33,7 @@ use sterna_kernels::{Exec, Isa};
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
     DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache, LinearSource, LowRank,
-    OutputLayout, Product, SIGMOIDS, ScreenedRows, Sequence,
+    OUTPUT_GATES, OutputLayout, Product, SIGMOIDS, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -400,6 +400,7 @@ impl Backend for Gpu {
             layer,
             shape,
             q,
+            gated,
             k,
             v,
             q_norm,
@@ -410,6 +411,9 @@ impl Backend for Gpu {
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
+        if gated {
+            return Err(BackendError::Unsupported(OUTPUT_GATES));
+        }
         let mut graph = self.graph.lock();
         let device = &self.device;
         let qkv = out.side_by_side(device, &mut graph, [q, k, v])?;

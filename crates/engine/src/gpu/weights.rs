@@ -10,7 +10,7 @@ use sterna_gpu::{Device, GpuError};
 use sterna_kernels::quant::ternary::{Layout, common_block_scale, row_bytes};
 use sterna_kernels::{Exec, repack, requantize};
 
-use crate::backend::{BackendError, LinearSource, TernaryPacking, WeightData};
+use crate::backend::{BackendError, LinearSource, ROTATIONS, Rounding, TernaryPacking, WeightData};
 use crate::cpu::Activations;
 
 /// Bytes of a staging buffer, and their number: enough to copy one while the next is filled.
@@ -48,7 +48,15 @@ pub(super) fn load(
     source: &LinearSource,
     activations: Activations,
 ) -> Result<Linear, BackendError> {
-    let LinearSource { n, k, weights } = source;
+    let LinearSource {
+        n,
+        k,
+        weights,
+        rotation,
+    } = source;
+    if rotation.is_some() {
+        return Err(BackendError::Unsupported(ROTATIONS));
+    }
     let held = held(host, *n, *k, weights, activations)?;
     let stride = held.kind.row_bytes(*k);
     let upload = match upload {
@@ -105,9 +113,11 @@ fn held<'a>(
         WeightData::Blocks {
             dtype,
             bytes,
-            int8_activations,
+            rounding,
         } => {
-            if *int8_activations && let Some(scales) = scales_of_rows(*dtype, k, bytes)? {
+            if *rounding == Rounding::Row
+                && let Some(scales) = scales_of_rows(*dtype, k, bytes)?
+            {
                 let codes = repack::repack(host, Layout::Blocks(*dtype), n, k, bytes, 0..n)?;
                 return Ok(ternary(Cow::Owned(codes), scales));
             }

@@ -1,8 +1,10 @@
 //! Building weights as their bytes arrive, and putting them in their places.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use sterna_kernels::quant::QuantError;
 
 use super::LoadError;
 use super::{expect_wanted, recipe};
@@ -185,7 +187,11 @@ impl<B: Backend> WeightFeed<B> {
                 let source = if self.plan.head_id().0 == id {
                     self.head_source(backend, &recipe, weights)?
                 } else {
-                    Source::Linear(id, linear_source(&recipe, weights))
+                    {
+                        let weights = recipe::unpacked(backend.host(), &recipe, weights)
+                            .map_err(|source| weights_error(name, source))?;
+                        Source::Linear(id, linear_source(&self.plan, &recipe, weights))
+                    }
                 };
                 self.sources.push(source);
             }
@@ -208,20 +214,21 @@ impl<B: Backend> WeightFeed<B> {
         let id = self.plan.head_id().0;
         let mut made = None;
         if let Some(dtype) = self.plan.head.dtype {
-            let head =
-                recipe::encode(backend.host(), recipe, &weights, dtype).map_err(|source| {
-                    LoadError::Weights {
-                        name: self.head_name(),
-                        source,
-                    }
-                })?;
+            let head = recipe::encode(backend.host(), recipe, &weights, dtype)
+                .map_err(|source| weights_error(&self.head_name(), source))?;
             if self.plan.weights.output.is_some() {
                 weights = head;
             } else {
-                made = Some(linear_source(recipe, head));
+                made = Some(linear_source(&self.plan, recipe, head));
             }
         }
-        Ok(Source::Head(id, linear_source(recipe, weights), made))
+        let weights = recipe::unpacked(backend.host(), recipe, weights)
+            .map_err(|source| weights_error(&self.head_name(), source))?;
+        Ok(Source::Head(
+            id,
+            linear_source(&self.plan, recipe, weights),
+            made,
+        ))
     }
 
     fn head_name(&self) -> String {
@@ -494,7 +501,20 @@ impl Source {
     }
 }
 
-fn linear_source(recipe: &LinearRecipe, weights: WeightData) -> LinearSource {
-    let LinearRecipe { n, k, .. } = *recipe;
-    LinearSource { n, k, weights }
+fn weights_error(name: &str, source: QuantError) -> LoadError {
+    LoadError::Weights {
+        name: name.to_owned(),
+        source,
+    }
+}
+
+/// A matrix as backends take it.
+fn linear_source(plan: &ModelPlan, recipe: &LinearRecipe, weights: WeightData) -> LinearSource {
+    let LinearRecipe { n, k, rotation, .. } = *recipe;
+    LinearSource {
+        n,
+        k,
+        weights,
+        rotation: rotation.map(|i| Arc::clone(&plan.rotations[i])),
+    }
 }

@@ -7,8 +7,10 @@ use sterna_kernels::quant::{QuantError, decode_row};
 use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
 
 use super::LoadError;
-use crate::backend::{TernaryPacking, WeightData};
-use crate::plan::{LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float};
+use crate::backend::{Rounding, TernaryPacking, WeightData};
+use crate::plan::{
+    LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float, multiplied_as,
+};
 
 /// Fails at the first weight that is NaN or infinite.
 pub(super) fn check_finite(
@@ -53,7 +55,7 @@ pub(crate) fn vector(
         source,
     })?;
     for (index, value) in values.iter_mut().enumerate() {
-        *value += recipe.plus;
+        *value = recipe.transform.apply(*value);
         if !value.is_finite() {
             return Err(LoadError::NotFinite {
                 name: request.name_in_file().to_owned(),
@@ -77,9 +79,19 @@ pub(crate) fn linear(
         name: requests[0].name_in_file().to_owned(),
         source,
     };
-    let bytes = &parts[0];
+    let joined;
+    let bytes = match recipe.n_runs {
+        1 => &parts[0],
+        n_runs => {
+            joined = Bytes::from(parts[..n_runs].concat());
+            &joined
+        }
+    };
     let given_scale = match &recipe.scale {
-        Some(scale) => Some(read_scale(scale, &requests[1], &parts[1])?),
+        Some(scale) => {
+            let at = recipe.n_runs;
+            Some(read_scale(scale, &requests[at], &parts[at])?)
+        }
         None => None,
     };
     let pack = |layout| {
@@ -88,11 +100,11 @@ pub(crate) fn linear(
             .map(Bytes::from)
             .map_err(weights_error)
     };
-    let blocks = |dtype, int8_activations| match given_scale {
+    let blocks = |dtype, rounding| match given_scale {
         None => Ok(WeightData::Blocks {
             dtype,
             bytes: bytes.clone(),
-            int8_activations,
+            rounding,
         }),
         Some(_) => Err(LoadError::NoCommonScale {
             name: requests[1].name_in_file().to_owned(),
@@ -107,7 +119,8 @@ pub(crate) fn linear(
     };
     let unit = given_scale.unwrap_or(1.0);
     match recipe.stored {
-        Stored::Blocks(dtype) => blocks(dtype, false),
+        Stored::Blocks(dtype) if recipe.precise && is_float(dtype) => blocks(dtype, Rounding::None),
+        Stored::Blocks(dtype) => blocks(dtype, Rounding::Blocks),
         Stored::Masters(dtype) => {
             dense(repack::master_trits(host, dtype, n, k, bytes, unit).map_err(weights_error)?)
         }
@@ -127,7 +140,7 @@ pub(crate) fn linear(
             let common = repack::common_scale(host, dtype, n, bytes).map_err(weights_error)?;
             match common {
                 Some(scale) => dense((ternary_layout(dtype, scale), scale * unit)),
-                None => blocks(dtype, true),
+                None => blocks(dtype, Rounding::Row),
             }
         }
         Stored::Packed => dense((Layout::HuggingFace, unit)),
@@ -151,6 +164,29 @@ pub(crate) fn linear(
     }
 }
 
+/// Blocks of a type that is only stored in one that is multiplied, with the same values.
+pub(super) fn unpacked(
+    host: &Exec,
+    recipe: &LinearRecipe,
+    weights: WeightData,
+) -> Result<WeightData, QuantError> {
+    match weights {
+        WeightData::Blocks {
+            dtype,
+            bytes,
+            rounding,
+        } if multiplied_as(dtype) != dtype => {
+            let to = multiplied_as(dtype);
+            Ok(WeightData::Blocks {
+                dtype: to,
+                bytes: requantize(host, recipe.n, recipe.k, dtype, &bytes, to)?.into(),
+                rounding,
+            })
+        }
+        weights => Ok(weights),
+    }
+}
+
 /// Converts `weights` to blocks of another type.
 pub(super) fn encode(
     host: &Exec,
@@ -165,7 +201,7 @@ pub(super) fn encode(
     Ok(WeightData::Blocks {
         dtype: to,
         bytes: bytes.into(),
-        int8_activations: false,
+        rounding: Rounding::Blocks,
     })
 }
 

@@ -8,8 +8,8 @@ use sterna_kernels::quant::decode_row;
 use sterna_kernels::{Exec, requantize};
 
 use super::{AdapterError, LoraMatrix, LoraPair, Module, Orientation};
-use crate::backend::{LinearSource, WeightData};
-use crate::config::ModelConfig;
+use crate::backend::{LinearSource, Rounding, WeightData};
+use crate::config::{MixerKind, ModelConfig};
 
 /// An update of one linear layer of the engine. There is at most one for each.
 pub(super) struct Checked {
@@ -97,8 +97,9 @@ impl Factor {
             weights: WeightData::Blocks {
                 dtype: self.dtype,
                 bytes: self.bytes,
-                int8_activations: false,
+                rounding: Rounding::Blocks,
             },
+            rotation: None,
         }
     }
 }
@@ -132,7 +133,9 @@ pub(super) fn check(
         let settings = &config.layers[layer];
         let is_absent = match module {
             Module::Gate | Module::Up | Module::Down | Module::GateUp => settings.has_experts,
-            Module::Q | Module::K | Module::V | Module::O | Module::Qkv => settings.is_convolution,
+            Module::Q | Module::K | Module::V | Module::O | Module::Qkv => {
+                settings.mixer != MixerKind::Attention
+            }
         };
         if is_absent {
             return Err(AdapterError::NoModule {
@@ -197,13 +200,14 @@ impl Shape {
             model_dim, ffn_dim, ..
         } = *config;
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let q_rows = config.q_rows();
         let (n_in, n_out) = match module {
-            Module::Q => (model_dim, q_dim),
+            Module::Q => (model_dim, q_rows),
             Module::K | Module::V => (model_dim, kv_dim),
             Module::O => (q_dim, model_dim),
             Module::Gate | Module::Up => (model_dim, ffn_dim),
             Module::Down => (ffn_dim, model_dim),
-            Module::Qkv => (model_dim, q_dim + 2 * kv_dim),
+            Module::Qkv => (model_dim, q_rows + 2 * kv_dim),
             Module::GateUp => (model_dim, 2 * ffn_dim),
         };
         let module = module.name();

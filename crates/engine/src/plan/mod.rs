@@ -4,16 +4,21 @@ mod head;
 mod planner;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
 use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::experts::Gating;
+use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
-use crate::backend::{BackendError, CONVOLUTIONS, CacheType, SIGMOIDS};
-use crate::config::{self, ExpertsConfig, ModelConfig};
+use crate::backend::{
+    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, OUTPUT_GATES, ROTATIONS, SHARED_EXPERTS,
+    SIGMOIDS,
+};
+use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
 use crate::rope::RopeScaling;
 use crate::self_test::WeightForm;
@@ -61,6 +66,8 @@ pub struct ModelPlan {
     pub(crate) specs: Vec<Spec>,
     pub(crate) head: Head,
     pub(crate) values: Values,
+    /// What rows of matrices were rotated by.
+    pub(crate) rotations: Vec<Arc<Rotation>>,
     /// What is odd about the configuration.
     oddity: Option<String>,
 }
@@ -157,11 +164,40 @@ pub(crate) enum Recipe {
 pub(crate) struct VectorRecipe {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
-    /// Added to every value: Gemma's norms are stored less one.
-    pub(crate) plus: f32,
+    pub(crate) transform: Transform,
 }
 
-/// Parts: the weights, then what `scale` needs.
+/// What makes values of stored ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transform {
+    None,
+    /// `x + 1`: norms of some families are stored less one.
+    PlusOne,
+    /// `−e^x`: of a decay, the logarithm is stored.
+    MinusExp,
+}
+
+impl Transform {
+    /// The value of a stored one.
+    pub(crate) fn apply(self, stored: f32) -> f32 {
+        match self {
+            Transform::None => stored,
+            Transform::PlusOne => stored + 1.0,
+            Transform::MinusExp => -libm::expf(stored),
+        }
+    }
+
+    /// What is stored for a value.
+    pub(crate) fn undo(self, value: f32) -> f32 {
+        match self {
+            Transform::None => value,
+            Transform::PlusOne => value - 1.0,
+            Transform::MinusExp => libm::logf(-value),
+        }
+    }
+}
+
+/// Parts: the weights, in as many runs of rows as `n_runs` says, then what `scale` needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinearRecipe {
     /// Rows and columns of the weight.
@@ -173,6 +209,13 @@ pub(crate) struct LinearRecipe {
     pub(crate) n_stored: usize,
     pub(crate) stored: Stored,
     pub(crate) scale: Option<ScaleRecipe>,
+    /// More than one only where each is rows of whole blocks.
+    pub(crate) n_runs: usize,
+    /// Floats are multiplied with activations as they are, not rounded so that products are exact: delta nets divide
+    /// by small numbers.
+    pub(crate) precise: bool,
+    /// Index in [`ModelPlan::rotations`] of what its rows were rotated by.
+    pub(crate) rotation: Option<usize>,
 }
 
 /// How a matrix is stored, and what it becomes.
@@ -217,10 +260,12 @@ impl ModelPlan {
             BitLinears::None
         };
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, None)?;
+        planner.skip_blocks_after(config::gguf::n_blocks(metadata)?);
         let rope_factors = planner.rope_factors(metadata)?;
         let weights = planner.weights(true)?;
-        let specs = planner.finish()?;
+        let (specs, rotations) = planner.finish()?;
         Ok(ModelPlan {
+            rotations,
             config,
             weights,
             rope_factors,
@@ -252,8 +297,9 @@ impl ModelPlan {
         if hf.attention_bias == Some(true) {
             planner.check_biases(&weights)?;
         }
-        let specs = planner.finish()?;
+        let (specs, rotations) = planner.finish()?;
         Ok(ModelPlan {
+            rotations,
             config,
             weights,
             rope_factors: None,
@@ -307,11 +353,25 @@ impl ModelPlan {
 
     /// Why GPUs can't compute the model yet, if they can't.
     pub fn gpu_obstacle(&self) -> Option<BackendError> {
-        if self.config.has_states() {
-            return Some(BackendError::Unsupported(CONVOLUTIONS));
-        }
-        let gating = self.config.experts.map(|experts| experts.routing.gating);
-        (gating == Some(Gating::Sigmoid)).then_some(BackendError::Unsupported(SIGMOIDS))
+        let c = &self.config;
+        let has_mixer = |kind| c.layers.iter().any(|layer| layer.mixer == kind);
+        let obstacles = [
+            (has_mixer(MixerKind::Convolution), CONVOLUTIONS),
+            (has_mixer(MixerKind::DeltaNet), DELTA_NETS),
+            (c.family.parts.output_gates, OUTPUT_GATES),
+            (c.hadamard.is_some(), ROTATIONS),
+            (
+                c.experts
+                    .is_some_and(|e| e.routing.gating == Gating::Sigmoid),
+                SIGMOIDS,
+            ),
+            (
+                c.experts.is_some_and(|e| e.shared_ffn_dim.is_some()),
+                SHARED_EXPERTS,
+            ),
+        ];
+        let found = obstacles.into_iter().find(|(is_there, _)| *is_there);
+        found.map(|(_, what)| BackendError::Unsupported(what))
     }
 
     /// Bytes of the experts that a token isn't sent to.
@@ -360,7 +420,7 @@ impl ModelPlan {
         });
         recipes
             .flat_map(|recipe| match recipe.stored {
-                Stored::Blocks(dtype) => vec![WeightForm::Blocks(dtype)],
+                Stored::Blocks(dtype) => vec![WeightForm::Blocks(multiplied_as(dtype))],
                 Stored::BitLinear(dtype) => vec![WeightForm::Blocks(dtype), WeightForm::Ternary],
                 Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => vec![WeightForm::Ternary],
             })
@@ -394,7 +454,16 @@ impl Spec {
             Recipe::Linear(recipe) if recipe.becomes_packed_trits() => {
                 recipe.n as u64 * row_bytes(recipe.k) as u64
             }
-            Recipe::Linear(_) => self.parts[0].len,
+            Recipe::Linear(recipe) => {
+                let stored: u64 = self.parts[..recipe.n_runs].iter().map(|r| r.len).sum();
+                match recipe.stored {
+                    Stored::Blocks(dtype) => {
+                        let bytes = |dtype: DType| dtype.block_bytes() as u64;
+                        stored / bytes(dtype) * bytes(multiplied_as(dtype))
+                    }
+                    _ => stored,
+                }
+            }
         }
     }
 }
@@ -409,6 +478,14 @@ impl LinearRecipe {
             Stored::BitLinear(dtype) => is_float(dtype) || dtype == DType::TQ1_0,
             Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => true,
         }
+    }
+}
+
+/// The type that blocks of `dtype` are multiplied as: with the same values, and with kernels.
+pub(crate) fn multiplied_as(dtype: DType) -> DType {
+    match dtype {
+        DType::PTQ1_0 => DType::PQ2_0,
+        dtype => dtype,
     }
 }
 

@@ -1,24 +1,28 @@
 //! Finding each weight's tensors, and checking them.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use regex_lite::{Regex, RegexBuilder};
 use sterna_format::gguf::Metadata;
 use sterna_format::hf;
 use sterna_format::names::linear_module;
 use sterna_format::{DType, TensorCatalog, TensorEntry};
+use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
+use sterna_kernels::hadamard::{Regroup, Rotation};
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
-    TensorRequest, VectorId, VectorRecipe, is_float, spelled,
+    TensorRequest, Transform, VectorId, VectorRecipe, is_float, spelled,
 };
-use crate::config::{self, ExpertsConfig, ModelConfig};
+use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
 use crate::family::{Family, QkNorms};
 use crate::rope::RopeScaling;
 use crate::weights::{
-    Attention, Convolution, Dense, Experts, FeedForward, Layer, Mixer, Projection, Weights,
+    Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, Layer, Mixer, Projection,
+    SharedExpert, Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -140,6 +144,12 @@ impl BitLinears {
     }
 }
 
+/// What says which matrices are rotated.
+const ROTATED: &str = "prism.hadamard.weight_names";
+
+/// A norm that is before the feed-forward block in some families, and of what attention gives in others.
+const POST_ATTENTION_NORM: &str = "post_attention_norm";
+
 pub(super) struct Planner<'a> {
     config: &'a ModelConfig,
     catalog: &'a TensorCatalog,
@@ -147,10 +157,11 @@ pub(super) struct Planner<'a> {
     options: PlanOptions,
     /// `model_type` of a Hugging Face model, whose files have their own names and norm conventions.
     model_type: Option<&'a str>,
-    /// Added to norm weights.
-    norm_plus: f32,
+    /// Between stored norm weights and what they multiply with.
+    norms: Transform,
     used: HashSet<&'a str>,
     specs: Vec<Spec>,
+    rotations: Vec<Arc<Rotation>>,
 }
 
 /// Rows of a stored matrix that make up one projection.
@@ -171,6 +182,15 @@ impl Rows {
     }
 }
 
+/// Rows of a stored matrix, some of every `stride`.
+#[derive(Clone, Copy)]
+struct Interleaved {
+    first: usize,
+    n: usize,
+    stride: usize,
+    n_runs: usize,
+}
+
 impl<'a> Planner<'a> {
     /// For the tensors of `catalog`, of a Hugging Face model of type `model_type`, or else of GGUF files.
     ///
@@ -189,13 +209,23 @@ impl<'a> Planner<'a> {
             bit_linears,
             options,
             model_type,
-            norm_plus: match model_type {
-                Some(_) if config.family.gemma => 1.0,
-                _ => 0.0,
+            norms: match model_type {
+                Some(_) if config.family.norms_less_one => Transform::PlusOne,
+                _ => Transform::None,
             },
             used: HashSet::new(),
             specs: Vec::new(),
+            rotations: Vec::new(),
         })
+    }
+
+    /// Leaves out blocks after those of the model, of `n_blocks` in all.
+    pub(super) fn skip_blocks_after(&mut self, n_blocks: usize) {
+        for i in self.config.n_layers..n_blocks {
+            let prefix = format!("blk.{i}.");
+            let of_block = self.catalog.iter().map(|entry| entry.name.as_str());
+            (self.used).extend(of_block.filter(|name| name.starts_with(&prefix)));
+        }
     }
 
     /// Every weight of the model. Where there is no separate output head and it `may_be_tied`, it is the
@@ -232,7 +262,7 @@ impl<'a> Planner<'a> {
         &self,
         weights: &Weights<LinearId, VectorId>,
     ) -> Result<(), PlanError> {
-        let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
+        let (q_dim, kv_dim) = (self.config.q_rows(), self.config.kv_dim());
         for (i, layer) in weights.layers.iter().enumerate() {
             let Some(Attention { q, k, v, .. }) = layer.attention() else {
                 continue;
@@ -250,15 +280,20 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The specs, once every tensor has been used.
-    pub(super) fn finish(self) -> Result<Vec<Spec>, PlanError> {
+    /// The specs and the rotations that they refer to, once every tensor has been used.
+    pub(super) fn finish(self) -> Result<(Vec<Spec>, Vec<Arc<Rotation>>), PlanError> {
+        let mut rotated = self.config.hadamard.iter().flat_map(|h| h.names());
+        if let Some(name) = rotated.find(|name| !self.used.contains(name)) {
+            let found = format!("`{name}`");
+            return Err(PlanError::config(ROTATED, "names of tensors", found));
+        }
         let mut unused = self
             .catalog
             .iter()
             .filter(|t| !self.used.contains(t.name.as_str()))
             .map(TensorEntry::name_in_file);
         match unused.next() {
-            None => Ok(self.specs),
+            None => Ok((self.specs, self.rotations)),
             Some(first) => Err(PlanError::UnusedTensors {
                 first: first.to_owned(),
                 count: 1 + unused.count(),
@@ -305,14 +340,21 @@ impl<'a> Planner<'a> {
         let name = |part: &str| format!("blk.{i}.{part}");
 
         let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
-        let mixer = match self.config.layers[i].is_convolution {
-            true => Mixer::Convolution(self.convolution(i)?),
-            false => Mixer::Attention(self.attention(i)?),
+        let mixer = match (self.config.layers[i].mixer, self.config.delta) {
+            (MixerKind::Convolution, _) => Mixer::Convolution(self.convolution(i)?),
+            (MixerKind::DeltaNet, Some(shape)) => Mixer::DeltaNet(self.delta_net(i, &shape)?),
+            (MixerKind::Attention | MixerKind::DeltaNet, _) => Mixer::Attention(self.attention(i)?),
         };
-        let post_attn_norm =
-            self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
+        let ffn_norm = self.config.family.ffn_norm;
+        let post_attn_norm = match ffn_norm == POST_ATTENTION_NORM {
+            true => None,
+            false => {
+                let name = name(POST_ATTENTION_NORM);
+                self.optional_norm(&name, model_dim, parts.post_norms)?
+            }
+        };
 
-        let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
+        let ffn_norm = self.norm(&name(ffn_norm), model_dim)?;
         let ffn = match (&self.config.experts, self.config.layers[i].has_experts) {
             (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
             _ => FeedForward::Dense(self.dense(i)?),
@@ -337,9 +379,10 @@ impl<'a> Planner<'a> {
             ..
         } = *self.config;
         let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
+        let q_rows = self.config.q_rows();
         let parts = self.config.family.parts;
         let name = |part: &str| format!("blk.{i}.{part}");
-        let stored = q_dim + 2 * kv_dim;
+        let stored = q_rows + 2 * kv_dim;
         let fused = self.find(&name("attn_qkv.weight")).is_some();
         let mut qkv = |part: &str, first, n| {
             if fused {
@@ -348,11 +391,11 @@ impl<'a> Planner<'a> {
                 self.projection(&name(part), Rows::all(n), model_dim)
             }
         };
-        let q = qkv("attn_q", 0, q_dim)?;
-        let k = qkv("attn_k", q_dim, kv_dim)?;
-        let v = qkv("attn_v", q_dim + kv_dim, kv_dim)?;
+        let q = qkv("attn_q", 0, q_rows)?;
+        let k = qkv("attn_k", q_rows, kv_dim)?;
+        let v = qkv("attn_v", q_rows + kv_dim, kv_dim)?;
         for (part, projection, len) in [
-            ("attn_q", &q, q_dim),
+            ("attn_q", &q, q_rows),
             ("attn_k", &k, kv_dim),
             ("attn_v", &v, kv_dim),
         ] {
@@ -383,22 +426,140 @@ impl<'a> Planner<'a> {
     /// The short convolution of block `i`.
     fn convolution(&mut self, i: usize) -> Result<Convolution<LinearId, VectorId>, PlanError> {
         let dim = self.config.model_dim;
-        let n_taps = self.config.conv_taps.unwrap_or(0);
         let name = |part: &str| format!("blk.{i}.shortconv.{part}");
         let input = self.projection(&name("in_proj"), Rows::all(3 * dim), dim)?;
-        let taps = name("conv.weight");
-        // Checkpoints have a dimension of one between the two.
-        let shape = match self.catalog.get(&taps).map(|entry| entry.shape.len()) {
-            Some(3) => vec![dim, 1, n_taps],
-            _ => vec![dim, n_taps],
-        };
-        let (parts, recipe) = self.vector_of_shape(&taps, &shape, 0.0)?;
-        let taps = VectorId(self.push(parts, Recipe::Vector(recipe)));
+        let taps = self.taps(&name("conv.weight"), dim)?;
         let output = self.projection(&name("out_proj"), Rows::all(dim), dim)?;
         Ok(Convolution {
             input,
             taps,
             output,
+        })
+    }
+
+    /// The taps of a convolution of `dim` channels.
+    fn taps(&mut self, name: &str, dim: usize) -> Result<VectorId, PlanError> {
+        let n_taps = self.config.conv_taps.unwrap_or(0);
+        // Checkpoints have a dimension of one between the two.
+        let shape = match self.catalog.get(name).map(|entry| entry.shape.len()) {
+            Some(3) => vec![dim, 1, n_taps],
+            _ => vec![dim, n_taps],
+        };
+        let (parts, recipe) = self.vector_of_shape(name, &shape, Transform::None)?;
+        Ok(VectorId(self.push(parts, Recipe::Vector(recipe))))
+    }
+
+    /// The gated delta net of block `i`.
+    fn delta_net(
+        &mut self,
+        i: usize,
+        shape: &DeltaShape,
+    ) -> Result<DeltaNet<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let n_heads = shape.n_value_heads;
+        let [qkv, gate] = match self.find(&name("ssm_in.weight")) {
+            // All heads of a key after each other, as checkpoints of Qwen3-Next have them.
+            Some(_) => {
+                let each = shape.values() / shape.n_key_heads;
+                let [q, k, v, z] = [shape.key_dim, shape.key_dim, each, each];
+                let parts = [(0, q), (q, k), (q + k, v), (q + k + v, z)];
+                let runs = |(first, n)| Interleaved {
+                    first,
+                    n,
+                    stride: q + k + v + z,
+                    n_runs: shape.n_key_heads,
+                };
+                let [q, k, v, z] = parts.map(runs);
+                let name = name("ssm_in");
+                [
+                    self.interleaved(&name, &[q, k, v], dim)?,
+                    self.interleaved(&name, &[z], dim)?,
+                ]
+            }
+            None => [
+                self.projection(&name("attn_qkv"), Rows::all(shape.channels()), dim)?,
+                self.projection(&name("attn_gate"), Rows::all(shape.values()), dim)?,
+            ],
+        };
+        let [beta, alpha] = match self.find(&name("ssm_ba.weight")) {
+            Some(_) => {
+                let each = n_heads / shape.n_key_heads;
+                let name = name("ssm_ba");
+                let runs = |first| Interleaved {
+                    first,
+                    n: each,
+                    stride: 2 * each,
+                    n_runs: shape.n_key_heads,
+                };
+                [
+                    self.interleaved(&name, &[runs(0)], dim)?,
+                    self.interleaved(&name, &[runs(each)], dim)?,
+                ]
+            }
+            None => [
+                self.projection(&name("ssm_beta"), Rows::all(n_heads), dim)?,
+                self.projection(&name("ssm_alpha"), Rows::all(n_heads), dim)?,
+            ],
+        };
+        // Checkpoints have its logarithm.
+        let of_a = match self.model_type {
+            Some(_) => Transform::MinusExp,
+            None => Transform::None,
+        };
+        Ok(DeltaNet {
+            qkv,
+            gate,
+            alpha,
+            beta,
+            taps: self.taps(&name("ssm_conv1d.weight"), shape.channels())?,
+            a: self.vector(&name("ssm_a"), n_heads, of_a)?,
+            dt_bias: self.vector(&name("ssm_dt.bias"), n_heads, Transform::None)?,
+            norm: self.vector(&name("ssm_norm.weight"), shape.value_dim, Transform::None)?,
+            output: self.projection(&name("ssm_out"), Rows::all(dim), shape.values())?,
+        })
+    }
+
+    /// A linear layer of rows of a matrix that has those of several in turn.
+    fn interleaved(
+        &mut self,
+        name: &str,
+        runs: &[Interleaved],
+        k: usize,
+    ) -> Result<Projection<LinearId, VectorId>, PlanError> {
+        let weight_name = format!("{name}.weight");
+        let n_stored = runs.iter().map(|runs| runs.stride * runs.n_runs).max();
+        let n_stored = n_stored.unwrap_or(0);
+        let entry = self.require(&weight_name, &[n_stored, k])?;
+        expect_whole_blocks(entry, k)?;
+        let (mut parts, mut n) = (Vec::new(), 0);
+        let mut recipe = None;
+        for runs in runs {
+            for run in 0..runs.n_runs {
+                let rows = Rows {
+                    first: runs.first + run * runs.stride,
+                    n: runs.n,
+                    stored: n_stored,
+                };
+                let (part, own) = self.rows_of(name, entry, rows, k)?;
+                parts.push(part);
+                n += rows.n;
+                recipe = Some(own);
+            }
+        }
+        let recipe = recipe.map(|recipe| LinearRecipe {
+            n,
+            n_stored: n,
+            n_runs: parts.len(),
+            ..recipe
+        });
+        let Some(recipe) = recipe else {
+            return Err(self.missing(&weight_name, &[n_stored, k]));
+        };
+        Ok(Projection {
+            input_norm: None,
+            weight: LinearId(self.push(parts, Recipe::Linear(recipe))),
+            bias: None,
         })
     }
 
@@ -449,7 +610,7 @@ impl<'a> Planner<'a> {
         let bias = format!("blk.{i}.exp_probs_b.bias");
         let biased = experts.routing.gating == Gating::Sigmoid && self.find(&bias).is_some();
         let bias = match biased {
-            true => Some(self.vector(&bias, n_experts, 0.0)?),
+            true => Some(self.vector(&bias, n_experts, Transform::None)?),
             false => None,
         };
         let mut all = Experts {
@@ -458,6 +619,10 @@ impl<'a> Planner<'a> {
             gate: Vec::with_capacity(n_experts),
             up: Vec::with_capacity(n_experts),
             down: Vec::with_capacity(n_experts),
+            shared: match experts.shared_ffn_dim {
+                Some(ffn_dim) => Some(self.shared_expert(i, ffn_dim)?),
+                None => None,
+            },
         };
         for expert in 0..n_experts {
             for (ids, part, n, k) in [
@@ -469,6 +634,49 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(all)
+    }
+
+    /// The expert of every row in block `i`.
+    fn shared_expert(
+        &mut self,
+        i: usize,
+        ffn_dim: usize,
+    ) -> Result<SharedExpert<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        let name = |part: &str| format!("blk.{i}.{part}_shexp");
+        let gate = name("ffn_gate_inp");
+        Ok(SharedExpert {
+            network: Dense {
+                gate: self.projection(&name("ffn_gate"), Rows::all(ffn_dim), dim)?,
+                up: self.projection(&name("ffn_up"), Rows::all(ffn_dim), dim)?,
+                sub_norm: None,
+                down: self.projection(&name("ffn_down"), Rows::all(dim), ffn_dim)?,
+            },
+            gate: match self.find(&format!("{gate}.weight")) {
+                Some(entry) => Some(self.row(&gate, entry, dim)?),
+                None => None,
+            },
+        })
+    }
+
+    /// A linear layer of one row, which may be stored as a list.
+    fn row(
+        &mut self,
+        name: &str,
+        entry: &TensorEntry,
+        k: usize,
+    ) -> Result<Projection<LinearId, VectorId>, PlanError> {
+        if entry.shape.len() == 1 {
+            check_shape(entry, &[k])?;
+            expect_whole_blocks(entry, k)?;
+            let (part, recipe) = self.rows_of(name, entry, Rows::all(1), k)?;
+            return Ok(Projection {
+                input_norm: None,
+                weight: LinearId(self.push(vec![part], Recipe::Linear(recipe))),
+                bias: None,
+            });
+        }
+        self.projection(name, Rows::all(1), k)
     }
 
     /// A matrix `[n, k]` of one expert: a tensor of its own, or a part of one that has those of all.
@@ -484,20 +692,13 @@ impl<'a> Planner<'a> {
             return self.matrix(&format!("{name}.{expert}"), Rows::all(n), k);
         };
         check_shape(entry, &[n_experts, n, k])?;
-        let dtype = entry.dtype;
-        if matches!(dtype, DType::I2_S | DType::U8) || !k.is_multiple_of(dtype.block_len()) {
-            return Err(PlanError::TensorType {
-                name: entry.name_in_file().to_owned(),
-                expected: "a type whose blocks fill rows is needed for stacked experts",
-                found: dtype,
-            });
-        }
+        expect_whole_blocks(entry, k)?;
         let rows = Rows {
             first: expert * n,
             n,
             stored: n_experts * n,
         };
-        let (part, recipe) = self.rows_of(name, entry, rows, k);
+        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
         Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
@@ -532,16 +733,16 @@ impl<'a> Planner<'a> {
         &mut self,
         name: &str,
         len: usize,
-        plus: f32,
+        transform: Transform,
     ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
-        self.vector_of_shape(name, &[len], plus)
+        self.vector_of_shape(name, &[len], transform)
     }
 
     fn vector_of_shape(
         &mut self,
         name: &str,
         shape: &[usize],
-        plus: f32,
+        transform: Transform,
     ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
         let entry = self.require(name, shape)?;
         if !is_float(entry.dtype) {
@@ -554,23 +755,28 @@ impl<'a> Planner<'a> {
         let recipe = VectorRecipe {
             dtype: entry.dtype,
             len: shape.iter().product(),
-            plus,
+            transform,
         };
         Ok((vec![whole(entry)], recipe))
     }
 
     fn host_vector(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
-        let (parts, recipe) = self.vector_recipe(name, len, 0.0)?;
+        let (parts, recipe) = self.vector_recipe(name, len, Transform::None)?;
         Ok(VectorId(self.push(parts, Recipe::HostVector(recipe))))
     }
 
-    fn vector(&mut self, name: &str, len: usize, plus: f32) -> Result<VectorId, PlanError> {
-        let (parts, recipe) = self.vector_recipe(name, len, plus)?;
+    fn vector(
+        &mut self,
+        name: &str,
+        len: usize,
+        transform: Transform,
+    ) -> Result<VectorId, PlanError> {
+        let (parts, recipe) = self.vector_recipe(name, len, transform)?;
         Ok(VectorId(self.push(parts, Recipe::Vector(recipe))))
     }
 
     fn norm(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
-        self.vector(&format!("{name}.weight"), len, self.norm_plus)
+        self.vector(&format!("{name}.weight"), len, self.norms)
     }
 
     fn optional_norm(
@@ -597,14 +803,15 @@ impl<'a> Planner<'a> {
         let input_norm = match self.find(&norm_name) {
             None => None,
             // Without an offset in every family: this norm belongs to the layer, not to the model.
-            Some(_) => Some(self.vector(&norm_name, k, 0.0)?),
+            Some(_) => Some(self.vector(&norm_name, k, Transform::None)?),
         };
         let weight = self.matrix(name, rows, k)?;
         let bias_name = format!("{name}.bias");
         let bias = match self.find(&bias_name) {
             None => None,
             Some(_) => {
-                let (mut parts, mut recipe) = self.vector_recipe(&bias_name, rows.stored, 0.0)?;
+                let (mut parts, mut recipe) =
+                    self.vector_recipe(&bias_name, rows.stored, Transform::None)?;
                 let size = recipe.dtype.block_bytes() as u64;
                 parts[0].offset += rows.first as u64 * size;
                 parts[0].len = rows.n as u64 * size;
@@ -625,6 +832,7 @@ impl<'a> Planner<'a> {
         let Some(entry) = self.find(&weight_name) else {
             return Err(self.missing(&weight_name, &shape));
         };
+        let rotation = self.rotation(entry, k)?;
         let mut parts = vec![whole(entry)];
         let mut recipe = LinearRecipe {
             n: rows.n,
@@ -633,6 +841,9 @@ impl<'a> Planner<'a> {
             n_stored: rows.stored,
             stored: Stored::Packed,
             scale: None,
+            n_runs: 1,
+            precise: self.config.delta.is_some(),
+            rotation,
         };
         if entry.dtype == DType::U8 {
             check_shape(entry, &[rows.stored.div_ceil(4), k])?;
@@ -668,7 +879,7 @@ impl<'a> Planner<'a> {
                 found: entry.shape.clone(),
             });
         }
-        (parts[0], recipe) = self.rows_of(name, entry, rows, k);
+        (parts[0], recipe) = self.rows_of(name, entry, rows, k)?;
         // Some files store the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and Hugging
         // Face's with codes that aren't packed.
         for (scale_name, divides) in [
@@ -686,14 +897,58 @@ impl<'a> Planner<'a> {
         Ok(LinearId(self.push(parts, Recipe::Linear(recipe))))
     }
 
+    /// What the rows of `entry`, of `k` elements, were rotated by.
+    fn rotation(&mut self, entry: &TensorEntry, k: usize) -> Result<Option<usize>, PlanError> {
+        let Some(hadamard) = &self.config.hadamard else {
+            return Ok(None);
+        };
+        if !hadamard.is_rotated(&entry.name) {
+            return Ok(None);
+        }
+        if matches!(entry.dtype, DType::U8 | DType::I2_S) {
+            return Err(PlanError::TensorType {
+                name: entry.name_in_file().to_owned(),
+                expected: "blocks are needed where a matrix is rotated",
+                found: entry.dtype,
+            });
+        }
+        let Some(signs) = hadamard.signs(k) else {
+            let expected = format!("one of {k}, for tensor `{}`", entry.name_in_file());
+            return Err(PlanError::config(
+                "prism.hadamard.sign_widths",
+                expected,
+                "none",
+            ));
+        };
+        // The engine's values are in the order of the file, and the columns of this matrix may not be.
+        let regroup = self.config.delta.filter(|delta| {
+            entry.name.ends_with(".ssm_out.weight")
+                && hadamard.has_grouped_values()
+                && delta.order == HeadOrder::Tiled
+        });
+        let regroup = regroup.map(|delta| Regroup {
+            n_groups: delta.n_key_heads,
+            n_each: delta.n_value_heads / delta.n_key_heads,
+            head_dim: delta.value_dim,
+        });
+        let rotation = Rotation::new(hadamard.block_size(), signs, regroup)
+            .map_err(|error| PlanError::config(ROTATED, "rows of whole runs", error))?;
+        let known = self.rotations.iter().position(|known| **known == rotation);
+        Ok(Some(known.unwrap_or_else(|| {
+            self.rotations.push(Arc::new(rotation));
+            self.rotations.len() - 1
+        })))
+    }
+
     /// The bytes of `rows` of the layer `name`, which `entry` has as whole blocks, and what becomes of them.
     fn rows_of(
-        &self,
+        &mut self,
         name: &str,
         entry: &TensorEntry,
         rows: Rows,
         k: usize,
-    ) -> (TensorRequest, LinearRecipe) {
+    ) -> Result<(TensorRequest, LinearRecipe), PlanError> {
+        let rotation = self.rotation(entry, k)?;
         let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
         let part = TensorRequest {
             offset: entry.offset + rows.first as u64 * row_bytes,
@@ -707,8 +962,11 @@ impl<'a> Planner<'a> {
             n_stored: rows.n,
             stored: self.bit_linears.stored(name, entry.dtype),
             scale: None,
+            n_runs: 1,
+            precise: self.config.delta.is_some(),
+            rotation,
         };
-        (part, recipe)
+        Ok((part, recipe))
     }
 
     /// A tensor of one number.
@@ -732,6 +990,19 @@ impl<'a> Planner<'a> {
         }
         Ok((whole(entry), entry.dtype))
     }
+}
+
+/// Fails if rows of `k` elements can't be taken from a tensor one by one.
+fn expect_whole_blocks(entry: &TensorEntry, k: usize) -> Result<(), PlanError> {
+    let dtype = entry.dtype;
+    if matches!(dtype, DType::I2_S | DType::U8) || !k.is_multiple_of(dtype.block_len()) {
+        return Err(PlanError::TensorType {
+            name: entry.name_in_file().to_owned(),
+            expected: "a type whose blocks fill rows is needed where several matrices are in one tensor",
+            found: dtype,
+        });
+    }
+    Ok(())
 }
 
 fn whole(entry: &TensorEntry) -> TensorRequest {

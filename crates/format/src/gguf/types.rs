@@ -35,6 +35,7 @@ pub(crate) fn type_id(dtype: DType) -> Option<u32> {
         DType::Q1_0 => 41,
         DType::Q2_0 | DType::Q2_0_G128 => Q2_0,
         DType::PQ2_0 => 142,
+        DType::PTQ1_0 => 143,
         DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool | DType::C64 => return None,
         DType::F8_E4M3 | DType::F8_E5M2 | DType::F8_E8M0 => return None,
         DType::F6_E2M3 | DType::F6_E3M2 | DType::F4 => return None,
@@ -46,7 +47,7 @@ const NVFP4_OR_OLD_Q1_0: u32 = 40;
 const Q2_0: u32 = 42;
 
 /// Known encodings that aren't read, with what to tell the user.
-const REFUSED: [(u32, &str, &str); 21] = [
+const REFUSED: [(u32, &str, &str); 20] = [
     (4, "Q4_2", LONG_GONE),
     (5, "Q4_3", LONG_GONE),
     (
@@ -73,11 +74,6 @@ const REFUSED: [(u32, &str, &str); 21] = [
     (33, "Q4_0_8_8", REPACKED),
     (37, "I8_S", "it is an intermediate type of the BitNet fork"),
     (38, "TL1", FETCH_I2_S),
-    (
-        143,
-        "PTQ1_0",
-        "fetch the PQ2_0 or Q2_0 file of the model instead",
-    ),
     (NVFP4_OR_OLD_Q1_0, "NVFP4", OTHER_QUANT),
     (MXFP4_OR_TL2, "TL2", FETCH_I2_S),
 ];

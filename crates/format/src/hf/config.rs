@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::ConfigError;
 use super::node::{self, Node};
 use super::rope::{RopeParameters, RopeSet};
+use crate::hadamard::{self, Hadamard};
 use crate::json::Json;
 
 /// The facts of `config.json`, under their names there. What the file doesn't say is `None` or
@@ -83,6 +84,20 @@ pub struct Config {
     pub num_dense_layers: Option<usize>,
     /// Factor on what experts give.
     pub routed_scaling_factor: Option<f64>,
+    /// Width of the expert that every token is sent to.
+    pub shared_expert_intermediate_size: Option<usize>,
+    /// Positions of the convolution of a gated delta net.
+    pub linear_conv_kernel_dim: Option<usize>,
+    pub linear_key_head_dim: Option<usize>,
+    pub linear_num_key_heads: Option<usize>,
+    pub linear_value_head_dim: Option<usize>,
+    pub linear_num_value_heads: Option<usize>,
+    /// `tiled` if values are in the order of GGUF files; no other program writes it.
+    pub linear_value_head_order: Option<String>,
+    /// One layer in this many has attention, the others a gated delta net.
+    pub full_attention_interval: Option<usize>,
+    /// Whether queries come with gates of what attention gives.
+    pub attn_output_gate: Option<bool>,
     /// Positions of a short convolution (`conv_L_cache`).
     pub conv_l_cache: Option<usize>,
     pub conv_bias: Option<bool>,
@@ -96,6 +111,8 @@ pub struct Config {
     /// A bound on queries, keys and values.
     pub clip_qkv: Option<f64>,
     pub quantization_config: Option<QuantizationConfig>,
+    /// Which matrices are stored in a rotated basis, of packages made of such GGUF files.
+    pub prism_hadamard: Option<Hadamard>,
     /// Bits of a weight in 1bitLLM checkpoints, which are float masters.
     pub weight_bits: Option<usize>,
     /// Bits of an activation in 1bitLLM checkpoints.
@@ -213,6 +230,15 @@ impl Config {
                 .transpose()?,
             num_dense_layers: count("num_dense_layers")?,
             routed_scaling_factor: f64("routed_scaling_factor")?,
+            shared_expert_intermediate_size: count("shared_expert_intermediate_size")?,
+            linear_conv_kernel_dim: count("linear_conv_kernel_dim")?,
+            linear_key_head_dim: count("linear_key_head_dim")?,
+            linear_num_key_heads: count("linear_num_key_heads")?,
+            linear_value_head_dim: count("linear_value_head_dim")?,
+            linear_num_value_heads: count("linear_num_value_heads")?,
+            linear_value_head_order: string("linear_value_head_order")?,
+            full_attention_interval: count("full_attention_interval")?,
+            attn_output_gate: bool("attn_output_gate")?,
             conv_l_cache: count("conv_L_cache")?,
             conv_bias: bool("conv_bias")?,
             full_attn_idxs: get("full_attn_idxs")
@@ -225,6 +251,9 @@ impl Config {
             clip_qkv: f64("clip_qkv")?,
             quantization_config: get("quantization_config")
                 .map(|n| QuantizationConfig::read(&n))
+                .transpose()?,
+            prism_hadamard: get(hadamard::MEMBER)
+                .map(|n| Hadamard::read(&n))
                 .transpose()?,
             weight_bits: count("weight_bits")?,
             input_bits: count("input_bits")?,

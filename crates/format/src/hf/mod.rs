@@ -7,7 +7,7 @@
 mod adapter;
 mod config;
 mod generation;
-mod node;
+pub(crate) mod node;
 mod rope;
 mod tokenizer;
 

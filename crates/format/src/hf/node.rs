@@ -17,7 +17,7 @@ const POLICY: Policy = Policy {
 const MAX_SHOWN_VALUES: usize = 50_000;
 
 /// Parses a configuration file.
-pub(super) fn parse(bytes: &[u8]) -> Result<Json<'_>, ConfigError> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Json<'_>, ConfigError> {
     Ok(Json::parse(bytes, &POLICY)?)
 }
 
@@ -61,13 +61,13 @@ fn kind(json: &Json<'_>) -> &'static str {
 
 /// A value and the path to it, for messages.
 #[derive(Debug, Clone)]
-pub(super) struct Node<'a> {
+pub(crate) struct Node<'a> {
     json: &'a Json<'a>,
     path: String,
 }
 
 impl<'a> Node<'a> {
-    pub(super) fn root(json: &'a Json<'a>) -> Node<'a> {
+    pub(crate) fn root(json: &'a Json<'a>) -> Node<'a> {
         Node {
             json,
             path: String::new(),
@@ -79,14 +79,14 @@ impl<'a> Node<'a> {
     }
 
     /// The error that a member isn't there.
-    pub(super) fn missing<T>(&self, key: &'static str) -> Result<T, ConfigError> {
+    pub(crate) fn missing<T>(&self, key: &'static str) -> Result<T, ConfigError> {
         match self.json {
             Json::Object(_) => self.refuse("an object", format!("one without `{key}`")),
             _ => self.wrong("an object"),
         }
     }
 
-    pub(super) fn refuse<T>(
+    pub(crate) fn refuse<T>(
         &self,
         expected: &'static str,
         found: String,
@@ -110,24 +110,24 @@ impl<'a> Node<'a> {
         Node { json, path }
     }
 
-    pub(super) fn is_string(&self) -> bool {
+    pub(crate) fn is_string(&self) -> bool {
         matches!(self.json, Json::String(_))
     }
 
-    pub(super) fn is_list(&self) -> bool {
+    pub(crate) fn is_list(&self) -> bool {
         matches!(self.json, Json::Array(_))
     }
 
-    pub(super) fn is_object(&self) -> bool {
+    pub(crate) fn is_object(&self) -> bool {
         matches!(self.json, Json::Object(_))
     }
 
-    pub(super) fn is_bool(&self) -> bool {
+    pub(crate) fn is_bool(&self) -> bool {
         matches!(self.json, Json::Bool(_))
     }
 
     /// Whether it is what leaves a feature unused: false, an empty list, object or string.
-    pub(super) fn is_off(&self) -> bool {
+    pub(crate) fn is_off(&self) -> bool {
         match self.json {
             Json::Null | Json::Bool(false) => true,
             Json::String(s) => s.is_empty(),
@@ -138,7 +138,7 @@ impl<'a> Node<'a> {
     }
 
     /// The value in a few words, for messages.
-    pub(super) fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         match self.json {
             Json::Bool(b) => b.to_string(),
             Json::Unsigned(n) => n.to_string(),
@@ -154,7 +154,7 @@ impl<'a> Node<'a> {
     }
 
     /// The member called `key`; absent and null are the same.
-    pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
+    pub(crate) fn get(&self, key: &str) -> Option<Node<'a>> {
         match self.json.member(key)? {
             Json::Null => None,
             json => Some(self.child(key, json)),
@@ -162,7 +162,7 @@ impl<'a> Node<'a> {
     }
 
     /// Every member that isn't null.
-    pub(super) fn members(&self) -> Result<impl Iterator<Item = (&'a str, Node<'a>)>, ConfigError> {
+    pub(crate) fn members(&self) -> Result<impl Iterator<Item = (&'a str, Node<'a>)>, ConfigError> {
         match self.json {
             Json::Object(members) => Ok(members
                 .iter()
@@ -173,12 +173,12 @@ impl<'a> Node<'a> {
     }
 
     /// The error that this isn't an object, if so.
-    pub(super) fn expect_object(&self) -> Result<(), ConfigError> {
+    pub(crate) fn expect_object(&self) -> Result<(), ConfigError> {
         self.members().map(drop)
     }
 
     /// Reads every item of a list.
-    pub(super) fn list<T>(
+    pub(crate) fn list<T>(
         &self,
         item: impl Fn(&Node<'a>) -> Result<T, ConfigError>,
     ) -> Result<Vec<T>, ConfigError> {
@@ -192,14 +192,14 @@ impl<'a> Node<'a> {
         items.iter().enumerate().map(|x| item(&node(x))).collect()
     }
 
-    pub(super) fn str(&self) -> Result<String, ConfigError> {
+    pub(crate) fn str(&self) -> Result<String, ConfigError> {
         match self.json {
             Json::String(s) => Ok(s.as_ref().to_owned()),
             _ => self.wrong("a string"),
         }
     }
 
-    pub(super) fn bool(&self) -> Result<bool, ConfigError> {
+    pub(crate) fn bool(&self) -> Result<bool, ConfigError> {
         match self.json {
             Json::Bool(b) => Ok(*b),
             _ => self.wrong("a boolean"),
@@ -207,7 +207,7 @@ impl<'a> Node<'a> {
     }
 
     /// A whole number from 0 to 2^31 - 1: no width or length of a model is larger.
-    pub(super) fn count(&self) -> Result<usize, ConfigError> {
+    pub(crate) fn count(&self) -> Result<usize, ConfigError> {
         const EXPECTED: &str = "a whole number from 0 to 2147483647";
         let n = match *self.json {
             Json::Unsigned(n) => i128::from(n),
@@ -223,7 +223,7 @@ impl<'a> Node<'a> {
     }
 
     /// A token id. Transformers writes -1 for a token that doesn't exist.
-    pub(super) fn token_id(&self) -> Result<Option<u32>, ConfigError> {
+    pub(crate) fn token_id(&self) -> Result<Option<u32>, ConfigError> {
         match *self.json {
             Json::Signed(-1) => Ok(None),
             _ => self.count().map(|n| u32::try_from(n).ok()),
@@ -231,7 +231,7 @@ impl<'a> Node<'a> {
     }
 
     /// A finite number.
-    pub(super) fn f64(&self) -> Result<f64, ConfigError> {
+    pub(crate) fn f64(&self) -> Result<f64, ConfigError> {
         let x = self.any_f64()?;
         match x.is_finite() {
             true => Ok(x),
@@ -240,7 +240,7 @@ impl<'a> Node<'a> {
     }
 
     /// A number, infinite ones included.
-    pub(super) fn any_f64(&self) -> Result<f64, ConfigError> {
+    pub(crate) fn any_f64(&self) -> Result<f64, ConfigError> {
         match *self.json {
             Json::Unsigned(n) => Ok(n as f64),
             Json::Signed(n) => Ok(n as f64),

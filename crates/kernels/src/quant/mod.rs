@@ -91,7 +91,8 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
         DType::Q4_K => decode_blocks(bytes, out, |b, x| q4_k::integers(b).decode(x)),
         DType::Q5_K => decode_blocks(bytes, out, |b, x| q5_k::integers(b).decode(x)),
         DType::Q6_K => decode_blocks(bytes, out, |b, x| q6_k::integers(b).decode(x)),
-        DType::TQ1_0 => decode_blocks(bytes, out, tq1_0::decode),
+        DType::TQ1_0 => decode_blocks(bytes, out, tq1_0::decode::<54, 256>),
+        DType::PTQ1_0 => decode_blocks(bytes, out, tq1_0::decode::<28, 128>),
         DType::TQ2_0 => decode_blocks(bytes, out, tq2_0::decode),
         DType::I2_S => decode_blocks(bytes, out, i2_s::decode),
         DType::Q1_0 => decode_blocks(bytes, out, |b, x| q1_0::integers(b).decode(x)),
@@ -112,7 +113,7 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
 
 /// Encodes f32 values into whole blocks of `dtype`.
 ///
-/// Shapes as in [`decode_row`]. Q4_0 to Q8_0, Q1_0, Q2_0, TQ1_0, TQ2_0 and MXFP4 give the bytes of
+/// Shapes as in [`decode_row`]. Q4_0 to Q8_0, Q1_0, Q2_0, TQ1_0, PTQ1_0, TQ2_0 and MXFP4 give the bytes of
 /// the reference quantizers; the K types search for scales that keep the error small.
 ///
 /// Errors: those of [`decode_row`], with [`QuantError::Unsupported`] also for F64 and I2_S;
@@ -149,7 +150,8 @@ fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Q
         DType::Q5_0 => encode_blocks(values, out, q5::encode_q5_0),
         DType::Q5_1 => encode_blocks(values, out, q5::encode_q5_1),
         DType::Q8_0 => encode_blocks(values, out, q8_0::encode),
-        DType::TQ1_0 => encode_blocks(values, out, tq1_0::encode),
+        DType::TQ1_0 => encode_blocks(values, out, tq1_0::encode::<256, 54>),
+        DType::PTQ1_0 => encode_blocks(values, out, tq1_0::encode::<128, 28>),
         DType::TQ2_0 => encode_blocks(values, out, tq2_0::encode),
         DType::Q1_0 => encode_blocks(values, out, q1_0::encode),
         DType::Q2_0 => encode_blocks(values, out, q2_0::encode::<64, 18>),
