@@ -3,7 +3,8 @@
 # relaxed SIMD in dist/wasm-relaxed, with threads that share memory in dist/wasm-threads, and with both in
 # dist/wasm-threads-relaxed; and what the first schema loads, in dist/wasm-constraint.
 #
-#   build-web.sh [--dev]      --dev: quickly, without optimising across crates
+#   build-web.sh [--dev]      --dev: quickly, without optimising across crates or for size, or saying how large the
+#                             modules are in brotli
 #
 # Needs rustup with the target wasm32-unknown-unknown, and the sources of the standard library, which is compiled
 # again: for threads, to be small, and because nothing in a browser would show the message of a panic (where rustup
@@ -20,9 +21,12 @@ profile=wasm
 version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p}' Cargo.lock)
 tools=$target/web-tools
 if [ "$("$tools/bin/wasm-bindgen" --version 2>/dev/null)" != "wasm-bindgen $version" ]; then
-  # Into a target of its own: its dependencies are no others'.
-  cargo install wasm-bindgen-cli --version "$version" --no-default-features --root "$tools" \
-    --target-dir "$tools/target" --quiet
+  # Into a target of its own: its dependencies are no others'. Five modules take less time to bind than it takes to
+  # optimise what binds them.
+  quick=()
+  [ "$profile" = wasm ] || quick=(env CARGO_PROFILE_RELEASE_OPT_LEVEL=1)
+  "${quick[@]}" cargo install wasm-bindgen-cli --version "$version" --no-default-features --bin wasm-bindgen \
+    --root "$tools" --target-dir "$tools/target" --quiet
 fi
 
 # module NAME TARGET [CRATE]: binds what was compiled, and says how large it is.
@@ -45,6 +49,10 @@ module() {
     fi
   fi
   for file in "$wasm" "$out/$crate.js"; do
+    if [ "$profile" != wasm ]; then
+      printf '%s: %d bytes\n' "$file" "$(stat -c %s "$file")"
+      continue
+    fi
     brotli=$(node -e 'const z=require("zlib"),f=require("fs");console.log(z.brotliCompressSync(f.readFileSync(process.argv[1])).length)' "$file")
     printf '%s: %d bytes, %d in brotli\n' "$file" "$(stat -c %s "$file")" "$brotli"
   done
@@ -59,6 +67,9 @@ suffix=("" "-relaxed")
 std=(env RUSTC_BOOTSTRAP=1 cargo -Zbuild-std=std,panic_abort -Zbuild-std-features=optimize_for_size)
 plain=("${std[@]}") threads=("${std[@]}")
 small="-Zunstable-options -Cpanic=immediate-abort"
+if [ "$profile" != wasm ]; then
+  plain=(cargo) small=
+fi
 if ! rustup target add wasm32-unknown-unknown || ! rustup component add rust-src; then
   scripts/wasm-toolchain.sh wasm wasm-threads
   plain=(cargo +wasm) threads=(cargo +wasm-threads)

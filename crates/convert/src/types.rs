@@ -8,7 +8,7 @@ use bytes::Bytes;
 use sterna::{Context, Error, Result, bail};
 use sterna_engine::export::{Exported, ExportedData, i2_s};
 use sterna_format::DType;
-use sterna_format::names::{EMBEDDINGS, HEAD};
+use sterna_format::names::{EMBEDDINGS, HEAD, is_router};
 use sterna_format::rdrr::TensorMap;
 use sterna_format::rdrr::naming::{self, Variant};
 use sterna_kernels::Exec;
@@ -127,6 +127,8 @@ impl<'a> Encoding<'a> {
     pub(crate) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
         let target = match (tensor.name.as_str(), tensor.shape.len()) {
             (_, 1) => Target::Keep,
+            // Small, and what is computed depends on its order.
+            (name, _) if is_router(name) => Target::Keep,
             (EMBEDDINGS | GGUF_EMBEDDINGS, _) => targets.table(tied),
             (HEAD | GGUF_HEAD, _) => targets.head.unwrap_or_else(|| targets.table(false)),
             _ => targets.weights,
@@ -158,6 +160,7 @@ impl<'a> Encoding<'a> {
         let name = || format!("tensor `{}`", self.tensor.name);
         let (n, k) = match self.tensor.shape[..] {
             [n, k] => (n, k),
+            [n_experts, n, k] => (n_experts * n, k),
             _ => (1, self.tensor.shape.iter().product()),
         };
         match &self.tensor.data {

@@ -11,6 +11,7 @@ use sterna_format::DType;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 pub use sterna_kernels::attention::CacheType;
+use sterna_kernels::experts::Routing;
 pub use sterna_kernels::gemm::ScreenedRows;
 pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::quant::QuantError;
@@ -40,6 +41,8 @@ pub trait Backend: Sized {
     type Buffer;
     /// Keys and values of the tokens so far, for all layers.
     type Cache: KvCache;
+    /// Which rows are sent to which experts.
+    type Routes;
     /// A pending read-back of a buffer's rows: ready once every earlier operation is done. It may be dropped.
     type Readback: Future<Output = Result<Vec<f32>, BackendError>>;
 
@@ -76,8 +79,16 @@ pub trait Backend: Sized {
         Ok(())
     }
 
+    /// Tells the backend that `experts` are all matrices of a mixture, before the first product with them, so
+    /// that it may store them where it finds that of any expert.
+    fn join_experts(&self, _experts: &mut ExpertMatrices<'_, Self>) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
+    /// No routes.
+    fn routes(&self) -> Self::Routes;
     /// An empty cache.
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError>;
 
@@ -174,6 +185,54 @@ pub trait Backend: Sized {
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Whether it computes layers with a state instead of keys and values.
+    fn has_states(&self) -> bool {
+        false
+    }
+
+    /// A gated short convolution over the positions of each sequence, whose state in the cache becomes that after
+    /// the batch once the cache [advances](KvCache::advance): [`sterna_kernels::conv::gated`].
+    ///
+    /// Shapes: `input` is `[n_tokens, 3 · dim]`, `taps` is `[dim, n_taps]`, `out` becomes `[n_tokens, dim]`.
+    fn convolution(
+        &self,
+        _stage: Stage,
+        _taps: &Self::Vector,
+        _input: &Self::Buffer,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(CONVOLUTIONS))
+    }
+
+    /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router,
+    /// and by `bias`, `[n_experts]`.
+    fn choose_experts(
+        &self,
+        scores: &Self::Buffer,
+        bias: Option<&Self::Vector>,
+        routing: &Routing,
+        routes: &mut Self::Routes,
+    ) -> Result<(), BackendError>;
+
+    /// `out[r] ← x[r] · wᵀ` for each of `products` and every route `r`, with the matrix of its expert; all
+    /// read the same `x`, which has a row as `input` says. The order of routes is the backend's own.
+    fn linear_experts(
+        &self,
+        routes: &Self::Routes,
+        x: &Self::Buffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Self>],
+    ) -> Result<(), BackendError>;
+
+    /// `out[t] ← Σ weight(r) · y[r]` over the routes `r` of row `t`. `y` has a row for each route.
+    fn combine_experts(
+        &self,
+        routes: &Self::Routes,
+        y: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
     /// `x ← x + y`.
     fn add(&self, stage: Stage, x: &mut Self::Buffer, y: &Self::Buffer)
     -> Result<(), BackendError>;
@@ -233,6 +292,11 @@ pub trait Backend: Sized {
     }
 }
 
+/// What [`BackendError::Unsupported`] calls layers with a state.
+pub(crate) const CONVOLUTIONS: &str = "short convolutions";
+/// What it calls mixtures whose scores become probabilities one by one.
+pub(crate) const SIGMOIDS: &str = "experts that are chosen by sigmoids";
+
 /// Decoding steps that a device takes on its own, each with the token sampled by the previous step.
 ///
 /// They belong to one sequence. Results of tokens that are never taken are stored beyond the sequence's end,
@@ -290,6 +354,35 @@ pub struct Product<'a, B: Backend> {
     pub w: &'a B::Linear,
     /// `[n_tokens, n]`.
     pub out: &'a mut B::Buffer,
+}
+
+/// A product of [`Backend::linear_experts`].
+pub struct ExpertProduct<'a, B: Backend> {
+    /// Which linear layer it is.
+    pub stage: Stage,
+    /// `[n, k]` for each expert.
+    pub w: Vec<&'a B::Linear>,
+    /// `[n_routes, n]`.
+    pub out: &'a mut B::Buffer,
+}
+
+/// The matrices of a mixture of experts: of each kind one for every expert, in order.
+pub struct ExpertMatrices<'a, B: Backend> {
+    /// Of gates.
+    pub gate: Vec<&'a mut B::Linear>,
+    /// What gates are multiplied with, of the same shape.
+    pub up: Vec<&'a mut B::Linear>,
+    /// Of outputs.
+    pub down: Vec<&'a mut B::Linear>,
+}
+
+/// What the rows of an input of [`Backend::linear_experts`] are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertInput {
+    /// Those of the batch; a row is the input of all of its routes.
+    Tokens,
+    /// One for each route.
+    Routes,
 }
 
 /// How the outputs of one [`Backend::linear`] are laid out.
@@ -366,7 +459,10 @@ pub struct Sequence<'a, C> {
     pub n_rows: usize,
 }
 
-/// Keys and values of a sequence.
+/// Keys and values of a sequence, and the states of layers that have those instead.
+///
+/// Keys and values can be truncated anywhere, states only to positions where they are remembered: checkpoints,
+/// which a cache keeps at some ends of earlier steps, and at its [pin](KvCache::pin).
 pub trait KvCache: Sized {
     /// Tokens in the cache.
     fn len(&self) -> usize;
@@ -376,9 +472,11 @@ pub trait KvCache: Sized {
     }
     /// Advances the length by `n` tokens that every layer has now appended.
     fn advance(&mut self, n: usize);
-    /// Truncates to the first `len` tokens.
+    /// Makes the current length a checkpoint that stays one until the next call or a truncation before it.
+    fn pin(&mut self) {}
+    /// Truncates to the first `len` tokens; to fewer, if there are states and none is remembered there.
     fn truncate(&mut self, len: usize);
-    /// A cache of the first `len` tokens, sharing memory with this one.
+    /// A cache of the first `len` tokens, sharing memory with this one; of fewer, as [`KvCache::truncate`].
     fn fork(&self, len: usize) -> Self;
 }
 
@@ -446,6 +544,9 @@ pub enum BackendError {
     /// Weights or activations on another device than the operation.
     #[error("an operand is on another device than the operation")]
     WrongDevice,
+    /// Layers of a kind that the backend doesn't compute.
+    #[error("expected a model without {0}, which GPUs don't compute yet; load it on the CPU")]
+    Unsupported(&'static str),
     /// A result that isn't ready, where the platform can't block on it.
     #[error("the result isn't ready yet, and this platform can't block: await it instead")]
     CannotWait,

@@ -1,6 +1,7 @@
 //! From a plan to the tensors of a Hugging Face checkpoint or a GGUF file, whatever format the model was
 //! loaded from.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -22,7 +23,7 @@ use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
     VectorId, is_float,
 };
-use crate::weights::Projection;
+use crate::weights::{Convolution, Experts, FeedForward, Mixer, Projection};
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
 /// conventions of a Hugging Face checkpoint or of a GGUF file. Fused projections are split, or joined where
@@ -38,7 +39,10 @@ pub struct Exporter {
     in_gguf: ModelConfig,
     /// What each weight of the plan becomes; `None` for what isn't a tensor of a checkpoint.
     targets: Vec<Option<Target>>,
+    /// Weights of the plan, in the order in which they are exported: parts of one tensor are adjacent.
+    order: Vec<usize>,
     parts: Vec<Bytes>,
+    /// Index in `order`.
     next: usize,
     /// The first rows of a tensor that is assembled from several weights.
     begun: Option<Exported>,
@@ -182,6 +186,33 @@ struct Target {
     rotated: bool,
     /// One has to be subtracted from every value.
     less_one: bool,
+    /// The tensor is `[n_experts, n, k]`; this is the matrix of one expert.
+    stacked: bool,
+    /// The shape of values that are no list.
+    shape: Option<Vec<usize>>,
+}
+
+impl Target {
+    /// The shape of what `recipe` makes a part of, if that is the only one.
+    fn shape(&self, recipe: &Recipe) -> Vec<usize> {
+        match (recipe, &self.shape) {
+            (_, Some(shape)) => shape.clone(),
+            (Recipe::Vector(recipe) | Recipe::HostVector(recipe), None) => vec![recipe.len],
+            (Recipe::Linear(recipe), None) if self.stacked => vec![1, recipe.n, recipe.k],
+            (Recipe::Linear(recipe), None) => vec![recipe.n, recipe.k],
+        }
+    }
+}
+
+/// The indices of `targets`, with parts of one tensor after one another.
+fn order(targets: &[Option<Target>]) -> Vec<usize> {
+    let mut first = HashMap::new();
+    let mut order: Vec<usize> = (0..targets.len()).collect();
+    order.sort_by_cached_key(|&i| match &targets[i] {
+        Some(target) => *first.entry(target.name.as_str()).or_insert(i),
+        None => i,
+    });
+    order
 }
 
 impl Exporter {
@@ -196,8 +227,10 @@ impl Exporter {
     }
 
     fn with_values(plan: ModelPlan, exec: Arc<Exec>, to: Values) -> Exporter {
+        let targets = targets(&plan, to);
         Exporter {
-            targets: targets(&plan, to),
+            order: order(&targets),
+            targets,
             in_gguf: plan.config.in_gguf(),
             plan,
             exec,
@@ -218,14 +251,11 @@ impl Exporter {
     /// Names and shapes of the tensors to be exported, in order.
     pub fn tensors(&self) -> Vec<(&str, Vec<usize>)> {
         let mut tensors: Vec<(&str, Vec<usize>)> = Vec::new();
-        for (spec, target) in self.plan.specs.iter().zip(&self.targets).skip(self.next) {
-            let Some(Target { name, .. }) = target else {
+        for &id in &self.order[self.next..] {
+            let Some(target @ Target { name, .. }) = &self.targets[id] else {
                 continue;
             };
-            let shape = match spec.recipe {
-                Recipe::Vector(recipe) | Recipe::HostVector(recipe) => vec![recipe.len],
-                Recipe::Linear(recipe) => vec![recipe.n, recipe.k],
-            };
+            let shape = target.shape(&self.plan.specs[id].recipe);
             match tensors.last_mut() {
                 Some((last, rows)) if last == name => rows[0] += shape[0],
                 _ => tensors.push((name, shape)),
@@ -236,7 +266,7 @@ impl Exporter {
 
     /// The range to feed next; `None` once everything has been exported.
     pub fn wanted(&self) -> Option<&TensorRequest> {
-        let spec = self.plan.specs.get(self.next)?;
+        let spec = &self.plan.specs[*self.order.get(self.next)?];
         Some(&spec.parts[self.parts.len()])
     }
 
@@ -247,12 +277,12 @@ impl Exporter {
     pub fn feed(&mut self, bytes: Bytes) -> Result<Option<Exported>, LoadError> {
         expect_wanted(self.wanted(), &bytes)?;
         self.parts.push(bytes);
-        let spec = &self.plan.specs[self.next];
+        let id = self.order[self.next];
+        let spec = &self.plan.specs[id];
         if self.parts.len() < spec.parts.len() {
             return Ok(None);
         }
         let parts = std::mem::take(&mut self.parts);
-        let id = self.next;
         self.next += 1;
         let target = self.targets[id].as_ref();
         let (shape, data) = match (&spec.recipe, target) {
@@ -283,12 +313,12 @@ impl Exporter {
                     };
                     self.in_order(target, stored, recipe.len)
                 };
-                (vec![recipe.len], data)
+                (target.shape(&spec.recipe), data)
             }
             (Recipe::Linear(recipe), Some(target)) => {
                 let data = self.matrix(recipe, &spec.parts, parts)?;
                 let data = self.in_order(target, data, recipe.n);
-                (vec![recipe.n, recipe.k], data)
+                (target.shape(&spec.recipe), data)
             }
             (Recipe::Vector(_) | Recipe::Linear(_), None) => {
                 unreachable!("only host vectors have no target")
@@ -299,7 +329,7 @@ impl Exporter {
         if let Some(begun) = self.begun.take() {
             tensor = begun.joined(tensor)?;
         }
-        let next = self.targets.get(self.next).and_then(Option::as_ref);
+        let next = (self.order.get(self.next)).and_then(|&id| self.targets[id].as_ref());
         if next.is_some_and(|next| next.name == tensor.name) {
             self.begun = Some(tensor);
             return Ok(None);
@@ -474,33 +504,56 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     };
     naming.set(weights.token_embd.0, "token_embd.weight", false);
     for (i, layer) in weights.layers.iter().enumerate() {
+        let attention = layer.attention();
+        let dense = match &layer.ffn {
+            FeedForward::Dense(dense) => Some(dense),
+            FeedForward::Experts(experts) => {
+                naming.experts(experts, i);
+                None
+            }
+        };
         for (part, id) in [
             ("attn_norm", Some(layer.attn_norm)),
-            ("attn_q_norm", layer.q_norm),
-            ("attn_k_norm", layer.k_norm),
-            ("attn_sub_norm", layer.attn_sub_norm),
+            ("attn_q_norm", attention.and_then(|a| a.q_norm)),
+            ("attn_k_norm", attention.and_then(|a| a.k_norm)),
+            ("attn_sub_norm", attention.and_then(|a| a.sub_norm)),
             ("post_attention_norm", layer.post_attn_norm),
             ("ffn_norm", Some(layer.ffn_norm)),
-            ("ffn_sub_norm", layer.ffn_sub_norm),
+            ("ffn_sub_norm", dense.and_then(|dense| dense.sub_norm)),
             ("post_ffw_norm", layer.post_ffn_norm),
         ] {
             if let Some(id) = id {
                 naming.norm(id, &format!("blk.{i}.{part}.weight"));
             }
         }
-        for (part, projection, rotated) in [
-            (part("attn_q", "attn_qkv"), &layer.q, true),
-            (part("attn_k", "attn_qkv"), &layer.k, true),
-            (part("attn_v", "attn_qkv"), &layer.v, false),
-            ("attn_output", &layer.o, false),
-            (part("ffn_gate", "ffn_up"), &layer.gate, false),
-            ("ffn_up", &layer.up, false),
-            ("ffn_down", &layer.down, false),
-        ] {
-            naming.projection(projection, &format!("blk.{i}.{part}"), rotated);
+        match &layer.mixer {
+            Mixer::Attention(attention) => {
+                for (part, projection, rotated) in [
+                    (part("attn_q", "attn_qkv"), &attention.q, true),
+                    (part("attn_k", "attn_qkv"), &attention.k, true),
+                    (part("attn_v", "attn_qkv"), &attention.v, false),
+                    ("attn_output", &attention.o, false),
+                ] {
+                    naming.projection(projection, &format!("blk.{i}.{part}"), rotated);
+                }
+            }
+            Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
+        }
+        if let Some(dense) = dense {
+            for (part, projection) in [
+                (part("ffn_gate", "ffn_up"), &dense.gate),
+                ("ffn_up", &dense.up),
+                ("ffn_down", &dense.down),
+            ] {
+                naming.projection(projection, &format!("blk.{i}.{part}"), false);
+            }
         }
     }
-    naming.norm(weights.output_norm, "output_norm.weight");
+    let output_norm = match to {
+        Values::Gguf => config.family.gguf_output_norm,
+        Values::HuggingFace => "output_norm",
+    };
+    naming.norm(weights.output_norm, &format!("{output_norm}.weight"));
     if let Some(head) = &weights.output {
         naming.projection(head, "output", false);
     }
@@ -528,7 +581,53 @@ impl Naming {
             name,
             rotated,
             less_one: false,
+            stacked: false,
+            shape: None,
         })
+    }
+
+    /// The short convolution of block `i`.
+    fn convolution(
+        &mut self,
+        convolution: &Convolution<LinearId, VectorId>,
+        i: usize,
+        config: &ModelConfig,
+    ) {
+        let name = |part: &str| format!("blk.{i}.shortconv.{part}");
+        self.projection(&convolution.input, &name("in_proj"), false);
+        self.projection(&convolution.output, &name("out_proj"), false);
+        let (dim, n_taps) = (config.model_dim, config.conv_taps.unwrap_or(0));
+        let shape = match self.to {
+            Values::Gguf => vec![dim, n_taps],
+            Values::HuggingFace => vec![dim, 1, n_taps],
+        };
+        self.set(convolution.taps.0, &name("conv.weight"), false)
+            .shape = Some(shape);
+    }
+
+    /// The mixture of block `i`: in GGUF files the matrices of all experts are one tensor.
+    fn experts(&mut self, experts: &Experts<LinearId, VectorId>, i: usize) {
+        self.projection(&experts.router, &format!("blk.{i}.ffn_gate_inp"), false);
+        if let Some(bias) = experts.bias {
+            self.set(bias.0, &format!("blk.{i}.exp_probs_b.bias"), false);
+        }
+        for (part, ids) in [
+            ("ffn_gate", &experts.gate),
+            ("ffn_up", &experts.up),
+            ("ffn_down", &experts.down),
+        ] {
+            for (expert, id) in ids.iter().enumerate() {
+                match self.to {
+                    Values::Gguf => {
+                        let target = self.set(id.0, &format!("blk.{i}.{part}_exps.weight"), false);
+                        target.stacked = true;
+                    }
+                    Values::HuggingFace => {
+                        self.set(id.0, &format!("blk.{i}.{part}.{expert}.weight"), false);
+                    }
+                }
+            }
+        }
     }
 
     fn norm(&mut self, id: VectorId, name: &str) {

@@ -4,6 +4,7 @@
 //! head follows from its tensors; `docs/families.md` has the sources.
 
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Gating;
 use sterna_kernels::rope::RopeLayout;
 
 /// What distinguishes a family of models that share a graph.
@@ -43,19 +44,45 @@ pub struct Family {
     /// Number of layers of the one size whose attention scale follows from width over heads, not from the
     /// head dimension.
     pub(crate) wide_scale_layers: Option<usize>,
+    /// The norm before the output head in GGUF files.
+    pub(crate) gguf_output_norm: &'static str,
+    /// Blocks have experts, all or some.
+    pub(crate) mixture: Option<Mixture>,
 }
 
 /// Tensors beyond attention and feed-forward projections and their input norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
-    /// Norms of each query and key head.
-    pub(crate) qk_norms: bool,
+    /// Norms of queries and keys.
+    pub(crate) qk_norms: QkNorms,
     /// Norms before the output projection and the down projection.
     pub(crate) sub_norms: bool,
     /// Norms of the outputs of attention and feed-forward, before the residual.
     pub(crate) post_norms: bool,
     /// Biases of the query, key and value projections.
     pub(crate) qkv_biases: bool,
+}
+
+/// Norms of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNorms {
+    /// None that a family must have.
+    None,
+    /// Of each head.
+    Heads,
+    /// Of all heads of a position together.
+    Whole,
+}
+
+/// What is specific to the mixtures of experts of a family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mixture {
+    /// Whether the probabilities of a row's experts add up to 1, in GGUF files, which don't say so.
+    pub(crate) gguf_renormalised: bool,
+    /// The default of `norm_topk_prob`; `None` if they do, whatever the configuration says.
+    pub(crate) hf_renormalised: Option<bool>,
+    /// What makes probabilities of scores.
+    pub(crate) gating: Gating,
 }
 
 /// Which layers are windowed.
@@ -90,7 +117,7 @@ pub(crate) struct HfDefaults {
 }
 
 const PLAIN: Parts = Parts {
-    qk_norms: false,
+    qk_norms: QkNorms::None,
     sub_norms: false,
     post_norms: false,
     qkv_biases: false,
@@ -124,6 +151,49 @@ const LLAMA: Family = Family {
     local_rope_base: None,
     no_rope_interval: None,
     wide_scale_layers: None,
+    gguf_output_norm: "output_norm",
+    mixture: None,
+};
+
+/// Short convolutions in most layers.
+const LFM2: Family = Family {
+    name: "lfm2",
+    gguf: &["lfm2"],
+    hf: &["lfm2"],
+    gguf_rope: RopeLayout::Halves,
+    gguf_output_norm: "token_embd_norm",
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-5,
+        rope_base: 1_000_000.0,
+        n_heads: Some(32),
+        n_kv_heads: Some(8),
+        max_ctx: 128_000,
+        tied: true,
+        ..HF_DEFAULTS
+    },
+    parts: Parts {
+        qk_norms: QkNorms::Heads,
+        ..PLAIN
+    },
+    ..LLAMA
+};
+
+const QWEN3: Family = Family {
+    name: "qwen3",
+    gguf: &["qwen3"],
+    hf: &["qwen3"],
+    gguf_rope: RopeLayout::Halves,
+    windows: WindowPattern::Last,
+    hf_defaults: HfDefaults {
+        head_dim: Some(128),
+        max_ctx: 32_768,
+        ..HF_DEFAULTS
+    },
+    parts: Parts {
+        qk_norms: QkNorms::Heads,
+        ..PLAIN
+    },
+    ..LLAMA
 };
 
 /// BitNet b1.58: sub-norms, every projection ternary.
@@ -173,7 +243,7 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 10] = [
+static FAMILIES: [Family; 15] = [
     LLAMA,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
@@ -211,21 +281,75 @@ static FAMILIES: [Family; 10] = [
         },
         ..LLAMA
     },
+    QWEN3,
+    LFM2,
     Family {
-        name: "qwen3",
-        gguf: &["qwen3"],
-        hf: &["qwen3"],
-        gguf_rope: RopeLayout::Halves,
-        windows: WindowPattern::Last,
+        name: "lfm2-moe",
+        gguf: &["lfm2moe"],
+        hf: &["lfm2_moe"],
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: Some(true),
+            gating: Gating::Sigmoid,
+        }),
+        ..LFM2
+    },
+    Family {
+        name: "qwen3-moe",
+        gguf: &["qwen3moe"],
+        hf: &["qwen3_moe"],
         hf_defaults: HfDefaults {
-            head_dim: Some(128),
+            head_dim: None,
             max_ctx: 32_768,
+            n_kv_heads: Some(4),
+            ..HF_DEFAULTS
+        },
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: Some(false),
+            gating: Gating::Softmax,
+        }),
+        ..QWEN3
+    },
+    Family {
+        name: "mixtral",
+        // Called llama there.
+        gguf: &[],
+        hf: &["mixtral"],
+        windows: WindowPattern::All,
+        hf_defaults: HfDefaults {
+            norm_eps: 1e-5,
+            rope_base: 1_000_000.0,
+            n_kv_heads: Some(8),
+            max_ctx: 131_072,
+            ..HF_DEFAULTS
+        },
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: None,
+            gating: Gating::Softmax,
+        }),
+        ..LLAMA
+    },
+    Family {
+        name: "olmoe",
+        gguf: &["olmoe"],
+        hf: &["olmoe"],
+        gguf_rope: RopeLayout::Halves,
+        hf_defaults: HfDefaults {
+            norm_eps: 1e-5,
+            max_ctx: 4096,
             ..HF_DEFAULTS
         },
         parts: Parts {
-            qk_norms: true,
+            qk_norms: QkNorms::Whole,
             ..PLAIN
         },
+        mixture: Some(Mixture {
+            gguf_renormalised: false,
+            hf_renormalised: Some(false),
+            gating: Gating::Softmax,
+        }),
         ..LLAMA
     },
     GEMMA2,
@@ -234,7 +358,7 @@ static FAMILIES: [Family; 10] = [
         gguf: &["gemma3"],
         hf: &["gemma3_text", "gemma3"],
         parts: Parts {
-            qk_norms: true,
+            qk_norms: QkNorms::Heads,
             post_norms: true,
             ..PLAIN
         },
@@ -301,6 +425,11 @@ impl Family {
     pub(crate) fn gguf_name(&self) -> &'static str {
         // Mistral's models are Llama's there.
         self.gguf.first().copied().unwrap_or("llama")
+    }
+
+    /// The family of Llama-like GGUF files with experts.
+    pub(crate) fn mixtral() -> &'static Family {
+        Family::of_hf("mixtral").expect("it is in the table")
     }
 
     /// The community's first BitNet models.

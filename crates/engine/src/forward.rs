@@ -5,16 +5,18 @@ use std::ops::Range;
 use sterna_kernels::attention::AttentionShape;
 
 use crate::backend::{
-    Attention, Backend, BackendError, OutputLayout, Product, Rotation, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product, Rotation,
+    ScreenedRows, Sequence,
 };
 use crate::config::LayerConfig;
+use crate::family::QkNorms;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::Angles;
 use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
-use crate::weights::{Layer, Projection};
+use crate::weights::{self, Convolution, Dense, Experts, FeedForward, Layer, Mixer, Projection};
 
 /// Buffers of a forward pass, reused by the next.
 pub(crate) struct Scratch<B: Backend> {
@@ -22,7 +24,7 @@ pub(crate) struct Scratch<B: Backend> {
     x: B::Buffer,
     /// Input or output of a block, `[m, model_dim]`.
     h: B::Buffer,
-    /// `[m, n_heads · head_dim]`.
+    /// `[m, n_heads · head_dim]`; the input of a convolution, `[m, 3 · model_dim]`.
     q: B::Buffer,
     /// `[m, n_kv_heads · head_dim]`.
     k: B::Buffer,
@@ -30,10 +32,16 @@ pub(crate) struct Scratch<B: Backend> {
     v: B::Buffer,
     /// Output of attention, `[m, n_heads · head_dim]`.
     a: B::Buffer,
-    /// `[m, ffn_dim]`.
+    /// `[m, ffn_dim]`; of experts, `[routes, ffn_dim]`.
     gate: B::Buffer,
-    /// `[m, ffn_dim]`.
+    /// The same.
     up: B::Buffer,
+    /// Scores of experts, `[m, n_experts]`.
+    scores: B::Buffer,
+    /// What experts give, `[routes, model_dim]`.
+    given: B::Buffer,
+    /// The experts of each row.
+    routes: B::Routes,
     /// The input of one projection, after its own norm.
     normed: B::Buffer,
     /// `[rows, n_vocab]`.
@@ -54,6 +62,9 @@ impl<B: Backend> Scratch<B> {
             a: buffer(),
             gate: buffer(),
             up: buffer(),
+            scores: buffer(),
+            given: buffer(),
+            routes: backend.routes(),
             normed: buffer(),
             logits: buffer(),
             budget: ScreenBudget::default(),
@@ -105,7 +116,7 @@ impl<B: Backend> Model<B> {
         be.begin_step()?;
         be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
         for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
-            self.attention_block(s, batch, i, layer, settings)?;
+            self.mixer_block(s, batch, i, layer, settings)?;
             self.ffn_block(s, batch, i, layer)?;
         }
         if batch.wanted.is_empty() {
@@ -172,8 +183,8 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// `x ← x + W_o · attention(norm(x))`.
-    fn attention_block(
+    /// `x ← x + mixer(norm(x))`.
+    fn mixer_block(
         &self,
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
@@ -181,9 +192,8 @@ impl<B: Backend> Model<B> {
         layer: &Layer<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
-        let (eps, adapters) = (c.norm_eps, batch.adapters);
         be.rms_norm(
             stage(Operation::AttnNorm),
             &s.x,
@@ -191,15 +201,59 @@ impl<B: Backend> Model<B> {
             eps,
             &mut s.h,
         )?;
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
+            Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
+        }
+        if let Some(norm) = &layer.post_attn_norm {
+            be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
+        }
+        be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
+    }
+
+    /// `h ← W_out · convolution(W_in · h)`.
+    fn convolution(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        convolution: &Convolution<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let separate = OutputLayout::Separate;
+        let input = (LinearLayer::ConvIn, &convolution.input, &mut s.q);
+        self.project(Some(i), separate, &s.h, &mut s.normed, &mut [input])?;
+        let stage = of_layer(i, Operation::Convolution);
+        (self.backend).convolution(stage, &convolution.taps, &s.q, batch.sequences, &mut s.a)?;
+        let output = (LinearLayer::ConvOut, &convolution.output, &mut s.h);
+        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
+    }
+
+    /// `h ← W_o · attention(h)`.
+    fn attention(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        weights: &weights::Attention<B::Linear, B::Vector>,
+        settings: &LayerConfig,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let stage = |operation| of_layer(i, operation);
+        let (eps, adapters) = (c.norm_eps, batch.adapters);
+        // Norms of whole rows need them by themselves.
+        let layout = match c.family.parts.qk_norms {
+            QkNorms::Whole => OutputLayout::Separate,
+            QkNorms::None | QkNorms::Heads => OutputLayout::SideBySide,
+        };
         self.project(
             Some(i),
-            OutputLayout::SideBySide,
+            layout,
             &s.h,
             &mut s.normed,
             &mut [
-                (LinearLayer::Q, &layer.q, &mut s.q),
-                (LinearLayer::K, &layer.k, &mut s.k),
-                (LinearLayer::V, &layer.v, &mut s.v),
+                (LinearLayer::Q, &weights.q, &mut s.q),
+                (LinearLayer::K, &weights.k, &mut s.k),
+                (LinearLayer::V, &weights.v, &mut s.v),
             ],
         )?;
         self.adapt(
@@ -212,6 +266,17 @@ impl<B: Backend> Model<B> {
                 (LinearLayer::V, &mut s.v),
             ],
         )?;
+        let (mut q_norm, mut k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
+        if c.family.parts.qk_norms == QkNorms::Whole {
+            for (linear, x, norm) in [
+                (LinearLayer::Q, &mut s.q, q_norm.take()),
+                (LinearLayer::K, &mut s.k, k_norm.take()),
+            ] {
+                if let Some(norm) = norm {
+                    be.rms_norm_in_place(stage(Operation::WholeNorm(linear)), x, norm, eps)?;
+                }
+            }
+        }
         let attention = Attention {
             layer: i,
             shape: AttentionShape {
@@ -225,8 +290,8 @@ impl<B: Backend> Model<B> {
             q: &mut s.q,
             k: &mut s.k,
             v: &s.v,
-            q_norm: layer.q_norm.as_ref(),
-            k_norm: layer.k_norm.as_ref(),
+            q_norm,
+            k_norm,
             eps,
             rope: settings.rope.map(|index| Rotation {
                 index,
@@ -234,7 +299,7 @@ impl<B: Backend> Model<B> {
             }),
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
-        if let Some(norm) = &layer.attn_sub_norm {
+        if let Some(norm) = &weights.sub_norm {
             be.rms_norm_in_place(stage(Operation::AttnSubNorm), &mut s.a, norm, eps)?;
         }
         self.project(
@@ -242,16 +307,12 @@ impl<B: Backend> Model<B> {
             OutputLayout::Separate,
             &s.a,
             &mut s.normed,
-            &mut [(LinearLayer::O, &layer.o, &mut s.h)],
+            &mut [(LinearLayer::O, &weights.o, &mut s.h)],
         )?;
-        self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])?;
-        if let Some(norm) = &layer.post_attn_norm {
-            be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
-        }
-        be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
+        self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])
     }
 
-    /// `x ← x + W_down · (activation(W_gate · h) ∘ W_up · h)` with `h = norm(x)`.
+    /// `x ← x + ffn(norm(x))`.
     fn ffn_block(
         &self,
         s: &mut Scratch<B>,
@@ -259,9 +320,8 @@ impl<B: Backend> Model<B> {
         i: usize,
         layer: &Layer<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
-        let (eps, adapters) = (c.norm_eps, batch.adapters);
         be.rms_norm(
             stage(Operation::FfnNorm),
             &s.x,
@@ -269,14 +329,35 @@ impl<B: Backend> Model<B> {
             eps,
             &mut s.h,
         )?;
+        match &layer.ffn {
+            FeedForward::Dense(dense) => self.dense(s, batch, i, dense)?,
+            FeedForward::Experts(experts) => self.experts(s, i, experts)?,
+        }
+        if let Some(norm) = &layer.post_ffn_norm {
+            be.rms_norm_in_place(stage(Operation::PostFfnNorm), &mut s.h, norm, eps)?;
+        }
+        be.add(stage(Operation::FfnResidual), &mut s.x, &s.h)
+    }
+
+    /// `h ← W_down · (activation(W_gate · h) ∘ W_up · h)`.
+    fn dense(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &Batch<'_, B>,
+        i: usize,
+        dense: &Dense<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let stage = |operation| of_layer(i, operation);
+        let adapters = batch.adapters;
         self.project(
             Some(i),
             OutputLayout::Separate,
             &s.h,
             &mut s.normed,
             &mut [
-                (LinearLayer::Gate, &layer.gate, &mut s.gate),
-                (LinearLayer::Up, &layer.up, &mut s.up),
+                (LinearLayer::Gate, &dense.gate, &mut s.gate),
+                (LinearLayer::Up, &dense.up, &mut s.up),
             ],
         )?;
         self.adapt(
@@ -294,21 +375,57 @@ impl<B: Backend> Model<B> {
             &mut s.gate,
             &s.up,
         )?;
-        if let Some(norm) = &layer.ffn_sub_norm {
-            be.rms_norm_in_place(stage(Operation::FfnSubNorm), &mut s.gate, norm, eps)?;
+        if let Some(norm) = &dense.sub_norm {
+            be.rms_norm_in_place(stage(Operation::FfnSubNorm), &mut s.gate, norm, c.norm_eps)?;
         }
         self.project(
             Some(i),
             OutputLayout::Separate,
             &s.gate,
             &mut s.normed,
-            &mut [(LinearLayer::Down, &layer.down, &mut s.h)],
+            &mut [(LinearLayer::Down, &dense.down, &mut s.h)],
         )?;
-        self.adapt(adapters, i, &s.gate, &mut [(LinearLayer::Down, &mut s.h)])?;
-        if let Some(norm) = &layer.post_ffn_norm {
-            be.rms_norm_in_place(stage(Operation::PostFfnNorm), &mut s.h, norm, eps)?;
-        }
-        be.add(stage(Operation::FfnResidual), &mut s.x, &s.h)
+        self.adapt(adapters, i, &s.gate, &mut [(LinearLayer::Down, &mut s.h)])
+    }
+
+    /// The same for each of the experts that a row is sent to; `h` becomes the weighted sum.
+    fn experts(
+        &self,
+        s: &mut Scratch<B>,
+        i: usize,
+        experts: &Experts<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let stage = |operation| of_layer(i, operation);
+        self.project(
+            Some(i),
+            OutputLayout::Separate,
+            &s.h,
+            &mut s.normed,
+            &mut [(LinearLayer::Router, &experts.router, &mut s.scores)],
+        )?;
+        let mixture = (c.experts.as_ref()).expect("a configuration with such layers has a mixture");
+        let bias = experts.bias.as_ref();
+        be.choose_experts(&s.scores, bias, &mixture.routing, &mut s.routes)?;
+        let products = &mut [
+            of_experts(i, LinearLayer::Gate, &experts.gate, &mut s.gate),
+            of_experts(i, LinearLayer::Up, &experts.up, &mut s.up),
+        ];
+        be.linear_experts(&s.routes, &s.h, ExpertInput::Tokens, products)?;
+        be.gate(
+            stage(Operation::Activation),
+            c.activation,
+            &mut s.gate,
+            &s.up,
+        )?;
+        let down = &mut [of_experts(
+            i,
+            LinearLayer::Down,
+            &experts.down,
+            &mut s.given,
+        )];
+        be.linear_experts(&s.routes, &s.gate, ExpertInput::Routes, down)?;
+        be.combine_experts(&s.routes, &s.given, &mut s.h)
     }
 
     /// Runs linear layers that read the same input; together, unless each has a norm of its own.
@@ -353,6 +470,20 @@ impl<B: Backend> Model<B> {
             }
         }
         Ok(())
+    }
+}
+
+/// A product with the matrices `w` of the experts of block `layer`.
+fn of_experts<'a, B: Backend>(
+    layer: usize,
+    linear: LinearLayer,
+    w: &'a [B::Linear],
+    out: &'a mut B::Buffer,
+) -> ExpertProduct<'a, B> {
+    ExpertProduct {
+        stage: of_layer(layer, Operation::Product(linear)),
+        w: w.iter().collect(),
+        out,
     }
 }
 

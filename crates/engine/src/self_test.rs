@@ -12,12 +12,14 @@ use sterna_format::DType;
 use sterna_format::model::RopeLayout;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
+use sterna_kernels::experts::{Gating, Routing};
 use sterna_kernels::quant::Encoder;
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CacheType, KvCache, LinearSource, OutputLayout,
-    Product, Rotation, Sequence, TernaryPacking, WeightData,
+    Attention, Backend, BackendError, CacheShape, CacheType, ExpertInput, ExpertMatrices,
+    ExpertProduct, KvCache, LinearSource, OutputLayout, Product, Rotation, Sequence,
+    TernaryPacking, WeightData,
 };
 use crate::cpu::Cpu;
 use crate::rope::Angles;
@@ -77,13 +79,17 @@ const K: usize = 512;
 /// Rows and columns of the matrices of a feed-forward block.
 const BLOCK_WIDTH: usize = 256;
 
+/// Experts of the made-up mixture, of which each row is sent to as many as the model's rows are.
+const MOST_EXPERTS: usize = 8;
+
 /// Runs every family of kernels that a model with these `forms` of weights needs on `tested`, once with one row and
-/// once with several.
+/// once with several; with those of a mixture of `experts` if it has one.
 ///
 /// Errors: [`SelfTestError`] for the first kernel that fails or gives other results than the CPU.
 pub async fn self_test<T: Backend>(
     tested: &T,
     forms: &BTreeSet<WeightForm>,
+    experts: Option<Routing>,
     cache: CacheType,
 ) -> Result<(), SelfTestError> {
     let reference = Cpu::new(1, Isa::detect());
@@ -104,6 +110,14 @@ pub async fn self_test<T: Backend>(
             let kernel = format!("{form} feed-forward blocks of {rows} rows");
             let want = feed_forward(&reference, &gate, &up, rows).await;
             check(&kernel, want, feed_forward(tested, &gate, &up, rows).await)?;
+        }
+        if let Some(routing) = &experts {
+            for rows in [1, 3, 40] {
+                let kernel = format!("{form} experts of {rows} rows");
+                let want = routed(&reference, &gate, &up, routing, rows).await;
+                let got = routed(tested, &gate, &up, routing, rows).await;
+                check(&kernel, want, got)?;
+            }
         }
         let kernel = format!("{form} embedding");
         let want = embedding(&reference, source.clone()).await;
@@ -289,6 +303,81 @@ async fn feed_forward<B: Backend>(
     b.submit(&mut x)?.await
 }
 
+/// Blocks that are mixtures of experts, with every other matrix of two for each. Scores are far apart: both sides
+/// choose the same experts.
+async fn routed<B: Backend>(
+    b: &B,
+    first: &LinearSource,
+    second: &LinearSource,
+    routing: &Routing,
+    rows: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let n_experts = routing.n_experts.min(MOST_EXPERTS);
+    let routing = Routing {
+        gating: Gating::Softmax,
+        n_experts,
+        n_used: routing.n_used.min(n_experts),
+        renormalised: routing.renormalised,
+    };
+    let of_all = |turn: usize| {
+        let sources = (turn..turn + n_experts).map(|i| [first, second][i % 2].clone());
+        let matrices = sources.map(|source| b.load_linear(source));
+        matrices.collect::<Result<Vec<_>, _>>()
+    };
+    let (mut gate, mut up, mut down) = (of_all(0)?, of_all(1)?, of_all(0)?);
+    b.join_experts(&mut ExpertMatrices {
+        gate: gate.iter_mut().collect(),
+        up: up.iter_mut().collect(),
+        down: down.iter_mut().collect(),
+    })?;
+    let scores: Vec<f32> = (0..rows * n_experts)
+        .map(|i| ((i / n_experts + 3 * (i % n_experts)) % 7) as f32 / 4.0)
+        .collect();
+    let (mut x, mut h, mut s) = (b.buffer(), b.buffer(), b.buffer());
+    let (mut gated, mut upward, mut given) = (b.buffer(), b.buffer(), b.buffer());
+    let mut routes = b.routes();
+    b.begin_step()?;
+    let width = BLOCK_WIDTH;
+    // As large as a norm would make it.
+    let size = match &first.weights {
+        WeightData::Ternary { .. } => 2.7,
+        WeightData::Blocks { .. } => 0.05,
+    };
+    let input = values(13, rows * width).into_iter();
+    let input: Vec<f32> = input.map(|value| size * value).collect();
+    b.write(&input, width, &mut x)?;
+    b.write(&scores, n_experts, &mut s)?;
+    // Of two, as for blocks of one network.
+    for _ in 0..2 {
+        b.choose_experts(&s, None, &routing, &mut routes)?;
+        let both = &mut [
+            of_experts(LinearLayer::Gate, &gate, &mut gated),
+            of_experts(LinearLayer::Up, &up, &mut upward),
+        ];
+        b.linear_experts(&routes, &x, ExpertInput::Tokens, both)?;
+        let activation = stage(Operation::Activation);
+        b.gate(activation, Activation::Silu, &mut gated, &upward)?;
+        let downward = &mut [of_experts(LinearLayer::Down, &down, &mut given)];
+        b.linear_experts(&routes, &gated, ExpertInput::Routes, downward)?;
+        b.combine_experts(&routes, &given, &mut h)?;
+        b.add(stage(Operation::FfnResidual), &mut x, &h)?;
+    }
+    b.submit(&mut x)?.await
+}
+
+/// A product of the experts of a layer, with its stage.
+fn of_experts<'a, B: Backend>(
+    layer: LinearLayer,
+    w: &'a [B::Linear],
+    out: &'a mut B::Buffer,
+) -> ExpertProduct<'a, B> {
+    ExpertProduct {
+        stage: stage(Operation::Product(layer)),
+        w: w.iter().collect(),
+        out,
+    }
+}
+
 /// Norm, gate and residual of a feed-forward block, apart from products.
 async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
     let rows = 3;
@@ -403,7 +492,15 @@ mod tests {
     fn the_cpu_passes_with_any_instructions() {
         for isa in Isa::available() {
             let cpu = Cpu::new(1, isa);
-            let tested = cpu.wait(self_test(&cpu, &forms(), CacheType::F16)).unwrap();
+            let routing = Routing {
+                gating: Gating::Softmax,
+                n_experts: 5,
+                n_used: 2,
+                renormalised: true,
+            };
+            let tested = cpu
+                .wait(self_test(&cpu, &forms(), Some(routing), CacheType::F16))
+                .unwrap();
             tested.unwrap();
         }
     }

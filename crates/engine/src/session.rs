@@ -278,6 +278,7 @@ impl<B: Backend> Session<B> {
 
     /// After an error, and if the future is dropped, the sequence is unchanged.
     async fn append(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+        self.cache.pin();
         let mut undo = Undo {
             before: self.cache.len(),
             session: self,
@@ -481,13 +482,15 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Truncates to the first `len` tokens.
+    /// Truncates to the first `len` tokens. Of a model whose layers have states, to fewer where those aren't
+    /// remembered: [`Session::len`] says how many are left.
     pub fn truncate(&mut self, len: usize) {
         self.discard_lookahead();
         self.cache.truncate(len);
     }
 
-    /// A sequence that begins with the first `len` tokens of this one, sharing their memory.
+    /// A sequence that begins with the first `len` tokens of this one, or fewer, as [`Session::truncate`], sharing
+    /// their memory.
     pub fn fork(&self, len: usize) -> Session<B> {
         Session {
             model: Arc::clone(&self.model),

@@ -29,8 +29,12 @@ pub enum Operation {
     Adapter(LinearLayer),
     /// The bias added to a product.
     Bias(LinearLayer),
+    /// The norm of all queries or all keys of a position together.
+    WholeNorm(LinearLayer),
     /// Attention, with the norms and rotations of its heads.
     Attention,
+    /// A short convolution, with its gates.
+    Convolution,
     /// The norm before the output projection.
     AttnSubNorm,
     /// The norm of the output of attention, before the residual.
@@ -55,7 +59,8 @@ pub enum Operation {
     LogitSoftcap,
 }
 
-/// The linear layers of a model: seven in each transformer block, and the output head.
+/// The linear layers of a model: seven in each transformer block, two for those of attention where a convolution
+/// takes its place, the router of its experts where it has some, and the output head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // The names of GGUF.
 pub enum LinearLayer {
@@ -66,6 +71,12 @@ pub enum LinearLayer {
     Gate,
     Up,
     Down,
+    /// The input of a convolution and its gates.
+    ConvIn,
+    /// The output projection of a convolution.
+    ConvOut,
+    /// The router, which computes the scores of experts.
+    Router,
     /// The output head, which computes logits.
     Head,
 }
@@ -80,6 +91,9 @@ impl LinearLayer {
             LinearLayer::Gate => "gate",
             LinearLayer::Up => "up",
             LinearLayer::Down => "down",
+            LinearLayer::ConvIn => "conv_in",
+            LinearLayer::ConvOut => "conv_out",
+            LinearLayer::Router => "router",
             LinearLayer::Head => "logits",
         }
     }
@@ -108,7 +122,9 @@ impl fmt::Display for Operation {
             Operation::Product(linear) => (linear.name(), ""),
             Operation::Adapter(linear) => (linear.name(), "_adapter"),
             Operation::Bias(linear) => (linear.name(), "_bias"),
+            Operation::WholeNorm(linear) => (linear.name(), "_norm"),
             Operation::Attention => ("attention", ""),
+            Operation::Convolution => ("convolution", ""),
             Operation::AttnSubNorm => ("attn_sub_norm", ""),
             Operation::PostAttnNorm => ("post_attn_norm", ""),
             Operation::AttnResidual => ("attn_residual", ""),

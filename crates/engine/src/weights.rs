@@ -28,26 +28,78 @@ pub(crate) struct Weights<L, V> {
 #[derive(Debug, Clone)]
 pub(crate) struct Layer<L, V> {
     pub(crate) attn_norm: V,
+    pub(crate) mixer: Mixer<L, V>,
+    /// On the output of the mixer.
+    pub(crate) post_attn_norm: Option<V>,
+    pub(crate) ffn_norm: V,
+    pub(crate) ffn: FeedForward<L, V>,
+    /// On the output of the feed-forward block.
+    pub(crate) post_ffn_norm: Option<V>,
+}
+
+/// What mixes the positions of a sequence in a block.
+#[derive(Debug, Clone)]
+pub(crate) enum Mixer<L, V> {
+    /// Attention to all positions before, or to a window.
+    Attention(Attention<L, V>),
+    /// A short convolution over the latest positions.
+    Convolution(Convolution<L, V>),
+}
+
+/// Attention.
+#[derive(Debug, Clone)]
+pub(crate) struct Attention<L, V> {
     pub(crate) q: Projection<L, V>,
     pub(crate) k: Projection<L, V>,
     pub(crate) v: Projection<L, V>,
-    /// `[head_dim]`.
+    /// `[head_dim]`, or of all heads together.
     pub(crate) q_norm: Option<V>,
-    /// `[head_dim]`.
+    /// The same.
     pub(crate) k_norm: Option<V>,
     /// Before the output projection.
-    pub(crate) attn_sub_norm: Option<V>,
+    pub(crate) sub_norm: Option<V>,
     pub(crate) o: Projection<L, V>,
-    /// On the output of attention.
-    pub(crate) post_attn_norm: Option<V>,
-    pub(crate) ffn_norm: V,
+}
+
+/// A gated short convolution.
+#[derive(Debug, Clone)]
+pub(crate) struct Convolution<L, V> {
+    /// `[3 · model_dim, model_dim]`: two gates and the input.
+    pub(crate) input: Projection<L, V>,
+    /// `[model_dim, taps]`.
+    pub(crate) taps: V,
+    pub(crate) output: Projection<L, V>,
+}
+
+/// The feed-forward network of a block.
+#[derive(Debug, Clone)]
+pub(crate) enum FeedForward<L, V> {
+    /// One network for every row.
+    Dense(Dense<L, V>),
+    /// Several, of which a router chooses some for each row.
+    Experts(Experts<L, V>),
+}
+
+/// A gated network.
+#[derive(Debug, Clone)]
+pub(crate) struct Dense<L, V> {
     pub(crate) gate: Projection<L, V>,
     pub(crate) up: Projection<L, V>,
     /// Before the down projection.
-    pub(crate) ffn_sub_norm: Option<V>,
+    pub(crate) sub_norm: Option<V>,
     pub(crate) down: Projection<L, V>,
-    /// On the output of the feed-forward block.
-    pub(crate) post_ffn_norm: Option<V>,
+}
+
+/// A mixture of experts: gated networks of one shape, one matrix for each in each list.
+#[derive(Debug, Clone)]
+pub(crate) struct Experts<L, V> {
+    /// Gives each row a score for every expert.
+    pub(crate) router: Projection<L, V>,
+    /// Added to probabilities where experts are chosen, and not to what their outputs are weighted with.
+    pub(crate) bias: Option<V>,
+    pub(crate) gate: Vec<L>,
+    pub(crate) up: Vec<L>,
+    pub(crate) down: Vec<L>,
 }
 
 /// A linear layer: `y = norm(x) · wᵀ + bias`, with optional norm and bias.
@@ -67,30 +119,84 @@ pub(crate) trait Convert<L, V> {
 }
 
 impl<L, V> Layer<L, V> {
-    /// Its linear layers.
-    pub(crate) fn projections(&self) -> [&Projection<L, V>; 7] {
-        [
-            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
-        ]
+    /// Its linear layers, but for experts.
+    pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
+        let (ffn, router) = match &self.ffn {
+            FeedForward::Dense(Dense { gate, up, down, .. }) => (Some([gate, up, down]), None),
+            FeedForward::Experts(experts) => (None, Some(&experts.router)),
+        };
+        let (attention, convolution) = match &self.mixer {
+            Mixer::Attention(Attention { q, k, v, o, .. }) => (Some([q, k, v, o]), None),
+            Mixer::Convolution(Convolution { input, output, .. }) => (None, Some([input, output])),
+        };
+        let mixer = attention
+            .into_iter()
+            .flatten()
+            .chain(convolution.into_iter().flatten());
+        mixer.chain(ffn.into_iter().flatten()).chain(router)
+    }
+
+    /// The attention, if the block has one.
+    pub(crate) fn attention(&self) -> Option<&Attention<L, V>> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Convolution(_) => None,
+        }
+    }
+
+    /// The mixture of experts, if the block has one.
+    pub(crate) fn experts(&self) -> Option<&Experts<L, V>> {
+        match &self.ffn {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
+        }
     }
 
     pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
         Layer {
             attn_norm: c.vector(self.attn_norm),
-            q: self.q.convert(c),
-            k: self.k.convert(c),
-            v: self.v.convert(c),
-            q_norm: self.q_norm.map(|v| c.vector(v)),
-            k_norm: self.k_norm.map(|v| c.vector(v)),
-            attn_sub_norm: self.attn_sub_norm.map(|v| c.vector(v)),
-            o: self.o.convert(c),
+            mixer: match self.mixer {
+                Mixer::Attention(attention) => Mixer::Attention(Attention {
+                    q: attention.q.convert(c),
+                    k: attention.k.convert(c),
+                    v: attention.v.convert(c),
+                    q_norm: attention.q_norm.map(|v| c.vector(v)),
+                    k_norm: attention.k_norm.map(|v| c.vector(v)),
+                    sub_norm: attention.sub_norm.map(|v| c.vector(v)),
+                    o: attention.o.convert(c),
+                }),
+                Mixer::Convolution(convolution) => Mixer::Convolution(Convolution {
+                    input: convolution.input.convert(c),
+                    taps: c.vector(convolution.taps),
+                    output: convolution.output.convert(c),
+                }),
+            },
             post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),
             ffn_norm: c.vector(self.ffn_norm),
-            gate: self.gate.convert(c),
-            up: self.up.convert(c),
-            ffn_sub_norm: self.ffn_sub_norm.map(|v| c.vector(v)),
-            down: self.down.convert(c),
+            ffn: match self.ffn {
+                FeedForward::Dense(dense) => FeedForward::Dense(Dense {
+                    gate: dense.gate.convert(c),
+                    up: dense.up.convert(c),
+                    sub_norm: dense.sub_norm.map(|v| c.vector(v)),
+                    down: dense.down.convert(c),
+                }),
+                FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
+            },
             post_ffn_norm: self.post_ffn_norm.map(|v| c.vector(v)),
+        }
+    }
+}
+
+impl<L, V> Experts<L, V> {
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Experts<C::Linear, C::Vector> {
+        let mut all = |matrices: Vec<L>| matrices.into_iter().map(|l| c.linear(l)).collect();
+        let (gate, up, down) = (all(self.gate), all(self.up), all(self.down));
+        Experts {
+            router: self.router.convert(c),
+            bias: self.bias.map(|v| c.vector(v)),
+            gate,
+            up,
+            down,
         }
     }
 }

@@ -555,6 +555,28 @@ fn square_matrices_lie_as_declared() {
 }
 
 #[test]
+fn modules_that_a_layer_lacks_are_named() {
+    let source = peft(&adapters().join("llama/all"));
+    for (dir, module) in [
+        ("reference-mixtures/hf/mixtral", Module::Up),
+        ("reference-states/hf/lfm2", Module::Q),
+    ] {
+        let model = load_hf(&testdata().join(dir));
+        let mut one = source.clone();
+        one.pairs
+            .retain(|pair| pair.module == module && pair.layer == 0);
+        let error = model.load_adapter(one, AdapterOptions::default()).err();
+        let error = error.map(|error| error.to_string()).unwrap_or_default();
+        let name = match module {
+            Module::Up => "up_proj",
+            _ => "q_proj",
+        };
+        let expected = format!("expected a module of layer 0, found {name}, which it lacks");
+        assert!(error.ends_with(&expected), "{dir}: {error}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_named() {
     let model = load_hf(&testdata().join("reference-logits/llama"));
     let source = peft(&adapters().join("llama/all"));

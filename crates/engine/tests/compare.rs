@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
-    Attention, CacheShape, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
-    WeightData,
+    Attention, CacheShape, ExpertInput, ExpertMatrices, ExpertProduct, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, Sequence, WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
 use sterna_engine::stage::Stage;
@@ -21,6 +21,7 @@ use sterna_engine::{
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 
 /// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
 struct Faulty<B> {
@@ -48,6 +49,7 @@ impl<B: Backend> Backend for Faulty<B> {
     type Screen = B::Screen;
     type Buffer = B::Buffer;
     type Cache = B::Cache;
+    type Routes = B::Routes;
     type Readback = B::Readback;
 
     fn host(&self) -> &Exec {
@@ -86,6 +88,17 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn buffer(&self) -> B::Buffer {
         self.inner.buffer()
+    }
+
+    fn routes(&self) -> B::Routes {
+        self.inner.routes()
+    }
+
+    fn join_experts(&self, experts: &mut ExpertMatrices<'_, Self>) -> Result<(), BackendError> {
+        let [gate, up, down] = [&mut experts.gate, &mut experts.up, &mut experts.down]
+            .map(|set| set.iter_mut().map(|matrix| &mut **matrix).collect());
+        self.inner
+            .join_experts(&mut ExpertMatrices { gate, up, down })
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<B::Cache, BackendError> {
@@ -237,6 +250,43 @@ impl<B: Backend> Backend for Faulty<B> {
         up: &B::Buffer,
     ) -> Result<(), BackendError> {
         self.inner.gate(stage, activation, gate, up)
+    }
+
+    fn choose_experts(
+        &self,
+        scores: &B::Buffer,
+        bias: Option<&B::Vector>,
+        routing: &Routing,
+        routes: &mut B::Routes,
+    ) -> Result<(), BackendError> {
+        self.inner.choose_experts(scores, bias, routing, routes)
+    }
+
+    fn linear_experts(
+        &self,
+        routes: &B::Routes,
+        x: &B::Buffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Faulty<B>>],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::new();
+        for ExpertProduct { stage, w, out } in products {
+            own.push(ExpertProduct {
+                stage: *stage,
+                w: w.clone(),
+                out: &mut **out,
+            });
+        }
+        self.inner.linear_experts(routes, x, input, &mut own)
+    }
+
+    fn combine_experts(
+        &self,
+        routes: &B::Routes,
+        y: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.combine_experts(routes, y, out)
     }
 
     fn add(&self, stage: Stage, x: &mut B::Buffer, y: &B::Buffer) -> Result<(), BackendError> {
@@ -419,29 +469,62 @@ mod gpu {
         check_faults(|| gpu.clone());
     }
 
-    /// Every model there is, with every kind of cache: nothing is further off than it may be.
+    #[test]
+    fn gpu_and_cpu_do_not_part_over_experts() {
+        let Some(gpu) = gpu() else { return };
+        for name in ["mixtral", "qwen3-moe", "olmoe"] {
+            let (plan, files) = plan_hf(&testdata().join("reference-mixtures/hf").join(name));
+            let model = load_on(plan, &files, Compare::new(cpu(), gpu.clone())).unwrap();
+            for comparison in [
+                Comparison::Operations,
+                Comparison::Layers,
+                Comparison::Drift,
+            ] {
+                let measured = compare(&model, comparison, CacheType::F32);
+                assert_eq!(parted(&measured), [""; 0], "{name}, {comparison:?}");
+                let names = measured.iter().map(|m| m.stage.to_string());
+                let has_down = names.into_iter().any(|name| name == "layer 0, down");
+                assert_eq!(has_down, comparison == Comparison::Operations);
+            }
+        }
+    }
+
+    type Source = (PathBuf, (ModelPlan, Vec<Bytes>));
+
+    fn models(folder: &str, file: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(testdata().join(folder)).unwrap();
+        let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+        paths.retain(|path| path.join(file).exists());
+        paths.sort();
+        paths
+    }
+
     #[test]
     fn gpu_and_cpu_do_not_part() {
-        let Some(gpu) = gpu() else { return };
-        let models = |folder: &str, file: &str| -> Vec<PathBuf> {
-            let entries = std::fs::read_dir(testdata().join(folder)).unwrap();
-            let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
-            paths.retain(|path| path.join(file).exists());
-            paths.sort();
-            paths
-        };
         let mut sources = Vec::new();
-        for folder in ["reference-logits", "reference-variants"] {
-            let dirs = models(folder, "config.json");
-            sources.extend(dirs.into_iter().map(|dir| (dir.clone(), plan_hf(&dir))));
-        }
         for dir in models("reference-gguf", "model.gguf") {
             let plan = plan_gguf(&[dir.join("model.gguf")]);
             sources.push((dir, plan));
         }
         sources.push((testdata().join("bitllama-3M"), ternary()));
         sources.push((testdata().join("stories260K"), floats()));
-        assert!(sources.len() > 50, "{}", sources.len());
+        check_all(sources);
+    }
+
+    #[test]
+    fn gpu_and_cpu_do_not_part_in_variants() {
+        let mut sources = Vec::new();
+        for folder in ["reference-logits", "reference-variants"] {
+            let dirs = models(folder, "config.json");
+            sources.extend(dirs.into_iter().map(|dir| (dir.clone(), plan_hf(&dir))));
+        }
+        check_all(sources);
+    }
+
+    /// With one kind of cache after the other: nothing is further off than it may be.
+    fn check_all(sources: Vec<Source>) {
+        let Some(gpu) = gpu() else { return };
+        assert!(sources.len() > 25, "{}", sources.len());
         let caches = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
         // The share of what is allowed that was used, by kind.
         let mut used: BTreeMap<String, (f64, String)> = BTreeMap::new();

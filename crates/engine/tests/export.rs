@@ -118,7 +118,12 @@ fn gguf_models_export_bit_for_bit() {
 #[test]
 fn hugging_face_models_export_bit_for_bit() {
     let (mut n, mut unfit) = (0, Vec::new());
-    for set in ["reference-logits", "reference-variants"] {
+    for set in [
+        "reference-logits",
+        "reference-variants",
+        "reference-mixtures/hf",
+        "reference-states/hf",
+    ] {
         for dir in std::fs::read_dir(testdata().join(set)).unwrap() {
             let dir = dir.unwrap().path();
             if !dir.join("config.json").exists() {

@@ -5,7 +5,7 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
@@ -20,29 +20,43 @@ use sterna_engine::{
     Activations, Backend, CacheType, Gpu, Logits, Model, ModelConfig, Session, SessionOptions, Step,
 };
 use sterna_format::DType;
-use sterna_gpu::Device;
 use sterna_kernels::Isa;
 
+/// Each test has a device of its own: a software one computes in one thread.
 fn gpu() -> Option<Gpu> {
-    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-    let device = DEVICE.get_or_init(sterna_testing::gpu::device).clone()?;
-    Some(Gpu::new(device, 2, Isa::detect()))
+    Some(Gpu::new(sterna_testing::gpu::device()?, 2, Isa::detect()))
+}
+
+/// Logits of all `ids`: the first and the last ones computed alone, the others in small chunks.
+fn logits_in_parts(model: &Arc<Model<Gpu>>, ids: &[u32]) -> Vec<f32> {
+    let options = SessionOptions {
+        chunk: 7,
+        ..SessionOptions::new(ids.len())
+    };
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    let (chunks, last) = ids[1..].split_at(ids.len() - 5);
+    let alone = last.chunks(1);
+    [&ids[..1], chunks]
+        .into_iter()
+        .chain(alone)
+        .flat_map(|ids| session.forward(ids, Logits::All).unwrap())
+        .collect()
 }
 
 fn check_model(gpu: &Gpu, source: &Source, ids: &[u32], bound: f64) {
     let on_cpu = source.load(cpu());
     let on_gpu = source.load(gpu.clone());
     let n_vocab = on_cpu.config().n_vocab;
-    let options = |chunk| SessionOptions {
-        chunk,
+    let options = SessionOptions {
+        chunk: 1000,
         ..SessionOptions::new(ids.len())
     };
-    let want = logits(&on_cpu, ids, options(1000));
-    for chunk in [1000, 7, 1] {
-        let got = logits(&on_gpu, ids, options(chunk));
-        let name = format!("{}, chunks of {chunk}", source.name());
-        check_logits(&name, &got, &want, n_vocab, bound);
-    }
+    let want = logits(&on_cpu, ids, options);
+    let got = logits(&on_gpu, ids, options);
+    check_logits(&source.name(), &got, &want, n_vocab, bound);
+    let got = logits_in_parts(&on_gpu, ids);
+    let name = format!("{}, in parts", source.name());
+    check_logits(&name, &got, &want, n_vocab, bound);
 }
 
 fn reference_ids(dir: &Path) -> Vec<u32> {
@@ -58,26 +72,47 @@ fn ids(value: &Value) -> Vec<u32> {
     ids.map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
+fn check_kind(kind: &str) {
+    let Some(gpu) = gpu() else { return };
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join(kind))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("config.json").exists())
+        .collect();
+    dirs.sort();
+    for dir in dirs {
+        let name = dir.file_name().unwrap().to_str().unwrap();
+        let words = ["bitnet", "bitlinear", "online"];
+        let ternary = words.iter().any(|word| name.contains(word));
+        let bound = if ternary {
+            MAX_ERROR_INT8
+        } else {
+            MAX_ERROR_FLOAT
+        };
+        check_model(&gpu, &Source::Hf(dir.clone()), &reference_ids(&dir), bound);
+    }
+}
+
 #[test]
 fn reference_models() {
+    check_kind("reference-logits");
+}
+
+#[test]
+fn variants_of_reference_models() {
+    check_kind("reference-variants");
+}
+
+#[test]
+fn mixtures_of_experts() {
     let Some(gpu) = gpu() else { return };
-    for kind in ["reference-logits", "reference-variants"] {
-        let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join(kind))
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .filter(|path| path.join("config.json").exists())
-            .collect();
-        dirs.sort();
-        for dir in dirs {
-            let name = dir.file_name().unwrap().to_str().unwrap();
-            let words = ["bitnet", "bitlinear", "online"];
-            let ternary = words.iter().any(|word| name.contains(word));
-            let bound = if ternary {
-                MAX_ERROR_INT8
-            } else {
-                MAX_ERROR_FLOAT
-            };
-            check_model(&gpu, &Source::Hf(dir.clone()), &reference_ids(&dir), bound);
+    for name in ["mixtral", "qwen3-moe", "olmoe"] {
+        let dirs = testdata().join("reference-mixtures");
+        let hf = dirs.join("hf").join(name);
+        let gguf = dirs.join("gguf").join(name).join("model.gguf");
+        let ids = reference_ids(&hf);
+        for source in [Source::Hf(hf), Source::Gguf(gguf)] {
+            check_model(&gpu, &source, &ids, MAX_ERROR_FLOAT);
         }
     }
 }
@@ -125,11 +160,11 @@ fn every_stored_type() {
     }
 }
 
-/// Feeds the expected texts of `cases` to both, and compares choices.
-fn check_tales(gpu: &Gpu, source: &Source, cases: &Value, next: &str, bound: f64) {
+/// Feeds the expected texts of every third of `cases`, from one on, to both, and compares choices.
+fn check_tales(gpu: &Gpu, source: &Source, (cases, from): (&Value, usize), next: &str, bound: f64) {
     let on_cpu = source.load(cpu());
     let on_gpu = source.load(gpu.clone());
-    for case in cases.as_array().unwrap() {
+    for case in cases.as_array().unwrap().iter().skip(from % 3).step_by(3) {
         let mut ids = self::ids(&case["prompt_ids"]);
         ids.extend(self::ids(&case[next]));
         let options = SessionOptions::new(ids.len());
@@ -140,32 +175,46 @@ fn check_tales(gpu: &Gpu, source: &Source, cases: &Value, next: &str, bound: f64
     }
 }
 
-#[test]
-fn trained_models() {
+/// Every form of a model with some texts, and every text with some form.
+fn check_forms(folder: &str, hf: &str, bound: f64) {
     let Some(gpu) = gpu() else { return };
-    for (folder, hf, bound) in [
-        ("stories260K", "hf", MAX_ERROR_FLOAT),
-        ("bitllama-3M", "hf-packed", MAX_ERROR_INT8),
-    ] {
-        let dir = testdata().join(folder);
-        let expected = json(&dir.join("expected/greedy.json"));
-        let mut forms: Vec<Source> = common::files(&dir, "gguf")
-            .into_iter()
-            .map(Source::Gguf)
-            .collect();
-        forms.push(Source::Hf(dir.join(hf)));
-        for source in forms {
-            let bound = match source.name().contains("q8_0") {
-                true => MAX_ERROR_INT8,
-                false => bound,
-            };
-            check_tales(&gpu, &source, &expected["greedy"], "generated_ids", bound);
-        }
+    let dir = testdata().join(folder);
+    let expected = json(&dir.join("expected/greedy.json"));
+    let mut forms: Vec<Source> = common::files(&dir, "gguf")
+        .into_iter()
+        .map(Source::Gguf)
+        .collect();
+    forms.push(Source::Hf(dir.join(hf)));
+    assert!(forms.len() >= 3);
+    for (i, source) in forms.iter().enumerate() {
+        let bound = match source.name().contains("q8_0") {
+            true => MAX_ERROR_INT8,
+            false => bound,
+        };
+        let cases = (&expected["greedy"], i);
+        check_tales(&gpu, source, cases, "generated_ids", bound);
     }
+}
+
+#[test]
+fn stories_in_every_form() {
+    check_forms("stories260K", "hf", MAX_ERROR_FLOAT);
+}
+
+#[test]
+fn bitllama_in_every_form() {
+    check_forms("bitllama-3M", "hf-packed", MAX_ERROR_INT8);
+}
+
+#[test]
+fn tiny_tales() {
+    let Some(gpu) = gpu() else { return };
     let dir = testdata().join("../crates/sterna/models/tiny-tales");
     let expected = json(&dir.join("expected.json"));
     let source = Source::Hf(dir);
-    check_tales(&gpu, &source, &expected, "greedy_ids", MAX_ERROR_INT8);
+    // The last is with a long prompt.
+    let cases = (&expected, 0);
+    check_tales(&gpu, &source, cases, "greedy_ids", MAX_ERROR_INT8);
 }
 
 fn stories() -> Source {
@@ -181,7 +230,7 @@ fn caches_of_every_type_grow() {
     let Some(gpu) = gpu() else { return };
     let (on_cpu, on_gpu) = (stories().load(cpu()), stories().load(gpu));
     // Beyond the first memory of a layer, and beyond a span.
-    let ids = story_ids(300);
+    let ids = story_ids(266);
     for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
         let options = SessionOptions {
             cache,
@@ -286,14 +335,14 @@ fn tokens_are_decoded_by_the_same_commands() {
     session.forward(&story_ids(130), Logits::Last).unwrap();
     session.forward(&[5], Logits::Last).unwrap();
     let before = (gpu.work(), gpu.device().memory().used);
-    for id in 0..50 {
+    for id in 0..20 {
         session.forward(&[id], Logits::Last).unwrap();
     }
     let after = (gpu.work(), gpu.device().memory().used);
-    assert_eq!(after.0.n_submits - before.0.n_submits, 50);
+    assert_eq!(after.0.n_submits - before.0.n_submits, 20);
     assert_eq!(after.0.n_recorded, before.0.n_recorded);
     assert_eq!(after.1, before.1);
-    let per_token = (after.0.n_dispatches - before.0.n_dispatches) / 50;
+    let per_token = (after.0.n_dispatches - before.0.n_dispatches) / 20;
     let n_layers = model.config().n_layers as u64;
     eprintln!("{per_token} dispatches a token, {n_layers} layers");
     // And the embedding, norm and head; what the last layer leaves may be read, so it is in more parts.

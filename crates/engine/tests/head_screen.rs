@@ -94,8 +94,8 @@ fn check(model: fn() -> Planned, screen: DType) -> HeadUse {
         penalised,
         sampled(0, 5),
     ] {
-        for start in 0..8 {
-            let prompt: Vec<u32> = (0..1 + start % 4)
+        for start in 0..4 {
+            let prompt: Vec<u32> = (0..1 + start)
                 .map(|i| (3 + start * 101 + i * 37) % n_vocab)
                 .collect();
             let want = generate(&mut plain, &prompt, &sampling, true);
@@ -116,7 +116,7 @@ fn share(used: &HeadUse, n_vocab: u64) -> f64 {
 }
 
 #[test]
-fn trained_models_say_the_same_and_read_little() {
+fn a_trained_model_says_the_same_and_reads_little() {
     for (screen, most) in [
         (DType::Q8_0, 0.02),
         (DType::Q6_K, 0.02),
@@ -128,6 +128,10 @@ fn trained_models_say_the_same_and_read_little() {
         assert!(share < most, "{screen}: {share}");
         assert!(used.n_bytes < used.n_bytes_unscreened * 3 / 5);
     }
+}
+
+#[test]
+fn narrow_models_say_the_same() {
     // Narrow models with few tokens have bounds that are wide beside their logits; the screen is given up
     // where it doesn't pay.
     for (screen, most) in [(DType::Q8_0, 0.3), (DType::Q6_K, 0.3), (DType::Q4_K, 0.7)] {

@@ -59,12 +59,15 @@ fn damaged_gguf_files() {
     let mut random = Random(1);
     let mut survived = 0;
     for name in [
-        "gemma3",
-        "falcon-e-i2-s",
-        "qwen3-yarn",
-        "phi3-longrope-long",
+        "reference-gguf/gemma3",
+        "reference-gguf/falcon-e-i2-s",
+        "reference-gguf/qwen3-yarn",
+        "reference-gguf/phi3-longrope-long",
+        "reference-mixtures/gguf/mixtral",
+        "reference-mixtures/gguf/qwen3-moe",
+        "reference-states/gguf/lfm2",
     ] {
-        let dir = testdata().join("reference-gguf").join(name);
+        let dir = testdata().join(name);
         let file = read(&files(&dir, "gguf")[0]).to_vec();
         let header = Gguf::parse(&file, file.len() as u64).unwrap();
         let header_len = header.data_offset() as usize;
@@ -108,7 +111,7 @@ const NUMBERS: [&str; 14] = [
 
 /// Why the model of a configuration with some members replaced is refused; `None` if it isn't.
 fn contradiction(model: &str, changes: serde_json::Value) -> Option<String> {
-    let dir = testdata().join("reference-logits").join(model);
+    let dir = testdata().join(model);
     let mut config: serde_json::Value =
         serde_json::from_slice(&read(&dir.join("config.json"))).unwrap();
     let members = config.as_object_mut().unwrap();
@@ -139,8 +142,53 @@ fn configurations_that_contradict_their_files() {
             "factor: expected a number, with rope scaling of type `yarn`, found nothing",
         ),
     ] {
-        let error = contradiction("llama", changes.clone()).unwrap_or_default();
+        let error = contradiction("reference-logits/llama", changes.clone()).unwrap_or_default();
         assert!(error.contains(expected), "{changes}: {error}");
+    }
+    for (model, changes, expected) in [
+        (
+            "reference-mixtures/hf/qwen3-moe",
+            json!({"num_local_experts": 9}),
+            "mlp.gate.weight`: expected shape [9, 128], found [8, 128]",
+        ),
+        (
+            "reference-mixtures/hf/qwen3-moe",
+            json!({"num_experts_per_tok": 9}),
+            "experts of a token: expected 1 to 8, found 9",
+        ),
+        (
+            "reference-mixtures/hf/mixtral",
+            json!({"num_local_experts": 1_000_000}),
+            "experts: expected 1 to 4096, found 1000000",
+        ),
+        (
+            "reference-mixtures/hf/qwen3-moe",
+            json!({"mlp_only_layers": [1]}),
+            "`model.layers.1.mlp.up_proj.weight` is missing",
+        ),
+        (
+            "reference-mixtures/hf/olmoe",
+            json!({"clip_qkv": 8.0}),
+            "clip_qkv: expected nothing, found 8",
+        ),
+        (
+            "reference-states/hf/lfm2-moe",
+            json!({"routed_scaling_factor": 2.5}),
+            "routed_scaling_factor: expected 1, found 2.5",
+        ),
+        (
+            "reference-states/hf/lfm2",
+            json!({"conv_L_cache": 65}),
+            "positions of a convolution: expected 1 to 64, found 65",
+        ),
+        (
+            "reference-states/hf/lfm2",
+            json!({"layer_types": ["conv", "conv", "mamba", "conv"]}),
+            "layer_types: expected conv or full_attention, found `mamba`",
+        ),
+    ] {
+        let error = contradiction(model, changes.clone()).unwrap_or_default();
+        assert!(error.contains(expected), "{model}, {changes}: {error}");
     }
     for changes in [
         // Rows of padding.
@@ -148,7 +196,8 @@ fn configurations_that_contradict_their_files() {
         json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0,
             "original_max_position_embeddings": 256}}),
     ] {
-        assert_eq!(contradiction("llama", changes.clone()), None, "{changes}");
+        let error = contradiction("reference-logits/llama", changes.clone());
+        assert_eq!(error, None, "{changes}");
     }
 }
 
@@ -187,14 +236,19 @@ fn damaged_configurations() {
     let mut random = Random(2);
     let (mut refused, mut survived) = (0, 0);
     for name in [
-        "gemma3-pattern-v4",
-        "bitnet-online",
-        "phi3-longrope-long",
-        "qwen3-yarn-v4",
-        "smollm3-list-v4",
-        "llama-rope-dynamic-long",
+        "reference-variants/gemma3-pattern-v4",
+        "reference-variants/bitnet-online",
+        "reference-variants/phi3-longrope-long",
+        "reference-variants/qwen3-yarn-v4",
+        "reference-variants/smollm3-list-v4",
+        "reference-variants/llama-rope-dynamic-long",
+        "reference-mixtures/hf/mixtral",
+        "reference-mixtures/hf/qwen3-moe",
+        "reference-mixtures/hf/olmoe",
+        "reference-states/hf/lfm2",
+        "reference-states/hf/lfm2-moe",
     ] {
-        let dir = testdata().join("reference-variants").join(name);
+        let dir = testdata().join(name);
         let text = String::from_utf8(read(&dir.join("config.json")).to_vec()).unwrap();
         let weights: Vec<Bytes> = files(&dir, "safetensors")
             .iter()

@@ -71,8 +71,13 @@ fn error_share(got: &[f32], want: &[f32]) -> f64 {
 
 #[test]
 fn every_file() {
-    let mut dirs: Vec<PathBuf> = std::fs::read_dir(testdata().join("reference-gguf"))
-        .unwrap()
+    let folders = [
+        "reference-gguf",
+        "reference-mixtures/gguf",
+        "reference-states/gguf",
+    ];
+    let entries = folders.map(|folder| std::fs::read_dir(testdata().join(folder)).unwrap());
+    let mut dirs: Vec<PathBuf> = (entries.into_iter().flatten())
         .map(|entry| entry.unwrap().path())
         .filter(|dir| dir.is_dir())
         .collect();

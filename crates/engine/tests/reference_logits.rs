@@ -129,6 +129,22 @@ models! { check_ternary:
     llama_bitlinear_packed = "llama-bitlinear-packed",
 }
 
+/// Mixtures of experts.
+#[test]
+fn mixtures() {
+    for name in ["mixtral", "qwen3-moe", "olmoe"] {
+        check_float(&testdata().join("reference-mixtures/hf").join(name));
+    }
+}
+
+/// Layers with states.
+#[test]
+fn states() {
+    for name in ["lfm2", "lfm2-moe"] {
+        check_float(&testdata().join("reference-states/hf").join(name));
+    }
+}
+
 /// Other shapes and settings of the same families: every folder of `testdata/reference-variants`.
 #[test]
 fn variants() {

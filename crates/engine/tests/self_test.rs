@@ -8,6 +8,14 @@ use sterna_engine::{CacheType, Gpu};
 use sterna_format::DType;
 use sterna_gpu::{Device, DeviceOptions, Features};
 use sterna_kernels::Isa;
+use sterna_kernels::experts::{Gating, Routing};
+
+const ROUTING: Routing = Routing {
+    gating: Gating::Softmax,
+    n_experts: 60,
+    n_used: 4,
+    renormalised: false,
+};
 
 #[test]
 fn a_device_passes_with_any_features() {
@@ -28,7 +36,8 @@ fn check(device: Device) {
     let blocks = [DType::F16, DType::Q8_0, DType::Q4_K, DType::Q1_0];
     let forms: BTreeSet<_> = blocks.map(WeightForm::Blocks).into_iter().collect();
     for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
-        let tested = gpu.device().block_on(self_test(&gpu, &forms, cache));
-        tested.unwrap().unwrap();
+        let experts = (cache == CacheType::F16).then_some(ROUTING);
+        let tested = self_test(&gpu, &forms, experts, cache);
+        gpu.device().block_on(tested).unwrap().unwrap();
     }
 }

@@ -102,6 +102,91 @@ fn forks_share_a_prefix_and_nothing_else() {
     assert_eq!(other, want);
 }
 
+/// A model most of whose layers have a state.
+fn stateful() -> Arc<Model<Cpu>> {
+    load_hf(&testdata().join("reference-states/hf/lfm2-moe"))
+}
+
+/// Ids of its vocabulary.
+fn few_ids(n: usize) -> Vec<u32> {
+    ids(n).into_iter().map(|id| id % 380).collect()
+}
+
+#[test]
+fn states_are_truncated_to_a_checkpoint_and_give_the_bits_of_a_fresh_computation() {
+    let model = stateful();
+    let ids = few_ids(130);
+    let want = session(&model).forward(&ids, Logits::Last).unwrap();
+    for parts in [&[130][..], &[50, 40, 40], &[1, 1, 1, 60, 67]] {
+        for kept in [0, 1, 50, 63, 89, 90, 129, 130] {
+            let mut again = session(&model);
+            let mut ends = vec![0];
+            let mut rest = &ids[..];
+            for &n in parts {
+                let part;
+                (part, rest) = rest.split_at(n);
+                again.forward(part, Logits::Last).unwrap();
+                ends.push(again.len());
+            }
+            again.truncate(kept);
+            let checkpoint = ends.into_iter().filter(|end| *end <= kept).max();
+            assert_eq!(Some(again.len()), checkpoint, "{parts:?}, {kept}");
+            let n = again.len();
+            let mut fork = again.fork(n);
+            again.forward(&[5, 6, 7], Logits::Last).unwrap();
+            again.truncate(n);
+            for session in [&mut again, &mut fork] {
+                if n < ids.len() {
+                    assert_eq!(session.forward(&ids[n..], Logits::Last).unwrap(), want);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn states_of_sequences_in_a_batch_are_their_own() {
+    let model = stateful();
+    let parts = [few_ids(40), few_ids(61)[30..].to_vec(), vec![9, 9]];
+    let mut sessions: Vec<_> = parts.iter().map(|_| session(&model)).collect();
+    for chunk in 0..2 {
+        let mut steps: Vec<_> = (sessions.iter_mut().zip(&parts))
+            .map(|(session, ids)| {
+                let (first, second) = ids.split_at(ids.len() / 2);
+                Step {
+                    session,
+                    ids: [first, second][chunk],
+                    logits: Logits::Last,
+                }
+            })
+            .collect();
+        let got = Session::forward_together(&mut steps).unwrap();
+        for (got, ids) in got.iter().zip(&parts) {
+            let end = [ids.len() / 2, ids.len()][chunk];
+            let want = session(&model).forward(&ids[..end], Logits::Last).unwrap();
+            assert_eq!(*got, want);
+        }
+    }
+}
+
+/// However many chunks a call computes, and checkpoints with them, the sequence can go back to where it began.
+#[test]
+fn where_a_call_began_stays_a_checkpoint() {
+    let model = stateful();
+    let options = SessionOptions {
+        chunk: 3,
+        ..SessionOptions::new(N_CTX)
+    };
+    let mut session = Session::new(Arc::clone(&model), options).unwrap();
+    session.forward(&few_ids(10), Logits::None).unwrap();
+    // Dropped before it has begun.
+    drop(session.forward_async(&few_ids(100), Logits::Last));
+    assert_eq!(session.len(), 10);
+    session.forward(&few_ids(100), Logits::None).unwrap();
+    session.truncate(10);
+    assert_eq!(session.len(), 10, "where the last call began");
+}
+
 #[test]
 fn a_half_precision_cache_stays_close() {
     let model = load_hf(&testdata().join("stories260K/hf"));

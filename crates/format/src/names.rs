@@ -34,7 +34,7 @@ pub fn translate(model_type: &str, name: &str) -> Name {
         .unwrap_or(name);
     let known = match name.strip_prefix("layers.") {
         Some(rest) => in_layer(model_type, rest),
-        None => outside_layers(name),
+        None => outside_layers(model_type, name),
     };
     known.map_or(Name::Unknown, Name::Known)
 }
@@ -71,6 +71,7 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let outside = match module {
         "token_embd" => Some(EMBEDDINGS),
+        "output_norm" if is_lfm2(model_type) => Some(LFM2_OUTPUT_NORM),
         "output_norm" => Some(OUTPUT_NORM),
         "output" => Some(HEAD),
         _ => None,
@@ -79,16 +80,29 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         return Some(format!("{}.{kind}", weight.trim_end_matches(".weight")));
     }
     let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
+    if let Some(hf) = expert_bias(model_type).filter(|_| (module, kind) == EXPERT_BIAS) {
+        return Some(format!("model.layers.{layer}.{hf}"));
+    }
     let inverse = |table: &[(&'static str, &str)], module: &str| {
         let row = table.iter().find(|(_, gguf)| *gguf == module);
         row.map(|(hf, _)| *hf)
     };
     let module = match module.strip_suffix("_norm_in") {
         Some(linear) => format!("{}.rms_norm", inverse(&LINEARS, linear)?),
-        None => inverse(&LINEARS, module)
+        None => inverse(own(model_type), module)
+            .or_else(|| inverse(&LINEARS, module))
             .or_else(|| inverse(norms(model_type), module))
-            .or_else(|| inverse(&OTHER_NORMS, module))?
-            .to_owned(),
+            .or_else(|| inverse(&OTHER_NORMS, module))
+            .map(str::to_owned)
+            .or_else(|| {
+                let mixture = Mixture::of(model_type);
+                if module == ROUTER {
+                    return Some(mixture.router.to_owned());
+                }
+                let (part, expert) = module.split_once('.')?;
+                let part = inverse(&mixture.parts, part).filter(|_| is_index(expert))?;
+                Some(format!("{}{expert}.{part}", mixture.experts))
+            })?,
     };
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
@@ -157,11 +171,12 @@ fn is_ignored(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq") || OTHER_MODALITIES.iter().any(|p| name.starts_with(p))
 }
 
-fn outside_layers(name: &str) -> Option<String> {
+fn outside_layers(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let module = match module {
         "embed_tokens" => "token_embd",
         "norm" => "output_norm",
+        "embedding_norm" if is_lfm2(model_type) => "output_norm",
         "lm_head" => "output",
         _ => return None,
     };
@@ -171,11 +186,12 @@ fn outside_layers(name: &str) -> Option<String> {
 /// `rest` is what follows `layers.`, such as `3.mlp.up_proj.weight`.
 fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     let (layer, rest) = rest.split_once('.')?;
-    let plain = layer.bytes().all(|b| b.is_ascii_digit());
-    // One spelling a number, so that no two names mean the same tensor.
-    if !plain || layer.is_empty() || layer.len() > 4 || (layer.len() > 1 && layer.starts_with('0'))
-    {
+    if !is_index(layer) {
         return None;
+    }
+    if expert_bias(model_type).is_some_and(|hf| hf == rest) {
+        let (module, kind) = EXPERT_BIAS;
+        return Some(format!("blk.{layer}.{module}.{kind}"));
     }
     let (module, kind) = rest.rsplit_once('.')?;
     if !KINDS.contains(&kind) {
@@ -185,10 +201,123 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
         let gguf = find(&LINEARS, linear)?;
         return Some(format!("blk.{layer}.{gguf}_norm_in.{kind}"));
     }
-    let gguf = find(&LINEARS, module)
+    let gguf = find(own(model_type), module)
+        .or_else(|| find(&LINEARS, module))
         .or_else(|| find(norms(model_type), module))
-        .or_else(|| find(&OTHER_NORMS, module))?;
-    Some(format!("blk.{layer}.{gguf}.{kind}"))
+        .or_else(|| find(&OTHER_NORMS, module));
+    if let Some(gguf) = gguf {
+        return Some(format!("blk.{layer}.{gguf}.{kind}"));
+    }
+    let mixture = Mixture::of(model_type);
+    if module == mixture.router {
+        return Some(format!("blk.{layer}.{ROUTER}.{kind}"));
+    }
+    let (expert, part) = module.strip_prefix(mixture.experts)?.split_once('.')?;
+    let gguf = find(&mixture.parts, part).filter(|_| is_index(expert))?;
+    Some(format!("blk.{layer}.{gguf}.{expert}.{kind}"))
+}
+
+/// Whether `text` is a number as names spell it: one spelling a number, so that no two names mean the same
+/// tensor.
+fn is_index(text: &str) -> bool {
+    let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    plain && text.len() <= 4 && (text.len() == 1 || !text.starts_with('0'))
+}
+
+fn is_lfm2(model_type: &str) -> bool {
+    matches!(model_type, "lfm2" | "lfm2_moe")
+}
+
+/// The norm before the output head of LFM2's checkpoints.
+const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
+
+/// Modules that only checkpoints of this family call so.
+fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
+    match is_lfm2(model_type) {
+        true => &[
+            ("self_attn.out_proj", "attn_output"),
+            ("self_attn.q_layernorm", "attn_q_norm"),
+            ("self_attn.k_layernorm", "attn_k_norm"),
+            ("operator_norm", "attn_norm"),
+            ("ffn_norm", "ffn_norm"),
+            ("feed_forward.w1", "ffn_gate"),
+            ("feed_forward.w3", "ffn_up"),
+            ("feed_forward.w2", "ffn_down"),
+            ("conv.in_proj", "shortconv.in_proj"),
+            ("conv.conv", "shortconv.conv"),
+            ("conv.out_proj", "shortconv.out_proj"),
+        ],
+        false => &[],
+    }
+}
+
+/// The bias by which experts are chosen, in GGUF files.
+const EXPERT_BIAS: (&str, &str) = ("exp_probs_b", "bias");
+
+/// The same in checkpoints of this family, whose name has no kind.
+fn expert_bias(model_type: &str) -> Option<&'static str> {
+    is_lfm2(model_type).then_some("feed_forward.expert_bias")
+}
+
+/// Modules of a mixture of experts.
+struct Mixture {
+    router: &'static str,
+    /// What the number of an expert follows.
+    experts: &'static str,
+    /// The matrices of an expert.
+    parts: [(&'static str, &'static str); 3],
+}
+
+impl Mixture {
+    /// What checkpoints of this family call them.
+    fn of(model_type: &str) -> &'static Mixture {
+        match model_type {
+            "mixtral" => &Mixture {
+                router: "block_sparse_moe.gate",
+                experts: "block_sparse_moe.experts.",
+                parts: W_PARTS,
+            },
+            "lfm2_moe" => &Mixture {
+                router: "feed_forward.gate",
+                experts: "feed_forward.experts.",
+                parts: W_PARTS,
+            },
+            _ => &Mixture {
+                router: "mlp.gate",
+                experts: "mlp.experts.",
+                parts: [
+                    ("gate_proj", "ffn_gate"),
+                    ("up_proj", "ffn_up"),
+                    ("down_proj", "ffn_down"),
+                ],
+            },
+        }
+    }
+}
+
+const W_PARTS: [(&str, &str); 3] = [("w1", "ffn_gate"), ("w3", "ffn_up"), ("w2", "ffn_down")];
+
+/// The router of a mixture of experts in GGUF files.
+const ROUTER: &str = "ffn_gate_inp";
+
+/// Whether the tensor with the GGUF or Hugging Face name `name` is the router of a mixture of experts.
+///
+/// ```
+/// use sterna_format::names::is_router;
+///
+/// assert!(is_router("blk.0.ffn_gate_inp.weight"));
+/// assert!(is_router("model.layers.0.mlp.gate.weight"));
+/// assert!(!is_router("model.layers.0.mlp.gate_proj.weight"));
+/// ```
+pub fn is_router(name: &str) -> bool {
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    let families = ["", "mixtral", "lfm2_moe"].map(|model_type| Mixture::of(model_type).router);
+    let ends = |end: &str| {
+        module
+            .strip_suffix(end)
+            .is_some_and(|rest| rest.ends_with('.'))
+    };
+    ends(ROUTER) || families.iter().any(|router| ends(router))
 }
 
 /// The norms that families name differently.
@@ -401,6 +530,42 @@ mod tests {
                 "blk.1.ffn_up.weight",
             ),
             (
+                "mixtral",
+                "model.layers.1.block_sparse_moe.gate.weight",
+                "blk.1.ffn_gate_inp.weight",
+            ),
+            (
+                "mixtral",
+                "model.layers.1.block_sparse_moe.experts.7.w2.weight",
+                "blk.1.ffn_down.7.weight",
+            ),
+            ("lfm2", "model.embedding_norm.weight", "output_norm.weight"),
+            (
+                "lfm2",
+                "model.layers.1.conv.conv.weight",
+                "blk.1.shortconv.conv.weight",
+            ),
+            (
+                "lfm2_moe",
+                "model.layers.1.feed_forward.expert_bias",
+                "blk.1.exp_probs_b.bias",
+            ),
+            (
+                "lfm2_moe",
+                "model.layers.1.feed_forward.experts.3.w3.weight",
+                "blk.1.ffn_up.3.weight",
+            ),
+            (
+                "olmoe",
+                "model.layers.1.mlp.gate.weight",
+                "blk.1.ffn_gate_inp.weight",
+            ),
+            (
+                "qwen3_moe",
+                "model.layers.1.mlp.experts.127.up_proj.weight",
+                "blk.1.ffn_up.127.weight",
+            ),
+            (
                 "bitnet",
                 "model.layers.1.self_attn.attn_sub_norm.weight",
                 "blk.1.attn_sub_norm.weight",
@@ -476,7 +641,7 @@ mod tests {
             "model.layers.-1.mlp.up_proj.weight",
             "model.layers.99999.mlp.up_proj.weight",
             "model.layers.0.mlp.up_proj.lora_a",
-            "model.layers.0.mlp.experts.0.up_proj.weight",
+            "model.layers.0.mlp.experts.00.up_proj.weight",
             "model.layers.0.pre_feedforward_layernorm.weight",
             "model.layers.0.input_layernorm.rms_norm.weight",
         ] {

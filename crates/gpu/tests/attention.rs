@@ -332,12 +332,12 @@ fn long_contexts() {
             dtype,
             ..PLAIN
         };
-        case.check(device, &[700, 1, 3]);
+        case.check(device, &[400, 1, 3]);
         Case {
             window: Some(300),
             ..case
         }
-        .check(device, &[700, 1]);
+        .check(device, &[400, 1]);
     }
 }
 

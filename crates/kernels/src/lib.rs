@@ -30,8 +30,10 @@ pub mod activation;
 #[cfg(target_arch = "aarch64")]
 mod arm;
 pub mod attention;
+pub mod conv;
 mod dot;
 mod exact;
+pub mod experts;
 mod finite;
 pub mod gemm;
 mod isa;

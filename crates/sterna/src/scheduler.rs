@@ -150,16 +150,20 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Begins to answer `request` on the sequence `id`, whose previous answer is dropped. A common prefix
-    /// with the prompt isn't computed again, and other tokens are dropped.
+    /// with the prompt isn't computed again, and other tokens are dropped. Models whose layers have states don't
+    /// speculate: what drafts leave behind can't be taken back without computing it again.
     ///
     /// Errors: those of [`Generator::new`], a token outside the vocabulary, no such sequence.
-    pub fn start(&mut self, id: SequenceId, request: Request) -> Result<()> {
+    pub fn start(&mut self, id: SequenceId, mut request: Request) -> Result<()> {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
             return Err(no_sequence(id));
         };
         slot.finish();
         let session = slot.sequence.session();
         let n_vocab = session.model().config().n_vocab;
+        if session.model().config().has_states() {
+            request.speculate = None;
+        }
         let head_before = session.head_use().unwrap_or_default();
         let unknown = request.prompt.iter().position(|&id| id as usize >= n_vocab);
         let unknown = unknown.map(|index| EngineError::UnknownToken {
@@ -167,11 +171,12 @@ impl<B: Backend> Scheduler<B> {
             index,
             n_vocab,
         });
-        let generator = Generator::new(request, slot.sequence.ids(), slot.sequence.ctx_len())?;
+        let mut generator = Generator::new(request, slot.sequence.ids(), slot.sequence.ctx_len())?;
         if let Some(error) = unknown {
             return Err(generator.in_place(error.into()));
         }
         slot.sequence.truncate(generator.n_held());
+        generator.begin_at(slot.sequence.len());
         slot.head_before = head_before;
         slot.n_losses = 0;
         slot.generator = Some(generator);

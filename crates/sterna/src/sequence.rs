@@ -58,12 +58,12 @@ impl<B: Backend> Sequence<B> {
         self.ids.extend_from_slice(ids);
     }
 
-    /// Truncates to the first `len` tokens.
+    /// Truncates to the first `len` tokens, or fewer, as [`Session::truncate`].
     pub fn truncate(&mut self, len: usize) {
         // Truncating nothing would still discard what was computed ahead.
         if len < self.ids.len() {
-            self.ids.truncate(len);
             self.session.truncate(len);
+            self.ids.truncate(self.session.len());
         }
     }
 
@@ -72,13 +72,12 @@ impl<B: Backend> Sequence<B> {
         self.truncate(0);
     }
 
-    /// A sequence that begins with the first `len` tokens of this one, sharing their memory.
+    /// A sequence that begins with the first `len` tokens of this one, or fewer, as [`Session::truncate`], sharing
+    /// their memory.
     pub fn fork(&self, len: usize) -> Sequence<B> {
-        let len = len.min(self.ids.len());
-        Sequence {
-            session: self.session.fork(len),
-            ids: self.ids[..len].to_vec(),
-        }
+        let session = self.session.fork(len.min(self.ids.len()));
+        let ids = self.ids[..session.len()].to_vec();
+        Sequence { session, ids }
     }
 
     /// Applies these adapters from the next step on ([`Session::set_adapters`]). Tokens that were computed

@@ -159,7 +159,8 @@ fn tokens_computed_in_advance_change_no_answer() {
     let files = Files::tiny_tales();
     let model = files.load(gpu);
     let stops = ["no such text", ".", "the silver", "\n"];
-    let prompts: Vec<String> = prompts().into_iter().step_by(19).collect();
+    // One of each form.
+    let prompts: Vec<String> = prompts().into_iter().step_by(25).collect();
     let mut reasons = HashSet::new();
     for (repeat_penalty, room) in [(1.0, MAX_TOKENS), (1.3, 12)] {
         let ahead = SamplerConfig {
@@ -284,9 +285,9 @@ fn an_answer_goes_on_when_its_device_is_lost() {
     let open = || -> Option<Session<Gpu>> { Some(session(&files.load(common::gpu()?), 256)) };
     let Some(first) = open() else { return };
     let n_vocab = first.model().config().n_vocab;
-    let prompt = files.encode(&"Once upon a time, there was a fox. ".repeat(9));
+    let prompt = files.encode(&"Once upon a time, there was a fox. ".repeat(4));
     let options = SchedulerOptions {
-        chunk: 32,
+        chunk: 16,
         draw_on_device: true,
         ..SchedulerOptions::default()
     };
@@ -420,7 +421,7 @@ fn an_answer_goes_on_whenever_its_device_is_lost() {
     if first.is_none() {
         return;
     }
-    let prompt = files.encode(&"Once upon a time, there was a fox. ".repeat(9));
+    let prompt = files.encode(&"Once upon a time, there was a fox. ".repeat(4));
     let mut answer = |lost_after: Option<std::time::Duration>| {
         let session = first.take().or_else(open).unwrap();
         let model = Arc::clone(session.model());

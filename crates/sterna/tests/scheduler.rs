@@ -531,6 +531,52 @@ fn sequences_of_two_models_take_turns() {
     }
 }
 
+/// What of a prompt is reused goes back to a checkpoint; the answers are those of fresh sequences, and what is
+/// said to be reused is.
+#[test]
+fn answers_of_a_model_with_states_do_not_depend_on_what_was_before() {
+    let model = common::stateful();
+    let long: Vec<u32> = (0..150).map(|i| 3 + i * 37 % 380).collect();
+    let request = |prompt: &[u32]| Request {
+        max_tokens: 20,
+        speculate: Some(4),
+        text: None,
+        ..Request::new(prompt.to_vec(), Sampler::new(sampled(5), 384).unwrap())
+    };
+    let (mut scheduler, id) = one(&model, 400, SchedulerOptions::default());
+    let mut spoken = long[..40].to_vec();
+    let mut n_reused = Vec::new();
+    for turn in 0..4 {
+        scheduler.start(id, request(&spoken)).unwrap();
+        while !scheduler.is_idle() {
+            scheduler.step().unwrap();
+        }
+        let answer = scheduler.finish(id).unwrap();
+        let expected = alone(
+            &model,
+            400,
+            &[request(&spoken)],
+            SchedulerOptions::default(),
+        );
+        assert_eq!(answer.answer(), expected[0].ids, "turn {turn}");
+        let stats = answer.stats();
+        assert_eq!(stats.n_reused + stats.n_prefilled, stats.n_prompt);
+        n_reused.push(stats.n_reused);
+        spoken.extend_from_slice(answer.answer());
+        spoken.extend_from_slice(&long[turn * 10..turn * 10 + 5]);
+        if turn == 2 {
+            // Another ending: far back, where there is no checkpoint.
+            spoken.truncate(30);
+            spoken.push(7);
+        }
+    }
+    assert!(
+        n_reused[1] >= 40 && n_reused[2] > n_reused[1],
+        "{n_reused:?}"
+    );
+    assert!(n_reused[3] < 30, "{n_reused:?}");
+}
+
 /// One model is on the CPU, whose results are there at once, the other on a GPU, whose are waited for.
 #[test]
 #[cfg(feature = "gpu")]

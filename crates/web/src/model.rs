@@ -76,7 +76,7 @@ impl Model {
             .await?,
         );
         let plan = files.plan(&PlanOptions::default())?;
-        let place = Place::choose(&options, plan.memory_bytes(), &files).await?;
+        let place = Place::choose(&options, &plan, &files).await?;
         let (loaded, reason) = match place {
             Place::Gpu(gpu) => {
                 let loaded = match place::trust(&gpu, &plan, files.cache_type()).await {

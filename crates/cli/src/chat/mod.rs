@@ -442,6 +442,7 @@ impl Chat {
         let held = sequence.ids().iter().zip(&ids);
         let n_held = held.take_while(|(held, id)| held == id).count();
         sequence.truncate(n_held);
+        let n_held = sequence.len();
         let progress = Progress::items("reading the conversation", (ids.len() - n_held) as u64);
         for chunk in ids[n_held..].chunks(chunk) {
             if stop() {

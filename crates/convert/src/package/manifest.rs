@@ -14,7 +14,8 @@ use sterna_format::rdrr::groups::{GroupId, group_of};
 use sterna_format::rdrr::naming::{Variant, quantization_of};
 use sterna_format::rdrr::{
     Architecture, BlockMerkle, FileHash, Group, Integrity, MANIFEST_FILE, Manifest, ModelShape,
-    Shard, ShardBlocks, TENSORS_FILE, Tensor, TensorMap, TokenizerEntry, shard_file_name,
+    MoeConfig, Shard, ShardBlocks, TENSORS_FILE, Tensor, TensorMap, TokenizerEntry,
+    shard_file_name,
 };
 use sterna_kernels::activation::Activation;
 
@@ -59,6 +60,11 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
             rope_theta: Some(c.ropes[0].base),
             extra: Map::new(),
         }))),
+        moe_config: c.experts.map(|experts| MoeConfig {
+            n_experts: experts.routing.n_experts as u64,
+            n_experts_per_token: experts.routing.n_used as u64,
+            ..MoeConfig::default()
+        }),
         config: Some(facts.hf),
         tokenizer: facts.tokenizer,
         eos_token_id: facts.eos,

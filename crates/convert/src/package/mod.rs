@@ -85,7 +85,7 @@ impl Default for PackageOptions {
 
 const DEFAULT_SHARD_SIZE: u64 = 64 << 20;
 
-/// The language models that can be converted are all plain transformers.
+/// Tensors of all models that can be converted are grouped as those of transformers, experts among them.
 const MODEL_TYPE: &str = "transformer";
 
 /// Refuses an invalid shard size.

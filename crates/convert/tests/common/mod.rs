@@ -25,7 +25,15 @@ pub(crate) fn testdata(path: &str) -> PathBuf {
 /// The models of the test data: files and folders.
 pub(crate) fn models() -> Vec<PathBuf> {
     let mut models = Vec::new();
-    for set in ["reference-gguf", "reference-logits", "reference-variants"] {
+    for set in [
+        "reference-gguf",
+        "reference-logits",
+        "reference-variants",
+        "reference-mixtures/gguf",
+        "reference-mixtures/hf",
+        "reference-states/gguf",
+        "reference-states/hf",
+    ] {
         for dir in fs::read_dir(testdata(set)).unwrap() {
             let dir = dir.unwrap().path();
             if dir.is_dir() {

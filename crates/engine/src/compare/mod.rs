@@ -13,11 +13,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, OutputLayout,
-    Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, ExpertInput, ExpertMatrices, ExpertProduct,
+    KvCache, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::stage::{Operation, Stage};
 use measure::Work;
@@ -80,6 +81,8 @@ pub struct ComparedBuffer<R, T> {
     width: usize,
     /// The last operation that filled it.
     stage: Stage,
+    /// Whether rows are those of routes, which each backend has in an order of its own.
+    by_route: bool,
 }
 
 /// What fills the first buffer of a step.
@@ -142,6 +145,9 @@ impl<R: Backend, T: Backend> Compare<R, T> {
             state.work = state.work.max(work);
             state.comparison
         };
+        if out.by_route {
+            return Ok(());
+        }
         match comparison {
             Comparison::Operations => self.measure(work.alone(), stage, out),
             Comparison::Layers | Comparison::Drift => Ok(()),
@@ -190,6 +196,7 @@ impl<R: KvCache, T: KvCache> KvCache for Both<R, T> {
 }
 
 impl<R: Backend, T: Backend> Backend for Compare<R, T> {
+    type Routes = Both<R::Routes, T::Routes>;
     type Linear = Linear<R, T>;
     type Vector = Both<R::Vector, T::Vector>;
     type Screen = NoScreen;
@@ -224,6 +231,18 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.tested.join(&mut tested)
     }
 
+    fn join_experts(&self, experts: &mut ExpertMatrices<'_, Self>) -> Result<(), BackendError> {
+        let mut sets = [&mut experts.gate, &mut experts.up, &mut experts.down].map(|set| {
+            let both = set.iter_mut().map(|matrix| &mut matrix.both);
+            both.map(|both| (&mut both.reference, &mut both.tested))
+                .unzip::<_, _, Vec<_>, Vec<_>>()
+        });
+        let [gate, up, down] = sets.each_mut().map(|(own, _)| std::mem::take(own));
+        (self.reference).join_experts(&mut ExpertMatrices { gate, up, down })?;
+        let [gate, up, down] = sets.map(|(_, own)| own);
+        (self.tested).join_experts(&mut ExpertMatrices { gate, up, down })
+    }
+
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError> {
         Ok(Both {
             tested: self.tested.load_vector(values.clone())?,
@@ -244,6 +263,14 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             },
             width: 0,
             stage: EMBEDDING,
+            by_route: false,
+        }
+    }
+
+    fn routes(&self) -> Self::Routes {
+        Both {
+            reference: self.reference.routes(),
+            tested: self.tested.routes(),
         }
     }
 
@@ -486,6 +513,76 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.compare(Work::Elements, stage, gate)
     }
 
+    fn choose_experts(
+        &self,
+        scores: &Buffer<R, T>,
+        bias: Option<&Self::Vector>,
+        routing: &Routing,
+        routes: &mut Self::Routes,
+    ) -> Result<(), BackendError> {
+        let from = &scores.both;
+        let (reference, tested) = bias.map(|bias| (&bias.reference, &bias.tested)).unzip();
+        let routes_of = &mut routes.reference;
+        (self.reference).choose_experts(&from.reference, reference, routing, routes_of)?;
+        (self.tested).choose_experts(&from.tested, tested, routing, &mut routes.tested)
+    }
+
+    /// What experts give is compared once it is combined.
+    fn linear_experts(
+        &self,
+        routes: &Self::Routes,
+        x: &Buffer<R, T>,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Self>],
+    ) -> Result<(), BackendError> {
+        let mut own = Vec::with_capacity(products.len());
+        for ExpertProduct { stage, w, out } in products.iter_mut() {
+            own.push(ExpertProduct {
+                stage: *stage,
+                w: w.iter().map(|w| &w.both.reference).collect(),
+                out: &mut out.both.reference,
+            });
+        }
+        (self.reference).linear_experts(&routes.reference, &x.both.reference, input, &mut own)?;
+        let mut own = Vec::with_capacity(products.len());
+        for ExpertProduct { stage, w, out } in products.iter_mut() {
+            own.push(ExpertProduct {
+                stage: *stage,
+                w: w.iter().map(|w| &w.both.tested).collect(),
+                out: &mut out.both.tested,
+            });
+        }
+        (self.tested).linear_experts(&routes.tested, &x.both.tested, input, &mut own)?;
+        for ExpertProduct { stage, w, out } in products {
+            out.fill(*stage, w.first().map_or(0, |w| w.n));
+            out.by_route = true;
+            let mut state = self.state();
+            state.work = w.iter().fold(state.work, |work, w| work.max(w.work));
+        }
+        Ok(())
+    }
+
+    /// Of errors of several products, bounds are those of a layer.
+    fn combine_experts(
+        &self,
+        routes: &Self::Routes,
+        y: &Buffer<R, T>,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let (from, to) = (&y.both, &mut out.both);
+        (self.reference).combine_experts(&routes.reference, &from.reference, &mut to.reference)?;
+        (self.tested).combine_experts(&routes.tested, &from.tested, &mut to.tested)?;
+        out.fill(y.stage, y.width);
+        let (comparison, bound) = {
+            let state = self.state();
+            (state.comparison, state.work.in_layer())
+        };
+        match comparison {
+            Comparison::Operations => self.measure(bound, y.stage, out),
+            Comparison::Layers | Comparison::Drift => Ok(()),
+        }
+    }
+
     fn add(
         &self,
         stage: Stage,
@@ -548,13 +645,13 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     ) -> Result<(), BackendError> {
         self.reference.write(values, width, &mut x.both.reference)?;
         self.tested.write(values, width, &mut x.both.tested)?;
-        x.width = width;
+        (x.width, x.by_route) = (width, false);
         Ok(())
     }
 }
 
 impl<R, T> ComparedBuffer<R, T> {
     fn fill(&mut self, stage: Stage, width: usize) {
-        (self.stage, self.width) = (stage, width);
+        (self.stage, self.width, self.by_route) = (stage, width, false);
     }
 }

@@ -2,9 +2,10 @@
 
 use sterna_format::gguf::{GgufError, Metadata, Value};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
-use super::{LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
+use super::{ExpertsConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, ModelConfig, yarn_magnitude};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
@@ -25,13 +26,6 @@ impl ModelConfig {
             metadata,
             architecture,
         };
-        if let Some(n @ 1..) = keys.count("expert_count")? {
-            return Err(PlanError::config(
-                "experts",
-                "a model without experts",
-                format!("{n} experts"),
-            ));
-        }
         let n_layers = keys.required("block_count")?;
         if n_layers > MAX_LAYERS {
             return Err(PlanError::config(
@@ -56,16 +50,22 @@ impl ModelConfig {
             ));
         }
         let max_ctx = keys.required("context_length")?;
-        let (layers, ropes) = keys.layers(family, n_layers, head_dim, max_ctx)?;
+        let kv_heads = keys.kv_heads(n_layers, n_heads)?;
+        let (layers, ropes) = keys.layers(family, &kv_heads, head_dim, max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
+        let experts = keys.experts(family)?;
+        let ffn_dim = match (keys.count("feed_forward_length")?, &experts) {
+            (None, Some(experts)) => experts.ffn_dim,
+            _ => keys.required("feed_forward_length")?,
+        };
         ModelConfig {
             family,
             n_layers,
             model_dim,
             n_heads,
-            n_kv_heads: keys.count("attention.head_count_kv")?.unwrap_or(n_heads),
+            n_kv_heads: kv_heads.iter().copied().max().unwrap_or(n_heads),
             head_dim,
-            ffn_dim: keys.required("feed_forward_length")?,
+            ffn_dim,
             n_vocab,
             max_ctx,
             norm_eps: keys
@@ -80,6 +80,8 @@ impl ModelConfig {
             },
             attn_softcap: keys.float("attn_logit_softcapping")?.or(attn_cap),
             logit_softcap: keys.float("final_logit_softcapping")?.or(logit_cap),
+            experts,
+            conv_taps: keys.count("shortconv.l_cache")?,
             layers,
             ropes,
         }
@@ -107,6 +109,15 @@ pub(crate) fn family(metadata: &Metadata) -> Result<(&str, &'static Family), Pla
         found: architecture.to_owned(),
         expected: Family::gguf_architectures(),
     })?;
+    let keys = Keys {
+        metadata,
+        architecture,
+    };
+    // Mixtral's models are Llama's with experts there.
+    let family = match (keys.count("expert_count")?, family.name) {
+        (Some(1..), "llama") => Family::mixtral(),
+        _ => family,
+    };
     Ok((architecture, family))
 }
 
@@ -166,11 +177,67 @@ impl<'a> Keys<'a> {
         Ok(None)
     }
 
+    /// Key and value heads of each layer: 0 of those with a convolution, as many as heads if the file doesn't say.
+    fn kv_heads(&self, n_layers: usize, n_heads: usize) -> Result<Vec<usize>, PlanError> {
+        let key = self.key("attention.head_count_kv");
+        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
+            let n = self.count("attention.head_count_kv")?.unwrap_or(n_heads);
+            return Ok(vec![n; n_layers]);
+        }
+        let heads: Vec<usize> = match self.metadata.get_i32s(&key) {
+            Ok(heads) => heads
+                .unwrap_or_default()
+                .iter()
+                .map(|&n| n.max(0) as usize)
+                .collect(),
+            Err(_) => {
+                let heads = self.metadata.get_u32s(&key)?.unwrap_or_default();
+                heads.iter().map(|&n| n as usize).collect()
+            }
+        };
+        let attends = heads.iter().copied().filter(|&n| n > 0);
+        let alike = attends.clone().min() == attends.max();
+        if heads.len() != n_layers || !alike {
+            let expected = format!("{n_layers} times 0 or the same number");
+            return Err(PlanError::config(key, expected, format!("{heads:?}")));
+        }
+        Ok(heads)
+    }
+
+    /// The mixture of experts.
+    fn experts(&self, family: &Family) -> Result<Option<ExpertsConfig>, PlanError> {
+        let n_experts = self.count("expert_count")?.filter(|&n| n > 0);
+        let (Some(n_experts), Some(mixture)) = (n_experts, family.mixture) else {
+            return match n_experts {
+                None => Ok(None),
+                Some(n) => Err(PlanError::config(
+                    self.key("expert_count"),
+                    format!("a {} model without experts", family.name),
+                    n,
+                )),
+            };
+        };
+        let renormalised = self.metadata.get_bool(&self.key("expert_weights_norm"))?;
+        let ffn_dim = match self.count("expert_feed_forward_length")? {
+            Some(dim) => dim,
+            None => self.required("feed_forward_length")?,
+        };
+        Ok(Some(ExpertsConfig {
+            routing: Routing {
+                n_experts,
+                n_used: self.required("expert_used_count")?,
+                gating: mixture.gating,
+                renormalised: renormalised.unwrap_or(mixture.gguf_renormalised),
+            },
+            ffn_dim,
+        }))
+    }
+
     /// Each layer's window and rotary embedding.
     fn layers(
         &self,
         family: &Family,
-        n_layers: usize,
+        kv_heads: &[usize],
         head_dim: usize,
         max_ctx: usize,
     ) -> Result<(Vec<LayerConfig>, Vec<RopeConfig>), PlanError> {
@@ -207,7 +274,9 @@ impl<'a> Keys<'a> {
             .count("attention.sliding_window")?
             .or(default)
             .filter(|&w| w > 0);
+        let n_layers = kv_heads.len();
         let windowed = self.windowed_layers(family, n_layers)?;
+        let n_dense = self.count("leading_dense_block_count")?.unwrap_or(0);
         let layers = (0..n_layers)
             .map(|i| {
                 let windowed = windowed[i];
@@ -218,6 +287,8 @@ impl<'a> Keys<'a> {
                         true => Some(usize::from(windowed && local_base.is_some())),
                         false => still,
                     },
+                    is_convolution: kv_heads[i] == 0,
+                    has_experts: family.mixture.is_some() && i >= n_dense,
                 }
             })
             .collect();

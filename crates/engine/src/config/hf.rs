@@ -1,9 +1,12 @@
 //! Model configuration from Hugging Face's `config.json`.
 
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
+use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
-use super::{LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude};
+use super::{
+    ExpertsConfig, LayerConfig, MAX_LAYERS, ModelConfig, long_rope_magnitude, yarn_magnitude,
+};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
@@ -17,9 +20,6 @@ impl ModelConfig {
     /// The configuration in `hf`, for a model with `n_vocab` embeddings.
     pub(crate) fn from_hf(hf: &Config, n_vocab: usize) -> Result<Self, PlanError> {
         let family = family(hf)?;
-        let required = |name: &'static str, value: Option<usize>| {
-            value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
-        };
         let n_layers = required("num_hidden_layers", hf.num_hidden_layers)?;
         if n_layers > MAX_LAYERS {
             return Err(PlanError::config(
@@ -27,6 +27,9 @@ impl ModelConfig {
                 format!("at most {MAX_LAYERS}"),
                 n_layers,
             ));
+        }
+        if let Some(limit) = hf.clip_qkv {
+            return Err(PlanError::config("clip_qkv", "nothing", limit));
         }
         if hf.use_bidirectional_attention == Some(true) {
             return Err(PlanError::config(
@@ -66,12 +69,17 @@ impl ModelConfig {
         let rotated = rotated_layers(hf, family, n_layers)?;
         let windows = windows(hf, family, &rotated)?;
         let ropes = ropes(hf, family, head_dim, max_ctx)?;
+        let experts = experts(hf, family)?;
+        let convolutions = convolutions(hf, n_layers)?;
         let layers = rotated
             .iter()
             .zip(&windows)
-            .map(|(&rotated, &window)| LayerConfig {
+            .enumerate()
+            .map(|(i, (&rotated, &window))| LayerConfig {
                 window,
                 rope: rotated.then_some(usize::from(ropes.len() > 1 && window.is_some())),
+                is_convolution: convolutions[i],
+                has_experts: experts.is_some() && has_experts(hf, i),
             })
             .collect();
         ModelConfig {
@@ -84,10 +92,13 @@ impl ModelConfig {
                 .or(family.hf_defaults.n_kv_heads)
                 .unwrap_or(n_heads),
             head_dim,
-            ffn_dim: required("intermediate_size", hf.intermediate_size)?,
+            ffn_dim: required("intermediate_size", ffn_dim(hf))?,
             n_vocab,
             max_ctx,
-            norm_eps: hf.rms_norm_eps.unwrap_or(family.hf_defaults.norm_eps) as f32,
+            norm_eps: hf
+                .rms_norm_eps
+                .or(hf.norm_eps)
+                .unwrap_or(family.hf_defaults.norm_eps) as f32,
             input_norm_eps: hf
                 .quantization_config
                 .as_ref()
@@ -99,11 +110,94 @@ impl ModelConfig {
             attn_softcap: softcap(hf.attn_logit_softcapping)
                 .filter(|_| family.gguf_softcaps.is_some()),
             logit_softcap: softcap(hf.final_logit_softcapping).filter(|_| family.gemma),
+            experts,
+            conv_taps: hf.conv_l_cache,
             layers,
             ropes,
         }
         .validated()
     }
+}
+
+/// Which layers have a short convolution instead of attention.
+fn convolutions(hf: &Config, n_layers: usize) -> Result<Vec<bool>, PlanError> {
+    if hf.conv_l_cache.is_none() {
+        return Ok(vec![false; n_layers]);
+    }
+    if hf.conv_bias == Some(true) {
+        return Err(PlanError::config("conv_bias", "false", "true"));
+    }
+    if let Some(types) = &hf.layer_types {
+        check_per_layer("layer_types", types.len(), n_layers)?;
+        let kinds = types.iter().map(|kind| match kind.as_str() {
+            "conv" => Ok(true),
+            "full_attention" => Ok(false),
+            other => {
+                let found = format!("`{other}`");
+                Err(PlanError::config(
+                    "layer_types",
+                    "conv or full_attention",
+                    found,
+                ))
+            }
+        });
+        return kinds.collect();
+    }
+    let Some(attention) = &hf.full_attn_idxs else {
+        return Err(PlanError::config("layer_types", "a list", "nothing"));
+    };
+    Ok((0..n_layers).map(|i| !attention.contains(&i)).collect())
+}
+
+/// Width of the feed-forward block. LFM2's configurations may give what it is derived from.
+fn ffn_dim(hf: &Config) -> Option<usize> {
+    let given = hf.block_ff_dim.or(hf.intermediate_size)?;
+    if hf.conv_l_cache.is_none() || hf.num_experts.is_some() {
+        return hf.intermediate_size;
+    }
+    if hf.block_auto_adjust_ff_dim == Some(false) {
+        return Some(given);
+    }
+    let two_thirds = given / 3 * 2 + given % 3 * 2 / 3;
+    let scaled = hf.block_ffn_dim_multiplier.unwrap_or(1.0) * two_thirds as f64;
+    let step = hf.block_multiple_of.unwrap_or(256).max(1);
+    (scaled as usize).checked_next_multiple_of(step)
+}
+
+/// The mixture of experts.
+fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanError> {
+    let Some(mixture) = family.mixture else {
+        return Ok(None);
+    };
+    let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
+    if let Some(factor) = hf.routed_scaling_factor.filter(|&factor| factor != 1.0) {
+        return Err(PlanError::config("routed_scaling_factor", "1", factor));
+    }
+    Ok(Some(ExpertsConfig {
+        routing: Routing {
+            n_experts: required("num_experts", hf.num_experts)?,
+            n_used: required("num_experts_per_tok", hf.num_experts_per_tok)?,
+            gating: mixture.gating,
+            renormalised: mixture
+                .hf_renormalised
+                .is_none_or(|default| hf.norm_topk_prob.unwrap_or(default)),
+        },
+        ffn_dim: required("moe_intermediate_size", ffn_dim)?,
+    }))
+}
+
+/// Whether layer `i` of a model with experts has some: all that aren't listed, or every n-th of those.
+fn has_experts(hf: &Config, i: usize) -> bool {
+    let listed = hf.mlp_only_layers.as_ref();
+    if hf.num_dense_layers.is_some_and(|n_dense| i < n_dense) {
+        return false;
+    }
+    let step = hf.decoder_sparse_step.unwrap_or(1);
+    !listed.is_some_and(|dense| dense.contains(&i)) && step > 0 && (i + 1).is_multiple_of(step)
+}
+
+fn required(name: &'static str, value: Option<usize>) -> Result<usize, PlanError> {
+    value.ok_or_else(|| PlanError::config(name, "a count", "nothing"))
 }
 
 /// The family of a configuration.

@@ -8,6 +8,7 @@ pub(crate) mod to_gguf;
 mod to_hf;
 
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
 
 use crate::error::PlanError;
@@ -30,7 +31,7 @@ pub struct ModelConfig {
     pub n_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward block, where that isn't a mixture of experts.
     pub ffn_dim: usize,
     /// Size of the vocabulary; ids are below it. Rows of the embedding table.
     pub n_vocab: usize,
@@ -50,6 +51,10 @@ pub struct ModelConfig {
     pub attn_softcap: Option<f32>,
     /// Soft cap on logits.
     pub logit_softcap: Option<f32>,
+    /// The mixture of experts that layers have.
+    pub experts: Option<ExpertsConfig>,
+    /// Positions that a short convolution covers, its own included, in layers that have one.
+    pub conv_taps: Option<usize>,
     /// Settings of each layer, `[n_layers]`.
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
@@ -63,12 +68,30 @@ pub struct LayerConfig {
     pub window: Option<usize>,
     /// Index in [`ModelConfig::ropes`]; `None` for no rotary embedding.
     pub rope: Option<usize>,
+    /// Whether a short convolution takes the place of attention.
+    pub is_convolution: bool,
+    /// Whether the feed-forward block is a mixture of experts.
+    pub has_experts: bool,
+}
+
+/// A mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpertsConfig {
+    /// How rows are sent to experts.
+    pub routing: Routing,
+    /// Width of an expert.
+    pub ffn_dim: usize,
 }
 
 /// Largest accepted count or width: enough for any model, and small enough that products of two fit 64 bits.
 const MAX_COUNT: u64 = 1 << 28;
 /// Maximum number of layers.
 const MAX_LAYERS: usize = 4096;
+/// Maximum positions of a short convolution.
+const MAX_TAPS: usize = 64;
+/// Maximum number of experts: the largest models have 512 in a layer.
+const MAX_EXPERTS: usize = 4096;
 
 impl ModelConfig {
     /// Width of the keys (or values) of one position.
@@ -79,6 +102,19 @@ impl ModelConfig {
     /// Width of the queries of one position.
     pub fn q_dim(&self) -> usize {
         self.n_heads * self.head_dim
+    }
+
+    /// Whether some layers have a state instead of keys and values.
+    pub fn has_states(&self) -> bool {
+        self.layers.iter().any(|layer| layer.is_convolution)
+    }
+
+    /// Layers with keys and values.
+    pub fn n_attention_layers(&self) -> usize {
+        self.layers
+            .iter()
+            .filter(|layer| !layer.is_convolution)
+            .count()
     }
 
     /// Which row of queries or keys in a Hugging Face checkpoint is row `i` of the engine's.
@@ -154,6 +190,21 @@ impl ModelConfig {
             if layer.window == Some(0) {
                 return Err(PlanError::config("attention window", "at least 1", 0));
             }
+            if layer.is_convolution && !matches!(self.conv_taps, Some(1..=MAX_TAPS)) {
+                let found = self.conv_taps.unwrap_or(0);
+                let expected = format!("1 to {MAX_TAPS}");
+                return Err(PlanError::config(
+                    "positions of a convolution",
+                    expected,
+                    found,
+                ));
+            }
+            if layer.has_experts && self.experts.is_none() {
+                return Err(PlanError::config("experts", "a count", "nothing"));
+            }
+        }
+        if let Some(experts) = &self.experts {
+            experts.check()?;
         }
         for rope in &self.ropes {
             self.check_rope(rope)?;
@@ -241,6 +292,24 @@ impl ModelConfig {
             }
             for &factor in factors {
                 positive("rope factor", f64::from(factor))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ExpertsConfig {
+    fn check(&self) -> Result<(), PlanError> {
+        let Routing {
+            n_experts, n_used, ..
+        } = self.routing;
+        for (what, most, value) in [
+            ("experts", MAX_EXPERTS, n_experts),
+            ("experts of a token", n_experts, n_used),
+            ("width of an expert", MAX_COUNT as usize, self.ffn_dim),
+        ] {
+            if value == 0 || value > most {
+                return Err(PlanError::config(what, format!("1 to {most}"), value));
             }
         }
         Ok(())

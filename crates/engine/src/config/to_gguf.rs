@@ -4,8 +4,9 @@ use std::fmt::Display;
 
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Gating;
 
-use super::{LayerConfig, ModelConfig, gguf, yarn_magnitude};
+use super::{ExpertsConfig, LayerConfig, ModelConfig, gguf, yarn_magnitude};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::plan::RopeFactors;
@@ -68,7 +69,11 @@ impl ModelConfig {
             ("block_count", self.n_layers),
             ("feed_forward_length", self.ffn_dim),
             ("attention.head_count", self.n_heads),
-            ("attention.head_count_kv", self.n_kv_heads),
+        ] {
+            out.count(key, count)?;
+        }
+        self.put_kv_heads(&mut out)?;
+        for (key, count) in [
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.ropes[0].dim),
@@ -76,12 +81,57 @@ impl ModelConfig {
             out.count(key, count)?;
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
+        self.put_experts(&mut out)?;
         self.put_softcaps(&mut out)?;
         self.put_what_others_do_not_read(&mut out, named)?;
         self.put_windows(&mut out)?;
         self.put_ropes(&mut out, stored)?;
         self.check_gguf(&out.config, stored)?;
         Ok(out.config)
+    }
+
+    fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
+        const HEADS: &str = "attention.head_count_kv";
+        let Some(n_taps) = self.conv_taps else {
+            return out.count(HEADS, self.n_kv_heads);
+        };
+        let n_kv_heads =
+            i32::try_from(self.n_kv_heads).map_err(|_| inexpressible(HEADS, self.n_kv_heads))?;
+        let heads = self.layers.iter().map(|layer| match layer.is_convolution {
+            true => 0,
+            false => n_kv_heads,
+        });
+        out.put(HEADS, Value::Array(Array::I32(heads.collect())))?;
+        out.count("shortconv.l_cache", n_taps)
+    }
+
+    fn put_experts(&self, out: &mut Keys) -> Result<(), PlanError> {
+        let (Some(ExpertsConfig { routing, ffn_dim }), Some(mixture)) =
+            (self.experts, self.family.mixture)
+        else {
+            return Ok(());
+        };
+        out.count("expert_count", routing.n_experts)?;
+        out.count("expert_used_count", routing.n_used)?;
+        let n_dense = self
+            .layers
+            .iter()
+            .take_while(|layer| !layer.has_experts)
+            .count();
+        if n_dense > 0 {
+            out.count("leading_dense_block_count", n_dense)?;
+        }
+        if routing.gating == Gating::Sigmoid {
+            out.count("expert_gating_func", 2)?;
+        }
+        if ffn_dim != self.ffn_dim {
+            out.count("expert_feed_forward_length", ffn_dim)?;
+        }
+        if routing.renormalised != mixture.gguf_renormalised {
+            out.put("expert_weights_norm", Value::Bool(routing.renormalised))?;
+            out.remark("expert_weights_norm", "uses the family's default");
+        }
+        Ok(())
     }
 
     fn put_softcaps(&self, out: &mut Keys) -> Result<(), PlanError> {
@@ -284,6 +334,12 @@ impl ModelConfig {
             if self.layers[i].window != read.layers[i].window {
                 return Err(inexpressible("attention window", layer));
             }
+            if self.layers[i].is_convolution != read.layers[i].is_convolution {
+                return Err(inexpressible("convolution", layer));
+            }
+            if self.layers[i].has_experts != read.layers[i].has_experts {
+                return Err(inexpressible("experts", layer));
+            }
             let turns_alike = ctx_lens.iter().all(|&ctx_len| {
                 let (ours, theirs) = (self.angles(i, ctx_len), read.angles(i, ctx_len));
                 match (ours, theirs) {
@@ -399,6 +455,15 @@ mod tests {
                    "sliding_attention", "full_attention", "full_attention"]}),
             json!({"model_type": "phi3"}),
             json!({"model_type": "smollm3"}),
+            json!({"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
+            json!({"model_type": "qwen3_moe", "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 96, "norm_topk_prob": true}),
+            json!({"model_type": "lfm2", "num_key_value_heads": 2, "conv_L_cache": 3,
+                   "full_attn_idxs": [1], "block_auto_adjust_ff_dim": true}),
+            json!({"model_type": "lfm2_moe", "num_key_value_heads": 2, "conv_L_cache": 3,
+                   "full_attn_idxs": [1], "num_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 96, "num_dense_layers": 1}),
+            json!({"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2}),
         ] {
             for rope in [
                 json!({}),

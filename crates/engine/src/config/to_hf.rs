@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use sterna_format::hf::Config;
 use sterna_kernels::activation::Activation;
 
-use super::ModelConfig;
+use super::{ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::family::{Family, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
@@ -47,6 +47,34 @@ impl ModelConfig {
         set("num_key_value_heads", json!(self.n_kv_heads));
         set("head_dim", json!(self.head_dim));
         set("max_position_embeddings", json!(self.max_ctx));
+        if let Some(ExpertsConfig { routing, ffn_dim }) = self.experts {
+            let count = match self.family.hf_name() {
+                "mixtral" => "num_local_experts",
+                _ => "num_experts",
+            };
+            set(count, json!(routing.n_experts));
+            set("num_experts_per_tok", json!(routing.n_used));
+            set("moe_intermediate_size", json!(ffn_dim));
+            set("norm_topk_prob", json!(routing.renormalised));
+            let dense = (0..self.n_layers).filter(|&i| !self.layers[i].has_experts);
+            let dense: Vec<_> = dense.collect();
+            // Configurations say which are dense in one way or the other.
+            match self.conv_taps {
+                Some(_) => set("num_dense_layers", json!(dense.len())),
+                None => set("mlp_only_layers", json!(dense)),
+            }
+        }
+        if let Some(n_taps) = self.conv_taps {
+            set("conv_L_cache", json!(n_taps));
+            set("conv_bias", json!(false));
+            set("block_auto_adjust_ff_dim", json!(false));
+            set("norm_eps", json!(shortest(self.norm_eps)));
+            let kinds = self.layers.iter().map(|layer| match layer.is_convolution {
+                true => "conv",
+                false => "full_attention",
+            });
+            set("layer_types", json!(kinds.collect::<Vec<_>>()));
+        }
         set("rms_norm_eps", json!(shortest(self.norm_eps)));
         set("tie_word_embeddings", json!(tied));
         let activation = match self.activation {
@@ -245,7 +273,6 @@ fn shortest(value: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LayerConfig;
     use crate::config::testing::model;
     use sterna_kernels::rope::RopeLayout;
 
@@ -337,10 +364,7 @@ mod tests {
     #[test]
     fn what_cannot_be_said_is_refused() {
         let mut config = model(&json!({"model_type": "llama"}));
-        config.layers[2] = LayerConfig {
-            window: Some(7),
-            rope: Some(0),
-        };
+        config.layers[2].window = Some(7);
         let message = config.to_hf(false).unwrap_err().to_string();
         assert!(message.contains("attention window"), "{message}");
         let mut config = model(&json!({"model_type": "llama"}));

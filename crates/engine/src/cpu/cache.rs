@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sterna_kernels::attention::{KvPage, PAGE_LEN};
 use sterna_kernels::{Exec, ShapeError};
 
+use super::states::States;
 use crate::backend::{CacheShape, KvCache};
 
 /// Keys and values of one sequence.
@@ -17,6 +18,8 @@ pub struct CpuCache {
     len: usize,
     /// Pages of each layer.
     layers: Vec<Vec<Arc<KvPage>>>,
+    /// States of layers that have those, once one was asked for.
+    states: Option<States>,
 }
 
 impl CpuCache {
@@ -25,7 +28,16 @@ impl CpuCache {
             shape: *shape,
             len: 0,
             layers: vec![Vec::new(); shape.n_layers],
+            states: None,
         }
+    }
+
+    /// The state of a layer, `n` values, which are zeros at the beginning: that after the tokens so far, to be
+    /// overwritten with the one after those that the cache advances by next.
+    pub(super) fn state(&mut self, layer: usize, n: usize) -> &mut [f32] {
+        let n_layers = self.shape.n_layers;
+        let states = self.states.get_or_insert_with(|| States::new(n_layers));
+        states.next(layer, n)
     }
 
     /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length.
@@ -71,18 +83,32 @@ impl KvCache for CpuCache {
     }
 
     fn advance(&mut self, n: usize) {
+        if let Some(states) = &mut self.states {
+            states.advance(self.len + n);
+        }
         self.len += n;
+    }
+
+    fn pin(&mut self) {
+        if let Some(states) = &mut self.states {
+            states.pin();
+        }
     }
 
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+        if let Some(states) = &mut self.states {
+            self.len = states.truncate(self.len);
+        }
         for pages in &mut self.layers {
             pages.truncate(self.len.div_ceil(PAGE_LEN));
         }
     }
 
     fn fork(&self, len: usize) -> CpuCache {
+        let mut states = self.states.clone();
         let len = len.min(self.len);
+        let len = states.as_mut().map_or(len, |states| states.truncate(len));
         // A layer whose attention is computed elsewhere has none.
         let shared = |pages: &Vec<Arc<KvPage>>| {
             let n_pages = len.div_ceil(PAGE_LEN).min(pages.len());
@@ -92,6 +118,7 @@ impl KvCache for CpuCache {
             shape: self.shape,
             len,
             layers: self.layers.iter().map(shared).collect(),
+            states,
         }
     }
 }

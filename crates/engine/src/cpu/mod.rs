@@ -1,6 +1,7 @@
 //! The CPU backend, on top of `sterna-kernels`.
 
 mod cache;
+mod states;
 
 use std::future::{Ready, ready};
 use std::ops::Range;
@@ -9,15 +10,16 @@ use std::sync::{Mutex, PoisonError};
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::attention::{self, attention};
+use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::quant::QuantError;
-use sterna_kernels::{Exec, Isa, norm, rope, vector};
+use sterna_kernels::{Exec, Isa, conv, norm, rope, vector};
 
 pub use cache::CpuCache;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, KvCache, LinearSource, LowRank, OutputLayout,
-    Product, Rotation, ScreenedRows, Sequence, WeightData,
+    Attention, Backend, BackendError, CacheShape, ExpertInput, ExpertProduct, KvCache,
+    LinearSource, LowRank, OutputLayout, Product, Rotation, ScreenedRows, Sequence, WeightData,
 };
 use crate::rope::Angles;
 use crate::stage::Stage;
@@ -47,6 +49,17 @@ pub struct Cpu {
     spans: Mutex<attention::Scratch>,
     /// Intermediate results of adapters, likewise.
     low_rank: Mutex<LowRankScratch>,
+    /// Rows of experts, likewise.
+    experts: Mutex<ExpertScratch>,
+}
+
+/// Memory for [`Backend::linear_experts`].
+#[derive(Debug, Default)]
+struct ExpertScratch {
+    /// The input, a row for each route.
+    rows: Vec<f32>,
+    /// Quantized activations of each expert.
+    forms: Vec<gemm::Scratch>,
 }
 
 /// Memory for [`Backend::add_low_rank`].
@@ -67,6 +80,7 @@ impl Cpu {
             scratch: Mutex::default(),
             spans: Mutex::default(),
             low_rank: Mutex::default(),
+            experts: Mutex::default(),
         }
     }
 
@@ -175,6 +189,7 @@ impl Backend for Cpu {
     type Screen = Screen;
     type Buffer = CpuBuffer;
     type Cache = CpuCache;
+    type Routes = Routes;
     /// The CPU computes synchronously: its values are there.
     type Readback = Ready<Result<Vec<f32>, BackendError>>;
 
@@ -201,6 +216,10 @@ impl Backend for Cpu {
 
     fn buffer(&self) -> CpuBuffer {
         CpuBuffer::default()
+    }
+
+    fn routes(&self) -> Routes {
+        Routes::default()
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<CpuCache, BackendError> {
@@ -381,6 +400,105 @@ impl Backend for Cpu {
             &mut gate.values,
             &up.values,
         )?)
+    }
+
+    fn has_states(&self) -> bool {
+        true
+    }
+
+    fn convolution(
+        &self,
+        stage: Stage,
+        taps: &Vec<f32>,
+        input: &CpuBuffer,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let dim = input.width / 3;
+        let n_state = taps.len().saturating_sub(dim);
+        out.shape(input.n_rows(), dim);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let state = cache.state(stage.layer.unwrap_or(0), n_state);
+            let (input, out) = (input.rows(&rows), out.rows_mut(&rows));
+            conv::gated(&self.exec, dim, taps, input, state, out)?;
+        }
+        Ok(())
+    }
+
+    fn choose_experts(
+        &self,
+        scores: &CpuBuffer,
+        bias: Option<&Vec<f32>>,
+        routing: &Routing,
+        routes: &mut Routes,
+    ) -> Result<(), BackendError> {
+        let bias = bias.map(Vec::as_slice);
+        Ok(routes.choose(routing, &scores.values, bias)?)
+    }
+
+    fn linear_experts(
+        &self,
+        routes: &Routes,
+        x: &CpuBuffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Cpu>],
+    ) -> Result<(), BackendError> {
+        let mut scratch = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
+        let ExpertScratch { rows, forms } = &mut *scratch;
+        let (width, n_routes) = (x.width, routes.rows().len());
+        // All experts of a single row read it where it is.
+        let shared = input == ExpertInput::Tokens && routes.m() == 1;
+        let mut input = match input {
+            ExpertInput::Tokens if !shared => {
+                rows.resize(n_routes * width, 0.0);
+                routes.gather(width, &x.values, rows)?;
+                &rows[..]
+            }
+            _ => &x.values,
+        };
+        let mut outputs: Vec<_> = (products.iter_mut())
+            .map(|ExpertProduct { w, out, .. }| {
+                let n = w.first().map_or(0, |w| w.source.n);
+                (&w[..], n, out.shape(n_routes, n))
+            })
+            .collect();
+        let mut batches: Vec<gemm::Batch<'_>> = Vec::with_capacity(routes.experts().len());
+        for (expert, n_rows) in routes.experts() {
+            let x;
+            (x, input) = match shared {
+                true => (input, input),
+                false => input.split_at(n_rows * width),
+            };
+            let mut own = Vec::with_capacity(outputs.len());
+            for (w, n, rest) in &mut outputs {
+                let (out, after) = std::mem::take(rest).split_at_mut(n_rows * *n);
+                *rest = after;
+                own.push((w[expert].matrix()?, out));
+            }
+            match batches.last_mut().filter(|_| shared) {
+                Some(batch) => batch.outputs.extend(own),
+                None => batches.push(gemm::Batch { x, outputs: own }),
+            }
+        }
+        Ok(gemm::linear_batches(
+            &self.exec,
+            width,
+            forms,
+            &mut batches,
+        )?)
+    }
+
+    fn combine_experts(
+        &self,
+        routes: &Routes,
+        y: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let out = out.shape(routes.m(), y.width);
+        Ok(routes.combine(&self.exec, y.width, &y.values, out)?)
     }
 
     fn add(&self, _: Stage, x: &mut CpuBuffer, y: &CpuBuffer) -> Result<(), BackendError> {

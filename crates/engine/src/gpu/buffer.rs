@@ -164,7 +164,11 @@ impl GpuBuffer {
 }
 
 /// Memory for `len` words: that of `kept` while it is large enough.
-fn room(device: &Device, kept: &mut Option<Buffer>, len: usize) -> Result<Buffer, GpuError> {
+pub(super) fn room(
+    device: &Device,
+    kept: &mut Option<Buffer>,
+    len: usize,
+) -> Result<Buffer, GpuError> {
     let bytes = (len as u64).saturating_mul(4);
     match kept {
         Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),

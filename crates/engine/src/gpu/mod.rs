@@ -9,6 +9,7 @@ mod cache;
 mod decode;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;
+mod routes;
 mod weights;
 
 use std::fmt;
@@ -18,17 +19,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
-use sterna_gpu::graph::{HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join};
-use sterna_gpu::kernels::linear::Epilogue;
+use sterna_gpu::graph::{
+    ExpertOutput, HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join, stack,
+};
+use sterna_gpu::kernels::linear::{Epilogue, Stack};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::{Gating, Routing};
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
-    DeviceErrorKind, KvCache, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
+    DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache, LinearSource, LowRank,
+    OutputLayout, Product, SIGMOIDS, ScreenedRows, Sequence,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -39,6 +44,7 @@ pub use cache::GpuCache;
 use decode::Steps;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::Reserve;
+pub use routes::GpuRoutes;
 pub use sterna_gpu::graph::Work as GpuWork;
 
 /// Runs models on a GPU. Clones share the device and its work queue.
@@ -116,7 +122,11 @@ impl Gpu {
 
 /// A weight matrix on the device.
 #[derive(Debug)]
-pub struct GpuLinear(Matrix);
+pub struct GpuLinear {
+    matrix: Matrix,
+    /// With those of the other experts: of the first expert's matrices.
+    stack: Option<Stack>,
+}
 
 /// A vector of weights on the device.
 #[derive(Debug)]
@@ -164,6 +174,7 @@ pub enum GpuScreen {}
 const MAX_SPLIT_KV_ROWS: usize = 8;
 
 impl Backend for Gpu {
+    type Routes = GpuRoutes;
     type Linear = GpuLinear;
     type Vector = GpuVector;
     type Screen = GpuScreen;
@@ -179,12 +190,33 @@ impl Backend for Gpu {
         let mut upload = self.upload.lock().unwrap_or_else(PoisonError::into_inner);
         let (device, host) = (&self.device, &*self.host);
         let linear = weights::load(device, host, &mut upload, &source, self.activations)?;
-        Ok(GpuLinear(Matrix::new(linear)))
+        Ok(GpuLinear {
+            matrix: Matrix::new(linear),
+            stack: None,
+        })
     }
 
     fn join(&self, matrices: &mut [&mut GpuLinear]) -> Result<(), BackendError> {
-        let mut parts: Vec<&mut Matrix> = matrices.iter_mut().map(|m| &mut m.0).collect();
+        let mut parts: Vec<&mut Matrix> = matrices.iter_mut().map(|m| &mut m.matrix).collect();
         join(&self.device, &mut parts)?;
+        Ok(())
+    }
+
+    fn join_experts(&self, experts: &mut ExpertMatrices<'_, Gpu>) -> Result<(), BackendError> {
+        let ExpertMatrices { gate, up, down } = experts;
+        // What is multiplied together is stored together.
+        for sets in [&mut [gate, up][..], &mut [down]] {
+            let matrices = sets.iter_mut().map(|set| {
+                let matrices = set.iter_mut().map(|linear| &mut linear.matrix);
+                matrices.collect()
+            });
+            let stacks = stack(&self.device, &mut matrices.collect::<Vec<_>>())?;
+            for (set, stack) in sets.iter_mut().zip(stacks) {
+                if let Some(first) = set.first_mut() {
+                    first.stack = Some(stack);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -203,6 +235,10 @@ impl Backend for Gpu {
 
     fn buffer(&self) -> GpuBuffer {
         GpuBuffer::default()
+    }
+
+    fn routes(&self) -> GpuRoutes {
+        GpuRoutes::default()
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
@@ -224,9 +260,9 @@ impl Backend for Gpu {
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
         let ids = out.write_ids(&self.device, ids)?;
-        let out = out.shape(&self.device, ids.n, table.0.k())?;
+        let out = out.shape(&self.device, ids.n, table.matrix.k())?;
         self.graph.lock().push(Op::Embed {
-            table: table.0.clone(),
+            table: table.matrix.clone(),
             ids: (ids.buffer, 0),
             factor: scale,
             out,
@@ -275,14 +311,14 @@ impl Backend for Gpu {
         // With adjacent columns, the memory of the first output holds all.
         let mut joined: Option<(View, usize)> = None;
         if layout == OutputLayout::SideBySide {
-            let width = products.iter().map(|product| product.w.0.n()).sum();
+            let width = products.iter().map(|product| product.w.matrix.n()).sum();
             if let Some(first) = products.first_mut() {
                 joined = Some((first.out.shape(&self.device, x.n_rows, width)?, 0));
             }
         }
         let mut outputs = Vec::with_capacity(products.len());
         for Product { w, out, .. } in products {
-            let n = w.0.n();
+            let n = w.matrix.n();
             let own = match &mut joined {
                 Some((all, column)) => {
                     let own = all.columns(*column, n);
@@ -293,7 +329,7 @@ impl Backend for Gpu {
                 None => out.shape(&self.device, x.n_rows, n)?,
             };
             outputs.push(Output {
-                w: w.0.clone(),
+                w: w.matrix.clone(),
                 out: own,
                 epilogue: Epilogue::Store,
             });
@@ -330,13 +366,13 @@ impl Backend for Gpu {
         } in updates
         {
             let out = out.view()?.rows(rows.start, rows.len());
-            let inner = graph.inner(rows.len() * a.0.n())?;
-            let inner = View::new(&inner, rows.len(), a.0.n());
+            let inner = graph.inner(rows.len() * a.matrix.n())?;
+            let inner = View::new(&inner, rows.len(), a.matrix.n());
             let product = |x: View, w: &GpuLinear, out: View, epilogue| Op::Linear {
                 x,
                 norm: None,
                 outputs: vec![Output {
-                    w: w.0.clone(),
+                    w: w.matrix.clone(),
                     out,
                     epilogue,
                 }],
@@ -432,6 +468,70 @@ impl Backend for Gpu {
             activation,
             gate,
             up,
+        });
+        Ok(())
+    }
+
+    fn choose_experts(
+        &self,
+        scores: &GpuBuffer,
+        bias: Option<&Self::Vector>,
+        routing: &Routing,
+        routes: &mut GpuRoutes,
+    ) -> Result<(), BackendError> {
+        if bias.is_some() || routing.gating != Gating::Softmax {
+            return Err(BackendError::Unsupported(SIGMOIDS));
+        }
+        let scores = scores.view()?.clone();
+        let routes = routes.shape(&self.device, scores.n_rows, routing.n_used)?;
+        self.graph.lock().push(Op::Route {
+            scores,
+            renormalised: routing.renormalised,
+            routes,
+        });
+        Ok(())
+    }
+
+    fn linear_experts(
+        &self,
+        routes: &GpuRoutes,
+        x: &GpuBuffer,
+        _: ExpertInput,
+        products: &mut [ExpertProduct<'_, Gpu>],
+    ) -> Result<(), BackendError> {
+        let (x, routes) = (x.view()?.clone(), routes.get()?.clone());
+        let n_routes = routes.n_rows * routes.n_used;
+        let mut outputs = Vec::with_capacity(products.len());
+        for ExpertProduct { w, out, .. } in products {
+            let Some(stack) = w.first().and_then(|first| first.stack.clone()) else {
+                return Err(BackendError::from(GpuError::Unsupported {
+                    what: "a product with matrices of experts".into(),
+                    reason: "they weren't joined".into(),
+                }));
+            };
+            outputs.push(ExpertOutput {
+                out: out.shape(&self.device, n_routes, stack.n())?,
+                w: stack,
+                epilogue: Epilogue::Store,
+            });
+        }
+        self.graph.lock().push(Op::Experts { x, routes, outputs });
+        Ok(())
+    }
+
+    fn combine_experts(
+        &self,
+        routes: &GpuRoutes,
+        y: &GpuBuffer,
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let (y, routes) = (y.view()?.clone(), routes.get()?.clone());
+        let out = out.shape(&self.device, routes.n_rows, y.width)?;
+        self.graph.lock().push(Op::Combine {
+            routes,
+            y,
+            adds: false,
+            out,
         });
         Ok(())
     }

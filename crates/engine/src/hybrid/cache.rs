@@ -24,17 +24,26 @@ impl KvCache for HybridCache {
         }
     }
 
+    fn pin(&mut self) {
+        self.cpu.pin();
+        if let Some(gpu) = &mut self.gpu {
+            gpu.pin();
+        }
+    }
+
     fn truncate(&mut self, len: usize) {
         self.cpu.truncate(len);
+        let len = self.cpu.len();
         if let Some(gpu) = &mut self.gpu {
             gpu.truncate(len);
         }
     }
 
     fn fork(&self, len: usize) -> HybridCache {
+        let cpu = self.cpu.fork(len);
         HybridCache {
-            cpu: self.cpu.fork(len),
-            gpu: self.gpu.as_ref().map(|gpu| gpu.fork(len)),
+            gpu: self.gpu.as_ref().map(|gpu| gpu.fork(cpu.len())),
+            cpu,
         }
     }
 }

@@ -16,10 +16,11 @@ use std::task::{Context, Poll};
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
+use sterna_kernels::experts::Routing;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, Decoding, LinearSource, LowRank,
-    OutputLayout, Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, ExpertInput, ExpertMatrices,
+    ExpertProduct, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
@@ -134,6 +135,14 @@ impl Hybrid {
     }
 }
 
+/// The experts of each row, on the side where they were chosen.
+#[derive(Debug)]
+pub struct HybridRoutes {
+    cpu: <Cpu as Backend>::Routes,
+    gpu: Option<<Gpu as Backend>::Routes>,
+    at: Side,
+}
+
 /// Where to compute an operation on `x` and `y`: where both are, or where `y` was computed.
 fn side_of_both(x: &HybridBuffer, y: &HybridBuffer) -> Side {
     if y.is_on(x.side()) {
@@ -162,11 +171,23 @@ where
 }
 
 type OfLinear = Either<<Cpu as Backend>::Linear, <Gpu as Backend>::Linear>;
+/// The matrices on the GPU; `None` if one isn't there.
+fn all_on_gpu<'a>(
+    matrices: &'a mut [&mut OfLinear],
+) -> Option<Vec<&'a mut <Gpu as Backend>::Linear>> {
+    let matrices = matrices.iter_mut().map(|matrix| match &mut **matrix {
+        Either::Gpu(matrix) => Some(matrix),
+        Either::Cpu(_) => None,
+    });
+    matrices.collect()
+}
+
 type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
 type OfScreen = <Cpu as Backend>::Screen;
 
 impl Backend for Hybrid {
+    type Routes = HybridRoutes;
     type Linear = OfLinear;
     type Vector = OfVector;
     type Screen = OfScreen;
@@ -232,8 +253,28 @@ impl Backend for Hybrid {
         self.gpu()?.join(&mut on_gpu)
     }
 
+    fn join_experts(&self, experts: &mut ExpertMatrices<'_, Hybrid>) -> Result<(), BackendError> {
+        let ExpertMatrices { gate, up, down } = experts;
+        match (all_on_gpu(gate), all_on_gpu(up), all_on_gpu(down)) {
+            (Some(gate), Some(up), Some(down)) => {
+                let mut experts = ExpertMatrices { gate, up, down };
+                self.gpu()?.join_experts(&mut experts)
+            }
+            // On the CPU there is nothing to gain.
+            _ => Ok(()),
+        }
+    }
+
     fn buffer(&self) -> HybridBuffer {
         HybridBuffer::default()
+    }
+
+    fn routes(&self) -> HybridRoutes {
+        HybridRoutes {
+            cpu: self.cpu.routes(),
+            gpu: self.device().map(Gpu::routes),
+            at: Side::Cpu,
+        }
     }
 
     fn cache(&self, shape: &CacheShape) -> Result<HybridCache, BackendError> {
@@ -511,6 +552,113 @@ impl Backend for Hybrid {
                 let (gate, up) = (self.change_on_gpu(gate)?, &self.on_gpu(up)?);
                 self.gpu()?.gate(stage, activation, gate, up)
             }
+        }
+    }
+
+    fn has_states(&self) -> bool {
+        self.device().is_none()
+    }
+
+    fn convolution(
+        &self,
+        stage: Stage,
+        taps: &OfVector,
+        input: &HybridBuffer,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let taps = taps.cpu().ok_or(BackendError::WrongDevice)?;
+        let own = sequences.iter_mut().map(|s| Sequence {
+            cache: &mut s.cache.cpu,
+            n_rows: s.n_rows,
+        });
+        let own = &mut own.collect::<Vec<_>>()[..];
+        (self.cpu).convolution(stage, taps, &*self.on_cpu(input)?, own, out.fill_on_cpu())
+    }
+
+    /// Where the scores were computed: experts are where their router is.
+    fn choose_experts(
+        &self,
+        scores: &HybridBuffer,
+        bias: Option<&OfVector>,
+        routing: &Routing,
+        routes: &mut HybridRoutes,
+    ) -> Result<(), BackendError> {
+        routes.at = scores.side();
+        match (routes.at, &mut routes.gpu) {
+            (Side::Cpu, _) => {
+                let bias = match bias {
+                    Some(Either::Gpu(_)) => return Err(BackendError::WrongDevice),
+                    bias => bias.and_then(Either::cpu),
+                };
+                let (cpu, scores) = (&self.cpu, &self.on_cpu(scores)?);
+                cpu.choose_experts(scores, bias, routing, &mut routes.cpu)
+            }
+            (Side::Gpu, Some(routes)) => {
+                let bias = match bias {
+                    Some(Either::Cpu(_)) => return Err(BackendError::WrongDevice),
+                    bias => bias.and_then(Either::gpu),
+                };
+                let scores = &self.on_gpu(scores)?;
+                self.gpu()?.choose_experts(scores, bias, routing, routes)
+            }
+            (Side::Gpu, None) => Err(BackendError::WrongDevice),
+        }
+    }
+
+    fn linear_experts(
+        &self,
+        routes: &HybridRoutes,
+        x: &HybridBuffer,
+        input: ExpertInput,
+        products: &mut [ExpertProduct<'_, Hybrid>],
+    ) -> Result<(), BackendError> {
+        let wrong = || BackendError::WrongDevice;
+        match (routes.at, &routes.gpu) {
+            (Side::Cpu, _) => {
+                let mut own = Vec::with_capacity(products.len());
+                for ExpertProduct { stage, w, out } in products {
+                    let w: Option<Vec<_>> = w.iter().map(|w| w.cpu()).collect();
+                    own.push(ExpertProduct {
+                        stage: *stage,
+                        w: w.ok_or_else(wrong)?,
+                        out: out.fill_on_cpu(),
+                    });
+                }
+                (self.cpu).linear_experts(&routes.cpu, &*self.on_cpu(x)?, input, &mut own)
+            }
+            (Side::Gpu, Some(routes)) => {
+                let mut own = Vec::with_capacity(products.len());
+                for ExpertProduct { stage, w, out } in products {
+                    let w: Option<Vec<_>> = w.iter().map(|w| w.gpu()).collect();
+                    own.push(ExpertProduct {
+                        stage: *stage,
+                        w: w.ok_or_else(wrong)?,
+                        out: out.fill_on_gpu(),
+                    });
+                }
+                (self.gpu()?).linear_experts(routes, &*self.on_gpu(x)?, input, &mut own)
+            }
+            (Side::Gpu, None) => Err(wrong()),
+        }
+    }
+
+    fn combine_experts(
+        &self,
+        routes: &HybridRoutes,
+        y: &HybridBuffer,
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        match (routes.at, &routes.gpu) {
+            (Side::Cpu, _) => {
+                let y = &self.on_cpu(y)?;
+                self.cpu.combine_experts(&routes.cpu, y, out.fill_on_cpu())
+            }
+            (Side::Gpu, Some(routes)) => {
+                let y = &self.on_gpu(y)?;
+                self.gpu()?.combine_experts(routes, y, out.fill_on_gpu())
+            }
+            (Side::Gpu, None) => Err(BackendError::WrongDevice),
         }
     }
 

@@ -51,6 +51,14 @@ impl OffloadPlan {
         // them; the output of attention; both halves of the feed-forward block; a normed input; quantized
         // rows with their scales.
         let row = 4 * c.model_dim + 2 * (heads + kv) + heads + 2 * c.ffn_dim + 2 * widest;
+        // Of experts, for each of those that a token is sent to, both halves, what they give, and quantized
+        // rows; and their scores.
+        let of_experts = c.experts.as_ref().map_or(0, |experts| {
+            let widest = widest.max(experts.ffn_dim);
+            let route = 2 * experts.ffn_dim + c.model_dim + widest + 2;
+            experts.routing.n_used * route + experts.routing.n_experts
+        });
+        let row = row + of_experts;
         let rows = options.chunk.clamp(1, options.ctx_len.max(1)) as u64;
         // Split-KV states of a few rows over the whole context, and rotations of all positions.
         let context = (options.ctx_len as u64).next_power_of_two();

@@ -1,17 +1,21 @@
 //! Building weights as their bytes arrive, and putting them in their places.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 
 use super::LoadError;
 use super::{expect_wanted, recipe};
-use crate::backend::{Backend, BackendError, LinearSource, WeightData};
+use crate::backend::{
+    Backend, BackendError, CONVOLUTIONS, ExpertMatrices, LinearSource, WeightData,
+};
 use crate::config::ModelConfig;
 use crate::plan::{
     self, LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
 };
 use crate::screening::Screening;
 use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
-use crate::weights::{Convert, Group, Layer, Projection};
+use crate::weights::{Attention, Convert, Dense, FeedForward, Group, Layer, Projection};
 
 /// Builds weights from their bytes, some or all of a plan.
 pub(crate) struct WeightFeed<B: Backend> {
@@ -58,15 +62,37 @@ fn join<B: Backend>(
     placed: &mut [Placed<B>],
     ids: &[usize],
 ) -> Result<(), BackendError> {
+    backend.join(&mut matrices(placed, ids))
+}
+
+/// Tells `backend` that the matrices `gate`, `up` and `down` of `placed` are those of a mixture of experts.
+fn join_experts<B: Backend>(
+    backend: &B,
+    placed: &mut [Placed<B>],
+    [gate, up, down]: &[Vec<usize>; 3],
+) -> Result<(), BackendError> {
+    let all: Vec<usize> = [gate, up, down].into_iter().flatten().copied().collect();
+    let mut gate_and_on = matrices(placed, &all);
+    let mut up_and_on = gate_and_on.split_off(gate.len().min(gate_and_on.len()));
+    let down = up_and_on.split_off(up.len().min(up_and_on.len()));
+    backend.join_experts(&mut ExpertMatrices {
+        gate: gate_and_on,
+        up: up_and_on,
+        down,
+    })
+}
+
+/// The matrices `ids` of `placed`, in this order.
+fn matrices<'a, B: Backend>(placed: &'a mut [Placed<B>], ids: &[usize]) -> Vec<&'a mut B::Linear> {
+    let places: HashMap<usize, usize> = ids.iter().copied().zip(0..).collect();
     let mut matrices: Vec<(usize, &mut B::Linear)> = Vec::with_capacity(ids.len());
     for Placed { id, loaded, .. } in placed {
-        if let (Some(at), Loaded::Linear(linear)) = (ids.iter().position(|i| i == id), loaded) {
-            matrices.push((at, linear));
+        if let (Some(at), Loaded::Linear(linear)) = (places.get(id), loaded) {
+            matrices.push((*at, linear));
         }
     }
     matrices.sort_by_key(|(at, _)| *at);
-    let mut matrices: Vec<&mut B::Linear> = matrices.into_iter().map(|(_, m)| m).collect();
-    backend.join(&mut matrices)
+    matrices.into_iter().map(|(_, matrix)| matrix).collect()
 }
 
 enum Loaded<B: Backend> {
@@ -206,8 +232,11 @@ impl<B: Backend> WeightFeed<B> {
 
     /// Loads the weights that have arrived, which are all of `group`.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
+        if self.plan.config.has_states() && !backend.has_states() {
+            return Err(BackendError::Unsupported(CONVOLUTIONS).into());
+        }
         let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
-        let siblings = self.siblings(group);
+        let (siblings, experts) = (self.siblings(group), self.experts(group));
         let placed = backend.load_group(group, |backend| {
             let sources = sources.iter();
             let mut placed = sources
@@ -215,6 +244,9 @@ impl<B: Backend> WeightFeed<B> {
                 .collect::<Result<Vec<_>, _>>()?;
             for ids in &siblings {
                 join(backend, &mut placed, ids)?;
+            }
+            if let Some(ids) = &experts {
+                join_experts(backend, &mut placed, ids)?;
             }
             Ok(placed)
         })?;
@@ -289,8 +321,13 @@ impl<B: Backend> WeightFeed<B> {
             return Vec::new();
         };
         let layer = &self.plan.weights.layers[i];
-        let families: [&[&Projection<_, _>]; 2] =
-            [&[&layer.q, &layer.k, &layer.v], &[&layer.gate, &layer.up]];
+        let mut families = Vec::new();
+        if let Some(Attention { q, k, v, .. }) = layer.attention() {
+            families.push(vec![q, k, v]);
+        }
+        if let FeedForward::Dense(Dense { gate, up, .. }) = &layer.ffn {
+            families.push(vec![gate, up]);
+        }
         let plain = families.into_iter().filter(|projections| {
             // Matrices with norms of their own have different inputs.
             projections.iter().all(|p| p.input_norm.is_none())
@@ -298,6 +335,16 @@ impl<B: Backend> WeightFeed<B> {
         plain
             .map(|projections| projections.iter().map(|p| p.weight.0).collect())
             .collect()
+    }
+
+    /// The matrices of the experts of `group`, by index in the plan: gates, ups and downs.
+    fn experts(&self, group: Group) -> Option<[Vec<usize>; 3]> {
+        let Group::Layer(i) = group else {
+            return None;
+        };
+        let experts = self.plan.weights.layers[i].experts()?;
+        let of = |ids: &[LinearId]| ids.iter().map(|id| id.0).collect();
+        Some([of(&experts.gate), of(&experts.up), of(&experts.down)])
     }
 
     fn embedding(&mut self) -> Embedding<B> {

@@ -129,6 +129,18 @@ pub(super) fn check(
                 found: layer,
             });
         }
+        let settings = &config.layers[layer];
+        let is_absent = match module {
+            Module::Gate | Module::Up | Module::Down | Module::GateUp => settings.has_experts,
+            Module::Q | Module::K | Module::V | Module::O | Module::Qkv => settings.is_convolution,
+        };
+        if is_absent {
+            return Err(AdapterError::NoModule {
+                tensor: a.name,
+                module: module.name(),
+                layer,
+            });
+        }
         if !scaling.is_finite() {
             return Err(AdapterError::Scaling {
                 tensor: a.name,

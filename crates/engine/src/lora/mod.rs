@@ -171,6 +171,19 @@ pub enum AdapterError {
         /// The block the tensor is for.
         found: usize,
     },
+    /// A change of a module that the layer doesn't have: of a feed-forward network where there are experts, of
+    /// attention where there is a convolution.
+    #[error(
+        "tensor `{tensor}`: expected a module of layer {layer}, found {module}, which it lacks"
+    )]
+    NoModule {
+        /// Name in the file.
+        tensor: String,
+        /// Name of the module, such as `q_proj`.
+        module: &'static str,
+        /// The block the tensor is for.
+        layer: usize,
+    },
     /// A matrix whose shape doesn't match the model's layer.
     #[error(
         "tensor `{tensor}`: expected shape {expected} by the {module} of the base model, found {found:?}"

@@ -9,14 +9,15 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
 use sterna_format::{DType, TensorCatalog, TensorEntry};
+use sterna_kernels::experts::Gating;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
-use crate::backend::CacheType;
-use crate::config::{self, ModelConfig};
+use crate::backend::{BackendError, CONVOLUTIONS, CacheType, SIGMOIDS};
+use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::rope::RopeScaling;
 use crate::self_test::WeightForm;
-use crate::weights::Weights;
+use crate::weights::{Layer, Weights};
 pub(crate) use head::Head;
 pub use head::{HeadOptions, HeadScreen};
 use planner::{BitLinears, Planner};
@@ -293,7 +294,7 @@ impl ModelPlan {
     /// rows that it doesn't rule out are extra.
     pub fn bytes_per_token(&self) -> u64 {
         let table = self.specs[self.weights.token_embd.0].memory_bytes();
-        let all = self.memory_bytes();
+        let all = self.memory_bytes() - self.resting_bytes();
         let read = match (&self.weights.output, self.head.dtype) {
             (None, None) => all,
             _ => all - table,
@@ -304,10 +305,34 @@ impl ModelPlan {
         }
     }
 
+    /// Why GPUs can't compute the model yet, if they can't.
+    pub fn gpu_obstacle(&self) -> Option<BackendError> {
+        if self.config.has_states() {
+            return Some(BackendError::Unsupported(CONVOLUTIONS));
+        }
+        let gating = self.config.experts.map(|experts| experts.routing.gating);
+        (gating == Some(Gating::Sigmoid)).then_some(BackendError::Unsupported(SIGMOIDS))
+    }
+
+    /// Bytes of the experts that a token isn't sent to.
+    fn resting_bytes(&self) -> u64 {
+        let Some(ExpertsConfig { routing, .. }) = self.config.experts else {
+            return 0;
+        };
+        let ids = self.weights.layers.iter().filter_map(Layer::experts);
+        let ids = ids.flat_map(|experts| [&experts.gate, &experts.up, &experts.down]);
+        // Those of one layer and one kind are alike, but may be of several types.
+        let bytes = ids.map(|ids| {
+            let all: u64 = ids.iter().map(|id| self.specs[id.0].memory_bytes()).sum();
+            all - all * routing.n_used as u64 / routing.n_experts as u64
+        });
+        bytes.sum()
+    }
+
     /// Bytes of a cache of `ctx_len` positions.
     pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
         let c = &self.config;
-        let position = 2 * c.n_layers as u64 * c.n_kv_heads as u64;
+        let position = 2 * c.n_attention_layers() as u64 * c.n_kv_heads as u64;
         (position * dtype.head_bytes(c.head_dim) as u64).saturating_mul(ctx_len as u64)
     }
 
@@ -350,7 +375,13 @@ impl ModelPlan {
         };
         let head = self.weights.output.as_ref().map(|head| head.weight);
         let in_blocks = (self.weights.layers.iter()).flat_map(|layer| layer.projections());
-        let per_token: u64 = in_blocks.map(|projection| size(projection.weight)).sum();
+        let mut per_token: u64 = in_blocks.map(|projection| size(projection.weight)).sum();
+        if let Some(ExpertsConfig { routing, .. }) = self.config.experts {
+            for experts in self.weights.layers.iter().filter_map(Layer::experts) {
+                let one = [&experts.gate, &experts.up, &experts.down].map(|ids| size(ids[0]));
+                per_token += routing.n_used as u64 * one.iter().sum::<u64>();
+            }
+        }
         per_token * n_tokens as u64 + size(head.unwrap_or(self.weights.token_embd))
     }
 }

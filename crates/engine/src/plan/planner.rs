@@ -7,16 +7,19 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf;
 use sterna_format::names::linear_module;
 use sterna_format::{DType, TensorCatalog, TensorEntry};
+use sterna_kernels::experts::Gating;
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
     TensorRequest, VectorId, VectorRecipe, is_float, spelled,
 };
-use crate::config::{self, ModelConfig};
+use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
-use crate::family::Family;
+use crate::family::{Family, QkNorms};
 use crate::rope::RopeScaling;
-use crate::weights::{Layer, Projection, Weights};
+use crate::weights::{
+    Attention, Convolution, Dense, Experts, FeedForward, Layer, Mixer, Projection, Weights,
+};
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
 pub(super) enum BitLinears {
@@ -206,7 +209,11 @@ impl<'a> Planner<'a> {
         let layers = (0..self.config.n_layers)
             .map(|i| self.layer(i))
             .collect::<Result<_, _>>()?;
-        let output_norm = self.norm("output_norm", model_dim)?;
+        let output_norm = match self.find("output_norm.weight") {
+            Some(_) => "output_norm",
+            None => self.config.family.gguf_output_norm,
+        };
+        let output_norm = self.norm(output_norm, model_dim)?;
         let output = if may_be_tied && self.find("output.weight").is_none() {
             None
         } else {
@@ -227,10 +234,13 @@ impl<'a> Planner<'a> {
     ) -> Result<(), PlanError> {
         let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
         for (i, layer) in weights.layers.iter().enumerate() {
+            let Some(Attention { q, k, v, .. }) = layer.attention() else {
+                continue;
+            };
             for (part, projection, len) in [
-                ("attn_q", &layer.q, q_dim),
-                ("attn_k", &layer.k, kv_dim),
-                ("attn_v", &layer.v, kv_dim),
+                ("attn_q", q, q_dim),
+                ("attn_k", k, kv_dim),
+                ("attn_v", v, kv_dim),
             ] {
                 if projection.bias.is_none() {
                     return Err(self.missing(&format!("blk.{i}.{part}.bias"), &[len]));
@@ -290,17 +300,45 @@ impl<'a> Planner<'a> {
     }
 
     fn layer(&mut self, i: usize) -> Result<Layer<LinearId, VectorId>, PlanError> {
+        let model_dim = self.config.model_dim;
+        let parts = self.config.family.parts;
+        let name = |part: &str| format!("blk.{i}.{part}");
+
+        let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
+        let mixer = match self.config.layers[i].is_convolution {
+            true => Mixer::Convolution(self.convolution(i)?),
+            false => Mixer::Attention(self.attention(i)?),
+        };
+        let post_attn_norm =
+            self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
+
+        let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
+        let ffn = match (&self.config.experts, self.config.layers[i].has_experts) {
+            (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
+            _ => FeedForward::Dense(self.dense(i)?),
+        };
+        let post_ffn_norm =
+            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
+        Ok(Layer {
+            attn_norm,
+            mixer,
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+        })
+    }
+
+    /// The attention of block `i`.
+    fn attention(&mut self, i: usize) -> Result<Attention<LinearId, VectorId>, PlanError> {
         let ModelConfig {
             model_dim,
             head_dim,
-            ffn_dim,
             ..
         } = *self.config;
         let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
         let parts = self.config.family.parts;
         let name = |part: &str| format!("blk.{i}.{part}");
-
-        let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
         let stored = q_dim + 2 * kv_dim;
         let fused = self.find(&name("attn_qkv.weight")).is_some();
         let mut qkv = |part: &str, first, n| {
@@ -322,14 +360,55 @@ impl<'a> Planner<'a> {
                 return Err(self.missing(&name(&format!("{part}.bias")), &[len]));
             }
         }
-        let q_norm = self.optional_norm(&name("attn_q_norm"), head_dim, parts.qk_norms)?;
-        let k_norm = self.optional_norm(&name("attn_k_norm"), head_dim, parts.qk_norms)?;
-        let attn_sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
+        let (q_norm_dim, k_norm_dim) = match parts.qk_norms {
+            QkNorms::Whole => (q_dim, kv_dim),
+            QkNorms::None | QkNorms::Heads => (head_dim, head_dim),
+        };
+        let normed = parts.qk_norms != QkNorms::None;
+        let q_norm = self.optional_norm(&name("attn_q_norm"), q_norm_dim, normed)?;
+        let k_norm = self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?;
+        let sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
         let o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
-        let post_attn_norm =
-            self.optional_norm(&name("post_attention_norm"), model_dim, parts.post_norms)?;
+        Ok(Attention {
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            sub_norm,
+            o,
+        })
+    }
 
-        let ffn_norm = self.norm(&name("ffn_norm"), model_dim)?;
+    /// The short convolution of block `i`.
+    fn convolution(&mut self, i: usize) -> Result<Convolution<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        let n_taps = self.config.conv_taps.unwrap_or(0);
+        let name = |part: &str| format!("blk.{i}.shortconv.{part}");
+        let input = self.projection(&name("in_proj"), Rows::all(3 * dim), dim)?;
+        let taps = name("conv.weight");
+        // Checkpoints have a dimension of one between the two.
+        let shape = match self.catalog.get(&taps).map(|entry| entry.shape.len()) {
+            Some(3) => vec![dim, 1, n_taps],
+            _ => vec![dim, n_taps],
+        };
+        let (parts, recipe) = self.vector_of_shape(&taps, &shape, 0.0)?;
+        let taps = VectorId(self.push(parts, Recipe::Vector(recipe)));
+        let output = self.projection(&name("out_proj"), Rows::all(dim), dim)?;
+        Ok(Convolution {
+            input,
+            taps,
+            output,
+        })
+    }
+
+    /// The feed-forward network of block `i`.
+    fn dense(&mut self, i: usize) -> Result<Dense<LinearId, VectorId>, PlanError> {
+        let ModelConfig {
+            model_dim, ffn_dim, ..
+        } = *self.config;
+        let parts = self.config.family.parts;
+        let name = |part: &str| format!("blk.{i}.{part}");
         // Without a separate gate, the up projection contains both, the gate first.
         let (gate, up) = if self.find(&name("ffn_gate.weight")).is_some() {
             (
@@ -347,27 +426,79 @@ impl<'a> Planner<'a> {
                 self.projection(&name("ffn_up"), half(ffn_dim), model_dim)?,
             )
         };
-        let ffn_sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
+        let sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
         let down = self.projection(&name("ffn_down"), Rows::all(model_dim), ffn_dim)?;
-        let post_ffn_norm =
-            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
-        Ok(Layer {
-            attn_norm,
-            q,
-            k,
-            v,
-            q_norm,
-            k_norm,
-            attn_sub_norm,
-            o,
-            post_attn_norm,
-            ffn_norm,
+        Ok(Dense {
             gate,
             up,
-            ffn_sub_norm,
+            sub_norm,
             down,
-            post_ffn_norm,
         })
+    }
+
+    /// The experts of block `i`, one after another.
+    fn experts(
+        &mut self,
+        i: usize,
+        experts: &ExpertsConfig,
+    ) -> Result<Experts<LinearId, VectorId>, PlanError> {
+        let (model_dim, ffn_dim) = (self.config.model_dim, experts.ffn_dim);
+        let n_experts = experts.routing.n_experts;
+        let router = format!("blk.{i}.ffn_gate_inp");
+        let router = self.projection(&router, Rows::all(n_experts), model_dim)?;
+        let bias = format!("blk.{i}.exp_probs_b.bias");
+        let biased = experts.routing.gating == Gating::Sigmoid && self.find(&bias).is_some();
+        let bias = match biased {
+            true => Some(self.vector(&bias, n_experts, 0.0)?),
+            false => None,
+        };
+        let mut all = Experts {
+            router,
+            bias,
+            gate: Vec::with_capacity(n_experts),
+            up: Vec::with_capacity(n_experts),
+            down: Vec::with_capacity(n_experts),
+        };
+        for expert in 0..n_experts {
+            for (ids, part, n, k) in [
+                (&mut all.gate, "ffn_gate", ffn_dim, model_dim),
+                (&mut all.up, "ffn_up", ffn_dim, model_dim),
+                (&mut all.down, "ffn_down", model_dim, ffn_dim),
+            ] {
+                ids.push(self.expert(&format!("blk.{i}.{part}"), expert, n_experts, [n, k])?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// A matrix `[n, k]` of one expert: a tensor of its own, or a part of one that has those of all.
+    fn expert(
+        &mut self,
+        name: &str,
+        expert: usize,
+        n_experts: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<LinearId, PlanError> {
+        let stacked_name = format!("{name}_exps.weight");
+        let Some(entry) = self.find(&stacked_name) else {
+            return self.matrix(&format!("{name}.{expert}"), Rows::all(n), k);
+        };
+        check_shape(entry, &[n_experts, n, k])?;
+        let dtype = entry.dtype;
+        if matches!(dtype, DType::I2_S | DType::U8) || !k.is_multiple_of(dtype.block_len()) {
+            return Err(PlanError::TensorType {
+                name: entry.name_in_file().to_owned(),
+                expected: "a type whose blocks fill rows is needed for stacked experts",
+                found: dtype,
+            });
+        }
+        let rows = Rows {
+            first: expert * n,
+            n,
+            stored: n_experts * n,
+        };
+        let (part, recipe) = self.rows_of(name, entry, rows, k);
+        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
     /// A tensor by its full name; from now on it counts as used.
@@ -403,7 +534,16 @@ impl<'a> Planner<'a> {
         len: usize,
         plus: f32,
     ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
-        let entry = self.require(name, &[len])?;
+        self.vector_of_shape(name, &[len], plus)
+    }
+
+    fn vector_of_shape(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        plus: f32,
+    ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
+        let entry = self.require(name, shape)?;
         if !is_float(entry.dtype) {
             return Err(PlanError::TensorType {
                 name: entry.name_in_file().to_owned(),
@@ -413,7 +553,7 @@ impl<'a> Planner<'a> {
         }
         let recipe = VectorRecipe {
             dtype: entry.dtype,
-            len,
+            len: shape.iter().product(),
             plus,
         };
         Ok((vec![whole(entry)], recipe))
@@ -528,12 +668,7 @@ impl<'a> Planner<'a> {
                 found: entry.shape.clone(),
             });
         }
-        let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
-        parts[0].offset += rows.first as u64 * row_bytes;
-        parts[0].len = rows.n as u64 * row_bytes;
-        recipe.first_row = 0;
-        recipe.n_stored = rows.n;
-        recipe.stored = self.bit_linears.stored(name, entry.dtype);
+        (parts[0], recipe) = self.rows_of(name, entry, rows, k);
         // Some files store the scale of ternary floats in a tensor of its own: 1bitLLM's in GGUF, and Hugging
         // Face's with codes that aren't packed.
         for (scale_name, divides) in [
@@ -549,6 +684,31 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(LinearId(self.push(parts, Recipe::Linear(recipe))))
+    }
+
+    /// The bytes of `rows` of the layer `name`, which `entry` has as whole blocks, and what becomes of them.
+    fn rows_of(
+        &self,
+        name: &str,
+        entry: &TensorEntry,
+        rows: Rows,
+        k: usize,
+    ) -> (TensorRequest, LinearRecipe) {
+        let row_bytes = (k / entry.dtype.block_len() * entry.dtype.block_bytes()) as u64;
+        let part = TensorRequest {
+            offset: entry.offset + rows.first as u64 * row_bytes,
+            len: rows.n as u64 * row_bytes,
+            ..whole(entry)
+        };
+        let recipe = LinearRecipe {
+            n: rows.n,
+            k,
+            first_row: 0,
+            n_stored: rows.n,
+            stored: self.bit_linears.stored(name, entry.dtype),
+            scale: None,
+        };
+        (part, recipe)
     }
 
     /// A tensor of one number.

@@ -32,6 +32,8 @@ pub struct Config {
     /// Original context length, where it is outside of the RoPE parameters (phi3).
     pub original_max_position_embeddings: Option<usize>,
     pub rms_norm_eps: Option<f64>,
+    /// The same in configurations of LFM2.
+    pub norm_eps: Option<f64>,
     pub hidden_act: Option<String>,
     pub hidden_activation: Option<String>,
     pub tie_word_embeddings: Option<bool>,
@@ -65,6 +67,34 @@ pub struct Config {
     pub attn_logit_softcapping: Option<f64>,
     pub final_logit_softcapping: Option<f64>,
     pub query_pre_attn_scalar: Option<f64>,
+    /// Experts of a layer; also spelled `num_local_experts`.
+    pub num_experts: Option<usize>,
+    /// Experts that a token is sent to.
+    pub num_experts_per_tok: Option<usize>,
+    /// Width of an expert; `intermediate_size` where there is none.
+    pub moe_intermediate_size: Option<usize>,
+    /// Whether the probabilities of a token's experts add up to 1.
+    pub norm_topk_prob: Option<bool>,
+    /// One layer in this many has experts.
+    pub decoder_sparse_step: Option<usize>,
+    /// Layers without experts, from 0.
+    pub mlp_only_layers: Option<Vec<usize>>,
+    /// Layers at the beginning that have no experts.
+    pub num_dense_layers: Option<usize>,
+    /// Factor on what experts give.
+    pub routed_scaling_factor: Option<f64>,
+    /// Positions of a short convolution (`conv_L_cache`).
+    pub conv_l_cache: Option<usize>,
+    pub conv_bias: Option<bool>,
+    /// Layers with attention, where others have a convolution.
+    pub full_attn_idxs: Option<Vec<usize>>,
+    /// What the width of LFM2's feed-forward blocks is derived from.
+    pub block_ff_dim: Option<usize>,
+    pub block_auto_adjust_ff_dim: Option<bool>,
+    pub block_ffn_dim_multiplier: Option<f64>,
+    pub block_multiple_of: Option<usize>,
+    /// A bound on queries, keys and values.
+    pub clip_qkv: Option<f64>,
     pub quantization_config: Option<QuantizationConfig>,
     /// Bits of a weight in 1bitLLM checkpoints, which are float masters.
     pub weight_bits: Option<usize>,
@@ -140,6 +170,7 @@ impl Config {
             max_position_embeddings: count("max_position_embeddings")?,
             original_max_position_embeddings: count("original_max_position_embeddings")?,
             rms_norm_eps: f64("rms_norm_eps")?,
+            norm_eps: f64("norm_eps")?,
             hidden_act: string("hidden_act")?,
             hidden_activation: string("hidden_activation")?,
             tie_word_embeddings: bool("tie_word_embeddings")?,
@@ -169,6 +200,29 @@ impl Config {
             attn_logit_softcapping: f64("attn_logit_softcapping")?,
             final_logit_softcapping: f64("final_logit_softcapping")?,
             query_pre_attn_scalar: f64("query_pre_attn_scalar")?,
+            num_experts: get("num_experts")
+                .or_else(|| get("num_local_experts"))
+                .map(|n| n.count())
+                .transpose()?,
+            num_experts_per_tok: count("num_experts_per_tok")?,
+            moe_intermediate_size: count("moe_intermediate_size")?,
+            norm_topk_prob: bool("norm_topk_prob")?,
+            decoder_sparse_step: count("decoder_sparse_step")?,
+            mlp_only_layers: get("mlp_only_layers")
+                .map(|n| n.list(Node::count))
+                .transpose()?,
+            num_dense_layers: count("num_dense_layers")?,
+            routed_scaling_factor: f64("routed_scaling_factor")?,
+            conv_l_cache: count("conv_L_cache")?,
+            conv_bias: bool("conv_bias")?,
+            full_attn_idxs: get("full_attn_idxs")
+                .map(|n| n.list(Node::count))
+                .transpose()?,
+            block_ff_dim: count("block_ff_dim")?,
+            block_auto_adjust_ff_dim: bool("block_auto_adjust_ff_dim")?,
+            block_ffn_dim_multiplier: f64("block_ffn_dim_multiplier")?,
+            block_multiple_of: count("block_multiple_of")?,
+            clip_qkv: f64("clip_qkv")?,
             quantization_config: get("quantization_config")
                 .map(|n| QuantizationConfig::read(&n))
                 .transpose()?,

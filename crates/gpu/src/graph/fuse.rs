@@ -1,11 +1,11 @@
 //! Operator fusion.
 //!
 //! A norm before integer products is computed as their input is quantized, a product that is added to the
-//! residual is added as it is stored, a gate is applied as its product is stored, products with adjacent
-//! matrices become one, and attention of one row prepares its own heads. No other operation may come in
-//! between, and nothing may read what is no longer stored.
+//! residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose sum is
+//! added to the residual; products with adjacent matrices become one, and attention of one row prepares its own
+//! heads. No other operation may come in between, and nothing may read what is no longer stored.
 
-use super::op::{Op, Output, View};
+use super::op::{ExpertOutput, Op, Output, View};
 use crate::kernels::linear::{Epilogue, Form};
 
 /// The same step in fewer operations.
@@ -28,6 +28,8 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
         let both = fused.last().and_then(|before| match before {
             Op::RmsNorm { .. } => with_norm(before, op, rest),
             Op::Linear { .. } => with_sum(before, op, rest).or_else(|| with_gate(before, op, rest)),
+            Op::Experts { .. } => with_gate_of_experts(before, op, rest),
+            Op::Combine { .. } => with_residual(before, op, rest),
             Op::Heads { .. } => with_attention(before, op),
             _ => None,
         });
@@ -161,6 +163,59 @@ fn with_gate(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     })
 }
 
+/// The same of experts.
+fn with_gate_of_experts(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let Op::Experts { x, routes, outputs } = before else {
+        return None;
+    };
+    let (
+        Op::Gate {
+            activation,
+            gate,
+            up,
+        },
+        [first, second],
+    ) = (op, &outputs[..])
+    else {
+        return None;
+    };
+    let stored = [first, second].map(|output| output.epilogue) == [Epilogue::Store; 2];
+    let w = first.w.with(&second.w)?;
+    let fits = stored && *gate == first.out && *up == second.out && gate.width == up.width;
+    (fits && gate.buffer != x.buffer && is_dead(up, rest)).then(|| Op::Experts {
+        x: x.clone(),
+        routes: routes.clone(),
+        outputs: vec![ExpertOutput {
+            w,
+            out: gate.clone(),
+            epilogue: Epilogue::Gate(*activation),
+        }],
+    })
+}
+
+/// What experts give and the residual that it is added to.
+fn with_residual(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let Op::Combine {
+        routes,
+        y: given,
+        adds: false,
+        out,
+    } = before
+    else {
+        return None;
+    };
+    let Op::Add { x, y } = op else {
+        return None;
+    };
+    let fits = y == out && x.buffer != given.buffer;
+    (fits && is_dead(out, rest)).then(|| Op::Combine {
+        routes: routes.clone(),
+        y: given.clone(),
+        adds: true,
+        out: x.clone(),
+    })
+}
+
 /// One row of heads and the attention that reads them; nothing else may read the rotated queries.
 fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     let Op::Heads { heads, cache } = before else {
@@ -224,6 +279,12 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Add { x, y } => (vec![x, y], vec![x]),
         Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
+        Op::Route { scores, .. } => (vec![scores], vec![]),
+        Op::Experts { x, outputs, .. } => (vec![x], outputs.iter().map(|o| &o.out).collect()),
+        Op::Combine { y, adds, out, .. } => {
+            let sum = adds.then_some(out);
+            (std::iter::once(y).chain(sum).collect(), vec![out])
+        }
         Op::Heads { heads, .. } => (vec![&heads.qkv], vec![&heads.qkv]),
         Op::Decode { heads, out, .. } => (vec![&heads.qkv], vec![out]),
         Op::Attention { q, out, .. } => (vec![q], vec![out]),

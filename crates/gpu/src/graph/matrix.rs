@@ -1,7 +1,7 @@
 //! Weight matrices on the device, alone or joined with others that read the same input.
 
 use super::op::Shared;
-use crate::kernels::linear::{Linear, WeightKind};
+use crate::kernels::linear::{Linear, Stack, WeightKind};
 use crate::{Device, GpuError};
 
 /// A weight matrix: some rows of a matrix on the device.
@@ -83,4 +83,40 @@ pub fn join(device: &Device, parts: &mut [&mut Matrix]) -> Result<(), GpuError> 
         }
     }
     Ok(())
+}
+
+/// Stores the matrices of experts in common memory, which products with routes need. Each of `sets` has one for
+/// every expert, and the matrices of an expert are next to one another where types and memory permit. Returns
+/// a stack for each set.
+///
+/// Errors: as [`Stack::join`].
+pub fn stack(device: &Device, sets: &mut [Vec<&mut Matrix>]) -> Result<Vec<Stack>, GpuError> {
+    let linears: Vec<Vec<Linear>> = sets
+        .iter()
+        .map(|set| set.iter().map(|matrix| matrix.linear()).collect())
+        .collect();
+    let linears: Vec<Vec<&Linear>> = linears.iter().map(|set| set.iter().collect()).collect();
+    let of = |sets: &[Vec<&Linear>]| {
+        let sets: Vec<&[&Linear]> = sets.iter().map(|set| &set[..]).collect();
+        Stack::join(device, &sets)
+    };
+    let stacks = match of(&linears) {
+        // Types may differ from set to set, and a set be small enough.
+        Err(GpuError::Unsupported { .. }) if linears.len() > 1 => {
+            let mut stacks = Vec::with_capacity(linears.len());
+            for set in &linears {
+                stacks.extend(of(std::slice::from_ref(set))?);
+            }
+            stacks
+        }
+        stacks => stacks?,
+    };
+    for (set, stack) in sets.iter_mut().zip(&stacks) {
+        for (expert, matrix) in set.iter_mut().enumerate() {
+            if let Some(own) = stack.matrix(expert) {
+                **matrix = Matrix::new(own);
+            }
+        }
+    }
+    Ok(stacks)
 }

@@ -18,8 +18,8 @@ use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing}
 use fuse::fuse;
 use op::{Workspace, record};
 
-pub use matrix::{Matrix, join};
-pub use op::{HeadInputs, Norm, Op, Output, RopeTable, Shared, View};
+pub use matrix::{Matrix, join, stack};
+pub use op::{ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, Shared, View};
 pub use sample::{SampleMethod, SampleOp};
 
 /// Counters of work done on the device.

@@ -10,7 +10,8 @@ use crate::kernels::attention::{
     SplitKv, SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation};
-use crate::kernels::linear::{self, Epilogue, Form, Input};
+use crate::kernels::experts;
+use crate::kernels::linear::{self, Epilogue, Form, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::kernels::{Rows, norm};
 use crate::memory::Buffer;
@@ -161,6 +162,26 @@ pub enum Op {
         heads: HeadInputs,
         cache: Shared<CacheLayer>,
     },
+    /// Chooses the experts of each row by their scores.
+    Route {
+        scores: View,
+        renormalised: bool,
+        routes: Routes,
+    },
+    /// Products with the matrices of each route's expert; all read the same rows, one for each route, or one
+    /// for the routes of a row.
+    Experts {
+        x: View,
+        routes: Routes,
+        outputs: Vec<ExpertOutput>,
+    },
+    /// `out[t] ← Σ weight(r) · y[r]` over the routes of row `t`, added to `out[t]` if it `adds`.
+    Combine {
+        routes: Routes,
+        y: View,
+        adds: bool,
+        out: View,
+    },
     /// Queries attend to the cache.
     Attention {
         shape: AttentionShape,
@@ -211,6 +232,38 @@ pub struct Output {
     pub epilogue: Epilogue,
 }
 
+/// The experts of each row, and the weights of what they give, as [`experts::Routes`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
+pub struct Routes {
+    pub experts: Buffer,
+    pub weights: Buffer,
+    pub n_rows: usize,
+    pub n_used: usize,
+}
+
+impl Routes {
+    fn of(&self) -> experts::Routes<'_> {
+        experts::Routes {
+            experts: &self.experts,
+            weights: &self.weights,
+            n_rows: self.n_rows,
+            n_used: self.n_used,
+        }
+    }
+}
+
+/// A product of an [`Op::Experts`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertOutput {
+    /// The matrices of all experts.
+    pub w: Stack,
+    /// Where the result goes, a row for each route.
+    pub out: View,
+    /// What is done with the result as it is stored.
+    pub epilogue: Epilogue,
+}
+
 /// Scratch memory shared by operations, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
@@ -227,7 +280,9 @@ impl Workspace {
         let mut split_kv = self.split_kv.as_ref().map_or([0; 4], |(_, size)| *size);
         for op in ops {
             match op {
-                Op::Linear { x, .. } => (rows, width) = (rows.max(x.n_rows), width.max(x.width)),
+                Op::Linear { x, .. } | Op::Experts { x, .. } => {
+                    (rows, width) = (rows.max(x.n_rows), width.max(x.width))
+                }
                 Op::Attention {
                     shape,
                     q: rows,
@@ -300,6 +355,20 @@ pub(super) fn record(
         Op::Heads { heads, cache } => {
             attention::prepare_heads(recorder, &heads.of(), heads.n_heads, cache)
         }
+        Op::Route {
+            scores,
+            renormalised,
+            routes,
+        } => experts::route(recorder, scores.of(), *renormalised, routes.of()),
+        Op::Experts { x, routes, outputs } => {
+            routed_products(recorder, workspace, x, routes, outputs)
+        }
+        Op::Combine {
+            routes,
+            y,
+            adds,
+            out,
+        } => experts::combine(recorder, routes.of(), y.of(), *adds, out.of()),
         Op::Attention {
             shape,
             q,
@@ -409,6 +478,45 @@ fn products(
             };
             linear::multiply(recorder, &w.linear(), input, *epilogue, out.of())?;
         }
+    }
+    Ok(())
+}
+
+/// Rows are quantized once for all products that use the same format.
+fn routed_products(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    x: &View,
+    routes: &Routes,
+    outputs: &[ExpertOutput],
+) -> Result<(), GpuError> {
+    let rounded = workspace.rounded();
+    let per_row = if x.n_rows == routes.n_rows {
+        routes.n_used
+    } else {
+        1
+    };
+    let mut stored: Option<Scaling> = None;
+    for ExpertOutput { w, out, epilogue } in outputs {
+        let input = match w.kind().form() {
+            Form::Float => Input::Float(x.of()),
+            Form::Int8(scaling) => {
+                if stored != Some(scaling) {
+                    quantize(recorder, x.of(), None, scaling, rounded)?;
+                    stored = Some(scaling);
+                }
+                Input::Int8(rounded)
+            }
+        };
+        linear::multiply_routed(
+            recorder,
+            w,
+            input,
+            routes.of(),
+            per_row,
+            *epilogue,
+            out.of(),
+        )?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod elementwise;
+pub mod experts;
 pub mod linear;
 pub mod norm;
 pub mod output;

@@ -5,6 +5,7 @@ use super::text::wgsl;
 use super::{Lib, Need, Params, Shader};
 use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
 use crate::kernels::elementwise::ElementwiseParams;
+use crate::kernels::experts::{CombineExpertsParams, RouteParams};
 use crate::kernels::linear::{EmbedParams, LinearParams};
 use crate::kernels::norm::RmsNormParams;
 use crate::kernels::output::{
@@ -50,6 +51,15 @@ const CACHE_Q8_0: Lib = Lib::File(wgsl!("../shaders/lib/cache_q8_0.wgsl"));
 const CACHE_WORDS: Lib = Lib::File(wgsl!("../shaders/lib/cache_words.wgsl"));
 const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
+const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
+const ROUTED_ROWS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/experts_at_5.wgsl",
+    "../shaders/lib/routed_rows.wgsl",
+));
+const ROUTED_ROWS_OF_FLOATS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/experts_at_4.wgsl",
+    "../shaders/lib/routed_rows.wgsl",
+));
 const BLOCK_PLANES: Lib = Lib::File(wgsl!("../shaders/lib/block_planes.wgsl"));
 const GEMM_TILE: Lib = Lib::File(wgsl!("../shaders/lib/gemm_tile.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgsl"));
@@ -111,78 +121,78 @@ shaders! {
     RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], RmsNormParams, [];
     QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], QuantizeParams, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];
-    TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
+    TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    TERNARY_GEMV_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
+    TERNARY_GEMV_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     TERNARY_GEMM = "ternary_gemm", [Lib::Dot4, LINEAR_PARAMS, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+    GEMV_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+    GEMV_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q8_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q8_0 = "embed", [BLOCK_PLANES, CODES_Q8_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+    GEMV_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+    GEMV_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q4_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q4_0 = "embed", [BLOCK_PLANES, CODES_Q4_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+    GEMV_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+    GEMV_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q4_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q4_K = "embed", [BLOCK_PLANES, CODES_Q4_K, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+    GEMV_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+    GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+    GEMV_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+    GEMV_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q1_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q1_0 = "embed", [BLOCK_PLANES, CODES_Q1_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+    GEMV_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
-    GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+    GEMV_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMM_Q2_0 = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+    GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
-    GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+    GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+    GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
-    GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+    GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], EmbedParams, [];
-    GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+    GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
-    GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+    GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
@@ -198,6 +208,34 @@ shaders! {
     ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], CombineParams, [];
+    EXPERTS_TERNARY = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read], LinearParams, [];
+    ROUTE = "route", [Lib::Reduce, GRID], [Read, Write, Write], RouteParams, [];
+    COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
     TOP_K = "top_k", [], [Read, Write], TopKParams, [];
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], PenalizeParams, [];
     PERTURB = "perturb", [RANDOM], [Write, Read], PerturbParams, [];

@@ -47,7 +47,7 @@ struct Units {
 // Unit `unit` of rows a and b, if they have one.
 fn fetch(a: u32, b: u32, unit: u32) -> Units {
     var units = Units();
-    if unit * UNIT < params.runs {
+    if unit * UNIT < share_of(params.runs) {
         units.a = unit_at(a, unit);
         units.b = unit_at(b, unit);
     }
@@ -88,9 +88,11 @@ fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
-    let a = stored_row(row);
-    let b = stored_row(row + 1u);
+    find_matrix(group);
+    let runs = share_of(params.runs);
+    let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
+    let a = matrix_begin() + stored_row(row);
+    let b = matrix_begin() + stored_row(row + 1u);
     // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
     // memory.
     var next: array<Units, DEPTH>;
@@ -99,7 +101,7 @@ fn main(at: Invocation, group: Group) {
     }
     let i = params.first + row;
     let end = params.first + params.n;
-    let base = params.out_offset + params.token * params.out_stride;
+    let base = params.out_offset + row_out(0u) * params.out_stride;
     var old = array<vec2<f32>, 4>();
     if thread % LANES == 0u {
         for (var t = 0u; t < TOKENS; t++) {
@@ -108,21 +110,21 @@ fn main(at: Invocation, group: Group) {
     }
     prepare(at);
     var sums = array<vec2<f32>, 4>();
-    for (var unit = thread % LANES; unit * UNIT < params.runs; unit += DEPTH * LANES) {
+    for (var unit = thread % LANES; unit * UNIT < runs; unit += DEPTH * LANES) {
         for (var d = 0u; d < DEPTH; d++) {
             let w = next[d];
             let now = unit + d * LANES;
             next[d] = fetch(a, b, now + DEPTH * LANES);
-            if now * UNIT < params.runs {
+            if now * UNIT < runs {
                 for (var t = 0u; t < TOKENS; t++) {
-                    sums[t] += products(w, params.token + t, now);
+                    sums[t] += products(w, row_in(t), now);
                 }
             }
         }
     }
     for (var t = 0u; t < TOKENS; t++) {
         let sum = segment_sum_f32(at, sums[t]);
-        if thread % LANES == 0u && row < params.n {
+        if thread % LANES == 0u && row < share_of(params.n) {
             put_sum(base + t * params.out_stride, i, end, sum, old[t]);
         }
     }

@@ -15,16 +15,18 @@ override TOKENS: u32 = 1u;
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
-    let a = stored_row(row);
-    let b = stored_row(row + 1u);
+    find_matrix(group);
+    let eighths = share_of((params.k + 7u) / 8u);
+    let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
+    let a = matrix_begin() + stored_row(row);
+    let b = matrix_begin() + stored_row(row + 1u);
     var sums = array<vec2<f32>, 4>();
-    for (var i = thread % LANES; i < (params.k + 7u) / 8u; i += LANES) {
+    for (var i = thread % LANES; i < eighths; i += LANES) {
         let w0 = eight_floats(a, i);
         let w1 = eight_floats(b, i);
         for (var t = 0u; t < TOKENS; t++) {
-            let x0 = x_at(params.token + t, 2u * i);
-            let x1 = x_at(params.token + t, 2u * i + 1u);
+            let x0 = x_at(row_in(t), 2u * i);
+            let x1 = x_at(row_in(t), 2u * i + 1u);
             sums[t] += vec2<f32>(
                 dot(w0[0], x0) + dot(w0[1], x1),
                 dot(w1[0], x0) + dot(w1[1], x1),
@@ -33,8 +35,8 @@ fn main(at: Invocation, group: Group) {
     }
     for (var t = 0u; t < TOKENS; t++) {
         let sum = segment_sum_f32(at, sums[t]);
-        if thread % LANES == 0u && row < params.n {
-            let base = params.out_offset + (params.token + t) * params.out_stride;
+        if thread % LANES == 0u && row < share_of(params.n) {
+            let base = params.out_offset + row_out(t) * params.out_stride;
             put(base, params.first + row, params.first + params.n, sum);
         }
     }

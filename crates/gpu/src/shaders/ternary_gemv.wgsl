@@ -95,9 +95,11 @@ fn fetch_four(a: u32, b: u32, v: u32, row_len: u32) -> Weights {
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let row_len = params.row_blocks * 2u;
-    let row = 2u * (group_of(group) * (WG / LANES) + thread / LANES);
-    let stored = vec2<u32>(stored_row(row), stored_row(row + 1u));
+    find_matrix(group);
+    let row_len = share_of(params.row_blocks * 2u);
+    let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
+    let begin = matrix_begin();
+    let stored = vec2<u32>(begin + stored_row(row), begin + stored_row(row + 1u));
     let a = stored.x * row_len;
     let b = stored.y * row_len;
     // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
@@ -106,7 +108,7 @@ fn main(at: Invocation, group: Group) {
     let unit = vec2<f32>(scales[stored.x], scales[stored.y]);
     let i = params.first + row;
     let end = params.first + params.n;
-    let base = params.out_offset + params.token * params.out_stride;
+    let base = params.out_offset + row_out(0u) * params.out_stride;
     var old = array<vec2<f32>, 4>();
     if thread % LANES == 0u {
         for (var t = 0u; t < TOKENS; t++) {
@@ -116,7 +118,7 @@ fn main(at: Invocation, group: Group) {
     prepare(at);
     var scale = array<vec2<f32>, 4>();
     for (var t = 0u; t < TOKENS; t++) {
-        let act = bitcast<f32>(row_step(params.token + t).x);
+        let act = bitcast<f32>(row_step(row_in(t)).x);
         scale[t] = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
     }
     var sums = array<Sums, 4>();
@@ -124,7 +126,7 @@ fn main(at: Invocation, group: Group) {
         let w = next;
         next = fetch_four(a, b, v + 4u * LANES, row_len);
         for (var t = 0u; t < TOKENS; t++) {
-            let token = params.token + t;
+            let token = row_in(t);
             var sum = multiply_two(w.a0, w.b0, token, v, sums[t]);
             if v + LANES < row_len {
                 sum = multiply_two(w.a1, w.b1, token, v + LANES, sum);
@@ -140,8 +142,8 @@ fn main(at: Invocation, group: Group) {
     }
     for (var t = 0u; t < TOKENS; t++) {
         let sum = segment_sum_i32(at, vec2<i32>(total(sums[t].a), total(sums[t].b)));
-        if thread % LANES == 0u && row < params.n {
-            let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(row_step(params.token + t).y)));
+        if thread % LANES == 0u && row < share_of(params.n) {
+            let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(row_step(row_in(t)).y)));
             put_sum(base + t * params.out_stride, i, end, exact * scale[t], old[t]);
         }
     }

@@ -3,7 +3,7 @@
 // Each test is its own crate, and uses what it needs.
 #![allow(dead_code)]
 
-use std::sync::OnceLock;
+use std::cell::OnceCell;
 
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::memory::Buffer;
@@ -12,38 +12,48 @@ use sterna_kernels::{Exec, Isa};
 
 /// A device with all that the adapter supports, one with no features, and those without one feature that
 /// kernels have variants for. None if the machine has no adapter.
+///
+/// Each test, which is a thread, has its own: a software device computes in one thread.
 pub(crate) fn devices() -> &'static [Device] {
-    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let without = |mask: fn(&mut Features)| {
-            let mut features = Features::ALL;
-            mask(&mut features);
-            features
-        };
-        let masks = [
-            Features::ALL,
-            Features::NONE,
-            without(|f| f.subgroups = false),
-            without(|f| f.dot4 = false),
-        ];
-        let mut devices = Vec::new();
-        for features in masks {
-            let options = DeviceOptions {
-                features,
-                ..DeviceOptions::default()
-            };
-            match sterna_testing::gpu::device_with(&options) {
-                Some(device) => devices.push(device),
-                None => break,
-            }
-        }
-        devices
-    })
+    thread_local! {
+        static DEVICES: OnceCell<&'static [Device]> = const { OnceCell::new() };
+    }
+    DEVICES.with(|devices| *devices.get_or_init(|| open_devices().leak()))
 }
 
-/// The first of them.
+fn open_devices() -> Vec<Device> {
+    let without = |mask: fn(&mut Features)| {
+        let mut features = Features::ALL;
+        mask(&mut features);
+        features
+    };
+    let masks = [
+        Features::ALL,
+        Features::NONE,
+        without(|f| f.subgroups = false),
+        without(|f| f.dot4 = false),
+    ];
+    let mut devices = Vec::new();
+    for features in masks {
+        let options = DeviceOptions {
+            features,
+            ..DeviceOptions::default()
+        };
+        match sterna_testing::gpu::device_with(&options) {
+            Some(device) => devices.push(device),
+            None => break,
+        }
+    }
+    devices
+}
+
+/// A device like the first of them.
 pub(crate) fn device() -> Option<&'static Device> {
-    devices().first()
+    thread_local! {
+        static DEVICE: OnceCell<Option<&'static Device>> = const { OnceCell::new() };
+    }
+    let open = || sterna_testing::gpu::device().map(|device| &*Box::leak(Box::new(device)));
+    DEVICE.with(|device| *device.get_or_init(open))
 }
 
 /// Runs what `record` records, and reads `len` floats of `out`.

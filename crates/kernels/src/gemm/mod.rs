@@ -210,34 +210,78 @@ pub fn linear(
     scratch: &mut Scratch,
     outputs: &mut [(Matrix<'_>, &mut [f32])],
 ) -> Result<(), ShapeError> {
+    begin(exec, x, k, scratch, outputs)?;
+    run(exec, [(&*scratch, outputs)].into_iter());
+    Ok(())
+}
+
+/// Rows of activations, and the matrices that read them.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// `[m, k]`.
+    pub x: &'a [f32],
+    /// Matrices `[n, k]`, each with its output `[m, n]`.
+    pub outputs: Vec<(Matrix<'a>, &'a mut [f32])>,
+}
+
+/// The products of [`linear`] for several batches, whose tasks are shared out together: small batches keep all
+/// threads busy.
+///
+/// Shapes, errors and exactness: as [`linear`]; all batches have the same `k`.
+pub fn linear_batches(
+    exec: &Exec,
+    k: usize,
+    scratches: &mut Vec<Scratch>,
+    batches: &mut [Batch<'_>],
+) -> Result<(), ShapeError> {
+    scratches.resize_with(scratches.len().max(batches.len()), Scratch::default);
+    for (scratch, Batch { x, outputs }) in scratches.iter_mut().zip(&*batches) {
+        begin(exec, x, k, scratch, outputs)?;
+    }
+    let batches = batches.iter_mut().map(|batch| &mut batch.outputs[..]);
+    run(exec, scratches.iter().zip(batches));
+    Ok(())
+}
+
+/// Checks shapes, and prepares the activations.
+fn begin(
+    exec: &Exec,
+    x: &[f32],
+    k: usize,
+    scratch: &mut Scratch,
+    outputs: &[(Matrix<'_>, &mut [f32])],
+) -> Result<(), ShapeError> {
     let m = shape::rows("linear: activations", x.len(), k)?;
-    for (w, out) in outputs.iter() {
+    for (w, out) in outputs {
         expect_len("linear: columns of a matrix", k, w.k())?;
         expect_len("linear: output", m * w.n(), out.len())?;
     }
-    scratch.prepare(exec, x, k, outputs.iter().map(|(w, _)| *w))?;
-    let scratch = &*scratch;
+    scratch.prepare(exec, x, k, outputs.iter().map(|(w, _)| *w))
+}
 
+/// Computes the products of batches whose activations are prepared, each with its outputs.
+fn run<'a, 'w: 'a, 'o: 'a>(
+    exec: &Exec,
+    batches: impl Iterator<Item = (&'a Scratch, &'a mut [(Matrix<'w>, &'o mut [f32])])>,
+) {
     let mut tasks = Vec::new();
-    let targets: Vec<(Matrix<'_>, Columns<'_>)> = outputs
-        .iter_mut()
-        .enumerate()
-        .map(|(i, (w, out))| {
-            let rows = rows_per_task(w, m);
+    let mut targets = Vec::new();
+    for (scratch, outputs) in batches {
+        for (w, out) in outputs {
+            let rows = rows_per_task(w, out.len().checked_div(w.n()).unwrap_or(0));
             for start in (0..w.n()).step_by(rows) {
-                tasks.push((i, start..w.n().min(start + rows)));
+                tasks.push((targets.len(), start..w.n().min(start + rows)));
             }
             let (n, out) = (w.n(), SharedSlice::new(out));
-            (*w, Columns { out, n })
-        })
-        .collect();
+            targets.push((*w, scratch, Columns { out, n }));
+        }
+    }
     exec.pool.for_ranges(tasks.len(), 1, |range| {
         for (i, rows) in &tasks[range] {
-            let (w, out) = &targets[*i];
+            let (w, scratch, out) = &targets[*i];
             multiply(exec, w, rows.clone(), scratch, out);
         }
     });
-    Ok(())
 }
 
 fn rows_per_task(w: &Matrix<'_>, m: usize) -> usize {
@@ -269,6 +313,68 @@ fn multiply(exec: &Exec, w: &Matrix<'_>, rows: Range<usize>, scratch: &Scratch, 
         }
         (Matrix::Blocks(w), Form::Int8(_)) => {
             integer::multiply(exec.isa, w, rows, &scratch.blocks32, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_format::DType;
+
+    use super::*;
+    use crate::quant::encode_row_quick;
+    use crate::test_data::{exec_matrix, floats};
+
+    #[test]
+    fn batches_give_the_bits_that_each_gives_alone() {
+        const K: usize = 256;
+        let encoded = |dtype: DType, n: usize| {
+            let mut bytes = vec![0; n * K / dtype.block_len() * dtype.block_bytes()];
+            encode_row_quick(dtype, &floats(n * K, 3), &mut bytes).unwrap();
+            (dtype, n, bytes)
+        };
+        let weights = [
+            encoded(DType::Q4_K, 33),
+            encoded(DType::BF16, 17),
+            encoded(DType::Q8_0, 5),
+        ];
+        fn matrix((dtype, n, bytes): &(DType, usize, Vec<u8>)) -> Matrix<'_> {
+            let blocks = BlockMatrix::new(*dtype, *n, K, Rounding::Blocks, bytes);
+            Matrix::Blocks(blocks.unwrap())
+        }
+        for exec in exec_matrix() {
+            // Rows of each batch; the scratch is reused for batches of other sizes.
+            let mut scratches = Vec::new();
+            for sizes in [&[1, 3, 0, 40][..], &[7], &[]] {
+                let inputs: Vec<Vec<f32>> =
+                    sizes.iter().map(|m| floats(m * K, *m as u64)).collect();
+                let mut got: Vec<Vec<Vec<f32>>> = (sizes.iter())
+                    .map(|m| {
+                        weights
+                            .iter()
+                            .map(|(_, n, _)| vec![f32::NAN; m * n])
+                            .collect()
+                    })
+                    .collect();
+                let mut batches: Vec<Batch<'_>> = (inputs.iter().zip(&mut got))
+                    .map(|(x, outs)| Batch {
+                        x,
+                        outputs: (weights.iter().zip(outs))
+                            .map(|(w, out)| (matrix(w), &mut out[..]))
+                            .collect(),
+                    })
+                    .collect();
+                linear_batches(&exec, K, &mut scratches, &mut batches).unwrap();
+                drop(batches);
+                for (x, got) in inputs.iter().zip(&got) {
+                    for (w, got) in weights.iter().zip(got) {
+                        let mut want = vec![f32::NAN; got.len()];
+                        let outputs = &mut [(matrix(w), &mut want[..])];
+                        linear(&exec, x, K, &mut Scratch::default(), outputs).unwrap();
+                        assert_eq!(*got, want, "{exec:?} {}", w.0);
+                    }
+                }
+            }
         }
     }
 }

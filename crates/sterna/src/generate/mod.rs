@@ -319,6 +319,12 @@ impl Generator {
         })
     }
 
+    /// Tells an answer that has not begun that the sequence holds only `n_held` tokens of the prompt.
+    pub(crate) fn begin_at(&mut self, n_held: usize) {
+        self.n_held = self.n_held.min(n_held);
+        self.stats.n_reused = self.n_held;
+    }
+
     /// What has to be computed next, of at most `max_ids` tokens, but at least one; `None` if there are
     /// events to take first, or the answer is over. Repeated calls return the same.
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {

@@ -60,10 +60,7 @@ impl Files {
     }
 
     fn hf(name: &'static str, dir: &Path) -> Files {
-        let config = hf::Config::parse(&read(&dir.join("config.json"))).unwrap();
-        let file = read(&dir.join("model.safetensors"));
-        let header = SafeTensors::parse(&file, file.len() as u64).unwrap();
-        let catalog = safetensors::merge(vec![("model.safetensors", header)], None).unwrap();
+        let (plan, file) = plan(dir);
         let tokenizer_config = fs::read(dir.join("tokenizer_config.json"));
         let tokenizer_config = TokenizerConfig::parse(&tokenizer_config.unwrap()).unwrap();
         let tokenizer = match fs::read(dir.join("tokenizer.json")) {
@@ -75,19 +72,14 @@ impl Files {
         };
         Files {
             name,
-            plan: ModelPlan::from_hf(&config, &catalog, &PlanOptions::default()).unwrap(),
+            plan,
             tokenizer: tokenizer.unwrap(),
             files: vec![file],
         }
     }
 
     pub(crate) fn load<B: Backend>(&self, backend: B) -> Arc<Model<B>> {
-        let mut loader = Loader::new(self.plan.clone(), backend);
-        while let Some(want) = loader.wanted() {
-            let range = want.offset as usize..(want.offset + want.len) as usize;
-            loader.feed(self.files[want.file].slice(range)).unwrap();
-        }
-        loader.finish().unwrap()
+        load(self.plan.clone(), &self.files, backend)
     }
 
     /// The tokens of `text`, in which special ones may be written out.
@@ -98,6 +90,31 @@ impl Files {
         };
         self.tokenizer.encode(text, options).unwrap()
     }
+}
+
+/// The checkpoint in `dir`, of one file.
+fn plan(dir: &Path) -> (ModelPlan, Bytes) {
+    let config = hf::Config::parse(&read(&dir.join("config.json"))).unwrap();
+    let file = read(&dir.join("model.safetensors"));
+    let header = SafeTensors::parse(&file, file.len() as u64).unwrap();
+    let catalog = safetensors::merge(vec![("model.safetensors", header)], None).unwrap();
+    let plan = ModelPlan::from_hf(&config, &catalog, &PlanOptions::default());
+    (plan.unwrap(), file)
+}
+
+fn load<B: Backend>(plan: ModelPlan, files: &[Bytes], backend: B) -> Arc<Model<B>> {
+    let mut loader = Loader::new(plan, backend);
+    while let Some(want) = loader.wanted() {
+        let range = want.offset as usize..(want.offset + want.len) as usize;
+        loader.feed(files[want.file].slice(range)).unwrap();
+    }
+    loader.finish().unwrap()
+}
+
+/// A model most of whose layers have a state, without a tokenizer.
+pub(crate) fn stateful() -> Arc<Model<Cpu>> {
+    let (plan, file) = plan(&at("../../testdata/reference-states/hf/lfm2"));
+    load(plan, &[file], cpu())
 }
 
 pub(crate) fn cpu() -> Cpu {

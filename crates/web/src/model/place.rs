@@ -26,12 +26,12 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place for a model of `memory_bytes`.
+    /// The place for the model that `plan` describes.
     ///
-    /// Errors: the GPU is asked for and there is none.
+    /// Errors: the GPU is asked for, and there is none or it can't compute the model.
     pub(super) async fn choose(
         options: &ModelOptions,
-        memory_bytes: u64,
+        plan: &ModelPlan,
         files: &ModelFiles,
     ) -> Result<Place> {
         let cpu = |code, message: &str| Ok(Place::Cpu(Some(because(code, message))));
@@ -39,8 +39,13 @@ impl Place {
         if options.backend == BackendChoice::Cpu {
             return cpu("asked", "the CPU was asked for");
         }
-        if is_auto && memory_bytes < PAYS_FROM {
+        if is_auto && plan.memory_bytes() < PAYS_FROM {
             return cpu("too_small", "small models are ready sooner on the CPU");
+        }
+        match plan.gpu_obstacle() {
+            Some(obstacle) if is_auto => return cpu("unsupported", &obstacle.to_string()),
+            Some(obstacle) => return Err(Error::typed(ErrorCode::Unsupported, obstacle)),
+            None => {}
         }
         let timeout = options
             .gpu_timeout
@@ -92,7 +97,13 @@ fn because(code: &'static str, message: &str) -> Reason {
 ///
 /// Errors: the GPU gives other results, or fails.
 pub(super) async fn trust(gpu: &Gpu, plan: &ModelPlan, cache: Option<CacheType>) -> Result<()> {
-    let tested = self_test(gpu, &plan.weight_forms(), cache.unwrap_or(CacheType::F32)).await;
+    let experts = plan
+        .config()
+        .experts
+        .as_ref()
+        .map(|experts| experts.routing);
+    let cache = cache.unwrap_or(CacheType::F32);
+    let tested = self_test(gpu, &plan.weight_forms(), experts, cache).await;
     tested.map_err(|error| Error::typed(ErrorCode::Compute, error).context("the GPU"))
 }
 

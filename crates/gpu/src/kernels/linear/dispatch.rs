@@ -117,11 +117,10 @@ impl Kernels {
         source: &Source<'_>,
     ) -> Result<Kernels, GpuError> {
         let floats = |vectors: [&'static Shader; 2], elements: [&'static Shader; 2]| {
-            let in_vectors = match source {
-                Source::Floats(x) => [x.offset, x.stride, w.k].iter().all(|n| n % 4 == 0),
-                Source::Stored(_) | Source::Own { .. } => false,
+            let [gemv, gemm] = match in_vectors(source, w.k) {
+                true => vectors,
+                false => elements,
             };
-            let [gemv, gemm] = if in_vectors { vectors } else { elements };
             [gemv, gemv, gemm, gemm]
         };
         let [gemv, rounding, gemm, by_units] = match w.kind {
@@ -198,6 +197,14 @@ impl Kernels {
     }
 }
 
+/// Whether rows of `k` floats can be read as vectors.
+pub(super) fn in_vectors(source: &Source<'_>, k: usize) -> bool {
+    match source {
+        Source::Floats(x) => [x.offset, x.stride, k].iter().all(|n| n % 4 == 0),
+        Source::Stored(_) | Source::Own { .. } => false,
+    }
+}
+
 /// Whether cooperative-matrix kernels run: in subgroups of 32, with shared memory for their tiles.
 pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
     let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
@@ -240,10 +247,10 @@ pub(crate) fn settled(
 
 /// How a GEMV is divided among invocations.
 #[derive(Debug, Clone, Copy)]
-struct GemvShape {
-    workgroup: u32,
+pub(super) struct GemvShape {
+    pub(super) workgroup: u32,
     /// Invocations that share two rows.
-    lanes: u32,
+    pub(super) lanes: u32,
 }
 
 impl GemvShape {
@@ -259,7 +266,7 @@ impl GemvShape {
     /// memory.
     ///
     /// `own` is whether every workgroup quantizes the input for itself.
-    fn of(limits: &Limits, config: LaunchConfig, w: &Linear, own: bool) -> GemvShape {
+    pub(super) fn of(limits: &Limits, config: LaunchConfig, w: &Linear, own: bool) -> GemvShape {
         let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
         let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
@@ -289,7 +296,7 @@ impl GemvShape {
     }
 
     /// Rows per workgroup.
-    fn rows(self) -> usize {
+    pub(super) fn rows(self) -> usize {
         2 * (self.workgroup / self.lanes) as usize
     }
 }
@@ -363,6 +370,26 @@ pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bo
         && can_round(recorder.device().limits(), w.k)
 }
 
+/// What depends on the columns of `w` alone.
+pub(super) fn linear_params(w: &Linear) -> LinearParams {
+    LinearParams {
+        n: 0,
+        first: 0,
+        begin: 0,
+        k: w.k as u32,
+        row_blocks: row_blocks(w.kind, w.k) as u32,
+        q_len: (w.k.next_multiple_of(PADDING) / 16) as u32,
+        runs: w.k.div_ceil(RUN) as u32,
+        token: 0,
+        m: 0,
+        x_offset: 0,
+        x_stride: 0,
+        out_offset: 0,
+        out_stride: 0,
+        eps: 0.0,
+    }
+}
+
 /// Records the dispatches of all pieces. Shapes have been checked.
 pub(super) fn multiply(
     recorder: &mut Recorder,
@@ -376,20 +403,10 @@ pub(super) fn multiply(
     let nothing = recorder.device().nothing()?;
     let q_len = w.k.next_multiple_of(PADDING) / 16;
     let mut params = LinearParams {
-        n: 0,
-        first: 0,
-        begin: 0,
-        k: w.k as u32,
-        row_blocks: row_blocks(w.kind, w.k) as u32,
-        q_len: q_len as u32,
-        runs: w.k.div_ceil(RUN) as u32,
-        token: 0,
         m: out.n_rows as u32,
-        x_offset: 0,
-        x_stride: 0,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        eps: 0.0,
+        ..linear_params(w)
     };
     let mut constants = epilogue.constants().to_vec();
     constants.extend(constants_of(w.kind));

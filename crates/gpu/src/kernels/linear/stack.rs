@@ -1,0 +1,292 @@
+//! The matrices of a mixture's experts, and their products with the rows that are sent to them.
+
+use sterna_format::DType;
+
+use super::dispatch::{
+    GemvShape, LinearParams, Source, constants_of, in_vectors, linear_params, unsupported,
+};
+use super::planes::Planes;
+use super::{Epilogue, Form, Input, Linear, WeightKind, most_bytes};
+use crate::error::{expect, expect_most};
+use crate::kernels::Rows;
+use crate::kernels::experts::Routes;
+use crate::record::Binding;
+use crate::shader::{self, Shader};
+use crate::{Device, GpuError, Recorder};
+
+/// Matrices `[n, k]` of one kind, one for each expert. Two stacks are equal if they are the same memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stack {
+    n: usize,
+    k: usize,
+    kind: WeightKind,
+    n_experts: usize,
+    /// Rows before the matrix of a piece's first expert.
+    begin: usize,
+    /// Rows from the matrix of one expert to that of the next.
+    stride: usize,
+    /// Some experts each: one, unless a kernel's binding would exceed the device's limit.
+    pieces: Vec<Piece>,
+}
+
+/// The matrices of some experts.
+#[derive(Debug, Clone, PartialEq)]
+struct Piece {
+    first: usize,
+    n_experts: usize,
+    /// In one piece.
+    rows: Linear,
+}
+
+impl Stack {
+    /// Copies `sets`, each of one matrix for every expert, to common memory, those of an expert next to one
+    /// another. Returns a stack for each set, which all have the same pieces.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`], as both copies exist for a moment; [`GpuError::Shape`] if the sets
+    /// differ in their number of experts, or a set in its shapes; [`GpuError::Unsupported`] if kinds or widths
+    /// differ, the matrices of one expert exceed the device's binding size, or a matrix isn't whole words.
+    pub fn join(device: &Device, sets: &[&[&Linear]]) -> Result<Vec<Stack>, GpuError> {
+        let refuse = |reason: &str| {
+            Err(GpuError::Unsupported {
+                what: "matrices of experts".into(),
+                reason: reason.into(),
+            })
+        };
+        let Some(&&Linear { k, kind, .. }) = sets.first().and_then(|set| set.first()) else {
+            return Ok(Vec::new());
+        };
+        let n_experts = sets[0].len();
+        let mut heights = Vec::with_capacity(sets.len());
+        for set in sets {
+            expect("experts: matrices", n_experts, set.len())?;
+            let n = set[0].n;
+            for matrix in *set {
+                expect("experts: rows of a matrix", n, matrix.n)?;
+                if (matrix.k, matrix.kind) != (k, kind) {
+                    return refuse("expected the same type and width for all experts");
+                }
+            }
+            heights.push(n);
+        }
+        let stride: usize = heights.iter().sum();
+        let Some(planes) = Planes::of(kind) else {
+            return refuse("there are no kernels for their type");
+        };
+        let bytes = (stride * planes.row_bytes(k)).max(1);
+        let at_once = most_bytes(device) / bytes;
+        if at_once == 0 {
+            return refuse("those of one expert exceed what a kernel can bind");
+        }
+        let mut pieces = Vec::with_capacity(n_experts.div_ceil(at_once));
+        for first in (0..n_experts).step_by(at_once) {
+            let n_experts = at_once.min(n_experts - first);
+            let parts: Vec<&Linear> = (first..first + n_experts)
+                .flat_map(|expert| sets.iter().map(move |set| set[expert]))
+                .collect();
+            let Some(rows) = Linear::join(device, &parts)? else {
+                return refuse("expected matrices in one piece, of whole words");
+            };
+            pieces.push(Piece {
+                first,
+                n_experts,
+                rows,
+            });
+        }
+        let mut begin = 0;
+        let stack = |n| {
+            let stack = Stack {
+                n,
+                k,
+                kind,
+                n_experts,
+                begin,
+                stride,
+                pieces: pieces.clone(),
+            };
+            begin += n;
+            stack
+        };
+        Ok(heights.into_iter().map(stack).collect())
+    }
+
+    /// Those of this stack and of `next` as one, if they are adjacent.
+    pub fn with(&self, next: &Stack) -> Option<Stack> {
+        let adjacent = self.begin + self.n == next.begin && self.pieces == next.pieces;
+        adjacent.then(|| Stack {
+            n: self.n + next.n,
+            ..self.clone()
+        })
+    }
+
+    /// The matrix of `expert`, in the same memory.
+    pub fn matrix(&self, expert: usize) -> Option<Linear> {
+        let holds = |piece: &&Piece| (piece.first..piece.first + piece.n_experts).contains(&expert);
+        let piece = self.pieces.iter().find(holds)?;
+        let first = self.begin + (expert - piece.first) * self.stride;
+        piece.rows.rows(first..first + self.n)
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The kind of the weights.
+    pub fn kind(&self) -> WeightKind {
+        self.kind
+    }
+
+    /// Experts.
+    pub fn n_experts(&self) -> usize {
+        self.n_experts
+    }
+
+    /// The number of pieces: dispatches per product.
+    pub fn n_pieces(&self) -> usize {
+        self.pieces.len()
+    }
+}
+
+/// The kernel for routes.
+fn kernel(kind: WeightKind, source: &Source<'_>, k: usize) -> Result<&'static Shader, GpuError> {
+    let floats = |vectors, elements| match in_vectors(source, k) {
+        true => vectors,
+        false => elements,
+    };
+    Ok(match kind {
+        WeightKind::Ternary => &shader::EXPERTS_TERNARY,
+        WeightKind::Blocks(dtype) => match dtype {
+            DType::Q8_0 => &shader::EXPERTS_Q8_0,
+            DType::Q4_0 => &shader::EXPERTS_Q4_0,
+            DType::Q4_K => &shader::EXPERTS_Q4_K,
+            DType::Q6_K => &shader::EXPERTS_Q6_K,
+            DType::Q1_0 => &shader::EXPERTS_Q1_0,
+            DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => &shader::EXPERTS_Q2_0,
+            DType::F32 => floats(&shader::EXPERTS_F32, &shader::EXPERTS_F32_ELEMENTS),
+            DType::F16 => floats(&shader::EXPERTS_F16, &shader::EXPERTS_F16_ELEMENTS),
+            DType::BF16 => floats(&shader::EXPERTS_BF16, &shader::EXPERTS_BF16_ELEMENTS),
+            _ => return Err(unsupported(dtype)),
+        },
+    })
+}
+
+/// `out[r] ← x[r] · wᵀ` for every route `r`, with the matrix `w` of its expert, or what `epilogue` says, which
+/// isn't a sum.
+///
+/// `x` has a row for each route, or `per_row` routes share one: those of a row of a batch. Every route reads
+/// the matrix for itself, like a single row of [`multiply`](super::multiply). The output of a route to an
+/// expert that isn't in the stack is unchanged.
+///
+/// Errors: as [`multiply`](super::multiply), and [`GpuError::Unsupported`] for [`Epilogue::Add`] and
+/// [`Input::Round`].
+/// Exactness: that of [`multiply`](super::multiply).
+pub fn multiply_routed(
+    recorder: &mut Recorder,
+    w: &Stack,
+    x: Input<'_>,
+    routes: Routes<'_>,
+    per_row: usize,
+    epilogue: Epilogue,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    routes.check()?;
+    out.check("experts: output")?;
+    expect("experts: rows of the output", routes.len(), out.n_rows)?;
+    expect(
+        "experts: width of the output",
+        epilogue.width(w.n),
+        out.width,
+    )?;
+    if let Epilogue::Gate(_) = epilogue {
+        expect("gated experts: rows", w.n.next_multiple_of(2), w.n)?;
+    }
+    let n_rows = out.n_rows.div_ceil(per_row.max(1));
+    let source = match (w.kind.form(), x) {
+        (Form::Int8(_), Input::Int8(x)) => {
+            x.expect_room(n_rows, w.k)?;
+            Source::Stored(x)
+        }
+        (Form::Float, Input::Float(x)) => {
+            x.check("experts: input")?;
+            expect("experts: width of the input", w.k, x.width)?;
+            expect("experts: rows of the input", n_rows, x.n_rows)?;
+            Source::Floats(x)
+        }
+        (form, _) => {
+            return Err(GpuError::Unsupported {
+                what: format!("{:?} weights with activations of another form", w.kind),
+                reason: format!("they take {form:?}"),
+            });
+        }
+    };
+    if epilogue == Epilogue::Add {
+        return Err(GpuError::Unsupported {
+            what: "products of experts that are added".into(),
+            reason: "their outputs have weights".into(),
+        });
+    }
+    let shader = kernel(w.kind, &source, w.k)?;
+    // As of a product of one row with the matrix of one expert.
+    let one = Linear {
+        n: w.n,
+        k: w.k,
+        kind: w.kind,
+        pieces: Vec::new(),
+    };
+    let config = recorder.tuning().config(&one.product(1));
+    let limits = recorder.device().limits();
+    let shape = GemvShape::of(limits, config, &one, false);
+    let (grid, most) = (w.n.div_ceil(shape.rows()), limits.grid as usize);
+    expect_most("experts: workgroups of a matrix", most, grid)?;
+    let mut params = LinearParams {
+        n: w.n as u32,
+        m: out.n_rows as u32,
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
+        ..linear_params(&one)
+    };
+    let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
+    match source {
+        Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
+        Source::Floats(x) => {
+            (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
+            inputs.push(x.buffer.into());
+        }
+        Source::Own { .. } => {}
+    }
+    let mut constants = epilogue.constants().to_vec();
+    constants.extend(constants_of(w.kind));
+    constants.extend([
+        ("TOKENS", 1.0),
+        ("WG", f64::from(shape.workgroup)),
+        ("LANES", f64::from(shape.lanes)),
+        ("ROUTES_PER_ROW", per_row.max(1) as f64),
+        ("EXPERT_STRIDE", w.stride as f64),
+    ]);
+    for piece in &w.pieces {
+        let mut constants = constants.clone();
+        constants.extend([
+            ("EXPERTS", piece.n_experts as f64),
+            ("FIRST_EXPERT", piece.first as f64),
+        ]);
+        // Stacks are in one piece each.
+        let Some(rows) = piece.rows.pieces.first() else {
+            continue;
+        };
+        params.begin = (rows.begin + w.begin) as u32;
+        let mut bindings = vec![(&rows.codes).into(), (&rows.scales).into()];
+        bindings.extend_from_slice(&inputs);
+        bindings.extend([Binding::from(out.buffer), routes.experts.into()]);
+        for first in (0..out.n_rows).step_by(most) {
+            params.token = first as u32;
+            let grid = [grid as u32, most.min(out.n_rows - first) as u32];
+            recorder.dispatch(shader, &constants, &bindings, &params, grid)?;
+        }
+    }
+    Ok(())
+}
