@@ -3,13 +3,14 @@
 # relaxed SIMD in dist/wasm-relaxed, with threads that share memory in dist/wasm-threads, and with both in
 # dist/wasm-threads-relaxed; and what the first schema loads, in dist/wasm-constraint.
 #
-#   build-web.sh [--dev]      --dev: quickly, without optimising the modules for size and speed a second time, or
-#                             saying how large they are in brotli
+#   build-web.sh [--dev]      --dev: quickly, without optimising across crates or for size, or saying how large the
+#                             modules are in brotli
 #
 # Needs rustup with the target wasm32-unknown-unknown, and the sources of the standard library, which is compiled
-# again for threads (where rustup can't fetch them, scripts/wasm-toolchain.sh makes toolchains from Debian's
-# packages). Takes wasm-bindgen from crates.io in the version of Cargo.lock, and wasm-opt from
-# packages/sterna/node_modules where `npm install` has put it.
+# again: for threads, to be small, and because nothing in a browser would show the message of a panic (where rustup
+# can't fetch them, scripts/wasm-toolchain.sh makes toolchains from Debian's packages, and larger modules). Takes
+# wasm-bindgen from crates.io in the version of Cargo.lock, and wasm-opt from packages/sterna/node_modules where
+# `npm install` has put it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -28,19 +29,24 @@ if [ "$("$tools/bin/wasm-bindgen" --version 2>/dev/null)" != "wasm-bindgen $vers
     --root "$tools" --target-dir "$tools/target" --quiet
 fi
 
-# module NAME TARGET [CRATE]: binds and optimises what was compiled, and says how large it is.
+# module NAME TARGET [CRATE]: binds what was compiled, and says how large it is.
+#
+# wasm-opt is for the module of constraints alone, which has what another interface exports. It makes the engine no
+# smaller in brotli, and with -O3 slower: a token of an answer took 1.3 to 1.8 times as long.
 module() {
   local out=$dist/$1 compiled=$2 crate=${3:-sterna_web}
   mkdir -p "$out"
   "$tools/bin/wasm-bindgen" --target web --no-typescript --remove-name-section --remove-producers-section \
     --out-dir "$out" "$compiled/wasm32-unknown-unknown/$profile/$crate.wasm"
   local wasm=$out/${crate}_bg.wasm wasm_opt=packages/sterna/node_modules/.bin/wasm-opt file brotli
-  node packages/sterna/scripts/without-exports.mjs "$wasm" llg_
-  if [ "$profile" = wasm ] && [ -x "$wasm_opt" ]; then
-    "$wasm_opt" -O3 --enable-simd --enable-relaxed-simd --enable-bulk-memory --enable-nontrapping-float-to-int \
-      --enable-sign-ext --enable-mutable-globals --enable-reference-types --enable-multivalue \
-      --enable-bulk-memory-opt --enable-threads "$wasm" -o "$wasm.opt"
-    mv "$wasm.opt" "$wasm"
+  if [ "$crate" = sterna_constraint_web ]; then
+    node packages/sterna/scripts/without-exports.mjs "$wasm" llg_
+    if [ "$profile" = wasm ] && [ -x "$wasm_opt" ]; then
+      "$wasm_opt" -O3 --enable-simd --enable-bulk-memory --enable-nontrapping-float-to-int --enable-sign-ext \
+        --enable-mutable-globals --enable-reference-types --enable-multivalue --enable-bulk-memory-opt \
+        "$wasm" -o "$wasm.opt"
+      mv "$wasm.opt" "$wasm"
+    fi
   fi
   for file in "$wasm" "$out/$crate.js"; do
     if [ "$profile" != wasm ]; then
@@ -56,34 +62,36 @@ module() {
 simd=("+simd128" "+simd128,+relaxed-simd")
 suffix=("" "-relaxed")
 
-plain=(cargo)
-if ! rustup target add wasm32-unknown-unknown; then
-  scripts/wasm-toolchain.sh wasm
-  plain=(cargo +wasm)
+# Only unstable Cargo compiles the standard library, which must have atomics too where there are threads. Panics trap
+# without a message.
+std=(env RUSTC_BOOTSTRAP=1 cargo -Zbuild-std=std,panic_abort -Zbuild-std-features=optimize_for_size)
+plain=("${std[@]}") threads=("${std[@]}")
+small="-Zunstable-options -Cpanic=immediate-abort"
+if [ "$profile" != wasm ]; then
+  plain=(cargo) small=
 fi
-flags=${RUSTFLAGS:-}
+if ! rustup target add wasm32-unknown-unknown || ! rustup component add rust-src; then
+  scripts/wasm-toolchain.sh wasm wasm-threads
+  plain=(cargo +wasm) threads=(cargo +wasm-threads)
+  small=
+fi
+build=(build --target wasm32-unknown-unknown --profile "$profile")
+flags="${RUSTFLAGS:-} $small"
 for i in 0 1; do
   RUSTFLAGS="$flags -Ctarget-feature=${simd[i]}" \
-    "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-web
-  module "wasm${suffix[i]}" "$target"
+    "${plain[@]}" "${build[@]}" --target-dir "$target/wasm-plain" -p sterna-web
+  module "wasm${suffix[i]}" "$target/wasm-plain"
 done
 # By itself: together with the engine, its dependencies would have the features that either needs. Grammars are read
 # recursively: its stack should not end before the browser's.
 RUSTFLAGS="$flags -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=4194304" \
-  "${plain[@]}" build --target wasm32-unknown-unknown --profile "$profile" -p sterna-constraint-web
-module wasm-constraint "$target" sterna_constraint_web
+  "${plain[@]}" "${build[@]}" --target-dir "$target/wasm-plain" -p sterna-constraint-web
+module wasm-constraint "$target/wasm-plain" sterna_constraint_web
 
-# The standard library must have atomics too, and only unstable Cargo compiles it.
-threads=(env RUSTC_BOOTSTRAP=1 cargo -Zbuild-std=std,panic_abort)
-if ! rustup component add rust-src; then
-  scripts/wasm-toolchain.sh wasm-threads
-  threads=(cargo +wasm-threads)
-fi
 links=(--shared-memory --import-memory --max-memory=4294967296
   --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base)
 for i in 0 1; do
   RUSTFLAGS="$flags -Ctarget-feature=${simd[i]},+atomics,+bulk-memory,+mutable-globals ${links[*]/#/-Clink-arg=}" \
-    "${threads[@]}" build --target wasm32-unknown-unknown --target-dir "$target/wasm-threads" \
-    --profile "$profile" -p sterna-web
+    "${threads[@]}" "${build[@]}" --target-dir "$target/wasm-threads" -p sterna-web
   module "wasm-threads${suffix[i]}" "$target/wasm-threads"
 done

@@ -13,7 +13,7 @@ use sterna_format::rdrr::TensorMap;
 use sterna_format::rdrr::naming::{self, Variant};
 use sterna_kernels::Exec;
 use sterna_kernels::quant::ternary::{row_bytes, unpack_row};
-use sterna_kernels::quant::{Effort, Encoder, QuantError};
+use sterna_kernels::quant::{Encoder, QuantError};
 
 use crate::event::{Event, Notify, Warning};
 use crate::row_chunks::row_chunks;
@@ -29,7 +29,7 @@ const MIN_ELEMENTS: usize = 1024;
 pub enum Target {
     /// The type of the source.
     Keep,
-    /// This one, if the shape permits it.
+    /// This one, if the shape permits it. WebAssembly finds scales in one pass, other targets search for them.
     To(DType),
 }
 
@@ -202,7 +202,11 @@ impl<'a> Encoding<'a> {
         from: DType,
         rows: &[u8],
     ) -> Result<Bytes, QuantError> {
-        let encoder = Encoder::new(self.dtype, k, Effort::Search)?;
+        // Browsers keep types, and the searches for scales would be a tenth of their engine.
+        let encoder = match cfg!(target_family = "wasm") {
+            true => Encoder::quick(self.dtype, k)?,
+            false => Encoder::new(self.dtype, k)?,
+        };
         let mut blocks = vec![0; encoder.bytes_of(n_values)?];
         encoder.transcode(exec, first, from, rows, &mut blocks)?;
         Ok(blocks.into())

@@ -10,11 +10,11 @@ use std::fmt;
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_format::model::RopeLayout;
-use sterna_kernels::Isa;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::experts::{Gating, Routing};
-use sterna_kernels::quant::encode_row;
+use sterna_kernels::quant::Encoder;
+use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CacheType, ExpertInput, ExpertMatrices,
@@ -206,7 +206,11 @@ fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSourc
         }
         WeightForm::Blocks(dtype) => {
             let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
-            encode_row(dtype, &values(seed, n * k), &mut bytes).ok()?;
+            let encoder = Encoder::quick(dtype, k).ok()?;
+            let exec = Exec::new(1, Isa::detect());
+            encoder
+                .encode(&exec, 0, &values(seed, n * k), &mut bytes)
+                .ok()?;
             WeightData::Blocks {
                 dtype,
                 bytes: Bytes::from(bytes),

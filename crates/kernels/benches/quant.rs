@@ -9,7 +9,7 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use sterna_format::DType;
 use sterna_kernels::quant::ternary::{I2sLayout, Layout, Source, row_bytes};
 use sterna_kernels::quant::{
-    Effort, Encoder, TernaryScales, decode_row, decode_rows, encode_row, q8,
+    Encoder, QuantError, TernaryScales, decode_row, decode_rows, encode_row, q8,
 };
 use sterna_kernels::{Exec, Isa, repack};
 
@@ -95,13 +95,14 @@ fn encode(c: &mut Criterion) {
     let values = weights(N * K);
     for isa in Isa::available() {
         let exec = Exec::new(1, isa);
-        for (name, effort) in [("quick", Effort::Quick), ("search", Effort::Search)] {
+        type Made = fn(DType, usize) -> Result<Encoder, QuantError>;
+        for (name, made) in [("quick", Encoder::quick as Made), ("search", Encoder::new)] {
             let mut group = c.benchmark_group(format!("encode-{name}-{isa}"));
             group
                 .sample_size(10)
                 .throughput(Throughput::Elements((N * K) as u64));
             for dtype in ENCODED {
-                let encoder = Encoder::new(dtype, K, effort).unwrap();
+                let encoder = made(dtype, K).unwrap();
                 let mut bytes = vec![0; encoder.bytes_of(values.len()).unwrap()];
                 let mut back = vec![0.0; values.len()];
                 encoder.encode(&exec, 0, &values, &mut bytes).unwrap();
@@ -137,7 +138,7 @@ fn converted(c: &mut Criterion) {
             DType::Q4_K,
             DType::TQ2_0,
         ] {
-            let encoder = Encoder::new(dtype, K, Effort::Quick).unwrap();
+            let encoder = Encoder::quick(dtype, K).unwrap();
             let mut bytes = vec![0; encoder.bytes_of(trits.len()).unwrap()];
             encoder.encode(&exec, 0, &trits, &mut bytes).unwrap();
             let mut rows = vec![0.0; trits.len()];

@@ -62,6 +62,12 @@ impl Level {
         Level::Relaxed,
     ];
 
+    /// The last level, where a build has no other: WebAssembly with the feature `fixed-isa`.
+    const FIXED: Option<Level> = match cfg!(all(feature = "fixed-isa", target_arch = "wasm32")) {
+        true => Level::ALL.last().copied(),
+        false => None,
+    };
+
     const fn name(self) -> &'static str {
         match self {
             Level::Baseline => "scalar",
@@ -136,7 +142,10 @@ impl Isa {
 
     /// Every level this machine has, from the portable one to the widest.
     pub fn available() -> impl Iterator<Item = Isa> {
-        Level::ALL.iter().copied().filter(|l| l.is_here()).map(Isa)
+        let levels = Level::ALL.iter().copied().filter(|level| level.is_here());
+        levels
+            .filter(|&level| level == Level::FIXED.unwrap_or(level))
+            .map(Isa)
     }
 
     /// The level called `name`, if this machine has it: `scalar`; `avx2`, `avxvnni`, `avx512`; `neon`,
@@ -150,8 +159,13 @@ impl Isa {
         self.0.name()
     }
 
+    /// Inlined, so that the code of other levels is seen to be unreachable where one is fixed.
+    #[inline(always)]
     pub(crate) const fn level(self) -> Level {
-        self.0
+        match Level::FIXED {
+            Some(level) => level,
+            None => self.0,
+        }
     }
 }
 

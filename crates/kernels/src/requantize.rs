@@ -3,11 +3,11 @@
 use sterna_format::DType;
 
 use crate::Exec;
-use crate::quant::{Effort, Encoder, QuantError};
+use crate::quant::{Encoder, QuantError};
 
 /// `[n, k]` weights of type `from`, encoded as `to`.
 ///
-/// With [`Effort::Quick`], so that a model can be loaded this way.
+/// With [`Encoder::quick`], so that a model can be loaded this way.
 ///
 /// Errors: those of [`Encoder::transcode`];
 /// [`QuantError::Size`] if `bytes` isn't `n` rows. A row with values that `to` can't hold is an
@@ -20,7 +20,7 @@ pub fn requantize(
     bytes: &[u8],
     to: DType,
 ) -> Result<Vec<u8>, QuantError> {
-    let encoder = Encoder::new(to, k, Effort::Quick)?;
+    let encoder = Encoder::quick(to, k)?;
     let expected = row_bytes(from, k)?.saturating_mul(n);
     if bytes.len() != expected {
         return Err(QuantError::Size {

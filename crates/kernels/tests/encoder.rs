@@ -7,7 +7,7 @@ use sterna_kernels::quant::ternary::{
     I2sLayout, Layout, Source, abs_sums, absmean_multiplier, i2_s_trailer, round_to_trits,
 };
 use sterna_kernels::quant::{
-    Effort, Encoder, QuantError, TernaryScales, decode_row, decode_rows, encode_row,
+    Encoder, QuantError, TernaryScales, decode_row, decode_rows, encode_row,
 };
 use sterna_kernels::{Exec, Isa, requantize};
 
@@ -116,16 +116,16 @@ mod matrices {
     fn threads_instructions_and_cuts_do_not_matter() {
         let rows = [rows(), bell(50 * 256, 5)].concat();
         for dtype in SEARCHED.into_iter().chain(DIRECT) {
-            for effort in [Effort::Quick, Effort::Search] {
-                let encoder = Encoder::new(dtype, 256, effort).unwrap();
+            for encoder in [Encoder::quick(dtype, 256), Encoder::new(dtype, 256)] {
+                let encoder = encoder.unwrap();
                 let want = encode(&Exec::new(1, Isa::SCALAR), &encoder, &rows).unwrap();
                 let cut = rows.len() / 512 * 256;
                 for exec in execs() {
                     let got = encode(&exec, &encoder, &rows).unwrap();
-                    assert!(got == want, "{dtype} {effort:?} {exec:?}");
+                    assert!(got == want, "{encoder:?} {exec:?}");
                     let got = [&rows[..cut], &rows[cut..]]
                         .map(|rows| encode(&exec, &encoder, rows).unwrap());
-                    assert!(got.concat() == want, "{dtype} {effort:?} {exec:?} in two");
+                    assert!(got.concat() == want, "{encoder:?} {exec:?} in two");
                 }
             }
         }
@@ -137,12 +137,11 @@ mod matrices {
         let exec = Exec::new(1, Isa::detect());
         for dtype in SEARCHED.into_iter().chain(DIRECT) {
             // A single row of Q4_0 is that of the reference.
-            let effort = if dtype == DType::Q4_0 {
-                Effort::Quick
+            let encoder = if dtype == DType::Q4_0 {
+                Encoder::quick(dtype, 256).unwrap()
             } else {
-                Effort::Search
+                Encoder::new(dtype, 256).unwrap()
             };
-            let encoder = Encoder::new(dtype, 256, effort).unwrap();
             let all = encode(&exec, &encoder, &rows).unwrap();
             let size = all.len() / (rows.len() / 256);
             for (row, bytes) in rows.chunks(256).zip(all.chunks(size)) {
@@ -157,7 +156,7 @@ mod matrices {
     fn decoding_in_bulk_gives_what_rows_give() {
         let rows = [rows(), bell(50 * 256, 5)].concat();
         for dtype in SEARCHED.into_iter().chain(DIRECT) {
-            let encoder = Encoder::new(dtype, 256, Effort::Quick).unwrap();
+            let encoder = Encoder::quick(dtype, 256).unwrap();
             let bytes = encode(&Exec::new(1, Isa::SCALAR), &encoder, &rows).unwrap();
             let want = decode(dtype, &bytes);
             for exec in execs() {
@@ -176,9 +175,9 @@ mod matrices {
     fn transcoding_is_decoding_and_encoding() {
         let values = bell(50 * 256, 5);
         for from in [DType::BF16, DType::F16, DType::Q8_0, DType::Q6_K] {
-            let encoder = Encoder::new(from, 256, Effort::Quick).unwrap();
+            let encoder = Encoder::quick(from, 256).unwrap();
             let bytes = encode(&Exec::new(1, Isa::detect()), &encoder, &values).unwrap();
-            let encoder = Encoder::new(DType::Q4_K, 256, Effort::Search).unwrap();
+            let encoder = Encoder::new(DType::Q4_K, 256).unwrap();
             for exec in execs() {
                 let want = encode(&exec, &encoder, &decode(from, &bytes)).unwrap();
                 let mut got = vec![0; want.len()];
@@ -192,14 +191,15 @@ mod matrices {
     fn a_search_is_closer_than_one_pass() {
         let values = bell(64 * 256, 1);
         let exec = Exec::new(1, Isa::detect());
-        for dtype in [DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q4_0] {
-            let [quick, search] = [Effort::Quick, Effort::Search].map(|effort| {
-                let encoder = Encoder::new(dtype, 256, effort).unwrap();
-                squared_error(
-                    &values,
-                    &decode(dtype, &encode(&exec, &encoder, &values).unwrap()),
-                )
-            });
+        for dtype in SEARCHED {
+            let [quick, search] =
+                [Encoder::quick(dtype, 256), Encoder::new(dtype, 256)].map(|encoder| {
+                    let encoder = encoder.unwrap();
+                    squared_error(
+                        &values,
+                        &decode(dtype, &encode(&exec, &encoder, &values).unwrap()),
+                    )
+                });
             assert!(search < quick, "{dtype}: {search}, one pass {quick}");
         }
     }
@@ -209,7 +209,7 @@ mod matrices {
         let rows = rows();
         let exec = Exec::new(1, Isa::detect());
         for dtype in [DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q4_0] {
-            let encoder = Encoder::new(dtype, 256, Effort::Search).unwrap();
+            let encoder = Encoder::new(dtype, 256).unwrap();
             let back = decode(dtype, &encode(&exec, &encoder, &rows).unwrap());
             for (row, back) in rows.chunks(256).zip(back.chunks(256)) {
                 let top = row.iter().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -229,7 +229,7 @@ mod matrices {
             .map(|i| ((i * 7 % 15) as f32 - 7.0) * 0.125)
             .collect();
         let exec = Exec::new(1, Isa::detect());
-        let encoder = Encoder::new(DType::Q4_0, 256, Effort::Search).unwrap();
+        let encoder = Encoder::new(DType::Q4_0, 256).unwrap();
         let bytes = encode(&exec, &encoder, &values).unwrap();
         assert_eq!(decode(DType::Q4_0, &bytes), values);
     }
@@ -248,7 +248,7 @@ mod trouble {
                 (1e5, DType::Q6_K),
                 (1e5, DType::F16),
             ] {
-                let encoder = Encoder::new(dtype, 512, Effort::Search).unwrap();
+                let encoder = Encoder::new(dtype, 512).unwrap();
                 let mut out = vec![0; encoder.bytes_of(rows.len()).unwrap()];
                 (rows[35 * 512 + 300], rows[37 * 512]) = (value, value);
                 let error = encoder.encode(&exec, 100, &rows, &mut out).unwrap_err();
@@ -286,14 +286,14 @@ mod trouble {
     fn shapes_that_do_not_fit() {
         let exec = Exec::new(2, Isa::detect());
         for (dtype, k) in [(DType::Q4_K, 128), (DType::Q8_0, 33), (DType::TQ2_0, 384)] {
-            let error = Encoder::new(dtype, k, Effort::Search).unwrap_err();
+            let error = Encoder::new(dtype, k).unwrap_err();
             assert!(matches!(error, QuantError::PartialBlock { .. }), "{error}");
         }
         for dtype in [DType::I2_S, DType::I32, DType::F64] {
-            let error = Encoder::new(dtype, 256, Effort::Search).unwrap_err();
+            let error = Encoder::new(dtype, 256).unwrap_err();
             assert!(matches!(error, QuantError::Unsupported { .. }), "{error}");
         }
-        let encoder = Encoder::new(DType::Q4_K, 512, Effort::Search).unwrap();
+        let encoder = Encoder::new(DType::Q4_K, 512).unwrap();
         assert!(encoder.bytes_of(256).is_err(), "half a row");
         assert!(
             encoder
@@ -315,7 +315,7 @@ mod trouble {
         assert!(decode_rows(&exec, DType::Q8_0, &[0; 34], &mut [0.0; 31]).is_err());
         assert!(decode_rows(&exec, DType::Bool, &[0; 4], &mut [0.0; 4]).is_err());
         assert!(TernaryScales::of_rows(&exec, 3, &[0.0; 4]).is_err());
-        let none = Encoder::new(DType::Q4_K, 0, Effort::Search).unwrap();
+        let none = Encoder::new(DType::Q4_K, 0).unwrap();
         assert_eq!(none.encode(&exec, 0, &[], &mut []), Ok(()));
     }
 }
@@ -420,7 +420,7 @@ mod ternary {
                 let codes = encode(&exec, &Encoder::i2_s(K, SCALE), &rows).unwrap();
                 assert!(codes == i2_s(&trits(), 32), "{name}");
                 for dtype in [DType::TQ1_0, DType::TQ2_0] {
-                    let encoder = Encoder::new(dtype, K, Effort::Search).unwrap();
+                    let encoder = Encoder::new(dtype, K).unwrap();
                     let blocks = encode(&exec, &encoder, &rows).unwrap();
                     let values: Vec<f32> = trits().iter().map(|t| t * SCALE).collect();
                     assert!(blocks == stored(dtype, &values), "{name} {dtype}");
@@ -517,7 +517,7 @@ proptest! {
             .map(|v| if v.abs() <= 65504.0 { v } else { 1.0 })
             .collect();
         for dtype in SEARCHED.into_iter().chain(DIRECT) {
-            let encoder = Encoder::new(dtype, 256, Effort::Search).unwrap();
+            let encoder = Encoder::new(dtype, 256).unwrap();
             let want = encode(&Exec::new(1, Isa::SCALAR), &encoder, &rows).unwrap();
             for isa in Isa::available() {
                 let got = encode(&Exec::new(1, isa), &encoder, &rows).unwrap();
@@ -531,9 +531,9 @@ proptest! {
 fn requantizing_is_quick_transcoding() {
     let values = bell(8 * 256, 2);
     let exec = Exec::new(2, Isa::detect());
-    let encoder = Encoder::new(DType::Q8_0, 256, Effort::Quick).unwrap();
+    let encoder = Encoder::quick(DType::Q8_0, 256).unwrap();
     let bytes = encode(&exec, &encoder, &values).unwrap();
-    let encoder = Encoder::new(DType::Q6_K, 256, Effort::Quick).unwrap();
+    let encoder = Encoder::quick(DType::Q6_K, 256).unwrap();
     let want = encode(&exec, &encoder, &decode(DType::Q8_0, &bytes)).unwrap();
     assert!(requantize(&exec, 8, 256, DType::Q8_0, &bytes, DType::Q6_K).unwrap() == want);
 }

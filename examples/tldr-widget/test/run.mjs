@@ -1,5 +1,5 @@
 // Drives the widget's demo page in headless Chromium with a fake package.
-//   node run.mjs [FOLDER FOR SCREENSHOTS]     from a folder with playwright-core and @axe-core/playwright
+//   node run.mjs [FOLDER FOR SCREENSHOTS]     from packages/sterna, whose node_modules it takes
 import assert from 'node:assert/strict'
 import { axe, openBrowser, origin, serve } from '../../web-chat/test/browser.mjs'
 

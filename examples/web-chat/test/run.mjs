@@ -1,5 +1,5 @@
 // Drives the chat in headless Chromium with a fake package: behaviour, accessibility, width of a phone, offline.
-//   node run.mjs [FOLDER FOR SCREENSHOTS]     from a folder with playwright-core and @axe-core/playwright
+//   node run.mjs [FOLDER FOR SCREENSHOTS]     from packages/sterna, whose node_modules it takes
 import assert from 'node:assert/strict'
 import { mkdir } from 'node:fs/promises'
 import { openBrowser, origin, serve, axe } from './browser.mjs'

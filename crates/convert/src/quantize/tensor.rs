@@ -7,7 +7,7 @@ use sterna::{Context, Result};
 use sterna_format::DType;
 use sterna_format::bundle::{Action, ManifestTensor, ModelFacts, SourceType, TensorForm};
 use sterna_kernels::quant::ternary::{Layout, i2_s_trailer};
-use sterna_kernels::quant::{Effort, Encoder, QuantError, decode_rows};
+use sterna_kernels::quant::{Encoder, QuantError, decode_rows};
 use sterna_kernels::{Exec, repack};
 
 use super::QuantizeSettings;
@@ -242,7 +242,7 @@ fn blocks(
     to: DType,
 ) -> Result<Vec<u8>, QuantError> {
     let padded = k.next_multiple_of(to.block_len());
-    let encoder = Encoder::new(to, padded, Effort::Search)?;
+    let encoder = Encoder::new(to, padded)?;
     let mut out = vec![0; encoder.bytes_of(rows.len() * padded)?];
     if padded == k {
         encoder.transcode(exec, rows.start, from, bytes, &mut out)?;

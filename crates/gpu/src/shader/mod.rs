@@ -7,6 +7,7 @@
 
 mod params;
 mod table;
+mod text;
 
 pub use params::Param;
 pub(crate) use params::{Params, params};

@@ -1,6 +1,7 @@
 //! Which files make which shader.
 
 use super::Access::{Read, Write};
+use super::text::wgsl;
 use super::{Lib, Need, Params, Shader};
 use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
 use crate::kernels::elementwise::ElementwiseParams;
@@ -12,60 +13,60 @@ use crate::kernels::output::{
 };
 use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
 
-pub(super) const REDUCE_SUBGROUP: &str = include_str!("../shaders/lib/reduce_subgroup.wgsl");
-pub(super) const REDUCE_SHARED: &str = include_str!("../shaders/lib/reduce_shared.wgsl");
-pub(super) const DOT4_PACKED: &str = concat!(
-    include_str!("../shaders/lib/dot4_packed.wgsl"),
-    include_str!("../shaders/lib/dot16.wgsl"),
+pub(super) const REDUCE_SUBGROUP: &str = wgsl!("../shaders/lib/reduce_subgroup.wgsl");
+pub(super) const REDUCE_SHARED: &str = wgsl!("../shaders/lib/reduce_shared.wgsl");
+pub(super) const DOT4_PACKED: &str = wgsl!(
+    "../shaders/lib/dot4_packed.wgsl",
+    "../shaders/lib/dot16.wgsl",
 );
-pub(super) const DOT4_PLAIN: &str = concat!(
-    include_str!("../shaders/lib/dot4_plain.wgsl"),
-    include_str!("../shaders/lib/dot16.wgsl"),
+pub(super) const DOT4_PLAIN: &str = wgsl!(
+    "../shaders/lib/dot4_plain.wgsl",
+    "../shaders/lib/dot16.wgsl",
 );
 
 /// Blocks whose units are consecutive runs.
 macro_rules! in_order {
     ($($file:literal),*) => {
-        Lib::File(concat!(
-            $(include_str!($file),)*
-            include_str!("../shaders/lib/units_in_order.wgsl"),
-            include_str!("../shaders/lib/runs_of_units.wgsl"),
+        Lib::File(wgsl!(
+            $($file,)*
+            "../shaders/lib/units_in_order.wgsl",
+            "../shaders/lib/runs_of_units.wgsl",
         ))
     };
 }
 
-const EXACT: Lib = Lib::File(include_str!("../shaders/lib/exact.wgsl"));
-const RANDOM: Lib = Lib::File(include_str!("../shaders/lib/random.wgsl"));
-const ACTIVATION: Lib = Lib::File(include_str!("../shaders/lib/activation.wgsl"));
-const EPILOGUE: Lib = Lib::File(include_str!("../shaders/lib/epilogue.wgsl"));
-const COOP_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/coop_ternary.wgsl"));
-const COOP_BLOCKS: Lib = Lib::File(include_str!("../shaders/lib/coop_blocks.wgsl"));
-const GRID: Lib = Lib::File(include_str!("../shaders/lib/grid.wgsl"));
-const IO_SEPARATE: Lib = Lib::File(include_str!("../shaders/lib/io_separate.wgsl"));
-const IO_IN_PLACE: Lib = Lib::File(include_str!("../shaders/lib/io_in_place.wgsl"));
+const EXACT: Lib = Lib::File(wgsl!("../shaders/lib/exact.wgsl"));
+const RANDOM: Lib = Lib::File(wgsl!("../shaders/lib/random.wgsl"));
+const ACTIVATION: Lib = Lib::File(wgsl!("../shaders/lib/activation.wgsl"));
+const EPILOGUE: Lib = Lib::File(wgsl!("../shaders/lib/epilogue.wgsl"));
+const COOP_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/coop_ternary.wgsl"));
+const COOP_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_blocks.wgsl"));
+const GRID: Lib = Lib::File(wgsl!("../shaders/lib/grid.wgsl"));
+const IO_SEPARATE: Lib = Lib::File(wgsl!("../shaders/lib/io_separate.wgsl"));
+const IO_IN_PLACE: Lib = Lib::File(wgsl!("../shaders/lib/io_in_place.wgsl"));
 
-const CACHE_F32: Lib = Lib::File(include_str!("../shaders/lib/cache_f32.wgsl"));
-const CACHE_F16: Lib = Lib::File(include_str!("../shaders/lib/cache_f16.wgsl"));
-const CACHE_Q8_0: Lib = Lib::File(include_str!("../shaders/lib/cache_q8_0.wgsl"));
-const CACHE_WORDS: Lib = Lib::File(include_str!("../shaders/lib/cache_words.wgsl"));
-const SOFTCAP: Lib = Lib::File(include_str!("../shaders/lib/softcap.wgsl"));
-const LINEAR_PARAMS: Lib = Lib::File(include_str!("../shaders/lib/linear_params.wgsl"));
-const EVERY_ROW: Lib = Lib::File(include_str!("../shaders/lib/every_row.wgsl"));
-const ROUTED_ROWS: Lib = Lib::File(concat!(
-    include_str!("../shaders/lib/experts_at_5.wgsl"),
-    include_str!("../shaders/lib/routed_rows.wgsl"),
+const CACHE_F32: Lib = Lib::File(wgsl!("../shaders/lib/cache_f32.wgsl"));
+const CACHE_F16: Lib = Lib::File(wgsl!("../shaders/lib/cache_f16.wgsl"));
+const CACHE_Q8_0: Lib = Lib::File(wgsl!("../shaders/lib/cache_q8_0.wgsl"));
+const CACHE_WORDS: Lib = Lib::File(wgsl!("../shaders/lib/cache_words.wgsl"));
+const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
+const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
+const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
+const ROUTED_ROWS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/experts_at_5.wgsl",
+    "../shaders/lib/routed_rows.wgsl",
 ));
-const ROUTED_ROWS_OF_FLOATS: Lib = Lib::File(concat!(
-    include_str!("../shaders/lib/experts_at_4.wgsl"),
-    include_str!("../shaders/lib/routed_rows.wgsl"),
+const ROUTED_ROWS_OF_FLOATS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/experts_at_4.wgsl",
+    "../shaders/lib/routed_rows.wgsl",
 ));
-const BLOCK_PLANES: Lib = Lib::File(include_str!("../shaders/lib/block_planes.wgsl"));
-const GEMM_TILE: Lib = Lib::File(include_str!("../shaders/lib/gemm_tile.wgsl"));
-const FLOATS_OF_CODES: Lib = Lib::File(include_str!("../shaders/lib/floats_of_codes.wgsl"));
-const INPUT_STORED: Lib = Lib::File(include_str!("../shaders/lib/input_stored.wgsl"));
-const INPUT_ROUNDED: Lib = Lib::File(include_str!("../shaders/lib/input_rounded.wgsl"));
-const X_VECTORS: Lib = Lib::File(include_str!("../shaders/lib/x_vectors.wgsl"));
-const X_ELEMENTS: Lib = Lib::File(include_str!("../shaders/lib/x_elements.wgsl"));
+const BLOCK_PLANES: Lib = Lib::File(wgsl!("../shaders/lib/block_planes.wgsl"));
+const GEMM_TILE: Lib = Lib::File(wgsl!("../shaders/lib/gemm_tile.wgsl"));
+const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgsl"));
+const INPUT_STORED: Lib = Lib::File(wgsl!("../shaders/lib/input_stored.wgsl"));
+const INPUT_ROUNDED: Lib = Lib::File(wgsl!("../shaders/lib/input_rounded.wgsl"));
+const X_VECTORS: Lib = Lib::File(wgsl!("../shaders/lib/x_vectors.wgsl"));
+const X_ELEMENTS: Lib = Lib::File(wgsl!("../shaders/lib/x_elements.wgsl"));
 const CODES_Q8_0: Lib = in_order!(
     "../shaders/lib/codes_q8_0.wgsl",
     "../shaders/lib/unit_scale.wgsl"
@@ -76,9 +77,9 @@ const CODES_Q4_0: Lib = in_order!(
     "../shaders/lib/unit_scale.wgsl"
 );
 const CODES_Q4_K: Lib = in_order!("../shaders/lib/codes_q4_k.wgsl");
-const CODES_Q6_K: Lib = Lib::File(concat!(
-    include_str!("../shaders/lib/codes_q6_k.wgsl"),
-    include_str!("../shaders/lib/runs_of_units.wgsl"),
+const CODES_Q6_K: Lib = Lib::File(wgsl!(
+    "../shaders/lib/codes_q6_k.wgsl",
+    "../shaders/lib/runs_of_units.wgsl",
 ));
 const CODES_Q1_0: Lib = in_order!(
     "../shaders/lib/codes_q1_0.wgsl",
@@ -90,10 +91,10 @@ const CODES_Q2_0: Lib = in_order!(
     "../shaders/lib/unit_vector.wgsl",
     "../shaders/lib/unit_scale.wgsl"
 );
-const CODES_TERNARY: Lib = Lib::File(include_str!("../shaders/lib/codes_ternary.wgsl"));
-const FLOATS_F32: Lib = Lib::File(include_str!("../shaders/lib/floats_f32.wgsl"));
-const FLOATS_F16: Lib = Lib::File(include_str!("../shaders/lib/floats_f16.wgsl"));
-const FLOATS_BF16: Lib = Lib::File(include_str!("../shaders/lib/floats_bf16.wgsl"));
+const CODES_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/codes_ternary.wgsl"));
+const FLOATS_F32: Lib = Lib::File(wgsl!("../shaders/lib/floats_f32.wgsl"));
+const FLOATS_F16: Lib = Lib::File(wgsl!("../shaders/lib/floats_f16.wgsl"));
+const FLOATS_BF16: Lib = Lib::File(wgsl!("../shaders/lib/floats_bf16.wgsl"));
 
 /// Defines shaders, and [`ALL`] of them.
 macro_rules! shaders {
@@ -103,7 +104,7 @@ macro_rules! shaders {
             $(#[$doc])*
             pub(crate) static $name: Shader = Shader {
                 name: stringify!($name),
-                source: include_str!(concat!("../shaders/", $file, ".wgsl")),
+                source: wgsl!(concat!("../shaders/", $file, ".wgsl")),
                 libs: &[$($lib),*],
                 bindings: &[$($access),*],
                 params: <$params>::FIELDS,

@@ -6,14 +6,13 @@ use sterna_format::DType;
 
 use super::search::search;
 use super::{
-    QuantError, check_sizes, decode_row, encode_directly, encode_row, encode_row_quick, i2_s,
-    is_searched,
+    QuantError, check_sizes, decode_row, encode_directly, encode_row_quick, i2_s, is_searched,
 };
-use crate::Exec;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::repack::try_ranges;
 use crate::shape::expect_len;
+use crate::{Exec, Isa};
 
 /// Elements that are encoded at a time: whole blocks of every type, and few enough that the decoded values of
 /// a matrix stay in the nearest caches.
@@ -22,29 +21,24 @@ const PART: usize = 4096;
 /// Parts per task.
 const PARTS_PER_TASK: usize = 4;
 
-/// The effort spent on finding scales, in the types where there is a choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Effort {
-    /// One pass, for encoding while a model is being loaded.
-    Quick,
-    /// A search for the scales of the smallest error, for encoding once and reading often. Q4_K and Q5_K
-    /// weight errors by magnitude and Q6_K by its square, as the reference quantizers do; the other types
-    /// weight all equally.
-    Search,
-}
+/// Encodes values as blocks of a type.
+type Encode = fn(Isa, DType, &[f32], &mut [u8]) -> Result<(), QuantError>;
 
 /// Encodes the rows of a matrix, any number at a time.
+///
+/// Where scales can be searched for, [`Encoder::new`] does so and [`Encoder::quick`] doesn't; a program that only
+/// has the latter is linked without the searches.
 ///
 /// The result doesn't depend on how the rows are divided into calls, on threads or on instruction sets.
 ///
 /// ```
 /// use sterna_format::DType;
-/// use sterna_kernels::quant::{Effort, Encoder, decode_rows};
+/// use sterna_kernels::quant::{Encoder, decode_rows};
 /// use sterna_kernels::{Exec, Isa};
 ///
 /// let exec = Exec::new(2, Isa::detect());
 /// let rows: Vec<f32> = (0..512).map(|i| (i as f32).sin()).collect();
-/// let encoder = Encoder::new(DType::Q4_K, 256, Effort::Search)?;
+/// let encoder = Encoder::new(DType::Q4_K, 256)?;
 /// let mut blocks = vec![0; encoder.bytes_of(rows.len())?];
 /// encoder.encode(&exec, 0, &rows, &mut blocks)?;
 /// let mut back = vec![0.0; 512];
@@ -52,22 +46,40 @@ pub enum Effort {
 /// assert!(rows.iter().zip(back).all(|(a, b)| (a - b).abs() < 0.1));
 /// # Ok::<(), sterna_kernels::quant::QuantError>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Encoder {
     dtype: DType,
     k: usize,
-    effort: Effort,
+    /// Unless the type is I2_S.
+    encode: Encode,
     /// Of I2_S, whose scale belongs to the whole tensor.
     scale: f32,
 }
 
 impl Encoder {
-    /// For rows of `k` elements, made into blocks of `dtype`.
+    /// For rows of `k` elements, made into blocks of `dtype` to be encoded once and read often: the K types and
+    /// Q4_0 search for the scales of the smallest error. Q4_K and Q5_K weight errors by magnitude and Q6_K by its
+    /// square, as the reference quantizers do; the other types weight all equally.
     ///
-    /// Errors: [`QuantError::Unsupported`] for types that [`encode_row`] doesn't take, and for I2_S,
-    /// which has [`Encoder::i2_s`]; [`QuantError::PartialBlock`] if a row isn't whole blocks.
-    pub fn new(dtype: DType, k: usize, effort: Effort) -> Result<Encoder, QuantError> {
-        encode_row(dtype, &[], &mut [])?;
+    /// Errors: [`QuantError::Unsupported`] for types that [`encode_row`](super::encode_row) doesn't take, and for
+    /// I2_S, which has [`Encoder::i2_s`]; [`QuantError::PartialBlock`] if a row isn't whole blocks.
+    pub fn new(dtype: DType, k: usize) -> Result<Encoder, QuantError> {
+        if is_searched(dtype) || dtype == DType::Q4_0 {
+            Encoder::with(dtype, k, search)
+        } else {
+            Encoder::with(dtype, k, encode_direct)
+        }
+    }
+
+    /// As [`Encoder::new`], but scales are found in one pass, for encoding while a model is being loaded.
+    ///
+    /// Errors: as [`Encoder::new`].
+    pub fn quick(dtype: DType, k: usize) -> Result<Encoder, QuantError> {
+        Encoder::with(dtype, k, encode_quick)
+    }
+
+    fn with(dtype: DType, k: usize, encode: Encode) -> Result<Encoder, QuantError> {
+        encode(Isa::SCALAR, dtype, &[], &mut [])?;
         if !k.is_multiple_of(dtype.block_len()) {
             return Err(QuantError::PartialBlock {
                 dtype,
@@ -78,7 +90,7 @@ impl Encoder {
         Ok(Encoder {
             dtype,
             k,
-            effort,
+            encode,
             scale: 0.0,
         })
     }
@@ -93,7 +105,7 @@ impl Encoder {
         Encoder {
             dtype: DType::I2_S,
             k,
-            effort: Effort::Quick,
+            encode: encode_direct,
             scale: scale.abs(),
         }
     }
@@ -189,13 +201,9 @@ impl Encoder {
     }
 
     fn encode_part(&self, exec: &Exec, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-        match (self.dtype, self.effort) {
-            (DType::I2_S, _) => encode_trits(exec.isa, self.scale, values, out),
-            (dtype, Effort::Quick) => encode_quick(exec.isa, dtype, values, out),
-            (dtype, Effort::Search) if is_searched(dtype) || dtype == DType::Q4_0 => {
-                search(exec.isa, dtype, values, out)
-            }
-            (dtype, Effort::Search) => encode_direct(exec.isa, dtype, values, out),
+        match self.dtype {
+            DType::I2_S => encode_trits(exec.isa, self.scale, values, out),
+            dtype => (self.encode)(exec.isa, dtype, values, out),
         }
     }
 

@@ -57,7 +57,7 @@ use sterna_format::DType;
 use crate::Isa;
 use crate::shape::expect_len;
 
-pub use encoder::{Effort, Encoder, decode_rows};
+pub use encoder::{Encoder, decode_rows};
 pub use error::QuantError;
 pub use float::f16_to_f32;
 pub use scales::TernaryScales;
@@ -167,8 +167,8 @@ fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Q
     Ok(())
 }
 
-/// As [`encode_row`], but Q4_K, Q5_K and Q6_K are fitted in one pass instead of by a search: for encoding
-/// while a model is being loaded.
+/// As [`encode_row`], but the K types are fitted in one pass instead of by a search: for encoding while a model is
+/// being loaded.
 ///
 /// Errors: as [`encode_row`].
 ///
@@ -179,14 +179,14 @@ pub(crate) fn encode_row_quick(
     values: &[f32],
     out: &mut [u8],
 ) -> Result<(), QuantError> {
-    match dtype {
-        DType::Q2_K | DType::Q3_K => return encode_row(dtype, values, out),
-        DType::Q4_K | DType::Q5_K | DType::Q6_K => {}
-        _ => return encode_directly(dtype, values, out),
+    if !is_searched(dtype) {
+        return encode_directly(dtype, values, out);
     }
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
     match dtype {
+        DType::Q2_K => encode_blocks(values, out, q2_k::encode_quick),
+        DType::Q3_K => encode_blocks(values, out, q3_k::encode_quick),
         DType::Q4_K => encode_blocks(values, out, q4_k::encode_quick),
         DType::Q5_K => encode_blocks(values, out, q5_k::encode_quick),
         _ => encode_blocks(values, out, q6_k::encode_quick),

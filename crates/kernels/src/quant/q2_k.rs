@@ -7,6 +7,7 @@ use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
 use super::k_affine::{self, Limits};
 use super::k_fit::Affine;
+use super::k_quick;
 use super::lanes::Simd;
 
 /// `x = d·scale·code − dmin·min`; block:
@@ -39,6 +40,12 @@ pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8;
         weights: Weights::Flat,
     };
     k_affine::fit::<S, 16>(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
+}
+
+/// Encodes a block without a search.
+#[inline(always)]
+pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 84]) {
+    pack(&k_quick::affine::<16>(values, 3, 15), block);
 }
 
 /// A fit as a block.

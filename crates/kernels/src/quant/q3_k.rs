@@ -6,6 +6,7 @@ use super::bits::{bit_planes, crumbs, join, signed};
 use super::float::{f16_at, f16_bytes};
 use super::integers::SuperBlock;
 use super::k_fit::Symmetric;
+use super::k_quick;
 use super::k_symmetric::{self, Limits};
 use super::lanes::Simd;
 
@@ -43,6 +44,12 @@ pub(super) fn encode<S: Simd>(simd: S, values: &[[f32; 256]], blocks: &mut [[u8;
         weights: Weights::Flat,
     };
     k_symmetric::fit(simd, values, LIMITS, |i, fit| pack(fit, &mut blocks[i]));
+}
+
+/// Encodes a block without a search.
+#[inline(always)]
+pub(super) fn encode_quick(values: &[f32; 256], block: &mut [u8; 110]) {
+    pack(&k_quick::symmetric(values, 4, 32), block);
 }
 
 /// A fit as a block.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use sterna_format::rdrr::{Layout, Packing, Span, Tensor};
 use sterna_format::{DType, TensorEntry};
-use sterna_kernels::quant::{decode_row, encode_row};
+use sterna_kernels::quant::{QuantError, decode_row};
 
 use crate::error::{Context, Result, bail};
 
@@ -253,7 +253,7 @@ impl Matrix {
             } => {
                 let mut blocks = Blocks::new(stored, dtype, packing, self.columns);
                 for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes)) {
-                    encode_row(DECODED, blocks.row(row)?, out)?;
+                    write_floats(blocks.row(row)?, out)?;
                 }
             }
             Form::Decoded {
@@ -266,7 +266,7 @@ impl Matrix {
                 let mut values = zeros(rows.len() * size)?;
                 for column in 0..self.columns {
                     let decoded = &blocks.row(column)?[rows.clone()];
-                    encode_row(DECODED, decoded, &mut values)?;
+                    write_floats(decoded, &mut values)?;
                     self.scatter(&values, size, column, &mut out);
                 }
             }
@@ -281,6 +281,18 @@ impl Matrix {
             row[column * size..][..size].copy_from_slice(value);
         }
     }
+}
+
+/// Writes values as [`DECODED`].
+fn write_floats(values: &[f32], out: &mut [u8]) -> Result<()> {
+    if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+        let value = values[index];
+        return Err(QuantError::NotFinite { index, value }.into());
+    }
+    for (value, out) in values.iter().zip(out.as_chunks_mut().0) {
+        *out = value.to_le_bytes();
+    }
+    Ok(())
 }
 
 /// This many zeros, or an error if out of memory.
