@@ -21,8 +21,8 @@ use crate::config::to_gguf::{DIVISORS, GgufConfig, LONG, SHORT};
 use crate::error::PlanError;
 use crate::load::{LoadError, expect_wanted, linear, vector};
 use crate::plan::{
-    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Transform,
-    Values, VectorId, is_float,
+    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
+    VectorId, is_float,
 };
 use crate::weights::{
     Convolution, DeltaNet, Experts, FeedForward, Mixer, Projection, SharedExpert,
@@ -186,8 +186,8 @@ pub fn i2_s(n: usize, k: usize, codes: &[u8], scale: f32) -> Option<Vec<u8>> {
 struct Target {
     name: String,
     order: Order,
-    /// What made the values of stored ones, and has to be undone.
-    undo: Transform,
+    /// One has to be subtracted from every value.
+    less_one: bool,
     /// The tensor is `[n_experts, n, k]`; this is the matrix of one expert.
     stacked: bool,
     /// The shape of values that are no list.
@@ -314,11 +314,11 @@ impl Exporter {
                 let data = if self.to == Values::Gguf {
                     // The target stores norms and biases as floats, without the offset.
                     self.in_order(target, f32s(&values), recipe.len)?
-                } else if target.undo != Transform::None {
-                    let (data, exact) = undone(&values, target.undo);
+                } else if target.less_one {
+                    let (data, exact) = less_one(&values);
                     if !exact {
                         self.warnings.push(format!(
-                            "tensor `{}`: not all values are exact in the form that checkpoints have",
+                            "tensor `{}`: not all values are exact as 1 plus a float",
                             target.name
                         ));
                     }
@@ -547,18 +547,11 @@ impl Exported {
     }
 }
 
-/// What `transform` makes `values` of, and whether it gives them back: floats less one exactly, logarithms to within
-/// some units in the last place.
-fn undone(values: &[f32], transform: Transform) -> (ExportedData, bool) {
-    let stored: Vec<f32> = values.iter().map(|&value| transform.undo(value)).collect();
-    let tolerance = match transform {
-        Transform::MinusExp => 1e-6,
-        Transform::None | Transform::PlusOne => 0.0,
-    };
-    let exact = stored.iter().zip(values).all(|(&stored, &value)| {
-        (transform.apply(stored) - value).abs() <= tolerance * value.abs()
-    });
-    (f32s(&stored), exact)
+/// Floats minus 1, and whether adding 1 restores all of them exactly.
+fn less_one(values: &[f32]) -> (ExportedData, bool) {
+    let less: Vec<f32> = values.iter().map(|v| v - 1.0).collect();
+    let exact = less.iter().zip(values).all(|(less, v)| less + 1.0 == *v);
+    (f32s(&less), exact)
 }
 
 /// Values unchanged.
@@ -678,7 +671,7 @@ impl Naming {
         self.targets[id].insert(Target {
             name,
             order: Order::Same,
-            undo: Transform::None,
+            less_one: false,
             stacked: false,
             shape: None,
         })
@@ -731,12 +724,13 @@ impl Naming {
         self.projection(&net.output, &name("ssm_out"), columns);
         let taps = (delta.channels(), config.conv_taps.unwrap_or(0));
         self.taps(net.taps, &name("ssm_conv1d.weight"), taps).order = of_values;
-        let undo = match self.in_gguf {
-            true => Transform::MinusExp,
-            false => Transform::None,
-        };
+        let in_gguf = self.in_gguf;
         let of_a = self.set(net.a.0, &name("ssm_a"));
-        (of_a.order, of_a.undo) = (values(0, 1), undo);
+        of_a.order = values(0, 1);
+        if in_gguf {
+            // The values themselves: their logarithms may not give back every bit.
+            of_a.name = of_a.name.replace("A_log", "A");
+        }
         self.set(net.dt_bias.0, &name("ssm_dt.bias")).order = values(0, 1);
         self.set(net.norm.0, &name("ssm_norm.weight"));
     }
@@ -780,11 +774,8 @@ impl Naming {
     }
 
     fn norm(&mut self, id: VectorId, name: &str) {
-        let undo = match self.in_gguf && self.norms_less_one {
-            true => Transform::PlusOne,
-            false => Transform::None,
-        };
-        self.set(id.0, name).undo = undo;
+        let less_one = self.in_gguf && self.norms_less_one;
+        self.set(id.0, name).less_one = less_one;
     }
 
     fn projection(&mut self, p: &Projection<LinearId, VectorId>, name: &str, order: Order) {

@@ -289,6 +289,8 @@ fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
     } else if is_delta_net(model_type) {
         &[
             ("linear_attn.A_log", "ssm_a"),
+            // As GGUF files have it, whose logarithm may not give back every bit.
+            ("linear_attn.A", "ssm_a"),
             ("linear_attn.dt_bias", "ssm_dt.bias"),
         ]
     } else {

@@ -186,15 +186,6 @@ impl Transform {
             Transform::MinusExp => -libm::expf(stored),
         }
     }
-
-    /// What is stored for a value.
-    pub(crate) fn undo(self, value: f32) -> f32 {
-        match self {
-            Transform::None => value,
-            Transform::PlusOne => value - 1.0,
-            Transform::MinusExp => libm::logf(-value),
-        }
-    }
 }
 
 /// Parts: the weights, in as many runs of rows as `n_runs` says, then what `scale` needs.

@@ -503,9 +503,10 @@ impl<'a> Planner<'a> {
             ],
         };
         // Checkpoints have its logarithm.
-        let of_a = match self.model_type {
-            Some(_) => Transform::MinusExp,
-            None => Transform::None,
+        let a = self.catalog.get(&name("ssm_a"));
+        let of_a = match a.is_some_and(|entry| entry.name_in_file().ends_with("A_log")) {
+            true => Transform::MinusExp,
+            false => Transform::None,
         };
         Ok(DeltaNet {
             qkv,
