@@ -12,7 +12,7 @@ const MEMORY: usize = 64 << 20;
 const TIME: Duration = Duration::from_secs(1);
 
 /// How many templates are made up.
-const GENERATED: u64 = 2_000;
+const GENERATED: u64 = 600;
 
 fn input() -> ChatInput {
     ChatInput {
