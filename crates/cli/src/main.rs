@@ -29,6 +29,7 @@ mod runtime;
 mod sampling;
 mod serve;
 mod size;
+mod tensor_file;
 mod trust;
 #[cfg(feature = "gpu")]
 mod tuning;
@@ -64,6 +65,7 @@ enum Verb {
     Tokenize(verbs::tokenize::Tokenize),
     Template(verbs::template::Template),
     Logits(verbs::logits::Logits),
+    Embed(verbs::embed::Embed),
     Perplexity(verbs::perplexity::Perplexity),
     Bench(verbs::bench::Bench),
     Convert(verbs::convert::Convert),
@@ -98,6 +100,7 @@ impl Verb {
             Verb::Run(_)
                 | Verb::Inspect(_)
                 | Verb::Logits(_)
+                | Verb::Embed(_)
                 | Verb::Perplexity(_)
                 | Verb::Bench(_)
                 | Verb::Diagnose(_)
@@ -113,6 +116,7 @@ impl Verb {
             Verb::Tokenize(verb) => verb.run(),
             Verb::Template(verb) => verb.run(),
             Verb::Logits(verb) => verb.run(),
+            Verb::Embed(verb) => verb.run(),
             Verb::Perplexity(verb) => verb.run(),
             Verb::Bench(verb) => verb.run(),
             Verb::Convert(verb) => verb.run(),

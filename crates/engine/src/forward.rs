@@ -50,7 +50,7 @@ pub(crate) struct Scratch<B: Backend> {
     routes: B::Routes,
     /// The input of one projection, after its own norm.
     normed: B::Buffer,
-    /// `[rows, n_vocab]`.
+    /// `[rows, n_vocab]`; `[rows, model_dim]` where hidden states are wanted.
     logits: B::Buffer,
     /// Savings of the screen of the output head.
     budget: ScreenBudget,
@@ -108,6 +108,8 @@ pub(crate) struct Batch<'a, B: Backend> {
     pub(crate) wanted: &'a [usize],
     /// How many of the largest logits are needed, if only one row's are; `None` for all.
     pub(crate) top: Option<usize>,
+    /// What the output head would read is wanted, instead of logits.
+    pub(crate) hidden: bool,
 }
 
 impl<B: Backend> Model<B> {
@@ -133,6 +135,9 @@ impl<B: Backend> Model<B> {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
         let stage = outside(Operation::OutputNorm);
+        if batch.hidden {
+            return be.rms_norm(stage, &s.x, w.output_norm(), c.norm_eps, &mut s.logits);
+        }
         be.rms_norm(stage, &s.x, w.output_norm(), c.norm_eps, &mut s.h)?;
         if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
             return self.largest_logits(w, s, screening, top);

@@ -87,6 +87,14 @@ pub enum Logits {
     All,
 }
 
+/// What is returned of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Logits(Logits),
+    /// The hidden states of all tokens.
+    Hidden,
+}
+
 /// One session's part of a batch.
 pub struct Step<'a, B: Backend> {
     /// The session.
@@ -273,38 +281,58 @@ impl<B: Backend> Session<B> {
     ) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
         self.discard_lookahead();
-        self.append(ids, logits).await
+        self.append(ids, Wanted::Logits(logits)).await
+    }
+
+    /// Blocking form of [`Session::hidden_async`].
+    pub fn hidden(&mut self, ids: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let model = Arc::clone(&self.model);
+        model.backend.wait(self.hidden_async(ids))?
+    }
+
+    /// Appends `ids` to the sequence and returns the last hidden states, which the output head would read: after the
+    /// last norm, `[ids.len(), model_dim]`. Embeddings of a text are made of these.
+    ///
+    /// Otherwise as [`Session::forward_async`].
+    pub async fn hidden_async(&mut self, ids: &[u32]) -> Result<Vec<f32>, EngineError> {
+        self.check(ids)?;
+        self.discard_lookahead();
+        self.append(ids, Wanted::Hidden).await
     }
 
     /// After an error, and if the future is dropped, the sequence is unchanged.
-    async fn append(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+    async fn append(&mut self, ids: &[u32], wanted: Wanted) -> Result<Vec<f32>, EngineError> {
         self.cache.pin();
         let mut undo = Undo {
             before: self.cache.len(),
             session: self,
         };
-        let result = undo.session.run(ids, logits).await;
+        let result = undo.session.run(ids, wanted).await;
         if result.is_ok() {
             undo.before = usize::MAX;
         }
         result
     }
 
-    async fn run(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>, EngineError> {
+    async fn run(&mut self, ids: &[u32], wanted: Wanted) -> Result<Vec<f32>, EngineError> {
         let weights = self.model.current();
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
         while let Some(ids) = chunks.next() {
-            let logits = match logits {
-                Logits::Last | Logits::Top(_) if chunks.peek().is_some() => Logits::None,
-                logits => logits,
+            let logits = match wanted {
+                Wanted::Logits(Logits::Last | Logits::Top(_)) if chunks.peek().is_some() => {
+                    Logits::None
+                }
+                Wanted::Logits(logits) => logits,
+                Wanted::Hidden => Logits::All,
             };
             let step = Step {
                 session: &mut *self,
                 ids,
                 logits,
             };
-            let values = run_batch(&weights, &mut [step]).await?;
+            let hidden = wanted == Wanted::Hidden;
+            let values = run_batch(&weights, &mut [step], hidden).await?;
             if out.is_empty() {
                 out = values;
             } else {
@@ -346,7 +374,7 @@ impl<B: Backend> Session<B> {
         steps
             .iter_mut()
             .for_each(|step| step.session.discard_lookahead());
-        let mut values = run_batch(&weights, steps).await?;
+        let mut values = run_batch(&weights, steps, false).await?;
         let mut out = Vec::with_capacity(steps.len());
         for step in steps.iter().rev() {
             let n_values = step.n_wanted() * step.session.model.config.n_vocab;
@@ -414,7 +442,7 @@ impl<B: Backend> Session<B> {
                 ids: &[id],
                 logits: Logits::Last,
             };
-            compute(&weights, &mut [step], n_steps)?;
+            compute(&weights, &mut [step], n_steps, false)?;
             let sequence = Continued {
                 cache: &mut self.cache,
                 last: id,
@@ -432,7 +460,8 @@ impl<B: Backend> Session<B> {
             }
         }
         let logits = sampler.top().map_or(Logits::Last, Logits::Top);
-        self.append(&[id], logits).await.map(Decoded::Logits)
+        let appended = self.append(&[id], Wanted::Logits(logits)).await;
+        appended.map(Decoded::Logits)
     }
 
     /// The next token sampled by the device, after which the previous token belongs to the sequence; `None`
@@ -520,14 +549,15 @@ impl<B: Backend> Drop for Undo<'_, B> {
 }
 
 /// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; returns the requested
-/// logits of all, in order.
+/// logits of all, in order, or hidden states in their place.
 ///
 /// Sequences advance only once everything has succeeded.
 async fn run_batch<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
+    hidden: bool,
 ) -> Result<Vec<f32>, EngineError> {
-    compute(weights, steps, 1)?;
+    compute(weights, steps, 1, hidden)?;
     let wanted = steps.iter().any(|step| step.n_wanted() > 0);
     let values = match steps.first_mut() {
         Some(Step { session, .. }) if wanted => {
@@ -549,6 +579,7 @@ fn compute<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
     n_steps: usize,
+    hidden: bool,
 ) -> Result<(), EngineError> {
     let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
         return Ok(());
@@ -605,6 +636,7 @@ fn compute<B: Backend>(
         adapters: &adapters,
         wanted: &wanted,
         top,
+        hidden,
     };
     Ok(model.forward(weights, scratch, &mut batch)?)
 }

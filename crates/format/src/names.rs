@@ -200,8 +200,10 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     if !KINDS.contains(&kind) {
         return None;
     }
-    if let Some(linear) = module.strip_suffix(".rms_norm") {
-        let gguf = find(&LINEARS, linear)?;
+    // As Transformers spells the norm of a linear layer, and as BitNet's embedding models do.
+    let of_linear = [".rms_norm", ".norm"].map(|end| module.strip_suffix(end));
+    let mut of_linear = of_linear.into_iter().flatten();
+    if let Some(gguf) = of_linear.find_map(|linear| find(&LINEARS, linear)) {
         return Some(format!("blk.{layer}.{gguf}_norm_in.{kind}"));
     }
     let gguf = find(own(model_type), module)
@@ -517,6 +519,11 @@ mod tests {
                 "qwen3",
                 "model.layers.1.self_attn.o_proj.rms_norm.weight",
                 "blk.1.attn_output_norm_in.weight",
+            ),
+            (
+                "qwen3",
+                "layers.1.self_attn.q_proj.norm.weight",
+                "blk.1.attn_q_norm_in.weight",
             ),
             (
                 "qwen3",

@@ -23,6 +23,7 @@
 //! | open one on this machine | [`native`] |
 //! | talk with a model | [`TextModel::chat`] |
 //! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
+//! | make vectors of texts | [`embedding::embed`] |
 //! | make answers match a schema | [`TextModel::constraint`] |
 //! | run many answers in shared steps | [`scheduler::Scheduler`] |
 //! | replace weights of a running model | [`ModelFiles::swap`] |
@@ -36,6 +37,7 @@ mod chat;
 #[cfg(feature = "constraint")]
 pub mod constraint;
 pub mod conversation;
+pub mod embedding;
 mod error;
 pub mod generate;
 mod model;

@@ -1,22 +1,17 @@
 //! `sterna logits`: a model's logits, for checking one implementation against another.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
-use sterna_delivery::PartialFile;
 use sterna_engine::Logits as Rows;
-use sterna_format::DType;
-use sterna_format::safetensors::Writer;
 
 use crate::args::ReportFlags;
 use crate::model;
 use crate::progress::Progress;
+use crate::tensor_file::TensorFile;
 use crate::{output, verbs};
 
 const EXAMPLE: &str = "Example:
@@ -93,7 +88,7 @@ impl Logits {
         let mut session = model::session(&files, plan, &self.flags.engine, ctx_len)?;
 
         let n_rows = if self.last { 1 } else { ids.len() };
-        let mut file = TensorFile::create(&self.output, [n_rows, n_vocab])?;
+        let mut file = TensorFile::create(&self.output, "logits", [n_rows, n_vocab])?;
         let chunk = match self.chunk {
             _ if self.decode => 1,
             Some(n) => n.get(),
@@ -142,90 +137,6 @@ pub(super) fn parse_ids(text: &str) -> Result<Vec<u32>> {
         bail!("expected at least one token id, found none");
     }
     Ok(ids)
-}
-
-/// A safetensors file of one f32 tensor, written row by row.
-struct TensorFile {
-    path: PathBuf,
-    out: BufWriter<Out>,
-}
-
-/// The destination of the bytes.
-enum Out {
-    /// A file that gets its name when it is complete.
-    Whole(PartialFile),
-    /// Something other than a file, such as a device or a pipe, which must not be replaced.
-    Straight(File),
-}
-
-impl Write for Out {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Out::Whole(file) => file.write(bytes),
-            Out::Straight(file) => file.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Out::Whole(file) => file.flush(),
-            Out::Straight(file) => file.flush(),
-        }
-    }
-}
-
-impl TensorFile {
-    fn create(path: &Path, shape: [usize; 2]) -> Result<TensorFile> {
-        let mut writer = Writer::new(BTreeMap::new());
-        writer.tensor("logits", DType::F32, &shape)?;
-        let create = || -> io::Result<(PathBuf, Out)> {
-            // If it is a link, the linked file is replaced.
-            let path = match fs::canonicalize(path) {
-                Ok(path) => path,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-                Err(error) => return Err(error),
-            };
-            if path.exists() && !path.is_file() {
-                let file = OpenOptions::new().write(true).open(&path)?;
-                return Ok((path, Out::Straight(file)));
-            }
-            let file = PartialFile::create(&path)?;
-            Ok((path, Out::Whole(file)))
-        };
-        let (resolved, out) =
-            create().with_context(|| format!("{}: cannot write", path.display()))?;
-        let mut file = TensorFile {
-            path: resolved,
-            out: BufWriter::new(out),
-        };
-        file.write_bytes(&writer.finish().header)?;
-        Ok(file)
-    }
-
-    fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out
-            .write_all(bytes)
-            .with_context(|| format!("{}: cannot write", self.path.display()))
-    }
-
-    fn write(&mut self, values: &[f32]) -> Result<()> {
-        values
-            .iter()
-            .try_for_each(|value| self.write_bytes(&value.to_le_bytes()))
-    }
-
-    fn finish(self) -> Result<()> {
-        let path = self.path;
-        let named = |out: Out| match out {
-            Out::Whole(file) => file.finish(),
-            Out::Straight(_) => Ok(()),
-        };
-        self.out
-            .into_inner()
-            .map_err(io::Error::from)
-            .and_then(named)
-            .with_context(|| format!("{}: cannot write", path.display()))
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub(crate) mod cp;
 pub(crate) mod diagnose;
 pub(crate) mod diff;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod man;

@@ -801,12 +801,23 @@ impl<'a> Planner<'a> {
         k: usize,
     ) -> Result<Projection<LinearId, VectorId>, PlanError> {
         let norm_name = format!("{name}_norm_in.weight");
-        let input_norm = match self.find(&norm_name) {
+        let norm = self.find(&norm_name);
+        let input_norm = match norm {
             None => None,
             // Without an offset in every family: this norm belongs to the layer, not to the model.
             Some(_) => Some(self.vector(&norm_name, k, Transform::None)?),
         };
         let weight = self.matrix(name, rows, k)?;
+        // Checkpoints of BitNet's embedding models have nothing else that says so.
+        let is_bit_linear = matches!(self.bit_linears, BitLinears::None)
+            && norm.is_some_and(|norm| norm.name_in_file().ends_with("_proj.norm.weight"));
+        if let Recipe::Linear(recipe) = &mut self.specs[weight.0].recipe
+            && let Stored::Blocks(dtype) = recipe.stored
+            && is_bit_linear
+            && is_float(dtype)
+        {
+            recipe.stored = Stored::Masters(dtype);
+        }
         let bias_name = format!("{name}.bias");
         let bias = match self.find(&bias_name) {
             None => None,

@@ -111,10 +111,25 @@ fn load<B: Backend>(plan: ModelPlan, files: &[Bytes], backend: B) -> Arc<Model<B
     loader.finish().unwrap()
 }
 
+/// The checkpoint in `dir`, without a tokenizer.
+pub(crate) fn checkpoint(dir: &Path) -> Arc<Model<Cpu>> {
+    let (plan, file) = plan(dir);
+    load(plan, &[file], cpu())
+}
+
+/// The GGUF file at `path`, likewise.
+pub(crate) fn gguf(path: &Path) -> Arc<Model<Cpu>> {
+    let file = read(path);
+    let header = Gguf::parse(&file, file.len() as u64).unwrap();
+    let model = gguf::Model::from_parts(vec![header]).unwrap();
+    let options = PlanOptions::default();
+    let plan = ModelPlan::from_gguf(model.metadata(), model.tensors(), &options).unwrap();
+    load(plan, &[file], cpu())
+}
+
 /// A model most of whose layers have a state, without a tokenizer.
 pub(crate) fn stateful() -> Arc<Model<Cpu>> {
-    let (plan, file) = plan(&at("../../testdata/reference-states/hf/lfm2"));
-    load(plan, &[file], cpu())
+    checkpoint(&at("../../testdata/reference-states/hf/lfm2"))
 }
 
 pub(crate) fn cpu() -> Cpu {

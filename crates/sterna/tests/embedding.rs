@@ -1,0 +1,146 @@
+//! Vectors of texts against those of Transformers and Sentence Transformers (`testdata/embeddings`).
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sterna::embedding::{Pooling, embed};
+use sterna_engine::{Backend, Cpu, Model, Session, SessionOptions};
+use sterna_format::TensorCatalog;
+use sterna_format::safetensors::{self, SafeTensors};
+
+fn data(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/embeddings");
+    root.join(name)
+}
+
+/// What the reference gave.
+struct Reference {
+    catalog: TensorCatalog,
+    bytes: Vec<u8>,
+}
+
+impl Reference {
+    fn of(model: &str) -> Reference {
+        let bytes = fs::read(data(model).join("reference.safetensors")).unwrap();
+        let header = SafeTensors::parse(&bytes, bytes.len() as u64).unwrap();
+        let catalog = safetensors::merge(vec![("reference", header)], None).unwrap();
+        Reference { catalog, bytes }
+    }
+
+    fn words(&self, name: &str) -> Vec<[u8; 4]> {
+        let entry = self.catalog.get(name).unwrap_or_else(|| panic!("{name}"));
+        let range = entry.offset as usize..(entry.offset + entry.len) as usize;
+        self.bytes[range].as_chunks().0.to_vec()
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.words(name)
+            .into_iter()
+            .map(f32::from_le_bytes)
+            .collect()
+    }
+
+    fn ids(&self, text: usize) -> Vec<u32> {
+        let words = self.words(&format!("input_ids.{text}"));
+        words.into_iter().map(u32::from_le_bytes).collect()
+    }
+}
+
+fn session(model: &Arc<Model<Cpu>>, chunk: usize) -> Session<Cpu> {
+    let options = SessionOptions {
+        chunk,
+        ..SessionOptions::new(64)
+    };
+    Session::new(Arc::clone(model), options).unwrap()
+}
+
+fn vector(session: &mut Session<Cpu>, ids: &[u32], pooling: Pooling) -> Vec<f32> {
+    let model = Arc::clone(session.model());
+    let vector = embed(session, ids, pooling, true);
+    model.backend().wait(vector).unwrap().unwrap()
+}
+
+fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
+
+#[test]
+fn hidden_states_and_vectors_are_those_of_the_reference() {
+    let reference = Reference::of("qwen3");
+    let folder = data("qwen3");
+    let said = fs::read(folder.join("1_Pooling/config.json")).unwrap();
+    assert_eq!(Pooling::of_checkpoint(&said).unwrap(), Pooling::Last);
+    for model in [
+        common::checkpoint(&folder),
+        common::gguf(&data("qwen3.gguf")),
+    ] {
+        let dim = model.config().model_dim;
+        for chunk in [64, 7, 1] {
+            let mut session = session(&model, chunk);
+            for text in 0..3 {
+                let ids = reference.ids(text);
+                session.truncate(0);
+                let hidden = session.hidden(&ids).unwrap();
+                assert_eq!(session.len(), ids.len());
+                let want = reference.floats(&format!("hidden.{text}"));
+                let difference = max_difference(&hidden, &want);
+                assert!(difference < 1e-3, "{chunk}, {text}: {difference}");
+                for (name, pooling) in Pooling::NAMES {
+                    let want = reference.floats(&format!("embeddings.{name}"));
+                    let vector = vector(&mut session, &ids, pooling);
+                    let difference = max_difference(&vector, &want[text * dim..][..dim]);
+                    assert!(difference < 1e-3, "{chunk}, {text}, {name}: {difference}");
+                }
+            }
+        }
+    }
+}
+
+/// Every linear layer has a norm of its own, and int8 activations.
+#[test]
+fn vectors_of_ternary_models_point_where_those_of_the_reference_do() {
+    let reference = Reference::of("bitnet-qwen3");
+    let folder = data("bitnet-qwen3");
+    for model in [
+        common::checkpoint(&folder),
+        common::gguf(&data("bitnet-qwen3.gguf")),
+    ] {
+        let dim = model.config().model_dim;
+        let mut session = session(&model, 64);
+        for text in 0..3 {
+            let ids = reference.ids(text);
+            for (name, pooling) in Pooling::NAMES {
+                let want = reference.floats(&format!("embeddings.{name}"));
+                let vector = vector(&mut session, &ids, pooling);
+                let of_reference = &want[text * dim..][..dim];
+                let cosine: f32 = vector.iter().zip(of_reference).map(|(a, b)| a * b).sum();
+                assert!(cosine > 0.999, "{text}, {name}: {cosine}");
+            }
+        }
+    }
+}
+
+/// After hidden states were asked for, logits are those of a fresh sequence.
+#[test]
+fn hidden_states_leave_the_session_usable() {
+    let model = common::checkpoint(&data("qwen3"));
+    let ids = Reference::of("qwen3").ids(1);
+    let mut fresh = session(&model, 64);
+    let want = fresh.forward(&ids, sterna_engine::Logits::Last).unwrap();
+    let mut used = session(&model, 64);
+    used.hidden(&ids[..5]).unwrap();
+    let got = used
+        .forward(&ids[5..], sterna_engine::Logits::Last)
+        .unwrap();
+    assert_eq!(got, want);
+    assert!(used.hidden(&[]).is_err());
+    assert!(used.hidden(&[0; 64]).is_err());
+    assert_eq!(used.len(), ids.len());
+}
