@@ -308,3 +308,70 @@ fn rows_of_no_token_are_odd() {
     assert!(told(380).contains(expected));
     assert!(!told(384).contains("vocab_size"));
 }
+
+#[test]
+fn vectors_of_texts_are_printed_and_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let texts = ["A fox named Ruby", "A red ball", "A fox named Ruby"];
+    let file = dir.path().join("texts.txt");
+    fs::write(&file, texts.join("\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let out = sterna(&["embed", "builtin", "--file", file, "--pooling", "mean"]);
+    assert!(out.status.success(), "{out:?}");
+    let lines: Vec<Value> = String::from_utf8(out.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let vectors: Vec<Vec<f64>> = (lines.iter().enumerate())
+        .map(|(i, line)| {
+            assert_eq!(line["index"], i);
+            let values = line["embedding"].as_array().unwrap();
+            values.iter().map(|value| value.as_f64().unwrap()).collect()
+        })
+        .collect();
+    assert_eq!(vectors.len(), texts.len());
+    for vector in &vectors {
+        let length: f64 = vector.iter().map(|x| x * x).sum();
+        assert!((length - 1.0).abs() < 1e-5, "{length}");
+    }
+    assert_eq!(vectors[0], vectors[2]);
+    assert!(vectors[0] != vectors[1]);
+
+    let written = dir.path().join("out.safetensors");
+    let written = written.to_str().unwrap();
+    let mut call = vec![
+        "embed",
+        "builtin",
+        "--pooling",
+        "mean",
+        "--json",
+        "-o",
+        written,
+    ];
+    call.extend(texts.iter().flat_map(|text| ["--text", *text]));
+    let report = json(&call);
+    assert_eq!(report["shape"], serde_json::json!([3, vectors[0].len()]));
+    let bytes = fs::read(written).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let values = bytes[8 + header..].as_chunks().0.iter();
+    let values: Vec<f32> = values.map(|b| f32::from_le_bytes(*b)).collect();
+    let printed: Vec<f32> = vectors.iter().flatten().map(|&x| x as f32).collect();
+    assert_eq!(values, printed);
+
+    for (call, expected) in [
+        (
+            &["embed", "builtin", "--text", "A"][..],
+            "it doesn't say how its vectors are pooled",
+        ),
+        (
+            &["embed", "builtin", "--text", "A", "--pooling", "max"],
+            "expected last, cls or mean, found `max`",
+        ),
+        (&["embed", "builtin"], "--text"),
+    ] {
+        let out = sterna(call);
+        let error = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && error.contains(expected), "{error}");
+    }
+}
