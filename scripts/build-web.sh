@@ -3,8 +3,8 @@
 # relaxed SIMD in dist/wasm-relaxed, with threads that share memory in dist/wasm-threads, and with both in
 # dist/wasm-threads-relaxed; and what the first schema loads, in dist/wasm-constraint.
 #
-#   build-web.sh [--dev]      --dev: quickly, without optimising across crates or for size, or saying how large the
-#                             modules are in brotli
+#   build-web.sh [--dev]      --dev: quickly, without optimising across crates or for size, without relaxed SIMD, and
+#                             without saying how large the modules are in brotli
 #
 # Needs rustup with the target wasm32-unknown-unknown, and the sources of the standard library, which is compiled
 # again: for threads, to be small, and because nothing in a browser would show the message of a panic (where rustup
@@ -58,9 +58,19 @@ module() {
   done
 }
 
-# The features of the two kinds of modules, and what is added to their folders' names.
+# The features of the two kinds of modules, and what is added to their folders' names. The quick build has one kind,
+# under both names.
 simd=("+simd128" "+simd128,+relaxed-simd")
 suffix=("" "-relaxed")
+kinds=(0 1)
+[ "$profile" = wasm ] || kinds=(0)
+# both FOLDER
+both() {
+  if ((${#kinds[@]} == 1)); then
+    rm -rf "$dist/$1-relaxed"
+    cp -r "$dist/$1" "$dist/$1-relaxed"
+  fi
+}
 
 # Only unstable Cargo compiles the standard library, which must have atomics too where there are threads. Panics trap
 # without a message.
@@ -77,11 +87,12 @@ if ! rustup target add wasm32-unknown-unknown || ! rustup component add rust-src
 fi
 build=(build --target wasm32-unknown-unknown --profile "$profile")
 flags="${RUSTFLAGS:-} $small"
-for i in 0 1; do
+for i in "${kinds[@]}"; do
   RUSTFLAGS="$flags -Ctarget-feature=${simd[i]}" \
     "${plain[@]}" "${build[@]}" --target-dir "$target/wasm-plain" -p sterna-web
   module "wasm${suffix[i]}" "$target/wasm-plain"
 done
+both wasm
 # By itself: together with the engine, its dependencies would have the features that either needs. Grammars are read
 # recursively: its stack should not end before the browser's.
 RUSTFLAGS="$flags -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=4194304" \
@@ -90,8 +101,9 @@ module wasm-constraint "$target/wasm-plain" sterna_constraint_web
 
 links=(--shared-memory --import-memory --max-memory=4294967296
   --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base)
-for i in 0 1; do
+for i in "${kinds[@]}"; do
   RUSTFLAGS="$flags -Ctarget-feature=${simd[i]},+atomics,+bulk-memory,+mutable-globals ${links[*]/#/-Clink-arg=}" \
     "${threads[@]}" "${build[@]}" --target-dir "$target/wasm-threads" -p sterna-web
   module "wasm-threads${suffix[i]}" "$target/wasm-threads"
 done
+both wasm-threads
