@@ -149,6 +149,17 @@ impl ModelConfig {
         self.layers.iter().any(|layer| layer.mixer.has_state())
     }
 
+    /// Values that all layers with a state remember of a sequence.
+    pub(crate) fn state_values(&self) -> usize {
+        let window = |channels: usize| self.conv_taps.unwrap_or(1).saturating_sub(1) * channels;
+        let of_layer = |layer: &LayerConfig| match (layer.mixer, &self.delta) {
+            (MixerKind::Convolution, _) => window(self.model_dim),
+            (MixerKind::DeltaNet, Some(delta)) => window(delta.channels()) + delta.state(),
+            (MixerKind::Attention | MixerKind::DeltaNet, _) => 0,
+        };
+        self.layers.iter().map(of_layer).sum()
+    }
+
     /// Layers with keys and values.
     pub fn n_attention_layers(&self) -> usize {
         self.layers

@@ -380,11 +380,15 @@ impl ModelPlan {
         bytes.sum()
     }
 
-    /// Bytes of a cache of `ctx_len` positions.
+    /// Bytes of a cache of `ctx_len` positions, and of the states at its end.
     pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
         let c = &self.config;
         let position = 2 * c.n_attention_layers() as u64 * c.n_kv_heads as u64;
-        (position * dtype.head_bytes(c.head_dim) as u64).saturating_mul(ctx_len as u64)
+        let position = position * dtype.head_bytes(c.head_dim) as u64;
+        let states = 4 * c.state_values() as u64;
+        position
+            .saturating_mul(ctx_len as u64)
+            .saturating_add(states)
     }
 
     /// Every range of bytes the model is made from, in the order a forward pass uses it.
