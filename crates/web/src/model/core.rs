@@ -65,7 +65,8 @@ impl<B: Backend + 'static> Core<B> {
         let sizes = Sizes {
             parameters: files.tensors().n_parameters(),
             weight_bytes: plan.memory_bytes(),
-            cache_bytes_per_token: plan.cache_bytes(1, options.cache),
+            cache_bytes_per_token: plan.cache_bytes(2, options.cache)
+                - plan.cache_bytes(1, options.cache),
         };
         let revisions = Revisions::of(files, &plan);
         let total = plan.weight_bytes();
