@@ -8,10 +8,6 @@
 //! S ← S + k ⊗ (β · (v − Sᵀ k))
 //! o = Sᵀ q
 //! ```
-//!
-//! Columns of `S` don't depend on each other. So a task has some columns of one head and goes through all positions
-//! with them in its nearest cache: a prompt takes as many operations as the sum of its tokens, on all cores, and has
-//! their bits, which forms that take positions together would not.
 
 use std::ops::Range;
 
@@ -20,10 +16,9 @@ use crate::dot::dot;
 use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
+use crate::scan::{self, COLUMNS, Heads};
 use crate::shape::{ShapeError, expect_len};
 
-/// Columns of a state per task.
-const COLUMNS: usize = 32;
 /// Rows of activations per task.
 const ROWS: usize = 8;
 /// Added to the sum of squares that a query or key is divided by the root of.
@@ -126,14 +121,8 @@ pub fn delta_rule(
         ("delta rule: beta", m * n_value_heads, inputs.beta.len()),
         ("delta rule: a", n_value_heads, inputs.a.len()),
         ("delta rule: bias", n_value_heads, inputs.dt_bias.len()),
-        ("delta rule: state", shape.state(), before.len()),
-        ("delta rule: next state", shape.state(), after.len()),
     ] {
         expect_len(what, expected, found)?;
-    }
-    if m == 0 {
-        after.copy_from_slice(before);
-        return Ok(());
     }
     let DeltaInputs {
         qkv,
@@ -144,32 +133,26 @@ pub fn delta_rule(
     } = inputs;
     prepare(exec, shape, m, qkv, (&mut *alpha, &mut *beta), (a, dt_bias));
     let (qkv, decay, beta) = (&*qkv, &*alpha, &*beta);
-    let blocks = value_dim.div_ceil(COLUMNS);
-    let (out, after) = (SharedSlice::new(out), SharedSlice::new(after));
-    exec.pool.for_ranges(n_value_heads * blocks, 1, |tasks| {
-        for task in tasks {
-            let (head, first) = (task / blocks, task % blocks * COLUMNS);
-            let columns = first..value_dim.min(first + COLUMNS);
+    let heads = Heads {
+        n: n_value_heads,
+        rows: key_dim,
+        columns: value_dim,
+    };
+    heads.scan(
+        exec,
+        m,
+        (before, after),
+        out,
+        |head, columns, t, state, out| {
+            let row = &qkv[t * shape.channels()..][..shape.channels()];
             let key = shape.key_of(head) * key_dim;
-            let value = 2 * shape.keys() + head * value_dim;
-            let state = head * value_dim * key_dim + first * key_dim;
-            let state = state..state + columns.len() * key_dim;
-            // SAFETY: the columns of a task are no other's.
-            let after = unsafe { after.range_mut(state.clone()) };
-            after.copy_from_slice(&before[state]);
-            for (t, row) in qkv.chunks_exact(shape.channels()).enumerate() {
-                let q = &row[key..key + key_dim];
-                let k = &row[shape.keys() + key..][..key_dim];
-                let v = &row[value + columns.start..value + columns.end];
-                let at = t * shape.values() + head * value_dim;
-                // SAFETY: as above.
-                let out = unsafe { out.range_mut(at + columns.start..at + columns.end) };
-                let gates = t * n_value_heads + head;
-                step(exec.isa, after, (decay[gates], beta[gates]), (q, k), v, out);
-            }
-        }
-    });
-    Ok(())
+            let q = &row[key..key + key_dim];
+            let k = &row[shape.keys() + key..][..key_dim];
+            let v = &row[2 * shape.keys() + head * value_dim..][columns.clone()];
+            let gates = t * n_value_heads + head;
+            step(exec.isa, state, (decay[gates], beta[gates]), (q, k), v, out);
+        },
+    )
 }
 
 /// Normalises queries and keys, and computes decays and βs.
@@ -202,18 +185,13 @@ fn prepare(
         }
         for row in alpha.chunks_exact_mut(n) {
             for ((alpha, a), bias) in row.iter_mut().zip(a).zip(dt_bias) {
-                *alpha = math::exp(a * softplus(*alpha + bias));
+                *alpha = math::exp(a * math::softplus(*alpha + bias));
             }
         }
         for beta in beta {
             *beta = math::sigmoid(*beta);
         }
     });
-}
-
-/// `ln(1 + e^x)`.
-fn softplus(x: f32) -> f32 {
-    x.max(0.0) + libm::log1pf(math::exp(-x.abs()))
 }
 
 multiversion! {
@@ -236,28 +214,11 @@ multiversion! {
         v: &[f32],
         out: &mut [f32],
     ) {
-        match (state.as_chunks_mut(), v.try_into(), (&mut *out).try_into()) {
-            ((state, []), Ok(v), Ok(out)) => columns(state, gates, qk, v, out),
-            _ => {
-                // Fewer columns, padded: what is added there is never read.
-                let n = v.len();
-                let mut padded = vec![[0.0; COLUMNS]; qk.0.len()];
-                for (padded, row) in padded.iter_mut().zip(state.chunks_exact(n)) {
-                    padded[..n].copy_from_slice(row);
-                }
-                let (mut values, mut answers) = ([0.0; COLUMNS], [0.0; COLUMNS]);
-                values[..n].copy_from_slice(v);
-                columns(&mut padded, gates, qk, &values, &mut answers);
-                for (padded, row) in padded.iter().zip(state.chunks_exact_mut(n)) {
-                    row.copy_from_slice(&padded[..n]);
-                }
-                out.copy_from_slice(&answers[..n]);
-            }
-        }
+        let (q, k) = qk;
+        scan::padded(state, k.len(), v, out, |state, v, out| columns(state, gates, (q, k), v, out));
     }
 }
 
-/// Sums over rows are those of the even ones and of the odd ones, added.
 #[inline(always)]
 fn columns(
     state: &mut [[f32; COLUMNS]],
@@ -266,6 +227,7 @@ fn columns(
     v: &[f32; COLUMNS],
     out: &mut [f32; COLUMNS],
 ) {
+    // Sums over rows as in `scan::update`.
     let mut sums = [[0.0; COLUMNS]; 2];
     for ((row, k), i) in state.iter().zip(k).zip(0..) {
         let sum: &mut [f32; COLUMNS] = &mut sums[i % 2];
@@ -277,17 +239,7 @@ fn columns(
     for (j, change) in change.iter_mut().enumerate() {
         *change = beta * (v[j] - decay * (sums[0][j] + sums[1][j]));
     }
-    let mut sums = [[0.0; COLUMNS]; 2];
-    for (((row, k), q), i) in state.iter_mut().zip(k).zip(q).zip(0..) {
-        let sum: &mut [f32; COLUMNS] = &mut sums[i % 2];
-        for ((s, change), sum) in row.iter_mut().zip(&change).zip(sum) {
-            *s = decay * *s + k * change;
-            *sum += q * *s;
-        }
-    }
-    for (j, out) in out.iter_mut().enumerate() {
-        *out = sums[0][j] + sums[1][j];
-    }
+    scan::update(state, decay, (k, &change), q, out);
 }
 
 #[cfg(test)]
@@ -438,13 +390,6 @@ mod tests {
         };
         delta_rule(&exec, &shape, inputs, (&before, &mut after), &mut []).unwrap();
         assert_eq!(after, before);
-    }
-
-    #[test]
-    fn extreme_gates_stay_finite() {
-        assert_eq!(softplus(-200.0), 0.0);
-        assert_eq!(softplus(200.0), 200.0);
-        assert!((softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
     }
 
     #[test]

@@ -49,7 +49,9 @@ pub mod quant;
 pub mod repack;
 mod requantize;
 pub mod rope;
+mod scan;
 mod shape;
+pub mod ssm;
 mod sync;
 #[cfg(test)]
 mod test_data;

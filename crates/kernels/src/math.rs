@@ -54,6 +54,12 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// `ln(1 + e^x)`, within 4 ulp.
+#[inline(always)]
+pub(crate) fn softplus(x: f32) -> f32 {
+    x.max(0.0) + libm::log1pf(exp(-x.abs()))
+}
+
 /// `tanh x`, within 1e-6 absolute.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
@@ -76,6 +82,12 @@ pub(crate) fn erf(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn softplus_of_large_numbers() {
+        assert_eq!((softplus(-200.0), softplus(200.0)), (0.0, 200.0));
+        assert!((softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
+    }
 
     /// Every 97th f32 between the two, by bits.
     fn floats(from: f32, to: f32) -> impl Iterator<Item = f32> {
