@@ -19,6 +19,7 @@ pub use sterna_kernels::gemm::ScreenedRows;
 pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::hadamard;
 use sterna_kernels::quant::QuantError;
+use sterna_kernels::ssm::SsmShape;
 use sterna_kernels::{Exec, ShapeError};
 
 use crate::rope::Angles;
@@ -224,6 +225,31 @@ pub trait Backend: Sized {
         Err(BackendError::Unsupported(DELTA_NETS))
     }
 
+    /// A selective state space over the positions of each sequence, whose state in the cache becomes that after the
+    /// batch once the cache advances: a convolution of inputs, `B` and `C` ([`sterna_kernels::conv::silu`]), the scan
+    /// ([`sterna_kernels::ssm`]), times `silu(gate)`, and the norm of each group.
+    ///
+    /// `out` becomes `[n_tokens, inner]`. The other buffers of `ssm` are unspecified afterwards.
+    fn ssm(
+        &self,
+        _stage: Stage,
+        _ssm: Ssm<'_, Self>,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(STATE_SPACES))
+    }
+
+    /// `x ← factor · x`.
+    fn scale(
+        &self,
+        _stage: Stage,
+        _x: &mut Self::Buffer,
+        _factor: f32,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(SCALES))
+    }
+
     /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`. `gate` is `[n_tokens, 1]`.
     fn add_gated(
         &self,
@@ -324,6 +350,10 @@ pub trait Backend: Sized {
 
 /// What [`BackendError::Unsupported`] calls layers with a state.
 pub(crate) const CONVOLUTIONS: &str = "short convolutions";
+/// Likewise.
+pub(crate) const STATE_SPACES: &str = "state spaces";
+/// What it calls factors on the residual stream and on logits.
+pub(crate) const SCALES: &str = "factors on the residual stream";
 /// What it calls matrices that are stored rotated.
 pub(crate) const ROTATIONS: &str = "rotated matrices";
 /// What it calls layers with another state.
@@ -479,6 +509,32 @@ pub struct DeltaNet<'a, B: Backend> {
     pub alpha: &'a mut B::Buffer,
     /// `[n_tokens, n_value_heads]`.
     pub beta: &'a mut B::Buffer,
+}
+
+/// The inputs of [`Backend::ssm`], as the projections computed them, and its parameters.
+pub struct Ssm<'a, B: Backend> {
+    /// Its heads.
+    pub shape: SsmShape,
+    /// `[channels, n_taps]`.
+    pub taps: &'a B::Vector,
+    /// `[channels]`.
+    pub conv_bias: Option<&'a B::Vector>,
+    /// `[n_heads]`.
+    pub a: &'a B::Vector,
+    /// `[n_heads]`.
+    pub d: &'a B::Vector,
+    /// `[n_heads]`.
+    pub dt_bias: &'a B::Vector,
+    /// Normalises what all heads give, each group by itself, `[inner]`.
+    pub norm: &'a B::Vector,
+    /// Epsilon of the norm.
+    pub eps: f32,
+    /// `[n_tokens, inner]`.
+    pub gate: &'a mut B::Buffer,
+    /// Inputs, `B` and `C`, `[n_tokens, channels]`.
+    pub xbc: &'a mut B::Buffer,
+    /// `[n_tokens, n_heads]`.
+    pub dt: &'a mut B::Buffer,
 }
 
 /// The rotary embedding of a batch.

@@ -25,7 +25,7 @@ use crate::plan::{
     VectorId, is_float,
 };
 use crate::weights::{
-    Convolution, DeltaNet, Experts, FeedForward, Mixer, Projection, SharedExpert,
+    Convolution, DeltaNet, Experts, FeedForward, Mixer, Projection, SharedExpert, Ssm,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -628,6 +628,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             }
             Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
             Mixer::DeltaNet(net) => naming.delta_net(net, i, config),
+            Mixer::Ssm(ssm) => naming.ssm(ssm, i, config),
         }
         if let Some(dense) = dense {
             for (part, projection) in [
@@ -724,15 +725,52 @@ impl Naming {
         self.projection(&net.output, &name("ssm_out"), columns);
         let taps = (delta.channels(), config.conv_taps.unwrap_or(0));
         self.taps(net.taps, &name("ssm_conv1d.weight"), taps).order = of_values;
-        let in_gguf = self.in_gguf;
-        let of_a = self.set(net.a.0, &name("ssm_a"));
-        of_a.order = values(0, 1);
-        if in_gguf {
-            // The values themselves: their logarithms may not give back every bit.
-            of_a.name = of_a.name.replace("A_log", "A");
-        }
+        self.decay(net.a, &name("ssm_a")).order = values(0, 1);
         self.set(net.dt_bias.0, &name("ssm_dt.bias")).order = values(0, 1);
         self.set(net.norm.0, &name("ssm_norm.weight"));
+    }
+
+    /// The state space of block `i`, whose inputs are one matrix.
+    fn ssm(&mut self, ssm: &Ssm<LinearId, VectorId>, i: usize, config: &ModelConfig) {
+        let Some(shape) = &config.ssm else {
+            return;
+        };
+        let name = |part: &str| format!("blk.{i}.{part}");
+        for part in [&ssm.gate, &ssm.xbc, &ssm.dt] {
+            self.projection(part, &name("ssm_in"), Order::Same);
+        }
+        self.projection(&ssm.output, &name("ssm_out"), Order::Same);
+        let taps = (shape.channels(), config.conv_taps.unwrap_or(0));
+        self.taps(ssm.taps, &name("ssm_conv1d.weight"), taps);
+        if let Some(bias) = ssm.conv_bias {
+            self.set(bias.0, &name("ssm_conv1d.bias"));
+        }
+        self.decay(ssm.a, &name("ssm_a"));
+        self.set(ssm.d.0, &name("ssm_d"));
+        self.set(ssm.dt_bias.0, &name("ssm_dt.bias"));
+        self.set(ssm.norm.0, &name("ssm_norm.weight"));
+        if self.to == Values::Gguf {
+            let width = shape.inner() / shape.n_groups;
+            for (id, of) in [
+                (ssm.a, vec![shape.n_heads, 1]),
+                (ssm.d, vec![shape.n_heads, 1]),
+                (ssm.norm, vec![shape.n_groups, width]),
+            ] {
+                if let Some(target) = &mut self.targets[id.0] {
+                    target.shape = Some(of);
+                }
+            }
+        }
+    }
+
+    /// The decays of heads, of a GGUF file in its form: their logarithms may not give back every bit.
+    fn decay(&mut self, id: VectorId, name: &str) -> &mut Target {
+        let in_gguf = self.in_gguf;
+        let target = self.set(id.0, name);
+        if in_gguf {
+            target.name = target.name.replace("A_log", "A");
+        }
+        target
     }
 
     /// The mixture of block `i`: in GGUF files the matrices of all experts are one tensor.

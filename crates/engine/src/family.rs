@@ -55,6 +55,8 @@ pub struct Family {
     pub(crate) mixture: Option<Mixture>,
     /// Blocks have a gated delta net, all or some: the order of its value heads in GGUF files.
     pub(crate) delta: Option<HeadOrder>,
+    /// Blocks have a selective state space, all or some.
+    pub(crate) ssm: bool,
 }
 
 /// Tensors beyond attention and feed-forward projections and their input norms.
@@ -169,6 +171,7 @@ const LLAMA: Family = Family {
     ffn_norm: "ffn_norm",
     mixture: None,
     delta: None,
+    ssm: false,
 };
 
 /// Short convolutions in most layers.
@@ -284,7 +287,7 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 18] = [
+static FAMILIES: [Family; 19] = [
     LLAMA,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
@@ -389,6 +392,24 @@ static FAMILIES: [Family; 18] = [
         mixture: Some(Mixture {
             gguf_renormalised: false,
             hf_renormalised: Some(false),
+            gating: Gating::Softmax,
+        }),
+        ..LLAMA
+    },
+    // Granite 4: state spaces in most layers, a network for every row, and experts in some models.
+    Family {
+        name: "granite-hybrid",
+        gguf: &["granitehybrid"],
+        hf: &["granitemoehybrid"],
+        ssm: true,
+        hf_defaults: HfDefaults {
+            n_heads: Some(32),
+            max_ctx: 2048,
+            ..HF_DEFAULTS
+        },
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: None,
             gating: Gating::Softmax,
         }),
         ..LLAMA

@@ -18,7 +18,7 @@ use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{
     self, Convolution, DeltaNet, Dense, Experts, FeedForward, Layer, Mixer, Projection,
-    SharedExpert,
+    SharedExpert, Ssm,
 };
 
 /// Buffers of a forward pass, reused by the next.
@@ -143,6 +143,9 @@ impl<B: Backend> Model<B> {
             return self.largest_logits(w, s, screening, top);
         }
         self.logits(w, s)?;
+        if c.logit_scale != 1.0 {
+            be.scale(outside(Operation::LogitScale), &mut s.logits, c.logit_scale)?;
+        }
         if let Some(cap) = c.logit_softcap {
             be.softcap(outside(Operation::LogitSoftcap), &mut s.logits, cap)?;
         }
@@ -217,9 +220,14 @@ impl<B: Backend> Model<B> {
             Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
             Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
             Mixer::DeltaNet(net) => self.delta_net(s, batch, i, net)?,
+            Mixer::Ssm(ssm) => self.ssm(s, batch, i, ssm)?,
         }
         if let Some(norm) = &layer.post_attn_norm {
             be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
+        }
+        if self.config.residual_scale != 1.0 {
+            let factor = self.config.residual_scale;
+            be.scale(stage(Operation::AttnScale), &mut s.h, factor)?;
         }
         be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
     }
@@ -273,6 +281,41 @@ impl<B: Backend> Model<B> {
         let stage = of_layer(i, Operation::DeltaNet);
         (self.backend).delta_net(stage, inputs, batch.sequences, &mut s.a)?;
         let output = (LinearLayer::DeltaOut, &net.output, &mut s.h);
+        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
+    }
+
+    /// `h ← W_out · ssm(h)`.
+    fn ssm(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        ssm: &Ssm<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let separate = OutputLayout::Separate;
+        let inputs = &mut [
+            (LinearLayer::SsmGate, &ssm.gate, &mut s.gate),
+            (LinearLayer::SsmIn, &ssm.xbc, &mut s.q),
+            (LinearLayer::SsmDt, &ssm.dt, &mut s.k),
+        ];
+        self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
+        let shape = self.config.ssm;
+        let inputs = backend::Ssm {
+            shape: shape.expect("a configuration with such layers has their heads"),
+            taps: &ssm.taps,
+            conv_bias: ssm.conv_bias.as_ref(),
+            a: &ssm.a,
+            d: &ssm.d,
+            dt_bias: &ssm.dt_bias,
+            norm: &ssm.norm,
+            eps: self.config.norm_eps,
+            gate: &mut s.gate,
+            xbc: &mut s.q,
+            dt: &mut s.k,
+        };
+        let stage = of_layer(i, Operation::Ssm);
+        (self.backend).ssm(stage, inputs, batch.sequences, &mut s.a)?;
+        let output = (LinearLayer::SsmOut, &ssm.output, &mut s.h);
         self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }
 
@@ -385,6 +428,10 @@ impl<B: Backend> Model<B> {
         }
         if let Some(norm) = &layer.post_ffn_norm {
             be.rms_norm_in_place(stage(Operation::PostFfnNorm), &mut s.h, norm, eps)?;
+        }
+        if self.config.residual_scale != 1.0 {
+            let factor = self.config.residual_scale;
+            be.scale(stage(Operation::FfnScale), &mut s.h, factor)?;
         }
         be.add(stage(Operation::FfnResidual), &mut s.x, &s.h)
     }

@@ -37,10 +37,14 @@ pub enum Operation {
     Convolution,
     /// A gated delta net, with its convolution, norms and gates.
     DeltaNet,
+    /// A selective state space, with its convolution, norm and gates.
+    Ssm,
     /// The norm before the output projection.
     AttnSubNorm,
     /// The norm of the output of attention, before the residual.
     PostAttnNorm,
+    /// The factor on the output of attention, before the residual.
+    AttnScale,
     /// The residual after attention.
     AttnResidual,
     /// The norm before the feed-forward network.
@@ -53,12 +57,16 @@ pub enum Operation {
     SharedExpert,
     /// The norm of the output of the feed-forward network, before the residual.
     PostFfnNorm,
+    /// The factor on the output of the feed-forward network, before the residual.
+    FfnScale,
     /// The residual after the feed-forward network, which ends a block.
     FfnResidual,
     /// A whole block.
     Layer,
     /// The norm before the output head.
     OutputNorm,
+    /// The factor on logits.
+    LogitScale,
     /// The soft cap on logits.
     LogitSoftcap,
 }
@@ -89,6 +97,14 @@ pub enum LinearLayer {
     DeltaBeta,
     /// The output projection of a delta net.
     DeltaOut,
+    /// The gates of what a state space gives.
+    SsmGate,
+    /// Inputs of a state space, with `B` and `C`.
+    SsmIn,
+    /// What the time steps of a state space follow from.
+    SsmDt,
+    /// The output projection of a state space.
+    SsmOut,
     /// Of the expert of every row.
     SharedGate,
     SharedUp,
@@ -118,6 +134,10 @@ impl LinearLayer {
             LinearLayer::DeltaAlpha => "delta_alpha",
             LinearLayer::DeltaBeta => "delta_beta",
             LinearLayer::DeltaOut => "delta_out",
+            LinearLayer::SsmGate => "ssm_gate",
+            LinearLayer::SsmIn => "ssm_in",
+            LinearLayer::SsmDt => "ssm_dt",
+            LinearLayer::SsmOut => "ssm_out",
             LinearLayer::SharedGate => "shared_gate",
             LinearLayer::SharedUp => "shared_up",
             LinearLayer::SharedDown => "shared_down",
@@ -131,12 +151,13 @@ impl LinearLayer {
 impl Operation {
     /// Whether it computes logits.
     pub fn is_logits(self) -> bool {
-        use Operation::{Adapter, Bias, LogitSoftcap, Product};
+        use Operation::{Adapter, Bias, LogitScale, LogitSoftcap, Product};
         matches!(
             self,
             Product(LinearLayer::Head)
                 | Bias(LinearLayer::Head)
                 | Adapter(LinearLayer::Head)
+                | LogitScale
                 | LogitSoftcap
         )
     }
@@ -155,6 +176,10 @@ impl fmt::Display for Operation {
             Operation::Attention => ("attention", ""),
             Operation::Convolution => ("convolution", ""),
             Operation::DeltaNet => ("delta_net", ""),
+            Operation::Ssm => ("ssm", ""),
+            Operation::AttnScale => ("attn_scale", ""),
+            Operation::FfnScale => ("ffn_scale", ""),
+            Operation::LogitScale => ("logits_scale", ""),
             Operation::AttnSubNorm => ("attn_sub_norm", ""),
             Operation::PostAttnNorm => ("post_attn_norm", ""),
             Operation::AttnResidual => ("attn_residual", ""),

@@ -46,6 +46,8 @@ pub(crate) enum Mixer<L, V> {
     Convolution(Convolution<L, V>),
     /// Linear attention with a state.
     DeltaNet(DeltaNet<L, V>),
+    /// A selective state space.
+    Ssm(Ssm<L, V>),
 }
 
 /// Attention.
@@ -92,6 +94,30 @@ pub(crate) struct DeltaNet<L, V> {
     /// `[n_value_heads]`.
     pub(crate) dt_bias: V,
     /// Of the output of each head, `[value_dim]`.
+    pub(crate) norm: V,
+    pub(crate) output: Projection<L, V>,
+}
+
+/// A selective state space ([`sterna_kernels::ssm`]).
+#[derive(Debug, Clone)]
+pub(crate) struct Ssm<L, V> {
+    /// `[inner, model_dim]`: gates of the output.
+    pub(crate) gate: Projection<L, V>,
+    /// `[channels, model_dim]`: inputs, `B` and `C`.
+    pub(crate) xbc: Projection<L, V>,
+    /// `[n_heads, model_dim]`: what time steps follow from.
+    pub(crate) dt: Projection<L, V>,
+    /// `[channels, taps]`.
+    pub(crate) taps: V,
+    /// `[channels]`.
+    pub(crate) conv_bias: Option<V>,
+    /// `[n_heads]`.
+    pub(crate) a: V,
+    /// `[n_heads]`.
+    pub(crate) d: V,
+    /// `[n_heads]`.
+    pub(crate) dt_bias: V,
+    /// Of the gated output, each group by itself, `[inner]`.
     pub(crate) norm: V,
     pub(crate) output: Projection<L, V>,
 }
@@ -167,6 +193,13 @@ impl<L, V> Layer<L, V> {
                 output,
                 ..
             }) => vec![qkv, gate, alpha, beta, output],
+            Mixer::Ssm(Ssm {
+                gate,
+                xbc,
+                dt,
+                output,
+                ..
+            }) => vec![gate, xbc, dt, output],
         };
         match &self.ffn {
             FeedForward::Dense(Dense { gate, up, down, .. }) => all.extend([gate, up, down]),
@@ -185,7 +218,7 @@ impl<L, V> Layer<L, V> {
     pub(crate) fn attention(&self) -> Option<&Attention<L, V>> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) | Mixer::DeltaNet(_) => None,
+            Mixer::Convolution(_) | Mixer::DeltaNet(_) | Mixer::Ssm(_) => None,
         }
     }
 
@@ -225,6 +258,18 @@ impl<L, V> Layer<L, V> {
                     dt_bias: c.vector(net.dt_bias),
                     norm: c.vector(net.norm),
                     output: net.output.convert(c),
+                }),
+                Mixer::Ssm(ssm) => Mixer::Ssm(Ssm {
+                    gate: ssm.gate.convert(c),
+                    xbc: ssm.xbc.convert(c),
+                    dt: ssm.dt.convert(c),
+                    taps: c.vector(ssm.taps),
+                    conv_bias: ssm.conv_bias.map(|v| c.vector(v)),
+                    a: c.vector(ssm.a),
+                    d: c.vector(ssm.d),
+                    dt_bias: c.vector(ssm.dt_bias),
+                    norm: c.vector(ssm.norm),
+                    output: ssm.output.convert(c),
                 }),
             },
             post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),

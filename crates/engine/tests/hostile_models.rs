@@ -68,6 +68,7 @@ fn damaged_gguf_files() {
         "reference-states/gguf/lfm2",
         "reference-states/gguf/qwen3-next",
         "reference-states/gguf/bonsai2-ptq1_0",
+        "reference-states/gguf/granite-hybrid",
     ] {
         let dir = testdata().join(name);
         let file = read(&files(&dir, "gguf")[0]).to_vec();
@@ -214,6 +215,26 @@ fn configurations_that_contradict_their_files() {
             "linear_attn.in_proj_qkvz.weight`: expected shape",
         ),
         (
+            "reference-states/hf/granite-hybrid",
+            json!({"mamba_n_groups": 3}),
+            "groups of a state space: expected a divisor of 8 heads, found 3",
+        ),
+        (
+            "reference-states/hf/granite-hybrid",
+            json!({"mamba_d_state": 2_000_000}),
+            "rows of a state: expected 1 to 1024, found 2000000",
+        ),
+        (
+            "reference-states/hf/granite-hybrid",
+            json!({"residual_multiplier": -1.0}),
+            "residual scale: expected a positive number, found -1",
+        ),
+        (
+            "reference-states/hf/granite-hybrid",
+            json!({"num_local_experts": 9}),
+            "block_sparse_moe.router.layer.weight`: expected shape [9, 128], found [8, 128]",
+        ),
+        (
             "reference-states/hf/lfm2",
             json!({"conv_L_cache": 65}),
             "positions of a convolution: expected 1 to 64, found 65",
@@ -349,6 +370,7 @@ fn damaged_configurations() {
         "reference-states/hf/lfm2-moe",
         "reference-states/hf/qwen3.5",
         "reference-states/hf/qwen3-next",
+        "reference-states/hf/granite-hybrid",
     ] {
         let dir = testdata().join(name);
         let text = String::from_utf8(read(&dir.join("config.json")).to_vec()).unwrap();

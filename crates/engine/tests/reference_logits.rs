@@ -147,6 +147,8 @@ fn states() {
         "qwen3.5-tied",
         "qwen3.5-moe",
         "qwen3-next",
+        "granite-hybrid",
+        "granite-hybrid-dense",
     ] {
         check_float(&testdata().join("reference-states/hf").join(name));
     }

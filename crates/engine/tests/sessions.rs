@@ -103,8 +103,8 @@ fn forks_share_a_prefix_and_nothing_else() {
 }
 
 /// Models most of whose layers have a state, one for each kind.
-fn stateful() -> [Arc<Model<Cpu>>; 2] {
-    ["lfm2-moe", "qwen3.5-moe"].map(|name| {
+fn stateful() -> [Arc<Model<Cpu>>; 3] {
+    ["lfm2-moe", "qwen3.5-moe", "granite-hybrid"].map(|name| {
         let dir = testdata().join("reference-states/hf").join(name);
         load_hf(&dir)
     })

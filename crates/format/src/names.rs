@@ -247,10 +247,31 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &LFM2
     } else if is_delta_net(model_type) {
         &DELTA_NET
+    } else if model_type == GRANITE {
+        &GRANITE_OWN
     } else {
         &[]
     }
 }
+
+/// Granite 4.
+const GRANITE: &str = "granitemoehybrid";
+
+const GRANITE_OWN: [(&str, &str); 12] = [
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
+    ("block_sparse_moe.output_linear", "ffn_down_exps"),
+    // As packages have them, and with gate and up in one matrix.
+    ("shared_mlp.gate_proj", "ffn_gate_shexp"),
+    ("shared_mlp.up_proj", "ffn_up_shexp"),
+    ("shared_mlp.down_proj", "ffn_down_shexp"),
+    ("shared_mlp.input_linear", "ffn_up_shexp"),
+    ("shared_mlp.output_linear", "ffn_down_shexp"),
+];
 
 const LFM2: [(&str, &str); 11] = [
     ("self_attn.out_proj", "attn_output"),
@@ -294,6 +315,13 @@ fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
             // As GGUF files have it, whose logarithm may not give back every bit.
             ("linear_attn.A", "ssm_a"),
             ("linear_attn.dt_bias", "ssm_dt.bias"),
+        ]
+    } else if model_type == GRANITE {
+        &[
+            ("mamba.A_log", "ssm_a"),
+            ("mamba.A", "ssm_a"),
+            ("mamba.D", "ssm_d"),
+            ("mamba.dt_bias", "ssm_dt.bias"),
         ]
     } else {
         &[]

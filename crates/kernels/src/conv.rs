@@ -43,19 +43,22 @@ pub fn gated(
     )
 }
 
-/// A convolution of every channel by itself: `out[t, c] = silu(Σ_j w[c, j] · x[t + j − (taps − 1), c])`.
+/// A convolution of every channel by itself: `out[t, c] = silu(bias[c] + Σ_j w[c, j] · x[t + j − (taps − 1), c])`.
 ///
-/// Shapes: `x` and `out` are `[m, dim]`, `w` and the state as those of [`gated`], of `x`.
+/// Shapes: `x` and `out` are `[m, dim]`, `bias` is `[dim]`, `w` and the state as those of [`gated`], of `x`.
 /// Exactness and errors: as [`gated`].
 pub fn silu(
     exec: &Exec,
     dim: usize,
-    w: &[f32],
+    (w, bias): (&[f32], Option<&[f32]>),
     x: &[f32],
     (before, after): (&[f32], &mut [f32]),
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     expect_len("convolution: input", out.len(), x.len())?;
+    if let Some(bias) = bias {
+        expect_len("convolution: bias", dim, bias.len())?;
+    }
     convolve(
         exec,
         (dim, w),
@@ -64,7 +67,12 @@ pub fn silu(
         |t, channels, u| {
             u[..channels.len()].copy_from_slice(&x[t * dim..][channels.clone()]);
         },
-        |_, _, out| activate(exec.isa, out),
+        |_, channels, out| {
+            if let Some(bias) = bias {
+                add(exec.isa, &bias[channels.clone()], out);
+            }
+            activate(exec.isa, out);
+        },
     )
 }
 
@@ -120,6 +128,14 @@ fn convolve(
         }
     });
     Ok(())
+}
+
+multiversion! {
+    fn add(bias: &[f32], out: &mut [f32]) {
+        for (out, bias) in out.iter_mut().zip(bias) {
+            *out += bias;
+        }
+    }
 }
 
 multiversion! {
@@ -186,8 +202,10 @@ mod tests {
         sums.iter().zip(part(1)).map(|(sum, c)| sum * c).collect()
     }
 
-    fn expected_silu(dim: usize, w: &[f32], x: &[f32]) -> Vec<f32> {
-        sums(dim, w, x).into_iter().map(math::silu).collect()
+    fn expected_silu(dim: usize, w: &[f32], bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+        let sums = sums(dim, w, x).into_iter().enumerate();
+        let biased = sums.map(|(i, sum)| bias.map_or(sum, |bias| sum + bias[i % dim]));
+        biased.map(math::silu).collect()
     }
 
     type State<'a> = (&'a [f32], &'a mut [f32]);
@@ -228,10 +246,13 @@ mod tests {
                 gated(exec, dim, &w, x, state, out)
             });
             let x = floats(m * dim, 3);
-            let want = expected_silu(dim, &w, &x);
-            check(shape, 1, &x, &want, |exec, x, state, out| {
-                silu(exec, dim, &w, x, state, out)
-            });
+            let bias = floats(dim, 4);
+            for bias in [None, Some(&bias[..])] {
+                let want = expected_silu(dim, &w, bias, &x);
+                check(shape, 1, &x, &want, |exec, x, state, out| {
+                    silu(exec, dim, (&w, bias), x, state, out)
+                });
+            }
         }
     }
 
@@ -249,6 +270,19 @@ mod tests {
         assert!(call(12, 24, 9, 8).is_err());
         assert!(call(12, 24, 8, 9).is_err());
         let state = (&[0.0; 8][..], &mut [0.0; 4][..]);
-        assert!(silu(&exec, 4, &[0.0; 12], &[0.0; 8], state, &mut [0.0; 8]).is_err());
+        assert!(
+            silu(
+                &exec,
+                4,
+                (&[0.0; 12], None),
+                &[0.0; 8],
+                state,
+                &mut [0.0; 8]
+            )
+            .is_err()
+        );
+        let (x, bias) = (&[0.0; 8], Some(&[0.0; 3][..]));
+        let state = (&[0.0; 8][..], &mut [0.0; 8][..]);
+        assert!(silu(&exec, 4, (&[0.0; 12], bias), x, state, &mut [0.0; 8]).is_err());
     }
 }

@@ -25,6 +25,33 @@ pub fn rms_norm(exec: &Exec, x: &mut [f32], weight: &[f32], eps: f32) -> Result<
     Ok(())
 }
 
+/// [`rms_norm`] of each of `n_groups` equal parts of a row by itself.
+///
+/// Shapes: `x` is `[m, weight.len()]`.
+/// Errors: [`ShapeError`] if `x` isn't whole rows, or a row not whole groups.
+pub fn rms_norm_groups(
+    exec: &Exec,
+    x: &mut [f32],
+    weight: &[f32],
+    n_groups: usize,
+    eps: f32,
+) -> Result<(), ShapeError> {
+    let width = weight.len().checked_div(n_groups).unwrap_or(0);
+    expect_len("rms norm: groups", width * n_groups, weight.len())?;
+    let m = shape::rows("rms norm: input", x.len(), weight.len())?;
+    let shared = SharedSlice::new(x);
+    exec.pool.for_ranges(m, ROWS_PER_TASK, |rows| {
+        // SAFETY: each row belongs to one task.
+        let x = unsafe { shared.range_mut(rows.start * weight.len()..rows.end * weight.len()) };
+        for row in x.chunks_exact_mut(weight.len()) {
+            for (group, weight) in row.chunks_exact_mut(width).zip(weight.chunks_exact(width)) {
+                norm_rows(exec.isa, group, weight, eps);
+            }
+        }
+    });
+    Ok(())
+}
+
 /// [`rms_norm`] of `x` into `out`, leaving `x` as it is.
 ///
 /// Errors: [`ShapeError`] if the two differ in length or aren't whole rows.
@@ -75,6 +102,22 @@ mod tests {
                 }
                 assert_eq!(*first.get_or_insert(out.clone()), out);
             }
+        }
+    }
+
+    #[test]
+    fn groups_are_normalised_by_themselves() {
+        let (x, weight) = (floats(5 * 12, 1), floats(12, 2));
+        for exec in exec_matrix() {
+            let mut together = x.clone();
+            rms_norm_groups(&exec, &mut together, &weight, 3, 1e-5).unwrap();
+            for (i, (got, x)) in together.chunks(4).zip(x.chunks(4)).enumerate() {
+                let mut alone = x.to_vec();
+                rms_norm(&exec, &mut alone, &weight[i % 3 * 4..][..4], 1e-5).unwrap();
+                assert_eq!(got, alone);
+            }
+            assert!(rms_norm_groups(&exec, &mut [0.0; 12], &weight, 5, 1e-5).is_err());
+            assert!(rms_norm_groups(&exec, &mut [0.0; 11], &weight, 3, 1e-5).is_err());
         }
     }
 

@@ -8,6 +8,7 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::ssm::SsmShape;
 
 use super::hf::FULL_ATTENTION_INTERVAL;
 use super::{
@@ -81,7 +82,20 @@ impl ModelConfig {
                 .float("attention.layer_norm_rms_epsilon")?
                 .unwrap_or(1e-5),
             input_norm_eps: INPUT_NORM_EPS,
-            embed_scale: family.embed_scale(model_dim),
+            embed_scale: match keys.float("embedding_scale")?.filter(|_| family.ssm) {
+                Some(scale) => scale,
+                None => family.embed_scale(model_dim),
+            },
+            residual_scale: keys
+                .float("residual_scale")?
+                .filter(|_| family.ssm)
+                .unwrap_or(1.0),
+            // A divisor there.
+            logit_scale: match keys.float("logit_scale")?.filter(|_| family.ssm) {
+                Some(divisor) => (1.0 / f64::from(divisor)) as f32,
+                None => 1.0,
+            },
+            ssm: keys.ssm(family)?,
             activation: keys.activation()?.unwrap_or(family.activation),
             attn_scale: match keys.float("attention.scale")? {
                 Some(scale) if scale != 0.0 => scale,
@@ -289,6 +303,30 @@ impl<'a> Keys<'a> {
         }))
     }
 
+    /// The heads of state spaces.
+    fn ssm(&self, family: &Family) -> Result<Option<SsmShape>, PlanError> {
+        if !family.ssm {
+            return Ok(None);
+        }
+        let (inner, n_heads) = (
+            self.required("ssm.inner_size")?,
+            self.required("ssm.time_step_rank")?,
+        );
+        if inner.checked_rem(n_heads) != Some(0) {
+            return Err(PlanError::config(
+                self.key("ssm.inner_size"),
+                format!("a multiple of {n_heads} heads"),
+                inner,
+            ));
+        }
+        Ok(Some(SsmShape {
+            n_heads,
+            head_dim: inner / n_heads,
+            state_dim: self.required("ssm.state_size")?,
+            n_groups: self.required("ssm.group_count")?,
+        }))
+    }
+
     /// Blocks that predict several tokens at once, after those of the model.
     fn n_predicting(&self) -> Result<usize, PlanError> {
         Ok(self.count("nextn_predict_layers")?.unwrap_or(0))
@@ -302,7 +340,11 @@ impl<'a> Keys<'a> {
             false => MixerKind::Attention,
         };
         if family.delta.is_none() {
-            let mixer = |&n| of(n == 0, MixerKind::Convolution);
+            let kind = match family.ssm {
+                true => MixerKind::Ssm,
+                false => MixerKind::Convolution,
+            };
+            let mixer = |&n| of(n == 0, kind);
             return Ok(kv_heads.iter().map(mixer).collect());
         }
         let key = self.key("attention.recurrent_layers");
@@ -353,7 +395,8 @@ impl<'a> Keys<'a> {
         // Heads that aren't rotated get a rotation with frequency 0, which puts their elements in the order
         // of the other layers'.
         let no_rope = family.no_rope_interval;
-        let still = (no_rope.is_some() && family.gguf_rope == RopeLayout::Pairs).then(|| {
+        let has_still = no_rope.is_some() || family.ssm;
+        let still = (has_still && family.gguf_rope == RopeLayout::Pairs).then(|| {
             ropes.push(RopeConfig {
                 scaling: RopeScaling::Linear { factor: f64::MAX },
                 ..ropes[0].clone()
@@ -368,10 +411,16 @@ impl<'a> Keys<'a> {
         let windowed = self.windowed_layers(family, n_layers)?;
         let mixers = self.mixers(family, kv_heads)?;
         let n_dense = self.count("leading_dense_block_count")?.unwrap_or(0);
+        let has_experts = self.experts(family)?.is_some();
+        // Granite 4 has no positions.
+        let finetuned = self
+            .metadata
+            .get_bool(&self.key("rope.scaling.finetuned"))?;
+        let unrotated = family.ssm && finetuned == Some(false);
         let layers = (0..n_layers)
             .map(|i| {
                 let windowed = windowed[i];
-                let rotated = no_rope.is_none_or(|n| !(i + 1).is_multiple_of(n));
+                let rotated = !unrotated && no_rope.is_none_or(|n| !(i + 1).is_multiple_of(n));
                 LayerConfig {
                     window: window.filter(|_| windowed),
                     rope: match rotated {
@@ -379,7 +428,7 @@ impl<'a> Keys<'a> {
                         false => still,
                     },
                     mixer: mixers[i],
-                    has_experts: family.mixture.is_some() && i >= n_dense,
+                    has_experts: has_experts && i >= n_dense,
                 }
             })
             .collect();

@@ -6,6 +6,7 @@ use sterna_format::hf::{Config, RopeParameters, RopeSet};
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::ssm::SsmShape;
 
 use super::{
     ExpertsConfig, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig, long_rope_magnitude,
@@ -65,7 +66,9 @@ impl ModelConfig {
             }
             None => family.activation,
         };
-        let attn_scale = if family.gemma {
+        let attn_scale = if let Some(scale) = hf.attention_multiplier.filter(|_| family.ssm) {
+            scale as f32
+        } else if family.gemma {
             let scalar = hf.query_pre_attn_scalar.unwrap_or(GEMMA_ATTN_SCALAR);
             (1.0 / scalar.sqrt()) as f32
         } else {
@@ -98,7 +101,10 @@ impl ModelConfig {
                 .or(family.hf_defaults.n_kv_heads)
                 .unwrap_or(n_heads),
             head_dim,
-            ffn_dim: required("intermediate_size", ffn_dim(hf))?,
+            ffn_dim: match hf.shared_intermediate_size.filter(|_| experts.is_none()) {
+                Some(dim) if family.ssm => dim,
+                _ => required("intermediate_size", ffn_dim(hf))?,
+            },
             n_vocab,
             max_ctx,
             norm_eps: hf
@@ -110,14 +116,26 @@ impl ModelConfig {
                 .as_ref()
                 .and_then(|q| q.rms_norm_eps)
                 .unwrap_or(1e-6) as f32,
-            embed_scale: family.embed_scale(model_dim),
+            embed_scale: match hf.embedding_multiplier.filter(|_| family.ssm) {
+                Some(factor) => factor as f32,
+                None => family.embed_scale(model_dim),
+            },
+            residual_scale: hf.residual_multiplier.filter(|_| family.ssm).unwrap_or(1.0) as f32,
+            logit_scale: match hf.logits_scaling.filter(|_| family.ssm) {
+                Some(divisor) => (1.0 / divisor) as f32,
+                None => 1.0,
+            },
             activation,
             attn_scale,
             attn_softcap: softcap(hf.attn_logit_softcapping)
                 .filter(|_| family.gguf_softcaps.is_some()),
             logit_softcap: softcap(hf.final_logit_softcapping).filter(|_| family.gemma),
             experts,
-            conv_taps: hf.conv_l_cache.or(hf.linear_conv_kernel_dim),
+            conv_taps: hf
+                .conv_l_cache
+                .or(hf.linear_conv_kernel_dim)
+                .or(hf.mamba_d_conv),
+            ssm: ssm(hf, family)?,
             delta: delta(hf, family)?,
             hadamard: hf.prism_hadamard.clone().map(Arc::new),
             layers,
@@ -130,6 +148,7 @@ impl ModelConfig {
 /// What mixes positions in each layer.
 fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind>, PlanError> {
     let (name, kind) = match (family.delta, hf.conv_l_cache) {
+        _ if family.ssm => ("mamba", MixerKind::Ssm),
         (Some(_), _) => ("linear_attention", MixerKind::DeltaNet),
         (None, Some(_)) => ("conv", MixerKind::Convolution),
         (None, None) => return Ok(vec![MixerKind::Attention; n_layers]),
@@ -146,6 +165,7 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
         check_per_layer("layer_types", types.len(), n_layers)?;
         let kinds = types.iter().map(|found| match found.as_str() {
             "full_attention" => Ok(MixerKind::Attention),
+            "attention" if family.ssm => Ok(MixerKind::Attention),
             found if found == name => Ok(kind),
             other => {
                 let expected = format!("{name} or full_attention");
@@ -172,6 +192,19 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
         })
     };
     (0..n_layers).map(mixer).collect()
+}
+
+/// The heads of state spaces.
+fn ssm(hf: &Config, family: &Family) -> Result<Option<SsmShape>, PlanError> {
+    if !family.ssm {
+        return Ok(None);
+    }
+    Ok(Some(SsmShape {
+        n_heads: required("mamba_n_heads", hf.mamba_n_heads)?,
+        head_dim: required("mamba_d_head", hf.mamba_d_head)?,
+        state_dim: required("mamba_d_state", hf.mamba_d_state)?,
+        n_groups: hf.mamba_n_groups.unwrap_or(1),
+    }))
 }
 
 /// The heads of gated delta nets.
@@ -218,6 +251,9 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
     let Some(mixture) = family.mixture else {
         return Ok(None);
     };
+    if family.ssm && hf.num_experts.is_none_or(|n| n == 0) {
+        return Ok(None);
+    }
     let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
     if let Some(factor) = hf.routed_scaling_factor.filter(|&factor| factor != 1.0) {
         return Err(PlanError::config("routed_scaling_factor", "1", factor));
@@ -232,7 +268,9 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
                 .is_none_or(|default| hf.norm_topk_prob.unwrap_or(default)),
         },
         ffn_dim: required("moe_intermediate_size", ffn_dim)?,
-        shared_ffn_dim: hf.shared_expert_intermediate_size.filter(|&dim| dim > 0),
+        shared_ffn_dim: (hf.shared_expert_intermediate_size)
+            .or(hf.shared_intermediate_size)
+            .filter(|&dim| dim > 0),
     }))
 }
 
@@ -268,6 +306,9 @@ pub(crate) fn family(hf: &Config) -> Result<&'static Family, PlanError> {
 
 /// Which layers have rotary embedding.
 fn rotated_layers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<bool>, PlanError> {
+    if family.ssm && hf.position_embedding_type.as_deref() == Some("nope") {
+        return Ok(vec![false; n_layers]);
+    }
     let Some(default_interval) = family.no_rope_interval else {
         return Ok(vec![true; n_layers]);
     };

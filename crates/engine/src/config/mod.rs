@@ -14,6 +14,7 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::ssm::SsmShape;
 
 use crate::error::PlanError;
 pub use crate::family::Family;
@@ -61,6 +62,12 @@ pub struct ModelConfig {
     pub conv_taps: Option<usize>,
     /// Heads of gated delta nets, in layers that have one.
     pub delta: Option<DeltaShape>,
+    /// Heads of state spaces, in layers that have one.
+    pub ssm: Option<SsmShape>,
+    /// Factor on what attention and networks add to the residual stream.
+    pub residual_scale: f32,
+    /// Factor on logits.
+    pub logit_scale: f32,
     /// Which matrices are stored in a rotated basis.
     pub hadamard: Option<Arc<Hadamard>>,
     /// Settings of each layer, `[n_layers]`.
@@ -92,6 +99,8 @@ pub enum MixerKind {
     Convolution,
     /// A gated delta net.
     DeltaNet,
+    /// A selective state space (Mamba-2).
+    Ssm,
 }
 
 impl MixerKind {
@@ -149,12 +158,21 @@ impl ModelConfig {
         self.layers.iter().any(|layer| layer.mixer.has_state())
     }
 
+    /// Whether some layers have heads with states, whose norms divide by what may be small.
+    pub(crate) fn has_heads_of_states(&self) -> bool {
+        self.delta.is_some() || self.ssm.is_some()
+    }
+
     /// Values that all layers with a state remember of a sequence.
     pub(crate) fn state_values(&self) -> usize {
         let window = |channels: usize| self.conv_taps.unwrap_or(1).saturating_sub(1) * channels;
         let of_layer = |layer: &LayerConfig| match (layer.mixer, &self.delta) {
             (MixerKind::Convolution, _) => window(self.model_dim),
             (MixerKind::DeltaNet, Some(delta)) => window(delta.channels()) + delta.state(),
+            (MixerKind::Ssm, _) => match &self.ssm {
+                Some(ssm) => window(ssm.channels()) + ssm.state(),
+                None => 0,
+            },
             (MixerKind::Attention | MixerKind::DeltaNet, _) => 0,
         };
         self.layers.iter().map(of_layer).sum()
@@ -230,6 +248,8 @@ impl ModelConfig {
             ("norm epsilon", self.norm_eps),
             ("embedding scale", self.embed_scale),
             ("attention scale", self.attn_scale),
+            ("residual scale", self.residual_scale),
+            ("logit scale", self.logit_scale),
             ("attention soft cap", self.attn_softcap.unwrap_or(1.0)),
             ("logit soft cap", self.logit_softcap.unwrap_or(1.0)),
         ] {
@@ -256,6 +276,18 @@ impl ModelConfig {
         }
         if let Some(experts) = &self.experts {
             experts.check()?;
+        }
+        let has_ssm = |layer: &LayerConfig| layer.mixer == MixerKind::Ssm;
+        match &self.ssm {
+            Some(ssm) => check_ssm(ssm)?,
+            None if self.layers.iter().any(has_ssm) => {
+                return Err(PlanError::config(
+                    "heads of a state space",
+                    "counts",
+                    "nothing",
+                ));
+            }
+            None => {}
         }
         let has_delta = |layer: &LayerConfig| layer.mixer == MixerKind::DeltaNet;
         match &self.delta {
@@ -384,6 +416,41 @@ impl ExpertsConfig {
     }
 }
 
+fn check_ssm(ssm: &SsmShape) -> Result<(), PlanError> {
+    let SsmShape {
+        n_heads,
+        head_dim,
+        state_dim,
+        n_groups,
+    } = *ssm;
+    for (what, value) in [
+        ("heads of a state space", n_heads),
+        ("head width of a state space", head_dim),
+        ("rows of a state", state_dim),
+        ("groups of a state space", n_groups),
+    ] {
+        if value == 0 || value > MAX_DELTA {
+            return Err(PlanError::config(what, format!("1 to {MAX_DELTA}"), value));
+        }
+    }
+    if !n_heads.is_multiple_of(n_groups) {
+        return Err(PlanError::config(
+            "groups of a state space",
+            format!("a divisor of {n_heads} heads"),
+            n_groups,
+        ));
+    }
+    check_state(ssm.state())
+}
+
+fn check_state(n: usize) -> Result<(), PlanError> {
+    if n as u64 > MAX_COUNT {
+        let expected = format!("at most {MAX_COUNT}");
+        return Err(PlanError::config("elements of a state", expected, n));
+    }
+    Ok(())
+}
+
 fn check_delta(delta: &DeltaShape) -> Result<(), PlanError> {
     let DeltaShape {
         n_key_heads,
@@ -409,14 +476,7 @@ fn check_delta(delta: &DeltaShape) -> Result<(), PlanError> {
             n_value_heads,
         ));
     }
-    if delta.state() as u64 > MAX_COUNT {
-        return Err(PlanError::config(
-            "elements of a state",
-            format!("at most {MAX_COUNT}"),
-            delta.state(),
-        ));
-    }
-    Ok(())
+    check_state(delta.state())
 }
 
 /// Fails if a configuration says at `key` that there are more tokens than `n_vocab`, the rows of the embedding

@@ -6,6 +6,7 @@ use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
+use sterna_kernels::ssm::SsmShape;
 
 use super::{ExpertsConfig, LayerConfig, ModelConfig, gguf, yarn_magnitude};
 use crate::error::PlanError;
@@ -100,6 +101,10 @@ impl ModelConfig {
 
     fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
         const HEADS: &str = "attention.head_count_kv";
+        if let (Some(n_taps), Some(ssm)) = (self.conv_taps, &self.ssm) {
+            self.put_ssm(out, n_taps, ssm)?;
+            return self.put_kv_heads_of_layers(out, HEADS);
+        }
         let n_taps = match (self.conv_taps, self.delta) {
             (Some(n_taps), None) => n_taps,
             (n_taps, delta) => {
@@ -110,8 +115,14 @@ impl ModelConfig {
                 };
             }
         };
+        self.put_kv_heads_of_layers(out, HEADS)?;
+        out.count("shortconv.l_cache", n_taps)
+    }
+
+    /// Heads of each layer, 0 of those with a state.
+    fn put_kv_heads_of_layers(&self, out: &mut Keys, key: &str) -> Result<(), PlanError> {
         let n_kv_heads =
-            i32::try_from(self.n_kv_heads).map_err(|_| inexpressible(HEADS, self.n_kv_heads))?;
+            i32::try_from(self.n_kv_heads).map_err(|_| inexpressible(key, self.n_kv_heads))?;
         let heads = self
             .layers
             .iter()
@@ -119,8 +130,28 @@ impl ModelConfig {
                 true => 0,
                 false => n_kv_heads,
             });
-        out.put(HEADS, Value::Array(Array::I32(heads.collect())))?;
-        out.count("shortconv.l_cache", n_taps)
+        out.put(key, Value::Array(Array::I32(heads.collect())))
+    }
+
+    fn put_ssm(&self, out: &mut Keys, n_taps: usize, ssm: &SsmShape) -> Result<(), PlanError> {
+        for (key, count) in [
+            ("ssm.conv_kernel", n_taps),
+            ("ssm.state_size", ssm.state_dim),
+            ("ssm.group_count", ssm.n_groups),
+            ("ssm.time_step_rank", ssm.n_heads),
+            ("ssm.inner_size", ssm.inner()),
+        ] {
+            out.count(key, count)?;
+        }
+        for (key, factor) in [
+            ("embedding_scale", self.embed_scale),
+            ("residual_scale", self.residual_scale),
+            ("logit_scale", (1.0 / f64::from(self.logit_scale)) as f32),
+        ] {
+            out.float(key, factor)?;
+        }
+        let is_rotated = (0..self.n_layers).any(|i| self.angles(i, 1).is_some());
+        out.put("rope.scaling.finetuned", Value::Bool(is_rotated))
     }
 
     fn put_delta(

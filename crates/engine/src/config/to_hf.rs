@@ -63,7 +63,11 @@ impl ModelConfig {
             set("moe_intermediate_size", json!(ffn_dim));
             set("norm_topk_prob", json!(routing.renormalised));
             if let Some(dim) = shared_ffn_dim {
-                set("shared_expert_intermediate_size", json!(dim));
+                let key = match self.family.ssm {
+                    true => "shared_intermediate_size",
+                    false => "shared_expert_intermediate_size",
+                };
+                set(key, json!(dim));
             }
             let dense = (0..self.n_layers).filter(|&i| !self.layers[i].has_experts);
             let dense: Vec<_> = dense.collect();
@@ -77,7 +81,23 @@ impl ModelConfig {
                 false => set("mlp_only_layers", json!(dense)),
             }
         }
-        if let (Some(n_taps), Some(delta)) = (self.conv_taps, &self.delta) {
+        if let (Some(n_taps), Some(ssm)) = (self.conv_taps, &self.ssm) {
+            set("mamba_d_conv", json!(n_taps));
+            set("mamba_n_heads", json!(ssm.n_heads));
+            set("mamba_d_head", json!(ssm.head_dim));
+            set("mamba_d_state", json!(ssm.state_dim));
+            set("mamba_n_groups", json!(ssm.n_groups));
+            set("embedding_multiplier", json!(shortest(self.embed_scale)));
+            set("residual_multiplier", json!(shortest(self.residual_scale)));
+            set("attention_multiplier", json!(shortest(self.attn_scale)));
+            set("logits_scaling", json!(1.0 / f64::from(self.logit_scale)));
+            let is_rotated = (0..self.n_layers).any(|i| self.angles(i, 1).is_some());
+            let positions = if is_rotated { "rope" } else { "nope" };
+            set("position_embedding_type", json!(positions));
+            if self.experts.is_none() {
+                set("num_local_experts", json!(0));
+            }
+        } else if let (Some(n_taps), Some(delta)) = (self.conv_taps, &self.delta) {
             set("linear_conv_kernel_dim", json!(n_taps));
             set("linear_num_key_heads", json!(delta.n_key_heads));
             set("linear_num_value_heads", json!(delta.n_value_heads));
@@ -97,6 +117,7 @@ impl ModelConfig {
                 MixerKind::Attention => "full_attention",
                 MixerKind::Convolution => "conv",
                 MixerKind::DeltaNet => "linear_attention",
+                MixerKind::Ssm => "mamba",
             });
             set("layer_types", json!(kinds.collect::<Vec<_>>()));
         }

@@ -15,13 +15,14 @@ use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::QuantError;
+use sterna_kernels::ssm::{self, SsmInputs};
 use sterna_kernels::{Exec, Isa, conv, norm, rope, vector};
 
 pub use cache::CpuCache;
 
 use crate::backend::{
     self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertProduct,
-    KvCache, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows, Sequence,
+    KvCache, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows, Sequence, Ssm,
     WeightData,
 };
 use crate::rope::Angles;
@@ -534,7 +535,14 @@ impl Backend for Cpu {
             let input = qkv.rows(&rows);
             convolved.resize(input.len(), 0.0);
             let window = (window, next_window);
-            conv::silu(exec, shape.channels(), taps, input, window, &mut convolved)?;
+            conv::silu(
+                exec,
+                shape.channels(),
+                (taps, None),
+                input,
+                window,
+                &mut convolved,
+            )?;
             let inputs = DeltaInputs {
                 qkv: &mut convolved,
                 alpha: alpha.rows_mut(&rows),
@@ -547,6 +555,78 @@ impl Backend for Cpu {
         norm::rms_norm(exec, &mut out.values, norm, eps)?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
+        Ok(())
+    }
+
+    fn ssm(
+        &self,
+        stage: Stage,
+        Ssm {
+            shape,
+            taps,
+            conv_bias,
+            a,
+            d,
+            dt_bias,
+            norm,
+            eps,
+            gate,
+            xbc,
+            dt,
+        }: Ssm<'_, Cpu>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let exec = &self.exec;
+        let weights = (&taps[..], conv_bias.map(|bias| &bias[..]));
+        let n_window = taps.len().saturating_sub(shape.channels());
+        out.shape(xbc.n_rows(), shape.inner());
+        let mut convolved = self
+            .convolved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let n_state = n_window + shape.state();
+            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
+            let (window, before) = before.split_at(n_window);
+            let (next_window, after) = after.split_at_mut(n_window);
+            let input = xbc.rows(&rows);
+            convolved.resize(input.len(), 0.0);
+            let window = (window, next_window);
+            conv::silu(
+                exec,
+                shape.channels(),
+                weights,
+                input,
+                window,
+                &mut convolved,
+            )?;
+            let inputs = SsmInputs {
+                xbc: &convolved,
+                dt: dt.rows_mut(&rows),
+                a,
+                d,
+                dt_bias,
+            };
+            ssm::scan(exec, &shape, inputs, (before, after), out.rows_mut(&rows))?;
+        }
+        activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
+        std::mem::swap(&mut gate.values, &mut out.values);
+        let n_groups = shape.n_groups;
+        Ok(norm::rms_norm_groups(
+            exec,
+            &mut out.values,
+            norm,
+            n_groups,
+            eps,
+        )?)
+    }
+
+    fn scale(&self, _: Stage, x: &mut CpuBuffer, factor: f32) -> Result<(), BackendError> {
+        vector::scale(&self.exec, &mut x.values, factor);
         Ok(())
     }
 

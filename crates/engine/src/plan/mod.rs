@@ -15,8 +15,8 @@ use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, OUTPUT_GATES, ROTATIONS, SHARED_EXPERTS,
-    SIGMOIDS,
+    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, OUTPUT_GATES, ROTATIONS, SCALES,
+    SHARED_EXPERTS, SIGMOIDS, STATE_SPACES,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
@@ -349,6 +349,8 @@ impl ModelPlan {
         let obstacles = [
             (has_mixer(MixerKind::Convolution), CONVOLUTIONS),
             (has_mixer(MixerKind::DeltaNet), DELTA_NETS),
+            (has_mixer(MixerKind::Ssm), STATE_SPACES),
+            (c.residual_scale != 1.0 || c.logit_scale != 1.0, SCALES),
             (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),
             (

@@ -11,6 +11,7 @@ use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
 use sterna_kernels::hadamard::{Regroup, Rotation};
+use sterna_kernels::ssm::SsmShape;
 
 use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
@@ -22,7 +23,7 @@ use crate::family::{Family, QkNorms};
 use crate::rope::RopeScaling;
 use crate::weights::{
     Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, Layer, Mixer, Projection,
-    SharedExpert, Weights,
+    SharedExpert, Ssm, Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -340,10 +341,15 @@ impl<'a> Planner<'a> {
         let name = |part: &str| format!("blk.{i}.{part}");
 
         let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
-        let mixer = match (self.config.layers[i].mixer, self.config.delta) {
-            (MixerKind::Convolution, _) => Mixer::Convolution(self.convolution(i)?),
-            (MixerKind::DeltaNet, Some(shape)) => Mixer::DeltaNet(self.delta_net(i, &shape)?),
-            (MixerKind::Attention | MixerKind::DeltaNet, _) => Mixer::Attention(self.attention(i)?),
+        const CHECKED: &str = "a checked configuration has the heads of such layers";
+        let mixer = match self.config.layers[i].mixer {
+            MixerKind::Attention => Mixer::Attention(self.attention(i)?),
+            MixerKind::Convolution => Mixer::Convolution(self.convolution(i)?),
+            MixerKind::DeltaNet => {
+                let shape = self.config.delta.expect(CHECKED);
+                Mixer::DeltaNet(self.delta_net(i, &shape)?)
+            }
+            MixerKind::Ssm => Mixer::Ssm(self.ssm(i, &self.config.ssm.expect(CHECKED))?),
         };
         let ffn_norm = self.config.family.ffn_norm;
         let post_attn_norm = match ffn_norm == POST_ATTENTION_NORM {
@@ -502,23 +508,74 @@ impl<'a> Planner<'a> {
                 self.projection(&name("ssm_alpha"), Rows::all(n_heads), dim)?,
             ],
         };
-        // Checkpoints have its logarithm.
-        let a = self.catalog.get(&name("ssm_a"));
-        let of_a = match a.is_some_and(|entry| entry.name_in_file().ends_with("A_log")) {
-            true => Transform::MinusExp,
-            false => Transform::None,
-        };
         Ok(DeltaNet {
             qkv,
             gate,
             alpha,
             beta,
             taps: self.taps(&name("ssm_conv1d.weight"), shape.channels())?,
-            a: self.vector(&name("ssm_a"), n_heads, of_a)?,
+            a: self.decay(&name("ssm_a"), n_heads)?,
             dt_bias: self.vector(&name("ssm_dt.bias"), n_heads, Transform::None)?,
             norm: self.vector(&name("ssm_norm.weight"), shape.value_dim, Transform::None)?,
             output: self.projection(&name("ssm_out"), Rows::all(dim), shape.values())?,
         })
+    }
+
+    /// The state space of block `i`.
+    fn ssm(&mut self, i: usize, shape: &SsmShape) -> Result<Ssm<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let n_heads = shape.n_heads;
+        let stored = shape.inner() + shape.channels() + n_heads;
+        let mut part = |first, n| {
+            let rows = Rows { first, n, stored };
+            self.projection(&name("ssm_in"), rows, dim)
+        };
+        let gate = part(0, shape.inner())?;
+        let xbc = part(shape.inner(), shape.channels())?;
+        let dt = part(stored - n_heads, n_heads)?;
+        let bias = name("ssm_conv1d.bias");
+        let conv_bias = match self.find(&bias) {
+            Some(_) => Some(self.vector(&bias, shape.channels(), Transform::None)?),
+            None => None,
+        };
+        Ok(Ssm {
+            gate,
+            xbc,
+            dt,
+            taps: self.taps(&name("ssm_conv1d.weight"), shape.channels())?,
+            conv_bias,
+            a: self.decay(&name("ssm_a"), n_heads)?,
+            d: self.flat_vector(&name("ssm_d"), n_heads, Transform::None)?,
+            dt_bias: self.vector(&name("ssm_dt.bias"), n_heads, Transform::None)?,
+            norm: self.flat_vector(&name("ssm_norm.weight"), shape.inner(), Transform::None)?,
+            output: self.projection(&name("ssm_out"), Rows::all(dim), shape.inner())?,
+        })
+    }
+
+    /// The decays of heads, of which checkpoints have the logarithm.
+    fn decay(&mut self, name: &str, n_heads: usize) -> Result<VectorId, PlanError> {
+        let entry = self.catalog.get(name);
+        let transform = match entry.is_some_and(|entry| entry.name_in_file().ends_with("A_log")) {
+            true => Transform::MinusExp,
+            false => Transform::None,
+        };
+        self.flat_vector(name, n_heads, transform)
+    }
+
+    /// A vector that may be stored as a matrix: GGUF files have one value of a head in a row, and groups of a norm.
+    fn flat_vector(
+        &mut self,
+        name: &str,
+        len: usize,
+        transform: Transform,
+    ) -> Result<VectorId, PlanError> {
+        let shape = match self.catalog.get(name).map(|entry| &entry.shape[..]) {
+            Some(&[rows, columns]) if rows.checked_mul(columns) == Some(len) => vec![rows, columns],
+            _ => vec![len],
+        };
+        let (parts, recipe) = self.vector_of_shape(name, &shape, transform)?;
+        Ok(VectorId(self.push(parts, Recipe::Vector(recipe))))
     }
 
     /// A linear layer of rows of a matrix that has those of several in turn.
@@ -570,24 +627,14 @@ impl<'a> Planner<'a> {
             model_dim, ffn_dim, ..
         } = *self.config;
         let parts = self.config.family.parts;
-        let name = |part: &str| format!("blk.{i}.{part}");
-        // Without a separate gate, the up projection contains both, the gate first.
-        let (gate, up) = if self.find(&name("ffn_gate.weight")).is_some() {
-            (
-                self.projection(&name("ffn_gate"), Rows::all(ffn_dim), model_dim)?,
-                self.projection(&name("ffn_up"), Rows::all(ffn_dim), model_dim)?,
-            )
-        } else {
-            let half = |first| Rows {
-                first,
-                n: ffn_dim,
-                stored: 2 * ffn_dim,
-            };
-            (
-                self.projection(&name("ffn_up"), half(0), model_dim)?,
-                self.projection(&name("ffn_up"), half(ffn_dim), model_dim)?,
-            )
+        // Granite's checkpoints call the only network what others call the shared expert.
+        let end = match self.find(&format!("blk.{i}.ffn_up.weight")) {
+            None if self.config.family.ssm => "_shexp",
+            _ => "",
         };
+        let name = |part: &str| format!("blk.{i}.{part}{end}");
+        let names = [name("ffn_gate"), name("ffn_up")];
+        let [gate, up] = self.gate_and_up(&names, ffn_dim, model_dim)?;
         let sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
         let down = self.projection(&name("ffn_down"), Rows::all(model_dim), ffn_dim)?;
         Ok(Dense {
@@ -596,6 +643,29 @@ impl<'a> Planner<'a> {
             sub_norm,
             down,
         })
+    }
+
+    /// The matrices of a gate and of what it is multiplied with; without a separate gate, the second contains both, the
+    /// gate first.
+    fn gate_and_up(
+        &mut self,
+        [gate, up]: &[String; 2],
+        n: usize,
+        k: usize,
+    ) -> Result<[Projection<LinearId, VectorId>; 2], PlanError> {
+        if self.find(&format!("{gate}.weight")).is_some() {
+            let all = Rows::all(n);
+            return Ok([self.projection(gate, all, k)?, self.projection(up, all, k)?]);
+        }
+        let half = |first| Rows {
+            first,
+            n,
+            stored: 2 * n,
+        };
+        Ok([
+            self.projection(up, half(0), k)?,
+            self.projection(up, half(n), k)?,
+        ])
     }
 
     /// The experts of block `i`, one after another.
@@ -646,10 +716,12 @@ impl<'a> Planner<'a> {
         let dim = self.config.model_dim;
         let name = |part: &str| format!("blk.{i}.{part}_shexp");
         let gate = name("ffn_gate_inp");
+        let names = [name("ffn_gate"), name("ffn_up")];
+        let [of_gate, of_up] = self.gate_and_up(&names, ffn_dim, dim)?;
         Ok(SharedExpert {
             network: Dense {
-                gate: self.projection(&name("ffn_gate"), Rows::all(ffn_dim), dim)?,
-                up: self.projection(&name("ffn_up"), Rows::all(ffn_dim), dim)?,
+                gate: of_gate,
+                up: of_up,
                 sub_norm: None,
                 down: self.projection(&name("ffn_down"), Rows::all(dim), ffn_dim)?,
             },
@@ -689,15 +761,27 @@ impl<'a> Planner<'a> {
         [n, k]: [usize; 2],
     ) -> Result<LinearId, PlanError> {
         let stacked_name = format!("{name}_exps.weight");
-        let Some(entry) = self.find(&stacked_name) else {
-            return self.matrix(&format!("{name}.{expert}"), Rows::all(n), k);
+        // Gates and ups of all experts may be in one tensor, each expert's gate first.
+        let both = match name.rsplit_once('.') {
+            Some((block, "ffn_gate")) => Some((block, 0)),
+            Some((block, "ffn_up")) => Some((block, n)),
+            _ => None,
         };
-        check_shape(entry, &[n_experts, n, k])?;
+        let both = both.and_then(|(block, first)| {
+            let entry = self.find(&format!("{block}.ffn_gate_up_exps.weight"))?;
+            Some((entry, 2 * n, first))
+        });
+        let (entry, of_each, first) = match (both, self.find(&stacked_name)) {
+            (Some(both), _) => both,
+            (None, Some(entry)) => (entry, n, 0),
+            (None, None) => return self.matrix(&format!("{name}.{expert}"), Rows::all(n), k),
+        };
+        check_shape(entry, &[n_experts, of_each, k])?;
         expect_whole_blocks(entry, k)?;
         let rows = Rows {
-            first: expert * n,
+            first: expert * of_each + first,
             n,
-            stored: n_experts * n,
+            stored: n_experts * of_each,
         };
         let (part, recipe) = self.rows_of(name, entry, rows, k)?;
         Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
@@ -854,7 +938,7 @@ impl<'a> Planner<'a> {
             stored: Stored::Packed,
             scale: None,
             n_runs: 1,
-            precise: self.config.delta.is_some(),
+            precise: self.config.has_heads_of_states(),
             rotation,
         };
         if entry.dtype == DType::U8 {
@@ -975,7 +1059,7 @@ impl<'a> Planner<'a> {
             stored: self.bit_linears.stored(name, entry.dtype),
             scale: None,
             n_runs: 1,
-            precise: self.config.delta.is_some(),
+            precise: self.config.has_heads_of_states(),
             rotation,
         };
         Ok((part, recipe))

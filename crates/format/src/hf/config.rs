@@ -94,6 +94,24 @@ pub struct Config {
     pub linear_num_value_heads: Option<usize>,
     /// `tiled` if values are in the order of GGUF files; no other program writes it.
     pub linear_value_head_order: Option<String>,
+    /// The state spaces of Granite 4.
+    pub mamba_n_heads: Option<usize>,
+    pub mamba_d_head: Option<usize>,
+    pub mamba_d_state: Option<usize>,
+    pub mamba_n_groups: Option<usize>,
+    pub mamba_d_conv: Option<usize>,
+    /// Width of the network of every row, beside experts or without.
+    pub shared_intermediate_size: Option<usize>,
+    /// Factor on embeddings.
+    pub embedding_multiplier: Option<f64>,
+    /// Factor on what attention and networks add to the residual stream.
+    pub residual_multiplier: Option<f64>,
+    /// Factor on query-key products.
+    pub attention_multiplier: Option<f64>,
+    /// What logits are divided by.
+    pub logits_scaling: Option<f64>,
+    /// `nope` if nothing tells positions but order.
+    pub position_embedding_type: Option<String>,
     /// One layer in this many has attention, the others a gated delta net.
     pub full_attention_interval: Option<usize>,
     /// Whether queries come with gates of what attention gives.
@@ -237,6 +255,17 @@ impl Config {
             linear_value_head_dim: count("linear_value_head_dim")?,
             linear_num_value_heads: count("linear_num_value_heads")?,
             linear_value_head_order: string("linear_value_head_order")?,
+            mamba_n_heads: count("mamba_n_heads")?,
+            mamba_d_head: count("mamba_d_head")?,
+            mamba_d_state: count("mamba_d_state")?,
+            mamba_n_groups: count("mamba_n_groups")?,
+            mamba_d_conv: count("mamba_d_conv")?,
+            shared_intermediate_size: count("shared_intermediate_size")?,
+            embedding_multiplier: f64("embedding_multiplier")?,
+            residual_multiplier: f64("residual_multiplier")?,
+            attention_multiplier: f64("attention_multiplier")?,
+            logits_scaling: f64("logits_scaling")?,
+            position_embedding_type: string("position_embedding_type")?,
             full_attention_interval: count("full_attention_interval")?,
             attn_output_gate: bool("attn_output_gate")?,
             conv_l_cache: count("conv_L_cache")?,
