@@ -309,11 +309,12 @@ impl Exporter {
                 return Ok(None);
             }
             (Recipe::Vector(recipe) | Recipe::HostVector(recipe), Some(target)) => {
+                let n_rows = target.shape(&spec.recipe).first().map_or(0, |&n| n);
                 // Decoded for validation, even where the bytes are passed on.
                 let values = vector(recipe, &spec.parts[0], &parts[0])?;
                 let data = if self.to == Values::Gguf {
                     // The target stores norms and biases as floats, without the offset.
-                    self.in_order(target, f32s(&values), recipe.len)?
+                    self.in_order(target, f32s(&values), n_rows)?
                 } else if target.less_one {
                     let (data, exact) = less_one(&values);
                     if !exact {
@@ -328,7 +329,7 @@ impl Exporter {
                         dtype: recipe.dtype,
                         bytes: parts[0].clone(),
                     };
-                    self.in_order(target, stored, recipe.len)?
+                    self.in_order(target, stored, n_rows)?
                 };
                 (target.shape(&spec.recipe), data)
             }

@@ -114,11 +114,10 @@ impl Embed {
             .map(|(i, text)| {
                 let ids = tokenizer.encode(text, special)?;
                 verbs::check_ids(&ids, n_vocab)?;
-                match ids.is_empty() {
-                    true => bail!("expected at least one token, found none"),
-                    false => Ok(ids),
+                if ids.is_empty() {
+                    bail!("text {i}: expected at least one token, found none");
                 }
-                .with_context(|| format!("text {i}"))
+                Ok(ids)
             })
             .collect::<Result<_>>()?;
         let longest = encoded.iter().map(Vec::len).max().unwrap_or(0);
