@@ -75,7 +75,7 @@ fn max_difference(a: &[f32], b: &[f32]) -> f32 {
 fn hidden_states_and_vectors_are_those_of_the_reference() {
     let reference = Reference::of("qwen3");
     let folder = data("qwen3");
-    let said = fs::read(folder.join("1_Pooling/config.json")).unwrap();
+    let said = fs::read(folder.join("pooling.json")).unwrap();
     assert_eq!(Pooling::of_checkpoint(&said).unwrap(), Pooling::Last);
     for model in [
         common::checkpoint(&folder),
