@@ -375,3 +375,27 @@ fn vectors_of_texts_are_printed_and_written() {
         assert!(!out.status.success() && error.contains(expected), "{error}");
     }
 }
+
+/// The program's backend is another than that of the engine's own tests.
+#[test]
+fn layers_with_states_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("logits.safetensors");
+    let out = out.to_str().unwrap();
+    for (model, ids) in [
+        ("hf/lfm2", "1,2,3"),
+        ("hf/qwen3.5-moe", "1,2,3"),
+        ("hf/granite-hybrid", "1,2,3"),
+        ("gguf/bonsai2-ptq1_0/model.gguf", "1,2,3"),
+    ] {
+        let model = testdata(&format!("reference-states/{model}"));
+        let model = model.display().to_string();
+        let call = ["logits", &model, "--ids", ids, "--last", "-o", out];
+        let made = sterna(&call);
+        assert!(made.status.success(), "{model}: {made:?}");
+        let bytes = fs::read(out).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let values = bytes[8 + header..].as_chunks().0.iter();
+        assert!(values.map(|b| f32::from_le_bytes(*b)).all(f32::is_finite));
+    }
+}

@@ -19,8 +19,9 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::experts::Routing;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, Decoding, ExpertInput, ExpertMatrices,
-    ExpertProduct, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeltaNet, ExpertInput,
+    ExpertMatrices, ExpertProduct, LinearSource, LowRank, OutputLayout, Product, ScreenedRows,
+    Sequence, Ssm,
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
@@ -185,6 +186,11 @@ fn all_on_gpu<'a>(
 type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
 type OfScreen = <Cpu as Backend>::Screen;
+
+/// The vector on the CPU, where layers with states are.
+fn on_host(vector: &OfVector) -> Result<&Vec<f32>, BackendError> {
+    vector.cpu().ok_or(BackendError::WrongDevice)
+}
 
 impl Backend for Hybrid {
     type Routes = HybridRoutes;
@@ -570,13 +576,83 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let taps = taps.cpu().ok_or(BackendError::WrongDevice)?;
+        let taps = on_host(taps)?;
         let own = sequences.iter_mut().map(|s| Sequence {
             cache: &mut s.cache.cpu,
             n_rows: s.n_rows,
         });
         let own = &mut own.collect::<Vec<_>>()[..];
         (self.cpu).convolution(stage, taps, &*self.on_cpu(input)?, own, out.fill_on_cpu())
+    }
+
+    fn delta_net(
+        &self,
+        stage: Stage,
+        net: DeltaNet<'_, Hybrid>,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let own = sequences.iter_mut().map(|s| Sequence {
+            cache: &mut s.cache.cpu,
+            n_rows: s.n_rows,
+        });
+        let own = &mut own.collect::<Vec<_>>()[..];
+        let net = DeltaNet {
+            shape: net.shape,
+            taps: on_host(net.taps)?,
+            a: on_host(net.a)?,
+            dt_bias: on_host(net.dt_bias)?,
+            norm: on_host(net.norm)?,
+            eps: net.eps,
+            qkv: self.change_on_cpu(net.qkv)?,
+            gate: self.change_on_cpu(net.gate)?,
+            alpha: self.change_on_cpu(net.alpha)?,
+            beta: self.change_on_cpu(net.beta)?,
+        };
+        self.cpu.delta_net(stage, net, own, out.fill_on_cpu())
+    }
+
+    fn ssm(
+        &self,
+        stage: Stage,
+        ssm: Ssm<'_, Hybrid>,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let own = sequences.iter_mut().map(|s| Sequence {
+            cache: &mut s.cache.cpu,
+            n_rows: s.n_rows,
+        });
+        let own = &mut own.collect::<Vec<_>>()[..];
+        let ssm = Ssm {
+            shape: ssm.shape,
+            taps: on_host(ssm.taps)?,
+            conv_bias: ssm.conv_bias.map(on_host).transpose()?,
+            a: on_host(ssm.a)?,
+            d: on_host(ssm.d)?,
+            dt_bias: on_host(ssm.dt_bias)?,
+            norm: on_host(ssm.norm)?,
+            eps: ssm.eps,
+            gate: self.change_on_cpu(ssm.gate)?,
+            xbc: self.change_on_cpu(ssm.xbc)?,
+            dt: self.change_on_cpu(ssm.dt)?,
+        };
+        self.cpu.ssm(stage, ssm, own, out.fill_on_cpu())
+    }
+
+    fn scale(&self, stage: Stage, x: &mut HybridBuffer, factor: f32) -> Result<(), BackendError> {
+        self.cpu.scale(stage, self.change_on_cpu(x)?, factor)
+    }
+
+    fn add_gated(
+        &self,
+        stage: Stage,
+        x: &mut HybridBuffer,
+        y: &HybridBuffer,
+        gate: &HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let x = self.change_on_cpu(x)?;
+        (self.cpu).add_gated(stage, x, &*self.on_cpu(y)?, &*self.on_cpu(gate)?)
     }
 
     /// Where the scores were computed: experts are where their router is.
