@@ -16,7 +16,7 @@ use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryM
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::ssm::{self, SsmInputs};
-use sterna_kernels::{Exec, Isa, conv, norm, rope, vector};
+use sterna_kernels::{Exec, Isa, ShapeError, conv, norm, rope, vector};
 
 pub use cache::CpuCache;
 
@@ -124,6 +124,40 @@ impl Cpu {
         eps: f32,
     ) -> Result<(), BackendError> {
         Ok(norm::rms_norm(&self.exec, &mut x.values, weight, eps)?)
+    }
+}
+
+impl Cpu {
+    /// For each sequence, convolves its rows of `input`, whose taps and bias are `weights`, and calls `scan` with the
+    /// range of rows, what came of them, and the state of `n_state` values before them and after.
+    fn recurrent(
+        &self,
+        stage: Stage,
+        weights: (&[f32], Option<&[f32]>),
+        input: &CpuBuffer,
+        n_state: usize,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        mut scan: impl FnMut(&Range<usize>, &mut [f32], (&[f32], &mut [f32])) -> Result<(), ShapeError>,
+    ) -> Result<(), BackendError> {
+        let channels = input.width;
+        let n_window = weights.0.len().saturating_sub(channels);
+        let mut convolved = self
+            .convolved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_window + n_state);
+            let (window, before) = before.split_at(n_window);
+            let (next_window, after) = after.split_at_mut(n_window);
+            let (input, window) = (input.rows(&rows), (window, next_window));
+            convolved.resize(input.len(), 0.0);
+            conv::silu(&self.exec, channels, weights, input, window, &mut convolved)?;
+            scan(&rows, &mut convolved, (before, after))?;
+        }
+        Ok(())
     }
 }
 
@@ -518,40 +552,25 @@ impl Backend for Cpu {
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
         let exec = &self.exec;
-        let n_window = taps.len().saturating_sub(shape.channels());
         out.shape(qkv.n_rows(), shape.values());
-        let mut convolved = self
-            .convolved
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            let n_state = n_window + shape.state();
-            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
-            let (window, before) = before.split_at(n_window);
-            let (next_window, after) = after.split_at_mut(n_window);
-            let input = qkv.rows(&rows);
-            convolved.resize(input.len(), 0.0);
-            let window = (window, next_window);
-            conv::silu(
-                exec,
-                shape.channels(),
-                (taps, None),
-                input,
-                window,
-                &mut convolved,
-            )?;
-            let inputs = DeltaInputs {
-                qkv: &mut convolved,
-                alpha: alpha.rows_mut(&rows),
-                beta: beta.rows_mut(&rows),
-                a,
-                dt_bias,
-            };
-            delta_rule(exec, &shape, inputs, (before, after), out.rows_mut(&rows))?;
-        }
+        let weights = (&taps[..], None);
+        self.recurrent(
+            stage,
+            weights,
+            qkv,
+            shape.state(),
+            sequences,
+            |rows, qkv, state| {
+                let inputs = DeltaInputs {
+                    qkv,
+                    alpha: alpha.rows_mut(rows),
+                    beta: beta.rows_mut(rows),
+                    a,
+                    dt_bias,
+                };
+                delta_rule(exec, &shape, inputs, state, out.rows_mut(rows))
+            },
+        )?;
         norm::rms_norm(exec, &mut out.values, norm, eps)?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
@@ -579,40 +598,24 @@ impl Backend for Cpu {
     ) -> Result<(), BackendError> {
         let exec = &self.exec;
         let weights = (&taps[..], conv_bias.map(|bias| &bias[..]));
-        let n_window = taps.len().saturating_sub(shape.channels());
         out.shape(xbc.n_rows(), shape.inner());
-        let mut convolved = self
-            .convolved
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            let n_state = n_window + shape.state();
-            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
-            let (window, before) = before.split_at(n_window);
-            let (next_window, after) = after.split_at_mut(n_window);
-            let input = xbc.rows(&rows);
-            convolved.resize(input.len(), 0.0);
-            let window = (window, next_window);
-            conv::silu(
-                exec,
-                shape.channels(),
-                weights,
-                input,
-                window,
-                &mut convolved,
-            )?;
-            let inputs = SsmInputs {
-                xbc: &convolved,
-                dt: dt.rows_mut(&rows),
-                a,
-                d,
-                dt_bias,
-            };
-            ssm::scan(exec, &shape, inputs, (before, after), out.rows_mut(&rows))?;
-        }
+        self.recurrent(
+            stage,
+            weights,
+            xbc,
+            shape.state(),
+            sequences,
+            |rows, xbc, state| {
+                let inputs = SsmInputs {
+                    xbc,
+                    dt: dt.rows_mut(rows),
+                    a,
+                    d,
+                    dt_bias,
+                };
+                ssm::scan(exec, &shape, inputs, state, out.rows_mut(rows))
+            },
+        )?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
         let n_groups = shape.n_groups;

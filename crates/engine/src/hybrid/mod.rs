@@ -192,6 +192,17 @@ fn on_host(vector: &OfVector) -> Result<&Vec<f32>, BackendError> {
     vector.cpu().ok_or(BackendError::WrongDevice)
 }
 
+/// The sequences with their caches on the CPU.
+fn caches_on_host<'a>(
+    sequences: &'a mut [Sequence<'_, HybridCache>],
+) -> Vec<Sequence<'a, <Cpu as Backend>::Cache>> {
+    let own = sequences.iter_mut().map(|s| Sequence {
+        cache: &mut s.cache.cpu,
+        n_rows: s.n_rows,
+    });
+    own.collect()
+}
+
 impl Backend for Hybrid {
     type Routes = HybridRoutes;
     type Linear = OfLinear;
@@ -577,11 +588,7 @@ impl Backend for Hybrid {
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
         let taps = on_host(taps)?;
-        let own = sequences.iter_mut().map(|s| Sequence {
-            cache: &mut s.cache.cpu,
-            n_rows: s.n_rows,
-        });
-        let own = &mut own.collect::<Vec<_>>()[..];
+        let own = &mut caches_on_host(sequences)[..];
         (self.cpu).convolution(stage, taps, &*self.on_cpu(input)?, own, out.fill_on_cpu())
     }
 
@@ -592,11 +599,7 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = sequences.iter_mut().map(|s| Sequence {
-            cache: &mut s.cache.cpu,
-            n_rows: s.n_rows,
-        });
-        let own = &mut own.collect::<Vec<_>>()[..];
+        let own = &mut caches_on_host(sequences)[..];
         let net = DeltaNet {
             shape: net.shape,
             taps: on_host(net.taps)?,
@@ -619,11 +622,7 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = sequences.iter_mut().map(|s| Sequence {
-            cache: &mut s.cache.cpu,
-            n_rows: s.n_rows,
-        });
-        let own = &mut own.collect::<Vec<_>>()[..];
+        let own = &mut caches_on_host(sequences)[..];
         let ssm = Ssm {
             shape: ssm.shape,
             taps: on_host(ssm.taps)?,
