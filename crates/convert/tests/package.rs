@@ -349,6 +349,37 @@ fn manifest(path: &Path) -> Value {
 }
 
 #[test]
+fn experts_are_groups_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    for (model, mixture, expert) in [
+        (
+            "reference-mixtures/hf/mixtral",
+            json!({"numExperts": 4, "numExpertsPerToken": 2}),
+            "layer.2.expert.3",
+        ),
+        (
+            "reference-states/hf/qwen3.5-moe",
+            json!({"numExperts": 8, "numExpertsPerToken": 2, "sharedExperts": 1}),
+            "layer.3.expert.7",
+        ),
+    ] {
+        let out = dir.path().join(expert);
+        convert(&testdata(model), &out).unwrap();
+        let manifest = manifest(&out);
+        assert_eq!(manifest["modelType"], "mixtral");
+        assert_eq!(manifest["moeConfig"], mixture, "{model}");
+        let group = &manifest["groups"][expert];
+        assert_eq!(group["type"], "expert");
+        let (layer, index) = expert["layer.".len()..].split_once(".expert.").unwrap();
+        assert_eq!(group["layerIndex"].to_string(), layer);
+        assert_eq!(group["expertIndex"].to_string(), index);
+        assert_eq!(group["tensors"].as_array().unwrap().len(), 3);
+    }
+    let groups = &manifest(&dir.path().join("layer.2.expert.3"))["groups"];
+    assert_eq!(groups["layer.0.shared"]["type"], "layer");
+}
+
+#[test]
 fn a_package_keeps_what_its_source_says_besides() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b, c) = (

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
@@ -96,6 +97,28 @@ pub trait Backend: Sized {
     fn routes(&self) -> Self::Routes;
     /// An empty cache.
     fn cache(&self, shape: &CacheShape) -> Result<Self::Cache, BackendError>;
+
+    /// Writes what `cache` holds for `layer`, in a form of the backend's own: [`Backend::restore_layer`] reads it.
+    fn save_layer(
+        &self,
+        _cache: &mut Self::Cache,
+        _layer: usize,
+        _to: &mut dyn Write,
+    ) -> Result<(), SnapshotError> {
+        Err(BackendError::Unsupported(SNAPSHOTS).into())
+    }
+
+    /// Reads what was saved of `layer` into `cache`, which is empty and of the same shape. It has the tokens once
+    /// every layer is restored and it [advances](KvCache::advance) by their number.
+    fn restore_layer(
+        &self,
+        _cache: &mut Self::Cache,
+        _layer: usize,
+        _held: LayerContents,
+        _from: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
+        Err(BackendError::Unsupported(SNAPSHOTS).into())
+    }
 
     /// Begins a step: the operations from here to the next call are one forward pass over one batch.
     fn begin_step(&self) -> Result<(), BackendError> {
@@ -348,7 +371,9 @@ pub trait Backend: Sized {
     }
 }
 
-/// What [`BackendError::Unsupported`] calls layers with a state.
+/// What [`BackendError::Unsupported`] calls saving a sequence.
+const SNAPSHOTS: &str = "saved sequences";
+/// What it calls layers with a state.
 pub(crate) const CONVOLUTIONS: &str = "short convolutions";
 /// Likewise.
 pub(crate) const STATE_SPACES: &str = "state spaces";
@@ -600,6 +625,15 @@ pub trait KvCache: Sized {
     fn fork(&self, len: usize) -> Self;
 }
 
+/// What a cache holds for a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerContents {
+    /// Keys and values of this many tokens.
+    Keys(usize),
+    /// A state of this many values.
+    State(usize),
+}
+
 /// A weight matrix `[n, k]` as passed to a backend.
 #[derive(Debug, Clone)]
 pub struct LinearSource {
@@ -673,6 +707,65 @@ pub enum BackendError {
     /// A result that isn't ready, where the platform can't block on it.
     #[error("the result isn't ready yet, and this platform can't block: await it instead")]
     CannotWait,
+}
+
+/// Why a sequence can't be saved or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// It can't be written or read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// What was saved doesn't fit.
+    #[error("saved sequence: {what}: expected {expected}, found {found}")]
+    Unfit {
+        /// Which part of it.
+        what: &'static str,
+        /// What would fit.
+        expected: String,
+        /// What it has.
+        found: String,
+    },
+    /// The backend failed, or can't save sequences.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl SnapshotError {
+    pub(crate) fn unfit(
+        what: &'static str,
+        expected: impl fmt::Display,
+        found: impl fmt::Display,
+    ) -> SnapshotError {
+        SnapshotError::Unfit {
+            what,
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }
+    }
+}
+
+/// Reads `bytes.len()` bytes of a saved sequence.
+pub(crate) fn read_saved(from: &mut dyn Read, bytes: &mut [u8]) -> Result<(), SnapshotError> {
+    from.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => SnapshotError::unfit("end", "more bytes", "none"),
+        _ => error.into(),
+    })
+}
+
+/// Reads what says how `layer` was saved, which should be `expected`.
+pub(crate) fn read_form(from: &mut dyn Read, expected: &[u8; 4]) -> Result<(), SnapshotError> {
+    let mut found = [0; 4];
+    read_saved(from, &mut found)?;
+    if found == *expected {
+        return Ok(());
+    }
+    let text = |form: &[u8; 4]| form.escape_ascii().to_string();
+    Err(SnapshotError::unfit(
+        "form of a layer",
+        text(expected),
+        text(&found),
+    ))
 }
 
 impl BackendError {

@@ -1,5 +1,7 @@
 //! The sequences of a model.
 
+mod snapshot;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use crate::rope::{Angles, Rope};
 use crate::sampling::Sampler;
 use crate::screening::HeadUse;
 use crate::weight_set::WeightSet;
+
+pub use snapshot::SaveError;
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]

@@ -444,3 +444,28 @@ fn a_screen_of_the_head_is_refused() {
     let error = load_on(plan, &files, gpu).err().unwrap().to_string();
     assert!(error.contains("screen of the output head"), "{error}");
 }
+
+#[test]
+fn a_restored_sequence_goes_on_as_the_saved_one() {
+    let Some(gpu) = gpu() else { return };
+    let model = stories().load(&gpu);
+    for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+        let options = SessionOptions {
+            cache,
+            ..SessionOptions::new(512)
+        };
+        let new = || Session::new(Arc::clone(&model), options).unwrap();
+        let ids = story_ids(300);
+        let mut first = new();
+        first.forward(&ids[..290], Logits::None).unwrap();
+        let mut file = Vec::new();
+        first.save(&mut file).unwrap();
+        let mut second = new();
+        second.restore(&mut &file[..]).unwrap();
+        let rest = |session: &mut Session<Gpu>| session.forward(&ids[290..], Logits::All).unwrap();
+        assert_eq!(rest(&mut first), rest(&mut second));
+        let cut = &file[..file.len() / 2];
+        assert!(second.restore(&mut &cut[..]).is_err());
+        assert!(second.is_empty());
+    }
+}

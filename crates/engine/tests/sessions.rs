@@ -385,3 +385,102 @@ fn a_batch_that_fails_changes_no_sequence() {
             .is_empty()
     );
 }
+
+/// What a session writes of itself.
+fn saved(session: &mut Session<Cpu>) -> Vec<u8> {
+    let mut file = Vec::new();
+    session.save(&mut file).unwrap();
+    file
+}
+
+#[test]
+fn a_restored_sequence_goes_on_with_the_bits_of_the_saved_one() {
+    let attending = [bitllama(), load_hf(&testdata().join("stories260K/hf"))];
+    for model in attending.iter().chain(&stateful()) {
+        for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+            let options = SessionOptions {
+                cache,
+                ..SessionOptions::new(N_CTX)
+            };
+            let new = || Session::new(Arc::clone(model), options).unwrap();
+            for len in [0, 1, 64, 129] {
+                let ids = few_ids(len + 5);
+                let mut first = new();
+                if len > 0 {
+                    first.forward(&ids[..len], Logits::None).unwrap();
+                }
+                let file = saved(&mut first);
+                assert_eq!(first.len(), len);
+                let mut second = new();
+                // What it held before is gone.
+                second.forward(&[1, 2, 3], Logits::None).unwrap();
+                second.restore(&mut &file[..]).unwrap();
+                assert_eq!(second.len(), len);
+                let mut fork = second.fork(len);
+                let want = first.forward(&ids[len..], Logits::All).unwrap();
+                for session in [&mut second, &mut fork] {
+                    assert_eq!(session.forward(&ids[len..], Logits::All).unwrap(), want);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_restored() {
+    let model = bitllama();
+    let mut first = session(&model);
+    first.forward(&ids(70), Logits::None).unwrap();
+    let file = saved(&mut first);
+    let refusal = |into: &mut Session<Cpu>, file: &[u8]| {
+        let error = into.restore(&mut &file[..]).unwrap_err();
+        assert!(into.is_empty());
+        error.to_string()
+    };
+    // Cut off, or changed, anywhere.
+    for len in (0..file.len()).step_by(997).chain([file.len() - 1]) {
+        let message = refusal(&mut session(&model), &file[..len]);
+        assert!(message.contains("expected more bytes"), "{len}: {message}");
+    }
+    for i in [0, 8, 16, 24, 32, 40, 48, 55, file.len() - 1] {
+        let mut changed = file.clone();
+        changed[i] ^= 0x40;
+        let message = refusal(&mut session(&model), &changed);
+        assert!(message.contains("expected"), "{i}: {message}");
+    }
+    // Of another type, for another context, for another model of the same shape.
+    let options = SessionOptions {
+        cache: CacheType::F16,
+        ..SessionOptions::new(N_CTX)
+    };
+    let mut other = Session::new(Arc::clone(&model), options).unwrap();
+    let message = refusal(&mut other, &file);
+    assert!(
+        message.contains("type of the cache: expected 1, found 0"),
+        "{message}"
+    );
+    let mut small = Session::new(Arc::clone(&model), SessionOptions::new(70)).unwrap();
+    let message = refusal(&mut small, &file);
+    assert!(
+        message.contains("tokens: expected at most 69, found 70"),
+        "{message}"
+    );
+    let message = refusal(
+        &mut session(&load_hf(&testdata().join("stories260K/hf"))),
+        &file,
+    );
+    assert!(message.contains("expected"), "{message}");
+    let (plan, files) = plan_gguf(&testdata().join("bitllama-3M/bitllama-3M-f16.gguf"));
+    let floats = load(plan, &files, Cpu::new(1, Isa::detect())).unwrap();
+    let message = refusal(&mut session(&floats), &file);
+    assert!(
+        message.contains("another model, revision or adapter"),
+        "{message}"
+    );
+    // A sequence without room for the token of the proof.
+    let mut full = Session::new(Arc::clone(&model), SessionOptions::new(70)).unwrap();
+    full.forward(&ids(70), Logits::None).unwrap();
+    let error = full.save(&mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("context is full"), "{error}");
+    assert_eq!(full.len(), 70);
+}

@@ -231,6 +231,7 @@ codes! {
     sterna_delivery::hash::Mismatch => |_| ErrorCode::HashMismatch;
     sterna_engine::lora::AdapterError => |_| ErrorCode::InvalidFile;
     sterna_engine::EngineError => engine_code;
+    sterna_engine::session::SaveError => save_code;
     sterna_engine::LoadError => load_code;
     sterna_engine::PlanError => |_| ErrorCode::Unsupported;
     sterna_engine::sampling::SamplerError => |_| ErrorCode::InvalidRequest;
@@ -349,6 +350,17 @@ fn engine_code(error: &sterna_engine::EngineError) -> ErrorCode {
         EngineError::ContextFull { .. } => ErrorCode::ContextFull,
         EngineError::Backend(error) => backend_code(error),
         _ => ErrorCode::InvalidRequest,
+    }
+}
+
+fn save_code(error: &sterna_engine::session::SaveError) -> ErrorCode {
+    use sterna_engine::backend::SnapshotError;
+    use sterna_engine::session::SaveError;
+    match error {
+        SaveError::Engine(error) => engine_code(error),
+        SaveError::Snapshot(SnapshotError::Io(error)) => io_code(error),
+        SaveError::Snapshot(SnapshotError::Backend(error)) => backend_code(error),
+        _ => ErrorCode::InvalidFile,
     }
 }
 

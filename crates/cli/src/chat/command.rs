@@ -12,7 +12,7 @@ pub(super) const HELP: &str = "\
 /reset            forget everything said
 /system [TEXT]    set the instructions that precede the chat, or remove them
 /set [NAME VALUE] change a setting such as temperature, or show all
-/save FILE        write the conversation to a file
+/save FILE        write the conversation to a file, and what was computed for it beside it
 /load FILE        continue a conversation that was saved
 /swap MODEL [GROUP...]  replace weights by those of another revision: the named groups, or all that differ
 /stats            show what the last answer took, and how full the context is

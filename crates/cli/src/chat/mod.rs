@@ -61,6 +61,8 @@ pub(crate) struct ChatOptions {
     pub(crate) constraint: Option<Box<dyn TokenConstraint>>,
     /// Show timings after each answer of a conversation.
     pub(crate) shows_timings: bool,
+    /// Save what was computed together with conversations.
+    pub(crate) saves_cache: bool,
     /// The weights of the model.
     pub(crate) weights: Replaceable,
 }
@@ -373,13 +375,29 @@ impl Chat {
         answered
     }
 
-    fn save(&self, file: &Path) -> Result<()> {
+    fn save(&mut self, file: &Path) -> Result<()> {
         let conversation = (self.options.conversation.as_ref())
             .context("/save: expected a conversation, found a text (--raw, or a base model)")?;
         let messages = conversation.messages();
         saved::save(file, &self.options.model, messages)?;
-        let (file, n) = (file.display(), messages.len());
-        output::reply(format_args!("Saved {n} messages to {file}."));
+        let n = messages.len();
+        output::reply(format_args!("Saved {n} messages to {}.", file.display()));
+        let sequence = self.scheduler.sequence_mut(self.sequence);
+        let sequence = sequence.expect("the sequence is never taken out");
+        if !self.options.saves_cache || sequence.is_empty() {
+            return Ok(());
+        }
+        let n = sequence.len();
+        match saved::save_cache(file, sequence) {
+            Ok(bytes) => output::reply(format_args!(
+                "What was computed for them, of {n} tokens, is in {} ({}); /set save-cache off leaves it out.",
+                saved::cache_of(file).display(),
+                output::Bytes(bytes)
+            )),
+            Err(error) => output::note(format_args!(
+                "note: what was computed for them isn't saved: {error:#}"
+            )),
+        }
         Ok(())
     }
 
@@ -405,6 +423,13 @@ impl Chat {
         }
         self.n_forgotten = 0;
         output::reply(format_args!("Loaded {n} messages from {}.", file.display()));
+        let sequence = self.scheduler.sequence_mut(self.sequence);
+        let sequence = sequence.expect("the sequence is never taken out");
+        if let Err(error) = saved::load_cache(file, sequence) {
+            output::note(format_args!(
+                "note: {error:#}; the conversation is computed again"
+            ));
+        }
         self.prefill(stop)
     }
 
@@ -525,6 +550,7 @@ mod tests {
             speculate: None,
             constraint: None,
             shows_timings: false,
+            saves_cache: true,
             weights: Replaceable::new(
                 &files,
                 &plan,
@@ -712,6 +738,27 @@ mod tests {
         say(&mut other, &["Something else.", &format!("/load {file}")]);
         assert_eq!(messages(&other), &messages(&chat)[..5]);
         let n_held = other.sequence().len();
+        // What was computed for it is there, too, and fits no other cache.
+        let mut third = chat_on("cpu").unwrap();
+        let sequence = third.scheduler.sequence_mut(third.sequence).unwrap();
+        assert!(saved::load_cache(Path::new(file), sequence).unwrap());
+        let saved_ids = sequence.ids();
+        let held = other.sequence().ids().iter().zip(saved_ids);
+        let n_same = held.take_while(|(a, b)| a == b).count();
+        assert!(n_same > 30 && n_same + 4 >= saved_ids.len(), "{n_same}");
+        // A damaged one is not believed, and what is something else is not replaced.
+        let cache = saved::cache_of(Path::new(file));
+        let mut bytes = std::fs::read(&cache).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&cache, &bytes).unwrap();
+        assert!(saved::load_cache(Path::new(file), sequence).is_err());
+        assert!(sequence.is_empty());
+        say(&mut third, &[&format!("/load {file}")]);
+        assert_eq!(third.sequence().len(), n_held);
+        std::fs::write(&cache, "mine").unwrap();
+        say(&mut third, &[&format!("/save {file}")]);
+        assert_eq!(std::fs::read_to_string(&cache).unwrap(), "mine");
         let stats = other.speak("Tell me a story.".into(), || false).unwrap();
         assert_eq!(messages(&other), messages(&chat));
         // Only what begins the answer differs.

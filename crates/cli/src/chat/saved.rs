@@ -1,14 +1,17 @@
 //! Conversations in files.
 //!
-//! A file has the messages. What the cache held of them is computed again when they are loaded, so a file
-//! fits every model, device and data type of a cache.
+//! A file has the messages, and fits every model, device and data type of a cache. Beside it lies what was computed
+//! for them, which fits only those that it was computed with: elsewhere it is computed again.
 
-use std::io::Write;
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use sterna::conversation::{Message, Role};
+use sterna::native::Device;
+use sterna::sequence::{Sequence, is_saved};
 use sterna_delivery::PartialFile;
 
 use crate::verbs::read_text;
@@ -83,6 +86,52 @@ pub(super) fn load(file: &Path) -> Result<(String, Vec<Message>)> {
         );
     }
     Ok((saved.model, messages))
+}
+
+/// Where the cache of the conversation in `file` is.
+pub(super) fn cache_of(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".cache");
+    name.into()
+}
+
+/// Writes what `sequence` holds beside `file`; returns the bytes.
+pub(super) fn save_cache(file: &Path, sequence: &mut Sequence<Device>) -> Result<u64> {
+    let path = cache_of(file);
+    if let Ok(old) = File::open(&path) {
+        let mut start = Vec::new();
+        old.take(64)
+            .read_to_end(&mut start)
+            .with_context(|| path.display().to_string())?;
+        if !is_saved(&start) {
+            let path = path.display();
+            bail!(
+                "{path}: expected what was computed for a conversation, found another file; not replaced"
+            );
+        }
+    }
+    let name = || format!("{}: cannot write", path.display());
+    let mut to = BufWriter::with_capacity(
+        1 << 20,
+        PartialFile::create_private(&path).with_context(name)?,
+    );
+    sequence.save(&mut to).with_context(name)?;
+    let to = to.into_inner().map_err(|error| error.into_error());
+    to.and_then(PartialFile::finish).with_context(name)?;
+    Ok(path.metadata().with_context(name)?.len())
+}
+
+/// Reads it into `sequence`; whether there is a file.
+pub(super) fn load_cache(file: &Path, sequence: &mut Sequence<Device>) -> Result<bool> {
+    let path = cache_of(file);
+    let from = match File::open(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        from => from.with_context(|| format!("{}: cannot read", path.display()))?,
+    };
+    let mut from = BufReader::with_capacity(1 << 20, from);
+    let restored = sequence.restore(&mut from);
+    restored.with_context(|| path.display().to_string())?;
+    Ok(true)
 }
 
 fn read(file: &Path) -> Result<Saved> {

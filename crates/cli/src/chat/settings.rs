@@ -13,6 +13,11 @@ impl Chat {
         let of_name = |reason: String| anyhow!("{name}: {reason}, found `{text}`");
         let whole = || numbers::whole(text).map_err(of_name);
         let number = || numbers::number(text).map_err(of_name);
+        let switch = || match text {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err(of_name("expected on or off".to_owned())),
+        };
         let n_vocab = self.sequence().session().model().config().n_vocab;
         let options = &mut self.options;
         let mut config = options.sampler.config().clone();
@@ -35,11 +40,11 @@ impl Chat {
                 return Ok(());
             }
             "timings" => {
-                options.shows_timings = match text {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err(of_name("expected on or off".to_owned())),
-                };
+                options.shows_timings = switch()?;
+                return Ok(());
+            }
+            "save-cache" => {
+                options.saves_cache = switch()?;
                 return Ok(());
             }
             _ => {
@@ -52,7 +57,7 @@ impl Chat {
     }
 
     /// All settings, with their values.
-    fn settings(&self) -> [(&'static str, String); 11] {
+    fn settings(&self) -> [(&'static str, String); 12] {
         let SamplerConfig {
             temperature,
             top_k,
@@ -69,11 +74,7 @@ impl Chat {
             usize::MAX => all.to_owned(),
             n => n.to_string(),
         };
-        let timings = if self.options.shows_timings {
-            "on"
-        } else {
-            "off"
-        };
+        let switch = |is_on| if is_on { "on" } else { "off" }.to_owned();
         [
             ("temperature", temperature.to_string()),
             ("top-k", top_k.to_string()),
@@ -88,7 +89,8 @@ impl Chat {
                 "max-tokens",
                 limit(self.options.max_tokens, "as many as fit"),
             ),
-            ("timings", timings.to_owned()),
+            ("timings", switch(self.options.shows_timings)),
+            ("save-cache", switch(self.options.saves_cache)),
         ]
     }
 

@@ -228,6 +228,7 @@ impl Run {
             speculate: self.speculate,
             constraint,
             shows_timings: false,
+            saves_cache: true,
             weights,
         };
         let mut chat = Chat::new(session, open, options);

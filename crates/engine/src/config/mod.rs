@@ -165,8 +165,16 @@ impl ModelConfig {
 
     /// Values that all layers with a state remember of a sequence.
     pub(crate) fn state_values(&self) -> usize {
+        self.layers
+            .iter()
+            .map(|layer| self.layer_state(layer))
+            .sum()
+    }
+
+    /// Values that a layer remembers of a sequence; 0 if those are keys and values.
+    pub(crate) fn layer_state(&self, layer: &LayerConfig) -> usize {
         let window = |channels: usize| self.conv_taps.unwrap_or(1).saturating_sub(1) * channels;
-        let of_layer = |layer: &LayerConfig| match (layer.mixer, &self.delta) {
+        match (layer.mixer, &self.delta) {
             (MixerKind::Convolution, _) => window(self.model_dim),
             (MixerKind::DeltaNet, Some(delta)) => window(delta.channels()) + delta.state(),
             (MixerKind::Ssm, _) => match &self.ssm {
@@ -174,8 +182,7 @@ impl ModelConfig {
                 None => 0,
             },
             (MixerKind::Attention | MixerKind::DeltaNet, _) => 0,
-        };
-        self.layers.iter().map(of_layer).sum()
+        }
     }
 
     /// Layers with keys and values.

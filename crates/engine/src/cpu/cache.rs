@@ -1,12 +1,13 @@
 //! The key-value cache in memory: pages that sequences with a common prefix share.
 
+use std::io::{Read, Write};
 use std::sync::Arc;
 
 use sterna_kernels::attention::{KvPage, PAGE_LEN};
 use sterna_kernels::{Exec, ShapeError};
 
 use super::states::States;
-use crate::backend::{CacheShape, KvCache};
+use crate::backend::{CacheShape, KvCache, LayerContents, SnapshotError, read_form, read_saved};
 
 /// Keys and values of one sequence.
 ///
@@ -21,6 +22,11 @@ pub struct CpuCache {
     /// States of layers that have those, once one was asked for.
     states: Option<States>,
 }
+
+/// How keys and values are saved: pages.
+const PAGES: &[u8; 4] = b"page";
+/// How a state is saved.
+const STATE: &[u8; 4] = b"stat";
 
 impl CpuCache {
     pub(super) fn new(shape: &CacheShape) -> CpuCache {
@@ -67,6 +73,69 @@ impl CpuCache {
             let page = Arc::make_mut(&mut pages[page]);
             page.store(exec, first, &k[rows.clone()], &v[rows])?;
             at += n;
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of `layer`, or its state.
+    pub(super) fn save(&self, layer: usize, to: &mut dyn Write) -> Result<(), SnapshotError> {
+        let state = self.states.as_ref().and_then(|states| states.last(layer));
+        if let Some(state) = state {
+            to.write_all(STATE)?;
+            to.write_all(&(state.len() as u64).to_ne_bytes())?;
+            let bytes: Vec<u8> = state.iter().flat_map(|x| x.to_ne_bytes()).collect();
+            to.write_all(&bytes)?;
+            return Ok(());
+        }
+        to.write_all(PAGES)?;
+        for page in &self.layers[layer] {
+            for bytes in page.as_bytes() {
+                to.write_all(bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what was saved.
+    pub(super) fn restore(
+        &mut self,
+        layer: usize,
+        held: LayerContents,
+        from: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
+        let CacheShape {
+            n_kv_heads,
+            head_dim,
+            dtype,
+            ..
+        } = self.shape;
+        match held {
+            LayerContents::Keys(len) => {
+                read_form(from, PAGES)?;
+                for _ in 0..len.div_ceil(PAGE_LEN) {
+                    let mut page = KvPage::new(dtype, n_kv_heads, head_dim);
+                    for bytes in page.as_bytes_mut() {
+                        read_saved(from, bytes)?;
+                    }
+                    self.layers[layer].push(Arc::new(page));
+                }
+            }
+            LayerContents::State(n) => {
+                read_form(from, STATE)?;
+                let mut found = [0; 8];
+                read_saved(from, &mut found)?;
+                let found = u64::from_ne_bytes(found);
+                if found != n as u64 {
+                    return Err(SnapshotError::unfit("values of a state", n, found));
+                }
+                let mut bytes = vec![0; 4 * n];
+                read_saved(from, &mut bytes)?;
+                let (values, _) = bytes.as_chunks();
+                let (_, state) = self.state(layer, n);
+                for (value, bytes) in state.iter_mut().zip(values) {
+                    *value = f32::from_ne_bytes(*bytes);
+                }
+            }
         }
         Ok(())
     }

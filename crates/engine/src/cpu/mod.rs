@@ -4,6 +4,7 @@ mod cache;
 mod states;
 
 use std::future::{Ready, ready};
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -22,8 +23,8 @@ pub use cache::CpuCache;
 
 use crate::backend::{
     self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertProduct,
-    KvCache, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows, Sequence, Ssm,
-    WeightData,
+    KvCache, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows,
+    Sequence, SnapshotError, Ssm, WeightData,
 };
 use crate::rope::Angles;
 use crate::stage::Stage;
@@ -288,6 +289,25 @@ impl Backend for Cpu {
 
     fn cache(&self, shape: &CacheShape) -> Result<CpuCache, BackendError> {
         Ok(CpuCache::new(shape))
+    }
+
+    fn save_layer(
+        &self,
+        cache: &mut CpuCache,
+        layer: usize,
+        to: &mut dyn Write,
+    ) -> Result<(), SnapshotError> {
+        cache.save(layer, to)
+    }
+
+    fn restore_layer(
+        &self,
+        cache: &mut CpuCache,
+        layer: usize,
+        held: LayerContents,
+        from: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
+        cache.restore(layer, held, from)
     }
 
     fn embed(

@@ -62,6 +62,12 @@ impl States {
         (before, self.next[layer].insert(state))
     }
 
+    /// The state of `layer` at the end, if there is one.
+    pub(super) fn last(&self, layer: usize) -> Option<&[f32]> {
+        let (_, states) = self.checkpoints.last()?;
+        Some(&states[layer][..]).filter(|state| !state.is_empty())
+    }
+
     /// Makes the states that were computed those at position `len`.
     pub(super) fn advance(&mut self, len: usize) {
         let states = self

@@ -1,5 +1,6 @@
 //! Keys and values on the device.
 
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +10,10 @@ use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
 use super::decode::SampleScratch;
-use crate::backend::{CacheShape, KvCache, Rotation};
+use crate::backend::{
+    BackendError, CONVOLUTIONS, CacheShape, KvCache, LayerContents, Rotation, SnapshotError,
+    read_form, read_saved,
+};
 use crate::sampling::Sampling;
 
 /// Keys and values of one sequence.
@@ -36,6 +40,9 @@ struct Layer {
     /// Has as many owners as there are sequences with this memory.
     owners: Arc<()>,
 }
+
+/// How keys and values are saved: rows of heads.
+const ROWS: &[u8; 4] = b"rows";
 
 /// Rotations by position; those of a step's rows are filled in for it.
 #[derive(Debug)]
@@ -117,6 +124,44 @@ impl GpuCache {
             owners: Arc::new(()),
         });
         Ok(memory)
+    }
+
+    /// Writes the keys and values of `layer`, which have been computed.
+    pub(super) fn save(
+        &self,
+        device: &Device,
+        layer: usize,
+        to: &mut dyn Write,
+    ) -> Result<(), SnapshotError> {
+        to.write_all(ROWS)?;
+        if let Some(layer) = &self.layers[layer] {
+            let saved = layer.memory.read(device, self.len);
+            to.write_all(&saved.map_err(BackendError::from)?)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what was saved.
+    pub(super) fn restore(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
+        layer: usize,
+        held: LayerContents,
+        from: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
+        let LayerContents::Keys(len) = held else {
+            return Err(BackendError::Unsupported(CONVOLUTIONS).into());
+        };
+        read_form(from, ROWS)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let memory = (self.layer(device, graph, layer, len)).map_err(BackendError::from)?;
+        let mut saved = vec![0; memory.saved_bytes(len)];
+        read_saved(from, &mut saved)?;
+        let written = memory.write(device, len, &saved);
+        Ok(written.map_err(BackendError::from)?)
     }
 
     /// The buffer with the next position.

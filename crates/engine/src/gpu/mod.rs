@@ -13,6 +13,7 @@ mod routes;
 mod weights;
 
 use std::fmt;
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +33,9 @@ use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
-    DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache, LinearSource, LowRank,
-    OUTPUT_GATES, OutputLayout, Product, SIGMOIDS, ScreenedRows, Sequence,
+    DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache, LayerContents,
+    LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SIGMOIDS, ScreenedRows, Sequence,
+    SnapshotError,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -245,6 +247,27 @@ impl Backend for Gpu {
         // Weights are loaded before sessions begin: the staging buffers are no longer needed.
         *self.upload.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(GpuCache::new(shape, &self.graph))
+    }
+
+    fn save_layer(
+        &self,
+        cache: &mut GpuCache,
+        layer: usize,
+        to: &mut dyn Write,
+    ) -> Result<(), SnapshotError> {
+        // What is saved may not have been computed yet.
+        self.graph.lock().flush().map_err(BackendError::from)?;
+        cache.save(&self.device, layer, to)
+    }
+
+    fn restore_layer(
+        &self,
+        cache: &mut GpuCache,
+        layer: usize,
+        held: LayerContents,
+        from: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
+        cache.restore(&self.device, &mut self.graph.lock(), layer, held, from)
     }
 
     /// Submits what is pending of the previous step: its inputs are about to be replaced.

@@ -8,6 +8,7 @@ mod buffer;
 mod cache;
 mod offload;
 
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +21,8 @@ use sterna_kernels::experts::Routing;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeltaNet, ExpertInput,
-    ExpertMatrices, ExpertProduct, LinearSource, LowRank, OutputLayout, Product, ScreenedRows,
-    Sequence, Ssm,
+    ExpertMatrices, ExpertProduct, LayerContents, LinearSource, LowRank, OutputLayout, Product,
+    ScreenedRows, Sequence, SnapshotError, Ssm,
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
@@ -305,6 +306,31 @@ impl Backend for Hybrid {
         };
         let cpu = self.cpu.cache(shape)?;
         Ok(HybridCache { cpu, gpu })
+    }
+
+    fn save_layer(
+        &self,
+        cache: &mut HybridCache,
+        layer: usize,
+        to: &mut dyn Write,
+    ) -> Result<(), SnapshotError> {
+        match (self.side_of_layer(layer, Side::Cpu), &mut cache.gpu) {
+            (Side::Gpu, Some(cache)) => self.gpu()?.save_layer(cache, layer, to),
+            _ => self.cpu.save_layer(&mut cache.cpu, layer, to),
+        }
+    }
+
+    fn restore_layer(
+        &self,
+        cache: &mut HybridCache,
+        layer: usize,
+        held: LayerContents,
+        from: &mut dyn Read,
+    ) -> Result<(), SnapshotError> {
+        match (self.side_of_layer(layer, Side::Cpu), &mut cache.gpu) {
+            (Side::Gpu, Some(cache)) => self.gpu()?.restore_layer(cache, layer, held, from),
+            _ => self.cpu.restore_layer(&mut cache.cpu, layer, held, from),
+        }
     }
 
     fn begin_step(&self) -> Result<(), BackendError> {

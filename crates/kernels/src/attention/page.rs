@@ -45,6 +45,7 @@ trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for f16 {}
 impl Plain for i8 {}
+impl Plain for u8 {}
 
 fn view<T: Plain>(lines: &[Line]) -> &[T] {
     // SAFETY: lines are initialised, aligned beyond what `T` needs, and a whole number of `T`; any
@@ -84,6 +85,16 @@ impl KvPage {
             keys: zeros.clone(),
             values: zeros,
         }
+    }
+
+    /// The memory of the keys, and of the values: for saving them, on a machine with the same byte order.
+    pub fn as_bytes(&self) -> [&[u8]; 2] {
+        [view(&self.keys), view(&self.values)]
+    }
+
+    /// The same, for restoring what was saved of a page of the same shape and type. Any bytes are a page.
+    pub fn as_bytes_mut(&mut self) -> [&mut [u8]; 2] {
+        [view_mut(&mut self.keys), view_mut(&mut self.values)]
     }
 
     /// Data type of the keys and values.

@@ -1,10 +1,12 @@
 //! Keys and values of a layer in device memory.
 
+use std::ops::Range;
+
 use sterna_format::model::CacheType;
 
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::{Device, GpuError};
+use crate::{Device, GpuError, ReadRange};
 
 /// The largest head dimension that kernels support.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -104,20 +106,63 @@ impl CacheLayer {
         if len == 0 {
             return Ok(());
         }
+        for (own, other) in self.spans(len).into_iter().zip(to.spans(len)) {
+            let bytes = own.bytes.end - own.bytes.start;
+            let (from, to) = (own.bytes.start, other.bytes.start);
+            device.copy((own.buffer, from), (other.buffer, to), bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Where the first `len` positions are: for every head those of keys and of values, and of their scales.
+    fn spans(&self, len: usize) -> Vec<Span<'_>> {
         let (vectors, scales) = row_shape(self.dtype, self.head_dim);
+        let mut spans = Vec::new();
         for head in 0..self.n_kv_heads {
-            for (own, other) in [(&self.keys, &to.keys), (&self.values, &to.values)] {
-                let row = vectors as u64 * 16;
-                let at = |cache: &CacheLayer| (head * cache.capacity) as u64 * row;
-                device.copy((own, at(self)), (other, at(to)), len as u64 * row)?;
-                if scales > 0 {
-                    let row = scales as u64 * 4;
-                    let at = |cache: &CacheLayer| {
-                        cache.scales_at() as u64 * 4 + (head * cache.capacity) as u64 * row
-                    };
-                    device.copy((own, at(self)), (other, at(to)), len as u64 * row)?;
+            for buffer in [&self.keys, &self.values] {
+                for (at, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
+                    let first = (at + head * self.capacity * row) as u64;
+                    let bytes = first..first + (len * row) as u64;
+                    if !bytes.is_empty() {
+                        spans.push(Span { buffer, bytes });
+                    }
                 }
             }
+        }
+        spans
+    }
+
+    /// Bytes of [`CacheLayer::read`] for `len` positions.
+    pub fn saved_bytes(&self, len: usize) -> usize {
+        let spans = self.spans(len).into_iter();
+        spans
+            .map(|span| (span.bytes.end - span.bytes.start) as usize)
+            .sum()
+    }
+
+    /// The first `len` positions, as [`CacheLayer::write`] takes them for a cache of the same shape and any capacity.
+    ///
+    /// Errors: [`GpuError::Shape`] if there are fewer; [`GpuError::Lost`].
+    pub fn read(&self, device: &Device, len: usize) -> Result<Vec<u8>, GpuError> {
+        expect_most("reading a cache: positions", self.capacity, len)?;
+        let ranges = self.spans(len).into_iter().map(|Span { buffer, bytes }| {
+            ReadRange::of::<u32>(buffer, bytes.start as usize / 4..bytes.end as usize / 4)
+        });
+        let ranges: Vec<ReadRange> = ranges.collect();
+        Ok(device.submit(&[], &ranges)?.wait()?.concat())
+    }
+
+    /// Writes `len` positions, which [`CacheLayer::read`] gave, before anything submitted later.
+    ///
+    /// Errors: [`GpuError::Shape`] if they are not as many, or don't fit.
+    pub fn write(&self, device: &Device, len: usize, saved: &[u8]) -> Result<(), GpuError> {
+        expect_most("writing a cache: positions", self.capacity, len)?;
+        expect("writing a cache: bytes", self.saved_bytes(len), saved.len())?;
+        let mut rest = saved;
+        for Span { buffer, bytes } in self.spans(len) {
+            let (own, others) = rest.split_at((bytes.end - bytes.start) as usize);
+            device.write(buffer, bytes.start, own)?;
+            rest = others;
         }
         Ok(())
     }
@@ -126,6 +171,12 @@ impl CacheLayer {
     pub(super) fn scales_at(&self) -> usize {
         self.n_kv_heads * self.capacity * row_shape(self.dtype, self.head_dim).0 * 4
     }
+}
+
+/// A part of a buffer.
+struct Span<'a> {
+    buffer: &'a Buffer,
+    bytes: Range<u64>,
 }
 
 /// Vectors of 16 bytes per cached head, and scales.

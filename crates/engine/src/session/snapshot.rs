@@ -1,0 +1,142 @@
+//! Sequences in files: what their caches hold, and a proof that it is the model's.
+//!
+//! Behind a head and what each layer holds come the hidden states of one more token, to which every weight and what is
+//! held contribute. Whoever restores a sequence computes that token too, and believes the file only if the bits are the
+//! same: what another model, revision or adapter has computed is refused, whatever the file says.
+
+use std::io::{Read, Write};
+
+use super::{EngineError, Session};
+use crate::backend::{Backend, KvCache, LayerContents, SnapshotError, read_saved};
+use crate::config::{LayerConfig, ModelConfig};
+
+/// The form of the file, and the machine's byte order.
+const MAGIC: u64 = u64::from_be_bytes(*b"strnseq1");
+
+/// The token that is computed as a proof.
+const PROBE: u32 = 0;
+
+impl<B: Backend> Session<B> {
+    /// Writes what the session holds of its tokens, for [`Session::restore`]. The ids of the tokens are the caller's.
+    ///
+    /// Takes the time of a token, for which the context must have room.
+    pub fn save(&mut self, to: &mut dyn Write) -> Result<(), SaveError> {
+        self.discard_lookahead();
+        let len = self.len();
+        to.write_all(&MAGIC.to_ne_bytes())?;
+        for (_, count) in self.counts(len) {
+            to.write_all(&count.to_ne_bytes())?;
+        }
+        for layer in 0..self.model.config.n_layers {
+            self.model.backend.save_layer(&mut self.cache, layer, to)?;
+        }
+        for value in self.probe()? {
+            to.write_all(&value.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Reads what [`Session::save`] wrote, in place of the tokens that the session holds. It goes on with the bits that
+    /// it would have if it had computed them.
+    ///
+    /// Errors: [`SaveError`] if it was saved in another form, as by another kind of device, with another model or other
+    /// adapters, or is damaged. The session is empty then.
+    pub fn restore(&mut self, from: &mut dyn Read) -> Result<(), SaveError> {
+        self.truncate(0);
+        let restored = self.read(from);
+        if restored.is_err() {
+            self.truncate(0);
+        }
+        restored
+    }
+
+    fn read(&mut self, from: &mut dyn Read) -> Result<(), SaveError> {
+        let mut number = || {
+            let mut bytes = [0; 8];
+            read_saved(from, &mut bytes).map(|()| u64::from_ne_bytes(bytes))
+        };
+        let magic = number()?;
+        if magic != MAGIC {
+            let hex = |number: u64| format!("{number:#018x}");
+            return Err(SnapshotError::unfit("form", hex(MAGIC), hex(magic)).into());
+        }
+        let len = number()?;
+        // One more is computed as a proof.
+        let most = self.ctx_len().saturating_sub(1);
+        if len > most as u64 {
+            let expected = format!("at most {most}");
+            return Err(SnapshotError::unfit("tokens", expected, len).into());
+        }
+        let len = len as usize;
+        for (what, expected) in self.counts(len).into_iter().skip(1) {
+            let found = number()?;
+            if found != expected {
+                return Err(SnapshotError::unfit(what, expected, found).into());
+            }
+        }
+        let model = self.model.clone();
+        for (i, layer) in model.config.layers.iter().enumerate() {
+            let held = contents(&model.config, layer, len);
+            let backend = &model.backend;
+            backend.restore_layer(&mut self.cache, i, held, from)?;
+        }
+        self.cache.advance(len);
+        let mut proof = vec![0; 4 * model.config.model_dim];
+        read_saved(from, &mut proof)?;
+        let values = self.probe()?;
+        if !values.iter().flat_map(|x| x.to_ne_bytes()).eq(proof) {
+            let found = "those of another model, revision or adapter";
+            return Err(SnapshotError::unfit("tokens", "this model's", found).into());
+        }
+        Ok(())
+    }
+
+    /// What a file of `len` tokens has in its head.
+    fn counts(&self, len: usize) -> [(&'static str, u64); 5] {
+        let c = &self.model.config;
+        [
+            ("tokens", len as u64),
+            ("layers", c.n_layers as u64),
+            ("key-value heads", c.n_kv_heads as u64),
+            ("elements of a head", c.head_dim as u64),
+            ("type of the cache", self.options.cache as u64),
+        ]
+    }
+
+    /// The hidden states of one more token, which isn't kept.
+    fn probe(&mut self) -> Result<Vec<f32>, EngineError> {
+        let len = self.len();
+        let values = self.hidden(&[PROBE]);
+        // What a call begins with stays remembered.
+        self.truncate(len);
+        values
+    }
+}
+
+/// What a cache holds for a layer, of `len` tokens.
+fn contents(config: &ModelConfig, layer: &LayerConfig, len: usize) -> LayerContents {
+    match config.layer_state(layer) {
+        _ if len == 0 => LayerContents::Keys(0),
+        0 if layer.mixer.has_state() => LayerContents::Keys(0),
+        0 => LayerContents::Keys(len),
+        n => LayerContents::State(n),
+    }
+}
+
+/// Why a session can't be saved or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// What was saved doesn't fit, or can't be written or read.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// The proof can't be computed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+impl From<std::io::Error> for SaveError {
+    fn from(error: std::io::Error) -> SaveError {
+        SaveError::Snapshot(error.into())
+    }
+}
