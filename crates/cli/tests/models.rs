@@ -386,6 +386,8 @@ fn layers_with_states_run() {
         ("hf/lfm2", "1,2,3"),
         ("hf/qwen3.5-moe", "1,2,3"),
         ("hf/granite-hybrid", "1,2,3"),
+        ("hf/jamba", "1,2,3"),
+        ("hf/falcon-h1", "1,2,3"),
         ("gguf/bonsai2-ptq1_0/model.gguf", "1,2,3"),
     ] {
         let model = testdata(&format!("reference-states/{model}"));

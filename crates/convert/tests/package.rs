@@ -380,6 +380,35 @@ fn experts_are_groups_of_their_own() {
 }
 
 #[test]
+fn state_spaces_are_groups_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    for (model, kind, groups) in [
+        (
+            "mamba2",
+            "mamba",
+            &[("embed", "embed"), ("layer.2", "mamba"), ("head", "head")][..],
+        ),
+        (
+            "jamba",
+            "jamba",
+            &[
+                ("layer.0.mamba", "mamba"),
+                ("layer.2.attn", "attn"),
+                ("layer.3.expert.1", "expert"),
+            ],
+        ),
+    ] {
+        let out = dir.path().join(model);
+        convert(&testdata("reference-states/hf").join(model), &out).unwrap();
+        let manifest = manifest(&out);
+        assert_eq!(manifest["modelType"], kind);
+        for (group, kind) in groups {
+            assert_eq!(manifest["groups"][group]["type"], *kind, "{group}");
+        }
+    }
+}
+
+#[test]
 fn a_package_keeps_what_its_source_says_besides() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b, c) = (

@@ -19,6 +19,7 @@ pub use sterna_kernels::gemm::Rounding;
 pub use sterna_kernels::gemm::ScreenedRows;
 pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::hadamard;
+use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::ssm::SsmShape;
 use sterna_kernels::{Exec, ShapeError};
@@ -257,6 +258,38 @@ pub trait Backend: Sized {
         &self,
         _stage: Stage,
         _ssm: Ssm<'_, Self>,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(STATE_SPACES))
+    }
+
+    /// A convolution over the positions of each sequence, channel by channel, and its activation
+    /// ([`sterna_kernels::conv::silu`]): the first part of a layer whose state [`Backend::selective_scan`] has the rest
+    /// of. The state in the cache becomes that after the batch once the cache advances.
+    ///
+    /// Shapes: `input` and `out` are `[n_tokens, inner]`, `taps` is `[inner, n_taps]`, `bias` `[inner]`.
+    fn causal_convolution(
+        &self,
+        _stage: Stage,
+        _shape: &MambaShape,
+        _taps: &Self::Vector,
+        _bias: Option<&Self::Vector>,
+        _input: &Self::Buffer,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(STATE_SPACES))
+    }
+
+    /// The selective state space of the first Mamba ([`sterna_kernels::mamba`]) over the positions of each sequence,
+    /// times `silu(gate)`.
+    ///
+    /// `out` becomes `[n_tokens, inner]`. The gates are unspecified afterwards.
+    fn selective_scan(
+        &self,
+        _stage: Stage,
+        _scan: SelectiveScan<'_, Self>,
         _sequences: &mut [Sequence<'_, Self::Cache>],
         _out: &mut Self::Buffer,
     ) -> Result<(), BackendError> {
@@ -551,7 +584,7 @@ pub struct Ssm<'a, B: Backend> {
     /// `[n_heads]`.
     pub dt_bias: &'a B::Vector,
     /// Normalises what all heads give, each group by itself, `[inner]`.
-    pub norm: &'a B::Vector,
+    pub norm: Option<&'a B::Vector>,
     /// Epsilon of the norm.
     pub eps: f32,
     /// `[n_tokens, inner]`.
@@ -560,6 +593,28 @@ pub struct Ssm<'a, B: Backend> {
     pub xbc: &'a mut B::Buffer,
     /// `[n_tokens, n_heads]`.
     pub dt: &'a mut B::Buffer,
+}
+
+/// The inputs of [`Backend::selective_scan`], and its parameters.
+pub struct SelectiveScan<'a, B: Backend> {
+    /// Its channels.
+    pub shape: MambaShape,
+    /// Positions that the convolution before it covers.
+    pub n_taps: usize,
+    /// `[inner, state_dim]`.
+    pub a: &'a B::Vector,
+    /// `[inner]`.
+    pub d: &'a B::Vector,
+    /// What the convolution gave, `[n_tokens, inner]`.
+    pub x: &'a B::Buffer,
+    /// What time steps follow from, `[n_tokens, inner]`.
+    pub dt: &'a B::Buffer,
+    /// `[n_tokens, state_dim]`.
+    pub b: &'a B::Buffer,
+    /// `[n_tokens, state_dim]`.
+    pub c: &'a B::Buffer,
+    /// `[n_tokens, inner]`.
+    pub gate: &'a mut B::Buffer,
 }
 
 /// The rotary embedding of a batch.
@@ -627,11 +682,11 @@ pub trait KvCache: Sized {
 
 /// What a cache holds for a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LayerContents {
-    /// Keys and values of this many tokens.
-    Keys(usize),
-    /// A state of this many values.
-    State(usize),
+pub struct LayerContents {
+    /// Tokens whose keys and values it has.
+    pub n_keys: usize,
+    /// Values of a state.
+    pub n_state: usize,
 }
 
 /// A weight matrix `[n, k]` as passed to a backend.

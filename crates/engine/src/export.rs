@@ -25,7 +25,8 @@ use crate::plan::{
     VectorId, is_float,
 };
 use crate::weights::{
-    Convolution, DeltaNet, Experts, FeedForward, Mixer, Projection, SharedExpert, Ssm,
+    Attention, Convolution, DeltaNet, Experts, FeedForward, Mamba, Mixer, Projection, SharedExpert,
+    Ssm,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -595,38 +596,46 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
     naming.set(weights.token_embd.0, "token_embd.weight");
     for (i, layer) in weights.layers.iter().enumerate() {
         let attention = layer.attention();
-        let dense = match &layer.ffn {
-            FeedForward::Dense(dense) => Some(dense),
-            FeedForward::Experts(experts) => {
+        let dense = match layer.network() {
+            Some(FeedForward::Dense(dense)) => Some(dense),
+            Some(FeedForward::Experts(experts)) => {
                 naming.experts(experts, i);
                 None
             }
+            None => None,
         };
+        let block = layer.ffn.as_ref();
         for (part, id) in [
             ("attn_norm", Some(layer.attn_norm)),
             ("attn_q_norm", attention.and_then(|a| a.q_norm)),
             ("attn_k_norm", attention.and_then(|a| a.k_norm)),
             ("attn_sub_norm", attention.and_then(|a| a.sub_norm)),
             ("post_attention_norm", layer.post_attn_norm),
-            (config.family.ffn_norm, Some(layer.ffn_norm)),
+            (config.family.ffn_norm, block.map(|block| block.norm)),
             ("ffn_sub_norm", dense.and_then(|dense| dense.sub_norm)),
-            ("post_ffw_norm", layer.post_ffn_norm),
+            ("post_ffw_norm", block.and_then(|block| block.post_norm)),
         ] {
             if let Some(id) = id {
                 naming.norm(id, &format!("blk.{i}.{part}.weight"));
             }
         }
-        match &layer.mixer {
-            Mixer::Attention(attention) => {
-                for (part, projection, order) in [
-                    (part("attn_q", "attn_qkv"), &attention.q, Order::Rotated),
-                    (part("attn_k", "attn_qkv"), &attention.k, Order::Rotated),
-                    (part("attn_v", "attn_qkv"), &attention.v, Order::Same),
-                    ("attn_output", &attention.o, Order::Same),
-                ] {
-                    naming.projection(projection, &format!("blk.{i}.{part}"), order);
-                }
+        let name_attention = |naming: &mut Naming, attention: &Attention<_, _>| {
+            for (part, projection, order) in [
+                (part("attn_q", "attn_qkv"), &attention.q, Order::Rotated),
+                (part("attn_k", "attn_qkv"), &attention.k, Order::Rotated),
+                (part("attn_v", "attn_qkv"), &attention.v, Order::Same),
+                ("attn_output", &attention.o, Order::Same),
+            ] {
+                naming.projection(projection, &format!("blk.{i}.{part}"), order);
             }
+        };
+        match &layer.mixer {
+            Mixer::Attention(attention) => name_attention(&mut naming, attention),
+            Mixer::Both(attention, ssm) => {
+                name_attention(&mut naming, attention);
+                naming.ssm(ssm, i, config);
+            }
+            Mixer::Mamba(mamba) => naming.mamba(mamba, i, config),
             Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
             Mixer::DeltaNet(net) => naming.delta_net(net, i, config),
             Mixer::Ssm(ssm) => naming.ssm(ssm, i, config),
@@ -749,19 +758,57 @@ impl Naming {
         self.decay(ssm.a, &name("ssm_a"));
         self.set(ssm.d.0, &name("ssm_d"));
         self.set(ssm.dt_bias.0, &name("ssm_dt.bias"));
-        self.set(ssm.norm.0, &name("ssm_norm.weight"));
+        if let Some(norm) = ssm.norm {
+            self.set(norm.0, &name("ssm_norm.weight"));
+        }
         if self.to == Values::Gguf {
             let width = shape.inner() / shape.n_groups;
             for (id, of) in [
-                (ssm.a, vec![shape.n_heads, 1]),
-                (ssm.d, vec![shape.n_heads, 1]),
+                (Some(ssm.a), vec![shape.n_heads, 1]),
+                (Some(ssm.d), vec![shape.n_heads, 1]),
                 (ssm.norm, vec![shape.n_groups, width]),
             ] {
-                if let Some(target) = &mut self.targets[id.0] {
+                if let Some(id) = id
+                    && let Some(target) = &mut self.targets[id.0]
+                {
                     target.shape = Some(of);
                 }
             }
         }
+    }
+
+    /// The state space of block `i`, of the first Mamba.
+    fn mamba(&mut self, mamba: &Mamba<LinearId, VectorId>, i: usize, config: &ModelConfig) {
+        let Some(shape) = &config.mamba else {
+            return;
+        };
+        let name = |part: &str| format!("blk.{i}.{part}");
+        for (part, projection) in [
+            ("ssm_in", &mamba.input),
+            ("ssm_in", &mamba.gate),
+            ("ssm_x", &mamba.dt_in),
+            ("ssm_x", &mamba.b),
+            ("ssm_x", &mamba.c),
+            ("ssm_dt", &mamba.dt),
+            ("ssm_out", &mamba.output),
+        ] {
+            self.projection(projection, &name(part), Order::Same);
+        }
+        for (part, norm) in [
+            ("ssm_dt_norm.weight", mamba.dt_norm),
+            ("ssm_b_norm.weight", mamba.b_norm),
+            ("ssm_c_norm.weight", mamba.c_norm),
+            ("ssm_conv1d.bias", mamba.conv_bias),
+        ] {
+            if let Some(id) = norm {
+                self.set(id.0, &name(part));
+            }
+        }
+        let taps = (shape.inner, config.conv_taps.unwrap_or(0));
+        self.taps(mamba.taps, &name("ssm_conv1d.weight"), taps);
+        let of_state = vec![shape.inner, shape.state_dim];
+        self.decay(mamba.a, &name("ssm_a")).shape = Some(of_state);
+        self.set(mamba.d.0, &name("ssm_d"));
     }
 
     /// The decays of heads, of a GGUF file in its form: their logarithms may not give back every bit.
@@ -814,7 +861,15 @@ impl Naming {
 
     fn norm(&mut self, id: VectorId, name: &str) {
         let less_one = self.in_gguf && self.norms_less_one;
-        self.set(id.0, name).less_one = less_one;
+        // So llama.cpp spells it.
+        let is_bare = self.to == Values::Gguf
+            && self.model_type == "falcon_h1"
+            && name.ends_with(".ffn_norm.weight");
+        let target = self.set(id.0, name);
+        target.less_one = less_one;
+        if is_bare {
+            target.name = name.trim_end_matches(".weight").to_owned();
+        }
     }
 
     fn projection(&mut self, p: &Projection<LinearId, VectorId>, name: &str, order: Order) {

@@ -8,6 +8,8 @@ use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::Gating;
 use sterna_kernels::rope::RopeLayout;
 
+use crate::config::MixerKind;
+
 /// What distinguishes a family of models that share a graph.
 #[derive(Debug, PartialEq)]
 pub struct Family {
@@ -56,7 +58,43 @@ pub struct Family {
     /// Blocks have a gated delta net, all or some: the order of its value heads in GGUF files.
     pub(crate) delta: Option<HeadOrder>,
     /// Blocks have a selective state space, all or some.
-    pub(crate) ssm: bool,
+    pub(crate) ssm: Option<SsmFamily>,
+}
+
+/// What families with selective state spaces differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SsmFamily {
+    /// Mamba-2's in most layers, attention in others, networks in all; factors on many things.
+    Granite,
+    /// Mamba-2's and attention side by side in all layers, networks in all; factors on many things.
+    FalconH1,
+    /// Mamba-2's, and nothing else.
+    Mamba2,
+    /// The first Mamba's, and nothing else.
+    Mamba,
+    /// The first Mamba's in most layers, attention in others, networks or experts in all.
+    Jamba,
+}
+
+impl SsmFamily {
+    /// Whether there is nothing else: no attention, and no networks.
+    pub(crate) fn is_alone(self) -> bool {
+        matches!(self, SsmFamily::Mamba | SsmFamily::Mamba2)
+    }
+
+    /// Whether state spaces are those of the first Mamba.
+    pub(crate) fn is_first(self) -> bool {
+        matches!(self, SsmFamily::Mamba | SsmFamily::Jamba)
+    }
+
+    /// What mixes positions where attention doesn't alone.
+    pub(crate) fn mixer(self) -> MixerKind {
+        match self {
+            SsmFamily::Granite | SsmFamily::Mamba2 => MixerKind::Ssm,
+            SsmFamily::Mamba | SsmFamily::Jamba => MixerKind::Mamba,
+            SsmFamily::FalconH1 => MixerKind::AttentionAndSsm,
+        }
+    }
 }
 
 /// Tensors beyond attention and feed-forward projections and their input norms.
@@ -171,7 +209,7 @@ const LLAMA: Family = Family {
     ffn_norm: "ffn_norm",
     mixture: None,
     delta: None,
-    ssm: false,
+    ssm: None,
 };
 
 /// Short convolutions in most layers.
@@ -287,7 +325,23 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 19] = [
+/// Nothing but state spaces.
+const MAMBA: Family = Family {
+    name: "mamba",
+    gguf: &["mamba"],
+    hf: &["mamba"],
+    ssm: Some(SsmFamily::Mamba),
+    gguf_rope: RopeLayout::Halves,
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-5,
+        max_ctx: 1 << 20,
+        tied: true,
+        ..HF_DEFAULTS
+    },
+    ..LLAMA
+};
+
+static FAMILIES: [Family; 23] = [
     LLAMA,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
@@ -401,7 +455,7 @@ static FAMILIES: [Family; 19] = [
         name: "granite-hybrid",
         gguf: &["granitehybrid"],
         hf: &["granitemoehybrid"],
-        ssm: true,
+        ssm: Some(SsmFamily::Granite),
         hf_defaults: HfDefaults {
             n_heads: Some(32),
             max_ctx: 2048,
@@ -412,6 +466,53 @@ static FAMILIES: [Family; 19] = [
             hf_renormalised: None,
             gating: Gating::Softmax,
         }),
+        ..LLAMA
+    },
+    MAMBA,
+    Family {
+        name: "mamba2",
+        gguf: &["mamba2"],
+        hf: &["mamba2"],
+        ssm: Some(SsmFamily::Mamba2),
+        hf_defaults: HfDefaults {
+            tied: false,
+            ..MAMBA.hf_defaults
+        },
+        ..MAMBA
+    },
+    Family {
+        name: "jamba",
+        gguf: &["jamba"],
+        hf: &["jamba"],
+        ssm: Some(SsmFamily::Jamba),
+        gguf_rope: RopeLayout::Halves,
+        hf_defaults: HfDefaults {
+            n_heads: Some(32),
+            n_kv_heads: Some(8),
+            max_ctx: 262_144,
+            ..HF_DEFAULTS
+        },
+        mixture: Some(Mixture {
+            gguf_renormalised: false,
+            hf_renormalised: Some(false),
+            gating: Gating::Softmax,
+        }),
+        ..LLAMA
+    },
+    Family {
+        name: "falcon-h1",
+        gguf: &["falcon-h1"],
+        hf: &["falcon_h1"],
+        ssm: Some(SsmFamily::FalconH1),
+        gguf_rope: RopeLayout::Halves,
+        hf_defaults: HfDefaults {
+            norm_eps: 1e-5,
+            rope_base: 100_000.0,
+            n_heads: Some(32),
+            n_kv_heads: Some(8),
+            max_ctx: 8192,
+            ..HF_DEFAULTS
+        },
         ..LLAMA
     },
     QWEN35,

@@ -17,8 +17,8 @@ use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{
-    self, Convolution, DeltaNet, Dense, Experts, FeedForward, Layer, Mixer, Projection,
-    SharedExpert, Ssm,
+    self, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, Layer, Mamba,
+    Mixer, Projection, SharedExpert, Ssm,
 };
 
 /// Buffers of a forward pass, reused by the next.
@@ -126,7 +126,9 @@ impl<B: Backend> Model<B> {
         be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
         for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
             self.mixer_block(s, batch, i, layer, settings)?;
-            self.ffn_block(s, batch, i, layer)?;
+            if let Some(block) = &layer.ffn {
+                self.ffn_block(s, batch, i, block)?;
+            }
         }
         if batch.wanted.is_empty() {
             return Ok(());
@@ -220,7 +222,21 @@ impl<B: Backend> Model<B> {
             Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
             Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
             Mixer::DeltaNet(net) => self.delta_net(s, batch, i, net)?,
-            Mixer::Ssm(ssm) => self.ssm(s, batch, i, ssm)?,
+            Mixer::Ssm(ssm) => {
+                self.ssm(s, batch, i, ssm)?;
+                let output = (LinearLayer::SsmOut, &ssm.output, &mut s.h);
+                let separate = OutputLayout::Separate;
+                self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])?;
+            }
+            Mixer::Mamba(mamba) => self.mamba(s, batch, i, mamba)?,
+            Mixer::Both(attention, ssm) => {
+                self.ssm(s, batch, i, ssm)?;
+                let output = (LinearLayer::SsmOut, &ssm.output, &mut s.shared);
+                let separate = OutputLayout::Separate;
+                self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])?;
+                self.attention(s, batch, i, attention, settings)?;
+                be.add(stage(Operation::Ssm), &mut s.h, &s.shared)?;
+            }
         }
         if let Some(norm) = &layer.post_attn_norm {
             be.rms_norm_in_place(stage(Operation::PostAttnNorm), &mut s.h, norm, eps)?;
@@ -284,7 +300,7 @@ impl<B: Backend> Model<B> {
         self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }
 
-    /// `h ← W_out · ssm(h)`.
+    /// `a ← ssm(h)`.
     fn ssm(
         &self,
         s: &mut Scratch<B>,
@@ -307,16 +323,68 @@ impl<B: Backend> Model<B> {
             a: &ssm.a,
             d: &ssm.d,
             dt_bias: &ssm.dt_bias,
-            norm: &ssm.norm,
+            norm: ssm.norm.as_ref(),
             eps: self.config.norm_eps,
             gate: &mut s.gate,
             xbc: &mut s.q,
             dt: &mut s.k,
         };
         let stage = of_layer(i, Operation::Ssm);
-        (self.backend).ssm(stage, inputs, batch.sequences, &mut s.a)?;
-        let output = (LinearLayer::SsmOut, &ssm.output, &mut s.h);
-        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
+        (self.backend).ssm(stage, inputs, batch.sequences, &mut s.a)
+    }
+
+    /// `h ← W_out · mamba(h)`.
+    fn mamba(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        mamba: &Mamba<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let shape = (c.mamba).expect("a configuration with such layers has their channels");
+        let separate = OutputLayout::Separate;
+        let stage = of_layer(i, Operation::Ssm);
+        let inputs = &mut [
+            (LinearLayer::SsmIn, &mamba.input, &mut s.q),
+            (LinearLayer::SsmGate, &mamba.gate, &mut s.gate),
+        ];
+        self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
+        let bias = mamba.conv_bias.as_ref();
+        let sequences = &mut *batch.sequences;
+        be.causal_convolution(stage, &shape, &mamba.taps, bias, &s.q, sequences, &mut s.a)?;
+        let inputs = &mut [
+            (LinearLayer::SsmDt, &mamba.dt_in, &mut s.k),
+            (LinearLayer::SsmB, &mamba.b, &mut s.v),
+            (LinearLayer::SsmC, &mamba.c, &mut s.scores),
+        ];
+        self.project(Some(i), separate, &s.a, &mut s.normed, inputs)?;
+        for (linear, x, norm) in [
+            (LinearLayer::SsmDt, &mut s.k, &mamba.dt_norm),
+            (LinearLayer::SsmB, &mut s.v, &mamba.b_norm),
+            (LinearLayer::SsmC, &mut s.scores, &mamba.c_norm),
+        ] {
+            if let Some(norm) = norm {
+                let stage = of_layer(i, Operation::WholeNorm(linear));
+                be.rms_norm_in_place(stage, x, norm, c.norm_eps)?;
+            }
+        }
+        let dt = (LinearLayer::SsmDtUp, &mamba.dt, &mut s.up);
+        self.project(Some(i), separate, &s.k, &mut s.normed, &mut [dt])?;
+        let scan = backend::SelectiveScan {
+            shape,
+            n_taps: c.conv_taps.unwrap_or(1),
+            a: &mamba.a,
+            d: &mamba.d,
+            x: &s.a,
+            dt: &s.up,
+            b: &s.v,
+            c: &s.scores,
+            gate: &mut s.gate,
+        };
+        be.selective_scan(stage, scan, sequences, &mut s.q)?;
+        let output = (LinearLayer::SsmOut, &mamba.output, &mut s.h);
+        self.project(Some(i), separate, &s.q, &mut s.normed, &mut [output])
     }
 
     /// `h ← W_o · attention(h)`.
@@ -411,22 +479,17 @@ impl<B: Backend> Model<B> {
         s: &mut Scratch<B>,
         batch: &Batch<'_, B>,
         i: usize,
-        layer: &Layer<B::Linear, B::Vector>,
+        block: &FeedForwardBlock<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
-        be.rms_norm(
-            stage(Operation::FfnNorm),
-            &s.x,
-            &layer.ffn_norm,
-            eps,
-            &mut s.h,
-        )?;
-        match &layer.ffn {
+        let norm = stage(Operation::FfnNorm);
+        be.rms_norm(norm, &s.x, &block.norm, eps, &mut s.h)?;
+        match &block.network {
             FeedForward::Dense(dense) => self.dense(s, batch, i, dense)?,
             FeedForward::Experts(experts) => self.experts(s, i, experts)?,
         }
-        if let Some(norm) = &layer.post_ffn_norm {
+        if let Some(norm) = &block.post_norm {
             be.rms_norm_in_place(stage(Operation::PostFfnNorm), &mut s.h, norm, eps)?;
         }
         if self.config.residual_scale != 1.0 {
@@ -594,6 +657,9 @@ impl<B: Backend> Model<B> {
         }
         drop(plain);
         for (linear, projection, out) in outputs {
+            if projection.scale != 1.0 {
+                be.scale(stage(Operation::Scale(*linear)), out, projection.scale)?;
+            }
             if let Some(bias) = &projection.bias {
                 be.add_bias(stage(Operation::Bias(*linear)), out, bias)?;
             }

@@ -29,6 +29,8 @@ pub enum Operation {
     Adapter(LinearLayer),
     /// The bias added to a product.
     Bias(LinearLayer),
+    /// The factor on a product.
+    Scale(LinearLayer),
     /// The norm of all queries or all keys of a position together.
     WholeNorm(LinearLayer),
     /// Attention, with the norms and rotations of its heads.
@@ -105,6 +107,12 @@ pub enum LinearLayer {
     SsmDt,
     /// The output projection of a state space.
     SsmOut,
+    /// `B` of a state space of the first Mamba.
+    SsmB,
+    /// `C` of it.
+    SsmC,
+    /// What the low rank of its time steps becomes.
+    SsmDtUp,
     /// Of the expert of every row.
     SharedGate,
     SharedUp,
@@ -138,6 +146,9 @@ impl LinearLayer {
             LinearLayer::SsmIn => "ssm_in",
             LinearLayer::SsmDt => "ssm_dt",
             LinearLayer::SsmOut => "ssm_out",
+            LinearLayer::SsmB => "ssm_b",
+            LinearLayer::SsmC => "ssm_c",
+            LinearLayer::SsmDtUp => "ssm_dt_up",
             LinearLayer::SharedGate => "shared_gate",
             LinearLayer::SharedUp => "shared_up",
             LinearLayer::SharedDown => "shared_down",
@@ -172,6 +183,7 @@ impl fmt::Display for Operation {
             Operation::Product(linear) => (linear.name(), ""),
             Operation::Adapter(linear) => (linear.name(), "_adapter"),
             Operation::Bias(linear) => (linear.name(), "_bias"),
+            Operation::Scale(linear) => (linear.name(), "_scale"),
             Operation::WholeNorm(linear) => (linear.name(), "_norm"),
             Operation::Attention => ("attention", ""),
             Operation::Convolution => ("convolution", ""),

@@ -31,10 +31,17 @@ pub(crate) struct Layer<L, V> {
     pub(crate) mixer: Mixer<L, V>,
     /// On the output of the mixer.
     pub(crate) post_attn_norm: Option<V>,
-    pub(crate) ffn_norm: V,
-    pub(crate) ffn: FeedForward<L, V>,
-    /// On the output of the feed-forward block.
-    pub(crate) post_ffn_norm: Option<V>,
+    /// What follows the mixer, if something does.
+    pub(crate) ffn: Option<FeedForwardBlock<L, V>>,
+}
+
+/// A feed-forward network, and the norms around it.
+#[derive(Debug, Clone)]
+pub(crate) struct FeedForwardBlock<L, V> {
+    pub(crate) norm: V,
+    pub(crate) network: FeedForward<L, V>,
+    /// On the output.
+    pub(crate) post_norm: Option<V>,
 }
 
 /// What mixes the positions of a sequence in a block.
@@ -48,6 +55,10 @@ pub(crate) enum Mixer<L, V> {
     DeltaNet(DeltaNet<L, V>),
     /// A selective state space.
     Ssm(Ssm<L, V>),
+    /// The same of the first Mamba.
+    Mamba(Mamba<L, V>),
+    /// Attention and a state space, whose outputs are added.
+    Both(Attention<L, V>, Ssm<L, V>),
 }
 
 /// Attention.
@@ -118,7 +129,37 @@ pub(crate) struct Ssm<L, V> {
     /// `[n_heads]`.
     pub(crate) dt_bias: V,
     /// Of the gated output, each group by itself, `[inner]`.
-    pub(crate) norm: V,
+    pub(crate) norm: Option<V>,
+    pub(crate) output: Projection<L, V>,
+}
+
+/// A selective state space of the first kind ([`sterna_kernels::mamba`]).
+#[derive(Debug, Clone)]
+pub(crate) struct Mamba<L, V> {
+    /// `[inner, model_dim]`.
+    pub(crate) input: Projection<L, V>,
+    /// `[inner, model_dim]`: gates of the output.
+    pub(crate) gate: Projection<L, V>,
+    /// `[inner, taps]`.
+    pub(crate) taps: V,
+    /// `[inner]`.
+    pub(crate) conv_bias: Option<V>,
+    /// `[dt_rank, inner]`: what time steps follow from, of the input after its convolution.
+    pub(crate) dt_in: Projection<L, V>,
+    /// `[state_dim, inner]`, likewise.
+    pub(crate) b: Projection<L, V>,
+    /// `[state_dim, inner]`, likewise.
+    pub(crate) c: Projection<L, V>,
+    /// Of what the three give.
+    pub(crate) dt_norm: Option<V>,
+    pub(crate) b_norm: Option<V>,
+    pub(crate) c_norm: Option<V>,
+    /// `[inner, dt_rank]`.
+    pub(crate) dt: Projection<L, V>,
+    /// `[inner, state_dim]`.
+    pub(crate) a: V,
+    /// `[inner]`.
+    pub(crate) d: V,
     pub(crate) output: Projection<L, V>,
 }
 
@@ -163,11 +204,13 @@ pub(crate) struct SharedExpert<L, V> {
     pub(crate) gate: Option<Projection<L, V>>,
 }
 
-/// A linear layer: `y = norm(x) · wᵀ + bias`, with optional norm and bias.
+/// A linear layer: `y = scale · norm(x) · wᵀ + bias`, with optional norm and bias.
 #[derive(Debug, Clone)]
 pub(crate) struct Projection<L, V> {
     pub(crate) input_norm: Option<V>,
     pub(crate) weight: L,
+    /// 1 but for models whose configuration has such factors.
+    pub(crate) scale: f32,
     pub(crate) bias: Option<V>,
 }
 
@@ -183,7 +226,7 @@ impl<L, V> Layer<L, V> {
     /// Its linear layers, but for those of experts that rows are chosen for.
     pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
         let mut all = match &self.mixer {
-            Mixer::Attention(Attention { q, k, v, o, .. }) => vec![q, k, v, o],
+            Mixer::Attention(attention) => attention.projections().to_vec(),
             Mixer::Convolution(Convolution { input, output, .. }) => vec![input, output],
             Mixer::DeltaNet(DeltaNet {
                 qkv,
@@ -193,17 +236,23 @@ impl<L, V> Layer<L, V> {
                 output,
                 ..
             }) => vec![qkv, gate, alpha, beta, output],
-            Mixer::Ssm(Ssm {
+            Mixer::Ssm(ssm) => ssm.projections().to_vec(),
+            Mixer::Mamba(Mamba {
+                input,
                 gate,
-                xbc,
+                dt_in,
+                b,
+                c,
                 dt,
                 output,
                 ..
-            }) => vec![gate, xbc, dt, output],
+            }) => vec![input, gate, dt_in, b, c, dt, output],
+            Mixer::Both(attention, ssm) => [attention.projections(), ssm.projections()].concat(),
         };
-        match &self.ffn {
-            FeedForward::Dense(Dense { gate, up, down, .. }) => all.extend([gate, up, down]),
-            FeedForward::Experts(Experts { router, shared, .. }) => {
+        match self.network() {
+            None => {}
+            Some(FeedForward::Dense(Dense { gate, up, down, .. })) => all.extend([gate, up, down]),
+            Some(FeedForward::Experts(Experts { router, shared, .. })) => {
                 all.push(router);
                 if let Some(SharedExpert { network, gate }) = shared {
                     all.extend([&network.gate, &network.up, &network.down]);
@@ -217,14 +266,19 @@ impl<L, V> Layer<L, V> {
     /// The attention, if the block has one.
     pub(crate) fn attention(&self) -> Option<&Attention<L, V>> {
         match &self.mixer {
-            Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) | Mixer::DeltaNet(_) | Mixer::Ssm(_) => None,
+            Mixer::Attention(attention) | Mixer::Both(attention, _) => Some(attention),
+            Mixer::Convolution(_) | Mixer::DeltaNet(_) | Mixer::Ssm(_) | Mixer::Mamba(_) => None,
         }
+    }
+
+    /// The feed-forward network, if the block has one.
+    pub(crate) fn network(&self) -> Option<&FeedForward<L, V>> {
+        self.ffn.as_ref().map(|block| &block.network)
     }
 
     /// The mixture of experts, if the block has one.
     pub(crate) fn experts(&self) -> Option<&Experts<L, V>> {
-        match &self.ffn {
+        match self.network()? {
             FeedForward::Dense(_) => None,
             FeedForward::Experts(experts) => Some(experts),
         }
@@ -234,15 +288,7 @@ impl<L, V> Layer<L, V> {
         Layer {
             attn_norm: c.vector(self.attn_norm),
             mixer: match self.mixer {
-                Mixer::Attention(attention) => Mixer::Attention(Attention {
-                    q: attention.q.convert(c),
-                    k: attention.k.convert(c),
-                    v: attention.v.convert(c),
-                    q_norm: attention.q_norm.map(|v| c.vector(v)),
-                    k_norm: attention.k_norm.map(|v| c.vector(v)),
-                    sub_norm: attention.sub_norm.map(|v| c.vector(v)),
-                    o: attention.o.convert(c),
-                }),
+                Mixer::Attention(attention) => Mixer::Attention(attention.convert(c)),
                 Mixer::Convolution(convolution) => Mixer::Convolution(Convolution {
                     input: convolution.input.convert(c),
                     taps: c.vector(convolution.taps),
@@ -259,26 +305,73 @@ impl<L, V> Layer<L, V> {
                     norm: c.vector(net.norm),
                     output: net.output.convert(c),
                 }),
-                Mixer::Ssm(ssm) => Mixer::Ssm(Ssm {
-                    gate: ssm.gate.convert(c),
-                    xbc: ssm.xbc.convert(c),
-                    dt: ssm.dt.convert(c),
-                    taps: c.vector(ssm.taps),
-                    conv_bias: ssm.conv_bias.map(|v| c.vector(v)),
-                    a: c.vector(ssm.a),
-                    d: c.vector(ssm.d),
-                    dt_bias: c.vector(ssm.dt_bias),
-                    norm: c.vector(ssm.norm),
-                    output: ssm.output.convert(c),
+                Mixer::Ssm(ssm) => Mixer::Ssm(ssm.convert(c)),
+                Mixer::Mamba(mamba) => Mixer::Mamba(Mamba {
+                    input: mamba.input.convert(c),
+                    gate: mamba.gate.convert(c),
+                    taps: c.vector(mamba.taps),
+                    conv_bias: mamba.conv_bias.map(|v| c.vector(v)),
+                    dt_in: mamba.dt_in.convert(c),
+                    b: mamba.b.convert(c),
+                    c: mamba.c.convert(c),
+                    dt_norm: mamba.dt_norm.map(|v| c.vector(v)),
+                    b_norm: mamba.b_norm.map(|v| c.vector(v)),
+                    c_norm: mamba.c_norm.map(|v| c.vector(v)),
+                    dt: mamba.dt.convert(c),
+                    a: c.vector(mamba.a),
+                    d: c.vector(mamba.d),
+                    output: mamba.output.convert(c),
                 }),
+                Mixer::Both(attention, ssm) => Mixer::Both(attention.convert(c), ssm.convert(c)),
             },
             post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),
-            ffn_norm: c.vector(self.ffn_norm),
-            ffn: match self.ffn {
-                FeedForward::Dense(dense) => FeedForward::Dense(dense.convert(c)),
-                FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
-            },
-            post_ffn_norm: self.post_ffn_norm.map(|v| c.vector(v)),
+            ffn: self.ffn.map(|block| FeedForwardBlock {
+                norm: c.vector(block.norm),
+                network: match block.network {
+                    FeedForward::Dense(dense) => FeedForward::Dense(dense.convert(c)),
+                    FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
+                },
+                post_norm: block.post_norm.map(|v| c.vector(v)),
+            }),
+        }
+    }
+}
+
+impl<L, V> Attention<L, V> {
+    fn projections(&self) -> [&Projection<L, V>; 4] {
+        [&self.q, &self.k, &self.v, &self.o]
+    }
+
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Attention<C::Linear, C::Vector> {
+        Attention {
+            q: self.q.convert(c),
+            k: self.k.convert(c),
+            v: self.v.convert(c),
+            q_norm: self.q_norm.map(|v| c.vector(v)),
+            k_norm: self.k_norm.map(|v| c.vector(v)),
+            sub_norm: self.sub_norm.map(|v| c.vector(v)),
+            o: self.o.convert(c),
+        }
+    }
+}
+
+impl<L, V> Ssm<L, V> {
+    fn projections(&self) -> [&Projection<L, V>; 4] {
+        [&self.gate, &self.xbc, &self.dt, &self.output]
+    }
+
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Ssm<C::Linear, C::Vector> {
+        Ssm {
+            gate: self.gate.convert(c),
+            xbc: self.xbc.convert(c),
+            dt: self.dt.convert(c),
+            taps: c.vector(self.taps),
+            conv_bias: self.conv_bias.map(|v| c.vector(v)),
+            a: c.vector(self.a),
+            d: c.vector(self.d),
+            dt_bias: c.vector(self.dt_bias),
+            norm: self.norm.map(|v| c.vector(v)),
+            output: self.output.convert(c),
         }
     }
 }
@@ -317,6 +410,7 @@ impl<L, V> Projection<L, V> {
         Projection {
             input_norm: self.input_norm.map(|v| c.vector(v)),
             weight: c.linear(self.weight),
+            scale: self.scale,
             bias: self.bias.map(|v| c.vector(v)),
         }
     }

@@ -448,7 +448,7 @@ fn a_screen_of_the_head_is_refused() {
 #[test]
 fn a_restored_sequence_goes_on_as_the_saved_one() {
     let Some(gpu) = gpu() else { return };
-    let model = stories().load(&gpu);
+    let model = stories().load(gpu);
     for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
         let options = SessionOptions {
             cache,

@@ -69,6 +69,9 @@ fn damaged_gguf_files() {
         "reference-states/gguf/qwen3-next",
         "reference-states/gguf/bonsai2-ptq1_0",
         "reference-states/gguf/granite-hybrid",
+        "reference-states/gguf/jamba",
+        "reference-states/gguf/falcon-h1",
+        "reference-states/gguf/mamba2",
     ] {
         let dir = testdata().join(name);
         let file = read(&files(&dir, "gguf")[0]).to_vec();
@@ -233,6 +236,36 @@ fn configurations_that_contradict_their_files() {
             "reference-states/hf/granite-hybrid",
             json!({"num_local_experts": 9}),
             "block_sparse_moe.router.layer.weight`: expected shape [9, 128], found [8, 128]",
+        ),
+        (
+            "reference-states/hf/mamba",
+            json!({"state_size": 1_000_000}),
+            "elements of a channel's state: expected 1 to 1024, found 1000000",
+        ),
+        (
+            "reference-states/hf/mamba",
+            json!({"time_step_rank": 7}),
+            "mixer.x_proj.weight`: expected shape [39, 256], found [40, 256]",
+        ),
+        (
+            "reference-states/hf/mamba2",
+            json!({"time_step_limit": [0.0, 0.1]}),
+            "time_step_limit: expected 0 to infinity",
+        ),
+        (
+            "reference-states/hf/jamba",
+            json!({"expert_layer_offset": 0}),
+            "`model.layers.0.feed_forward.router.weight` is missing",
+        ),
+        (
+            "reference-states/hf/falcon-h1",
+            json!({"ssm_multipliers": [1.0]}),
+            "ssm_multipliers: expected 5 numbers, found 1",
+        ),
+        (
+            "reference-states/hf/falcon-h1",
+            json!({"key_multiplier": 0.0}),
+            "multipliers: expected numbers other than 0, found 0",
         ),
         (
             "reference-states/hf/lfm2",

@@ -149,6 +149,10 @@ fn states() {
         "qwen3-next",
         "granite-hybrid",
         "granite-hybrid-dense",
+        "mamba",
+        "mamba2",
+        "jamba",
+        "falcon-h1",
     ] {
         check_float(&testdata().join("reference-states/hf").join(name));
     }

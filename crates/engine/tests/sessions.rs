@@ -103,8 +103,15 @@ fn forks_share_a_prefix_and_nothing_else() {
 }
 
 /// Models most of whose layers have a state, one for each kind.
-fn stateful() -> [Arc<Model<Cpu>>; 3] {
-    ["lfm2-moe", "qwen3.5-moe", "granite-hybrid"].map(|name| {
+fn stateful() -> [Arc<Model<Cpu>>; 5] {
+    [
+        "lfm2-moe",
+        "qwen3.5-moe",
+        "granite-hybrid",
+        "jamba",
+        "falcon-h1",
+    ]
+    .map(|name| {
         let dir = testdata().join("reference-states/hf").join(name);
         load_hf(&dir)
     })
@@ -470,7 +477,7 @@ fn what_does_not_fit_is_not_restored() {
         &file,
     );
     assert!(message.contains("expected"), "{message}");
-    let (plan, files) = plan_gguf(&testdata().join("bitllama-3M/bitllama-3M-f16.gguf"));
+    let (plan, files) = plan_gguf(&[testdata().join("bitllama-3M/bitllama-3M-f16.gguf")]);
     let floats = load(plan, &files, Cpu::new(1, Isa::detect())).unwrap();
     let message = refusal(&mut session(&floats), &file);
     assert!(

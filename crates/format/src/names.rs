@@ -68,15 +68,22 @@ pub fn linear_module(name: &str) -> Option<String> {
 /// assert_eq!(name.as_deref(), Some("model.layers.7.pre_feedforward_layernorm.weight"));
 /// ```
 pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
+    let stem = match is_mamba(model_type) {
+        true => "backbone",
+        false => "model",
+    };
     if let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|n| n.split_once('.'))
         && let Some((hf, _)) = bare(model_type).iter().find(|(_, gguf)| *gguf == rest)
     {
-        return Some(format!("model.layers.{layer}.{hf}"));
+        return Some(format!("{stem}.layers.{layer}.{hf}"));
     }
     let (module, kind) = name.rsplit_once('.')?;
     let outside = match module {
+        "token_embd" if is_mamba(model_type) => Some(MAMBA_EMBEDDINGS),
         "token_embd" => Some(EMBEDDINGS),
         "output_norm" if is_lfm2(model_type) => Some(LFM2_OUTPUT_NORM),
+        "output_norm" if is_mamba(model_type) => Some(MAMBA_OUTPUT_NORM),
+        "output_norm" if is_hybrid(model_type) => Some(HYBRID_OUTPUT_NORM),
         "output_norm" => Some(OUTPUT_NORM),
         "output" => Some(HEAD),
         _ => None,
@@ -106,7 +113,7 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
                 Some(format!("{}{expert}.{part}", mixture.experts))
             })?,
     };
-    Some(format!("model.layers.{layer}.{module}.{kind}"))
+    Some(format!("{stem}.layers.{layer}.{module}.{kind}"))
 }
 
 /// Two tensors of a checkpoint mean the same.
@@ -150,11 +157,12 @@ pub fn translate_catalog(
 }
 
 /// Where the language model sits: alone, in a multimodal model, or saved without its head.
-const PREFIXES: [&str; 4] = [
+const PREFIXES: [&str; 5] = [
     "language_model.model.",
     "model.language_model.",
     "language_model.",
     "model.",
+    "backbone.",
 ];
 
 /// What the language model doesn't need: other modalities, and layers that predict several tokens at once.
@@ -179,8 +187,11 @@ fn outside_layers(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let module = match module {
         "embed_tokens" => "token_embd",
+        "embeddings" if is_mamba(model_type) => "token_embd",
         "norm" => "output_norm",
         "embedding_norm" if is_lfm2(model_type) => "output_norm",
+        "norm_f" if is_mamba(model_type) => "output_norm",
+        "final_layernorm" if is_hybrid(model_type) => "output_norm",
         "lm_head" => "output",
         _ => return None,
     };
@@ -236,6 +247,23 @@ fn is_lfm2(model_type: &str) -> bool {
 /// The norm before the output head of LFM2's checkpoints.
 const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
 
+/// The first and the second Mamba, which have nothing but state spaces.
+fn is_mamba(model_type: &str) -> bool {
+    matches!(model_type, "mamba" | "mamba2")
+}
+
+/// Families whose checkpoints call state spaces `mamba` and networks `feed_forward`.
+fn is_hybrid(model_type: &str) -> bool {
+    matches!(model_type, "jamba" | "falcon_h1")
+}
+
+/// The embedding table of Mamba's checkpoints.
+const MAMBA_EMBEDDINGS: &str = "backbone.embeddings.weight";
+/// The norm before the output head of Mamba's checkpoints.
+const MAMBA_OUTPUT_NORM: &str = "backbone.norm_f.weight";
+/// The norm before the output head of Jamba's and Falcon-H1's checkpoints.
+const HYBRID_OUTPUT_NORM: &str = "model.final_layernorm.weight";
+
 /// Whether layers of the family have a gated delta net.
 fn is_delta_net(model_type: &str) -> bool {
     model_type == "qwen3_next" || model_type.starts_with("qwen3_5")
@@ -249,10 +277,41 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &DELTA_NET
     } else if model_type == GRANITE {
         &GRANITE_OWN
+    } else if is_mamba(model_type) {
+        &MAMBA
+    } else if is_hybrid(model_type) {
+        &HYBRID
     } else {
         &[]
     }
 }
+
+const MAMBA: [(&str, &str); 7] = [
+    ("mixer.in_proj", "ssm_in"),
+    ("mixer.conv1d", "ssm_conv1d"),
+    ("mixer.x_proj", "ssm_x"),
+    ("mixer.dt_proj", "ssm_dt"),
+    ("mixer.norm", "ssm_norm"),
+    ("mixer.out_proj", "ssm_out"),
+    ("norm", "attn_norm"),
+];
+
+const HYBRID: [(&str, &str); 14] = [
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.x_proj", "ssm_x"),
+    ("mamba.dt_proj", "ssm_dt"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.dt_layernorm", "ssm_dt_norm"),
+    ("mamba.b_layernorm", "ssm_b_norm"),
+    ("mamba.c_layernorm", "ssm_c_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("input_layernorm", "attn_norm"),
+    ("pre_ff_layernorm", "ffn_norm"),
+];
 
 /// Granite 4.
 const GRANITE: &str = "granitemoehybrid";
@@ -316,7 +375,26 @@ fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
             ("linear_attn.A", "ssm_a"),
             ("linear_attn.dt_bias", "ssm_dt.bias"),
         ]
-    } else if model_type == GRANITE {
+    } else if is_mamba(model_type) {
+        let all = &[
+            ("mixer.A_log", "ssm_a"),
+            ("mixer.A", "ssm_a"),
+            ("mixer.D", "ssm_d"),
+            ("mixer.dt_bias", "ssm_dt.bias"),
+        ];
+        // The bias of a linear layer in the first.
+        if model_type == "mamba2" {
+            all
+        } else {
+            &all[..3]
+        }
+    } else if model_type == "jamba" {
+        &[
+            ("mamba.A_log", "ssm_a"),
+            ("mamba.A", "ssm_a"),
+            ("mamba.D", "ssm_d"),
+        ]
+    } else if model_type == GRANITE || is_hybrid(model_type) {
         &[
             ("mamba.A_log", "ssm_a"),
             ("mamba.A", "ssm_a"),
@@ -351,18 +429,25 @@ impl Mixture {
                 experts: "feed_forward.experts.",
                 parts: W_PARTS,
             },
+            "jamba" => &Mixture {
+                router: "feed_forward.router",
+                experts: "feed_forward.experts.",
+                parts: PARTS,
+            },
             _ => &Mixture {
                 router: "mlp.gate",
                 experts: "mlp.experts.",
-                parts: [
-                    ("gate_proj", "ffn_gate"),
-                    ("up_proj", "ffn_up"),
-                    ("down_proj", "ffn_down"),
-                ],
+                parts: PARTS,
             },
         }
     }
 }
+
+const PARTS: [(&str, &str); 3] = [
+    ("gate_proj", "ffn_gate"),
+    ("up_proj", "ffn_up"),
+    ("down_proj", "ffn_down"),
+];
 
 const W_PARTS: [(&str, &str); 3] = [("w1", "ffn_gate"), ("w3", "ffn_up"), ("w2", "ffn_down")];
 
@@ -380,7 +465,8 @@ const ROUTER: &str = "ffn_gate_inp";
 /// ```
 pub fn is_router(name: &str) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
-    let families = ["", "mixtral", "lfm2_moe"].map(|model_type| Mixture::of(model_type).router);
+    let families =
+        ["", "mixtral", "lfm2_moe", "jamba"].map(|model_type| Mixture::of(model_type).router);
     let ends = |end: &str| {
         module
             .strip_suffix(end)

@@ -41,6 +41,7 @@ pub mod gemm;
 mod golden;
 pub mod hadamard;
 mod isa;
+pub mod mamba;
 mod math;
 pub mod norm;
 pub mod peak;

@@ -85,8 +85,8 @@ impl Default for PackageOptions {
 
 const DEFAULT_SHARD_SIZE: u64 = 64 << 20;
 
-/// Tensors of all models that can be converted are grouped as those of transformers, experts among them.
-const MODEL_TYPE: &str = "transformer";
+/// The type of models that nothing else is known of.
+const TRANSFORMER: &str = "transformer";
 
 /// Refuses an invalid shard size.
 fn check_shard_size(size: u64) -> Result<()> {
@@ -111,6 +111,8 @@ pub struct Packing<'a, S> {
     exporter: Exporter,
     writer: ShardWriter<S>,
     config: ModelConfig,
+    /// What the package calls the kind of model.
+    model_type: &'static str,
     tied: bool,
     /// Whether the scale that is stored beside weights divides them.
     divides: bool,
@@ -155,9 +157,16 @@ impl<'a, S: PackageSink> Packing<'a, S> {
         let n_bytes = plan.weight_bytes();
         let exporter = Exporter::new(plan, exec.clone());
         let names = exporter.tensors();
+        let model_type = match files.config_json()? {
+            Some(serde_json::Value::Object(hf)) => model_type_of(&hf),
+            // What can't be said fails at the end, when divisors of frequencies are known.
+            _ => config
+                .to_hf(exporter.is_tied())
+                .map_or(TRANSFORMER, |hf| model_type_of(&hf)),
+        };
         let ids: BTreeSet<_> = names
             .iter()
-            .map(|(name, _)| group_of(name, MODEL_TYPE))
+            .map(|(name, _)| group_of(name, model_type))
             .collect();
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
         options
@@ -189,6 +198,7 @@ impl<'a, S: PackageSink> Packing<'a, S> {
                 options.hash_on_threads,
             ),
             config,
+            model_type,
             tied,
             divides: rules.is_some_and(|rules| rules.scales_divide),
             tensors: TensorMap::default(),
@@ -231,7 +241,7 @@ impl<'a, S: PackageSink> Packing<'a, S> {
         let writer = &mut self.writer;
         for exported in parts {
             let encoding = Encoding::of(&exported, targets, self.tied)?;
-            let group = group_of(&exported.name, MODEL_TYPE);
+            let group = group_of(&exported.name, self.model_type);
             let spans = writer.begin(group, encoding.size())?;
             if writer.is_written(&spans) {
                 writer.skip(&spans)?;
@@ -291,7 +301,7 @@ impl<'a, S: PackageSink> Packing<'a, S> {
         }
         let facts = manifest::Facts {
             model_id: model_id.clone(),
-            model_type: model_type_of(&hf),
+            model_type: self.model_type,
             variant,
             config: &self.config,
             eos: companions.eos.clone(),

@@ -7,15 +7,17 @@ use sterna_format::hadamard::{Hadamard, HadamardError, ReadHadamardError};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
+use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::ssm::SsmShape;
 
 use super::hf::FULL_ATTENTION_INTERVAL;
 use super::{
-    ExpertsConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind, ModelConfig, yarn_magnitude,
+    ExpertsConfig, HEADLESS, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind, ModelConfig,
+    Multipliers, yarn_magnitude,
 };
 use crate::error::PlanError;
-use crate::family::{Family, WindowPattern};
+use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// Epsilon of norms that belong to a single projection; no key specifies it.
@@ -44,10 +46,15 @@ impl ModelConfig {
             ));
         }
         let model_dim = keys.required("embedding_length")?;
-        let n_heads = keys.required("attention.head_count")?;
-        let head_dim = match keys.count("attention.key_length")? {
-            Some(head_dim) => head_dim,
-            None => model_dim.checked_div(n_heads).unwrap_or(0),
+        let is_granite = family.ssm == Some(SsmFamily::Granite);
+        let is_alone = family.ssm.is_some_and(SsmFamily::is_alone);
+        let (n_heads, head_dim) = match is_alone {
+            true => (HEADLESS.0, HEADLESS.2),
+            false => {
+                let n_heads = keys.required("attention.head_count")?;
+                let each = model_dim.checked_div(n_heads).unwrap_or(0);
+                (n_heads, keys.count("attention.key_length")?.unwrap_or(each))
+            }
         };
         if let Some(value_dim) = keys.count("attention.value_length")?
             && value_dim != head_dim
@@ -59,12 +66,17 @@ impl ModelConfig {
             ));
         }
         let max_ctx = keys.required("context_length")?;
-        let mut kv_heads = keys.kv_heads(n_blocks, n_heads)?;
+        let mut kv_heads = match is_alone {
+            true => vec![HEADLESS.1; n_blocks],
+            false => keys.kv_heads(n_blocks, n_heads)?,
+        };
         kv_heads.truncate(n_layers);
         let (layers, ropes) = keys.layers(family, &kv_heads, head_dim, max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
         let experts = keys.experts(family)?;
+        let (ssm, mamba) = (keys.ssm(family)?, keys.mamba(family)?);
         let ffn_dim = match (keys.count("feed_forward_length")?, &experts) {
+            _ if is_alone => keys.required("ssm.inner_size")?,
             (None, Some(experts)) => experts.ffn_dim,
             _ => keys.required("feed_forward_length")?,
         };
@@ -82,20 +94,22 @@ impl ModelConfig {
                 .float("attention.layer_norm_rms_epsilon")?
                 .unwrap_or(1e-5),
             input_norm_eps: INPUT_NORM_EPS,
-            embed_scale: match keys.float("embedding_scale")?.filter(|_| family.ssm) {
+            embed_scale: match keys.float("embedding_scale")?.filter(|_| is_granite) {
                 Some(scale) => scale,
                 None => family.embed_scale(model_dim),
             },
             residual_scale: keys
                 .float("residual_scale")?
-                .filter(|_| family.ssm)
+                .filter(|_| is_granite)
                 .unwrap_or(1.0),
             // A divisor there.
-            logit_scale: match keys.float("logit_scale")?.filter(|_| family.ssm) {
+            logit_scale: match keys.float("logit_scale")?.filter(|_| is_granite) {
                 Some(divisor) => (1.0 / f64::from(divisor)) as f32,
                 None => 1.0,
             },
-            ssm: keys.ssm(family)?,
+            ssm,
+            mamba,
+            multipliers: Multipliers::default(),
             activation: keys.activation()?.unwrap_or(family.activation),
             attn_scale: match keys.float("attention.scale")? {
                 Some(scale) if scale != 0.0 => scale,
@@ -305,7 +319,7 @@ impl<'a> Keys<'a> {
 
     /// The heads of state spaces.
     fn ssm(&self, family: &Family) -> Result<Option<SsmShape>, PlanError> {
-        if !family.ssm {
+        if family.ssm.is_none_or(SsmFamily::is_first) {
             return Ok(None);
         }
         let (inner, n_heads) = (
@@ -327,6 +341,22 @@ impl<'a> Keys<'a> {
         }))
     }
 
+    /// The channels of state spaces of the first Mamba.
+    fn mamba(&self, family: &Family) -> Result<Option<MambaShape>, PlanError> {
+        if !family.ssm.is_some_and(SsmFamily::is_first) {
+            return Ok(None);
+        }
+        let key = self.key("ssm.dt_b_c_rms");
+        if self.metadata.get_bool(&key)? == Some(true) {
+            return Err(PlanError::config(key, "false", "true"));
+        }
+        Ok(Some(MambaShape {
+            inner: self.required("ssm.inner_size")?,
+            state_dim: self.required("ssm.state_size")?,
+            dt_rank: self.required("ssm.time_step_rank")?,
+        }))
+    }
+
     /// Blocks that predict several tokens at once, after those of the model.
     fn n_predicting(&self) -> Result<usize, PlanError> {
         Ok(self.count("nextn_predict_layers")?.unwrap_or(0))
@@ -340,11 +370,11 @@ impl<'a> Keys<'a> {
             false => MixerKind::Attention,
         };
         if family.delta.is_none() {
-            let kind = match family.ssm {
-                true => MixerKind::Ssm,
-                false => MixerKind::Convolution,
-            };
-            let mixer = |&n| of(n == 0, kind);
+            let of_ssm = family.ssm.map(SsmFamily::mixer);
+            let kind = of_ssm.unwrap_or(MixerKind::Convolution);
+            let everywhere =
+                kind == MixerKind::AttentionAndSsm || family.ssm.is_some_and(SsmFamily::is_alone);
+            let mixer = |&n| of(everywhere || n == 0, kind);
             return Ok(kv_heads.iter().map(mixer).collect());
         }
         let key = self.key("attention.recurrent_layers");
@@ -395,7 +425,8 @@ impl<'a> Keys<'a> {
         // Heads that aren't rotated get a rotation with frequency 0, which puts their elements in the order
         // of the other layers'.
         let no_rope = family.no_rope_interval;
-        let has_still = no_rope.is_some() || family.ssm;
+        let is_granite = family.ssm == Some(SsmFamily::Granite);
+        let has_still = no_rope.is_some() || is_granite;
         let still = (has_still && family.gguf_rope == RopeLayout::Pairs).then(|| {
             ropes.push(RopeConfig {
                 scaling: RopeScaling::Linear { factor: f64::MAX },
@@ -416,7 +447,11 @@ impl<'a> Keys<'a> {
         let finetuned = self
             .metadata
             .get_bool(&self.key("rope.scaling.finetuned"))?;
-        let unrotated = family.ssm && finetuned == Some(false);
+        let unrotated = match family.ssm {
+            None | Some(SsmFamily::FalconH1) => false,
+            Some(SsmFamily::Granite) => finetuned == Some(false),
+            Some(SsmFamily::Mamba | SsmFamily::Mamba2 | SsmFamily::Jamba) => true,
+        };
         let layers = (0..n_layers)
             .map(|i| {
                 let windowed = windowed[i];

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Routing;
+use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
-    ExpertsConfig, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig, long_rope_magnitude,
-    yarn_magnitude,
+    ExpertsConfig, HEADLESS, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig, Multipliers,
+    long_rope_magnitude, yarn_magnitude,
 };
 use crate::error::PlanError;
-use crate::family::{Family, WindowPattern};
+use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::rope::{RopeConfig, RopeScaling};
 
 /// Default of `query_pre_attn_scalar` in Gemma configurations.
@@ -38,6 +39,13 @@ impl ModelConfig {
         if let Some(limit) = hf.clip_qkv {
             return Err(PlanError::config("clip_qkv", "nothing", limit));
         }
+        if let Some(limits) = hf
+            .time_step_limit
+            .filter(|limits| *limits != [Some(0.0), None])
+        {
+            let found = format!("{limits:?}");
+            return Err(PlanError::config("time_step_limit", "0 to infinity", found));
+        }
         if hf.use_bidirectional_attention == Some(true) {
             return Err(PlanError::config(
                 "use_bidirectional_attention",
@@ -46,12 +54,15 @@ impl ModelConfig {
             ));
         }
         let model_dim = required("hidden_size", hf.hidden_size)?;
-        let n_heads = hf.num_attention_heads.or(family.hf_defaults.n_heads);
-        let n_heads = required("num_attention_heads", n_heads)?;
-        let head_dim = hf
-            .head_dim
-            .or(family.hf_defaults.head_dim)
-            .unwrap_or(model_dim.checked_div(n_heads).unwrap_or(0));
+        let is_alone = family.ssm.is_some_and(SsmFamily::is_alone);
+        let is_granite = family.ssm == Some(SsmFamily::Granite);
+        let is_falcon = family.ssm == Some(SsmFamily::FalconH1);
+        let (n_heads, n_kv_heads, head_dim) = match is_alone {
+            true => HEADLESS,
+            false => heads(hf, family, model_dim)?,
+        };
+        let mamba = mamba(hf, family, model_dim)?;
+        let ssm = ssm(hf, family)?;
         let max_ctx = hf
             .max_position_embeddings
             .unwrap_or(family.hf_defaults.max_ctx);
@@ -66,7 +77,7 @@ impl ModelConfig {
             }
             None => family.activation,
         };
-        let attn_scale = if let Some(scale) = hf.attention_multiplier.filter(|_| family.ssm) {
+        let attn_scale = if let Some(scale) = hf.attention_multiplier.filter(|_| is_granite) {
             scale as f32
         } else if family.gemma {
             let scalar = hf.query_pre_attn_scalar.unwrap_or(GEMMA_ATTN_SCALAR);
@@ -88,7 +99,7 @@ impl ModelConfig {
                 window,
                 rope: rotated.then_some(usize::from(ropes.len() > 1 && window.is_some())),
                 mixer: mixers[i],
-                has_experts: experts.is_some() && has_experts(hf, i),
+                has_experts: experts.is_some() && has_experts(hf, family, i),
             })
             .collect();
         ModelConfig {
@@ -96,13 +107,11 @@ impl ModelConfig {
             n_layers,
             model_dim,
             n_heads,
-            n_kv_heads: hf
-                .num_key_value_heads
-                .or(family.hf_defaults.n_kv_heads)
-                .unwrap_or(n_heads),
+            n_kv_heads,
             head_dim,
             ffn_dim: match hf.shared_intermediate_size.filter(|_| experts.is_none()) {
-                Some(dim) if family.ssm => dim,
+                Some(dim) if is_granite => dim,
+                _ if is_alone => inner_width(&mamba, &ssm),
                 _ => required("intermediate_size", ffn_dim(hf))?,
             },
             n_vocab,
@@ -110,20 +119,26 @@ impl ModelConfig {
             norm_eps: hf
                 .rms_norm_eps
                 .or(hf.norm_eps)
+                .or(hf.layer_norm_epsilon.filter(|_| is_alone))
                 .unwrap_or(family.hf_defaults.norm_eps) as f32,
             input_norm_eps: hf
                 .quantization_config
                 .as_ref()
                 .and_then(|q| q.rms_norm_eps)
                 .unwrap_or(1e-6) as f32,
-            embed_scale: match hf.embedding_multiplier.filter(|_| family.ssm) {
+            embed_scale: match hf.embedding_multiplier.filter(|_| is_granite || is_falcon) {
                 Some(factor) => factor as f32,
                 None => family.embed_scale(model_dim),
             },
-            residual_scale: hf.residual_multiplier.filter(|_| family.ssm).unwrap_or(1.0) as f32,
-            logit_scale: match hf.logits_scaling.filter(|_| family.ssm) {
-                Some(divisor) => (1.0 / divisor) as f32,
-                None => 1.0,
+            residual_scale: hf.residual_multiplier.filter(|_| is_granite).unwrap_or(1.0) as f32,
+            logit_scale: match (hf.logits_scaling, hf.lm_head_multiplier) {
+                (Some(divisor), _) if is_granite => (1.0 / divisor) as f32,
+                (_, Some(factor)) if is_falcon => factor as f32,
+                _ => 1.0,
+            },
+            multipliers: match is_falcon {
+                true => multipliers(hf)?,
+                false => Multipliers::default(),
             },
             activation,
             attn_scale,
@@ -134,8 +149,10 @@ impl ModelConfig {
             conv_taps: hf
                 .conv_l_cache
                 .or(hf.linear_conv_kernel_dim)
-                .or(hf.mamba_d_conv),
-            ssm: ssm(hf, family)?,
+                .or(hf.mamba_d_conv)
+                .or(hf.conv_kernel.filter(|_| is_alone)),
+            ssm,
+            mamba,
             delta: delta(hf, family)?,
             hadamard: hf.prism_hadamard.clone().map(Arc::new),
             layers,
@@ -147,8 +164,9 @@ impl ModelConfig {
 
 /// What mixes positions in each layer.
 fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind>, PlanError> {
+    let of_ssm = family.ssm.map(SsmFamily::mixer);
     let (name, kind) = match (family.delta, hf.conv_l_cache) {
-        _ if family.ssm => ("mamba", MixerKind::Ssm),
+        _ if let Some(kind) = of_ssm => ("mamba", kind),
         (Some(_), _) => ("linear_attention", MixerKind::DeltaNet),
         (None, Some(_)) => ("conv", MixerKind::Convolution),
         (None, None) => return Ok(vec![MixerKind::Attention; n_layers]),
@@ -161,11 +179,14 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
             return Err(PlanError::config(key, expected.to_string(), !expected));
         }
     }
+    if kind == MixerKind::AttentionAndSsm || family.ssm.is_some_and(SsmFamily::is_alone) {
+        return Ok(vec![kind; n_layers]);
+    }
     if let Some(types) = &hf.layer_types {
         check_per_layer("layer_types", types.len(), n_layers)?;
         let kinds = types.iter().map(|found| match found.as_str() {
             "full_attention" => Ok(MixerKind::Attention),
-            "attention" if family.ssm => Ok(MixerKind::Attention),
+            "attention" if family.ssm.is_some() => Ok(MixerKind::Attention),
             found if found == name => Ok(kind),
             other => {
                 let expected = format!("{name} or full_attention");
@@ -176,6 +197,11 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
         return kinds.collect();
     }
     let attends = |i: usize| match (family.delta, &hf.full_attn_idxs) {
+        _ if family.ssm == Some(SsmFamily::Jamba) => Ok(is_every(
+            i,
+            hf.attn_layer_period.unwrap_or(8),
+            hf.attn_layer_offset.unwrap_or(4),
+        )),
         (Some(_), _) => {
             let interval = hf
                 .full_attention_interval
@@ -196,8 +222,18 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
 
 /// The heads of state spaces.
 fn ssm(hf: &Config, family: &Family) -> Result<Option<SsmShape>, PlanError> {
-    if !family.ssm {
-        return Ok(None);
+    match family.ssm {
+        None => return Ok(None),
+        Some(kind) if kind.is_first() => return Ok(None),
+        Some(SsmFamily::Mamba2) => {
+            return Ok(Some(SsmShape {
+                n_heads: required("num_heads", hf.num_heads)?,
+                head_dim: required("head_dim", hf.head_dim)?,
+                state_dim: required("state_size", hf.state_size)?,
+                n_groups: hf.n_groups.unwrap_or(8),
+            }));
+        }
+        Some(_) => {}
     }
     Ok(Some(SsmShape {
         n_heads: required("mamba_n_heads", hf.mamba_n_heads)?,
@@ -205,6 +241,94 @@ fn ssm(hf: &Config, family: &Family) -> Result<Option<SsmShape>, PlanError> {
         state_dim: required("mamba_d_state", hf.mamba_d_state)?,
         n_groups: hf.mamba_n_groups.unwrap_or(1),
     }))
+}
+
+/// The channels of state spaces of the first Mamba.
+fn mamba(hf: &Config, family: &Family, model_dim: usize) -> Result<Option<MambaShape>, PlanError> {
+    let (inner, state_dim, dt_rank) = match family.ssm {
+        Some(SsmFamily::Mamba) => {
+            let inner = (hf.intermediate_size)
+                .unwrap_or_else(|| hf.expand.unwrap_or(2).saturating_mul(model_dim));
+            (inner, hf.state_size, hf.time_step_rank)
+        }
+        Some(SsmFamily::Jamba) => {
+            let inner = hf.mamba_expand.unwrap_or(2).saturating_mul(model_dim);
+            (inner, hf.mamba_d_state, hf.mamba_dt_rank)
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(MambaShape {
+        inner,
+        state_dim: state_dim.unwrap_or(16),
+        dt_rank: dt_rank.unwrap_or(model_dim.div_ceil(16)),
+    }))
+}
+
+/// What networks of a model that has none would have the width of.
+fn inner_width(mamba: &Option<MambaShape>, ssm: &Option<SsmShape>) -> usize {
+    match (mamba, ssm) {
+        (Some(mamba), _) => mamba.inner,
+        (None, Some(ssm)) => ssm.n_heads.saturating_mul(ssm.head_dim),
+        (None, None) => 0,
+    }
+}
+
+/// Factors of Falcon-H1.
+fn multipliers(hf: &Config) -> Result<Multipliers, PlanError> {
+    for (key, value) in [
+        ("attention_bias", hf.attention_bias),
+        ("mlp_bias", hf.mlp_bias),
+        ("projectors_bias", hf.projectors_bias),
+        ("mamba_proj_bias", hf.mamba_proj_bias),
+        (
+            "mamba_norm_before_gate",
+            (hf.mamba_norm_before_gate).filter(|_| hf.mamba_rms_norm == Some(true)),
+        ),
+    ] {
+        if value == Some(true) {
+            return Err(PlanError::config(key, "false in a falcon_h1 model", "true"));
+        }
+    }
+    let one = |value: Option<f64>| value.unwrap_or(1.0) as f32;
+    let list = |key: &'static str, list: &Option<Vec<f64>>, n: usize| match list {
+        None => Ok(vec![1.0; n]),
+        Some(list) if list.len() == n => Ok(list.iter().map(|&x| x as f32).collect()),
+        Some(list) => Err(PlanError::config(key, format!("{n} numbers"), list.len())),
+    };
+    let networks = list("mlp_multipliers", &hf.mlp_multipliers, 2)?;
+    let parts = list("ssm_multipliers", &hf.ssm_multipliers, 5)?;
+    let mut ssm = [1.0; 5];
+    ssm.copy_from_slice(&parts);
+    Ok(Multipliers {
+        attention_in: one(hf.attention_in_multiplier),
+        key: one(hf.key_multiplier),
+        attention_out: one(hf.attention_out_multiplier),
+        ssm_in: one(hf.ssm_in_multiplier),
+        ssm,
+        ssm_out: one(hf.ssm_out_multiplier),
+        gate: networks[0],
+        down: networks[1],
+    })
+}
+
+/// Heads of queries, of keys and values, and their elements.
+fn heads(
+    hf: &Config,
+    family: &Family,
+    model_dim: usize,
+) -> Result<(usize, usize, usize), PlanError> {
+    let defaults = &family.hf_defaults;
+    let n_heads = hf.num_attention_heads.or(defaults.n_heads);
+    let n_heads = required("num_attention_heads", n_heads)?;
+    let n_kv_heads = hf.num_key_value_heads.or(defaults.n_kv_heads);
+    let head_dim = hf.head_dim.or(defaults.head_dim);
+    let head_dim = head_dim.unwrap_or(model_dim.checked_div(n_heads).unwrap_or(0));
+    Ok((n_heads, n_kv_heads.unwrap_or(n_heads), head_dim))
+}
+
+/// Whether `i` is `offset` in a period.
+fn is_every(i: usize, period: usize, offset: usize) -> bool {
+    i.checked_rem(period) == Some(offset)
 }
 
 /// The heads of gated delta nets.
@@ -251,16 +375,18 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
     let Some(mixture) = family.mixture else {
         return Ok(None);
     };
-    if family.ssm && hf.num_experts.is_none_or(|n| n == 0) {
-        return Ok(None);
-    }
+    let n_experts = match family.ssm {
+        Some(SsmFamily::Granite) if hf.num_experts.is_none_or(|n| n == 0) => return Ok(None),
+        Some(SsmFamily::Jamba) if hf.num_experts == Some(1) => return Ok(None),
+        _ => hf.num_experts,
+    };
     let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
     if let Some(factor) = hf.routed_scaling_factor.filter(|&factor| factor != 1.0) {
         return Err(PlanError::config("routed_scaling_factor", "1", factor));
     }
     Ok(Some(ExpertsConfig {
         routing: Routing {
-            n_experts: required("num_experts", hf.num_experts)?,
+            n_experts: required("num_experts", n_experts)?,
             n_used: required("num_experts_per_tok", hf.num_experts_per_tok)?,
             gating: mixture.gating,
             renormalised: mixture
@@ -275,10 +401,14 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
 }
 
 /// Whether layer `i` of a model with experts has some: all that aren't listed, or every n-th of those.
-fn has_experts(hf: &Config, i: usize) -> bool {
+fn has_experts(hf: &Config, family: &Family, i: usize) -> bool {
     let listed = hf.mlp_only_layers.as_ref();
     if hf.num_dense_layers.is_some_and(|n_dense| i < n_dense) {
         return false;
+    }
+    if family.ssm == Some(SsmFamily::Jamba) && listed.is_none() {
+        let (period, offset) = (hf.expert_layer_period, hf.expert_layer_offset);
+        return is_every(i, period.unwrap_or(2), offset.unwrap_or(1));
     }
     let step = hf.decoder_sparse_step.unwrap_or(1);
     !listed.is_some_and(|dense| dense.contains(&i)) && step > 0 && (i + 1).is_multiple_of(step)
@@ -306,7 +436,12 @@ pub(crate) fn family(hf: &Config) -> Result<&'static Family, PlanError> {
 
 /// Which layers have rotary embedding.
 fn rotated_layers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<bool>, PlanError> {
-    if family.ssm && hf.position_embedding_type.as_deref() == Some("nope") {
+    let has_none = match family.ssm {
+        Some(SsmFamily::Granite) => hf.position_embedding_type.as_deref() == Some("nope"),
+        Some(SsmFamily::FalconH1) | None => false,
+        Some(SsmFamily::Mamba | SsmFamily::Mamba2 | SsmFamily::Jamba) => true,
+    };
+    if has_none {
         return Ok(vec![false; n_layers]);
     }
     let Some(default_interval) = family.no_rope_interval else {

@@ -13,6 +13,7 @@ use sterna_format::hadamard::Hadamard;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
+use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::ssm::SsmShape;
 
@@ -64,6 +65,10 @@ pub struct ModelConfig {
     pub delta: Option<DeltaShape>,
     /// Heads of state spaces, in layers that have one.
     pub ssm: Option<SsmShape>,
+    /// Channels of state spaces of the first Mamba, in layers that have one.
+    pub mamba: Option<MambaShape>,
+    /// Factors that aren't in the weights.
+    pub multipliers: Multipliers,
     /// Factor on what attention and networks add to the residual stream.
     pub residual_scale: f32,
     /// Factor on logits.
@@ -74,6 +79,78 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
     pub ropes: Vec<RopeConfig>,
+}
+
+/// Factors of Falcon-H1, which GGUF files have in the weights; 1 in all other families.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Multipliers {
+    /// On what attention reads.
+    pub attention_in: f32,
+    /// On keys.
+    pub key: f32,
+    /// On what attention gives.
+    pub attention_out: f32,
+    /// On what state spaces read.
+    pub ssm_in: f32,
+    /// On gates, inputs, `B`, `C` and time steps of state spaces.
+    pub ssm: [f32; 5],
+    /// On what state spaces give.
+    pub ssm_out: f32,
+    /// On the gates of networks.
+    pub gate: f32,
+    /// On what networks give.
+    pub down: f32,
+}
+
+impl Default for Multipliers {
+    fn default() -> Multipliers {
+        Multipliers {
+            attention_in: 1.0,
+            key: 1.0,
+            attention_out: 1.0,
+            ssm_in: 1.0,
+            ssm: [1.0; 5],
+            ssm_out: 1.0,
+            gate: 1.0,
+            down: 1.0,
+        }
+    }
+}
+
+impl Multipliers {
+    fn check(&self) -> Result<(), PlanError> {
+        let Multipliers {
+            attention_in,
+            key,
+            attention_out,
+            ssm_in,
+            ssm,
+            ssm_out,
+            gate,
+            down,
+        } = *self;
+        let all = [
+            attention_in,
+            key,
+            attention_out,
+            ssm_in,
+            ssm_out,
+            gate,
+            down,
+        ];
+        match all
+            .into_iter()
+            .chain(ssm)
+            .find(|x| !x.is_finite() || *x == 0.0)
+        {
+            None => Ok(()),
+            Some(found) => Err(PlanError::config(
+                "multipliers",
+                "numbers other than 0",
+                found,
+            )),
+        }
+    }
 }
 
 /// What may differ from layer to layer.
@@ -101,12 +178,21 @@ pub enum MixerKind {
     DeltaNet,
     /// A selective state space (Mamba-2).
     Ssm,
+    /// A selective state space of the first Mamba.
+    Mamba,
+    /// Attention and a selective state space (Mamba-2), whose outputs are added.
+    AttentionAndSsm,
 }
 
 impl MixerKind {
-    /// Whether it remembers a state instead of keys and values.
+    /// Whether it remembers a state.
     pub fn has_state(self) -> bool {
         self != MixerKind::Attention
+    }
+
+    /// Whether it remembers keys and values.
+    pub fn attends(self) -> bool {
+        matches!(self, MixerKind::Attention | MixerKind::AttentionAndSsm)
     }
 }
 
@@ -124,6 +210,8 @@ pub struct ExpertsConfig {
 
 /// Largest accepted count or width: enough for any model, and small enough that products of two fit 64 bits.
 const MAX_COUNT: u64 = 1 << 28;
+/// Heads and their elements in models that have no attention: as little as a configuration may say.
+const HEADLESS: (usize, usize, usize) = (1, 1, 2);
 /// Maximum number of layers.
 const MAX_LAYERS: usize = 4096;
 /// Maximum positions of a short convolution.
@@ -131,6 +219,8 @@ const MAX_TAPS: usize = 64;
 /// Maximum heads of a delta net, and elements of one: products of three fit 64 bits, and on machines of 32 bits what
 /// is checked before them does.
 const MAX_DELTA: usize = 1 << 10;
+/// Maximum channels of a state space of the first Mamba, for the same reason.
+const MAX_CHANNELS: usize = 1 << 20;
 /// Maximum number of experts: the largest models have 512 in a layer.
 const MAX_EXPERTS: usize = 4096;
 
@@ -160,7 +250,7 @@ impl ModelConfig {
 
     /// Whether some layers have heads with states, whose norms divide by what may be small.
     pub(crate) fn has_heads_of_states(&self) -> bool {
-        self.delta.is_some() || self.ssm.is_some()
+        self.delta.is_some() || self.ssm.is_some() || self.mamba.is_some()
     }
 
     /// Values that all layers with a state remember of a sequence.
@@ -177,8 +267,12 @@ impl ModelConfig {
         match (layer.mixer, &self.delta) {
             (MixerKind::Convolution, _) => window(self.model_dim),
             (MixerKind::DeltaNet, Some(delta)) => window(delta.channels()) + delta.state(),
-            (MixerKind::Ssm, _) => match &self.ssm {
+            (MixerKind::Ssm | MixerKind::AttentionAndSsm, _) => match &self.ssm {
                 Some(ssm) => window(ssm.channels()) + ssm.state(),
+                None => 0,
+            },
+            (MixerKind::Mamba, _) => match &self.mamba {
+                Some(mamba) => window(mamba.inner) + mamba.state(),
                 None => 0,
             },
             (MixerKind::Attention | MixerKind::DeltaNet, _) => 0,
@@ -189,7 +283,7 @@ impl ModelConfig {
     pub fn n_attention_layers(&self) -> usize {
         self.layers
             .iter()
-            .filter(|layer| !layer.mixer.has_state())
+            .filter(|layer| layer.mixer.attends())
             .count()
     }
 
@@ -284,7 +378,22 @@ impl ModelConfig {
         if let Some(experts) = &self.experts {
             experts.check()?;
         }
-        let has_ssm = |layer: &LayerConfig| layer.mixer == MixerKind::Ssm;
+        self.multipliers.check()?;
+        let has_ssm = |layer: &LayerConfig| {
+            matches!(layer.mixer, MixerKind::Ssm | MixerKind::AttentionAndSsm)
+        };
+        let has_mamba = |layer: &LayerConfig| layer.mixer == MixerKind::Mamba;
+        match &self.mamba {
+            Some(mamba) => check_mamba(mamba)?,
+            None if self.layers.iter().any(has_mamba) => {
+                return Err(PlanError::config(
+                    "channels of a state space",
+                    "counts",
+                    "nothing",
+                ));
+            }
+            None => {}
+        }
         match &self.ssm {
             Some(ssm) => check_ssm(ssm)?,
             None if self.layers.iter().any(has_ssm) => {
@@ -448,6 +557,24 @@ fn check_ssm(ssm: &SsmShape) -> Result<(), PlanError> {
         ));
     }
     check_state(ssm.state())
+}
+
+fn check_mamba(mamba: &MambaShape) -> Result<(), PlanError> {
+    let MambaShape {
+        inner,
+        state_dim,
+        dt_rank,
+    } = *mamba;
+    for (what, most, value) in [
+        ("channels of a state space", MAX_CHANNELS, inner),
+        ("elements of a channel's state", MAX_DELTA, state_dim),
+        ("rank of time steps", MAX_CHANNELS, dt_rank),
+    ] {
+        if value == 0 || value > most {
+            return Err(PlanError::config(what, format!("1 to {most}"), value));
+        }
+    }
+    check_state(mamba.state())
 }
 
 fn check_state(n: usize) -> Result<(), PlanError> {

@@ -6,11 +6,10 @@ use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
-use sterna_kernels::ssm::SsmShape;
 
-use super::{ExpertsConfig, LayerConfig, ModelConfig, gguf, yarn_magnitude};
+use super::{ExpertsConfig, LayerConfig, ModelConfig, Multipliers, gguf, yarn_magnitude};
 use crate::error::PlanError;
-use crate::family::{Family, WindowPattern};
+use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::plan::RopeFactors;
 use crate::rope::RopeScaling;
 
@@ -54,6 +53,19 @@ impl ModelConfig {
             false => self.family,
         };
         let architecture = named.gguf_name();
+        let is_alone = self.family.ssm.is_some_and(SsmFamily::is_alone);
+        // llama.cpp multiplies weights with them, which wouldn't keep their bits.
+        if self.multipliers != Multipliers::default() {
+            let found = format!("factors of a {} model", self.family.name);
+            return Err(inexpressible("multipliers", found));
+        }
+        if self.family.ssm == Some(SsmFamily::FalconH1)
+            && (self.embed_scale != 1.0 || self.logit_scale != 1.0)
+        {
+            let found = format!("factors of a {} model", self.family.name);
+            return Err(inexpressible("multipliers", found));
+        }
+        let unless_alone = |count| if is_alone { 0 } else { count };
         let mut out = Keys {
             architecture,
             config: GgufConfig {
@@ -69,18 +81,20 @@ impl ModelConfig {
             ("context_length", self.max_ctx),
             ("embedding_length", self.model_dim),
             ("block_count", self.n_layers),
-            ("feed_forward_length", self.ffn_dim),
-            ("attention.head_count", self.n_heads),
+            ("feed_forward_length", unless_alone(self.ffn_dim)),
+            ("attention.head_count", unless_alone(self.n_heads)),
         ] {
             out.count(key, count)?;
         }
         self.put_kv_heads(&mut out)?;
-        for (key, count) in [
-            ("attention.key_length", self.head_dim),
-            ("attention.value_length", self.head_dim),
-            ("rope.dimension_count", self.ropes[0].dim),
-        ] {
-            out.count(key, count)?;
+        if !is_alone {
+            for (key, count) in [
+                ("attention.key_length", self.head_dim),
+                ("attention.value_length", self.head_dim),
+                ("rope.dimension_count", self.ropes[0].dim),
+            ] {
+                out.count(key, count)?;
+            }
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
         self.put_experts(&mut out)?;
@@ -101,9 +115,13 @@ impl ModelConfig {
 
     fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
         const HEADS: &str = "attention.head_count_kv";
-        if let (Some(n_taps), Some(ssm)) = (self.conv_taps, &self.ssm) {
-            self.put_ssm(out, n_taps, ssm)?;
-            return self.put_kv_heads_of_layers(out, HEADS);
+        if let (Some(n_taps), Some(family)) = (self.conv_taps, self.family.ssm) {
+            self.put_ssm(out, n_taps)?;
+            return match family {
+                SsmFamily::Mamba | SsmFamily::Mamba2 => Ok(()),
+                SsmFamily::FalconH1 => out.count(HEADS, self.n_kv_heads),
+                SsmFamily::Granite | SsmFamily::Jamba => self.put_kv_heads_of_layers(out, HEADS),
+            };
         }
         let n_taps = match (self.conv_taps, self.delta) {
             (Some(n_taps), None) => n_taps,
@@ -133,15 +151,22 @@ impl ModelConfig {
         out.put(key, Value::Array(Array::I32(heads.collect())))
     }
 
-    fn put_ssm(&self, out: &mut Keys, n_taps: usize, ssm: &SsmShape) -> Result<(), PlanError> {
-        for (key, count) in [
-            ("ssm.conv_kernel", n_taps),
-            ("ssm.state_size", ssm.state_dim),
-            ("ssm.group_count", ssm.n_groups),
-            ("ssm.time_step_rank", ssm.n_heads),
-            ("ssm.inner_size", ssm.inner()),
-        ] {
+    fn put_ssm(&self, out: &mut Keys, n_taps: usize) -> Result<(), PlanError> {
+        out.count("ssm.conv_kernel", n_taps)?;
+        let sizes = match (&self.ssm, &self.mamba) {
+            (Some(ssm), _) => {
+                out.count("ssm.group_count", ssm.n_groups)?;
+                [ssm.state_dim, ssm.n_heads, ssm.inner()]
+            }
+            (None, Some(mamba)) => [mamba.state_dim, mamba.dt_rank, mamba.inner],
+            (None, None) => return Ok(()),
+        };
+        let keys = ["ssm.state_size", "ssm.time_step_rank", "ssm.inner_size"];
+        for (key, count) in keys.into_iter().zip(sizes) {
             out.count(key, count)?;
+        }
+        if self.family.ssm != Some(SsmFamily::Granite) {
+            return Ok(());
         }
         for (key, factor) in [
             ("embedding_scale", self.embed_scale),
@@ -202,12 +227,9 @@ impl ModelConfig {
         }
         out.count("expert_count", routing.n_experts)?;
         out.count("expert_used_count", routing.n_used)?;
-        let n_dense = self
-            .layers
-            .iter()
-            .take_while(|layer| !layer.has_experts)
-            .count();
-        if n_dense > 0 {
+        let dense = self.layers.iter().take_while(|layer| !layer.has_experts);
+        let n_dense = dense.count();
+        if n_dense > 0 && self.family.ssm != Some(SsmFamily::Jamba) {
             out.count("leading_dense_block_count", n_dense)?;
         }
         if routing.gating == Gating::Sigmoid {
@@ -426,7 +448,9 @@ impl ModelConfig {
             if self.layers[i].mixer != read.layers[i].mixer {
                 return Err(inexpressible("attention or its place", layer));
             }
-            if self.layers[i].has_experts != read.layers[i].has_experts {
+            // Tensors say so of Jamba's layers.
+            let is_told = self.family.ssm != Some(SsmFamily::Jamba);
+            if is_told && self.layers[i].has_experts != read.layers[i].has_experts {
                 return Err(inexpressible("experts", layer));
             }
             let turns_alike = ctx_lens.iter().all(|&ctx_len| {

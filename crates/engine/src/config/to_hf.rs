@@ -5,9 +5,9 @@ use sterna_format::hf::Config;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::HeadOrder;
 
-use super::{ExpertsConfig, MixerKind, ModelConfig};
+use super::{ExpertsConfig, MixerKind, ModelConfig, Multipliers};
 use crate::error::PlanError;
-use crate::family::{Family, WindowPattern};
+use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
 
 /// The format's name in messages.
@@ -44,9 +44,11 @@ impl ModelConfig {
         set("hidden_size", json!(self.model_dim));
         set("intermediate_size", json!(self.ffn_dim));
         set("num_hidden_layers", json!(self.n_layers));
-        set("num_attention_heads", json!(self.n_heads));
-        set("num_key_value_heads", json!(self.n_kv_heads));
-        set("head_dim", json!(self.head_dim));
+        if !self.family.ssm.is_some_and(SsmFamily::is_alone) {
+            set("num_attention_heads", json!(self.n_heads));
+            set("num_key_value_heads", json!(self.n_kv_heads));
+            set("head_dim", json!(self.head_dim));
+        }
         set("max_position_embeddings", json!(self.max_ctx));
         if let Some(ExpertsConfig {
             routing,
@@ -64,8 +66,8 @@ impl ModelConfig {
             set("norm_topk_prob", json!(routing.renormalised));
             if let Some(dim) = shared_ffn_dim {
                 let key = match self.family.ssm {
-                    true => "shared_intermediate_size",
-                    false => "shared_expert_intermediate_size",
+                    Some(_) => "shared_intermediate_size",
+                    None => "shared_expert_intermediate_size",
                 };
                 set(key, json!(dim));
             }
@@ -81,7 +83,11 @@ impl ModelConfig {
                 false => set("mlp_only_layers", json!(dense)),
             }
         }
-        if let (Some(n_taps), Some(ssm)) = (self.conv_taps, &self.ssm) {
+        if let Some(family) = self.family.ssm
+            && family != SsmFamily::Granite
+        {
+            self.set_ssm(family, &mut set);
+        } else if let (Some(n_taps), Some(ssm)) = (self.conv_taps, &self.ssm) {
             set("mamba_d_conv", json!(n_taps));
             set("mamba_n_heads", json!(ssm.n_heads));
             set("mamba_d_head", json!(ssm.head_dim));
@@ -112,12 +118,16 @@ impl ModelConfig {
             set("block_auto_adjust_ff_dim", json!(false));
             set("norm_eps", json!(shortest(self.norm_eps)));
         }
-        if self.has_states() {
+        let says_kinds = !matches!(
+            self.family.ssm,
+            Some(SsmFamily::FalconH1 | SsmFamily::Mamba | SsmFamily::Mamba2)
+        );
+        if self.has_states() && says_kinds {
             let kinds = self.layers.iter().map(|layer| match layer.mixer {
                 MixerKind::Attention => "full_attention",
                 MixerKind::Convolution => "conv",
                 MixerKind::DeltaNet => "linear_attention",
-                MixerKind::Ssm => "mamba",
+                MixerKind::Ssm | MixerKind::Mamba | MixerKind::AttentionAndSsm => "mamba",
             });
             set("layer_types", json!(kinds.collect::<Vec<_>>()));
         }
@@ -154,6 +164,67 @@ impl ModelConfig {
         self.set_ropes(&mut set);
         self.check(&hf)?;
         Ok(hf)
+    }
+
+    /// What is said of state spaces in families other than Granite's.
+    fn set_ssm(&self, family: SsmFamily, set: &mut impl FnMut(&str, Value)) {
+        let n_taps = self.conv_taps.unwrap_or(0);
+        match (family, &self.ssm, &self.mamba) {
+            (SsmFamily::Mamba2, Some(ssm), _) => {
+                set("conv_kernel", json!(n_taps));
+                set("num_heads", json!(ssm.n_heads));
+                set("head_dim", json!(ssm.head_dim));
+                set("state_size", json!(ssm.state_dim));
+                set("n_groups", json!(ssm.n_groups));
+                set("expand", json!(ssm.inner() / self.model_dim));
+            }
+            (SsmFamily::Mamba, _, Some(mamba)) => {
+                set("conv_kernel", json!(n_taps));
+                set("state_size", json!(mamba.state_dim));
+                set("time_step_rank", json!(mamba.dt_rank));
+            }
+            (_, _, Some(mamba)) => {
+                set("mamba_d_conv", json!(n_taps));
+                set("mamba_d_state", json!(mamba.state_dim));
+                set("mamba_dt_rank", json!(mamba.dt_rank));
+                set("mamba_expand", json!(mamba.inner / self.model_dim));
+                if self.experts.is_none() {
+                    set("num_experts", json!(1));
+                }
+            }
+            (_, Some(ssm), _) => {
+                let Multipliers {
+                    attention_in,
+                    key,
+                    attention_out,
+                    ssm_in,
+                    ssm: parts,
+                    ssm_out,
+                    gate,
+                    down,
+                } = self.multipliers;
+                set("mamba_d_conv", json!(n_taps));
+                set("mamba_n_heads", json!(ssm.n_heads));
+                set("mamba_d_head", json!(ssm.head_dim));
+                set("mamba_d_ssm", json!(ssm.inner()));
+                set("mamba_d_state", json!(ssm.state_dim));
+                set("mamba_n_groups", json!(ssm.n_groups));
+                set("mlp_multipliers", json!([gate, down].map(shortest)));
+                set("ssm_multipliers", json!(parts.map(shortest)));
+                for (name, factor) in [
+                    ("embedding_multiplier", self.embed_scale),
+                    ("lm_head_multiplier", self.logit_scale),
+                    ("attention_in_multiplier", attention_in),
+                    ("attention_out_multiplier", attention_out),
+                    ("key_multiplier", key),
+                    ("ssm_in_multiplier", ssm_in),
+                    ("ssm_out_multiplier", ssm_out),
+                ] {
+                    set(name, json!(shortest(factor)));
+                }
+            }
+            (_, None, None) => {}
+        }
     }
 
     /// The number whose root divides attention scores (`query_pre_attn_scalar`), as JSON writes it: an

@@ -23,10 +23,8 @@ pub struct CpuCache {
     states: Option<States>,
 }
 
-/// How keys and values are saved: pages.
-const PAGES: &[u8; 4] = b"page";
-/// How a state is saved.
-const STATE: &[u8; 4] = b"stat";
+/// How a layer is saved: as pages, and the values of a state.
+const FORM: &[u8; 4] = b"page";
 
 impl CpuCache {
     pub(super) fn new(shape: &CacheShape) -> CpuCache {
@@ -77,30 +75,25 @@ impl CpuCache {
         Ok(())
     }
 
-    /// Writes the pages of `layer`, or its state.
+    /// Writes the pages of `layer`, and its state.
     pub(super) fn save(&self, layer: usize, to: &mut dyn Write) -> Result<(), SnapshotError> {
-        let state = self.states.as_ref().and_then(|states| states.last(layer));
-        if let Some(state) = state {
-            to.write_all(STATE)?;
-            to.write_all(&(state.len() as u64).to_ne_bytes())?;
-            let bytes: Vec<u8> = state.iter().flat_map(|x| x.to_ne_bytes()).collect();
-            to.write_all(&bytes)?;
-            return Ok(());
-        }
-        to.write_all(PAGES)?;
+        to.write_all(FORM)?;
         for page in &self.layers[layer] {
             for bytes in page.as_bytes() {
                 to.write_all(bytes)?;
             }
         }
-        Ok(())
+        let state = self.states.as_ref().and_then(|states| states.last(layer));
+        let state = state.unwrap_or_default();
+        let bytes: Vec<u8> = state.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        Ok(to.write_all(&bytes)?)
     }
 
     /// Reads what was saved.
     pub(super) fn restore(
         &mut self,
         layer: usize,
-        held: LayerContents,
+        LayerContents { n_keys, n_state }: LayerContents,
         from: &mut dyn Read,
     ) -> Result<(), SnapshotError> {
         let CacheShape {
@@ -109,32 +102,21 @@ impl CpuCache {
             dtype,
             ..
         } = self.shape;
-        match held {
-            LayerContents::Keys(len) => {
-                read_form(from, PAGES)?;
-                for _ in 0..len.div_ceil(PAGE_LEN) {
-                    let mut page = KvPage::new(dtype, n_kv_heads, head_dim);
-                    for bytes in page.as_bytes_mut() {
-                        read_saved(from, bytes)?;
-                    }
-                    self.layers[layer].push(Arc::new(page));
-                }
+        read_form(from, FORM)?;
+        for _ in 0..n_keys.div_ceil(PAGE_LEN) {
+            let mut page = KvPage::new(dtype, n_kv_heads, head_dim);
+            for bytes in page.as_bytes_mut() {
+                read_saved(from, bytes)?;
             }
-            LayerContents::State(n) => {
-                read_form(from, STATE)?;
-                let mut found = [0; 8];
-                read_saved(from, &mut found)?;
-                let found = u64::from_ne_bytes(found);
-                if found != n as u64 {
-                    return Err(SnapshotError::unfit("values of a state", n, found));
-                }
-                let mut bytes = vec![0; 4 * n];
-                read_saved(from, &mut bytes)?;
-                let (values, _) = bytes.as_chunks();
-                let (_, state) = self.state(layer, n);
-                for (value, bytes) in state.iter_mut().zip(values) {
-                    *value = f32::from_ne_bytes(*bytes);
-                }
+            self.layers[layer].push(Arc::new(page));
+        }
+        if n_state > 0 {
+            let mut bytes = vec![0; 4 * n_state];
+            read_saved(from, &mut bytes)?;
+            let (values, _) = bytes.as_chunks();
+            let (_, state) = self.state(layer, n_state);
+            for (value, bytes) in state.iter_mut().zip(values) {
+                *value = f32::from_ne_bytes(*bytes);
             }
         }
         Ok(())

@@ -15,6 +15,7 @@ use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::hadamard::Rotation;
+use sterna_kernels::mamba::{self, MambaInputs, MambaShape};
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::ssm::{self, SsmInputs};
 use sterna_kernels::{Exec, Isa, ShapeError, conv, norm, rope, vector};
@@ -638,14 +639,72 @@ impl Backend for Cpu {
         )?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
-        let n_groups = shape.n_groups;
-        Ok(norm::rms_norm_groups(
-            exec,
-            &mut out.values,
-            norm,
-            n_groups,
-            eps,
-        )?)
+        if let Some(norm) = norm {
+            let n_groups = shape.n_groups;
+            norm::rms_norm_groups(exec, &mut out.values, norm, n_groups, eps)?;
+        }
+        Ok(())
+    }
+
+    fn causal_convolution(
+        &self,
+        stage: Stage,
+        shape: &MambaShape,
+        taps: &Vec<f32>,
+        bias: Option<&Vec<f32>>,
+        input: &CpuBuffer,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let weights = (&taps[..], bias.map(|bias| &bias[..]));
+        let inner = input.width;
+        let n_window = taps.len().saturating_sub(inner);
+        out.shape(input.n_rows(), inner);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            // The scan fills in the rest.
+            let n_state = n_window + shape.state();
+            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
+            let window = (&before[..n_window], &mut after[..n_window]);
+            let (input, out) = (input.rows(&rows), out.rows_mut(&rows));
+            conv::silu(&self.exec, inner, weights, input, window, out)?;
+        }
+        Ok(())
+    }
+
+    fn selective_scan(
+        &self,
+        stage: Stage,
+        scan: backend::SelectiveScan<'_, Cpu>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let shape = scan.shape;
+        let n_window = scan.n_taps.saturating_sub(1) * shape.inner;
+        out.shape(scan.x.n_rows(), shape.inner);
+        let mut first = 0;
+        for Sequence { cache, n_rows } in sequences {
+            let rows = first..first + *n_rows;
+            first = rows.end;
+            let n_state = n_window + shape.state();
+            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
+            let inputs = MambaInputs {
+                x: scan.x.rows(&rows),
+                dt: scan.dt.rows(&rows),
+                b: scan.b.rows(&rows),
+                c: scan.c.rows(&rows),
+                a: scan.a,
+                d: scan.d,
+            };
+            let state = (&before[n_window..], &mut after[n_window..]);
+            mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(&rows))?;
+        }
+        let gate = scan.gate;
+        activation::gate(&self.exec, Activation::Silu, &mut gate.values, &out.values)?;
+        std::mem::swap(&mut gate.values, &mut out.values);
+        Ok(())
     }
 
     fn scale(&self, _: Stage, x: &mut CpuBuffer, factor: f32) -> Result<(), BackendError> {

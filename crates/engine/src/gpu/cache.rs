@@ -150,9 +150,13 @@ impl GpuCache {
         held: LayerContents,
         from: &mut dyn Read,
     ) -> Result<(), SnapshotError> {
-        let LayerContents::Keys(len) = held else {
+        let LayerContents {
+            n_keys: len,
+            n_state,
+        } = held;
+        if n_state > 0 {
             return Err(BackendError::Unsupported(CONVOLUTIONS).into());
-        };
+        }
         read_form(from, ROWS)?;
         if len == 0 {
             return Ok(());

@@ -18,11 +18,12 @@ use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::experts::Routing;
+use sterna_kernels::mamba::MambaShape;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeltaNet, ExpertInput,
     ExpertMatrices, ExpertProduct, LayerContents, LinearSource, LowRank, OutputLayout, Product,
-    ScreenedRows, Sequence, SnapshotError, Ssm,
+    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
 };
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
@@ -656,13 +657,51 @@ impl Backend for Hybrid {
             a: on_host(ssm.a)?,
             d: on_host(ssm.d)?,
             dt_bias: on_host(ssm.dt_bias)?,
-            norm: on_host(ssm.norm)?,
+            norm: ssm.norm.map(on_host).transpose()?,
             eps: ssm.eps,
             gate: self.change_on_cpu(ssm.gate)?,
             xbc: self.change_on_cpu(ssm.xbc)?,
             dt: self.change_on_cpu(ssm.dt)?,
         };
         self.cpu.ssm(stage, ssm, own, out.fill_on_cpu())
+    }
+
+    fn causal_convolution(
+        &self,
+        stage: Stage,
+        shape: &MambaShape,
+        taps: &OfVector,
+        bias: Option<&OfVector>,
+        input: &HybridBuffer,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let (taps, bias) = (on_host(taps)?, bias.map(on_host).transpose()?);
+        let own = &mut caches_on_host(sequences)[..];
+        let input = &*self.on_cpu(input)?;
+        (self.cpu).causal_convolution(stage, shape, taps, bias, input, own, out.fill_on_cpu())
+    }
+
+    fn selective_scan(
+        &self,
+        stage: Stage,
+        scan: SelectiveScan<'_, Hybrid>,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let own = &mut caches_on_host(sequences)[..];
+        let scan = SelectiveScan {
+            shape: scan.shape,
+            n_taps: scan.n_taps,
+            a: on_host(scan.a)?,
+            d: on_host(scan.d)?,
+            x: &*self.on_cpu(scan.x)?,
+            dt: &*self.on_cpu(scan.dt)?,
+            b: &*self.on_cpu(scan.b)?,
+            c: &*self.on_cpu(scan.c)?,
+            gate: self.change_on_cpu(scan.gate)?,
+        };
+        self.cpu.selective_scan(stage, scan, own, out.fill_on_cpu())
     }
 
     fn scale(&self, stage: Stage, x: &mut HybridBuffer, factor: f32) -> Result<(), BackendError> {

@@ -332,7 +332,7 @@ impl<B: Backend> WeightFeed<B> {
         if let Some(Attention { q, k, v, .. }) = layer.attention() {
             families.push(vec![q, k, v]);
         }
-        if let FeedForward::Dense(Dense { gate, up, .. }) = &layer.ffn {
+        if let Some(FeedForward::Dense(Dense { gate, up, .. })) = layer.network() {
             families.push(vec![gate, up]);
         }
         let plain = families.into_iter().filter(|projections| {
@@ -358,6 +358,7 @@ impl<B: Backend> WeightFeed<B> {
         let tied = self.plan.weights.output.is_none();
         let projection = self.made_head.take().map(|weight| Projection {
             input_norm: None,
+            scale: 1.0,
             weight,
             bias: None,
         });

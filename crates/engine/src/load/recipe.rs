@@ -55,7 +55,7 @@ pub(crate) fn vector(
         source,
     })?;
     for (index, value) in values.iter_mut().enumerate() {
-        *value = recipe.transform.apply(*value);
+        *value = recipe.transform.apply(index, *value);
         if !value.is_finite() {
             return Err(LoadError::NotFinite {
                 name: request.name_in_file().to_owned(),

@@ -20,6 +20,7 @@ use crate::backend::{
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
+use crate::family::SsmFamily;
 use crate::rope::RopeScaling;
 use crate::self_test::WeightForm;
 use crate::weights::{Layer, Weights};
@@ -168,22 +169,28 @@ pub(crate) struct VectorRecipe {
 }
 
 /// What makes values of stored ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Transform {
     None,
     /// `x + 1`: norms of some families are stored less one.
     PlusOne,
     /// `−e^x`: of a decay, the logarithm is stored.
     MinusExp,
+    /// Values before each index, from the one before on, times a factor.
+    Factors([(usize, f32); 3]),
 }
 
 impl Transform {
-    /// The value of a stored one.
-    pub(crate) fn apply(self, stored: f32) -> f32 {
+    /// The value number `i` of a stored one.
+    pub(crate) fn apply(self, i: usize, stored: f32) -> f32 {
         match self {
             Transform::None => stored,
             Transform::PlusOne => stored + 1.0,
             Transform::MinusExp => -libm::expf(stored),
+            Transform::Factors(parts) => match parts.iter().find(|(end, _)| i < *end) {
+                Some((_, factor)) => stored * factor,
+                None => stored,
+            },
         }
     }
 }
@@ -243,7 +250,14 @@ impl ModelPlan {
     ) -> Result<ModelPlan, PlanError> {
         // The family first: for an unsupported model, tensors can't be reported as missing.
         let (_, family) = config::gguf::family(metadata)?;
-        let config = ModelConfig::from_gguf(metadata, n_vocab(catalog, None)?)?;
+        let mut config = ModelConfig::from_gguf(metadata, n_vocab(catalog, None)?)?;
+        if config.family.ssm == Some(SsmFamily::Jamba) {
+            // Nothing else says which layers have experts.
+            for (i, layer) in config.layers.iter_mut().enumerate() {
+                let router = catalog.get(&format!("blk.{i}.ffn_gate_inp.weight"));
+                layer.has_experts = config.experts.is_some() && router.is_some();
+            }
+        }
         let oddity = config::gguf::check_vocab(metadata, config.n_vocab)?;
         let bit_linears = if family.bit_linear {
             BitLinears::All
@@ -350,6 +364,8 @@ impl ModelPlan {
             (has_mixer(MixerKind::Convolution), CONVOLUTIONS),
             (has_mixer(MixerKind::DeltaNet), DELTA_NETS),
             (has_mixer(MixerKind::Ssm), STATE_SPACES),
+            (has_mixer(MixerKind::Mamba), STATE_SPACES),
+            (has_mixer(MixerKind::AttentionAndSsm), STATE_SPACES),
             (c.residual_scale != 1.0 || c.logit_scale != 1.0, SCALES),
             (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),

@@ -11,6 +11,7 @@ use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
 use sterna_kernels::hadamard::{Regroup, Rotation};
+use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
@@ -19,11 +20,11 @@ use super::{
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
-use crate::family::{Family, QkNorms};
+use crate::family::{Family, QkNorms, SsmFamily};
 use crate::rope::RopeScaling;
 use crate::weights::{
-    Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, Layer, Mixer, Projection,
-    SharedExpert, Ssm, Weights,
+    Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, Layer, Mamba,
+    Mixer, Projection, SharedExpert, Ssm, Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -350,7 +351,23 @@ impl<'a> Planner<'a> {
                 Mixer::DeltaNet(self.delta_net(i, &shape)?)
             }
             MixerKind::Ssm => Mixer::Ssm(self.ssm(i, &self.config.ssm.expect(CHECKED))?),
+            MixerKind::Mamba => {
+                let shape = self.config.mamba.expect(CHECKED);
+                Mixer::Mamba(self.mamba(i, &shape)?)
+            }
+            MixerKind::AttentionAndSsm => {
+                let ssm = self.ssm(i, &self.config.ssm.expect(CHECKED))?;
+                Mixer::Both(self.attention(i)?, ssm)
+            }
         };
+        if self.config.family.ssm.is_some_and(SsmFamily::is_alone) {
+            return Ok(Layer {
+                attn_norm,
+                mixer,
+                post_attn_norm: None,
+                ffn: None,
+            });
+        }
         let ffn_norm = self.config.family.ffn_norm;
         let post_attn_norm = match ffn_norm == POST_ATTENTION_NORM {
             true => None,
@@ -365,15 +382,16 @@ impl<'a> Planner<'a> {
             (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
             _ => FeedForward::Dense(self.dense(i)?),
         };
-        let post_ffn_norm =
-            self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
+        let post_norm = self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
         Ok(Layer {
             attn_norm,
             mixer,
             post_attn_norm,
-            ffn_norm,
-            ffn,
-            post_ffn_norm,
+            ffn: Some(FeedForwardBlock {
+                norm: ffn_norm,
+                network: ffn,
+                post_norm,
+            }),
         })
     }
 
@@ -397,9 +415,14 @@ impl<'a> Planner<'a> {
                 self.projection(&name(part), Rows::all(n), model_dim)
             }
         };
-        let q = qkv("attn_q", 0, q_rows)?;
-        let k = qkv("attn_k", q_rows, kv_dim)?;
-        let v = qkv("attn_v", q_rows + kv_dim, kv_dim)?;
+        let mut q = qkv("attn_q", 0, q_rows)?;
+        let mut k = qkv("attn_k", q_rows, kv_dim)?;
+        let mut v = qkv("attn_v", q_rows + kv_dim, kv_dim)?;
+        let factors = &self.config.multipliers;
+        for projection in [&mut q, &mut k, &mut v] {
+            projection.scale = factors.attention_in;
+        }
+        k.scale *= factors.key;
         for (part, projection, len) in [
             ("attn_q", &q, q_rows),
             ("attn_k", &k, kv_dim),
@@ -417,7 +440,8 @@ impl<'a> Planner<'a> {
         let q_norm = self.optional_norm(&name("attn_q_norm"), q_norm_dim, normed)?;
         let k_norm = self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?;
         let sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
-        let o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
+        let mut o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
+        o.scale = self.config.multipliers.attention_out;
         Ok(Attention {
             q,
             k,
@@ -531,25 +555,100 @@ impl<'a> Planner<'a> {
             let rows = Rows { first, n, stored };
             self.projection(&name("ssm_in"), rows, dim)
         };
-        let gate = part(0, shape.inner())?;
+        let mut gate = part(0, shape.inner())?;
         let xbc = part(shape.inner(), shape.channels())?;
-        let dt = part(stored - n_heads, n_heads)?;
-        let bias = name("ssm_conv1d.bias");
-        let conv_bias = match self.find(&bias) {
-            Some(_) => Some(self.vector(&bias, shape.channels(), Transform::None)?),
-            None => None,
+        let mut dt = part(stored - n_heads, n_heads)?;
+        let factors = self.config.multipliers;
+        gate.scale = factors.ssm_in * factors.ssm[0];
+        dt.scale = factors.ssm_in * factors.ssm[4];
+        let taps = self.taps(&name("ssm_conv1d.weight"), shape.channels())?;
+        // A convolution of multiples is one with multiples of its taps.
+        let n_taps = self.config.conv_taps.unwrap_or(0);
+        let mut parts = [(0, 1.0); 3];
+        let mut end = 0;
+        for (part, (n, factor)) in parts.iter_mut().zip([
+            (shape.inner(), factors.ssm[1]),
+            (shape.directions(), factors.ssm[2]),
+            (shape.directions(), factors.ssm[3]),
+        ]) {
+            end += n * n_taps;
+            *part = (end, factors.ssm_in * factor);
+        }
+        if let Recipe::Vector(recipe) = &mut self.specs[taps.0].recipe
+            && parts.iter().any(|(_, factor)| *factor != 1.0)
+        {
+            recipe.transform = Transform::Factors(parts);
+        }
+        let norm = name("ssm_norm.weight");
+        let has_norm =
+            self.config.family.ssm != Some(SsmFamily::FalconH1) || self.find(&norm).is_some();
+        let norm = match has_norm {
+            true => Some(self.flat_vector(&norm, shape.inner(), Transform::None)?),
+            false => None,
         };
+        let mut output = self.projection(&name("ssm_out"), Rows::all(dim), shape.inner())?;
+        output.scale = factors.ssm_out;
         Ok(Ssm {
             gate,
             xbc,
             dt,
-            taps: self.taps(&name("ssm_conv1d.weight"), shape.channels())?,
-            conv_bias,
+            taps,
+            conv_bias: self.conv_bias(i, shape.channels())?,
             a: self.decay(&name("ssm_a"), n_heads)?,
             d: self.flat_vector(&name("ssm_d"), n_heads, Transform::None)?,
             dt_bias: self.vector(&name("ssm_dt.bias"), n_heads, Transform::None)?,
-            norm: self.flat_vector(&name("ssm_norm.weight"), shape.inner(), Transform::None)?,
-            output: self.projection(&name("ssm_out"), Rows::all(dim), shape.inner())?,
+            norm,
+            output,
+        })
+    }
+
+    /// The bias of the convolution of block `i`, if it has one.
+    fn conv_bias(&mut self, i: usize, channels: usize) -> Result<Option<VectorId>, PlanError> {
+        let name = format!("blk.{i}.ssm_conv1d.bias");
+        match self.find(&name) {
+            Some(_) => self.vector(&name, channels, Transform::None).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The state space of block `i`, of the first Mamba.
+    fn mamba(
+        &mut self,
+        i: usize,
+        shape: &MambaShape,
+    ) -> Result<Mamba<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let MambaShape {
+            inner,
+            state_dim,
+            dt_rank,
+        } = *shape;
+        let mut input = |first| {
+            let stored = 2 * inner;
+            let n = inner;
+            self.projection(&name("ssm_in"), Rows { first, n, stored }, dim)
+        };
+        let (input, gate) = (input(0)?, input(inner)?);
+        let mut part = |first, n| {
+            let stored = dt_rank + 2 * state_dim;
+            self.projection(&name("ssm_x"), Rows { first, n, stored }, inner)
+        };
+        Ok(Mamba {
+            input,
+            gate,
+            dt_in: part(0, dt_rank)?,
+            b: part(dt_rank, state_dim)?,
+            c: part(dt_rank + state_dim, state_dim)?,
+            taps: self.taps(&name("ssm_conv1d.weight"), inner)?,
+            conv_bias: self.conv_bias(i, inner)?,
+            dt_norm: self.optional_norm(&name("ssm_dt_norm"), dt_rank, false)?,
+            b_norm: self.optional_norm(&name("ssm_b_norm"), state_dim, false)?,
+            c_norm: self.optional_norm(&name("ssm_c_norm"), state_dim, false)?,
+            dt: self.projection(&name("ssm_dt"), Rows::all(inner), dt_rank)?,
+            a: self.decay(&name("ssm_a"), shape.state())?,
+            d: self.vector(&name("ssm_d"), inner, Transform::None)?,
+            output: self.projection(&name("ssm_out"), Rows::all(dim), inner)?,
         })
     }
 
@@ -617,6 +716,7 @@ impl<'a> Planner<'a> {
         Ok(Projection {
             input_norm: None,
             weight: LinearId(self.push(parts, Recipe::Linear(recipe))),
+            scale: 1.0,
             bias: None,
         })
     }
@@ -629,14 +729,16 @@ impl<'a> Planner<'a> {
         let parts = self.config.family.parts;
         // Granite's checkpoints call the only network what others call the shared expert.
         let end = match self.find(&format!("blk.{i}.ffn_up.weight")) {
-            None if self.config.family.ssm => "_shexp",
+            None if self.config.family.ssm == Some(SsmFamily::Granite) => "_shexp",
             _ => "",
         };
         let name = |part: &str| format!("blk.{i}.{part}{end}");
         let names = [name("ffn_gate"), name("ffn_up")];
-        let [gate, up] = self.gate_and_up(&names, ffn_dim, model_dim)?;
+        let [mut gate, up] = self.gate_and_up(&names, ffn_dim, model_dim)?;
+        gate.scale = self.config.multipliers.gate;
         let sub_norm = self.optional_norm(&name("ffn_sub_norm"), ffn_dim, parts.sub_norms)?;
-        let down = self.projection(&name("ffn_down"), Rows::all(model_dim), ffn_dim)?;
+        let mut down = self.projection(&name("ffn_down"), Rows::all(model_dim), ffn_dim)?;
+        down.scale = self.config.multipliers.down;
         Ok(Dense {
             gate,
             up,
@@ -746,6 +848,7 @@ impl<'a> Planner<'a> {
             return Ok(Projection {
                 input_norm: None,
                 weight: LinearId(self.push(vec![part], Recipe::Linear(recipe))),
+                scale: 1.0,
                 bias: None,
             });
         }
@@ -861,7 +964,12 @@ impl<'a> Planner<'a> {
     }
 
     fn norm(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
-        self.vector(&format!("{name}.weight"), len, self.norms)
+        // Falcon-H1's files spell one so.
+        let stored = match self.catalog.get(name) {
+            Some(_) if name.ends_with(".ffn_norm") => name.to_owned(),
+            _ => format!("{name}.weight"),
+        };
+        self.vector(&stored, len, self.norms)
     }
 
     fn optional_norm(
@@ -918,6 +1026,7 @@ impl<'a> Planner<'a> {
         Ok(Projection {
             input_norm,
             weight,
+            scale: 1.0,
             bias,
         })
     }

@@ -115,11 +115,10 @@ impl<B: Backend> Session<B> {
 
 /// What a cache holds for a layer, of `len` tokens.
 fn contents(config: &ModelConfig, layer: &LayerConfig, len: usize) -> LayerContents {
-    match config.layer_state(layer) {
-        _ if len == 0 => LayerContents::Keys(0),
-        0 if layer.mixer.has_state() => LayerContents::Keys(0),
-        0 => LayerContents::Keys(len),
-        n => LayerContents::State(n),
+    let n_state = config.layer_state(layer);
+    LayerContents {
+        n_keys: if layer.mixer.attends() { len } else { 0 },
+        n_state: if len == 0 { 0 } else { n_state },
     }
 }
 

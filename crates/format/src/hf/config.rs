@@ -100,6 +100,43 @@ pub struct Config {
     pub mamba_d_state: Option<usize>,
     pub mamba_n_groups: Option<usize>,
     pub mamba_d_conv: Option<usize>,
+    pub mamba_dt_rank: Option<usize>,
+    pub mamba_expand: Option<usize>,
+    /// Width of the state spaces of Falcon-H1.
+    pub mamba_d_ssm: Option<usize>,
+    pub mamba_rms_norm: Option<bool>,
+    pub mamba_norm_before_gate: Option<bool>,
+    pub mamba_proj_bias: Option<bool>,
+    pub mamba_conv_bias: Option<bool>,
+    pub projectors_bias: Option<bool>,
+    /// The state spaces of Mamba.
+    pub conv_kernel: Option<usize>,
+    pub state_size: Option<usize>,
+    /// Not said if it is `auto`.
+    pub time_step_rank: Option<usize>,
+    pub expand: Option<usize>,
+    pub num_heads: Option<usize>,
+    pub n_groups: Option<usize>,
+    pub use_bias: Option<bool>,
+    /// Bounds of time steps; infinite if the second is no number.
+    pub time_step_limit: Option<[Option<f64>; 2]>,
+    pub layer_norm_epsilon: Option<f64>,
+    /// Which layers of Jamba have attention, and which experts.
+    pub attn_layer_period: Option<usize>,
+    pub attn_layer_offset: Option<usize>,
+    pub expert_layer_period: Option<usize>,
+    pub expert_layer_offset: Option<usize>,
+    /// Factors of Falcon-H1.
+    pub attention_in_multiplier: Option<f64>,
+    pub attention_out_multiplier: Option<f64>,
+    pub key_multiplier: Option<f64>,
+    pub ssm_in_multiplier: Option<f64>,
+    pub ssm_out_multiplier: Option<f64>,
+    pub lm_head_multiplier: Option<f64>,
+    /// On gate and down.
+    pub mlp_multipliers: Option<Vec<f64>>,
+    /// On gate, input, `B`, `C` and time steps.
+    pub ssm_multipliers: Option<Vec<f64>>,
     /// Width of the network of every row, beside experts or without.
     pub shared_intermediate_size: Option<usize>,
     /// Factor on embeddings.
@@ -189,6 +226,11 @@ impl Config {
         let f64 = |key: &str| get(key).map(|n| n.f64()).transpose();
         let bool = |key: &str| get(key).map(|n| n.bool()).transpose();
         let string = |key: &str| get(key).map(|n| n.str()).transpose();
+        let floats = |key: &str| get(key).map(|n| n.list(Node::f64)).transpose();
+        let auto = |key: &str| match get(key) {
+            Some(node) if node.str().is_ok_and(|text| text == "auto") => Ok(None),
+            node => node.map(|n| n.count()).transpose(),
+        };
         let strings = |node: Node<'_>| node.list(Node::str);
         let rope = |key: &str| get(key).map(|n| RopeSet::read(&n)).transpose();
         let architectures = outer.get("architectures").or_else(|| get("architectures"));
@@ -260,6 +302,35 @@ impl Config {
             mamba_d_state: count("mamba_d_state")?,
             mamba_n_groups: count("mamba_n_groups")?,
             mamba_d_conv: count("mamba_d_conv")?,
+            mamba_dt_rank: auto("mamba_dt_rank")?,
+            mamba_expand: count("mamba_expand")?,
+            mamba_d_ssm: count("mamba_d_ssm")?,
+            mamba_rms_norm: bool("mamba_rms_norm")?,
+            mamba_norm_before_gate: bool("mamba_norm_before_gate")?,
+            mamba_proj_bias: bool("mamba_proj_bias")?,
+            mamba_conv_bias: bool("mamba_conv_bias")?,
+            projectors_bias: bool("projectors_bias")?,
+            conv_kernel: count("conv_kernel")?,
+            state_size: count("state_size")?,
+            time_step_rank: auto("time_step_rank")?,
+            expand: count("expand")?,
+            num_heads: count("num_heads")?,
+            n_groups: count("n_groups")?,
+            use_bias: bool("use_bias")?,
+            time_step_limit: get("time_step_limit").map(|n| limits(&n)).transpose()?,
+            layer_norm_epsilon: f64("layer_norm_epsilon")?,
+            attn_layer_period: count("attn_layer_period")?,
+            attn_layer_offset: count("attn_layer_offset")?,
+            expert_layer_period: count("expert_layer_period")?,
+            expert_layer_offset: count("expert_layer_offset")?,
+            attention_in_multiplier: f64("attention_in_multiplier")?,
+            attention_out_multiplier: f64("attention_out_multiplier")?,
+            key_multiplier: f64("key_multiplier")?,
+            ssm_in_multiplier: f64("ssm_in_multiplier")?,
+            ssm_out_multiplier: f64("ssm_out_multiplier")?,
+            lm_head_multiplier: f64("lm_head_multiplier")?,
+            mlp_multipliers: floats("mlp_multipliers")?,
+            ssm_multipliers: floats("ssm_multipliers")?,
             shared_intermediate_size: count("shared_intermediate_size")?,
             embedding_multiplier: f64("embedding_multiplier")?,
             residual_multiplier: f64("residual_multiplier")?,
@@ -339,6 +410,15 @@ impl QuantizationConfig {
             rms_norm_eps: node.get("rms_norm_eps").map(|n| n.f64()).transpose()?,
             modules_to_not_convert: modules.map(|n| n.list(Node::str)).transpose()?,
         })
+    }
+}
+
+/// A lower and an upper bound, each of which may be infinite, which Transformers writes as an object.
+fn limits(node: &Node<'_>) -> Result<[Option<f64>; 2], ConfigError> {
+    let bounds = node.list(|n| Ok(n.f64().ok()))?;
+    match bounds.try_into() {
+        Ok(bounds) => Ok(bounds),
+        Err(bounds) => node.refuse("two bounds", format!("{} of them", bounds.len())),
     }
 }
 
