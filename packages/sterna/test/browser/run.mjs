@@ -1,7 +1,8 @@
-// The package in real browsers: node test/browser/run.mjs [--fake] [NAME…]
+// The package in real browsers: node test/browser/run.mjs [--fake] [--all] [NAME…]
 //
 // With the engine in dist/wasm, models of ../../testdata; with --fake the engine of test/fake-engine.mjs and
-// files made here, which tries the storage, the locks and the Worker. Names choose tests that contain one.
+// files made here, which tries the storage, the locks and the Worker. With --all GPUs fail in more ways. Names
+// choose tests that contain one.
 // The native program, for what is compared with it, is STERNA or in target.
 import { existsSync } from 'node:fs'
 import { executable } from './browser.mjs'
